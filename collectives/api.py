@@ -26,7 +26,18 @@ from blake3 import blake3
 from .errors import LocalProtocolError
 from .identifiers import HASH_BYTES, PeerId
 from .layout import make_layout
-from .plain import DEVICES, WORD_BYTES, bytes_of, flat_of, kind_of, operate, plainly, texts, whole, words_of
+from .plain import (
+    DEVICES,
+    WORD_BYTES,
+    bytes_of,
+    flat_of,
+    kind_of,
+    operate,
+    plainly,
+    texts,
+    whole,
+    words_of,
+)
 from .swarm import Call, Operating, Outcome, Swarm
 
 if TYPE_CHECKING:
@@ -36,8 +47,17 @@ T = TypeVar("T")
 WIDTHS = (8, 16, 32, 64)
 Reduction = Literal["mean", "sum", "max"]
 Rule = Literal[
-    "median", "trimmed_mean", "meamed", "krum", "multi_krum", "mda", "geometric_median", "centred_clip", "caf", "flag",
-]  # fmt: skip
+    "median",
+    "trimmed_mean",
+    "meamed",
+    "krum",
+    "multi_krum",
+    "mda",
+    "geometric_median",
+    "centred_clip",
+    "caf",
+    "flag",
+]
 RULES: tuple[str, ...] = get_args(Rule)
 
 
@@ -67,7 +87,9 @@ class Handle(Generic[T]):
         return self._result[0]
 
     def _conclude(self) -> T:
-        final = self._operating.done()  # asked first: what is decided between is not called open for ever
+        final = (
+            self._operating.done()
+        )  # asked first: what is decided between is not called open for ever
         result = self._finish(self._operating.wait(0.0))
         if final:
             self._result.append(result)
@@ -122,14 +144,26 @@ class StateCheck:
 
 def enter(swarm: Swarm) -> None:
     """Open a run that has no model, only collectives: with placeholders of one element. Call it once, after `join`."""
-    layout = make_layout([(f"placeholder {number}", (1,)) for number in range(swarm.settings.fragments)])
+    layout = make_layout(
+        [(f"placeholder {number}", (1,)) for number in range(swarm.settings.fragments)]
+    )
     swarm.open(layout, lambda initial: None).release()
 
 
 def all_reduce(
-    swarm: Swarm, tensor: Tensor, *, op_id: str, op: Reduction | Rule = "mean", weight: int = 1, deadline_s: float = 60.0,
-    codec: str = "", everyone: bool = False, durable: bool = False, f: int = 0, before: Sequence[str] = (),
-) -> Handle[Outcome]:  # fmt: skip
+    swarm: Swarm,
+    tensor: Tensor,
+    *,
+    op_id: str,
+    op: Reduction | Rule = "mean",
+    weight: int = 1,
+    deadline_s: float = 60.0,
+    codec: str = "",
+    everyone: bool = False,
+    durable: bool = False,
+    f: int = 0,
+    before: Sequence[str] = (),
+) -> Handle[Outcome]:
     """Mean weighted by ``weight``, sum or maximum over all members that call it, in place when committed: float32, contiguous, on
     the CPU or a GPU, where it is then encoded and decoded. Or a robust rule, of each element or of whole tensors: ``f`` of them may then be
     anything, and the result is "open" with fewer than 2 f + 1 (Krum's rules: 2 f + 3). ``before``: steps before the rule, as in a manifest:
@@ -142,12 +176,22 @@ def all_reduce(
     if before and op not in RULES:
         raise LocalProtocolError(f"{op} with steps before it", why="They are for robust rules.")
     reducer = "+".join([*map(str, before), f"{op}:{f}"]) if op in RULES else op
-    operating = operate(swarm, call_of(op_id, reducer, deadline_s, everyone, weight=weight, codec=codec, durable=durable), flat)
+    operating = operate(
+        swarm,
+        call_of(op_id, reducer, deadline_s, everyone, weight=weight, codec=codec, durable=durable),
+        flat,
+    )
     return Handle(operating, lambda outcome: _into(operating, outcome, flat))
 
 
 def modular_sum(
-    swarm: Swarm, tensor: Tensor, *, op_id: str, bits: int = 64, deadline_s: float = 60.0, everyone: bool = False
+    swarm: Swarm,
+    tensor: Tensor,
+    *,
+    op_id: str,
+    bits: int = 64,
+    deadline_s: float = 60.0,
+    everyone: bool = False,
 ) -> Handle[Outcome]:
     """Sum of integers modulo 2^bits (1 to 64), exactly, in place when committed: int64, contiguous, CPU.
 
@@ -160,7 +204,11 @@ def modular_sum(
         raise LocalProtocolError(f"modular_sum of {bits} bits; 1 to 64")
     width = next(width for width in WIDTHS if width >= bits)
     narrow = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}[width]
-    operating = operate(swarm, call_of(op_id, f"wrap{width}", deadline_s, everyone, tag=f"b{bits}"), words_of(flat.to(narrow)))
+    operating = operate(
+        swarm,
+        call_of(op_id, f"wrap{width}", deadline_s, everyone, tag=f"b{bits}"),
+        words_of(flat.to(narrow)),
+    )
 
     def finish(outcome: Outcome) -> Outcome:
         if outcome.status == "committed":
@@ -172,22 +220,37 @@ def modular_sum(
     return Handle(operating, finish)
 
 
-def all_gather(swarm: Swarm, tensor: Tensor, *, op_id: str, deadline_s: float = 60.0, everyone: bool = False) -> Handle[Gathered]:
+def all_gather(
+    swarm: Swarm, tensor: Tensor, *, op_id: str, deadline_s: float = 60.0, everyone: bool = False
+) -> Handle[Gathered]:
     """Everybody's tensor, bit for bit, by peer: any dtype and shape, the same at all members, on the CPU."""
-    operating = operate(swarm, call_of(op_id, "gather", deadline_s, everyone, tag=kind_of(tensor)), words_of(tensor))
+    operating = operate(
+        swarm, call_of(op_id, "gather", deadline_s, everyone, tag=kind_of(tensor)), words_of(tensor)
+    )
     return Handle(operating, lambda outcome: Gathered(outcome, _slots(operating, outcome, tensor)))
 
 
 def reduce_scatter(
-    swarm: Swarm, tensor: Tensor, *, op_id: str, op: Reduction = "mean", weight: int = 1, deadline_s: float = 60.0,
-    codec: str = "", everyone: bool = False,
-) -> Handle[Scattered]:  # fmt: skip
+    swarm: Swarm,
+    tensor: Tensor,
+    *,
+    op_id: str,
+    op: Reduction = "mean",
+    weight: int = 1,
+    deadline_s: float = 60.0,
+    codec: str = "",
+    everyone: bool = False,
+) -> Handle[Scattered]:
     """This member's share of the reduction: equal shares in the order of the contributors, the first ones one element longer.
 
     It costs what an all-reduce costs: a result is only called committed when a quorum holds all of it.
     """
     flat = _floats(tensor, op, weight)
-    operating = operate(swarm, call_of(op_id, op, deadline_s, everyone, weight=weight, codec=codec, tag="scatter"), flat)
+    operating = operate(
+        swarm,
+        call_of(op_id, op, deadline_s, everyone, weight=weight, codec=codec, tag="scatter"),
+        flat,
+    )
 
     def finish(outcome: Outcome) -> Scattered:
         if outcome.status != "committed":
@@ -204,26 +267,52 @@ def reduce_scatter(
 
 
 def broadcast(
-    swarm: Swarm, tensor: Tensor, *, root: PeerId, op_id: str, deadline_s: float = 60.0, everyone: bool = False
+    swarm: Swarm,
+    tensor: Tensor,
+    *,
+    root: PeerId,
+    op_id: str,
+    deadline_s: float = 60.0,
+    everyone: bool = False,
 ) -> Handle[Outcome]:
     """The tensor of ``root``, bit for bit, into everybody's, in place when committed: any dtype, contiguous, CPU."""
-    return copy_from(swarm, tensor, roots=(root,), op_id=op_id, deadline_s=deadline_s, everyone=everyone)
+    return copy_from(
+        swarm, tensor, roots=(root,), op_id=op_id, deadline_s=deadline_s, everyone=everyone
+    )
 
 
 def copy_from(
-    swarm: Swarm, tensor: Tensor, *, roots: Sequence[PeerId], op_id: str, deadline_s: float = 60.0, everyone: bool = False
+    swarm: Swarm,
+    tensor: Tensor,
+    *,
+    roots: Sequence[PeerId],
+    op_id: str,
+    deadline_s: float = 60.0,
+    everyone: bool = False,
 ) -> Handle[Outcome]:
     """A broadcast by several roots that hold the same bytes: each sends its part of them."""
     flat, source = flat_of(tensor), swarm.peer in roots
-    tag = blake3("\n".join([kind_of(tensor), *texts(roots, "a root is the id of a peer")]).encode()).hexdigest(8)
-    operating = operate(swarm, call_of(op_id, "copy", deadline_s, everyone, weight=int(source), tag=tag), words_of(tensor))
+    tag = blake3(
+        "\n".join([kind_of(tensor), *texts(roots, "a root is the id of a peer")]).encode()
+    ).hexdigest(8)
+    operating = operate(
+        swarm,
+        call_of(op_id, "copy", deadline_s, everyone, weight=int(source), tag=tag),
+        words_of(tensor),
+    )
 
     def finish(outcome: Outcome) -> Outcome:
         if outcome.status == "committed" and not source:
             flat.copy_(_read(operating, 0, flat.dtype, flat.shape))
-        if outcome.status == "open" and operating.members and not set(roots) & set(operating.members):
+        if (
+            outcome.status == "open"
+            and operating.members
+            and not set(roots) & set(operating.members)
+        ):
             strangers = f"{', '.join(roots)} {'is no member' if len(roots) == 1 else 'are no members'} of the run"
-            return dataclasses.replace(outcome, reason=f"{strangers}, so nobody could give the tensor ({outcome.reason})")
+            return dataclasses.replace(
+                outcome, reason=f"{strangers}, so nobody could give the tensor ({outcome.reason})"
+            )
         return outcome
 
     return Handle(operating, finish)
@@ -234,11 +323,21 @@ def barrier(swarm: Swarm, *, op_id: str, deadline_s: float = 60.0) -> Handle[Out
     import torch
 
     nothing = torch.zeros(1, dtype=torch.float32, device="cpu")
-    return Handle(operate(swarm, call_of(op_id, "max", deadline_s, True, codec="fp32", tag="barrier"), nothing), lambda outcome: outcome)
+    return Handle(
+        operate(
+            swarm, call_of(op_id, "max", deadline_s, True, codec="fp32", tag="barrier"), nothing
+        ),
+        lambda outcome: outcome,
+    )
 
 
 def check_state(
-    swarm: Swarm, tensors: Mapping[str, Tensor], *, op_id: str, deadline_s: float = 60.0, everyone: bool = False
+    swarm: Swarm,
+    tensors: Mapping[str, Tensor],
+    *,
+    op_id: str,
+    deadline_s: float = 60.0,
+    everyone: bool = False,
 ) -> Handle[StateCheck]:
     """Compare named tensors (contiguous, CPU) with everybody's, by digests: 32 bytes a tensor travel.
 
@@ -250,23 +349,37 @@ def check_state(
         raise LocalProtocolError("check_state takes at least one tensor")
     names = texts(tensors, "check_state takes tensors by name")
     digests = b"".join(blake3(bytes_of(tensors[name]).numpy().data).digest() for name in names)
-    kind = blake3("\n".join(f"{name} {kind_of(tensors[name])}" for name in names).encode()).hexdigest(8)
+    kind = blake3(
+        "\n".join(f"{name} {kind_of(tensors[name])}" for name in names).encode()
+    ).hexdigest(8)
     mine = torch.frombuffer(bytearray(digests), dtype=torch.float32)
     operating = operate(swarm, call_of(op_id, "gather", deadline_s, everyone, tag=kind), mine)
-    return Handle(operating, lambda outcome: _compare(outcome, names, _slots(operating, outcome, mine)))
+    return Handle(
+        operating, lambda outcome: _compare(outcome, names, _slots(operating, outcome, mine))
+    )
 
 
 def repair_state(
-    swarm: Swarm, tensors: Mapping[str, Tensor], check: StateCheck, *, op_id: str, deadline_s: float = 60.0
+    swarm: Swarm,
+    tensors: Mapping[str, Tensor],
+    check: StateCheck,
+    *,
+    op_id: str,
+    deadline_s: float = 60.0,
 ) -> Handle[Outcome]:
     """Copy the tensors that differ somewhere from all holders of the reference at once, in place. All members of ``check`` call it."""
     import torch
 
     names = sorted({name for differing in check.differing.values() for name in differing})
     if not names:
-        raise LocalProtocolError("there is nothing to repair", why=f"the check is {check.outcome.status} and all of it agrees")
+        raise LocalProtocolError(
+            "there is nothing to repair",
+            why=f"the check is {check.outcome.status} and all of it agrees",
+        )
     if lacking := [name for name in names if name not in tensors]:
-        raise LocalProtocolError(f"the check found {', '.join(lacking)} to differ, and no such tensor is given")
+        raise LocalProtocolError(
+            f"the check found {', '.join(lacking)} to differ, and no such tensor is given"
+        )
     packed = torch.cat([bytes_of(tensors[name]) for name in names])
     copied = copy_from(swarm, packed, roots=check.holders, op_id=op_id, deadline_s=deadline_s)
 
@@ -282,7 +395,9 @@ def repair_state(
     return copied.then(finish)
 
 
-def _compare(outcome: Outcome, names: Sequence[str], gathered: Mapping[PeerId, Tensor]) -> StateCheck:
+def _compare(
+    outcome: Outcome, names: Sequence[str], gathered: Mapping[PeerId, Tensor]
+) -> StateCheck:
     digests = {peer: bytes(bytes_of(words).numpy()) for peer, words in gathered.items()}
     roots = {peer: blake3(found).hexdigest() for peer, found in digests.items()}
     shown = list(roots.values())
@@ -292,7 +407,10 @@ def _compare(outcome: Outcome, names: Sequence[str], gathered: Mapping[PeerId, T
     for peer, found in digests.items():
         if roots[peer] != reference:
             good = digests[holders[0]]
-            parts = ((name, slice(HASH_BYTES * index, HASH_BYTES * (index + 1))) for index, name in enumerate(names))
+            parts = (
+                (name, slice(HASH_BYTES * index, HASH_BYTES * (index + 1)))
+                for index, name in enumerate(names)
+            )
             differing[peer] = tuple(name for name, part in parts if found[part] != good[part])
     return StateCheck(outcome, roots, reference, holders, differing)
 
@@ -312,7 +430,10 @@ def _slots(operating: Operating, outcome: Outcome, like: Tensor) -> dict[PeerId,
         return {}
     size = operating.numel // len(operating.members)
     place = {peer: index * size for index, peer in enumerate(operating.members)}
-    return {share.peer: _read(operating, place[share.peer], like.dtype, like.shape) for share in outcome.contributors}
+    return {
+        share.peer: _read(operating, place[share.peer], like.dtype, like.shape)
+        for share in outcome.contributors
+    }
 
 
 def _into(operating: Operating, outcome: Outcome, flat: Tensor) -> Outcome:
@@ -326,24 +447,47 @@ def _floats(tensor: Tensor, op: str, weight: int, f: int | None = None) -> Tenso
     import torch
 
     if op not in (*get_args(Reduction), *(RULES if f is not None else ())):
-        raise LocalProtocolError(f"a reduction is a mean, sum or max, not {op!r}", hint="modular_sum is for integers")
+        raise LocalProtocolError(
+            f"a reduction is a mean, sum or max, not {op!r}", hint="modular_sum is for integers"
+        )
     if f and (whole(f, "f") < 0 or op not in RULES):
         raise LocalProtocolError(
-            f"{op} with f = {f}", why="Robust rules know how many values may be hostile; others follow every one of them."
+            f"{op} with f = {f}",
+            why="Robust rules know how many values may be hostile; others follow every one of them.",
         )
     if whole(weight, "weight") < 1 or (op != "mean" and weight != 1):
-        raise LocalProtocolError(f"{op} of weight {weight}: a mean takes a weight of at least 1, {op} no other than 1")
+        raise LocalProtocolError(
+            f"{op} of weight {weight}: a mean takes a weight of at least 1, {op} no other than 1"
+        )
     return flat_of(tensor, torch.float32, devices=DEVICES)
 
 
 def call_of(
-    op_id: str, reducer: str, deadline_s: float, everyone: bool, *, weight: int = 1, codec: str = "", tag: str = "", group: str = "",
+    op_id: str,
+    reducer: str,
+    deadline_s: float,
+    everyone: bool,
+    *,
+    weight: int = 1,
+    codec: str = "",
+    tag: str = "",
+    group: str = "",
     durable: bool = False,
-) -> Call:  # fmt: skip
+) -> Call:
     """A checked Call. Raises LocalProtocolError."""
     try:
         str.encode(op_id)  # not every str can be
-        call = Call(op_id, reducer, codec, operator.index(weight), float(deadline_s), everyone, tag, group, durable=durable)
+        call = Call(
+            op_id,
+            reducer,
+            codec,
+            operator.index(weight),
+            float(deadline_s),
+            everyone,
+            tag,
+            group,
+            durable=durable,
+        )
         return msgspec.convert(msgspec.to_builtins(call), Call)
     except (msgspec.ValidationError, TypeError, ValueError) as error:
         raise LocalProtocolError(f"operation {op_id!r} cannot be called: {error}") from None

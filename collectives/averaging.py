@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 
 MAX_STEPS = 16
 MAX_WEIGHT = 1 << 24
-HALVED = 1 << MAX_STEPS  # weights of pairs are multiples of it at first, and may be halved in every step
+HALVED = (
+    1 << MAX_STEPS
+)  # weights of pairs are multiples of it at first, and may be halved in every step
 LARGEST = (1 << 48) - 1
 
 
@@ -66,9 +68,18 @@ class Averaged:
 
 
 def average(
-    swarm: Swarm, tensor: Tensor, *, op_id: str, plan: Literal["grid", "pairwise"] = "grid", dims: int | Sequence[int] | None = None,
-    rounds: int | None = None, weight: int | None = None, deadline_s: float = 60.0, codec: str = "", everyone: bool = False,
-) -> Averaging:  # fmt: skip
+    swarm: Swarm,
+    tensor: Tensor,
+    *,
+    op_id: str,
+    plan: Literal["grid", "pairwise"] = "grid",
+    dims: int | Sequence[int] | None = None,
+    rounds: int | None = None,
+    weight: int | None = None,
+    deadline_s: float = 60.0,
+    codec: str = "",
+    everyone: bool = False,
+) -> Averaging:
     """Mean over the members that call it, step by step, in place when committed: float32, contiguous, CPU or GPU.
 
     ``dims``: of the grid; a number of dimensions (2) has sizes made for the configuration. ``rounds``: of pairs (as many as make a hypercube).
@@ -78,7 +89,11 @@ def average(
     import torch
 
     flat = flat_of(tensor, torch.float32, devices=DEVICES)
-    if plan not in ("grid", "pairwise") or (rounds is not None and plan == "grid") or (dims is not None and plan != "grid"):
+    if (
+        plan not in ("grid", "pairwise")
+        or (rounds is not None and plan == "grid")
+        or (dims is not None and plan != "grid")
+    ):
         raise LocalProtocolError(
             f"average knows plan='grid' with dims= and plan='pairwise' with rounds=, not {plan!r} with dims={dims}, rounds={rounds}"
         )
@@ -87,9 +102,21 @@ def average(
     deadline_s = call_of(op_id, "mean", deadline_s, everyone).deadline_s
     members = len(swarm.members())
     groups = _lines(dims, members) if plan == "grid" else _pairs(rounds, members)
-    tag, own = ("mean" if weight is None else "weighted"), (weight or 1) * (1 if plan == "grid" else HALVED)
+    tag, own = (
+        ("mean" if weight is None else "weighted"),
+        (weight or 1) * (1 if plan == "grid" else HALVED),
+    )
     calls = [
-        call_of(f"{op_id}/{step}", "mean", deadline_s / len(groups), everyone, weight=1, codec=codec, tag=tag, group=group)
+        call_of(
+            f"{op_id}/{step}",
+            "mean",
+            deadline_s / len(groups),
+            everyone,
+            weight=1,
+            codec=codec,
+            tag=tag,
+            group=group,
+        )
         for step, group in enumerate(groups)
     ]
     return Averaging(swarm, flat, calls, plan, own, weight is None)
@@ -103,7 +130,10 @@ def _lines(dims: int | Sequence[int] | None, members: int) -> list[str]:
     if not 1 <= count <= MAX_DIMENSIONS:
         raise LocalProtocolError(f"a grid of {count} dimensions; 1 to {MAX_DIMENSIONS}")
     if sizes is not None and (min(sizes) < 1 or prod(sizes) < members):
-        raise LocalProtocolError(f"{members} members on a grid of {name}", hint="leave dims out: it is made for the members there are")
+        raise LocalProtocolError(
+            f"{members} members on a grid of {name}",
+            hint="leave dims out: it is made for the members there are",
+        )
     return [f"{name}.{axis}" for axis in reversed(range(count))]
 
 
@@ -117,8 +147,20 @@ def _pairs(rounds: int | None, members: int) -> list[str]:
 class Averaging:
     """An average under way (a Pending[Averaged])."""
 
-    def __init__(self, swarm: Swarm, target: Tensor, calls: Sequence[Call], plan: str, weight: int, plain: bool) -> None:
-        self._swarm, self._target, self._value = swarm, target, flat_of(target.clone(), devices=DEVICES)
+    def __init__(
+        self,
+        swarm: Swarm,
+        target: Tensor,
+        calls: Sequence[Call],
+        plan: str,
+        weight: int,
+        plain: bool,
+    ) -> None:
+        self._swarm, self._target, self._value = (
+            swarm,
+            target,
+            flat_of(target.clone(), devices=DEVICES),
+        )
         self._calls, self._plan, self._weight, self._plain = calls, plan, weight, plain
         self._steps: list[Outcome] = []
         self._cancelled = self._missed = False
@@ -139,7 +181,9 @@ class Averaging:
                 return self._result("open")
             self._take(self._operating, self._operating.wait(0.0))
             timeout_s = None if timeout_s is None else max(0.0, timeout_s - outcome.elapsed_s)
-        committed = not self._cancelled and any(outcome.status == "committed" for outcome in self._steps)
+        committed = not self._cancelled and any(
+            outcome.status == "committed" for outcome in self._steps
+        )
         if committed and self._value is not self._target:
             self._target.copy_(self._value)
             self._value = self._target
@@ -158,7 +202,11 @@ class Averaging:
         import msgspec
 
         known = [outcome.config for outcome in self._steps if outcome.config]
-        call = msgspec.structs.replace(self._calls[len(self._steps)], weight=min(self._weight, LARGEST), under=known[-1] if known else "")
+        call = msgspec.structs.replace(
+            self._calls[len(self._steps)],
+            weight=min(self._weight, LARGEST),
+            under=known[-1] if known else "",
+        )
         return operate(self._swarm, call, self._value)
 
     def _take(self, operating: Operating, outcome: Outcome) -> None:
@@ -168,7 +216,11 @@ class Averaging:
                 operating.copy_into(self._value)
             total, step = sum(share.samples for share in outcome.contributors), len(self._steps)
             self._missed |= len(outcome.contributors) < len(operating.members)
-            self._weight = total if self._disjoint(outcome.members, step) else total // len(outcome.contributors)
+            self._weight = (
+                total
+                if self._disjoint(outcome.members, step)
+                else total // len(outcome.contributors)
+            )
         operating.release()
         self._steps.append(outcome)
         self._operating = None
@@ -188,10 +240,21 @@ class Averaging:
         members = decided[-1].members if decided else 0
         weight = self._standing(decided, members) if decided else None
         exact = self._plain and status == "committed" and weight == members
-        return Averaged(status, tuple(self._steps), members, weight, exact, self._residual(decided, members, weight))
+        return Averaged(
+            status,
+            tuple(self._steps),
+            members,
+            weight,
+            exact,
+            self._residual(decided, members, weight),
+        )
 
     def _standing(self, decided: Sequence[Outcome], members: int) -> int | None:
-        distinct = self._covers(members) if self._plan == "grid" else members == 1 or self._disjoint(members, len(self._steps) - 1)
+        distinct = (
+            self._covers(members)
+            if self._plan == "grid"
+            else members == 1 or self._disjoint(members, len(self._steps) - 1)
+        )
         if not distinct or len({outcome.config for outcome in decided}) > 1:
             return None
         return self._weight // (1 if self._plan == "grid" else HALVED)
@@ -201,7 +264,9 @@ class Averaging:
         name = self._calls[0].group.partition(".")[0]
         return name[0] == "d" or prod(int(size) for size in name.split("x")) >= members
 
-    def _residual(self, decided: Sequence[Outcome], members: int, weight: int | None) -> float | None:
+    def _residual(
+        self, decided: Sequence[Outcome], members: int, weight: int | None
+    ) -> float | None:
         if not decided or not self._plain:
             return None
         if weight is not None:

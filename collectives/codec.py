@@ -28,7 +28,15 @@ from .codecs.sparse import SparseCodec
 from .codecs.wire import Codec, Wire
 from .errors import ConfigError
 
-__all__ = ["CODECS", "DEFAULT_CHUNK_ELEMENTS", "Codec", "Grid", "Wire", "chunk_elements", "get_codec"]
+__all__ = [
+    "CODECS",
+    "DEFAULT_CHUNK_ELEMENTS",
+    "Codec",
+    "Grid",
+    "Wire",
+    "chunk_elements",
+    "get_codec",
+]
 
 
 def _sparse(name: str) -> Codec:
@@ -52,7 +60,9 @@ _MAKERS: dict[str, Callable[[str], Codec]] = {
 def get_codec(name: str) -> Codec:
     """A codec of its own for the calling thread. Raises ConfigError for an unknown name."""
     if name not in _MAKERS:
-        raise ConfigError(f"unknown codec {name!r}", key="codec", hint=f"one of {', '.join(CODECS)}")
+        raise ConfigError(
+            f"unknown codec {name!r}", key="codec", hint=f"one of {', '.join(CODECS)}"
+        )
     return _MAKERS[name](name)
 
 
@@ -76,7 +86,13 @@ class Grid:
     """
 
     def __init__(
-        self, name: str, numel: int, chunk_elements: int, make: Callable[[str], Codec] = get_codec, *, of_results: bool = False
+        self,
+        name: str,
+        numel: int,
+        chunk_elements: int,
+        make: Callable[[str], Codec] = get_codec,
+        *,
+        of_results: bool = False,
     ) -> None:
         self.name = name
         self.numel = numel
@@ -86,7 +102,9 @@ class Grid:
         codecs = {codec: make(codec) for codec in dict.fromkeys(codec for codec, _, _ in ranges)}
         self._of_results = of_results
         alike = of_results or all(codec.results is codec for codec in codecs.values())
-        self.results: Grid = self if alike else Grid(name, numel, chunk_elements, make, of_results=True)
+        self.results: Grid = (
+            self if alike else Grid(name, numel, chunk_elements, make, of_results=True)
+        )
         """How a mean over vectors on this grid is encoded."""
         if of_results:
             codecs = {name: codec.results for name, codec in codecs.items()}
@@ -94,12 +112,16 @@ class Grid:
         at = nbytes = 0
         while at < numel:
             count, elements, codec = _next_run(ranges, codecs, at, numel, chunk_elements)
-            run = _Run(-(-at // chunk_elements), nbytes, codec.wire_bytes(elements), elements, codec)
+            run = _Run(
+                -(-at // chunk_elements), nbytes, codec.wire_bytes(elements), elements, codec
+            )
             self._runs.append(run)
             at, nbytes = at + count * elements, nbytes + count * run.nbytes
         self._first = [run.chunk for run in self._runs]
         self._stride = self._runs[0].nbytes
-        self._whole = self._first[1] if len(self._first) > 1 else self.chunks  # chunks of the first run: nearly always nearly all
+        self._whole = (
+            self._first[1] if len(self._first) > 1 else self.chunks
+        )  # chunks of the first run: nearly always nearly all
         self.nbytes = nbytes
         """Length of the encoded vector."""
 
@@ -109,7 +131,10 @@ class Grid:
         return self.name, self.numel, self.chunk_elements
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Grid) and (self.meaning, self._of_results) == (other.meaning, other._of_results)
+        return isinstance(other, Grid) and (self.meaning, self._of_results) == (
+            other.meaning,
+            other._of_results,
+        )
 
     def __hash__(self) -> int:
         return hash(self.meaning)
@@ -160,14 +185,20 @@ class Grid:
         ``data`` must be writable memory (it is not written to). With ``out`` (float32, shape (numel,)) the chunks are decoded in place
         there, otherwise into one buffer that the next step overwrites.
         """
-        buffer = torch.empty(min(self.chunk_elements, self.numel), dtype=torch.float32, device="cpu") if out is None else out
+        buffer = (
+            torch.empty(min(self.chunk_elements, self.numel), dtype=torch.float32, device="cpu")
+            if out is None
+            else out
+        )
         for run, stop in zip(self._runs, [*self._first[1:], self.chunks], strict=True):
             for chunk in range(run.chunk, stop):
                 start = run.start + (chunk - run.chunk) * run.nbytes
                 first = chunk * self.chunk_elements
                 at = 0 if out is None else first
                 target = buffer[at : at + run.elements]
-                run.codec.decode(run.codec.wire(data[start : start + run.nbytes], run.elements), target)
+                run.codec.decode(
+                    run.codec.wire(data[start : start + run.nbytes], run.elements), target
+                )
                 yield first, target
 
     def _run(self, chunk: int) -> _Run:
@@ -178,7 +209,9 @@ class Grid:
         return self._runs[bisect.bisect_right(self._first, chunk) - 1]
 
 
-def _next_run(ranges: tuple[Range, ...], codecs: dict[str, Codec], at: int, numel: int, chunk_elements: int) -> tuple[int, int, Codec]:
+def _next_run(
+    ranges: tuple[Range, ...], codecs: dict[str, Codec], at: int, numel: int, chunk_elements: int
+) -> tuple[int, int, Codec]:
     """(chunks, elements a chunk, codec) of the longest run that begins at element ``at``, the start of a chunk."""
     name, stop = next((name, stop) for name, _, stop in ranges if at < stop)
     count = (stop - at) // chunk_elements
@@ -187,5 +220,9 @@ def _next_run(ranges: tuple[Range, ...], codecs: dict[str, Codec], at: int, nume
     end = min(at + chunk_elements, numel)
     if end == stop:
         return 1, end - at, codecs[name]
-    inside = [(codecs[name], min(stop, end) - max(first, at)) for name, first, stop in ranges if first < end and at < stop]
+    inside = [
+        (codecs[name], min(stop, end) - max(first, at))
+        for name, first, stop in ranges
+        if first < end and at < stop
+    ]
     return 1, end - at, MixedCodec(inside)

@@ -51,7 +51,9 @@ class _Group(Generic[Work]):
     expected: float
     latest: float
     pending: set[PeerId] = field(default_factory=set)
-    arrived: list[tuple[PeerId, int, Work]] = field(default_factory=list)  # with the version each was made on
+    arrived: list[tuple[PeerId, int, Work]] = field(
+        default_factory=list
+    )  # with the version each was made on
 
 
 class Compass(Generic[Work]):
@@ -62,14 +64,30 @@ class Compass(Generic[Work]):
     the first contribution of a slow member far behind. `due` says when `tick` must be called next.
     """
 
-    def __init__(self, least: int = 20, most: int = 100, slack: float = 1.5, keep: float = 0.9, first: int | None = None) -> None:
+    def __init__(
+        self,
+        least: int = 20,
+        most: int = 100,
+        slack: float = 1.5,
+        keep: float = 0.9,
+        first: int | None = None,
+    ) -> None:
         if not 0 < least <= most or not slack >= 1 or not 0 < keep <= 1:
             raise ConfigError(
-                f"FedCompass: {least} to {most} steps, slack {slack}, keep {keep}", why="1 <= least <= most, slack >= 1, 0 < keep <= 1"
+                f"FedCompass: {least} to {most} steps, slack {slack}, keep {keep}",
+                why="1 <= least <= most, slack >= 1, 0 < keep <= 1",
             )
         if first is not None and not 0 < first <= most:
-            raise ConfigError(f"FedCompass: {first} steps in a first turn", key="first", why=f"from 1 to {most}")
-        self._least, self._most, self._slack, self._keep, self._first = least, most, slack, keep, first or most
+            raise ConfigError(
+                f"FedCompass: {first} steps in a first turn", key="first", why=f"from 1 to {most}"
+            )
+        self._least, self._most, self._slack, self._keep, self._first = (
+            least,
+            most,
+            slack,
+            keep,
+            first or most,
+        )
         self._members: dict[PeerId, _Member[Work]] = {}
         self._groups: dict[int, _Group[Work]] = {}
         self._late: list[tuple[PeerId, int, Work]] = []
@@ -136,7 +154,9 @@ class Compass(Generic[Work]):
     def _measured(self, peer: PeerId, speed: float) -> None:
         """Seconds a step of a turn that is over."""
         member = self._members[peer]
-        member.speed = speed if member.speed is None else (1 - self._keep) * member.speed + self._keep * speed
+        member.speed = (
+            speed if member.speed is None else (1 - self._keep) * member.speed + self._keep * speed
+        )
 
     def _waits(self, peer: PeerId, number: int) -> bool:
         member = self._members.get(peer)
@@ -165,7 +185,13 @@ class Compass(Generic[Work]):
             number, self._named = self._named, self._named + 1
             self._groups[number] = _Group(now + steps * speed, now + self._slack * steps * speed)
         self._groups[number].pending.add(peer)
-        member.group, member.steps, member.started, member.version, member.waiting = number, steps, now, self.version, False
+        member.group, member.steps, member.started, member.version, member.waiting = (
+            number,
+            steps,
+            now,
+            self.version,
+            False,
+        )
         return steps
 
     def _joinable(self, speed: float, now: float) -> tuple[int | None, int]:
@@ -181,7 +207,10 @@ class Compass(Generic[Work]):
         """Steps of a member that joins no group: so many that it comes when a group of faster ones will be back from the turn after this one."""
         found: list[int] = []
         for number, group in self._groups.items():
-            peers = [*group.pending, *(peer for peer, _, _ in group.arrived if self._waits(peer, number))]
+            peers = [
+                *group.pending,
+                *(peer for peer, _, _ in group.arrived if self._waits(peer, number)),
+            ]
             if now < group.latest and peers:
                 back = group.latest + self._most * min(self._speed(peer) for peer in peers)
                 found.append(_floor((back - now) / speed))

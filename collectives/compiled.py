@@ -18,8 +18,16 @@ def load(folder: Path, open_it: Callable[[Path], Library], slower: str) -> Libra
         if path.exists():
             try:
                 return open_it(path)
-            except (OSError, AttributeError) as error:  # built for another machine, or from an older source
+            except (
+                OSError,
+                AttributeError,
+            ) as error:  # built for another machine, or from an older source
                 why = "fast kernels are off, so %s slower: %s does not fit this machine or version (%s)"
-                log.warning(why + "; install atoll again (in its source tree: pip install -e .)", slower, path, error)
+                log.warning(
+                    why + "; install atoll again (in its source tree: pip install -e .)",
+                    slower,
+                    path,
+                    error,
+                )
                 return None
     return None

@@ -43,7 +43,9 @@ def _values(vector: EncodedVector, flat: Tensor, chunk: int) -> Tensor:
     return flat[first : first + vector.grid.elements(chunk)]
 
 
-def _slabs(vector: EncodedVector, device: torch.device) -> Iterator[tuple[Tensor, Tensor, list[tuple[int, Wire]]]]:
+def _slabs(
+    vector: EncodedVector, device: torch.device
+) -> Iterator[tuple[Tensor, Tensor, list[tuple[int, Wire]]]]:
     """Memory of the device, the host's memory for the same bytes, and the chunks with their wires there; slab after slab."""
     grid, chunk = vector.grid, 0
     space = torch.empty(min(grid.nbytes, SLAB_BYTES), dtype=torch.uint8, device=device)
@@ -56,4 +58,8 @@ def _slabs(vector: EncodedVector, device: torch.device) -> Iterator[tuple[Tensor
             wires.append((chunk, grid.codec(chunk).wire(space[start:stop], grid.elements(chunk))))
             chunk += 1
         used = grid.span(chunk - 1)[1] - begin
-        yield space[:used], torch.frombuffer(vector.data, dtype=torch.uint8, count=used, offset=begin), wires
+        yield (
+            space[:used],
+            torch.frombuffer(vector.data, dtype=torch.uint8, count=used, offset=begin),
+            wires,
+        )

@@ -23,7 +23,9 @@ def merkle_root(hashes: Sequence[bytes]) -> bytes:
     """Root over 32-byte hashes, in order. The count is bound; inner nodes and the root are hashed under prefixes of their own."""
     level = list(hashes)
     while len(level) > 1:
-        paired = [blake3(b"\x01" + level[i] + level[i + 1]).digest() for i in range(0, len(level) - 1, 2)]
+        paired = [
+            blake3(b"\x01" + level[i] + level[i + 1]).digest() for i in range(0, len(level) - 1, 2)
+        ]
         if len(level) % 2:
             paired.append(level[-1])
         level = paired
@@ -37,9 +39,17 @@ def part_digest(bound: Plan | Entry, part: Part, hashes: Sequence[bytes]) -> byt
     bytes do not depend on them. Where partial sums travel they depend on the tree, and that on the parts (`trees.py`).
     """
     meaning = (
-        bound.log, bound.round, bound.base, bound.contributors, part.first, part.stop,
-        bound.numel, bound.chunk_elements, bound.codec, bound.reducer,
-    )  # fmt: skip
+        bound.log,
+        bound.round,
+        bound.base,
+        bound.contributors,
+        part.first,
+        part.stop,
+        bound.numel,
+        bound.chunk_elements,
+        bound.codec,
+        bound.reducer,
+    )
     if bound.topology.kind != "butterfly":
         meaning = (*meaning, bound.topology, bound.parts)
     return blake3(b"atoll/part/1" + merkle_root(hashes) + msgspec.msgpack.encode(meaning)).digest()

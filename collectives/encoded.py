@@ -24,7 +24,9 @@ class EncodedVector:
 
     def __init__(self, grid: Grid, data: memoryview) -> None:
         if len(data) != grid.nbytes:
-            raise LocalProtocolError(f"{len(data)} bytes do not hold {grid.numel} values of {grid.name} in chunks of {grid.chunk_elements}")
+            raise LocalProtocolError(
+                f"{len(data)} bytes do not hold {grid.numel} values of {grid.name} in chunks of {grid.chunk_elements}"
+            )
         self.grid, self.data = grid, data
         self._wires: list[Wire | None] = [None] * grid.chunks
 
@@ -48,7 +50,11 @@ class EncodedVector:
         for codec, elements, first, stop in self.grid.runs():
             start = first * self.grid.chunk_elements
             values = flat[start : start + (stop - first) * elements]
-            done = codec.encode_chunks(values, self.wire(first), stop - first) if isinstance(codec, BlockCodec | FloatCodec) else None
+            done = (
+                codec.encode_chunks(values, self.wire(first), stop - first)
+                if isinstance(codec, BlockCodec | FloatCodec)
+                else None
+            )
             if done is None:
                 for chunk, part in enumerate(values.split(elements), first):
                     finite &= codec.encode(part, self.wire(chunk))
@@ -62,8 +68,15 @@ class EncodedVector:
             return device.decode(self, out)
         for codec, elements, first, stop in self.grid.runs():
             start = first * self.grid.chunk_elements
-            values = out if stop - first == self.grid.chunks else out[start : start + (stop - first) * elements]
-            if not (isinstance(codec, BlockCodec | FloatCodec) and codec.decode_chunks(self.wire(first), stop - first, values)):
+            values = (
+                out
+                if stop - first == self.grid.chunks
+                else out[start : start + (stop - first) * elements]
+            )
+            if not (
+                isinstance(codec, BlockCodec | FloatCodec)
+                and codec.decode_chunks(self.wire(first), stop - first, values)
+            ):
                 for chunk, part in enumerate(values.split(elements), first):
                     codec.decode(self.wire(chunk), part, cold=True)
         return None
@@ -83,8 +96,13 @@ def why_refused(flat: Tensor, layout: Layout, codec: str) -> str:
         coder = get_codec(name)
         for start in range(first, stop, step):
             values = flat[start : min(start + step, stop)]
-            if not coder.encode(values, coder.wire(memoryview(bytearray(coder.wire_bytes(len(values)))), len(values))):
+            if not coder.encode(
+                values,
+                coder.wire(memoryview(bytearray(coder.wire_bytes(len(values)))), len(values)),
+            ):
                 at = start + int(values.abs().argmax().item())
-                spec = next(spec for spec in layout.tensors if spec.offset <= at < spec.offset + spec.numel)
+                spec = next(
+                    spec for spec in layout.tensors if spec.offset <= at < spec.offset + spec.numel
+                )
                 return f"{spec.name} holds {flat[at].item():.6g}, too much for {name} (element {at - spec.offset} of {spec.numel})"
     return ""

@@ -48,7 +48,9 @@ class AtollError(Exception):
     def annotate(self) -> None:
         """Let a traceback end with ``why`` and ``hint``, as they are now: what a script shows that nobody catches it in."""
         if self.why or self.hint:
-            self.__notes__ = [line for line in (self.why, self.hint, f"More: atoll explain {self.code}") if line]
+            self.__notes__ = [
+                line for line in (self.why, self.hint, f"More: atoll explain {self.code}") if line
+            ]
 
 
 class ConfigError(AtollError):
@@ -58,7 +60,14 @@ class ConfigError(AtollError):
     exit_code = 78
 
     def __init__(
-        self, message: str, *, key: str = "", code: str | None = None, why: str = "", hint: str = "", exit_code: int | None = None
+        self,
+        message: str,
+        *,
+        key: str = "",
+        code: str | None = None,
+        why: str = "",
+        hint: str = "",
+        exit_code: int | None = None,
     ) -> None:
         super().__init__(message, code=code, why=why, hint=hint, exit_code=exit_code)
         self.key = key
@@ -78,7 +87,9 @@ class _PeerError(AtollError):
         exit_code: int | None = None,
         retryable: bool | None = None,
     ) -> None:
-        super().__init__(message, code=code, why=why, hint=hint, exit_code=exit_code, retryable=retryable)
+        super().__init__(
+            message, code=code, why=why, hint=hint, exit_code=exit_code, retryable=retryable
+        )
         self.peer = peer
 
 

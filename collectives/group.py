@@ -81,7 +81,10 @@ class Topology(msgspec.Struct, frozen=True, array_like=True):
     """
 
     kind: TopologyKind = "butterfly"
-    groups: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, lt=MAX_MEMBERS)], ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
+    groups: Annotated[
+        tuple[Annotated[int, msgspec.Meta(ge=0, lt=MAX_MEMBERS)], ...],
+        msgspec.Meta(max_length=MAX_MEMBERS),
+    ] = ()
 
 
 BUTTERFLY = Topology()
@@ -179,7 +182,9 @@ def least_members(lying: int) -> int:
     return 3 * lying + 1 if lying else 1
 
 
-def is_quorum(config: Config, voters: Collection[Member], organiser: PeerId | None, lying: int = 0) -> bool:
+def is_quorum(
+    config: Config, voters: Collection[Member], organiser: PeerId | None, lying: int = 0
+) -> bool:
     """Whether ``voters`` decide for ``config``: a majority of it, or exactly half including the organiser's member.
 
     Any two quorums of one configuration intersect. Where ``lying`` members may lie, two have one more than these in common, the organiser's counts
@@ -188,7 +193,11 @@ def is_quorum(config: Config, voters: Collection[Member], organiser: PeerId | No
     yes = {member for member in config if member in voters}
     if lying:
         founding = len(config) < least_members(lying)
-        return any(member.peer == organiser for member in yes) if founding else len(yes) > (len(config) + lying) // 2
+        return (
+            any(member.peer == organiser for member in yes)
+            if founding
+            else len(yes) > (len(config) + lying) // 2
+        )
     if 2 * len(yes) > len(config):
         return True
     return 2 * len(yes) == len(config) and any(member.peer == organiser for member in yes)
@@ -215,7 +224,9 @@ class Reach(msgspec.Struct, frozen=True):
         )
 
 
-def reach(members: Mapping[PeerId, bool], organiser: PeerId | None, least: int = 0, lying: int = 0) -> Reach:
+def reach(
+    members: Mapping[PeerId, bool], organiser: PeerId | None, least: int = 0, lying: int = 0
+) -> Reach:
     """What ``members`` (peer -> whether it can be reached) mean for the open round, whose reducer needs ``least`` contributors.
 
     ``needed`` is the size of the smallest quorum that those reachable now contain or, with others, complete; and not below ``least``. Where too few
@@ -224,9 +235,13 @@ def reach(members: Mapping[PeerId, bool], organiser: PeerId | None, least: int =
     if lying and len(members) < least_members(lying):
         return Reach(sum(members.values()), len(members), least_members(lying))
     config = tuple(Member(peer, 0) for peer in members)
-    order = sorted(config, key=lambda member: (not members[member.peer], member.peer != organiser, member))
+    order = sorted(
+        config, key=lambda member: (not members[member.peer], member.peer != organiser, member)
+    )
     sizes = range((len(order) + 1) // 2, len(order) + 1)
-    needed = next((size for size in sizes if is_quorum(config, set(order[:size]), organiser, lying)), 0)
+    needed = next(
+        (size for size in sizes if is_quorum(config, set(order[:size]), organiser, lying)), 0
+    )
     return Reach(sum(members.values()), len(config), max(needed, least))
 
 
@@ -234,7 +249,9 @@ def conveners(run: str, log: str, round_: int, config: Config) -> list[Member]:
     """Who owns which ballot of a round: sorted by hash(run, log, round, peer), ballots in turn. Opinion does not enter."""
 
     def key(member: Member) -> bytes:
-        return blake3(msgspec.msgpack.encode(("atoll/convener/1", run, log, round_, member.peer))).digest()
+        return blake3(
+            msgspec.msgpack.encode(("atoll/convener/1", run, log, round_, member.peer))
+        ).digest()
 
     return sorted(config, key=key)
 

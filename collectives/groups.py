@@ -45,7 +45,11 @@ def group_of(name: str, config: Config, me: Member, seed: str) -> Config:
     if name[0] == "p":
         return _pair(int(name[1:]), config, me, seed)
     kind, _, axis = name.partition(".")
-    dims = grid_dims(len(config), int(kind[1:])) if kind[0] == "d" else tuple(int(size) for size in kind.split("x"))
+    dims = (
+        grid_dims(len(config), int(kind[1:]))
+        if kind[0] == "d"
+        else tuple(int(size) for size in kind.split("x"))
+    )
     if prod(dims) < len(config):
         return config
     return _line(dims, int(axis), config, config.index(me))
@@ -54,14 +58,18 @@ def group_of(name: str, config: Config, me: Member, seed: str) -> Config:
 def _line(dims: tuple[int, ...], axis: int, config: Config, place: int) -> Config:
     stride = prod(dims[axis + 1 :])
     first = place - place // stride % dims[axis] * stride
-    return tuple(config[at] for at in range(first, first + dims[axis] * stride, stride) if at < len(config))
+    return tuple(
+        config[at] for at in range(first, first + dims[axis] * stride, stride) if at < len(config)
+    )
 
 
 def _pair(number: int, config: Config, me: Member, seed: str) -> Config:
     if is_cube(len(config)) and 1 << number < len(config):
         place = config.index(me)
         return tuple(config[at] for at in sorted((place, place ^ 1 << number)))
-    order = sorted(config, key=lambda member: blake3(f"atoll/pairs/1/{seed}/{member.peer}".encode()).digest())
+    order = sorted(
+        config, key=lambda member: blake3(f"atoll/pairs/1/{seed}/{member.peer}".encode()).digest()
+    )
     first = order.index(me) & ~1
     return tuple(sorted(order[first : first + 2]))
 
@@ -81,7 +89,12 @@ def grid_dims(members: int, dimensions: int = 2) -> tuple[int, ...]:
         square.append(size)
         left = -(-left // size)
     full = _factors(members, dimensions)
-    return tuple(sorted(full if 4 * (sum(full) - dimensions) <= 5 * (sum(square) - dimensions) else square, reverse=True))
+    return tuple(
+        sorted(
+            full if 4 * (sum(full) - dimensions) <= 5 * (sum(square) - dimensions) else square,
+            reverse=True,
+        )
+    )
 
 
 def _factors(members: int, dimensions: int) -> tuple[int, ...]:
@@ -89,6 +102,10 @@ def _factors(members: int, dimensions: int) -> tuple[int, ...]:
     if dimensions == 1:
         return (members,)
     return min(
-        ((size, *_factors(members // size, dimensions - 1)) for size in range(1, members + 1) if members % size == 0),
+        (
+            (size, *_factors(members // size, dimensions - 1))
+            for size in range(1, members + 1)
+            if members % size == 0
+        ),
         key=lambda sizes: (sum(sizes), sizes),
     )

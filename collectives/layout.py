@@ -60,7 +60,9 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
             if spec.offset != offset:
                 return f"tensor {spec.name!r} starts at {spec.offset}, expected {offset}"
             offset += spec.numel
-        return None if offset == self.numel else f"tensors cover {offset} elements, not {self.numel}"
+        return (
+            None if offset == self.numel else f"tensors cover {offset} elements, not {self.numel}"
+        )
 
 
 def make_layout(shapes: list[tuple[str, tuple[int, ...]]]) -> Layout:
@@ -104,9 +106,15 @@ def _fits(left: list[TensorSpec], length: int, target: float, more: int) -> bool
 def differences(mine: Layout, theirs: Layout) -> list[str]:
     """Human-readable differences between two layouts, one line a tensor: name, this shape, the run's shape."""
     a, b = {t.name: t.shape for t in mine.tensors}, {t.name: t.shape for t in theirs.tensors}
-    lines = [f"{name}  yours {list(a[name])}  run {list(b[name])}" for name in a if name in b and a[name] != b[name]]
+    lines = [
+        f"{name}  yours {list(a[name])}  run {list(b[name])}"
+        for name in a
+        if name in b and a[name] != b[name]
+    ]
     lines += [f"{name}  only in your model {list(a[name])}" for name in a if name not in b]
-    lines += [f"{name}  missing in your model, run has {list(b[name])}" for name in b if name not in a]
+    lines += [
+        f"{name}  missing in your model, run has {list(b[name])}" for name in b if name not in a
+    ]
     if not lines and mine != theirs:
         lines.append("the tensors are the same but in another order or of another role")
     return lines

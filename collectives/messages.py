@@ -89,7 +89,9 @@ class Tip(msgspec.Struct, frozen=True, array_like=True):
     log: LogName
     base: Hash
     length: Annotated[int, msgspec.Meta(ge=1, le=MAX_PATH)]
-    contributors: Annotated[tuple[Contributor, ...], msgspec.Meta(min_length=1, max_length=MAX_PATH)]
+    contributors: Annotated[
+        tuple[Contributor, ...], msgspec.Meta(min_length=1, max_length=MAX_PATH)
+    ]
     digest: Hash
 
 
@@ -321,9 +323,36 @@ class Gone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
 
 
 Body = (
-    Ready | Prepare | Promise | PlanMessage | Missing | Need | Accept | Accepted | Fetch | Catch | Join | Get | AskState | Offer | Gone
-    | Fork | Consent | Begin | Seal | Sealed | Trial | Sample | Retained | Claim | Turn | Pledge | Propose | Echo | Disputed
-)  # fmt: skip
+    Ready
+    | Prepare
+    | Promise
+    | PlanMessage
+    | Missing
+    | Need
+    | Accept
+    | Accepted
+    | Fetch
+    | Catch
+    | Join
+    | Get
+    | AskState
+    | Offer
+    | Gone
+    | Fork
+    | Consent
+    | Begin
+    | Seal
+    | Sealed
+    | Trial
+    | Sample
+    | Retained
+    | Claim
+    | Turn
+    | Pledge
+    | Propose
+    | Echo
+    | Disputed
+)
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
@@ -347,7 +376,9 @@ def encode(envelope: Envelope) -> bytes:
 def decode(data: bytes, peer: PeerId) -> Envelope:
     """Validated envelope from a peer's bytes. Raises RemoteProtocolError naming the peer."""
     if len(data) > MAX_MESSAGE_BYTES:
-        raise RemoteProtocolError(f"control message of {len(data)} bytes, limit {MAX_MESSAGE_BYTES}", peer=peer)
+        raise RemoteProtocolError(
+            f"control message of {len(data)} bytes, limit {MAX_MESSAGE_BYTES}", peer=peer
+        )
     try:
         return _decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

@@ -28,7 +28,9 @@ def parts_for(chunks: float, peers: Sequence[tuple[PeerId, float]]) -> tuple[Par
         rates = [1.0] * len(peers)
     shares = _shares(rates)
     exact = [chunks * share for share in shares]
-    exact[max(index for index, share in enumerate(shares) if share > 0)] += math.ceil(chunks) - chunks
+    exact[max(index for index, share in enumerate(shares) if share > 0)] += (
+        math.ceil(chunks) - chunks
+    )
     counts = _round(exact)
     parts: list[Part] = []
     first = 0
@@ -49,7 +51,10 @@ def comparable(paces: Sequence[tuple[int, int]]) -> list[float]:
     The smaller of the two counts. Rates that are alike become equal: a class holds those up to SAME times its slowest. Who has not
     measured anything is taken for the median of those who have; where nobody has, all are equal.
     """
-    found = [min(rate for rate in pace if rate > 0) if any(rate > 0 for rate in pace) else 0 for pace in paces]
+    found = [
+        min(rate for rate in pace if rate > 0) if any(rate > 0 for rate in pace) else 0
+        for pace in paces
+    ]
     known = sorted(rate for rate in found if rate > 0)
     if not known:
         return [1.0] * len(paces)
@@ -65,23 +70,34 @@ def comparable(paces: Sequence[tuple[int, int]]) -> list[float]:
     return [means[rate or usual] for rate in found]
 
 
-def single(peers: Sequence[tuple[PeerId, float]], first: PeerId | None) -> list[tuple[PeerId, float]]:
+def single(
+    peers: Sequence[tuple[PeerId, float]], first: PeerId | None
+) -> list[tuple[PeerId, float]]:
     """All bandwidth to one of ``peers``, (peer, bandwidth): ``first`` where it can own anything, else the first that can. For `parts_for`."""
     able = [peer for peer, rate in peers if rate > 0] or [peer for peer, _ in peers]
     chosen = first if first in able else able[0]
     return [(peer, float(peer == chosen)) for peer, _ in peers]
 
 
-def slots_for(chunks: int, members: Sequence[PeerId], contributors: Sequence[PeerId]) -> tuple[Part, ...]:
+def slots_for(
+    chunks: int, members: Sequence[PeerId], contributors: Sequence[PeerId]
+) -> tuple[Part, ...]:
     """Parts of a gather: chunks [0, chunks) in equal slots, one a member; that of a member that does not contribute goes to one that does.
 
     Raises LocalProtocolError when there is nobody, or the chunks do not divide.
     """
     if not contributors or not members or chunks % len(members):
-        raise LocalProtocolError(f"cannot divide {chunks} chunks into slots of {len(members)} members, {len(contributors)} of them here")
+        raise LocalProtocolError(
+            f"cannot divide {chunks} chunks into slots of {len(members)} members, {len(contributors)} of them here"
+        )
     size = chunks // len(members)
-    owners = [peer if peer in contributors else contributors[index % len(contributors)] for index, peer in enumerate(members)]
-    return tuple(Part(owner, index * size, (index + 1) * size) for index, owner in enumerate(owners))
+    owners = [
+        peer if peer in contributors else contributors[index % len(contributors)]
+        for index, peer in enumerate(members)
+    ]
+    return tuple(
+        Part(owner, index * size, (index + 1) * size) for index, owner in enumerate(owners)
+    )
 
 
 def check_plan(plan: Plan) -> str | None:
@@ -110,7 +126,9 @@ def _shares(rates: list[float]) -> list[float]:
     top = max(rates)
     rates = [rate / top for rate in rates]
     n = len(rates)
-    if n <= 2 or owners == 1:  # with two peers everyone moves one vector whatever the shares: split the work of reducing evenly
+    if (
+        n <= 2 or owners == 1
+    ):  # with two peers everyone moves one vector whatever the shares: split the work of reducing evenly
         return [(rate > 0) / owners for rate in rates]
     low, high = 0.0, float(n) / min(rate for rate in rates if rate > 0)
     for _ in range(100):
@@ -127,7 +145,9 @@ def _shares(rates: list[float]) -> list[float]:
 def _round(exact: list[float]) -> list[int]:
     """Integers near these that have their sum: largest remainders first, ties to the earlier. Zeros stay."""
     counts = [int(value) for value in exact]
-    order = sorted((i for i, value in enumerate(exact) if value > 0), key=lambda i: (counts[i] - exact[i], i))
+    order = sorted(
+        (i for i, value in enumerate(exact) if value > 0), key=lambda i: (counts[i] - exact[i], i)
+    )
     for step in range(round(sum(exact)) - sum(counts)):
         counts[order[step % len(order)]] += 1
     return counts

@@ -34,7 +34,9 @@ def flat_of(tensor: Tensor, dtype: Any = None, *, devices: Collection[str] = CPU
         flat = tensor.detach().view(-1)
         if not flat.is_inference():
             return flat
-        return torch.from_numpy(flat.view(torch.uint8).numpy()).view(tensor.dtype)  # which takes from a storage that it can be resized
+        return torch.from_numpy(flat.view(torch.uint8).numpy()).view(
+            tensor.dtype
+        )  # which takes from a storage that it can be resized
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
@@ -107,16 +109,32 @@ def check_plain(tensor: Any, dtype: Any = None, devices: Collection[str] = CPU) 
     if given is None or not _plain(given, devices) or (dtype is not None and given.dtype != dtype):
         where = "CPU" if devices == CPU else "CPU or a GPU"
         kind = str(dtype).removeprefix("torch.") + " tensor" if dtype is not None else "tensor"
-        raise LocalProtocolError(f"this collective takes a non-empty {kind}, contiguous and on the {where}, not {_described(tensor)}")
+        raise LocalProtocolError(
+            f"this collective takes a non-empty {kind}, contiguous and on the {where}, not {_described(tensor)}"
+        )
 
 
 def _plain(tensor: Tensor, devices: Collection[str]) -> bool:
     import torch
 
     ours = getattr(type(tensor), DISPATCH) is getattr(torch.Tensor, DISPATCH)
-    dense = ours and not tensor.is_nested and not tensor.is_quantized and tensor.layout == torch.strided and tensor.device.type in devices
-    dense = dense and not (tensor.is_inference() and tensor.device.type != "cpu")  # nobody outside of its mode could write to it
-    return bool(dense and not tensor.is_conj() and not tensor.is_neg() and tensor.is_contiguous() and tensor.numel())
+    dense = (
+        ours
+        and not tensor.is_nested
+        and not tensor.is_quantized
+        and tensor.layout == torch.strided
+        and tensor.device.type in devices
+    )
+    dense = dense and not (
+        tensor.is_inference() and tensor.device.type != "cpu"
+    )  # nobody outside of its mode could write to it
+    return bool(
+        dense
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+        and tensor.is_contiguous()
+        and tensor.numel()
+    )
 
 
 def _described(value: Any) -> str:
@@ -127,8 +145,16 @@ def _described(value: Any) -> str:
     if value.is_nested:
         return f"a nested tensor of {value.dtype}"
     strange = [
-        *([str(value.layout)] if value.layout != torch.strided else ["not contiguous"] * (not value.is_contiguous())),
-        *(what for what, so in (("conjugated", value.is_conj()), ("negated", value.is_neg())) if so),
+        *(
+            [str(value.layout)]
+            if value.layout != torch.strided
+            else ["not contiguous"] * (not value.is_contiguous())
+        ),
+        *(
+            what
+            for what, so in (("conjugated", value.is_conj()), ("negated", value.is_neg()))
+            if so
+        ),
         *([type(value).__name__] if type(value) not in (torch.Tensor, torch.nn.Parameter) else []),
     ]
     return ", ".join([f"{tuple(value.shape)} of {value.dtype} on {value.device}", *strange])

@@ -49,13 +49,26 @@ class LaneKeys:
     cipher: str = DEFAULT_CIPHER
 
 
-def derive_lane_keys(my_secret: bytes, peer_secret: bytes, transcript: bytes, *, initiator: bool, cipher: str = DEFAULT_CIPHER) -> LaneKeys:
+def derive_lane_keys(
+    my_secret: bytes,
+    peer_secret: bytes,
+    transcript: bytes,
+    *,
+    initiator: bool,
+    cipher: str = DEFAULT_CIPHER,
+) -> LaneKeys:
     """Keys from both ends' secrets (32 random bytes each, used for one lane only) and the agreed transcript.
 
     Exactly one end is the initiator. Raises LocalProtocolError for secrets of another length or an unknown cipher.
     """
-    if len(my_secret) != SECRET_BYTES or len(peer_secret) != SECRET_BYTES or cipher not in KEY_BYTES:
-        raise LocalProtocolError(f"lane keys need two secrets of {SECRET_BYTES} bytes and a cipher of {', '.join(KEY_BYTES)}")
+    if (
+        len(my_secret) != SECRET_BYTES
+        or len(peer_secret) != SECRET_BYTES
+        or cipher not in KEY_BYTES
+    ):
+        raise LocalProtocolError(
+            f"lane keys need two secrets of {SECRET_BYTES} bytes and a cipher of {', '.join(KEY_BYTES)}"
+        )
     first, second = (my_secret, peer_secret) if initiator else (peer_secret, my_secret)
     length = KEY_BYTES[cipher]
     info = b"atoll/lane/1|" + cipher.encode() + b"|" + transcript
@@ -74,13 +87,17 @@ class _Direction:
         self.records = 0
 
     def _make(self) -> AESGCM | ChaCha20Poly1305:
-        return ChaCha20Poly1305(self._key) if self._cipher.startswith("chacha") else AESGCM(self._key)
+        return (
+            ChaCha20Poly1305(self._key) if self._cipher.startswith("chacha") else AESGCM(self._key)
+        )
 
     def _nonce(self) -> bytes:
         number = self.records
         self.records = number + 1
         if number and number % REKEY_RECORDS == 0:
-            self._key = HKDFExpand(SHA256(), len(self._key), info=b"atoll/lane/1|next key").derive(self._key)
+            self._key = HKDFExpand(SHA256(), len(self._key), info=b"atoll/lane/1|next key").derive(
+                self._key
+            )
             self._aead = self._make()
         return number.to_bytes(12, "big")
 
@@ -107,4 +124,6 @@ class Opener(_Direction):
         try:
             self._aead.decrypt_into(self._nonce(), sealed, header, out)
         except InvalidTag:
-            raise RemoteProtocolError(f"record {self.records - 1} of the lane does not authenticate", peer=peer) from None
+            raise RemoteProtocolError(
+                f"record {self.records - 1} of the lane does not authenticate", peer=peer
+            ) from None

@@ -121,7 +121,9 @@ class TwoPhaseReducer(Protocol):
         """Why no contributions have these statistics, which a peer states of its part; None where nothing speaks against it."""
         ...
 
-    def weigh(self, statistics: Statistics, cids: Sequence[bytes], norms: Sequence[float | None] = ()) -> Weighing:
+    def weigh(
+        self, statistics: Statistics, cids: Sequence[bytes], norms: Sequence[float | None] = ()
+    ) -> Weighing:
         """From the statistics of the whole vector, of the contributions with these ids, and what their members say of norms (`Reading.norm`;
         (): nothing). May take a while; always ends."""
         ...
@@ -144,7 +146,9 @@ class WeightedMean:
         Sums above 2^20 are scaled down by a power of two (which rounds nothing), so that finite values do not overflow.
         """
         multipliers, shift, divisor = _scaled(weights)
-        return Factors(multipliers, to_float32((sum(weights) if total is None else total) / divisor * shift))
+        return Factors(
+            multipliers, to_float32((sum(weights) if total is None else total) / divisor * shift)
+        )
 
     def partial(self, weights: Sequence[int], total: int) -> tuple[Factors, int]:
         """The sum over the smallest power of two (times the weights' common divisor) that is not below the total weight."""
@@ -210,7 +214,17 @@ class Own:
 MEAN = WeightedMean()
 REDUCERS: dict[str, Reducer] = {
     reducer.name: reducer
-    for reducer in (MEAN, Sum(), Max(), WrappingSum(8), WrappingSum(16), WrappingSum(32), WrappingSum(64), Own("copy"), Own("gather"))
+    for reducer in (
+        MEAN,
+        Sum(),
+        Max(),
+        WrappingSum(8),
+        WrappingSum(16),
+        WrappingSum(32),
+        WrappingSum(64),
+        Own("copy"),
+        Own("gather"),
+    )
 }
 
 

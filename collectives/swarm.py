@@ -10,7 +10,16 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Generic,
+    Literal,
+    Protocol,
+    TypeVar,
+    runtime_checkable,
+)
 
 import msgspec
 
@@ -37,21 +46,33 @@ def sample_count(samples: Any) -> int:
     try:
         return operator.index(samples)
     except (TypeError, ValueError):
-        raise ConfigError(f"{samples!r} is not a number of samples", key="samples", why="Members are weighted by whole samples.") from None
+        raise ConfigError(
+            f"{samples!r} is not a number of samples",
+            key="samples",
+            why="Members are weighted by whole samples.",
+        ) from None
 
 
 class OuterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The outer optimizer, applied to the anchor in the node: one of `optim.outer.rules`. Each reads what it needs of the rest."""
 
-    kind: Literal["nesterov", "momentum", "sgd", "adam", "yogi", "adagrad", "co2", "adamw"] = "nesterov"
+    kind: Literal["nesterov", "momentum", "sgd", "adam", "yogi", "adagrad", "co2", "adamw"] = (
+        "nesterov"
+    )
     lr: float = 0.7  # published DiLoCo value (arXiv 2311.08105); 0.9 below about 50 rounds
     momentum: float = 0.9  # published value; 0.6 below about 50 rounds, where 0.9 diverges
-    beta2: float = 0.99  # of adam, yogi and adamw; this and the next are published values (arXiv 2003.00295)
+    beta2: float = (
+        0.99  # of adam, yogi and adamw; this and the next are published values (arXiv 2003.00295)
+    )
     epsilon: float = 1e-3  # of adam, yogi, adagrad and adamw
     weight_decay: float = 0.0  # of adamw
     clip: float = 3.0  # of co2: times the mean norm of the momentum
-    governor: bool = False  # restart momentum and halve lr for a while when the update's norm or the loss jumps
-    stretch: bool = False  # make the mean as long as its contributions are on average, however many they are
+    governor: bool = (
+        False  # restart momentum and halve lr for a while when the update's norm or the loss jumps
+    )
+    stretch: bool = (
+        False  # make the mean as long as its contributions are on average, however many they are
+    )
 
 
 class SecureSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,10 +86,15 @@ class SecureSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     coordinate, is then what a round makes of their means.
     """
 
-    threshold: Annotated[int, msgspec.Meta(ge=3, le=1024)] = 3  # of two, each would know the other's
+    threshold: Annotated[int, msgspec.Meta(ge=3, le=1024)] = (
+        3  # of two, each would know the other's
+    )
     reach: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 16.0
     max_weight: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
-    metrics: Annotated[tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=64)], ...], msgspec.Meta(max_length=16)] = ()
+    metrics: Annotated[
+        tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=64)], ...],
+        msgspec.Meta(max_length=16),
+    ] = ()
     buckets: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
     rule: Annotated[str, msgspec.Meta(max_length=MAX_REDUCER)] = "mean"
 
@@ -132,7 +158,13 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def wanted(self, members: int) -> int:
         """How many of so many."""
-        return min(members, max(self.least, self.count if self.count is not None else math.ceil(self.share * members)))
+        return min(
+            members,
+            max(
+                self.least,
+                self.count if self.count is not None else math.ceil(self.share * members),
+            ),
+        )
 
 
 class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -143,35 +175,67 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     round_s: float | None = None  # seconds a round, when sync_every is None
     target_samples: int | None = None  # samples of all members a round, when both are None
     local_after: int = 0  # rounds of one inner step before those of sync_every (post-local SGD)
-    overlap: Literal["none", "late", "eager"] = "none"  # what is trained on while a round is under way (`optim.rounds.replica`)
-    delay: int | None = None  # inner steps from a contribution to its result, with overlap; None: to the end of the next round
-    share: float | None = None  # of the time to be spent on training: sync_every and delay are planned again as rounds go on; None: never
-    max_steps: int | None = None  # the longest round that is planned; None: by the size of the model
-    mixing: float | None = None  # share of live parameters kept on an anchor without all of one's own progress; None: all of that
+    overlap: Literal["none", "late", "eager"] = (
+        "none"  # what is trained on while a round is under way (`optim.rounds.replica`)
+    )
+    delay: int | None = (
+        None  # inner steps from a contribution to its result, with overlap; None: to the end of the next round
+    )
+    share: float | None = (
+        None  # of the time to be spent on training: sync_every and delay are planned again as rounds go on; None: never
+    )
+    max_steps: int | None = (
+        None  # the longest round that is planned; None: by the size of the model
+    )
+    mixing: float | None = (
+        None  # share of live parameters kept on an anchor without all of one's own progress; None: all of that
+    )
     feedback: bool = False  # carry what the codec loses into the next contribution; those of a bit or two a value always do
-    feedback_kept: float = 1.0  # share of that which is still carried a round later (SparseLoCo's β)
-    worker_momentum: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0  # share of the last in a contribution, which is then a running mean
+    feedback_kept: float = (
+        1.0  # share of that which is still carried a round later (SparseLoCo's β)
+    )
+    worker_momentum: Annotated[float, msgspec.Meta(ge=0, lt=1)] = (
+        0.0  # share of the last in a contribution, which is then a running mean
+    )
     outer: OuterSettings = OuterSettings()
     codec: str = "int8"
-    codecs: dict[str, str] = {}  # shell pattern of tensor names -> their codec, where it is another; the longest that matches decides
+    codecs: dict[
+        str, str
+    ] = {}  # shell pattern of tensor names -> their codec, where it is another; the longest that matches decides
     plan: TopologyKind = "butterfly"  # on which ways contributions are added up
     reducer: str = "mean"  # what becomes of them: the weighted mean, or a robust rule (`atoll.security.rule_names`)
-    fragments: Annotated[int, msgspec.Meta(ge=1, le=MAX_FRAGMENTS)] = 1  # how many logs the model is cut into
+    fragments: Annotated[int, msgspec.Meta(ge=1, le=MAX_FRAGMENTS)] = (
+        1  # how many logs the model is cut into
+    )
     lying: int = 0  # members of a configuration that may do anything, and the log stays one
     rounds: int | None = None  # committed rounds after which the run is done; None: no end
-    deadline_s: float | None = None  # how long a script waits for a round before it trains on; None: from measured rates
-    coordinator: bool = False  # one member adds up all of a round: the organiser's, or another while that is away
-    secure: SecureSettings | None = None  # contributions are masked: ``reducer`` is then "copy", and ``codec`` "bits"
+    deadline_s: float | None = (
+        None  # how long a script waits for a round before it trains on; None: from measured rates
+    )
+    coordinator: bool = (
+        False  # one member adds up all of a round: the organiser's, or another while that is away
+    )
+    secure: SecureSettings | None = (
+        None  # contributions are masked: ``reducer`` is then "copy", and ``codec`` "bits"
+    )
     privacy: PrivacySettings | None = None  # with ``secure``: they are bounded, and get noise
-    site: SiteSettings | None = None  # of a federated run: what members do beside plain inner steps; None: nothing
+    site: SiteSettings | None = (
+        None  # of a federated run: what members do beside plain inner steps; None: nothing
+    )
     sample: Sample | None = None  # who takes part in a round, with ``site``; None: all that can
-    arrivals: Arrivals | None = None  # a round is of whoever has come, on whichever anchor; None: of all, on the newest
-    btard: BtardSettings | None = None  # contributions follow from public seeds, and who gives another is found and removed
+    arrivals: Arrivals | None = (
+        None  # a round is of whoever has come, on whichever anchor; None: of all, on the newest
+    )
+    btard: BtardSettings | None = (
+        None  # contributions follow from public seeds, and who gives another is found and removed
+    )
 
     @property
     def trains_on(self) -> bool:
         """Whether training goes on while a contribution is under way, as a matter of course: with overlap, or of who is late for its group."""
-        return self.overlap != "none" or (self.arrivals is not None and self.arrivals.groups is not None)
+        return self.overlap != "none" or (
+            self.arrivals is not None and self.arrivals.groups is not None
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +284,9 @@ class Outcome:
     bytes_received: int = 0
     elapsed_s: float = 0.0
     reason: str = ""
-    config: str = ""  # of an operation: name and size of the configuration that it was decided under
+    config: str = (
+        ""  # of an operation: name and size of the configuration that it was decided under
+    )
     members: int = 0
     unfit: bool = False
 
@@ -401,7 +467,13 @@ class Swarm(Protocol):
         ...
 
     def contribute(
-        self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None, lag: float | None = None
+        self,
+        *,
+        samples: int,
+        write: Callable[[Tensor], None],
+        base: int | None = None,
+        loss: float | None = None,
+        lag: float | None = None,
     ) -> Pending[Outcome]:
         """Freeze a contribution and offer it to the open round.
 
@@ -438,9 +510,17 @@ class Swarm(Protocol):
         ...
 
     def all_reduce(
-        self, flat: Tensor, *, op_id: str, op: Literal["mean", "sum", "max"] = "mean", weight: int = 1, deadline_s: float = 60.0,
-        codec: str = "", everyone: bool = False, durable: bool = False,
-    ) -> Pending[Outcome]:  # fmt: skip
+        self,
+        flat: Tensor,
+        *,
+        op_id: str,
+        op: Literal["mean", "sum", "max"] = "mean",
+        weight: int = 1,
+        deadline_s: float = 60.0,
+        codec: str = "",
+        everyone: bool = False,
+        durable: bool = False,
+    ) -> Pending[Outcome]:
         """See `atoll.collectives.api.all_reduce`: in place when the outcome is committed; ``flat`` is untouched otherwise."""
         ...
 
@@ -489,8 +569,14 @@ class FragmentSwarm(Swarm, Protocol):
         ...
 
     def contribute_fragment(
-        self, fragment: int, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None,
+        self,
+        fragment: int,
+        *,
+        samples: int,
+        write: Callable[[Tensor], None],
+        base: int | None = None,
+        loss: float | None = None,
         lag: float | None = None,
-    ) -> Pending[Outcome]:  # fmt: skip
+    ) -> Pending[Outcome]:
         """`contribute` for one fragment: ``write`` fills a tensor of its length. One contribution of each may be frozen at a time."""
         ...

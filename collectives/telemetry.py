@@ -57,7 +57,9 @@ class ReductionTimed(Event):
 Sink = Callable[[Event], None]
 
 _lock = threading.Lock()
-_sinks: tuple[tuple[object, Sink], ...] = ()  # replaced as a whole, so that emit reads it without the lock
+_sinks: tuple[
+    tuple[object, Sink], ...
+] = ()  # replaced as a whole, so that emit reads it without the lock
 _failures = 0
 
 

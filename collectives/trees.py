@@ -68,8 +68,13 @@ class Tree:
     """The tree of one part. ``parents`` must lead from every contributor to ``owner``; ``witnesses``: who checks each member that adds up for it."""
 
     def __init__(
-        self, contributors: Sequence[Contributor], owner: PeerId, parents: Parents, reducer: StreamingReducer, witnesses: Parents | None = None
-    ) -> None:  # fmt: skip
+        self,
+        contributors: Sequence[Contributor],
+        owner: PeerId,
+        parents: Parents,
+        reducer: StreamingReducer,
+        witnesses: Parents | None = None,
+    ) -> None:
         self.owner = owner
         self.parents = parents
         self._witnesses = witnesses or {}
@@ -93,7 +98,9 @@ class Tree:
 
     def below(self, peer: PeerId, audience: Sequence[PeerId]) -> tuple[PeerId, ...]:
         """Those of ``audience`` to whom a member sends the result."""
-        return tuple(other for other in audience if other != self.owner and self.above(other) == peer)
+        return tuple(
+            other for other in audience if other != self.owner and self.above(other) == peer
+        )
 
     def sum(self, peer: PeerId) -> Sum | None:
         """What a member adds up; None where nobody is below it."""
@@ -119,13 +126,17 @@ class Tree:
                 of = self.sum(head)
                 assert of is not None
                 assert of.sent is not None
-                found.append(Check(of.sent, of, (_account(of.sent, head), _account(of.sent, witness))))
+                found.append(
+                    Check(of.sent, of, (_account(of.sent, head), _account(of.sent, witness)))
+                )
             self._checks = tuple(found)
         return self._checks
 
     def check_by(self, peer: PeerId) -> Check | None:
         """The check in which a member is head or witness."""
-        return next((check for check in self.checks() if peer in (check.partial.peer, check.witness)), None)
+        return next(
+            (check for check in self.checks() if peer in (check.partial.peer, check.witness)), None
+        )
 
     def wants(self, peer: PeerId) -> tuple[Term, ...]:
         """All that others send to a member for this part, and its own contribution where it adds that up."""
@@ -164,7 +175,9 @@ class Tree:
         if peer == self.owner:
             return Sum(tuple(terms), self._reducer.factors(weights, total), None, total)
         factors, weight = self._reducer.partial(weights, total)
-        return Sum(tuple(terms), factors, Term(peer, _name(self._reducer.name, terms), weight), total)
+        return Sum(
+            tuple(terms), factors, Term(peer, _name(self._reducer.name, terms), weight), total
+        )
 
 
 def trees_of(plan: Plan | Entry, reducer: StreamingReducer) -> tuple[Tree, ...]:
@@ -172,7 +185,9 @@ def trees_of(plan: Plan | Entry, reducer: StreamingReducer) -> tuple[Tree, ...]:
     peers = [c.member.peer for c in plan.contributors]
     every = parents_of(plan.topology, peers, [part.owner for part in plan.parts])
     return tuple(
-        Tree(plan.contributors, part.owner, parents, reducer, witnesses_of(plan, part.owner, parents))
+        Tree(
+            plan.contributors, part.owner, parents, reducer, witnesses_of(plan, part.owner, parents)
+        )
         for part, parents in zip(plan.parts, every, strict=True)
     )
 
@@ -188,7 +203,9 @@ def senders_of(plan: Plan, me: PeerId) -> dict[bytes, frozenset[PeerId]]:
     return found
 
 
-def parents_of(topology: Topology, peers: Sequence[PeerId], owners: Sequence[PeerId]) -> list[Parents]:
+def parents_of(
+    topology: Topology, peers: Sequence[PeerId], owners: Sequence[PeerId]
+) -> list[Parents]:
     """For each part, given its owner: to whom each of the contributors ``peers`` sends."""
     sites: dict[object, list[PeerId]] = {}
     for index, peer in enumerate(peers):
@@ -210,8 +227,16 @@ def witnesses_of(plan: Plan | Entry, owner: PeerId, parents: Parents) -> Parents
     for peer, head in parents.items():
         if head != owner:
             mates.setdefault(head, []).append(peer)
-    draws = {head: blake3(b"atoll/witness/1" + msgspec.msgpack.encode((plan.base, owner, head))).digest(8) for head in mates}
-    return {head: sorted(peers)[int.from_bytes(draws[head]) % len(peers)] for head, peers in mates.items()}
+    draws = {
+        head: blake3(b"atoll/witness/1" + msgspec.msgpack.encode((plan.base, owner, head))).digest(
+            8
+        )
+        for head in mates
+    }
+    return {
+        head: sorted(peers)[int.from_bytes(draws[head]) % len(peers)]
+        for head, peers in mates.items()
+    }
 
 
 def _ring(circle: Sequence[PeerId], owner: PeerId) -> Parents:
@@ -235,9 +260,16 @@ def _two_level(sites: Sequence[Sequence[PeerId]], owner: PeerId, turns: list[int
 
 def _account(partial: Term, by: PeerId) -> Term:
     """A member's account of a partial sum, by the name under which it is sent and asked for."""
-    return Term(by, blake3(b"atoll/account/1" + msgspec.msgpack.encode((partial.cid, by))).digest(CID_BYTES), 0)
+    return Term(
+        by,
+        blake3(b"atoll/account/1" + msgspec.msgpack.encode((partial.cid, by))).digest(CID_BYTES),
+        0,
+    )
 
 
 def _name(reducer: str, terms: Sequence[Term]) -> bytes:
     """The name of a partial sum: what is added up, in which order. Its chunks are the same whatever plan they were made under."""
-    return blake3(b"atoll/partial/1" + msgspec.msgpack.encode((reducer, [(term.cid, term.weight) for term in terms]))).digest(CID_BYTES)
+    return blake3(
+        b"atoll/partial/1"
+        + msgspec.msgpack.encode((reducer, [(term.cid, term.weight) for term in terms]))
+    ).digest(CID_BYTES)

@@ -43,7 +43,10 @@ __all__ = ["join", "site_data", "NodeClient", "RunSwarm", "SiteData"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(".own_data" if name in ("site_data", "SiteData") else ".client", __name__), name)
+    value = getattr(
+        import_module(".own_data" if name in ("site_data", "SiteData") else ".client", __name__),
+        name,
+    )
     globals()[name] = value
     return value
 

@@ -22,24 +22,73 @@ DEFAULT_LANE_PORT = 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m atoll.node", description="Run an atoll node in the foreground.")
-    parser.add_argument("--home", default=None, help="one folder for all state (default: ATOLL_HOME, else the XDG folders)")
-    parser.add_argument("--listen", action="append", metavar="ADDR", help="/ip4/HOST/tcp/PORT; may be repeated")
+    parser = argparse.ArgumentParser(
+        prog="python -m atoll.node", description="Run an atoll node in the foreground."
+    )
+    parser.add_argument(
+        "--home",
+        default=None,
+        help="one folder for all state (default: ATOLL_HOME, else the XDG folders)",
+    )
+    parser.add_argument(
+        "--listen", action="append", metavar="ADDR", help="/ip4/HOST/tcp/PORT; may be repeated"
+    )
     parser.add_argument("--port", type=int, default=None, help="TCP port of the node (0: any)")
-    parser.add_argument("--lane-port", type=int, default=DEFAULT_LANE_PORT, help="TCP port for bulk data (0: any)")
-    parser.add_argument("--bootstrap", action="append", metavar="ADDR", help="/ip4/HOST/tcp/PORT/p2p/PEER; may be repeated")
-    parser.add_argument("--announce", action="append", default=[], metavar="ADDR", help="address that others should dial; may be repeated")
-    parser.add_argument("--max-up", metavar="RATE", help="limit of bulk data sent, such as 20Mbit/s")
+    parser.add_argument(
+        "--lane-port", type=int, default=DEFAULT_LANE_PORT, help="TCP port for bulk data (0: any)"
+    )
+    parser.add_argument(
+        "--bootstrap",
+        action="append",
+        metavar="ADDR",
+        help="/ip4/HOST/tcp/PORT/p2p/PEER; may be repeated",
+    )
+    parser.add_argument(
+        "--announce",
+        action="append",
+        default=[],
+        metavar="ADDR",
+        help="address that others should dial; may be repeated",
+    )
+    parser.add_argument(
+        "--max-up", metavar="RATE", help="limit of bulk data sent, such as 20Mbit/s"
+    )
     parser.add_argument("--max-down", metavar="RATE", help="limit of bulk data received")
-    parser.add_argument("--relay-for-all", action="store_true", help="relay for anybody, not only for peers of runs this node knows")
-    parser.add_argument("--no-port-mapping", action="store_true", help="do not ask the router to lead a port to this node")
-    parser.add_argument("--relay-only", action="store_true", help="show no member where this node is: be reached through relays only")
-    parser.add_argument("--no-lan-discovery", action="store_true", help="do not look for peers in the house (multicast DNS)")
+    parser.add_argument(
+        "--relay-for-all",
+        action="store_true",
+        help="relay for anybody, not only for peers of runs this node knows",
+    )
+    parser.add_argument(
+        "--no-port-mapping",
+        action="store_true",
+        help="do not ask the router to lead a port to this node",
+    )
+    parser.add_argument(
+        "--relay-only",
+        action="store_true",
+        help="show no member where this node is: be reached through relays only",
+    )
+    parser.add_argument(
+        "--no-lan-discovery",
+        action="store_true",
+        help="do not look for peers in the house (multicast DNS)",
+    )
     parser.add_argument("--no-dht", action="store_true", help="take no part in the DHT")
     parser.add_argument("--site", metavar="LABEL", help="label of the place where this machine is")
-    parser.add_argument("--json", action="store_true", help="say where it listens, or why it cannot, as one JSON object on stdout")
-    parser.add_argument("--private", action="store_true", help="belong to the script that started this node")
-    parser.add_argument("--until-stdin-ends", action="store_true", help="end when stdin does, so as not to outlive whoever started this")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="say where it listens, or why it cannot, as one JSON object on stdout",
+    )
+    parser.add_argument(
+        "--private", action="store_true", help="belong to the script that started this node"
+    )
+    parser.add_argument(
+        "--until-stdin-ends",
+        action="store_true",
+        help="end when stdin does, so as not to outlive whoever started this",
+    )
     parser.add_argument("--parent-pid", type=int, default=0, help="process of that script")
     parser.add_argument("--parent-fd", type=int, default=-1, help="inherited link to that script")
     return parser
@@ -48,7 +97,9 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Exit code of the node process."""
     args = _parser().parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
+    )
     logging.raiseExceptions = False  # a log on a full disk is no reason to write tracebacks into it
     try:
         options = _options(args)
@@ -85,7 +136,11 @@ def _ready(node: Node, args: argparse.Namespace) -> None:
     if args.json:
         print(as_json({"peer": node.peer, "pid": os.getpid(), "addresses": addresses}), flush=True)
     else:
-        print("\n".join((f"node {node.peer} is up; Ctrl-C drains and ends it", *addresses)), file=sys.stderr, flush=True)
+        print(
+            "\n".join((f"node {node.peer} is up; Ctrl-C drains and ends it", *addresses)),
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _options(args: argparse.Namespace) -> NodeOptions:

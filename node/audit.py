@@ -16,7 +16,13 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from ..collectives.errors import ConfigError, ProtocolError, RemoteProtocolError, SecurityError, StorageError
+from ..collectives.errors import (
+    ConfigError,
+    ProtocolError,
+    RemoteProtocolError,
+    SecurityError,
+    StorageError,
+)
 from ..collectives.group import MAX_PEER_ID, Certified, Config, Entry, Member
 from ..collectives.identifiers import PeerId, RunId
 from ..collectives.round.certificate import check_chain, check_genesis, vote_payload
@@ -109,7 +115,10 @@ def of_node(paths: Paths, signed: SignedManifest) -> Source:
     return Source(
         paths.run_dir(signed.run_id),
         signed,
-        {name: lambda folder=folder: stored_entries(folder / "journal") for name, folder in zip(names, folders, strict=True)},
+        {
+            name: lambda folder=folder: stored_entries(folder / "journal")
+            for name, folder in zip(names, folders, strict=True)
+        },
         tuple(folder / CHECKPOINT_FOLDER for folder in folders),
         lambda: _bans_of(paths, signed),
     )
@@ -128,7 +137,12 @@ def _bans_of(paths: Paths, signed: SignedManifest) -> list[Evidence]:
     bans = Bans(paths.run_dir(signed.run_id), signed.run_id, signed.organiser)
     bans.load()
     listed = (("the organiser", bans.of_run), (HERE, bans.here))
-    return [Evidence(by, ban.peer, ban.evidence) for by, some in listed for ban in some.values() if ban.evidence]
+    return [
+        Evidence(by, ban.peer, ban.evidence)
+        for by, some in listed
+        for ban in some.values()
+        if ban.evidence
+    ]
 
 
 class Proven(msgspec.Struct, frozen=True):
@@ -146,14 +160,19 @@ def proven_bans(source: Source) -> list[Proven]:
     peers = btard.peers if btard is not None else ()
     for ban in source.bans():
         try:
-            proven, what = check(ban.proof, source.signed.run_id, _verify, source.signed.organiser, peers)
+            proven, what = check(
+                ban.proof, source.signed.run_id, _verify, source.signed.organiser, peers
+            )
             if proven != ban.peer:
-                raise RemoteProtocolError(f"it is evidence against {proven}", peer=source.signed.organiser)
+                raise RemoteProtocolError(
+                    f"it is evidence against {proven}", peer=source.signed.organiser
+                )
         except RemoteProtocolError as error:
             raise SecurityError(
-                f"the ban of {ban.peer} by {ban.by} carries evidence that proves nothing: {error.message}", code="E204",
+                f"the ban of {ban.peer} by {ban.by} carries evidence that proves nothing: {error.message}",
+                code="E204",
                 hint=f"Lift it, if you do not believe it for another reason: atoll allow {ban.peer}",
-            ) from None  # fmt: skip
+            ) from None
         found.append(Proven(ban.peer, ban.by, what))
     return found
 
@@ -164,11 +183,18 @@ def write_archive(source: Source, path: Path) -> int:
     Raises StorageError; a file that is there is replaced, at once or not at all.
     """
     draft = path.with_name(f".{path.name}.new")
-    bodies = (msgspec.msgpack.encode(certified) for entries in source.logs.values() for certified in entries())
+    bodies = (
+        msgspec.msgpack.encode(certified)
+        for entries in source.logs.values()
+        for certified in entries()
+    )
     try:
         with open(draft, "wb") as file:
             file.write(MAGIC)
-            elsewhere = (msgspec.structs.replace(ban, by=WRITER if ban.by == HERE else ban.by) for ban in source.bans())
+            elsewhere = (
+                msgspec.structs.replace(ban, by=WRITER if ban.by == HERE else ban.by)
+                for ban in source.bans()
+            )
             bans = (BAN + msgspec.msgpack.encode(ban) for ban in elsewhere)
             for body in chain([source.signed.encode()], bodies, bans):
                 file.write(framed(body))
@@ -181,7 +207,9 @@ def write_archive(source: Source, path: Path) -> int:
     return size
 
 
-def audit(source: Source, name: str, progress: Callable[[int], None] = lambda entry: None) -> Audited:
+def audit(
+    source: Source, name: str, progress: Callable[[int], None] = lambda entry: None
+) -> Audited:
     """Check one log of ``source`` from its genesis on. Raises SecurityError E204 at the first entry that was not decided as it says,
     StorageError where the file is damaged, ConfigError where there is no log."""
     entries = source.logs[name]()
@@ -195,34 +223,53 @@ def audit(source: Source, name: str, progress: Callable[[int], None] = lambda en
     manifest = source.signed.open()
     report, sample, lying = _Report(name), manifest.settings().sample, manifest.quorum.lying
     try:
-        check_genesis(genesis, run=source.signed.run_id, organiser=source.signed.organiser, verify=_verify, peer=PeerId(""))
+        check_genesis(
+            genesis,
+            run=source.signed.run_id,
+            organiser=source.signed.organiser,
+            verify=_verify,
+            peer=PeerId(""),
+        )
         if genesis.entry.log != name:
             raise ProtocolError(f"the genesis entry is of log {genesis.entry.log}, not {name}")
         report.take(genesis, ())
         for certified in entries:
             check_chain(
-                [certified], run=source.signed.run_id, log=name, base=report.head, config=report.config, organiser=source.signed.organiser,
-                verify=_verify, peer=PeerId(""), lying=lying,
-            )  # fmt: skip
+                [certified],
+                run=source.signed.run_id,
+                log=name,
+                base=report.head,
+                config=report.config,
+                organiser=source.signed.organiser,
+                verify=_verify,
+                peer=PeerId(""),
+                lying=lying,
+            )
             if sample is not None:
-                _check_drawn(certified.entry, drawn(source.signed.run_id, report.head, report.config, sample))
+                _check_drawn(
+                    certified.entry, drawn(source.signed.run_id, report.head, report.config, sample)
+                )
             if certified.entry.round != report.entries:
                 raise ProtocolError(f"entry {report.entries} is numbered {certified.entry.round}")
             report.take(certified, report.config)
             progress(report.entries)
     except ProtocolError as error:
         raise SecurityError(
-            f"{source.path}: {error.message}", code="E204",
+            f"{source.path}: {error.message}",
+            code="E204",
             why="This log was not decided by the members that it names: it was changed, or somebody made it up.",
             hint="Audit another member's log of the run, and compare: atoll audit RUN --with FILE",
-        ) from None  # fmt: skip
+        ) from None
     return report.made()
 
 
 def _check_drawn(entry: Entry, chosen: Config) -> None:
     if strange := {contributor.member for contributor in entry.contributors} - set(chosen):
         peer = min(strange).peer
-        raise RemoteProtocolError(f"entry {entry.round} counts a contribution of {peer}, which was not drawn for it", peer=peer)
+        raise RemoteProtocolError(
+            f"entry {entry.round} counts a contribution of {peer}, which was not drawn for it",
+            peer=peer,
+        )
 
 
 def root_before(source: Source, name: str, entry: int) -> bytes | None:
@@ -238,7 +285,12 @@ def fork(mine: Source, theirs: Source, name: str) -> Fork | None:
             continue
         signed, others = (_signers(mine.signed.run_id, each) for each in (one, other))
         both = {member.peer for member, _ in signed} & {member.peer for member, _ in others}
-        return Fork(name, one.entry.round, tuple(sorted(both)), tuple(sorted({member.peer for member, _ in signed & others})))
+        return Fork(
+            name,
+            one.entry.round,
+            tuple(sorted(both)),
+            tuple(sorted({member.peer for member, _ in signed & others})),
+        )
     return None
 
 
@@ -247,8 +299,15 @@ def _signers(run: RunId, certified: Certified) -> set[tuple[Member, int]]:
     entry, digest = certified.entry, certified.entry.hash()
     if certified.removed or not entry.round:  # on the organiser's word, which was checked
         return {(Member(vote.member.peer, 0), -1) for vote in certified.votes[:1]}
-    votes = ((vote, vote_payload(run, entry.log, entry.round, entry.base, vote.ballot, digest)) for vote in certified.votes)
-    return {(vote.member, vote.ballot) for vote, payload in votes if _verify(vote.member.peer, payload, vote.signature)}
+    votes = (
+        (vote, vote_payload(run, entry.log, entry.round, entry.base, vote.ballot, digest))
+        for vote in certified.votes
+    )
+    return {
+        (vote.member, vote.ballot)
+        for vote, payload in votes
+        if _verify(vote.member.peer, payload, vote.signature)
+    }
 
 
 class _Report:
@@ -265,11 +324,22 @@ class _Report:
     def take(self, certified: Certified, before: Config) -> None:
         """The next entry, which was checked."""
         entry = certified.entry
-        earlier, later = ({member.peer for member in config} for config in (before, entry.next_config))
+        earlier, later = (
+            {member.peer for member in config} for config in (before, entry.next_config)
+        )
         if earlier != later or certified.removed:
             removed = tuple(sorted({member.peer for member in certified.removed}))
-            self.changes.append(Change(entry.round, tuple(sorted(later - earlier)), tuple(sorted(earlier - later)), removed))
-        for peer, count in Counter(contributor.member.peer for contributor in entry.contributors).items():
+            self.changes.append(
+                Change(
+                    entry.round,
+                    tuple(sorted(later - earlier)),
+                    tuple(sorted(earlier - later)),
+                    removed,
+                )
+            )
+        for peer, count in Counter(
+            contributor.member.peer for contributor in entry.contributors
+        ).items():
             self.contributors.setdefault(peer, Share()).rounds += count
         for contributor in entry.contributors:
             self.contributors[contributor.member.peer].samples += contributor.weight
@@ -280,8 +350,19 @@ class _Report:
 
     def made(self) -> Audited:
         members = tuple(sorted(member.peer for member in self.config))
-        ranked = dict(sorted(self.contributors.items(), key=lambda item: (-item[1].samples, item[0])))
-        return Audited(self.name, self.entries, self.rounds, self.votes, self.head, members, ranked, tuple(self.changes))
+        ranked = dict(
+            sorted(self.contributors.items(), key=lambda item: (-item[1].samples, item[0]))
+        )
+        return Audited(
+            self.name,
+            self.entries,
+            self.rounds,
+            self.votes,
+            self.head,
+            members,
+            ranked,
+            tuple(self.changes),
+        )
 
 
 def _verify(peer: PeerId, payload: bytes, signature: bytes) -> bool:
@@ -292,7 +373,10 @@ def _bodies(path: Path) -> Generator[bytes]:
     try:
         with open(path, "rb") as file:
             if file.read(len(MAGIC)) != MAGIC:
-                raise ConfigError(f"{path} is no archive of a run's log", hint="Such a file is written by: atoll audit RUN --export FILE")
+                raise ConfigError(
+                    f"{path} is no archive of a run's log",
+                    hint="Such a file is written by: atoll audit RUN --export FILE",
+                )
             yield from read_frames(file, path)
     except OSError as error:
         raise storage_error(f"cannot read {path}", error) from None
@@ -307,15 +391,25 @@ def _archived(path: Path, name: str, names: Sequence[str]) -> Iterator[Certified
         try:
             certified = _certified.decode(body)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise StorageError(f"{path}: a frame is no entry: {error}", code="E303", exit_code=74) from None
+            raise StorageError(
+                f"{path}: a frame is no entry: {error}", code="E303", exit_code=74
+            ) from None
         if certified.entry.log not in names:
-            raise StorageError(f"{path}: an entry of log {certified.entry.log!r} is not of this run", code="E303", exit_code=74)
+            raise StorageError(
+                f"{path}: an entry of log {certified.entry.log!r} is not of this run",
+                code="E303",
+                exit_code=74,
+            )
         if certified.entry.log == name:
             yield certified
 
 
 def _archived_bans(path: Path) -> list[Evidence]:
     try:
-        return [_evidence.decode(body[len(BAN) :]) for body in _bodies(path) if body.startswith(BAN)]
+        return [
+            _evidence.decode(body[len(BAN) :]) for body in _bodies(path) if body.startswith(BAN)
+        ]
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise StorageError(f"{path}: a frame is no ban: {error}", code="E303", exit_code=74) from None
+        raise StorageError(
+            f"{path}: a frame is no ban: {error}", code="E303", exit_code=74
+        ) from None

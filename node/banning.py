@@ -49,7 +49,9 @@ class BanList(msgspec.Struct, frozen=True, array_like=True):
     run: Annotated[RunId, msgspec.Meta(max_length=64)]
     sequence: Time
     bans: Annotated[tuple[Ban, ...], msgspec.Meta(max_length=MAX_BANS)]
-    revoked: Annotated[tuple[Annotated[bytes, msgspec.Meta(max_length=16)], ...], msgspec.Meta(max_length=MAX_BANS)] = ()
+    revoked: Annotated[
+        tuple[Annotated[bytes, msgspec.Meta(max_length=16)], ...], msgspec.Meta(max_length=MAX_BANS)
+    ] = ()
     trusted: Peers = ()
 
 
@@ -107,7 +109,11 @@ class Bans:
         ban = self.of_run.get(peer) or self.here.get(peer)
         if ban is None:
             return None
-        whose = "the run's organiser has banned this peer" if peer in self.of_run else "this member has banned this peer"
+        whose = (
+            "the run's organiser has banned this peer"
+            if peer in self.of_run
+            else "this member has banned this peer"
+        )
         return f"{whose}: {ban.reason}" if ban.reason else whose
 
     def refuse(self, peer: PeerId) -> None:
@@ -118,11 +124,18 @@ class Bans:
     def check_invite(self, nonce: bytes) -> None:
         """Raise NotAdmittedError for an invite that was revoked."""
         if nonce in self.revoked:
-            raise NotAdmittedError("this invite was revoked by the run's organiser", hint="Ask the organiser for a new one.")
+            raise NotAdmittedError(
+                "this invite was revoked by the run's organiser",
+                hint="Ask the organiser for a new one.",
+            )
 
     def load(self) -> None:
         """Read both lists anew. Raises StorageError E303 for one that is damaged, which then counts as empty; the other is taken."""
-        damage = [error for read in (self._load_run, self._load_here) if (error := _attempt(read)) is not None]
+        damage = [
+            error
+            for read in (self._load_run, self._load_here)
+            if (error := _attempt(read)) is not None
+        ]
         if damage:
             raise damage[0]
 
@@ -137,8 +150,12 @@ class Bans:
             raise RemoteProtocolError(f"list of bans of {len(data)} bytes", peer=sender)
         if found.run == self._run and found.sequence <= self._sequence:  # the cheap test first
             return False
-        if found.run != self._run or not verify(self._organiser, DOMAIN, signed.list, signed.signature):
-            raise RemoteProtocolError("the list of bans is not signed by the run's organiser", peer=sender)
+        if found.run != self._run or not verify(
+            self._organiser, DOMAIN, signed.list, signed.signature
+        ):
+            raise RemoteProtocolError(
+                "the list of bans is not signed by the run's organiser", peer=sender
+            )
         write_atomic(self._folder / RUN_FILE, data)
         self._set(found, data)
         return True
@@ -155,7 +172,11 @@ class Bans:
             self._sign(bans, self.revoked, self.trusted_by_run, identity)
             return True
         lifted = self.here[peer] if ban is None else None
-        pardoned = self.pardoned | {peer} if lifted is not None and lifted.evidence else self.pardoned - ({ban.peer} if ban else set())
+        pardoned = (
+            self.pardoned | {peer}
+            if lifted is not None and lifted.evidence
+            else self.pardoned - ({ban.peer} if ban else set())
+        )
         self._keep_here(bans, self.trusted_here, pardoned)
         return True
 
@@ -167,7 +188,11 @@ class Bans:
         """Whether a proof against ``peer`` would be news here, and count."""
         if peer in self.trusted or peer in self.pardoned or peer == self._organiser:
             return False
-        return not any(known.evidence for known in (self.of_run.get(peer), self.here.get(peer)) if known is not None)
+        return not any(
+            known.evidence
+            for known in (self.of_run.get(peer), self.here.get(peer))
+            if known is not None
+        )
 
     def trust(self, peer: PeerId, trusted: bool, identity: Identity | None) -> bool:
         """Trust a peer, or no longer: for the run with its organiser's ``identity``, else on this machine. Whether anything changed."""
@@ -176,14 +201,19 @@ class Bans:
             return False
         changed = known | {peer} if trusted else known - {peer}
         if len(changed) > MAX_BANS:
-            raise ConfigError(f"{len(changed)} peers are trusted, at most {MAX_BANS} can be", hint="atoll trust PEER --no-longer")
+            raise ConfigError(
+                f"{len(changed)} peers are trusted, at most {MAX_BANS} can be",
+                hint="atoll trust PEER --no-longer",
+            )
         if identity is not None:
             self._sign(self.of_run, self.revoked, changed, identity)
         else:
             self._keep_here(self.here, changed, self.pardoned)
         return True
 
-    def _keep_here(self, bans: Mapping[PeerId, Ban], trusted: frozenset[PeerId], pardoned: frozenset[PeerId]) -> None:
+    def _keep_here(
+        self, bans: Mapping[PeerId, Ban], trusted: frozenset[PeerId], pardoned: frozenset[PeerId]
+    ) -> None:
         kept = Here(_bounded(bans), tuple(sorted(trusted)), tuple(sorted(pardoned)[:MAX_BANS]))
         make_private(self._folder)
         write_atomic(self._folder / HERE_FILE, msgspec.msgpack.encode(kept))
@@ -193,16 +223,26 @@ class Bans:
         """The organiser's invite with this nonce, and all that members have made of it, admit nobody any more. Raises StorageError."""
         self._sign(self.of_run, self.revoked | {nonce}, self.trusted_by_run, identity)
 
-    def _sign(self, bans: Mapping[PeerId, Ban], revoked: frozenset[bytes], trusted: frozenset[PeerId], identity: Identity) -> None:
+    def _sign(
+        self,
+        bans: Mapping[PeerId, Ban],
+        revoked: frozenset[bytes],
+        trusted: frozenset[PeerId],
+        identity: Identity,
+    ) -> None:
         listed = _bounded(bans)
         if len(revoked) > MAX_BANS:
-            raise ConfigError(f"{len(revoked)} invites are revoked, at most {MAX_BANS} can be", hint="Old ones end by themselves.")
+            raise ConfigError(
+                f"{len(revoked)} invites are revoked, at most {MAX_BANS} can be",
+                hint="Old ones end by themselves.",
+            )
         sequence = max([self._sequence + 1, *(1000 * each.since_s for each in listed)])
         found = BanList(self._run, sequence, listed, tuple(sorted(revoked)), tuple(sorted(trusted)))
         data = msgspec.msgpack.encode(found)
         if len(data) > MAX_LIST_BYTES:
             raise ConfigError(
-                f"the list of bans has {len(data)} bytes, at most {MAX_LIST_BYTES} can be", hint="Lift some: atoll allow PEER"
+                f"the list of bans has {len(data)} bytes, at most {MAX_LIST_BYTES} can be",
+                hint="Lift some: atoll allow PEER",
             )
         signed = msgspec.msgpack.encode(SignedBans(data, identity.sign(DOMAIN, data)))
         make_private(self._folder)
@@ -223,7 +263,9 @@ class Bans:
             found = _list.decode(signed.list)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise _damaged(self._folder / RUN_FILE, str(error)) from None
-        if found.run != self._run or not verify(self._organiser, DOMAIN, signed.list, signed.signature):
+        if found.run != self._run or not verify(
+            self._organiser, DOMAIN, signed.list, signed.signature
+        ):
             raise _damaged(self._folder / RUN_FILE, "the run's organiser did not sign it")
         self._set(found, data)
 
@@ -244,7 +286,10 @@ def banned(why: str, peer: PeerId) -> NotAdmittedError:
 
 def _bounded(bans: Mapping[PeerId, Ban]) -> tuple[Ban, ...]:
     if len(bans) > MAX_BANS:
-        raise ConfigError(f"{len(bans)} peers are banned, at most {MAX_BANS} can be", hint="Lift some: atoll bans, atoll allow PEER")
+        raise ConfigError(
+            f"{len(bans)} peers are banned, at most {MAX_BANS} can be",
+            hint="Lift some: atoll bans, atoll allow PEER",
+        )
     return tuple(bans[peer] for peer in sorted(bans))
 
 
@@ -267,6 +312,9 @@ def _content(path: Path) -> bytes | None:
 
 def _damaged(path: Path, why: str) -> StorageError:
     return StorageError(
-        f"{path} is damaged: {why}", code="E303", exit_code=74, why="The disk, or something else than atoll, changed it: nobody is banned by it.",
+        f"{path} is damaged: {why}",
+        code="E303",
+        exit_code=74,
+        why="The disk, or something else than atoll, changed it: nobody is banned by it.",
         hint="Remove it. The run's own list comes from the other members; one of this machine only has to be given again: atoll ban PEER",
-    )  # fmt: skip
+    )

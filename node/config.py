@@ -30,12 +30,18 @@ class NodeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     listen: Addresses = ()  # multiaddrs; empty: /ip4/0.0.0.0/tcp/PORT and /ip6/::/tcp/PORT
     bootstrap: Addresses = ()  # peers to ask first, beside those of invites and of the peer cache
     announce: Addresses = ()  # addresses that others should dial, where they differ (a forwarded port)
-    lane_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 0  # TCP port for bulk data; 0: any free port
+    lane_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = (
+        0  # TCP port for bulk data; 0: any free port
+    )
     max_up: str = ""  # what bulk data may send, such as 20Mbit/s; empty: no limit
     max_down: str = ""  # and receive
     # the same label at all nodes of one fast network
     site: Annotated[
-        str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{0,64}$", description="at most 64 letters, digits, dots, dashes, underscores")
+        str,
+        msgspec.Meta(
+            pattern=r"^[A-Za-z0-9._-]{0,64}$",
+            description="at most 64 letters, digits, dots, dashes, underscores",
+        ),
     ] = ""
 
 
@@ -45,7 +51,9 @@ class NetworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lan_discovery: bool = True  # find peers in the house by multicast DNS, and be found
     port_mapping: bool = True  # behind a router, ask it to lead a port here (NAT-PMP, UPnP)
     dht: bool = True  # be a node of the DHT: find members of runs there, be found, and keep records for others
-    relay_only: bool = False  # no member learns this machine's address: only bootstrap nodes and relays do
+    relay_only: bool = (
+        False  # no member learns this machine's address: only bootstrap nodes and relays do
+    )
     port_guessing: bool = False  # behind a symmetric router, or towards one: find a port for a direct lane by guessing, where both ends do
 
 
@@ -55,7 +63,11 @@ class DataTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # FILE.py:NAME, a function that returns a torch Dataset (`site_data`)
     factory: Annotated[
         str,
-        msgspec.Meta(pattern=r"^(.+\.py:[A-Za-z_]\w*)?$", max_length=4096, description="FILE.py:NAME, a function that returns a Dataset"),
+        msgspec.Meta(
+            pattern=r"^(.+\.py:[A-Za-z_]\w*)?$",
+            max_length=4096,
+            description="FILE.py:NAME, a function that returns a Dataset",
+        ),
     ] = ""
 
 
@@ -74,7 +86,9 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def limits(self) -> tuple[int, int]:
         """What bulk data may take up and down, in bytes/s; 0 for no limit. Raises ConfigError."""
-        return bytes_per_s(self.node.max_up, "node.max_up"), bytes_per_s(self.node.max_down, "node.max_down")
+        return bytes_per_s(self.node.max_up, "node.max_up"), bytes_per_s(
+            self.node.max_down, "node.max_down"
+        )
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -84,7 +98,9 @@ class Loaded(msgspec.Struct, frozen=True):
     origins: dict[str, str]
 
 
-def load_config(paths: Paths, flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] = os.environ) -> Loaded:
+def load_config(
+    paths: Paths, flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] = os.environ
+) -> Loaded:
     """The settings in use. ``flags``: dotted key → value from the command line; None values do not count. Raises ConfigError."""
     table: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -104,7 +120,11 @@ def load_config(paths: Paths, flags: Mapping[str, Any] | None = None, environ: M
 
 def flat(config: NodeConfig) -> dict[str, Any]:
     """Dotted key → value, all of them."""
-    return {f"{table}.{key}": value for table, rows in msgspec.to_builtins(config).items() for key, value in rows.items()}
+    return {
+        f"{table}.{key}": value
+        for table, rows in msgspec.to_builtins(config).items()
+        for key, value in rows.items()
+    }
 
 
 def set_value(paths: Paths, key: str, text: str) -> Any:
@@ -132,7 +152,9 @@ def _close_key(key: str) -> str:
     import difflib
 
     known = list(flat(NodeConfig()))
-    close = difflib.get_close_matches(key, known, n=1, cutoff=0.5) or [k for k in known if k.endswith(f".{key}")]
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.5) or [
+        k for k in known if k.endswith(f".{key}")
+    ]
     return close[0] if close else ""
 
 
@@ -144,7 +166,9 @@ def _read(file: Path) -> str | None:
     except OSError as error:
         raise storage_error(f"cannot read {file}", error) from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{file} is not a text file", hint=f"Move it away: mv {file} {file}.old") from None
+        raise ConfigError(
+            f"{file} is not a text file", hint=f"Move it away: mv {file} {file}.old"
+        ) from None
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -155,8 +179,14 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
             key = name.removeprefix(ENV_PREFIX).replace("__", ".").lower()
             if key not in flat(NodeConfig()):
                 close = _close_key(key)
-                meant = f"Did you mean {ENV_PREFIX}{close.replace('.', '__').upper()}?" if close else "See the settings: atoll config show"
-                raise ConfigError(f"the environment variable {name} sets no setting", key=f"$.{key}", hint=meant)
+                meant = (
+                    f"Did you mean {ENV_PREFIX}{close.replace('.', '__').upper()}?"
+                    if close
+                    else "See the settings: atoll config show"
+                )
+                raise ConfigError(
+                    f"the environment variable {name} sets no setting", key=f"$.{key}", hint=meant
+                )
             found[key] = _typed(key, text)
     return found
 
@@ -168,13 +198,21 @@ def _typed(key: str, text: str) -> Any:
         return [part.strip() for part in text.split(",") if part.strip()]
     if isinstance(default, bool):
         if text not in ("true", "false"):
-            raise ConfigError(f"{key} is {text!r}, neither true nor false", key=f"$.{key}", hint=f"{key} = false turns it off")
+            raise ConfigError(
+                f"{key} is {text!r}, neither true nor false",
+                key=f"$.{key}",
+                hint=f"{key} = false turns it off",
+            )
         return text == "true"
     if isinstance(default, int):
         try:
             return int(text)
         except ValueError:
-            raise ConfigError(f"{key} is {text!r}, not a whole number", key=f"$.{key}", hint=f"For example {key} = {default}") from None
+            raise ConfigError(
+                f"{key} is {text!r}, not a whole number",
+                key=f"$.{key}",
+                hint=f"For example {key} = {default}",
+            ) from None
     return text
 
 
@@ -195,7 +233,10 @@ def _toml(table: dict[str, Any]) -> str:
     import json
 
     blocks = [
-        f"[{name}]\n" + "".join(f"{key} = {json.dumps(value, ensure_ascii=True)}\n" for key, value in rows.items())
+        f"[{name}]\n"
+        + "".join(
+            f"{key} = {json.dumps(value, ensure_ascii=True)}\n" for key, value in rows.items()
+        )
         for name, rows in table.items()
     ]
     return "\n".join(blocks)

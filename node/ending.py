@@ -20,7 +20,9 @@ def interrupt_when_stdin_ends() -> None:
 
     def watch() -> None:
         with suppress(OSError):
-            while os.read(0, 4096):  # not sys.stdin: a thread inside its lock would keep the interpreter from ending
+            while os.read(
+                0, 4096
+            ):  # not sys.stdin: a thread inside its lock would keep the interpreter from ending
                 pass
         signal.pthread_kill(main, signal.SIGINT)  # to the thread that may wait in the system
         threading.Event().wait(GRACE_S)

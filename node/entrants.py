@@ -52,9 +52,12 @@ class Entrants:
             raise storage_error(f"cannot read {path}", error) from None
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise StorageError(
-                f"{path} is damaged: {error}", code="E303", exit_code=74, why="The disk, or something else than atoll, changed it.",
+                f"{path} is damaged: {error}",
+                code="E303",
+                exit_code=74,
+                why="The disk, or something else than atoll, changed it.",
                 hint="Remove it. Who has entered by invites that admit only so many is not known here then.",
-            ) from None  # fmt: skip
+            ) from None
         for each in found:
             self._set(each.peer, each)
 
@@ -64,8 +67,9 @@ class Entrants:
         if token.uses and others >= token.uses:
             raise NotAdmittedError(
                 f"this invite to run {token.run_id} has let in {token.uses} already",
-                why="Its organiser has made it for so many peers.", hint="Ask the organiser for another: atoll invite new",
-            )  # fmt: skip
+                why="Its organiser has made it for so many peers.",
+                hint="Ask the organiser for another: atoll invite new",
+            )
         self.note(peer, token)
 
     def note(self, peer: PeerId, token: Token) -> None:
@@ -75,7 +79,9 @@ class Entrants:
         if self.known.get(peer) == entrant:
             return
         if entrant is not None and peer not in self.known and len(self.known) >= MOST:
-            raise NotAdmittedError(f"{MOST} peers have entered by such invites here: no more can be kept in mind")
+            raise NotAdmittedError(
+                f"{MOST} peers have entered by such invites here: no more can be kept in mind"
+            )
         self._set(peer, entrant)
         make_private(self._folder)
         write_atomic(self._folder / FILE, msgspec.msgpack.encode(tuple(self.known.values())))

@@ -82,7 +82,9 @@ def twice(peer: PeerId, first: tuple[bytes, bytes], second: tuple[bytes, bytes])
 
 def removal(bundles: Sequence[Bundle], bundle: Bundle) -> bytes:
     """The evidence of one removal, as it is kept and handed on; ``bundles``: what a peer has of the run, in order."""
-    before = [each for each in bundles if each.context.roster[each.whom] not in bundle.context.roster]
+    before = [
+        each for each in bundles if each.context.roster[each.whom] not in bundle.context.roster
+    ]
     return msgspec.msgpack.encode(Removed((*before, bundle)))
 
 
@@ -98,7 +100,9 @@ def accused(data: bytes) -> PeerId | None:
     return None if found is None else found.peer
 
 
-def check(data: bytes, run: RunId, verify: Verify, sender: PeerId, peers: Sequence[PeerId] = ()) -> tuple[PeerId, str]:
+def check(
+    data: bytes, run: RunId, verify: Verify, sender: PeerId, peers: Sequence[PeerId] = ()
+) -> tuple[PeerId, str]:
     """Against whom ``data`` is proof, and of what in words. Raises RemoteProtocolError, naming the sender, where it proves nothing of this run.
 
     ``peers``: of a run with BTARD, those its manifest names."""
@@ -115,13 +119,20 @@ def check(data: bytes, run: RunId, verify: Verify, sender: PeerId, peers: Sequen
     of_run = one[1] == run and str(one[2]).startswith(MAIN)
     if found.one >= found.other or one[:length] != other[:length] or not of_run:
         raise RemoteProtocolError("evidence that is not of one slot of this run", peer=sender)
-    for payload, signature in ((found.one, found.one_signature), (found.other, found.other_signature)):
+    for payload, signature in (
+        (found.one, found.one_signature),
+        (found.other, found.other_signature),
+    ):
         if not verify(found.peer, payload, signature):
-            raise RemoteProtocolError(f"evidence that {found.peer[-8:]} has not signed", peer=sender)
+            raise RemoteProtocolError(
+                f"evidence that {found.peer[-8:]} has not signed", peer=sender
+            )
     return found.peer, WHAT[str(one[0])]
 
 
-def _check_removal(bundles: Sequence[Bundle], run: RunId, sender: PeerId, peers: Sequence[PeerId]) -> tuple[PeerId, str]:
+def _check_removal(
+    bundles: Sequence[Bundle], run: RunId, sender: PeerId, peers: Sequence[PeerId]
+) -> tuple[PeerId, str]:
     last = bundles[-1]
     try:
         verify_removals(run, peers, bundles, verify_for)
@@ -134,6 +145,9 @@ def _parsed(payload: bytes) -> list[object]:
     fields = msgspec.msgpack.decode(payload, type=list[object])
     if not fields or not all(isinstance(field, str | int | bytes) for field in fields):
         raise ValueError("not a payload")
-    if len(fields) != SLOTS.get(str(fields[0]), -1) + 1 or msgspec.msgpack.encode(fields) != payload:
+    if (
+        len(fields) != SLOTS.get(str(fields[0]), -1) + 1
+        or msgspec.msgpack.encode(fields) != payload
+    ):
         raise ValueError("not a payload of a slot")
     return fields

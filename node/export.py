@@ -64,7 +64,9 @@ def read_info(folder: Path) -> CheckpointInfo:
     return info
 
 
-def export_run(paths: Paths, signed: SignedManifest, folder: Path, *, force: bool = False) -> Exported:
+def export_run(
+    paths: Paths, signed: SignedManifest, folder: Path, *, force: bool = False
+) -> Exported:
     """Write the newest checkpoint of a stored run into ``folder``, after checking it against its own digest. Of a run in fragments it is
     one model of the newest checkpoint of each, and the round that of the fragment that is behind.
 
@@ -73,7 +75,10 @@ def export_run(paths: Paths, signed: SignedManifest, folder: Path, *, force: boo
     from safetensors.torch import save
 
     manifest = signed.open()
-    sources = [folder / CHECKPOINT_FOLDER for folder in paths.state_dirs(signed.run_id, manifest.exchange.fragments)]
+    sources = [
+        folder / CHECKPOINT_FOLDER
+        for folder in paths.state_dirs(signed.run_id, manifest.exchange.fragments)
+    ]
     infos = [read_info(source) for source in sources]
     if not force and (folder / WEIGHTS_FILE).exists():
         raise StorageError(
@@ -100,16 +105,28 @@ def export_run(paths: Paths, signed: SignedManifest, folder: Path, *, force: boo
         "manifest": msgspec.to_builtins(manifest),
     }
     if len(cut) > 1:
-        origin["fragments"] = [{"round": saved.rounds, "state_root": saved.root.hex()} for saved in cut]
+        origin["fragments"] = [
+            {"round": saved.rounds, "state_root": saved.root.hex()} for saved in cut
+        ]
         del origin["state_root"]
-    contents = {WEIGHTS_FILE: weights, CONFIG_FILE: _json(_model_config(manifest)), INFO_FILE: _json(origin)}
+    contents = {
+        WEIGHTS_FILE: weights,
+        CONFIG_FILE: _json(_model_config(manifest)),
+        INFO_FILE: _json(origin),
+    }
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise storage_error(f"cannot make {folder}", error) from None
     for name, data in contents.items():
         write_atomic(folder / name, data, _FILE_MODE)
-    return Exported(rounds, sum(info.layout.model_numel for info in infos), tuple(tensors), len(weights), tuple(contents))
+    return Exported(
+        rounds,
+        sum(info.layout.model_numel for info in infos),
+        tuple(tensors),
+        len(weights),
+        tuple(contents),
+    )
 
 
 def keep_start(source: Path, folder: Path) -> None:
@@ -141,9 +158,16 @@ def _verified(source: Path, info: CheckpointInfo) -> Saved:
     saved = load(source, info.layout.numel)
     if saved is None:
         raise _damaged(source / STATE_FILE, "it is missing")
-    state = memoryview(b"".join(tensor.contiguous().numpy().tobytes() for tensor in (saved.anchor, saved.momentum)))
+    state = memoryview(
+        b"".join(tensor.contiguous().numpy().tobytes() for tensor in (saved.anchor, saved.momentum))
+    )
     step = state_chunk_bytes(info.layout.numel)
-    if merkle_root([chunk_hash(state[start : start + step]) for start in range(0, len(state), step)]) != saved.root:
+    if (
+        merkle_root(
+            [chunk_hash(state[start : start + step]) for start in range(0, len(state), step)]
+        )
+        != saved.root
+    ):
         raise _damaged(source / STATE_FILE, "its digest is wrong")
     return saved
 

@@ -66,7 +66,9 @@ class Token(msgspec.Struct, frozen=True, array_like=True):
             return msgspec.msgpack.encode((*said, self.peer, self.role, self.uses))
         if self.role != "train":
             return msgspec.msgpack.encode((*said, self.peer, self.role))
-        return msgspec.msgpack.encode((*said, self.peer) if self.peer else said)  # as before there were ``peer``, ``role`` and ``uses``
+        return msgspec.msgpack.encode(
+            (*said, self.peer) if self.peer else said
+        )  # as before there were ``peer``, ``role`` and ``uses``
 
 
 class Invite(msgspec.Struct, frozen=True, array_like=True):
@@ -105,13 +107,32 @@ class Invite(msgspec.Struct, frozen=True, array_like=True):
 
 
 def make_invite(
-    run_id: RunId, bootstrap: Sequence[str], identity: Identity, *, now_s: float, life_s: float = DEFAULT_LIFE_S, peer: str = "",
-    role: Role = "train", uses: int = 0,
-) -> Invite:  # fmt: skip
+    run_id: RunId,
+    bootstrap: Sequence[str],
+    identity: Identity,
+    *,
+    now_s: float,
+    life_s: float = DEFAULT_LIFE_S,
+    peer: str = "",
+    role: Role = "train",
+    uses: int = 0,
+) -> Invite:
     """A fresh invite by the organiser, whose key ``identity`` is, valid for ``life_s`` seconds; with a ``peer`` for that one only, with ``uses`` for
     the first so many (0: for all)."""
-    token = Token(run_id, int(now_s), int(now_s + life_s), os.urandom(8), identity.peer, bytes(64), peer, role, uses)
-    token = msgspec.structs.replace(token, signature=identity.sign(TOKEN_DOMAIN, token.signed_bytes()))
+    token = Token(
+        run_id,
+        int(now_s),
+        int(now_s + life_s),
+        os.urandom(8),
+        identity.peer,
+        bytes(64),
+        peer,
+        role,
+        uses,
+    )
+    token = msgspec.structs.replace(
+        token, signature=identity.sign(TOKEN_DOMAIN, token.signed_bytes())
+    )
     return _issue(token, bootstrap, identity)
 
 
@@ -122,7 +143,9 @@ def reissue(invite: Invite, bootstrap: Sequence[str], identity: Identity) -> Inv
 
 def _issue(token: Token, bootstrap: Sequence[str], identity: Identity) -> Invite:
     invite = Invite(token, tuple(bootstrap[:16]), identity.peer, bytes(64))
-    return msgspec.structs.replace(invite, signature=identity.sign(INVITE_DOMAIN, invite.signed_bytes()))
+    return msgspec.structs.replace(
+        invite, signature=identity.sign(INVITE_DOMAIN, invite.signed_bytes())
+    )
 
 
 def inspect_invite(text: str) -> Invite:
@@ -146,7 +169,9 @@ def inspect_invite(text: str) -> Invite:
         ) from None
     from ..security.identity import verify
 
-    if not verify(invite.issuer, INVITE_DOMAIN, invite.signed_bytes(), invite.signature) or not _genuine(invite.token):
+    if not verify(
+        invite.issuer, INVITE_DOMAIN, invite.signed_bytes(), invite.signature
+    ) or not _genuine(invite.token):
         raise NotAdmittedError(
             f"this invite to run {invite.run_id} was changed after it was signed",
             peer=invite.issuer,
@@ -182,12 +207,16 @@ def check_bearer(token: Token, peer: PeerId) -> None:
         )
 
 
-def check_token(data: bytes, *, run_id: RunId, organiser: PeerId, now_s: float, peer: PeerId) -> Token:
+def check_token(
+    data: bytes, *, run_id: RunId, organiser: PeerId, now_s: float, peer: PeerId
+) -> Token:
     """The admission token that ``peer``, a newcomer, showed. Raises NotAdmittedError when it does not open this run now to this peer."""
     token = _token(data)
     if token is None:
         raise NotAdmittedError(
-            f"no readable admission token for run {run_id}", why="The run asks for an invite.", hint="Ask a member for one."
+            f"no readable admission token for run {run_id}",
+            why="The run asks for an invite.",
+            hint="Ask a member for one.",
         )
     if token.run_id != run_id or token.organiser != organiser or not _genuine(token):
         raise NotAdmittedError(
@@ -203,7 +232,12 @@ def check_token(data: bytes, *, run_id: RunId, organiser: PeerId, now_s: float, 
 def genuine_token(data: bytes, *, run_id: RunId, organiser: PeerId, peer: PeerId) -> Token | None:
     """The token that ``peer`` shows, also when it has run out; None where it is none of this organiser's for it."""
     token = _token(data)
-    if token is None or (token.run_id, token.organiser) != (run_id, organiser) or token.peer not in ("", peer) or not _genuine(token):
+    if (
+        token is None
+        or (token.run_id, token.organiser) != (run_id, organiser)
+        or token.peer not in ("", peer)
+        or not _genuine(token)
+    ):
         return None
     return token
 

@@ -85,7 +85,10 @@ def already_running(paths: Paths) -> StateError:
     node = read_node_file(paths)
     if node is None:
         return StateError(
-            f"a node is starting or ending with {paths.runtime_dir}", code="E102", exit_code=73, hint="Try again in a moment: atoll status"
+            f"a node is starting or ending with {paths.runtime_dir}",
+            code="E102",
+            exit_code=73,
+            hint="Try again in a moment: atoll status",
         )
     if node.private:
         return StateError(
@@ -118,7 +121,12 @@ def remove_stale_socket(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise StateError(f"{path} is in the way: it is not a socket", code="E102", exit_code=73, hint=f"Look at it, then: rm {path}")
+        raise StateError(
+            f"{path} is in the way: it is not a socket",
+            code="E102",
+            exit_code=73,
+            hint=f"Look at it, then: rm {path}",
+        )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:
@@ -128,7 +136,9 @@ def remove_stale_socket(path: Path) -> None:
             return
         except OSError:  # a full backlog, for example: somebody is there
             pass
-    raise StateError(f"another node listens at {path}", code="E102", exit_code=73, hint="Use it: atoll status")
+    raise StateError(
+        f"another node listens at {path}", code="E102", exit_code=73, hint="Use it: atoll status"
+    )
 
 
 # ── forks ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────

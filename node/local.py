@@ -46,7 +46,9 @@ class _Peer:
 
     def __init__(self, swarm: LocalSwarm, index: int) -> None:
         self.swarm, self.index, self.name = swarm, index, swarm.names[index]
-        self.storages = [MemoryStorage(effective_outer(swarm.settings)) for _ in range(swarm.settings.fragments)]
+        self.storages = [
+            MemoryStorage(effective_outer(swarm.settings)) for _ in range(swarm.settings.fragments)
+        ]
         self.shelf = MemoryShelf()  # outlives the script, as its disk does
         self.process: NodeProcess | None = None
         self.member: LocalMember | None = None
@@ -59,11 +61,19 @@ class _Peer:
         member = self.member = LocalMember(swarm.place, self.name, self.index, rng, self.shelf)
         storage, *others = self.storages
         process = self.process = NodeProcess(
-            swarm.place, self.name, storage, rng, emit=member.hear, died=lambda _: self.crash(), others=others
+            swarm.place,
+            self.name,
+            storage,
+            rng,
+            emit=member.hear,
+            died=lambda _: self.crash(),
+            others=others,
         )
         process.start([swarm.names[0]] if self.index else [])
         name = f"{self.name}" if self.life == 0 else f"{self.name}, life {self.life}"
-        self.actor = swarm.stage.enter(name, lambda: self._play(script, member), seed=rng.getrandbits(32))
+        self.actor = swarm.stage.enter(
+            name, lambda: self._play(script, member), seed=rng.getrandbits(32)
+        )
         member.bind(process, self.actor)
 
     def _play(self, script: Script, member: LocalMember) -> Any:
@@ -121,15 +131,34 @@ class LocalSwarm:
             raise ConfigError(f"a swarm of {count} peers", key="count")
         self.settings = settings or RunSettings()
         self.world = World(seed)
-        self.network = Network(self.world, latency_s=latency_s, jitter_s=jitter_s, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
-        people = [Identity(index.to_bytes(32, "big")) for index in range(count)] if self.settings.secure else []
-        self.names = [person.peer for person in people] or [PeerId(f"p{index}") for index in range(count)]
+        self.network = Network(
+            self.world,
+            latency_s=latency_s,
+            jitter_s=jitter_s,
+            bandwidth_bytes_per_s=bandwidth_bytes_per_s,
+        )
+        people = (
+            [Identity(index.to_bytes(32, "big")) for index in range(count)]
+            if self.settings.secure
+            else []
+        )
+        self.names = [person.peer for person in people] or [
+            PeerId(f"p{index}") for index in range(count)
+        ]
         self.stage = Stage(self.world)
         self.place = Place(
-            self.world, self.network, self.names, RunId("local"), self.names[0], self.settings, timing or Timing(),
-            chunk_elements=chunk_elements, checkpoint_every=1, sites=dict(zip(self.names, sites, strict=False)),
+            self.world,
+            self.network,
+            self.names,
+            RunId("local"),
+            self.names[0],
+            self.settings,
+            timing or Timing(),
+            chunk_elements=chunk_elements,
+            checkpoint_every=1,
+            sites=dict(zip(self.names, sites, strict=False)),
             identities={person.peer: person for person in people},
-        )  # fmt: skip
+        )
         self.peers = [_Peer(self, index) for index in range(count)]
         self._starts = [0.0] * count
         self._away = 0  # killed peers that will be back
@@ -148,7 +177,9 @@ class LocalSwarm:
         self._starts[index] = when_s
         return self
 
-    def crash_at(self, index: int, when_s: float, *, back_after_s: float | None = None) -> LocalSwarm:
+    def crash_at(
+        self, index: int, when_s: float, *, back_after_s: float | None = None
+    ) -> LocalSwarm:
         """Node and script of peer ``index`` are killed; a new process of it starts ``back_after_s`` later, on the same disk."""
 
         def strike(script: Script) -> None:
@@ -182,7 +213,9 @@ class LocalSwarm:
         self._faults.append((when_s, strike))
         return self
 
-    def partition_at(self, groups: Sequence[Sequence[int]], when_s: float, for_s: float) -> LocalSwarm:
+    def partition_at(
+        self, groups: Sequence[Sequence[int]], when_s: float, for_s: float
+    ) -> LocalSwarm:
         """Peers of different groups do not hear each other for ``for_s`` seconds."""
         side = {self.names[index]: number for number, group in enumerate(groups) for index in group}
         self._faults.append((when_s, lambda _: self.network.partition(side)))
@@ -190,13 +223,23 @@ class LocalSwarm:
         return self
 
     # ---- the run
-    def run(self, script: Callable[[Swarm], Any], *, step_s: float | Sequence[float] = 0.0, limit_s: float = LIMIT_S) -> list[Any]:
+    def run(
+        self,
+        script: Callable[[Swarm], Any],
+        *,
+        step_s: float | Sequence[float] = 0.0,
+        limit_s: float = LIMIT_S,
+    ) -> list[Any]:
         """Run ``script(swarm)`` for every peer until all have ended; returns what they returned, None for one that was killed.
 
         Raises the first error of a script; SwarmClosedError when nothing happens any more or ``limit_s`` virtual seconds (a day)
         have passed: scripts that wait for members which never come back are simulated until then. Give less where that takes long.
         """
-        steps = [float(step_s)] * len(self.peers) if isinstance(step_s, int | float) else [float(cost) for cost in step_s]
+        steps = (
+            [float(step_s)] * len(self.peers)
+            if isinstance(step_s, int | float)
+            else [float(cost) for cost in step_s]
+        )
         if len(steps) != len(self.peers):
             raise ConfigError(f"step_s for {len(steps)} of {len(self.peers)} peers", key="step_s")
         for peer, start_s in zip(self.peers, self._starts, strict=True):
@@ -207,13 +250,18 @@ class LocalSwarm:
         hook = register_optimizer_step_pre_hook(_StepCost(self, costs))
         try:
             self.world.run(until=0.0)
-            self.stage.run(limit_s, until=lambda: not self._away and all(peer.life >= 0 for peer in self.peers))
+            self.stage.run(
+                limit_s, until=lambda: not self._away and all(peer.life >= 0 for peer in self.peers)
+            )
         finally:
             hook.remove()
             for peer in self.peers:
                 if peer.process is not None:
                     peer.process.end()
-        return [None if peer.actor is None or peer.actor.dead else peer.actor.result for peer in self.peers]
+        return [
+            None if peer.actor is None or peer.actor.dead else peer.actor.result
+            for peer in self.peers
+        ]
 
 
 class _StepCost:
@@ -226,5 +274,9 @@ class _StepCost:
         thread = threading.current_thread()
         for peer in self.swarm.peers:
             actor = peer.actor
-            if actor is not None and actor.thread is thread and not type(optimizer).__module__.startswith("atoll."):
+            if (
+                actor is not None
+                and actor.thread is thread
+                and not type(optimizer).__module__.startswith("atoll.")
+            ):
                 actor.sleep(self.costs[peer.name])

@@ -53,7 +53,9 @@ class LocalPending:
 class LocalOperating(LocalPending):
     """A free-standing operation (an Operating). Its deadline is looked at by whoever waits."""
 
-    def __init__(self, member: LocalMember, call: Call, cid: bytes, members: tuple[PeerId, ...], numel: int) -> None:
+    def __init__(
+        self, member: LocalMember, call: Call, cid: bytes, members: tuple[PeerId, ...], numel: int
+    ) -> None:
         super().__init__(member, member.clock())
         self.call, self.cid, self.members, self.numel = call, cid, members, numel
         self.traffic = member.traffic()
@@ -61,8 +63,13 @@ class LocalOperating(LocalPending):
 
     def wait(self, timeout_s: float | None = None) -> Outcome:
         """See Operating."""
-        member, left = self._member, max(0.0, self.since + self.call.deadline_s - self._member.clock())
-        member.wait(lambda: self.outcome is not None, left if timeout_s is None else min(timeout_s, left))
+        member, left = (
+            self._member,
+            max(0.0, self.since + self.call.deadline_s - self._member.clock()),
+        )
+        member.wait(
+            lambda: self.outcome is not None, left if timeout_s is None else min(timeout_s, left)
+        )
         if self.outcome is None and member.clock() >= self.since + self.call.deadline_s:
             self.outcome = member.abandon(self.call.op_id, "the deadline passed")
         return self.outcome or member.still_open("not decided yet")
@@ -120,7 +127,9 @@ class LocalMember:
 
     def hear(self, event: object) -> None:
         """An event of the session."""
-        fragment, event = (event.fragment, event.event) if isinstance(event, ev.InFragment) else (0, event)
+        fragment, event = (
+            (event.fragment, event.event) if isinstance(event, ev.InFragment) else (0, event)
+        )
         cid, pending = self._pending.get(fragment, (None, None))
         match event:
             case ev.RoundCommitted() if pending is not None and event.cid == cid:
@@ -137,11 +146,21 @@ class LocalMember:
             case ev.BranchAdvanced() if pending is not None and event.cid == cid:
                 del self._pending[fragment]
                 elapsed = self.clock() - pending.since
-                pending.outcome = Outcome("uncertified", event.round, event.contributors, event.counted, (), *self._since(), elapsed)
+                pending.outcome = Outcome(
+                    "uncertified",
+                    event.round,
+                    event.contributors,
+                    event.counted,
+                    (),
+                    *self._since(),
+                    elapsed,
+                )
             case ev.ContributionRefused() if pending is not None and event.cid == cid:
                 del self._pending[fragment]
                 completed = self._session(fragment).completed
-                pending.outcome = Outcome("committed", completed, reason=f"refused: {event.reason}", unfit=event.unfit)
+                pending.outcome = Outcome(
+                    "committed", completed, reason=f"refused: {event.reason}", unfit=event.unfit
+                )
             case ev.Timed():
                 telemetry.emit(event.timing)
             case ev.RoundClosing():
@@ -149,7 +168,9 @@ class LocalMember:
             case ev.OperationDone() | ev.OperationRefused() if event.op_id in self._operations:
                 self.ended(self._operations[event.op_id], event)
             case ev.ContributionRefused():
-                for running in [running for running in self._operations.values() if running.cid == event.cid]:
+                for running in [
+                    running for running in self._operations.values() if running.cid == event.cid
+                ]:
                     self.ended(running, None, event.reason)
             case _:
                 pass
@@ -172,7 +193,9 @@ class LocalMember:
 
     def still_open(self, reason: str) -> Outcome:
         """An outcome that is none yet."""
-        return Outcome("open", self._node().session.completed + 1 if self._process else 0, reason=reason)
+        return Outcome(
+            "open", self._node().session.completed + 1 if self._process else 0, reason=reason
+        )
 
     def _session(self, fragment: int) -> Session:
         sessions = self._node().run.sessions
@@ -213,16 +236,26 @@ class LocalMember:
                 session.found(self.clock(), layout, values)
         self.wait(lambda: session.phase == "running" or self._closed, None)
         with self._node().alive():
-            session.attach(self.clock(), layout)  # now that the run's model is known, it must be this one
+            session.attach(
+                self.clock(), layout
+            )  # now that the run's model is known, it must be this one
         members = [each.machine for each in session.sessions]
-        self.wait(lambda: self._closed or all(machine is None or machine.is_member for machine in members), ADMISSION_S)
+        self.wait(
+            lambda: (
+                self._closed or all(machine is None or machine.is_member for machine in members)
+            ),
+            ADMISSION_S,
+        )
         self._layout = layout
         return self.anchor()
 
     def anchor(self) -> Lease:
         """See Swarm. Of all fragments; its round is that of the one that is behind."""
         views = [self.fragment_anchor(number) for number in range(self.fragments)]
-        whole, start = torch.empty(sum(view.numel for view in views), dtype=torch.float32, device="cpu"), 0
+        whole, start = (
+            torch.empty(sum(view.numel for view in views), dtype=torch.float32, device="cpu"),
+            0,
+        )
         for view in views:
             view.copy_into(whole[start : start + view.numel])
             start += view.numel
@@ -230,12 +263,23 @@ class LocalMember:
         return Lease(whole, round_, lambda: None, samples, views[0].lag, views[0].steps)
 
     def contribute(
-        self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None, lag: float | None = None
+        self,
+        *,
+        samples: int,
+        write: Callable[[Tensor], None],
+        base: int | None = None,
+        loss: float | None = None,
+        lag: float | None = None,
     ) -> LocalPending:
         """See Swarm."""
         if self.fragments > 1:
-            raise LocalProtocolError(f"this run is cut into {self.fragments} fragments", hint="contribute_fragment() offers one of them")
-        return self.contribute_fragment(0, samples=samples, write=write, base=base, loss=loss, lag=lag)
+            raise LocalProtocolError(
+                f"this run is cut into {self.fragments} fragments",
+                hint="contribute_fragment() offers one of them",
+            )
+        return self.contribute_fragment(
+            0, samples=samples, write=write, base=base, loss=loss, lag=lag
+        )
 
     @property
     def closing(self) -> int:
@@ -265,20 +309,35 @@ class LocalMember:
         return self._closing.get(fragment, 0)
 
     def contribute_fragment(
-        self, fragment: int, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None,
+        self,
+        fragment: int,
+        *,
+        samples: int,
+        write: Callable[[Tensor], None],
+        base: int | None = None,
+        loss: float | None = None,
         lag: float | None = None,
-    ) -> LocalPending:  # fmt: skip
+    ) -> LocalPending:
         """See FragmentSwarm."""
         node, session = self._node(), self._session(fragment)
         if self._layout is None or session.machine is None:
             raise LocalProtocolError("open() the run first")
         if fragment in self._pending:
-            raise LocalProtocolError("a contribution is still undecided", hint="wait() for it, or try again when it is done()")
+            raise LocalProtocolError(
+                "a contribution is still undecided",
+                hint="wait() for it, or try again when it is done()",
+            )
         if (samples := sample_count(samples)) < (1 if self.settings.sample is None else 0):
             raise LocalProtocolError(f"a contribution of {samples} samples")
         vector = torch.zeros(session.machine.shape.numel, dtype=torch.float32, device="cpu")
         write(vector)
-        reading = reading_of(vector, cut(self._layout, self.fragments)[fragment], effective_outer(self.settings), loss, lag)
+        reading = reading_of(
+            vector,
+            cut(self._layout, self.fragments)[fragment],
+            effective_outer(self.settings),
+            loss,
+            lag,
+        )
         cid, pending = self._rng.randbytes(16), LocalPending(self, self.clock())
         self._pending[fragment] = (cid, pending)
         with node.alive():
@@ -294,13 +353,25 @@ class LocalMember:
         """See Swarm."""
         node = self._node()
         if source.dtype != torch.float32 or not source.is_contiguous() or not source.numel():
-            raise LocalProtocolError(f"{call.name} takes a non-empty float32 tensor, contiguous and on the CPU")
+            raise LocalProtocolError(
+                f"{call.name} takes a non-empty float32 tensor, contiguous and on the CPU"
+            )
         if call.op_id in self._operations:
-            raise LocalProtocolError(f"{call.name} is under way", hint="wait() for it; give every operation its own op_id")
+            raise LocalProtocolError(
+                f"{call.name} is under way",
+                hint="wait() for it; give every operation its own op_id",
+            )
         operations, cid = node.session.operations, self._rng.randbytes(16)
         operation = operations.prepare(self.clock(), call, source.numel())
-        vector = placed(source.detach().view(-1).to("cpu", copy=True), operation.machine.shape.numel, operation.peers, self.peer)
-        running = self._operations[call.op_id] = LocalOperating(self, call, cid, tuple(operation.peers), vector.numel())
+        vector = placed(
+            source.detach().view(-1).to("cpu", copy=True),
+            operation.machine.shape.numel,
+            operation.peers,
+            self.peer,
+        )
+        running = self._operations[call.op_id] = LocalOperating(
+            self, call, cid, tuple(operation.peers), vector.numel()
+        )
         try:  # `start` may tell at once what the others have reduced
             with node.alive():
                 operations.start(self.clock(), call, source.numel(), vector, cid)
@@ -311,12 +382,28 @@ class LocalMember:
         return running
 
     def all_reduce(
-        self, flat: Tensor, *, op_id: str, op: Literal["mean", "sum", "max"] = "mean", weight: int = 1, deadline_s: float = 60.0,
-        codec: str = "", everyone: bool = False, durable: bool = False,
-    ) -> Handle[Outcome]:  # fmt: skip
+        self,
+        flat: Tensor,
+        *,
+        op_id: str,
+        op: Literal["mean", "sum", "max"] = "mean",
+        weight: int = 1,
+        deadline_s: float = 60.0,
+        codec: str = "",
+        everyone: bool = False,
+        durable: bool = False,
+    ) -> Handle[Outcome]:
         """See Swarm."""
         return all_reduce(
-            self, flat, op_id=op_id, op=op, weight=weight, deadline_s=deadline_s, codec=codec, everyone=everyone, durable=durable
+            self,
+            flat,
+            op_id=op_id,
+            op=op,
+            weight=weight,
+            deadline_s=deadline_s,
+            codec=codec,
+            everyone=everyone,
+            durable=durable,
         )
 
     def abandon(self, op_id: str, reason: str) -> Outcome:
@@ -327,19 +414,37 @@ class LocalMember:
             says = self._node().session.operations.abandon(self.clock(), op_id)
         return self.still_open(f"{reason}: {says}" if says else reason)
 
-    def ended(self, running: LocalOperating, event: ev.OperationDone | ev.OperationRefused | None, reason: str = "") -> None:
+    def ended(
+        self,
+        running: LocalOperating,
+        event: ev.OperationDone | ev.OperationRefused | None,
+        reason: str = "",
+    ) -> None:
         """An operation is over."""
         self._operations.pop(running.call.op_id, None)
         if not isinstance(event, ev.OperationDone):
             running.outcome = self.still_open(event.reason if event else reason)
             return
         running.result = torch.empty(running.numel, dtype=torch.float32, device="cpu")
-        for _ in Grid(event.codec, running.numel, event.chunk_elements).results.decode(event.result, running.result):
+        for _ in Grid(event.codec, running.numel, event.chunk_elements).results.decode(
+            event.result, running.result
+        ):
             pass
         counted, elapsed = event.cid == running.cid, self.clock() - running.since
-        sent, received = (now - before for now, before in zip(self.traffic(), running.traffic, strict=True))
+        sent, received = (
+            now - before for now, before in zip(self.traffic(), running.traffic, strict=True)
+        )
         running.outcome = Outcome(
-            "committed", 1, event.contributors, counted, (), sent, received, elapsed, config=event.config, members=event.members
+            "committed",
+            1,
+            event.contributors,
+            counted,
+            (),
+            sent,
+            received,
+            elapsed,
+            config=event.config,
+            members=event.members,
         )
 
     def members(self) -> Sequence[PeerView]:
@@ -347,9 +452,23 @@ class LocalMember:
         session, now, views = self._node().session, self.clock(), list[PeerView]()
         for peer in session.config_peers():
             record = session.membership.record(peer)
-            round_ = session.completed if peer == self.peer else max(0, record.round - 1) if record else 0
+            round_ = (
+                session.completed
+                if peer == self.peer
+                else max(0, record.round - 1)
+                if record
+                else 0
+            )
             path = "self" if peer == self.peer else "direct"
-            views.append(PeerView(peer, round_, session.membership.live(now, peer), path, peer == session.organiser))
+            views.append(
+                PeerView(
+                    peer,
+                    round_,
+                    session.membership.live(now, peer),
+                    path,
+                    peer == session.organiser,
+                )
+            )
         return views
 
     def tallies(self, first: int) -> Sequence[Tally]:

@@ -22,8 +22,21 @@ from ..collectives.layout import MAX_FRAGMENTS
 from ..collectives.swarm import OuterSettings, RunSettings
 from ..security.rule_names import parse_reducer
 from .manifest_btard import BtardTable, check_btard
-from .manifest_checks import check_exchange, check_fragments, check_places, check_schedule, check_train
-from .manifest_federated import FederatedTable, PrivacyTable, SecureTable, check_budget, check_federated, rounds_of
+from .manifest_checks import (
+    check_exchange,
+    check_fragments,
+    check_places,
+    check_schedule,
+    check_train,
+)
+from .manifest_federated import (
+    FederatedTable,
+    PrivacyTable,
+    SecureTable,
+    check_budget,
+    check_federated,
+    rounds_of,
+)
 from .manifest_form import canonical, schema_of, stands_for
 from .manifest_gpt import gpt_config
 from .manifest_join import AuditTable, JoinTable, check_audit, check_join
@@ -54,8 +67,12 @@ Whole = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 class ModelTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[model]``: ``entry`` is ``builtin:gpt`` or ``local:NAME`` (each member brings her own script)."""
 
-    entry: Annotated[str, msgspec.Meta(pattern=r"^(builtin:gpt|local:[A-Za-z0-9_.-]{1,64})$")] = "builtin:gpt"
-    config: Annotated[dict[str, Scalar], msgspec.Meta(max_length=64)] = {}  # for builtin:gpt the fields of GptConfig
+    entry: Annotated[str, msgspec.Meta(pattern=r"^(builtin:gpt|local:[A-Za-z0-9_.-]{1,64})$")] = (
+        "builtin:gpt"
+    )
+    config: Annotated[
+        dict[str, Scalar], msgspec.Meta(max_length=64)
+    ] = {}  # for builtin:gpt the fields of GptConfig
     init: Annotated[str, msgspec.Meta(pattern=r"^seed:[0-9]{1,10}$")] = "seed:0"
     parameters: Natural | None = None  # checked after construction
 
@@ -80,26 +97,44 @@ class InnerTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     beta2: Fraction = 0.99
     clip: Positive = 1.0
     batch: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 8
-    samples: Natural | None = None  # of all members together, after which the schedule is over; None: it goes by steps
+    samples: Natural | None = (
+        None  # of all members together, after which the schedule is over; None: it goes by steps
+    )
 
 
 class OuterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[train.outer]``: applied to the anchor, in the node, the same on all members."""
 
     optimizer: Literal["nesterov", "sgd", "adam", "yogi", "adagrad", "co2", "adamw"] = "nesterov"
-    lr: Annotated[float, msgspec.Meta(gt=0, le=10)] = 0.7  # DiLoCo's published value (arXiv 2311.08105)
-    momentum: Fraction = 0.9  # DiLoCo's published value; 0.6 below about 50 rounds, where 0.9 diverges
+    lr: Annotated[float, msgspec.Meta(gt=0, le=10)] = (
+        0.7  # DiLoCo's published value (arXiv 2311.08105)
+    )
+    momentum: Fraction = (
+        0.9  # DiLoCo's published value; 0.6 below about 50 rounds, where 0.9 diverges
+    )
     beta2: Fraction = 0.99  # of adam, yogi and adamw, published as epsilon is (arXiv 2003.00295)
     epsilon: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1e-3  # of adam, yogi, adagrad and adamw
     weight_decay: NotNegative = 0.0  # of adamw
     clip: Positive = 3.0  # of co2: times the mean norm of the momentum
-    governor: bool = False  # restart momentum and halve lr for a while when the update's norm or the loss jumps
-    stretch: bool = False  # make the mean as long as its contributions are on average, however many they are
+    governor: bool = (
+        False  # restart momentum and halve lr for a while when the update's norm or the loss jumps
+    )
+    stretch: bool = (
+        False  # make the mean as long as its contributions are on average, however many they are
+    )
 
     def settings(self) -> OuterSettings:
         """As the outer step takes it."""
         return OuterSettings(
-            self.optimizer, self.lr, self.momentum, self.beta2, self.epsilon, self.weight_decay, self.clip, self.governor, self.stretch
+            self.optimizer,
+            self.lr,
+            self.momentum,
+            self.beta2,
+            self.epsilon,
+            self.weight_decay,
+            self.clip,
+            self.governor,
+            self.stretch,
         )
 
 
@@ -114,15 +149,21 @@ class TrainTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sync_every: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = None
     round_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = None
     target_samples: Natural | None = None
-    local_after: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0  # rounds of one inner step before those of sync_every
+    local_after: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = (
+        0  # rounds of one inner step before those of sync_every
+    )
     overlap: Literal["none", "late", "eager"] = "none"
     delay: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] | None = None
     mixing: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
-    rounds: Natural | None = None  # committed rounds after which the run is done; None: the built-in recipe ends with its schedule
+    rounds: Natural | None = (
+        None  # committed rounds after which the run is done; None: the built-in recipe ends with its schedule
+    )
     inner: InnerTable = InnerTable()
     outer: OuterTable = OuterTable()
     share: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
-    max_steps: Annotated[int, msgspec.Meta(ge=2, le=1_000_000)] | None = None  # the longest round; None: by the size of the model
+    max_steps: Annotated[int, msgspec.Meta(ge=2, le=1_000_000)] | None = (
+        None  # the longest round; None: by the size of the model
+    )
 
 
 class ExchangeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -133,13 +174,20 @@ class ExchangeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     codec: str = "int8"
-    codecs: Annotated[dict[Annotated[str, msgspec.Meta(min_length=1, max_length=512)], str], msgspec.Meta(max_length=64)] = {}
+    codecs: Annotated[
+        dict[Annotated[str, msgspec.Meta(min_length=1, max_length=512)], str],
+        msgspec.Meta(max_length=64),
+    ] = {}
     feedback: bool = False  # carry what the codec loses into the next contribution; stat2 and the sparse codecs always do
-    feedback_kept: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0  # share of that which is still carried a round later
+    feedback_kept: Annotated[float, msgspec.Meta(gt=0, le=1)] = (
+        1.0  # share of that which is still carried a round later
+    )
     plan: Literal["butterfly", "ring", "two-level"] = "butterfly"
     check: bool | None = None
     fragments: Annotated[int, msgspec.Meta(ge=1, le=MAX_FRAGMENTS)] = 1
-    deadline_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = None  # None: from measured rates
+    deadline_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = (
+        None  # None: from measured rates
+    )
 
 
 class LanesTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -161,7 +209,10 @@ class CheckpointTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class NetworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[network]``: addresses to put into invites when the organiser's node is not running."""
 
-    bootstrap: Annotated[tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=512)], ...], msgspec.Meta(max_length=16)] = ()
+    bootstrap: Annotated[
+        tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=512)], ...],
+        msgspec.Meta(max_length=16),
+    ] = ()
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -169,7 +220,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     schema: int
     name: Annotated[
-        str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="1 to 64 letters, digits, dots, dashes, underscores")
+        str,
+        msgspec.Meta(
+            pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+            description="1 to 64 letters, digits, dots, dashes, underscores",
+        ),
     ]
     description: Text = ""
     contact: Text = ""
@@ -203,7 +258,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def parameters(self) -> int | None:
         """Parameters of the run's model, or None when only the members' script knows."""
-        return gpt_config(self.model).parameters if self.model.entry == "builtin:gpt" else self.model.parameters
+        return (
+            gpt_config(self.model).parameters
+            if self.model.entry == "builtin:gpt"
+            else self.model.parameters
+        )
 
     @property
     def least(self) -> int:
@@ -283,7 +342,9 @@ def parse_manifest(text: str, name: str = "manifest") -> Manifest:
             hint="Remove one of the two.",
         )
     if not ends:
-        manifest = msgspec.structs.replace(manifest, train=msgspec.structs.replace(train, sync_every=100))
+        manifest = msgspec.structs.replace(
+            manifest, train=msgspec.structs.replace(train, sync_every=100)
+        )
     if wish is not None:
         manifest = with_preset(manifest, wish, name)
     _check(manifest, name)
@@ -298,15 +359,23 @@ def load_manifest(path: Path) -> Manifest:
             data = file.read(MAX_MANIFEST_BYTES + 1)  # a device has no size
         if len(data) > MAX_MANIFEST_BYTES:
             raise ConfigError(
-                f"{path} has more than {MAX_MANIFEST_BYTES} bytes", why="A manifest is small.", hint="Is this the right file?"
+                f"{path} has more than {MAX_MANIFEST_BYTES} bytes",
+                why="A manifest is small.",
+                hint="Is this the right file?",
             )
         text = data.decode("utf-8-sig")
     except OSError as error:
         raise ConfigError(
-            f"cannot read {path}: {error.strerror}", why="", hint="Look at the path; a first manifest: atoll new --example > run.toml"
+            f"cannot read {path}: {error.strerror}",
+            why="",
+            hint="Look at the path; a first manifest: atoll new --example > run.toml",
         ) from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not a text file", why="A manifest is TOML in UTF-8.", hint="Is this the right file?") from None
+        raise ConfigError(
+            f"{path} is not a text file",
+            why="A manifest is TOML in UTF-8.",
+            hint="Is this the right file?",
+        ) from None
     return parse_manifest(text, path.name)
 
 
@@ -321,18 +390,36 @@ def decode_manifest(data: bytes) -> Manifest:
     try:
         manifest = _decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        if schema_of(data) > SCHEMA or "unknown field" in str(error) or "Invalid enum value" in str(error):
+        if (
+            schema_of(data) > SCHEMA
+            or "unknown field" in str(error)
+            or "Invalid enum value" in str(error)
+        ):
             raise VersionMismatchError(
-                "the run's manifest was written for a newer atoll", why=str(error), hint="pip install -U atoll"
+                "the run's manifest was written for a newer atoll",
+                why=str(error),
+                hint="pip install -U atoll",
             ) from None
         raise ConfigError(f"the run's manifest cannot be read: {error}") from None
     if manifest.schema != SCHEMA:
-        raise VersionMismatchError(f"the run's manifest has schema {manifest.schema}, not {SCHEMA}", hint="pip install -U atoll")
-    if not stands_for(data, manifest) or sum(getattr(manifest.train, end) is not None for end in ENDS) != 1:
-        raise ConfigError("the run's manifest is not in canonical form")
-    if unknown := [codec for codec in (manifest.exchange.codec, *manifest.exchange.codecs.values()) if codec not in CODECS]:
         raise VersionMismatchError(
-            f"the run's codec {unknown[0]!r} is not known to this atoll", why="A newer release has it.", hint="pip install -U atoll"
+            f"the run's manifest has schema {manifest.schema}, not {SCHEMA}",
+            hint="pip install -U atoll",
+        )
+    if (
+        not stands_for(data, manifest)
+        or sum(getattr(manifest.train, end) is not None for end in ENDS) != 1
+    ):
+        raise ConfigError("the run's manifest is not in canonical form")
+    if unknown := [
+        codec
+        for codec in (manifest.exchange.codec, *manifest.exchange.codecs.values())
+        if codec not in CODECS
+    ]:
+        raise VersionMismatchError(
+            f"the run's codec {unknown[0]!r} is not known to this atoll",
+            why="A newer release has it.",
+            hint="pip install -U atoll",
         )
     _check(manifest, "manifest")
     return manifest
@@ -408,7 +495,9 @@ def sign_manifest(manifest: Manifest, identity: Identity) -> SignedManifest:
 def decode_signed(data: bytes) -> SignedManifest:
     """A signed manifest from bytes (not yet verified: call ``open``). Raises ConfigError."""
     if len(data) > MAX_MANIFEST_BYTES + 1024:
-        raise ConfigError(f"signed manifest of {len(data)} bytes, limit {MAX_MANIFEST_BYTES + 1024}")
+        raise ConfigError(
+            f"signed manifest of {len(data)} bytes, limit {MAX_MANIFEST_BYTES + 1024}"
+        )
     try:
         return msgspec.msgpack.decode(data, type=SignedManifest)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -439,11 +528,18 @@ def load_run(paths: Paths, run: str) -> SignedManifest:
     stored = list_runs(paths, damaged)
     if exact := stored.get(RunId(run)):
         return exact
-    found = {i: s for i, s in stored.items() if (run and i.startswith(run)) or decode_manifest(s.manifest).name == run}
+    found = {
+        i: s
+        for i, s in stored.items()
+        if (run and i.startswith(run)) or decode_manifest(s.manifest).name == run
+    }
     if len(found) == 1:
         return next(iter(found.values()))
     if found:
-        raise ConfigError(f"{run!r} fits {len(found)} runs: {', '.join(sorted(found))}", hint="Give more of the id.")
+        raise ConfigError(
+            f"{run!r} fits {len(found)} runs: {', '.join(sorted(found))}",
+            hint="Give more of the id.",
+        )
     if damaged:
         raise damaged[0]
     raise ConfigError(
@@ -453,7 +549,9 @@ def load_run(paths: Paths, run: str) -> SignedManifest:
     )
 
 
-def list_runs(paths: Paths, damaged: list[StorageError] | None = None) -> dict[RunId, SignedManifest]:
+def list_runs(
+    paths: Paths, damaged: list[StorageError] | None = None
+) -> dict[RunId, SignedManifest]:
     """All runs whose manifest is stored on this node, by id. A damaged one is added to ``damaged``, else raised: StorageError."""
     runs = dict[RunId, SignedManifest]()
     if not paths.runs_dir.is_dir():
@@ -476,9 +574,15 @@ def _read_signed(file: Path) -> SignedManifest:
     except OSError as error:
         raise storage_error(f"cannot read {file}", error) from None
     except ConfigError as error:
-        raise StorageError(f"{file} is damaged: {error}", code="E303", hint=f"Remove the folder and join again: {file.parent}") from None
+        raise StorageError(
+            f"{file} is damaged: {error}",
+            code="E303",
+            hint=f"Remove the folder and join again: {file.parent}",
+        ) from None
     if signed.run_id != file.parent.name:
         raise StorageError(
-            f"{file} is not the manifest of this folder", code="E303", hint=f"Remove the folder and join again: {file.parent}"
+            f"{file} is not the manifest of this folder",
+            code="E303",
+            hint=f"Remove the folder and join again: {file.parent}",
         )
     return signed

@@ -14,7 +14,9 @@ from ..collectives.seeded import MOST_PEERS, BtardSettings
 if TYPE_CHECKING:
     from .manifest import Manifest
 
-LEAST_PEERS = 4  # of fewer none can be removed and the rest go on, of which more than half are honest
+LEAST_PEERS = (
+    4  # of fewer none can be removed and the rest go on, of which more than half are honest
+)
 MOST_INTERVALS = 63  # whose states' hashes one message holds
 Times = Annotated[float, msgspec.Meta(ge=0.1, le=86_400)]
 
@@ -38,8 +40,21 @@ class BtardTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def settings(self, manifest: Manifest) -> dict[str, object]:
         """Fields of RunSettings that follow: vectors are the log's word by word."""
         peers = tuple(sorted(PeerId(peer) for peer in manifest.join.allow))
-        terms = BtardSettings(peers, self.radius, self.validators, self.tolerance, self.timeout_s, self.compute_s, self.intervals)
-        return {"codec": MASKED_CODEC, "reducer": "copy", "outer": manifest.train.outer.settings(), "btard": terms}
+        terms = BtardSettings(
+            peers,
+            self.radius,
+            self.validators,
+            self.tolerance,
+            self.timeout_s,
+            self.compute_s,
+            self.intervals,
+        )
+        return {
+            "codec": MASKED_CODEC,
+            "reducer": "copy",
+            "outer": manifest.train.outer.settings(),
+            "btard": terms,
+        }
 
 
 def check_btard(manifest: Manifest, name: str) -> None:
@@ -68,18 +83,60 @@ def check_btard(manifest: Manifest, name: str) -> None:
             "One interval is all of the work, which is looked at without states, too.",
             "intervals = 4, or leave it out.",
         ),
-        (exchange != plain, "$.exchange", "Vectors travel as they are, part by part.", "Leave it out."),
-        (manifest.robust.rule != "mean", "$.robust.rule", "BTARD has a rule of its own, centred clipping.", "Leave [robust] out."),
-        (manifest.mode != "swarm" or manifest.secure is not None, "$.mode", "Vectors are public, as the data are.", "Leave it out."),
-        (manifest.no_quorum.policy == "branch", "$.no_quorum.policy", "A branch of few could have no honest majority.", 'policy = "pause"'),
-        (train.overlap != "none", "$.train.overlap", "A vector is one of the newest anchor.", 'overlap = "none"'),
+        (
+            exchange != plain,
+            "$.exchange",
+            "Vectors travel as they are, part by part.",
+            "Leave it out.",
+        ),
+        (
+            manifest.robust.rule != "mean",
+            "$.robust.rule",
+            "BTARD has a rule of its own, centred clipping.",
+            "Leave [robust] out.",
+        ),
+        (
+            manifest.mode != "swarm" or manifest.secure is not None,
+            "$.mode",
+            "Vectors are public, as the data are.",
+            "Leave it out.",
+        ),
+        (
+            manifest.no_quorum.policy == "branch",
+            "$.no_quorum.policy",
+            "A branch of few could have no honest majority.",
+            'policy = "pause"',
+        ),
+        (
+            train.overlap != "none",
+            "$.train.overlap",
+            "A vector is one of the newest anchor.",
+            'overlap = "none"',
+        ),
         (train.target_samples is not None, "$.train.target_samples", one, "Leave it out."),
         (train.inner.samples is not None, "$.train.inner.samples", one, "Leave it out."),
         (train.share is not None, "$.train.share", one, "Leave it out."),
-        (train.outer.governor, "$.train.outer.governor", "It follows what single members say of their loss.", "Leave it out."),
-        (train.outer.stretch, "$.train.outer.stretch", "It follows the lengths that members claim.", "Leave it out."),
-        (manifest.audit.keep_contributions > 0, "$.audit.keep_contributions", "What the log is given is the aggregate.", "Leave it out."),
+        (
+            train.outer.governor,
+            "$.train.outer.governor",
+            "It follows what single members say of their loss.",
+            "Leave it out.",
+        ),
+        (
+            train.outer.stretch,
+            "$.train.outer.stretch",
+            "It follows the lengths that members claim.",
+            "Leave it out.",
+        ),
+        (
+            manifest.audit.keep_contributions > 0,
+            "$.audit.keep_contributions",
+            "What the log is given is the aggregate.",
+            "Leave it out.",
+        ),
     ]
     for wrong, key, why, hint in refused:
         if wrong:
-            raise ConfigError(f"{name}: {key} as it is, in a run with $.btard", key=key, why=why, hint=hint)
+            raise ConfigError(
+                f"{name}: {key} as it is, in a run with $.btard", key=key, why=why, hint=hint
+            )

@@ -63,7 +63,9 @@ def check_train(train: TrainTable, no_quorum: NoQuorumTable, name: str) -> None:
             why="It makes an outer step independent of the number of members; the mean itself is what this method is about.",
             hint='Leave it out, or method = "diloco".',
         )
-    if no_quorum.policy == "branch" and (outer.optimizer in ("adam", "yogi", "co2", "adamw") or outer.governor):
+    if no_quorum.policy == "branch" and (
+        outer.optimizer in ("adam", "yogi", "co2", "adamw") or outer.governor
+    ):
         raise ConfigError(
             f'{name}: a run with $.no_quorum.policy = "branch" cannot have this outer optimizer',
             key="$.train.outer.optimizer",
@@ -77,7 +79,9 @@ def check_share(train: TrainTable, name: str) -> None:
     if train.share is None:
         if train.max_steps is not None:
             raise ConfigError(
-                f"{name}: $.train.max_steps is given, and nothing is planned again", key="$.train.max_steps", hint="share = 0.95"
+                f"{name}: $.train.max_steps is given, and nothing is planned again",
+                key="$.train.max_steps",
+                hint="share = 0.95",
             )
         return
     if train.sync_every is None:
@@ -88,7 +92,11 @@ def check_share(train: TrainTable, name: str) -> None:
             hint="sync_every = 50, for the first rounds",
         )
     if train.max_steps is not None and train.max_steps < train.sync_every:
-        raise ConfigError(f"{name}: $.train.max_steps is below sync_every", key="$.train.max_steps", hint="Give at least sync_every.")
+        raise ConfigError(
+            f"{name}: $.train.max_steps is below sync_every",
+            key="$.train.max_steps",
+            hint="Give at least sync_every.",
+        )
     if train.method == "gradient_averaging":
         raise ConfigError(
             f"{name}: $.train.share with gradient averaging",
@@ -151,7 +159,10 @@ def check_fragments(manifest: Manifest, name: str) -> None:
             why="Every fragment would fork for itself, and be taken over or lost for itself.",
             hint='Leave one of the two out: policy = "pause", or fragments = 1.',
         )
-    if manifest.train.sync_every is not None and manifest.train.sync_every < manifest.exchange.fragments:
+    if (
+        manifest.train.sync_every is not None
+        and manifest.train.sync_every < manifest.exchange.fragments
+    ):
         raise ConfigError(
             f"{name}: {manifest.exchange.fragments} fragments in rounds of {manifest.train.sync_every} inner steps",
             key="$.exchange.fragments",

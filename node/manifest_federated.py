@@ -49,20 +49,44 @@ class FederatedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     beta2: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.99  # this and epsilon: arXiv 2003.00295
     epsilon: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1e-3
     bias_correction: bool = False
-    mu: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.01  # FedProx' pull to the anchor; usual are 0.001 to 1
-    beta: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.1  # share of the own direction in those of fedavg_m and scaffold_m
+    mu: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = (
+        0.01  # FedProx' pull to the anchor; usual are 0.001 to 1
+    )
+    beta: Annotated[float, msgspec.Meta(gt=0, le=1)] = (
+        0.1  # share of the own direction in those of fedavg_m and scaffold_m
+    )
     ahead: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 0.01  # per_fedavg's step ahead
-    personal: Literal["none", "ditto"] = "none"  # a model of each site's own beside the run's, which never leaves it
+    personal: Literal["none", "ditto"] = (
+        "none"  # a model of each site's own beside the run's, which never leaves it
+    )
     pull: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.1  # of that to the run's
-    alpha: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9  # fedasync's: how far a fresh contribution moves the anchor to the site's model
-    staleness: Literal["constant", "polynomial", "hinge"] = "polynomial"  # how much less a stale one does
-    staleness_a: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = None  # polynomial: (1 + u)^-a, 0.5; hinge: 1 / (a (u - b) + 1), 10
-    staleness_b: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 4  # hinge: up to so many rounds behind it counts in full
-    buffer: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 3  # fedbuff's: how many contributions make a round
+    alpha: Annotated[float, msgspec.Meta(gt=0, le=1)] = (
+        0.9  # fedasync's: how far a fresh contribution moves the anchor to the site's model
+    )
+    staleness: Literal["constant", "polynomial", "hinge"] = (
+        "polynomial"  # how much less a stale one does
+    )
+    staleness_a: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = (
+        None  # polynomial: (1 + u)^-a, 0.5; hinge: 1 / (a (u - b) + 1), 10
+    )
+    staleness_b: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = (
+        4  # hinge: up to so many rounds behind it counts in full
+    )
+    buffer: Annotated[int, msgspec.Meta(ge=1, le=1024)] = (
+        3  # fedbuff's: how many contributions make a round
+    )
     period_s: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 60.0  # fedfix': how often there is one
-    longest: Annotated[float, msgspec.Meta(ge=1, le=1000)] = 5.0  # fedcompass': a turn is of sync_every steps up to so many times as many
-    slack: Annotated[float, msgspec.Meta(ge=1, le=100)] = 1.5  # fedcompass': how much longer than it should take a group is waited for
-    sample: Annotated[int, msgspec.Meta(ge=1, le=1024)] | Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None  # drawn for each round
+    longest: Annotated[float, msgspec.Meta(ge=1, le=1000)] = (
+        5.0  # fedcompass': a turn is of sync_every steps up to so many times as many
+    )
+    slack: Annotated[float, msgspec.Meta(ge=1, le=100)] = (
+        1.5  # fedcompass': how much longer than it should take a group is waited for
+    )
+    sample: (
+        Annotated[int, msgspec.Meta(ge=1, le=1024)]
+        | Annotated[float, msgspec.Meta(gt=0, lt=1)]
+        | None
+    ) = None  # drawn for each round
     topology: Literal["serverless", "coordinator"] = "serverless"
 
     @property
@@ -89,7 +113,15 @@ class SecureTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reach: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 16.0
     max_weight: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
     metrics: Annotated[
-        tuple[Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z][A-Za-z0-9_.-]{0,63}$", description="a name, such as loss")], ...],
+        tuple[
+            Annotated[
+                str,
+                msgspec.Meta(
+                    pattern=r"^[A-Za-z][A-Za-z0-9_.-]{0,63}$", description="a name, such as loss"
+                ),
+            ],
+            ...,
+        ],
         msgspec.Meta(max_length=16),
     ] = ()
 
@@ -97,7 +129,9 @@ class SecureTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def settings(self, rule: str) -> SecureSettings:
         """As a session takes it. ``rule``: of buckets' means."""
-        return SecureSettings(self.threshold, self.reach, self.max_weight, self.metrics, self.buckets, rule)
+        return SecureSettings(
+            self.threshold, self.reach, self.max_weight, self.metrics, self.buckets, rule
+        )
 
 
 class PrivacyTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -112,7 +146,9 @@ class PrivacyTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stop_at_epsilon: Annotated[float, msgspec.Meta(gt=0, le=1e6)]
     colluding: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
     quantile: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
-    clip_rate: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.2  # this and quantile 0.5: arXiv 1905.03871
+    clip_rate: Annotated[float, msgspec.Meta(gt=0, le=1)] = (
+        0.2  # this and quantile 0.5: arXiv 1905.03871
+    )
     count_noise: Annotated[float, msgspec.Meta(gt=0, le=1000)] | None = None  # None: twice noise
 
     def settings(self) -> PrivacySettings:
@@ -137,15 +173,30 @@ def check_federated(manifest: Manifest, name: str) -> None:
     train = manifest.train
     star = federated.topology == "coordinator"
     refused: list[Refusal] = [
-        (star and manifest.exchange.plan != "butterfly", "$.exchange.plan", "The coordinator adds up everything.", "Leave it out."),
-        (bool(strange), f"$.federated.{strange[0] if strange else ''}", f"{federated.method} has no such number.", "Leave it out."),
+        (
+            star and manifest.exchange.plan != "butterfly",
+            "$.exchange.plan",
+            "The coordinator adds up everything.",
+            "Leave it out.",
+        ),
+        (
+            bool(strange),
+            f"$.federated.{strange[0] if strange else ''}",
+            f"{federated.method} has no such number.",
+            "Leave it out.",
+        ),
         (
             train.outer != type(train.outer)(),
             "$.train.outer",
             "The federated method is the outer step.",
             "Leave [train.outer] out, and set lr and the like under [federated].",
         ),
-        (train.method != "diloco", "$.train.method", "The federated method says what a round does.", "Leave it out."),
+        (
+            train.method != "diloco",
+            "$.train.method",
+            "The federated method says what a round does.",
+            "Leave it out.",
+        ),
         (
             train.overlap != "none",
             "$.train.overlap",
@@ -154,7 +205,11 @@ def check_federated(manifest: Manifest, name: str) -> None:
         ),
     ]
     _refuse(refused, name, 'in a run with mode = "federated"')
-    _refuse(arrival_refusals(manifest) + refusals(manifest), name, f"in a run with $.federated.method = {federated.method!r}")
+    _refuse(
+        arrival_refusals(manifest) + refusals(manifest),
+        name,
+        f"in a run with $.federated.method = {federated.method!r}",
+    )
     if manifest.secure is not None:
         _check_secure(manifest, name)
     if manifest.privacy is not None:
@@ -178,9 +233,24 @@ def _check_secure(manifest: Manifest, name: str) -> None:
             "Masked values are whole numbers of 32 bits, and travel as they are.",
             "Leave it out.",
         ),
-        (exchange.feedback, "$.exchange.feedback", "Nothing is lost on the way that could be carried.", "Leave it out."),
-        (exchange.plan != "butterfly", "$.exchange.plan", "Masks come off the sum of all, not off partial sums.", 'plan = "butterfly"'),
-        (exchange.fragments > 1, "$.exchange.fragments", "Masks are made for the model as a whole.", "fragments = 1"),
+        (
+            exchange.feedback,
+            "$.exchange.feedback",
+            "Nothing is lost on the way that could be carried.",
+            "Leave it out.",
+        ),
+        (
+            exchange.plan != "butterfly",
+            "$.exchange.plan",
+            "Masks come off the sum of all, not off partial sums.",
+            'plan = "butterfly"',
+        ),
+        (
+            exchange.fragments > 1,
+            "$.exchange.fragments",
+            "Masks are made for the model as a whole.",
+            "fragments = 1",
+        ),
         (
             manifest.no_quorum.policy == "branch",
             "$.no_quorum.policy",
@@ -194,15 +264,36 @@ def _check_secure(manifest: Manifest, name: str) -> None:
             'policy = "invite"',
         ),
         (
-            manifest.join.policy == "allow" and _fewest(manifest, secure) > len(manifest.join.allow) + 1,
+            manifest.join.policy == "allow"
+            and _fewest(manifest, secure) > len(manifest.join.allow) + 1,
             "$.secure.threshold",
             f"A round needs {_fewest(manifest, secure)} sites, and the organiser and {len(manifest.join.allow)} on the list may enter.",
             "A smaller threshold, or more sites in [join] allow.",
         ),
-        (len(set(secure.metrics)) < len(secure.metrics), "$.secure.metrics", "A name is there twice.", 'metrics = ["loss"]'),
-        (train.target_samples is not None, "$.train.target_samples", "How much each site has trained is not told.", "sync_every = 100"),
-        (train.inner.samples is not None, "$.train.inner.samples", "How much each site has trained is not told.", "steps = 1000"),
-        (train.share is not None, "$.train.share", "It follows what single members say of their time.", "Leave it out."),
+        (
+            len(set(secure.metrics)) < len(secure.metrics),
+            "$.secure.metrics",
+            "A name is there twice.",
+            'metrics = ["loss"]',
+        ),
+        (
+            train.target_samples is not None,
+            "$.train.target_samples",
+            "How much each site has trained is not told.",
+            "sync_every = 100",
+        ),
+        (
+            train.inner.samples is not None,
+            "$.train.inner.samples",
+            "How much each site has trained is not told.",
+            "steps = 1000",
+        ),
+        (
+            train.share is not None,
+            "$.train.share",
+            "It follows what single members say of their time.",
+            "Leave it out.",
+        ),
     ]
     _refuse(_bucket_refusals(manifest, secure) + refused, name, "in a run with [secure]")
 
@@ -219,7 +310,14 @@ def _bucket_refusals(manifest: Manifest, secure: SecureTable) -> list[Refusal]:
     parsed = parse_reducer(robust.reducer)
     if parsed is None:
         what = "Several sums of fewer sites each say more than one, and a mean of them is no safer."
-        return [(secure.buckets > 1, "$.secure.buckets", what, 'Add [robust] rule = "median" and f, or leave buckets out.')]
+        return [
+            (
+                secure.buckets > 1,
+                "$.secure.buckets",
+                what,
+                'Add [robust] rule = "median" and f, or leave buckets out.',
+            )
+        ]
     single = "A robust rule compares single contributions, and with [secure] nobody can see one."
     enough = f"f hostile sites spoil f buckets, and {robust.rule} with f = {parsed.f} needs {parsed.least} of them."
     moving = private is not None and private.quantile is not None
@@ -231,11 +329,36 @@ def _bucket_refusals(manifest: Manifest, secure: SecureTable) -> list[Refusal]:
             f"{single} It can compare the sums of buckets of sites, at the price that more sums are known, each of fewer sites.",
             f"buckets = {parsed.least} or more under [secure], for runs of {parsed.least * secure.threshold} sites or more; or leave out [robust].",
         ),
-        (secure.buckets < parsed.least, "$.secure.buckets", enough, f"buckets = {parsed.least}, or more"),
-        (not parsed.by_coordinate, "$.robust.rule", whole, 'rule = "median", "trimmed_mean" or "meamed", without before'),
-        (secure.max_weight != 1, "$.secure.max_weight", "A rule counts every bucket once, whatever its sites claim.", "Leave it out."),
-        (bool(secure.metrics), "$.secure.metrics", "A bucket with a hostile site in it could say anything of them.", "Leave it out."),
-        (moving, "$.privacy.quantile", "A bucket with a hostile site in it could say anything of it.", "Leave it out: clip is then fixed."),
+        (
+            secure.buckets < parsed.least,
+            "$.secure.buckets",
+            enough,
+            f"buckets = {parsed.least}, or more",
+        ),
+        (
+            not parsed.by_coordinate,
+            "$.robust.rule",
+            whole,
+            'rule = "median", "trimmed_mean" or "meamed", without before',
+        ),
+        (
+            secure.max_weight != 1,
+            "$.secure.max_weight",
+            "A rule counts every bucket once, whatever its sites claim.",
+            "Leave it out.",
+        ),
+        (
+            bool(secure.metrics),
+            "$.secure.metrics",
+            "A bucket with a hostile site in it could say anything of them.",
+            "Leave it out.",
+        ),
+        (
+            moving,
+            "$.privacy.quantile",
+            "A bucket with a hostile site in it could say anything of it.",
+            "Leave it out: clip is then fixed.",
+        ),
     ]
 
 
@@ -250,14 +373,24 @@ def _check_privacy(manifest: Manifest, name: str) -> None:
             hint="Add [secure].",
         )
     refused: list[Refusal] = [
-        (secure.max_weight != 1, "$.secure.max_weight", "A site of larger weight would need more noise than the others.", "Leave it out."),
+        (
+            secure.max_weight != 1,
+            "$.secure.max_weight",
+            "A site of larger weight would need more noise than the others.",
+            "Leave it out.",
+        ),
         (
             bool(secure.metrics),
             "$.secure.metrics",
             "The mean of a metric is of the sites' data as the model is, and would go out without noise.",
             "Leave it out: each site sees its own in atoll status.",
         ),
-        (secure.reach != SecureTable().reach, "$.secure.reach", "[privacy] clip bounds contributions.", "Leave it out."),
+        (
+            secure.reach != SecureTable().reach,
+            "$.secure.reach",
+            "[privacy] clip bounds contributions.",
+            "Leave it out.",
+        ),
         (
             privacy.colluding >= secure.threshold,
             "$.privacy.colluding",
@@ -273,12 +406,30 @@ def _check_privacy(manifest: Manifest, name: str) -> None:
     ]
     if privacy.quantile is None:
         fixed = PrivacyTable(privacy.noise, privacy.clip, privacy.delta, privacy.stop_at_epsilon)
-        unread = [key for key in ("clip_rate", "count_noise") if getattr(privacy, key) != getattr(fixed, key)]
-        refused.append((bool(unread), f"$.privacy.{unread[0] if unread else ''}", "The bound is fixed.", "quantile = 0.5, or leave it out"))
+        unread = [
+            key
+            for key in ("clip_rate", "count_noise")
+            if getattr(privacy, key) != getattr(fixed, key)
+        ]
+        refused.append(
+            (
+                bool(unread),
+                f"$.privacy.{unread[0] if unread else ''}",
+                "The bound is fixed.",
+                "quantile = 0.5, or leave it out",
+            )
+        )
     elif privacy.count_noise is not None:
         few = privacy.count_noise <= privacy.noise / 2
         why = "So little noise on the count alone would cost more than noise allows for both."
-        refused.append((few, "$.privacy.count_noise", why, f"count_noise = {2 * privacy.noise:g}, or leave it out"))
+        refused.append(
+            (
+                few,
+                "$.privacy.count_noise",
+                why,
+                f"count_noise = {2 * privacy.noise:g}, or leave it out",
+            )
+        )
     _refuse(refused, name, "in a run with [privacy]")
 
 
@@ -305,7 +456,11 @@ def rounds_of(manifest: Manifest) -> dict[str, Any]:
     exchange, secure = manifest.exchange, manifest.secure
     if manifest.btard is not None:
         return manifest.btard.settings(manifest)
-    outer = manifest.federated.settings() if manifest.mode == "federated" else manifest.train.outer.settings()
+    outer = (
+        manifest.federated.settings()
+        if manifest.mode == "federated"
+        else manifest.train.outer.settings()
+    )
     star = manifest.federated.topology == "coordinator"
     site = site_of(manifest.federated) if manifest.mode == "federated" else None
     arrivals = arrivals_of(manifest)
@@ -324,7 +479,9 @@ def rounds_of(manifest: Manifest) -> dict[str, Any]:
     return {
         "codec": exchange.codec,
         "codecs": {**exchange.codecs, **exact_codecs(manifest.federated)},
-        "reducer": "sum" if arrivals is not None and (arrivals.period_s or arrivals.groups) else manifest.robust.reducer,
+        "reducer": "sum"
+        if arrivals is not None and (arrivals.period_s or arrivals.groups)
+        else manifest.robust.reducer,
         "outer": outer,
         "coordinator": star,
         "site": site,
@@ -358,10 +515,18 @@ def privacy_lines(manifest: Manifest) -> list[str]:
         if (arrivals := arrivals_of(manifest)) is not None:
             always = [
                 "a round can be of your update alone: then everybody in the run sees it, as the difference of two models",
-                *(["all see how long a step takes on your machine"] if arrivals.groups is not None else []),
+                *(
+                    ["all see how long a step takes on your machine"]
+                    if arrivals.groups is not None
+                    else []
+                ),
                 *always,
             ]
-        return [what + "; an update can give away what it was trained on", _metrics_line(SecureTable()), *always]
+        return [
+            what + "; an update can give away what it was trained on",
+            _metrics_line(SecureTable()),
+            *always,
+        ]
     count = (
         "how much you trained is in the sum, too"
         if secure.max_weight > 1
@@ -372,7 +537,9 @@ def privacy_lines(manifest: Manifest) -> list[str]:
         f"sites {_sums_text(secure, manifest.federated)}; {count}",
         _metrics_line(secure),
         *(
-            ["the coordinator, which is the organiser's node or another member's, adds up masked updates: it sees no more than the others"]
+            [
+                "the coordinator, which is the organiser's node or another member's, adds up masked updates: it sees no more than the others"
+            ]
             if manifest.federated.topology == "coordinator"
             else []
         ),
@@ -398,7 +565,9 @@ def _sums_text(secure: SecureTable, federated: FederatedTable) -> str:
 
 def _metrics_line(secure: SecureTable) -> str:
     if not secure.metrics:
-        return "your loss and other metrics are not told to anybody; atoll status shows yours to you"
+        return (
+            "your loss and other metrics are not told to anybody; atoll status shows yours to you"
+        )
     names = ", ".join(secure.metrics)
     return f"of {names} everybody sees the mean over the sites of a sum, never yours: it is masked as your update is; other metrics are not told at all"
 
@@ -406,9 +575,7 @@ def _metrics_line(secure: SecureTable) -> str:
 def _privacy_line(manifest: Manifest) -> str:
     privacy, rounds = manifest.privacy, manifest.train.rounds
     if privacy is None or rounds is None:
-        return (
-            "the sum itself, and the model, can still give away something of what they were trained on: there is no [privacy] in this run"
-        )
+        return "the sum itself, and the model, can still give away something of what they were trained on: there is no [privacy] in this run"
     from .secure.budget import epsilon_after
 
     spent = epsilon_after(privacy.settings(), rounds)
@@ -432,8 +599,14 @@ def noise_text(manifest: Manifest, peers: int) -> str | None:
         return None
     least = max(_fewest(manifest, secure), 2 * peers // 3 + 1)
     sites, smallest = max(peers, least), secure.threshold if secure.buckets > 1 else least
-    deviation = privacy.noise * privacy.clip * math.sqrt(sites / (smallest - privacy.colluding)) / sites
-    longer = "" if manifest.parameters is None else f": it is {deviation * math.sqrt(manifest.parameters) / privacy.clip:.3g} times as long"
+    deviation = (
+        privacy.noise * privacy.clip * math.sqrt(sites / (smallest - privacy.colluding)) / sites
+    )
+    longer = (
+        ""
+        if manifest.parameters is None
+        else f": it is {deviation * math.sqrt(manifest.parameters) / privacy.clip:.3g} times as long"
+    )
     return (
         f"about {deviation:.2g} in every value of the mean of {sites} sites, whose updates are {privacy.clip:g} long at most{longer}; "
         "atoll simulate shows what can be learnt under it"

@@ -46,25 +46,46 @@ def schema_of(data: bytes) -> int:
 
 
 def _sparse(table: msgspec.Struct) -> dict[str, Any]:
-    held = [(field.encode_name, getattr(table, field.name)) for field in msgspec.structs.fields(table) if not _at_default(table, field)]
-    return {name: _sparse(value) if isinstance(value, msgspec.Struct) else msgspec.Raw(_sorted(value)) for name, value in held}
+    held = [
+        (field.encode_name, getattr(table, field.name))
+        for field in msgspec.structs.fields(table)
+        if not _at_default(table, field)
+    ]
+    return {
+        name: _sparse(value) if isinstance(value, msgspec.Struct) else msgspec.Raw(_sorted(value))
+        for name, value in held
+    }
 
 
 def _sections(table: msgspec.Struct, path: str) -> list[str]:
     fields = [field for field in msgspec.structs.fields(table) if not _at_default(table, field)]
     held = [(field.encode_name, getattr(table, field.name)) for field in fields]
-    plain = [f"{name} = {_toml(msgspec.to_builtins(value))}\n" for name, value in held if not isinstance(value, msgspec.Struct)]
+    plain = [
+        f"{name} = {_toml(msgspec.to_builtins(value))}\n"
+        for name, value in held
+        if not isinstance(value, msgspec.Struct)
+    ]
     head = [f"\n[{path}]\n"] if path and (plain or not held) else []
-    inner = [(f"{path}.{name}" if path else name, value) for name, value in held if isinstance(value, msgspec.Struct)]
+    inner = [
+        (f"{path}.{name}" if path else name, value)
+        for name, value in held
+        if isinstance(value, msgspec.Struct)
+    ]
     return [*head, *plain, *(line for name, value in inner for line in _sections(value, name))]
 
 
 def _toml(value: Any) -> str:
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_toml(key)} = {_toml(item)}" for key, item in value.items()) + " }" if value else "{}"
+        return (
+            "{ " + ", ".join(f"{_toml(key)} = {_toml(item)}" for key, item in value.items()) + " }"
+            if value
+            else "{}"
+        )
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # booleans, numbers and texts are written alike in both
+    return json.dumps(value, ensure_ascii=False).replace(
+        "\x7f", "\\u007f"
+    )  # booleans, numbers and texts are written alike in both
 
 
 def _says(plain: dict[str, Any], table: msgspec.Struct) -> bool:
@@ -85,5 +106,7 @@ def _says(plain: dict[str, Any], table: msgspec.Struct) -> bool:
 
 
 def _at_default(table: msgspec.Struct, field: msgspec.structs.FieldInfo) -> bool:
-    default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+    default = (
+        field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+    )
     return getattr(table, field.name) == default

@@ -35,7 +35,12 @@ def gpt_config(model: ModelTable, name: str = "manifest") -> GptConfig:
         config = convert(dict(model.config), GptConfig, name)
     except ConfigError as error:
         key = error.key.replace("$", "$.model.config", 1)
-        raise ConfigError(error.message.replace(error.key, key), key=key, why=error.why, hint=error.hint.replace(error.key, key)) from None
+        raise ConfigError(
+            error.message.replace(error.key, key),
+            key=key,
+            why=error.why,
+            hint=error.hint.replace(error.key, key),
+        ) from None
     if config.width % config.heads:
         raise ConfigError(
             f"{name}: $.model.config.heads {config.heads} does not divide width {config.width}",

@@ -36,7 +36,12 @@ def check_audit(manifest: Manifest, name: str) -> None:
     """Whether a round can be recomputed. Raises ConfigError."""
     if manifest.audit.keep_contributions and manifest.secure is not None:
         why, hint = "Contributions are masked: nobody is to have them.", "Leave one of the two out."
-        raise ConfigError(f"{name}: $.secure as it is, with $.audit.keep_contributions", key="$.secure", why=why, hint=hint)
+        raise ConfigError(
+            f"{name}: $.secure as it is, with $.audit.keep_contributions",
+            key="$.secure",
+            why=why,
+            hint=hint,
+        )
 
 
 def check_join(manifest: Manifest, name: str) -> None:
@@ -53,7 +58,11 @@ def check_join(manifest: Manifest, name: str) -> None:
         )
     for peer in join.allow:
         if not is_peer_id(peer):
-            raise ConfigError(f"{name}: {peer!r} is no peer id", key="$.join.allow", hint="Whose machine it is prints it: atoll id")
+            raise ConfigError(
+                f"{name}: {peer!r} is no peer id",
+                key="$.join.allow",
+                hint="Whose machine it is prints it: atoll id",
+            )
     if not join.probation:
         return
     apart = "What a newcomer would contribute is compared with the round's result, one by one."
@@ -64,8 +73,18 @@ def check_join(manifest: Manifest, name: str) -> None:
             "Who enters by an invite or a list is known to somebody.",
             'policy = "open", or leave probation out',
         ),
-        (manifest.exchange.fragments > 1, "$.exchange.fragments", "Each fragment has members of its own.", "fragments = 1"),
+        (
+            manifest.exchange.fragments > 1,
+            "$.exchange.fragments",
+            "Each fragment has members of its own.",
+            "fragments = 1",
+        ),
         (manifest.secure is not None, "$.secure", apart, "Leave one of the two out."),
     ):
         if wrong:
-            raise ConfigError(f"{name}: {key} as it is, with $.join.probation = {join.probation}", key=key, why=why, hint=hint)
+            raise ConfigError(
+                f"{name}: {key} as it is, with $.join.probation = {join.probation}",
+                key=key,
+                why=why,
+                hint=hint,
+            )

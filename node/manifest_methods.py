@@ -16,9 +16,23 @@ if TYPE_CHECKING:
     from .manifest_federated import FederatedTable
 
 Method = Literal[
-    "fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fedprox", "scaffold", "fedavg_m", "scaffold_m", "fedavg_m_vr", "scaffold_m_vr",
-    "per_fedavg", "fedasync", "fedbuff", "fedfix", "fedcompass",
-]  # fmt: skip
+    "fedavg",
+    "fedavgm",
+    "fedadam",
+    "fedyogi",
+    "fedadagrad",
+    "fedprox",
+    "scaffold",
+    "fedavg_m",
+    "scaffold_m",
+    "fedavg_m_vr",
+    "scaffold_m_vr",
+    "per_fedavg",
+    "fedasync",
+    "fedbuff",
+    "fedfix",
+    "fedcompass",
+]
 READS: dict[Method, tuple[str, ...]] = {
     "fedavg": ("lr",),
     "fedavgm": ("lr", "momentum"),
@@ -49,7 +63,9 @@ def unread(table: FederatedTable) -> list[str]:
     plain = type(table)()
     read = {*READS[table.method], *(("pull",) if table.own else ())}
     names = dict.fromkeys((*(name for names in READS.values() for name in names), "pull"))
-    return [name for name in names if name not in read and getattr(table, name) != getattr(plain, name)]
+    return [
+        name for name in names if name not in read and getattr(table, name) != getattr(plain, name)
+    ]
 
 
 def counting(table: FederatedTable) -> list[str]:
@@ -88,11 +104,19 @@ def sample_of(manifest: Manifest) -> Sample | None:
     """Who takes part in a round; None: all that can."""
     from ..security.rule_names import parse_reducer
 
-    given, secure, rule = manifest.federated.sample, manifest.secure, parse_reducer(manifest.robust.reducer)
+    given, secure, rule = (
+        manifest.federated.sample,
+        manifest.secure,
+        parse_reducer(manifest.robust.reducer),
+    )
     if given is None or manifest.mode != "federated":
         return None
-    least = max(secure.threshold if secure is not None else 1, rule.least if rule is not None else 1)
-    return Sample(count=given, least=least) if isinstance(given, int) else Sample(given, least=least)
+    least = max(
+        secure.threshold if secure is not None else 1, rule.least if rule is not None else 1
+    )
+    return (
+        Sample(count=given, least=least) if isinstance(given, int) else Sample(given, least=least)
+    )
 
 
 def exact_codecs(table: FederatedTable) -> dict[str, str]:
@@ -137,8 +161,18 @@ def arrival_refusals(manifest: Manifest) -> list[Refusal]:
     plain = f"Members of {name} make plain steps."
     scaled = "Members scale what they contribute by what it is worth."
     return [
-        (manifest.train.sync_every is None, "$.train.sync_every", "A turn is so many steps, whatever the others do.", "sync_every = 100"),
-        (table.sample is not None, "$.federated.sample", "Whoever has come is in the round.", "Leave it out."),
+        (
+            manifest.train.sync_every is None,
+            "$.train.sync_every",
+            "A turn is so many steps, whatever the others do.",
+            "sync_every = 100",
+        ),
+        (
+            table.sample is not None,
+            "$.federated.sample",
+            "Whoever has come is in the round.",
+            "Leave it out.",
+        ),
         (
             table.staleness == "constant" and table.staleness_a is not None,
             "$.federated.staleness_a",
@@ -164,16 +198,36 @@ def arrival_refusals(manifest: Manifest) -> list[Refusal]:
             f"{scaled} A rule compares contributions of one scale.",
             'Leave [robust] out, or method = "fedavg".',
         ),
-        (manifest.quorum.lying > 0, "$.quorum.lying", "Who has come by when is the convener's word.", "Leave it out."),
+        (
+            manifest.quorum.lying > 0,
+            "$.quorum.lying",
+            "Who has come by when is the convener's word.",
+            "Leave it out.",
+        ),
         (
             manifest.no_quorum.policy == "branch",
             "$.no_quorum.policy",
             "Whoever is cut off makes its turn all the same.",
             'policy = "pause"',
         ),
-        (manifest.join.probation > 0, "$.join.probation", f"{scaled} Newcomers' are judged by their length.", "Leave it out."),
-        (manifest.exchange.fragments > 1, "$.exchange.fragments", "A turn is of the model as a whole.", "fragments = 1"),
-        (manifest.train.share is not None, "$.train.share", "A turn is as long as the manifest says.", "Leave it out."),
+        (
+            manifest.join.probation > 0,
+            "$.join.probation",
+            f"{scaled} Newcomers' are judged by their length.",
+            "Leave it out.",
+        ),
+        (
+            manifest.exchange.fragments > 1,
+            "$.exchange.fragments",
+            "A turn is of the model as a whole.",
+            "fragments = 1",
+        ),
+        (
+            manifest.train.share is not None,
+            "$.train.share",
+            "A turn is as long as the manifest says.",
+            "Leave it out.",
+        ),
         (
             has_feedback(manifest.settings()),
             "$.exchange.feedback",
@@ -212,7 +266,12 @@ def refusals(manifest: Manifest) -> list[Refusal]:
             "Who is in a branch was not drawn.",
             'policy = "pause"',
         ),
-        (exchange.fragments > 1, "$.exchange.fragments", f"Steps of {_named(table)} are of the model as a whole.", "fragments = 1"),
+        (
+            exchange.fragments > 1,
+            "$.exchange.fragments",
+            f"Steps of {_named(table)} are of the model as a whole.",
+            "fragments = 1",
+        ),
         (
             gpt and (method.control or method.momentum) and manifest.train.inner.optimizer != "sgd",
             "$.train.inner.optimizer",

@@ -26,7 +26,9 @@ Wish = tuple[str, int]
 
 def take_wish(table: dict[str, Any], name: str) -> Wish | None:
     """Take ``preset`` and ``peers`` out of the table of a manifest. Raises ConfigError for a preset beside values of one's own."""
-    outer: Any = table.get("train", {}).get("outer", {}) if isinstance(table.get("train", {}), dict) else {}
+    outer: Any = (
+        table.get("train", {}).get("outer", {}) if isinstance(table.get("train", {}), dict) else {}
+    )
     if not isinstance(outer, dict) or "preset" not in outer:
         return None
     preset, peers = outer.pop("preset"), outer.pop("peers", PEERS)
@@ -38,7 +40,11 @@ def take_wish(table: dict[str, Any], name: str) -> Wish | None:
             hint="Remove one of the two.",
         )
     if type(peers) is not int or not 1 <= peers <= 100_000:
-        raise ConfigError(f"{name}: $.train.outer.peers is {peers!r}", key="$.train.outer.peers", hint="Write how many peers you expect: 4")
+        raise ConfigError(
+            f"{name}: $.train.outer.peers is {peers!r}",
+            key="$.train.outer.peers",
+            hint="Write how many peers you expect: 4",
+        )
     return preset, peers
 
 
@@ -62,11 +68,17 @@ def with_preset(manifest: Manifest, wish: Wish, name: str) -> Manifest:
             hint="Leave it out.",
         )
     preset = fitting(manifest, peers) if wanted == AUTO else named[wanted]
-    values = {"optimizer": preset.outer.kind, "lr": preset.outer.lr, "momentum": preset.outer.momentum}
+    values = {
+        "optimizer": preset.outer.kind,
+        "lr": preset.outer.lr,
+        "momentum": preset.outer.momentum,
+    }
     train = manifest.train
     mixing = _mixing(preset, train.overlap) if train.mixing is None else train.mixing
     outer = msgspec.structs.replace(train.outer, **values)
-    return msgspec.structs.replace(manifest, train=msgspec.structs.replace(train, outer=outer, mixing=mixing))
+    return msgspec.structs.replace(
+        manifest, train=msgspec.structs.replace(train, outer=outer, mixing=mixing)
+    )
 
 
 def _mixing(preset: Preset, overlap: Overlap) -> float | None:
@@ -76,7 +88,12 @@ def _mixing(preset: Preset, overlap: Overlap) -> float | None:
 def expected_rounds(manifest: Manifest) -> int | None:
     """How many rounds the run will have; None where nobody knows. The built-in recipe ends with its schedule."""
     train = manifest.train
-    if train.rounds is None and manifest.model.entry == "builtin:gpt" and train.sync_every is not None and train.inner.samples is None:
+    if (
+        train.rounds is None
+        and manifest.model.entry == "builtin:gpt"
+        and train.sync_every is not None
+        and train.inner.samples is None
+    ):
         return train.inner.steps // train.sync_every if train.inner.steps is not None else None
     return train.rounds
 
@@ -87,8 +104,12 @@ def fitting(manifest: Manifest, peers: int) -> Preset:
 
     train = manifest.train
     return choose(
-        rounds=expected_rounds(manifest), peers=peers, sync_every=train.sync_every, overlap=train.overlap, delay=train.delay
-    )  # fmt: skip
+        rounds=expected_rounds(manifest),
+        peers=peers,
+        sync_every=train.sync_every,
+        overlap=train.overlap,
+        delay=train.delay,
+    )
 
 
 def explain_outer(manifest: Manifest, peers: int = PEERS) -> str:
@@ -102,13 +123,20 @@ def explain_outer(manifest: Manifest, peers: int = PEERS) -> str:
         return "plain averaging: there is nothing to choose"
     if train.method != "diloco":
         return "the run's only optimizer: its values are yours"
-    rounds, mine = expected_rounds(manifest), (train.outer.optimizer, train.outer.lr, train.outer.momentum, train.mixing)
+    rounds, mine = (
+        expected_rounds(manifest),
+        (train.outer.optimizer, train.outer.lr, train.outer.momentum, train.mixing),
+    )
     length = f"{rounds} rounds" if rounds is not None else "a run without end"
     ends = f"H = {train.sync_every}" if train.sync_every else "rounds by time or samples"
     shape = f"{length}, {ends}, overlap {train.overlap}, {peers} peer{'' if peers == 1 else 's'}"
     best = fitting(manifest, peers)
     mixing = {preset.name: _mixing(preset, train.overlap) for preset in PRESETS}
-    same = [preset for preset in PRESETS if (preset.outer.kind, preset.outer.lr, preset.outer.momentum, mixing[preset.name]) == mine]
+    same = [
+        preset
+        for preset in PRESETS
+        if (preset.outer.kind, preset.outer.lr, preset.outer.momentum, mixing[preset.name]) == mine
+    ]
     if best in same:
         return f'preset "{best.name}", which is for {shape}. {best.source}'
     values = f"lr {best.outer.lr:g}, momentum {best.outer.momentum:g}" + (

@@ -9,7 +9,16 @@ import msgspec
 from ..collectives.codecs.names import RESULTS
 from ..collectives.errors import ConfigError
 from ..collectives.group import MAX_MEMBERS
-from ..security.rule_names import MAX_F, MAX_F_MDA, RUNNING, CoordinateRule, GramRule, parse_reducer, parse_step, reducer_name
+from ..security.rule_names import (
+    MAX_F,
+    MAX_F_MDA,
+    RUNNING,
+    CoordinateRule,
+    GramRule,
+    parse_reducer,
+    parse_step,
+    reducer_name,
+)
 
 if TYPE_CHECKING:
     from .manifest import Manifest
@@ -27,7 +36,9 @@ class RobustTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     rule: Literal["mean", CoordinateRule, GramRule] = "mean"
     f: Annotated[int, msgspec.Meta(ge=1, le=MAX_F)] | None = None
-    before: Annotated[tuple[Annotated[str, msgspec.Meta(max_length=24)], ...], msgspec.Meta(max_length=4)] = ()
+    before: Annotated[
+        tuple[Annotated[str, msgspec.Meta(max_length=24)], ...], msgspec.Meta(max_length=4)
+    ] = ()
     keep: Literal["n-f", "n-f-2"] | None = None  # None: "n-f"
     neighbours: Literal["n-f-2", "n-f-1"] | None = None  # None: "n-f-2"
     radius: Literal["running", "round"] | None = None  # None: "running"
@@ -43,14 +54,20 @@ class RobustTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "n1": self.neighbours == "n-f-1",
             RUNNING: self.rule == "centred_clip" and self.radius != "round",
         }
-        return reducer_name(self.rule, self.f, self.before, tuple(option for option, given in told.items() if given))
+        return reducer_name(
+            self.rule, self.f, self.before, tuple(option for option, given in told.items() if given)
+        )
 
 
 def check_robust(manifest: Manifest, name: str) -> None:
     """What a run with a robust rule must be: whatever one contribution says may move the result by a bounded amount only."""
     robust, exchange, train = manifest.robust, manifest.exchange, manifest.train
     if robust.rule == "mean":
-        given = [key for key in ("f", "before", "keep", "neighbours", "radius", "momentum") if getattr(robust, key)]
+        given = [
+            key
+            for key in ("f", "before", "keep", "neighbours", "radius", "momentum")
+            if getattr(robust, key)
+        ]
         if given:
             key = f"$.robust.{given[0]}"
             raise ConfigError(
@@ -87,14 +104,24 @@ def check_robust(manifest: Manifest, name: str) -> None:
         )
     coarse = sorted({exchange.codec, *exchange.codecs.values()} & RESULTS.keys())
     refused: list[tuple[bool, str, str, str]] = [
-        (exchange.plan != "butterfly", "$.exchange.plan", "A partial sum does not show whose values are in it.", 'plan = "butterfly"'),
+        (
+            exchange.plan != "butterfly",
+            "$.exchange.plan",
+            "A partial sum does not show whose values are in it.",
+            'plan = "butterfly"',
+        ),
         (
             bool(coarse),
             "$.exchange.codec",
             "Most values of such a contribution are zeros or coarse: so is the middle one.",
             'codec = "int8"',
         ),
-        (train.outer.stretch, "$.train.outer.stretch", "It follows the lengths that members claim.", "Leave it out."),
+        (
+            train.outer.stretch,
+            "$.train.outer.stretch",
+            "It follows the lengths that members claim.",
+            "Leave it out.",
+        ),
         (
             train.inner.samples is not None,
             "$.train.inner.samples",
@@ -110,7 +137,12 @@ def check_robust(manifest: Manifest, name: str) -> None:
     ]
     for wrong, key, why, hint in refused:
         if wrong:
-            raise ConfigError(f"{name}: {key} as it is, in a run with $.robust.rule = {robust.rule!r}", key=key, why=why, hint=hint)
+            raise ConfigError(
+                f"{name}: {key} as it is, in a run with $.robust.rule = {robust.rule!r}",
+                key=key,
+                why=why,
+                hint=hint,
+            )
 
 
 def _check_told(manifest: Manifest, name: str) -> None:
@@ -142,8 +174,18 @@ def _check_told(manifest: Manifest, name: str) -> None:
             "Sites that take part now and then would send old directions again; and methods have momentum of their own.",
             'Leave it out, or [federated] method = "fedavg_m".',
         ),
-        (robust.momentum > 0 and manifest.train.overlap == "eager", "$.robust.momentum", eager, 'overlap = "late"'),
+        (
+            robust.momentum > 0 and manifest.train.overlap == "eager",
+            "$.robust.momentum",
+            eager,
+            'overlap = "late"',
+        ),
     ]
     for wrong, key, why, hint in refused:
         if wrong:
-            raise ConfigError(f"{name}: {key} as it is, in a run with $.robust.rule = {robust.rule!r}", key=key, why=why, hint=hint)
+            raise ConfigError(
+                f"{name}: {key} as it is, in a run with $.robust.rule = {robust.rule!r}",
+                key=key,
+                why=why,
+                hint=hint,
+            )

@@ -75,16 +75,22 @@ class Membership:
         unix_offset_s: float = 0.0,
     ) -> None:
         self.me, self.run = me, run
-        self.foreign: set[PeerId] = set()  # on another history of the run: wherever they are, nothing is decided with them
+        self.foreign: set[PeerId] = (
+            set()
+        )  # on another history of the run: wherever they are, nothing is decided with them
         self.banned: set[PeerId] = set()  # the same, whatever their history
         self.trusted: set[PeerId] = set()  # let in without probation, however many have come
         self.roles: dict[PeerId, str] = {}  # by their invites; who is not in it trains
-        self.entrants: dict[PeerId, Entrant] = {}  # whose invites restrict what they may, or how many enter by them
+        self.entrants: dict[
+            PeerId, Entrant
+        ] = {}  # whose invites restrict what they may, or how many enter by them
         self.timing = timing or Timing()
         self.refused: Counter[str] = Counter()  # records refused, by reason
         self._sign, self._verify, self._rng, self._offset = sign, verify, rng, unix_offset_s
         self._table: dict[PeerId, _Held] = {}
-        self._gone: dict[PeerId, tuple[int, bytes, float]] = {}  # expired here: (sequence, hash, forget at)
+        self._gone: dict[
+            PeerId, tuple[int, bytes, float]
+        ] = {}  # expired here: (sequence, hash, forget at)
         self._hash: bytes | None = None
         self._fields: dict[str, Any] = {}
         self._renew_at = self._gossip_at = self._beat_at = 0.0
@@ -120,7 +126,9 @@ class Membership:
         for peer in [p for p in self._watched if p not in wanted]:
             del self._watched[peer]
             self._forget_loss(peer)
-        for peer in sorted(wanted - self._watched.keys()):  # sorted: the same order in every process
+        for peer in sorted(
+            wanted - self._watched.keys()
+        ):  # sorted: the same order in every process
             self._watched[peer] = now
             self._beat_at = self._due = now
 
@@ -143,7 +151,11 @@ class Membership:
         if peer in self.foreign or peer in self.banned:
             return True
         since = self._watched.get(peer)
-        return since is not None and (now - since > self.timing.detect_s or peer in self._lost) and not self.live(now, peer)
+        return (
+            since is not None
+            and (now - since > self.timing.detect_s or peer in self._lost)
+            and not self.live(now, peer)
+        )
 
     # ---- inputs
     def announce(self, now: float, **fields: Any) -> None:
@@ -151,7 +163,9 @@ class Membership:
         unknown = fields.keys() - {"addresses", "round"}
         if unknown:
             raise LocalProtocolError(f"a membership record has no field {sorted(unknown)[0]!r}")
-        if self.me in self._table and all(self._fields.get(key) == value for key, value in fields.items()):
+        if self.me in self._table and all(
+            self._fields.get(key) == value for key, value in fields.items()
+        ):
             return
         self._fields.update(fields)
         self._issue(now)
@@ -209,7 +223,11 @@ class Membership:
                 if wanted:
                     named = {wire.short(peer): peer for peer in self._table}
                     asked = wire.split(wanted, wire.SHORT_BYTES, sender)
-                    self._send_records(now, sender, [named[short] for short in dict.fromkeys(asked) if short in named])
+                    self._send_records(
+                        now,
+                        sender,
+                        [named[short] for short in dict.fromkeys(asked) if short in named],
+                    )
 
     def _on_alive(self, now: float, sender: PeerId, target: PeerId, asker: PeerId) -> None:
         if asker == self.me:
@@ -225,7 +243,9 @@ class Membership:
         # wall-clock milliseconds, so that a process that forgot its sequence goes on above it
         sequence = max(last + 1, int((now + self._offset) * 1000))
         expires = now + self.timing.lifetime_s
-        record = Record(self.run, self.me, sequence, int((expires + self._offset) * 1000), **self._fields)
+        record = Record(
+            self.run, self.me, sequence, int((expires + self._offset) * 1000), **self._fields
+        )
         signed = wire.sign_record(record, self._sign)
         self._put(record, signed, signed.hash(), NEVER)  # one's own never expires here
         self._renew_at = now + self.timing.renew_s
@@ -243,7 +263,9 @@ class Membership:
         gone = self._gone.get(peer)
         return (gone[0], gone[1]) if gone else (-1, b"")
 
-    def _merge(self, now: float, records: Iterable[SignedRecord], sender: PeerId, *, told: bool = False) -> None:
+    def _merge(
+        self, now: float, records: Iterable[SignedRecord], sender: PeerId, *, told: bool = False
+    ) -> None:
         """``told``: by a member, which has checked what it hands on. Then the first bad one is its fault, and the rest is not looked at: raises
         RemoteProtocolError."""
         for signed in records:
@@ -251,24 +273,38 @@ class Membership:
                 self._consider(now, signed, wire.open_record(signed, sender))
             except (BadSignatureError, RemoteProtocolError) as error:
                 self.refused[
-                    "foreign" if "of run" in error.message else "forged" if isinstance(error, BadSignatureError) else "malformed"
+                    "foreign"
+                    if "of run" in error.message
+                    else "forged"
+                    if isinstance(error, BadSignatureError)
+                    else "malformed"
                 ] += 1
                 if told:
-                    raise RemoteProtocolError(f"it hands on a bad record: {error.message}", peer=sender) from None
+                    raise RemoteProtocolError(
+                        f"it hands on a bad record: {error.message}", peer=sender
+                    ) from None
 
     def _consider(self, now: float, signed: SignedRecord, record: Record) -> None:
         timing, hash_ = self.timing, signed.hash()
-        if (record.sequence, hash_) <= self._known(record.peer):  # the cheap test first: never verify twice
+        if (record.sequence, hash_) <= self._known(
+            record.peer
+        ):  # the cheap test first: never verify twice
             return
         left = record.expires_unix_ms / 1000 - (now + self._offset)
         if left < -timing.skew_s or left > timing.lifetime_s + timing.skew_s:
             self.refused["expired"] += 1
             return
-        if record.peer not in self._table and len(self._table) >= MAX_RECORDS and record.peer not in self._watched:
+        if (
+            record.peer not in self._table
+            and len(self._table) >= MAX_RECORDS
+            and record.peer not in self._watched
+        ):
             self.refused["full"] += 1
             return
         wire.verify_record(signed, record, self.run, self._verify)
-        if record.peer == self.me:  # an earlier life of ours spoke with a larger sequence: speak above it
+        if (
+            record.peer == self.me
+        ):  # an earlier life of ours spoke with a larger sequence: speak above it
             self._put(record, signed, hash_, NEVER)
             self._issue(now)
             self._push_at = now
@@ -283,12 +319,19 @@ class Membership:
             for peer in [p for p, held in self._table.items() if held.expires < now]:
                 held = self._table.pop(peer)
                 self._moved.pop(peer, None)
-                self._gone[peer] = (*held.order, now + 2 * self.timing.skew_s + self.timing.lifetime_s)
+                self._gone[peer] = (
+                    *held.order,
+                    now + 2 * self.timing.skew_s + self.timing.lifetime_s,
+                )
                 self._hash = None
             for peer in [p for p, gone in self._gone.items() if gone[2] < now]:
                 del self._gone[peer]
             self._expires_at = min(
-                (*(held.expires for held in self._table.values()), *(gone[2] for gone in self._gone.values())), default=NEVER
+                (
+                    *(held.expires for held in self._table.values()),
+                    *(gone[2] for gone in self._gone.values()),
+                ),
+                default=NEVER,
             )
         for times in (self._heard, self._seen, self._sent, self._probed):
             if len(times) > 4 * MAX_RECORDS:  # strangers come and go
@@ -300,28 +343,52 @@ class Membership:
     # ---- gossip
     def _table_hash(self) -> bytes:
         if self._hash is None:
-            self._hash = blake3(b"".join(self._table[peer].hash for peer in sorted(self._table))).digest()
+            self._hash = blake3(
+                b"".join(self._table[peer].hash for peer in sorted(self._table))
+            ).digest()
         return self._hash
 
     def _digest(self) -> wire.Digest:
-        return wire.Digest(b"".join(short + order for short, (_, order) in sorted(self._lines().items())))
+        return wire.Digest(
+            b"".join(short + order for short, (_, order) in sorted(self._lines().items()))
+        )
 
     def _lines(self) -> dict[bytes, tuple[PeerId, bytes]]:
         """By what stands for a peer in digests: whose record, and how new it is."""
-        return {wire.short(peer): (peer, wire.order(*held.order)) for peer, held in self._table.items()}
+        return {
+            wire.short(peer): (peer, wire.order(*held.order)) for peer, held in self._table.items()
+        }
 
     def _on_digest(self, now: float, sender: PeerId, data: bytes) -> None:
-        theirs = {line[: wire.SHORT_BYTES]: line[wire.SHORT_BYTES :] for line in wire.split(data, wire.LINE_BYTES, sender)}
+        theirs = {
+            line[: wire.SHORT_BYTES]: line[wire.SHORT_BYTES :]
+            for line in wire.split(data, wire.LINE_BYTES, sender)
+        }
         mine = self._lines()
-        newer_here = [peer for short, (peer, order) in sorted(mine.items()) if order > theirs.get(short, b"")]
+        newer_here = [
+            peer for short, (peer, order) in sorted(mine.items()) if order > theirs.get(short, b"")
+        ]
         known = {wire.short(peer): wire.order(*gone[:2]) for peer, gone in self._gone.items()}
         known |= {short: order for short, (_, order) in mine.items()}
-        self._send_records(now, sender, newer_here, b"".join(short for short, order in theirs.items() if order > known.get(short, b"")))
+        self._send_records(
+            now,
+            sender,
+            newer_here,
+            b"".join(short for short, order in theirs.items() if order > known.get(short, b"")),
+        )
 
-    def _send_records(self, now: float, peer: PeerId, of: Sequence[PeerId], wanted: bytes = b"") -> None:
+    def _send_records(
+        self, now: float, peer: PeerId, of: Sequence[PeerId], wanted: bytes = b""
+    ) -> None:
         ready = [self._table[p].signed for p in of if p in self._table]
         for start in range(0, max(len(ready), 1 if wanted else 0), RECORDS_PER_MESSAGE):
-            self._send(now, peer, wire.Records(tuple(ready[start : start + RECORDS_PER_MESSAGE]), wanted if start == 0 else b""))
+            self._send(
+                now,
+                peer,
+                wire.Records(
+                    tuple(ready[start : start + RECORDS_PER_MESSAGE]), wanted if start == 0 else b""
+                ),
+            )
 
     def _others(self, now: float, count: int) -> list[PeerId]:
         known = [p for p in sorted(self._table.keys() | self._watched.keys()) if p != self.me]
@@ -383,14 +450,22 @@ class Membership:
         for peer in self._watched:
             silent = now - max(self._heard.get(peer, LONG_AGO), self._watched[peer])
             # what we sent just now is as good as a beat, unless we need an answer
-            if silent > 1.5 * timing.beat_s or now - self._sent.get(peer, LONG_AGO) >= 0.75 * timing.beat_s:
+            if (
+                silent > 1.5 * timing.beat_s
+                or now - self._sent.get(peer, LONG_AGO) >= 0.75 * timing.beat_s
+            ):
                 self._send(now, peer, wire.Beat(True))
-            if silent > 0.4 * timing.detect_s and now - self._probed.get(peer, LONG_AGO) >= 0.3 * timing.detect_s:
+            if (
+                silent > 0.4 * timing.detect_s
+                and now - self._probed.get(peer, LONG_AGO) >= 0.3 * timing.detect_s
+            ):
                 self._probe(now, peer)
 
     def _probe(self, now: float, peer: PeerId) -> None:
         self._probed[peer] = now
-        helpers = [p for p in self._others(now, self.timing.probe_peers + 1) if p != peer][: self.timing.probe_peers]
+        helpers = [p for p in self._others(now, self.timing.probe_peers + 1) if p != peer][
+            : self.timing.probe_peers
+        ]
         for helper in helpers:
             self._send(now, helper, wire.Probe(peer))
 

@@ -113,7 +113,9 @@ def encode(message: Message) -> bytes:
 def decode(data: bytes, peer: PeerId) -> Message:
     """Validated message from a peer's bytes. Raises RemoteProtocolError naming the peer."""
     if len(data) > MAX_MESSAGE_BYTES:
-        raise RemoteProtocolError(f"membership message of {len(data)} bytes, limit {MAX_MESSAGE_BYTES}", peer=peer)
+        raise RemoteProtocolError(
+            f"membership message of {len(data)} bytes, limit {MAX_MESSAGE_BYTES}", peer=peer
+        )
     try:
         return _message_decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -156,8 +158,12 @@ def verify_record(signed: SignedRecord, record: Record, run: RunId, verify: Veri
     """Raises BadSignatureError when the record is of another run or not signed by the peer it names, RemoteProtocolError when it
     names an address that nobody could dial."""
     if record.run != run:
-        raise BadSignatureError(f"membership record of run {record.run!r}, not {run!r}", peer=record.peer)
+        raise BadSignatureError(
+            f"membership record of run {record.run!r}, not {run!r}", peer=record.peer
+        )
     if not verify(record.peer, DOMAIN + signed.record, signed.signature):
-        raise BadSignatureError("membership record is not signed by the peer it names", peer=record.peer)
+        raise BadSignatureError(
+            "membership record is not signed by the peer it names", peer=record.peer
+        )
     if usable(record.addresses) != record.addresses:
         raise RemoteProtocolError("membership record holds unusable addresses", peer=record.peer)

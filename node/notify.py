@@ -34,7 +34,10 @@ def notify_failed(error: AtollError) -> None:
     """Tell the supervisor why the node cannot run."""
     from .control.failures import failure
 
-    notify(f"STATUS={error.code} {error.message.splitlines()[0]}", f"{_ERROR_KEY}={msgspec.json.encode(failure(0, error)).decode()}")
+    notify(
+        f"STATUS={error.code} {error.message.splitlines()[0]}",
+        f"{_ERROR_KEY}={msgspec.json.encode(failure(0, error)).decode()}",
+    )
 
 
 def error_in(note: str) -> AtollError | None:
@@ -44,5 +47,7 @@ def error_in(note: str) -> AtollError | None:
     for line in note.splitlines():
         if line.startswith(f"{_ERROR_KEY}="):
             with contextlib.suppress(msgspec.MsgspecError):
-                return error_of(msgspec.json.decode(line.removeprefix(f"{_ERROR_KEY}="), type=Failure))
+                return error_of(
+                    msgspec.json.decode(line.removeprefix(f"{_ERROR_KEY}="), type=Failure)
+                )
     return None

@@ -55,7 +55,9 @@ def factory_of(paths: Paths, environ: Mapping[str, str] = os.environ) -> str:
     return str(Path(origin).absolute().parent / Path(where).expanduser())
 
 
-def site_data(where: str | None = None, *, home: str | None = None, environ: Mapping[str, str] = os.environ) -> Dataset[Any]:
+def site_data(
+    where: str | None = None, *, home: str | None = None, environ: Mapping[str, str] = os.environ
+) -> Dataset[Any]:
     """This site's data: what the factory returns that its settings name, or ``where`` (FILE.py:NAME) if that is given.
 
     Raises ConfigError where none is named, the file is missing or does not define it, or it returns something else or nothing. What the file or
@@ -72,9 +74,16 @@ def site_data(where: str | None = None, *, home: str | None = None, environ: Map
     data: Any = made_in_file(where, KEY, HINT)
     if not isinstance(data, SiteData):
         why = "It has no length or cannot be indexed. A stream (IterableDataset) has no number of samples to count a site by."
-        raise ConfigError(f"{where} returns a {type(data).__name__}, which is no data set", key=KEY, why=why, hint=HINT)
+        raise ConfigError(
+            f"{where} returns a {type(data).__name__}, which is no data set",
+            key=KEY,
+            why=why,
+            hint=HINT,
+        )
     if len(data) < 1:
-        raise ConfigError(f"{where} returns a data set of no samples", key=KEY, hint="Look at what it reads.")
+        raise ConfigError(
+            f"{where} returns a data set of no samples", key=KEY, hint="Look at what it reads."
+        )
     return cast("Dataset[Any]", data)  # which takes no more than that
 
 
@@ -86,10 +95,20 @@ def made_in_file(where: str, key: str, hint: str) -> object:
 def _function(where: str, key: str, hint: str) -> Callable[[], object]:
     parts = FORM.fullmatch(where)
     if parts is None or "://" in where:
-        raise ConfigError(f"{where!r} is not FILE.py:NAME", key=key, why="A function in a file of this machine is meant.", hint=hint)
+        raise ConfigError(
+            f"{where!r} is not FILE.py:NAME",
+            key=key,
+            why="A function in a file of this machine is meant.",
+            hint=hint,
+        )
     path = Path(parts["file"]).expanduser()
     if not path.is_file():
-        raise ConfigError(f"there is no file {path}", key=key, why=f"It is to define {parts['name']}().", hint=hint)
+        raise ConfigError(
+            f"there is no file {path}",
+            key=key,
+            why=f"It is to define {parts['name']}().",
+            hint=hint,
+        )
     found = importlib.util.spec_from_file_location(f"atoll_{path.stem}", path)
     assert found is not None, path  # the suffix says how it is read
     assert found.loader is not None, path
@@ -101,5 +120,9 @@ def _function(where: str, key: str, hint: str) -> Callable[[], object]:
     function: Any = getattr(module, parts["name"], None)
     if not callable(function):
         what = "nothing" if function is None else f"a value of type {type(function).__name__}"
-        raise ConfigError(f"{path} defines {what} named {parts['name']!r}, and no such function", key=key, hint=hint)
+        raise ConfigError(
+            f"{path} defines {what} named {parts['name']!r}, and no such function",
+            key=key,
+            hint=hint,
+        )
     return function

@@ -79,11 +79,23 @@ class Paths:
     def state_dirs(self, run_id: str, fragments: int) -> list[Path]:
         """Where journal, results and checkpoint are: in the run's folder, or in one for each fragment of a model that is cut."""
         folder = self.run_dir(run_id)
-        return [folder] if fragments == 1 else [folder / "fragments" / str(number) for number in range(fragments)]
+        return (
+            [folder]
+            if fragments == 1
+            else [folder / "fragments" / str(number) for number in range(fragments)]
+        )
 
     def ensure(self) -> None:
         """Make all folders, private to the user. Raises StorageError when that fails."""
-        for folder in (self.config_dir, self.data_dir, self.state_dir, self.cache_dir, self.runtime_dir, self.runs_dir, self.log_dir):
+        for folder in (
+            self.config_dir,
+            self.data_dir,
+            self.state_dir,
+            self.cache_dir,
+            self.runtime_dir,
+            self.runs_dir,
+            self.log_dir,
+        ):
             make_private(folder)
         make_private(self.control_socket.parent)
 
@@ -106,7 +118,9 @@ def find_paths(home: str | Path | None = None, environ: Mapping[str, str] = os.e
 
 def _xdg(environ: Mapping[str, str], name: str, default: Path) -> Path:
     value = environ.get(name, "")
-    return Path(value) if os.path.isabs(value) else default  # the specification: relative paths are to be ignored
+    return (
+        Path(value) if os.path.isabs(value) else default
+    )  # the specification: relative paths are to be ignored
 
 
 def make_private(folder: Path) -> None:

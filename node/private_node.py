@@ -92,7 +92,9 @@ class PrivateNode:
         close_in_children(self)
 
     @classmethod
-    def start(cls, paths: Paths, *, home: str | Path | None = None, command: Sequence[str] = ()) -> PrivateNode:
+    def start(
+        cls, paths: Paths, *, home: str | Path | None = None, command: Sequence[str] = ()
+    ) -> PrivateNode:
         """Start the process; `wait_ready` before using it. ``command`` replaces ``python -m atoll.node`` (tests).
 
         Raises StorageError when its log cannot be written, SwarmClosedError (E161) when it cannot be executed.
@@ -122,7 +124,9 @@ class PrivateNode:
                 )
         except OSError as error:
             ours.close()
-            raise SwarmClosedError(f"cannot start a node: {arguments[0]}: {error.strerror}", code="E161") from error
+            raise SwarmClosedError(
+                f"cannot start a node: {arguments[0]}: {error.strerror}", code="E161"
+            ) from error
         except BaseException:
             ours.close()
             raise
@@ -139,7 +143,9 @@ class PrivateNode:
         """Whether the process runs."""
         return self._process.poll() is None
 
-    def wait_ready(self, timeout_s: float = READY_S, *, give_up: Callable[[], bool] | None = None) -> Path:
+    def wait_ready(
+        self, timeout_s: float = READY_S, *, give_up: Callable[[], bool] | None = None
+    ) -> Path:
         """The path of its control socket. Raises what the node says it failed of, or SwarmClosedError (E161); it is then gone."""
         try:
             line = self._read_line(time.monotonic() + timeout_s, give_up)
@@ -176,9 +182,14 @@ class PrivateNode:
     def _not_started(self, what: str) -> SwarmClosedError:
         last = ""
         with contextlib.suppress(OSError):
-            last = self._log.read_bytes()[-4096:].decode(errors="replace").strip().rpartition("\n")[2]
+            last = (
+                self._log.read_bytes()[-4096:].decode(errors="replace").strip().rpartition("\n")[2]
+            )
         return SwarmClosedError(
-            f"the private node {what}", code="E161", why=f"Its last words: {last}" if last else "", hint=f"Read {self._log}"
+            f"the private node {what}",
+            code="E161",
+            why=f"Its last words: {last}" if last else "",
+            hint=f"Read {self._log}",
         )
 
     def end(self, timeout_s: float = END_S) -> None:
@@ -213,7 +224,9 @@ class PrivateNode:
     def in_child(self) -> None:
         """See HasFork."""
         self._link.close()
-        self._process.returncode = 0  # not this process's child: neither waited for nor warned about
+        self._process.returncode = (
+            0  # not this process's child: neither waited for nor warned about
+        )
 
 
 def _open_log(path: Path) -> BinaryIO:

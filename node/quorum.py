@@ -14,10 +14,14 @@ from ..collectives.identifiers import PeerId
 def quorum_of(peers: Sequence[Mapping[str, Any]], least: int = 0) -> dict[str, Any] | None:
     """From the rows of a run's peers, which say how many may be lying; ``least``: how many contributors its rounds need. None when a member may or
     may not be there, as just after a start, or when there is none."""
-    members = {PeerId(str(row.get("peer", ""))): row.get("live") for row in peers if row.get("member")}
+    members = {
+        PeerId(str(row.get("peer", ""))): row.get("live") for row in peers if row.get("member")
+    }
     if not members or None in members.values():
         return None
-    organiser = next((PeerId(str(row.get("peer", ""))) for row in peers if row.get("organiser")), None)
+    organiser = next(
+        (PeerId(str(row.get("peer", ""))) for row in peers if row.get("organiser")), None
+    )
     lying = max(int(row.get("lying", 0)) for row in peers)
     there = reach({peer: bool(live) for peer, live in members.items()}, organiser, least, lying)
     return {**msgspec.to_builtins(there), "held": there.quorum}

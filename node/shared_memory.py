@@ -61,7 +61,9 @@ class SharedBuffer:
             a SIGBUS at the first write.
     """
 
-    def __init__(self, nbytes: int, *, folder: Path | None = None, use_memfd: bool | None = None) -> None:
+    def __init__(
+        self, nbytes: int, *, folder: Path | None = None, use_memfd: bool | None = None
+    ) -> None:
         self.fd = self._reader_fd = -1
         if nbytes <= 0:
             raise LocalProtocolError(f"shared memory of {nbytes} bytes")
@@ -70,7 +72,9 @@ class SharedBuffer:
         try:
             self.fd, self._reader_fd = _memfd(nbytes) if memfd else _unlinked_file(nbytes, folder)
         except OSError as error:
-            raise _storage_error(nbytes, "memory" if memfd else str(folder or tempfile.gettempdir()), error) from error
+            raise _storage_error(
+                nbytes, "memory" if memfd else str(folder or tempfile.gettempdir()), error
+            ) from error
         # never closed by hand: torch.frombuffer keeps the mapping alive but does not lock it, so that close() would pull the memory
         # from under a tensor (SIGSEGV); it ends with the last reference
         self._memory: mmap.mmap | None = mmap.mmap(self.fd, nbytes, mmap.MAP_SHARED)
@@ -120,10 +124,14 @@ def _memfd(nbytes: int) -> tuple[int, int]:
     fd = os.memfd_create("atoll", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, nbytes)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        fcntl.fcntl(
+            fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        )
         try:
             return fd, os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:  # no /proc (some sandboxes): the promise not to write is then the client's alone
+        except (
+            FileNotFoundError
+        ):  # no /proc (some sandboxes): the promise not to write is then the client's alone
             return fd, os.dup(fd)
     except BaseException:
         os.close(fd)
@@ -162,7 +170,9 @@ def _storage_error(nbytes: int, where: str, error: OSError) -> StorageError:
     full = error.errno in _FULL
     return StorageError(
         f"no shared memory of {nbytes / 2**20:.1f} MiB in {where}: {error.strerror}",
-        why="there is not enough room for the anchor and the contribution of this model" if full else "",
+        why="there is not enough room for the anchor and the contribution of this model"
+        if full
+        else "",
         hint="free some space, or point TMPDIR to a place that has it" if full else "",
     )
 
@@ -200,14 +210,22 @@ class ReadOnlyFloats:
         import torch
 
         count = destination.numel()
-        if destination.dtype != torch.float32 or destination.device.type != "cpu" or not destination.is_contiguous():
+        if (
+            destination.dtype != torch.float32
+            or destination.device.type != "cpu"
+            or not destination.is_contiguous()
+        ):
             raise LocalProtocolError(
                 f"destination must be float32, contiguous and on the CPU, not {destination.dtype} on {destination.device}"
             )
         if start < 0 or start + count > self.numel:
-            raise LocalProtocolError(f"elements [{start}, {start + count}) of a vector of {self.numel}")
+            raise LocalProtocolError(
+                f"elements [{start}, {start + count}) of a vector of {self.numel}"
+            )
         if count:
-            source = np.frombuffer(self._memory, dtype=np.float32, count=count, offset=start * FLOAT_BYTES)
+            source = np.frombuffer(
+                self._memory, dtype=np.float32, count=count, offset=start * FLOAT_BYTES
+            )
             np.copyto(destination.detach().view(-1).numpy(), source)
 
     def digest(self) -> str:
@@ -247,7 +265,9 @@ class AnchorSlots:
     it may have outlived the connection and still read.
     """
 
-    def __init__(self, numel: int, *, folder: Path | None = None, use_memfd: bool | None = None) -> None:
+    def __init__(
+        self, numel: int, *, folder: Path | None = None, use_memfd: bool | None = None
+    ) -> None:
         """Raises StorageError. Memory is taken when it is first written (memfd), or at once (fallback)."""
         self.numel = numel
         self._folder, self._use_memfd = folder, use_memfd
@@ -301,7 +321,10 @@ class AnchorSlots:
         """Keep the current slot from being written until `release`. Raises LocalProtocolError on too many, OutOfDateError before
         the first `publish`."""
         if len(self._leases) >= MAX_LEASES:
-            raise LocalProtocolError(f"the script holds {MAX_LEASES} anchors already", hint="release() the views that anchor() returned")
+            raise LocalProtocolError(
+                f"the script holds {MAX_LEASES} anchors already",
+                hint="release() the views that anchor() returned",
+            )
         if self._current is None:
             raise OutOfDateError("the run has no anchor yet")
         self._leases.append(self._current.slot)
@@ -333,8 +356,12 @@ class AnchorSlots:
     def _clear_idle(self) -> None:
         """Of a script that trains on, two slots hold something: what it started from and what it moves to. The next generation goes
         where the first of them was, so others give their memory back; without a script the lowest does not."""
-        idle = [slot for slot in range(SLOTS) if not self._taken(slot) and slot not in self._abandoned]
-        spare = any(self._current is not None and slot != self._current.slot for slot in self._leases)
+        idle = [
+            slot for slot in range(SLOTS) if not self._taken(slot) and slot not in self._abandoned
+        ]
+        spare = any(
+            self._current is not None and slot != self._current.slot for slot in self._leases
+        )
         for slot in idle if spare else idle[1:]:
             if slot in self._written:
                 self._buffers[slot].clear()
@@ -347,11 +374,15 @@ class AnchorSlots:
         fresh = self._new()
         if keep:
             fresh.tensor().copy_(self._buffers[slot].tensor())
-        self._buffers[slot] = fresh  # one step: another thread may be asking for the tensor; the old one goes with its last user
+        self._buffers[slot] = (
+            fresh  # one step: another thread may be asking for the tensor; the old one goes with its last user
+        )
         self._abandoned.discard(slot)
 
     def _new(self) -> SharedBuffer:
-        return SharedBuffer(self.numel * FLOAT_BYTES, folder=self._folder, use_memfd=self._use_memfd)
+        return SharedBuffer(
+            self.numel * FLOAT_BYTES, folder=self._folder, use_memfd=self._use_memfd
+        )
 
 
 def received(fds: list[int], expected: int) -> list[int]:

@@ -55,18 +55,37 @@ class Split(msgspec.Struct, frozen=True):
 def check_split(manifest: Manifest) -> None:
     """Raise ConfigError for a run whose members cannot be told apart by what they contributed."""
     for wrong, key, why, hint in (
-        (manifest.secure is not None, "$.secure", "Contributions are masked, and clusters are found from contributions in the clear.",
-         "A site can still fine-tune the run's model, or train one of its own beside it: personal = \"ditto\""),
-        (not manifest.audit.keep_contributions, "$.audit.keep_contributions", "Members of this run do not keep what they contribute.",
-         "Another run, of the exported model (atoll new --from), with [audit] keep_contributions = 2, or more"),
-        (manifest.exchange.fragments > 1, "$.exchange.fragments", "No contribution of such a run is of the whole model.", "fragments = 1"),
-    ):  # fmt: skip
+        (
+            manifest.secure is not None,
+            "$.secure",
+            "Contributions are masked, and clusters are found from contributions in the clear.",
+            'A site can still fine-tune the run\'s model, or train one of its own beside it: personal = "ditto"',
+        ),
+        (
+            not manifest.audit.keep_contributions,
+            "$.audit.keep_contributions",
+            "Members of this run do not keep what they contribute.",
+            "Another run, of the exported model (atoll new --from), with [audit] keep_contributions = 2, or more",
+        ),
+        (
+            manifest.exchange.fragments > 1,
+            "$.exchange.fragments",
+            "No contribution of such a run is of the whole model.",
+            "fragments = 1",
+        ),
+    ):
         if wrong:
-            raise ConfigError(f"{manifest.name} cannot be split: {key}", key=key, why=why, hint=hint)
+            raise ConfigError(
+                f"{manifest.name} cannot be split: {key}", key=key, why=why, hint=hint
+            )
 
 
 def split(
-    source: Source, folders: Sequence[Path], rounds: int = 2, count: int | None = None, progress: Callable[[int], None] = lambda entry: None
+    source: Source,
+    folders: Sequence[Path],
+    rounds: int = 2,
+    count: int | None = None,
+    progress: Callable[[int], None] = lambda entry: None,
 ) -> Split:
     """Cluster by the newest ``rounds`` rounds, from what ``folders`` and the node's own folder hold; ``count``: so many clusters, not as many as show.
 
@@ -77,41 +96,66 @@ def split(
     """
     check_split(source.signed.open())
     (log,) = source.logs
-    places = [folder for folder in (*folders, *(folder.parent / CONTRIBUTIONS for folder in source.folders)) if folder.is_dir()]
+    places = [
+        folder
+        for folder in (*folders, *(folder.parent / CONTRIBUTIONS for folder in source.folders))
+        if folder.is_dir()
+    ]
     entries, members = _newest(source, log, rounds, places)
     layout = read_info(source.folders[0]).layout
     middle = len(entries) // 2
-    halves = [_directions(source, half, places, layout, progress) for half in (entries[:middle], entries[middle:])]
+    halves = [
+        _directions(source, half, places, layout, progress)
+        for half in (entries[:middle], entries[middle:])
+    ]
     seen = [peer for peer in members if all(peer in half for half in halves)]
     if not seen:
-        raise ConfigError(f"no member contributed in both halves of {len(entries)} rounds", key="--rounds", hint="More rounds: --rounds N")
+        raise ConfigError(
+            f"no member contributed in both halves of {len(entries)} rounds",
+            key="--rounds",
+            hint="More rounds: --rounds N",
+        )
     found, newest = list[list[int]](), torch.empty(0)
     for half in halves:
         newest = torch.stack([half.pop(peer) for peer in seen])
         found.append(clusters(newest, count=count))
     before, after = found[0], same_names(*found)
-    groups = [tuple(peer for peer, name in zip(seen, after, strict=True) if name == each) for each in sorted(set(after))]
+    groups = [
+        tuple(peer for peer, name in zip(seen, after, strict=True) if name == each)
+        for each in sorted(set(after))
+    ]
     within, between = alike(newest, after)
     return Split(
-        tuple(sorted(groups, key=lambda group: (-len(group), group))), tuple(peer for peer in members if peer not in seen),
-        adjusted_rand(before, after), within, between, tuple(entry.round for entry in entries),
-    )  # fmt: skip
+        tuple(sorted(groups, key=lambda group: (-len(group), group))),
+        tuple(peer for peer in members if peer not in seen),
+        adjusted_rand(before, after),
+        within,
+        between,
+        tuple(entry.round for entry in entries),
+    )
 
 
 def manifests(parent: Manifest, found: Split) -> list[Manifest]:
     """A manifest for each cluster: the parent's, of another name, which only members of the cluster may enter."""
     return [
         msgspec.structs.replace(
-            parent, name=f"{parent.name[:MAX_NAME]}-{number}", join=JoinTable(policy="allow", allow=tuple(members)),
+            parent,
+            name=f"{parent.name[:MAX_NAME]}-{number}",
+            join=JoinTable(policy="allow", allow=tuple(members)),
             description=f"cluster {number} of {len(found.clusters)} of {parent.name}, {parent.run_id}",
         )
         for number, members in enumerate(found.clusters, 1)
-    ]  # fmt: skip
+    ]
 
 
-def _newest(source: Source, log: str, rounds: int, folders: Sequence[Path]) -> tuple[list[Entry], list[PeerId]]:
+def _newest(
+    source: Source, log: str, rounds: int, folders: Sequence[Path]
+) -> tuple[list[Entry], list[PeerId]]:
     """The newest rounds of which all contributions are here, the oldest first, and who the members are now."""
-    kept, members = deque[Entry](maxlen=source.signed.open().audit.keep_contributions), list[PeerId]()
+    kept, members = (
+        deque[Entry](maxlen=source.signed.open().audit.keep_contributions),
+        list[PeerId](),
+    )
     for certified in source.logs[log]():
         entry = certified.entry
         members = [member.peer for member in entry.next_config]
@@ -121,15 +165,22 @@ def _newest(source: Source, log: str, rounds: int, folders: Sequence[Path]) -> t
     if len(found) < 2:
         lost = sorted({peer for entry in [*kept][-2:] for peer in missing(entry, folders)})
         raise ConfigError(
-            f"there are {len(found)} rounds of which all contributions are here, and two clusterings of different rounds are compared", key="--from",
-            why=f"Of the newest rounds those of {', '.join(lost)} are missing." if lost else f"The run has {len(kept)} rounds that are kept.",
+            f"there are {len(found)} rounds of which all contributions are here, and two clusterings of different rounds are compared",
+            key="--from",
+            why=f"Of the newest rounds those of {', '.join(lost)} are missing."
+            if lost
+            else f"The run has {len(kept)} rounds that are kept.",
             hint=f"Ask the members for their folder {CONTRIBUTIONS}, and name each copy: --from FOLDER",
-        )  # fmt: skip
+        )
     return found, members
 
 
 def _directions(
-    source: Source, entries: Iterable[Entry], folders: Sequence[Path], layout: Layout, progress: Callable[[int], None]
+    source: Source,
+    entries: Iterable[Entry],
+    folders: Sequence[Path],
+    layout: Layout,
+    progress: Callable[[int], None],
 ) -> dict[PeerId, Tensor]:
     """By contributor: the sum of its updates, each of length 1, parameters only; of those that have a direction."""
     found = dict[PeerId, Tensor]()
@@ -142,11 +193,19 @@ def _directions(
             peer, length = contributor.member.peer, update.norm()
             if not torch.isfinite(length) or not length:
                 continue
-            found[peer] = update.div_(length).add_(found[peer]) if peer in found else update.div_(length)
+            found[peer] = (
+                update.div_(length).add_(found[peer]) if peer in found else update.div_(length)
+            )
         progress(entry.round)
     return found
 
 
 def _parameters(values: Tensor, layout: Layout) -> Tensor:
     """Without running statistics and sums."""
-    return torch.cat([values[spec.offset : spec.offset + spec.numel] for spec in layout.tensors if spec.role == "parameter"])
+    return torch.cat(
+        [
+            values[spec.offset : spec.offset + spec.numel]
+            for spec in layout.tensors
+            if spec.role == "parameter"
+        ]
+    )

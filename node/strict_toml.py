@@ -14,8 +14,12 @@ from ..collectives.errors import ConfigError
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*?)`(?: - at `(?P<path>.*)`)?$", re.DOTALL)
-_MISSING = re.compile(r"Object missing required field `(?P<field>.*?)`(?: - at `(?P<path>.*)`)?$", re.DOTALL)
+_UNKNOWN = re.compile(
+    r"Object contains unknown field `(?P<field>.*?)`(?: - at `(?P<path>.*)`)?$", re.DOTALL
+)
+_MISSING = re.compile(
+    r"Object missing required field `(?P<field>.*?)`(?: - at `(?P<path>.*)`)?$", re.DOTALL
+)
 _OTHER = re.compile(r"(?P<what>.*?)(?: - at `(?P<path>.*)`)?$", re.DOTALL)
 
 
@@ -45,10 +49,20 @@ def _explain(text: str, kind: type[msgspec.Struct], name: str) -> ConfigError:
         known = [field.name for field in _fields_at(kind, path)]
         close = difflib.get_close_matches(field, known, n=1, cutoff=0.5)
         hint = f"Did you mean `{close[0]}`?" if close else f"Known here: {', '.join(known)}"
-        return ConfigError(f"{name} has an unknown key {path}.{field}", key=f"{path}.{field}", why="No setting has this name.", hint=hint)
+        return ConfigError(
+            f"{name} has an unknown key {path}.{field}",
+            key=f"{path}.{field}",
+            why="No setting has this name.",
+            hint=hint,
+        )
     if found := _MISSING.match(text):
         path = f"{found['path'] or '$'}.{found['field']}"
-        return ConfigError(f"{name} lacks {path}", key=path, why="This setting has no default.", hint=f"Add `{found['field']} = …`.")
+        return ConfigError(
+            f"{name} lacks {path}",
+            key=path,
+            why="This setting has no default.",
+            hint=f"Add `{found['field']} = …`.",
+        )
     found = cast("re.Match[str]", _OTHER.match(text))
     path = found["path"] or "$"
     return ConfigError(
@@ -65,7 +79,9 @@ def _choices(kind: Any, path: str) -> str:
     wanted = next((field.type for field in _fields_at(kind, parent) if field.name == name), None)
     if get_origin(wanted) is Literal:
         return f"Choose one of: {', '.join(map(str, get_args(wanted)))}"
-    described = next((meta.description for meta in getattr(wanted, "__metadata__", ()) if meta.description), "")
+    described = next(
+        (meta.description for meta in getattr(wanted, "__metadata__", ()) if meta.description), ""
+    )
     return f"Write {described}." if described else ""
 
 
@@ -74,4 +90,8 @@ def _fields_at(kind: Any, path: str) -> Sequence[msgspec.structs.FieldInfo]:
     for step in [s for s in re.split(r"[.\[\]]+", path.removeprefix("$")) if s]:
         fields = {f.name: f.type for f in msgspec.structs.fields(kind)}
         kind = fields.get(step, kind)
-    return msgspec.structs.fields(kind) if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else ()
+    return (
+        msgspec.structs.fields(kind)
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+        else ()
+    )

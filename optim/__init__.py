@@ -34,7 +34,17 @@ if TYPE_CHECKING:
     from .script.seeded import SeededTraining
     from .solo import SoloSwarm
 
-__all__ = ["attach", "Attachment", "DiLoCo", "LocalSGD", "GradientAveraging", "OuterStep", "SoloSwarm", "outer_preset", "SeededTraining"]
+__all__ = [
+    "attach",
+    "Attachment",
+    "DiLoCo",
+    "LocalSGD",
+    "GradientAveraging",
+    "OuterStep",
+    "SoloSwarm",
+    "outer_preset",
+    "SeededTraining",
+]
 __all__ += ["AtollCallback", "AtollLightningCallback"]
 
 _HOMES = {

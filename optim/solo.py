@@ -18,7 +18,12 @@ from torch import Tensor
 
 from ..collectives.api import Handle, all_reduce
 from ..collectives.encoded import why_refused
-from ..collectives.errors import LocalProtocolError, ModelMismatchError, OutOfDateError, SwarmClosedError
+from ..collectives.errors import (
+    LocalProtocolError,
+    ModelMismatchError,
+    OutOfDateError,
+    SwarmClosedError,
+)
 from ..collectives.group import Member
 from ..collectives.identifiers import PeerId, RunId
 from ..collectives.layout import Layout, differences
@@ -65,7 +70,13 @@ class Lease:
     """An AnchorView on one generation of an `AnchorStore`."""
 
     def __init__(
-        self, flat: Tensor, round_: int, give_back: Callable[[], None], samples: int = 0, lag: float = 0.0, steps: int = 0
+        self,
+        flat: Tensor,
+        round_: int,
+        give_back: Callable[[], None],
+        samples: int = 0,
+        lag: float = 0.0,
+        steps: int = 0,
     ) -> None:
         self._flat: Tensor | None = flat
         self._give_back = give_back
@@ -84,9 +95,13 @@ class Lease:
         """See `AnchorView`. Raises LocalProtocolError after `release`, or when the range or the destination does not fit."""
         flat, count = self._held(), destination.numel()
         if not _plain(destination):
-            raise LocalProtocolError(f"destination must be float32, contiguous and on the CPU, not {destination.dtype}")
+            raise LocalProtocolError(
+                f"destination must be float32, contiguous and on the CPU, not {destination.dtype}"
+            )
         if start < 0 or start + count > self.numel:
-            raise LocalProtocolError(f"elements [{start}, {start + count}) of a vector of {self.numel}")
+            raise LocalProtocolError(
+                f"elements [{start}, {start + count}) of a vector of {self.numel}"
+            )
         destination.detach().view(-1).copy_(flat[start : start + count])
 
     def release(self) -> None:
@@ -104,13 +119,19 @@ class Lease:
 class AnchorStore:
     """Anchor generations and momentum of one run in memory. A leased generation is never overwritten."""
 
-    def __init__(self, layout: Layout, settings: RunSettings, initial: Callable[[Tensor], None]) -> None:
+    def __init__(
+        self, layout: Layout, settings: RunSettings, initial: Callable[[Tensor], None]
+    ) -> None:
         self.layout = layout
         self.round = self.samples = 0
         self.lag = 0.0
         self._step = OuterStep(effective_outer(settings), layout)
         numel = self._step.state_numel(layout.numel)
-        self.momentum = torch.zeros(numel, dtype=torch.float32, device="cpu") if self._step.needs_momentum else None
+        self.momentum = (
+            torch.zeros(numel, dtype=torch.float32, device="cpu")
+            if self._step.needs_momentum
+            else None
+        )
         self.anchor = torch.empty(layout.numel, dtype=torch.float32, device="cpu")
         initial(self.anchor)
         self._free: list[Tensor] = []
@@ -148,7 +169,11 @@ class AnchorStore:
         self._turn(new, round_)
 
     def _spare(self) -> Tensor:
-        return self._free.pop() if self._free else torch.empty(self.layout.numel, dtype=torch.float32, device="cpu")
+        return (
+            self._free.pop()
+            if self._free
+            else torch.empty(self.layout.numel, dtype=torch.float32, device="cpu")
+        )
 
     def _turn(self, new: Tensor, round_: int) -> None:
         old, self.anchor, self.round = self.anchor, new, round_
@@ -200,7 +225,9 @@ class Alone:
 class SoloSwarm:
     """A run whose only member is this script. Implements `Swarm`; obeys torch's Stateful."""
 
-    def __init__(self, settings: RunSettings | None = None, *, peer: str = "solo", run_id: str = "solo") -> None:
+    def __init__(
+        self, settings: RunSettings | None = None, *, peer: str = "solo", run_id: str = "solo"
+    ) -> None:
         self.settings = settings if settings is not None else RunSettings(codec="fp32")
         self.peer = PeerId(peer)
         self.run_id = RunId(run_id)
@@ -223,7 +250,8 @@ class SoloSwarm:
             self._store = AnchorStore(layout, self.settings, initial)
         elif self._store.layout != layout:
             raise ModelMismatchError(
-                "your model is not this run's model:\n" + "\n".join(differences(layout, self._store.layout)),
+                "your model is not this run's model:\n"
+                + "\n".join(differences(layout, self._store.layout)),
                 hint="Attach the model the run was opened with, or make another SoloSwarm.",
             )
         return self._store.lease()
@@ -233,31 +261,57 @@ class SoloSwarm:
         return self._opened().lease()
 
     def contribute(
-        self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None, lag: float | None = None
+        self,
+        *,
+        samples: int,
+        write: Callable[[Tensor], None],
+        base: int | None = None,
+        loss: float | None = None,
+        lag: float | None = None,
     ) -> Done[Outcome]:
         """See `Swarm`. The round is decided when this returns; when ``write`` raises nothing has happened."""
         store = self._opened()
         if self._left:
-            raise SwarmClosedError("this member has left the run", hint="Make another SoloSwarm to train on.")
+            raise SwarmClosedError(
+                "this member has left the run", hint="Make another SoloSwarm to train on."
+            )
         if (samples := sample_count(samples)) < 1:
             raise LocalProtocolError(f"a contribution of {samples} samples; at least 1 is needed")
         if base is not None and base != store.round:
-            return Done(Outcome("committed", store.round, reason=f"refused: it was made on the anchor of round {base}"))
+            return Done(
+                Outcome(
+                    "committed",
+                    store.round,
+                    reason=f"refused: it was made on the anchor of round {base}",
+                )
+            )
         started = time.monotonic()
         if self._frozen is None:
             self._frozen = torch.empty(store.layout.numel, dtype=torch.float32, device="cpu")
         write(self._frozen)
         if not bool(torch.isfinite(self._frozen).all()):
-            raise LocalProtocolError(f"not finite: {why_refused(self._frozen, store.layout, 'fp32')}; nothing was committed")
+            raise LocalProtocolError(
+                f"not finite: {why_refused(self._frozen, store.layout, 'fp32')}; nothing was committed"
+            )
         mean = self._frozen
-        if has_feedback(self.settings):  # what the codec loses will come again; the contribution stays as it was written
+        if has_feedback(
+            self.settings
+        ):  # what the codec loses will come again; the contribution stays as it was written
             mean = torch.empty_like(mean)
             as_decoded(contribution_grid(store.layout, self.settings), self._frozen, mean)
         outer = effective_outer(self.settings)
         store.commit(mean, [(samples, reading_of(mean, store.layout, outer, loss, lag))])
         self._counted.append(self._counted[-1] + samples)
         share = Share(self.peer, samples)
-        return Done(Outcome("committed", store.round, (share,), counted=True, elapsed_s=time.monotonic() - started))
+        return Done(
+            Outcome(
+                "committed",
+                store.round,
+                (share,),
+                counted=True,
+                elapsed_s=time.monotonic() - started,
+            )
+        )
 
     @property
     def closing(self) -> int:
@@ -274,36 +328,72 @@ class SoloSwarm:
         if source.dtype != torch.float32 or not source.is_contiguous() or not source.numel():
             raise LocalProtocolError(f"{call.name} takes a non-empty float32 tensor, contiguous")
         if call.op_id in self._operations:
-            raise LocalProtocolError(f"{call.name} was called already", hint="give every operation its own op_id")
+            raise LocalProtocolError(
+                f"{call.name} was called already", hint="give every operation its own op_id"
+            )
         self._operations.add(call.op_id)
         finite = works_on_bits(call.reducer) or bool(torch.isfinite(source).all())
         rule = parse_reducer(call.reducer)
         if call.weight and finite and (rule is None or (rule.by_coordinate and not rule.f)):
-            outcome = Outcome("committed", 0, (Share(self.peer, call.weight),), counted=True, config="solo", members=1)
+            outcome = Outcome(
+                "committed",
+                0,
+                (Share(self.peer, call.weight),),
+                counted=True,
+                config="solo",
+                members=1,
+            )
         else:
-            why = "nobody has given anything" if not call.weight else "a robust rule needs more members than one"
-            outcome = Outcome("open", 0, reason=why if finite else "the tensor holds NaN or infinity")
+            why = (
+                "nobody has given anything"
+                if not call.weight
+                else "a robust rule needs more members than one"
+            )
+            outcome = Outcome(
+                "open", 0, reason=why if finite else "the tensor holds NaN or infinity"
+            )
         return Alone((self.peer,), source.detach().view(-1).clone(), outcome)
 
     def all_reduce(
-        self, flat: Tensor, *, op_id: str, op: Literal["mean", "sum", "max"] = "mean", weight: int = 1, deadline_s: float = 60.0,
-        codec: str = "", everyone: bool = False, durable: bool = False,
-    ) -> Handle[Outcome]:  # fmt: skip
+        self,
+        flat: Tensor,
+        *,
+        op_id: str,
+        op: Literal["mean", "sum", "max"] = "mean",
+        weight: int = 1,
+        deadline_s: float = 60.0,
+        codec: str = "",
+        everyone: bool = False,
+        durable: bool = False,
+    ) -> Handle[Outcome]:
         """See `Swarm`."""
         return all_reduce(
-            self, flat, op_id=op_id, op=op, weight=weight, deadline_s=deadline_s, codec=codec, everyone=everyone, durable=durable
+            self,
+            flat,
+            op_id=op_id,
+            op=op,
+            weight=weight,
+            deadline_s=deadline_s,
+            codec=codec,
+            everyone=everyone,
+            durable=durable,
         )
 
     def members(self) -> Sequence[PeerView]:
         """See `Swarm`."""
         self._check_open()
-        return (PeerView(self.peer, self._store.round if self._store is not None else 0, True, "self"),)
+        return (
+            PeerView(self.peer, self._store.round if self._store is not None else 0, True, "self"),
+        )
 
     def tallies(self, first: int) -> Sequence[Tally]:
         """See `Swarm`. After `load_state_dict` the rounds before it are one."""
         me, counted = Member(self.peer, 0), self._counted
         rounds = range(first, min(first + TALLIES, len(counted)))
-        return [Tally(at, at, ((me, counted[at] - counted[at - 1]),) if at else (), (me,)) for at in rounds]
+        return [
+            Tally(at, at, ((me, counted[at] - counted[at - 1]),) if at else (), (me,))
+            for at in rounds
+        ]
 
     def shard(self, loader: Any) -> Shard:
         """See `Swarm`."""
@@ -326,8 +416,17 @@ class SoloSwarm:
     def state_dict(self) -> dict[str, Any]:
         """Round, samples, anchor and momentum (copies; an empty tensor where the outer step has none). Needs `open` first."""
         store = self._opened()
-        momentum = store.momentum if store.momentum is not None else torch.empty(0, dtype=torch.float32, device="cpu")
-        return {"round": store.round, "samples": store.samples, "anchor": store.anchor.clone(), "momentum": momentum.clone()}
+        momentum = (
+            store.momentum
+            if store.momentum is not None
+            else torch.empty(0, dtype=torch.float32, device="cpu")
+        )
+        return {
+            "round": store.round,
+            "samples": store.samples,
+            "anchor": store.anchor.clone(),
+            "momentum": momentum.clone(),
+        }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go back or forward to a saved state. Raises OutOfDateError when it is of another model or outer optimizer."""

@@ -62,7 +62,9 @@ def error(result: torch.Tensor, peers: int, elements: int, outliers: bool) -> fl
             places = outlier_places(rank, elements)
             usual[places[places < head]] = False
     mean = mean[usual] / peers
-    return float((result[:head].double()[usual] - mean).square().mean().sqrt() / mean.square().mean().sqrt())
+    return float(
+        (result[:head].double()[usual] - mean).square().mean().sqrt() / mean.square().mean().sqrt()
+    )
 
 
 def process_cpu_s(pid: int) -> float:
@@ -83,10 +85,21 @@ class Worker:
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.options = options
-        self.rank, self.peers, self.elements = int(options["rank"]), int(options["peers"]), int(options["elements"])
-        self.swarm = join(options["run"], home=options["home"], private=True, progress=lambda stage, done, total: None)
+        self.rank, self.peers, self.elements = (
+            int(options["rank"]),
+            int(options["peers"]),
+            int(options["elements"]),
+        )
+        self.swarm = join(
+            options["run"],
+            home=options["home"],
+            private=True,
+            progress=lambda stage, done, total: None,
+        )
         self.rounds, self.durable = options["sync"] == "round", options["sync"] == "cache"
-        self.swarm.open(make_layout([("flat", (self.elements if self.rounds else MODEL_ELEMENTS,))]), _zero).release()
+        self.swarm.open(
+            make_layout([("flat", (self.elements if self.rounds else MODEL_ELEMENTS,))]), _zero
+        ).release()
         self.paths = find_paths(options["home"])
         node = read_node_file(self.paths)
         assert node is not None
@@ -111,19 +124,29 @@ class Worker:
     def members(self) -> dict[str, Any]:
         """How many members this peer sees, and what kind of lane it has to each of the others."""
         seen = self.swarm.members()
-        return {"members": len(seen), "paths": [member.path for member in seen if member.peer != self.swarm.peer]}
+        return {
+            "members": len(seen),
+            "paths": [member.path for member in seen if member.peer != self.swarm.peer],
+        }
 
     def prepare(self) -> dict[str, Any]:
         """Make the input, enter gloo, take the node's memory as the baseline."""
         self.load(outliers=False)
         if self.options["gloo"]:
             os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-            dist.init_process_group("gloo", init_method=f"file://{self.options['gloo']}", rank=self.rank, world_size=self.peers)
+            dist.init_process_group(
+                "gloo",
+                init_method=f"file://{self.options['gloo']}",
+                rank=self.rank,
+                world_size=self.peers,
+            )
             as_lanes_do()
         if self.rounds:
             self.before = torch.empty(self.elements)
         self.baseline_kib = memory_kib(self.node_pid, "VmRSS")
-        Path(f"/proc/{self.node_pid}/clear_refs").write_text("5", encoding="ascii")  # the peak counts from here
+        Path(f"/proc/{self.node_pid}/clear_refs").write_text(
+            "5", encoding="ascii"
+        )  # the peak counts from here
         return {}
 
     def load(self, outliers: bool) -> dict[str, Any]:
@@ -131,7 +154,9 @@ class Worker:
         self.source = values(self.rank, self.elements, outliers)
         if not self.flat.numel():
             shared = self.options["tensor"] == "shared" and not self.rounds
-            self.flat = self.swarm.buffer(self.elements) if shared else torch.empty_like(self.source)
+            self.flat = (
+                self.swarm.buffer(self.elements) if shared else torch.empty_like(self.source)
+            )
         return {}
 
     # ---- measuring
@@ -149,7 +174,9 @@ class Worker:
         dist.all_reduce(self.flat)
         return {"end": time.monotonic(), "ok": True}
 
-    def ours(self, at: float, op: Any = "mean", f: int = 0, before: Sequence[str] = ()) -> dict[str, Any]:
+    def ours(
+        self, at: float, op: Any = "mean", f: int = 0, before: Sequence[str] = ()
+    ) -> dict[str, Any]:
         """The swarm's mean, or a robust rule, in place, from end to end; of a round, as the anchor that comes of it."""
         self.operation += 1
         _sleep_until(at)
@@ -159,12 +186,22 @@ class Worker:
             self._read_anchor(self.flat)
         else:
             name = f"bench {self.operation}"
-            options: dict[str, Any] = {"op": op, "f": f, "before": before, "deadline_s": DEADLINE_S, "durable": self.durable}
+            options: dict[str, Any] = {
+                "op": op,
+                "f": f,
+                "before": before,
+                "deadline_s": DEADLINE_S,
+                "durable": self.durable,
+            }
             outcome = api.all_reduce(self.swarm, self.flat, op_id=name, **options).wait()
         end = time.monotonic()
         rate = (self.spun() - spun) / (end - at)
         ok = outcome.status == "committed" and len(outcome.contributors) == self.peers
-        told = {"status": outcome.status, "reason": outcome.reason, "bytes_sent": outcome.bytes_sent}
+        told = {
+            "status": outcome.status,
+            "reason": outcome.reason,
+            "bytes_sent": outcome.bytes_sent,
+        }
         return {"end": end, "ok": ok, **told, "spun_per_s": rate, "late_s": began - at}
 
     def _give(self, out: torch.Tensor) -> None:
@@ -193,10 +230,14 @@ class Worker:
                 file.flush()
                 self.counter = mmap.mmap(file.fileno(), 8)
         if where == "script":
-            self.thread = threading.Thread(target=spin, args=(self.counter, self.loop_ends), daemon=True)
+            self.thread = threading.Thread(
+                target=spin, args=(self.counter, self.loop_ends), daemon=True
+            )
             self.thread.start()
         elif where == "other":
-            self.neighbour = subprocess.Popen([sys.executable, __file__, "spin", str(self.counter_file)])
+            self.neighbour = subprocess.Popen(
+                [sys.executable, __file__, "spin", str(self.counter_file)]
+            )
         while where and not self.spun():
             time.sleep(0.01)
         return {}
@@ -213,23 +254,36 @@ class Worker:
 
     def used(self) -> dict[str, Any]:
         """CPU seconds since `reset` of the script and of its node."""
-        return {"script_cpu_s": time.process_time() - self.cpu[0], "node_cpu_s": process_cpu_s(self.node_pid) - self.cpu[1]}
+        return {
+            "script_cpu_s": time.process_time() - self.cpu[0],
+            "node_cpu_s": process_cpu_s(self.node_pid) - self.cpu[1],
+        }
 
     def inside(self) -> dict[str, Any]:
         """What the node measured of the last operation."""
         with NodeClient.connect(self.paths) as client:
-            operation = client.status()["runs"][0]["last_operation"] or {}  # of a round nothing is known
+            operation = (
+                client.status()["runs"][0]["last_operation"] or {}
+            )  # of a round nothing is known
         return {key: operation.get(key) for key in ("reduce_s", "decision_s")}
 
     def check(self, outliers: bool) -> dict[str, Any]:
         """Digest of the result, and at rank 0 its error."""
         digest = blake3(self.flat.numpy().data.cast("B"), max_threads=1).hexdigest()
-        mean = self.before - self.flat if self.rounds else self.flat  # plain averaging: the anchor less the mean is the next anchor
-        return {"digest": digest, "error": error(mean, self.peers, self.elements, outliers) if self.rank == 0 else None}
+        mean = (
+            self.before - self.flat if self.rounds else self.flat
+        )  # plain averaging: the anchor less the mean is the next anchor
+        return {
+            "digest": digest,
+            "error": error(mean, self.peers, self.elements, outliers) if self.rank == 0 else None,
+        }
 
     def memory(self) -> dict[str, Any]:
         """Peak of the node's resident memory since `prepare`, less what it was then."""
-        return {"extra_kib": memory_kib(self.node_pid, "VmHWM") - self.baseline_kib, "baseline_kib": self.baseline_kib}
+        return {
+            "extra_kib": memory_kib(self.node_pid, "VmHWM") - self.baseline_kib,
+            "baseline_kib": self.baseline_kib,
+        }
 
 
 def spin(counter: mmap.mmap, ends: threading.Event) -> None:

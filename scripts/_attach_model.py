@@ -18,7 +18,10 @@ def steady_allocator() -> None:
     """Keep what is freed, until `held`: else the C library gives a step's own tensors to the kernel and takes them back, now and then, and
     two trainers that are alike differ by 5 %."""
     libc = ctypes.CDLL(None)
-    for parameter, size in ((-3, 32 << 20), (-1, (1 << 31) - 1)):  # M_MMAP_THRESHOLD at the most it can be, M_TRIM_THRESHOLD
+    for parameter, size in (
+        (-3, 32 << 20),
+        (-1, (1 << 31) - 1),
+    ):  # M_MMAP_THRESHOLD at the most it can be, M_TRIM_THRESHOLD
         if not libc.mallopt(parameter, size):
             raise OSError("mallopt refused")
 
@@ -43,7 +46,9 @@ class Trainer:
     def __init__(self, numel: int) -> None:
         self.width = max(1, round(math.sqrt(numel / LAYERS)))
         torch.manual_seed(1)
-        self.model = torch.nn.Sequential(*(torch.nn.Linear(self.width, self.width, bias=False) for _ in range(LAYERS)))
+        self.model = torch.nn.Sequential(
+            *(torch.nn.Linear(self.width, self.width, bias=False) for _ in range(LAYERS))
+        )
         self.optimizer: Any = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         self.data = torch.randn(BATCH, self.width)
 

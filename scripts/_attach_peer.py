@@ -65,7 +65,10 @@ def main() -> None:
             say("rounds", whole=len(whole), seconds=whole, round=attachment.round)
         elif told["do"] == "time" and trainer is not None and attachment is not None:
             plain = trainer.plainly()
-            say("time", **in_turns({"plain": plain, "attached": trainer, "control": plain}, told["pairs"]))
+            say(
+                "time",
+                **in_turns({"plain": plain, "attached": trainer, "control": plain}, told["pairs"]),
+            )
         elif told["do"] == "busy":
             loop.run(told["where"])
             say("busy")

@@ -21,9 +21,26 @@ from atoll.security.rules.numbers import uniform
 
 STEPS, BATCH, LR, BETA, HIDDEN, PIXELS = 300, 16, 0.5, 0.9, 32, 64
 RULES = (
-    "mean", "median", "trimmed_mean", "meamed", "krum", "multi_krum", "mda", "monna", "geometric_median", "centred_clip", "caf", "flag",
-    "multi_krum/n1", "multi_krum/k2", "nnm+trimmed_mean", "nnm+median", "nnm+krum", "arc+nnm+trimmed_mean", "bucketing+median",
-)  # fmt: skip
+    "mean",
+    "median",
+    "trimmed_mean",
+    "meamed",
+    "krum",
+    "multi_krum",
+    "mda",
+    "monna",
+    "geometric_median",
+    "centred_clip",
+    "caf",
+    "flag",
+    "multi_krum/n1",
+    "multi_krum/k2",
+    "nnm+trimmed_mean",
+    "nnm+median",
+    "nnm+krum",
+    "arc+nnm+trimmed_mean",
+    "bucketing+median",
+)
 SEVEN = ("sign_flip", "sign_flip_1000", "ipm_0.1", "foe_10", "alie_1.5", "mimic", "label_flip")
 BESIDE = {"optimised_alie": optimised_alie, "optimised_ipm": optimised_ipm}
 Rule = Callable[[Tensor], Tensor]
@@ -61,25 +78,42 @@ class Members:
         mixed = torch.randperm(len(digits.y), generator=torch.Generator().manual_seed(seed))
         images, labels = (digits.x[mixed] - mean) / deviation, digits.y[mixed]
         each = len(labels) // honest
-        order = (torch.argsort(labels, stable=True) if data == "sorted" else torch.arange(len(labels)))[: honest * each].view(honest, each)
+        order = (
+            torch.argsort(labels, stable=True) if data == "sorted" else torch.arange(len(labels))
+        )[: honest * each].view(honest, each)
         copied = torch.arange(f) * honest // max(f, 1)  # whose images an attacker has
         self.honest, self.momentum = honest, WorkerMomentum(BETA)
         self.images = torch.cat([images[order], images[order[copied]]])
         self.labels = torch.cat([labels[order], flipped_labels(labels[order[copied]], CLASSES)])
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.model = nn.Sequential(nn.Linear(PIXELS, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES))
+            self.model = nn.Sequential(
+                nn.Linear(PIXELS, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES)
+            )
         self.stream = torch.Generator().manual_seed(seed)
 
     def rows(self) -> tuple[Tensor, Tensor]:
         """What honest members would send in this step, float32 (n - f, d), and those that learn other labels, (f, d)."""
         n, each = self.labels.shape
-        chosen, who = torch.randint(each, (n, BATCH), generator=self.stream), torch.arange(n)[:, None]
-        own = [value.detach().expand(n, *value.shape).clone().requires_grad_() for value in self.model.parameters()]
+        chosen, who = (
+            torch.randint(each, (n, BATCH), generator=self.stream),
+            torch.arange(n)[:, None],
+        )
+        own = [
+            value.detach().expand(n, *value.shape).clone().requires_grad_()
+            for value in self.model.parameters()
+        ]
         hidden = torch.relu(torch.baddbmm(own[1][:, None], self.images[who, chosen], own[0].mT))
         scores = torch.baddbmm(own[3][:, None], hidden, own[2].mT)
-        loss = nn.functional.cross_entropy(scores.flatten(0, 1), self.labels[who, chosen].flatten(), reduction="sum") / BATCH
-        rows = self.momentum(torch.cat([part.flatten(1) for part in torch.autograd.grad(loss, own)], 1))
+        loss = (
+            nn.functional.cross_entropy(
+                scores.flatten(0, 1), self.labels[who, chosen].flatten(), reduction="sum"
+            )
+            / BATCH
+        )
+        rows = self.momentum(
+            torch.cat([part.flatten(1) for part in torch.autograd.grad(loss, own)], 1)
+        )
         return rows[: self.honest], rows[self.honest :]
 
     @torch.no_grad()
@@ -91,7 +125,11 @@ class Members:
 
 def cell(rule: str, attack: str, data: str, seed: int, n: int, f: int) -> dict[str, Any]:
     """Train once; the accuracy at the end. A model that is no number any more has the accuracy of a guess."""
-    members, aggregated, chance = Members(n, f, seed, data), rule_of(rule, f, seed), rule_of(rule, f, seed)
+    members, aggregated, chance = (
+        Members(n, f, seed, data),
+        rule_of(rule, f, seed),
+        rule_of(rule, f, seed),
+    )
     parameters = list(members.model.parameters())
     optimizer = torch.optim.SGD(parameters, lr=LR)
     for _ in range(STEPS):

@@ -50,7 +50,11 @@ class Overheard:
     def all_of(self, round_: int) -> Tensor | None:
         """float32 (honest, d), once everybody has contributed to the round."""
         found = self._rounds.get(round_, {})
-        return torch.stack([found[index] for index in sorted(found)]) if len(found) == self.honest else None
+        return (
+            torch.stack([found[index] for index in sorted(found)])
+            if len(found) == self.honest
+            else None
+        )
 
 
 class _Honest:
@@ -88,7 +92,12 @@ class Run:
 
     def __init__(self, rule: str, attack: str, seed: int, n: int, f: int, rounds: int) -> None:
         size = replace(SIZES["42k"], steps=SIZES["42k"].synchronous + SYNC_EVERY * rounds)
-        self.n, self.honest, self.attack, self.task = n, n if attack == "none" else n - f, attack, start(size, seed, n)
+        self.n, self.honest, self.attack, self.task = (
+            n,
+            n if attack == "none" else n - f,
+            attack,
+            start(size, seed, n),
+        )
         self.overheard = Overheard(self.honest)
         self.settings = RunSettings(
             sync_every=SYNC_EVERY,
@@ -111,7 +120,9 @@ class Run:
         honest = member.index < self.honest
         swarm: Any = self.overheard.hears(member) if honest else member
         task = self.task if honest else Flipped(self.task)
-        attachment = DiLoCo(model.parameters(), inner, swarm=swarm, model=model, clock=member.clock).attachment
+        attachment = DiLoCo(
+            model.parameters(), inner, swarm=swarm, model=model, clock=member.clock
+        ).attachment
         for step in range(task.size.synchronous, task.size.steps):
             attachment.samples(task.size.batch)
             task.step(model, inner, [stream], step)
@@ -136,7 +147,9 @@ class Run:
             def write(vector: Tensor, sent: Tensor = sent) -> None:
                 vector.copy_(sent)
 
-            pending = member.contribute(samples=SYNC_EVERY * self.task.size.batch, write=write, base=round_)
+            pending = member.contribute(
+                samples=SYNC_EVERY * self.task.size.batch, write=write, base=round_
+            )
             counted += pending.wait(PATIENCE_S).status == "committed"
         return {"loss": None, "counted": counted, "anchor": fingerprint(member)}
 
@@ -159,7 +172,9 @@ def start(size: Size, seed: int, n: int) -> Task:
 def cell(rule: str, attack: str, seed: int, n: int, f: int, rounds: int) -> dict[str, Any]:
     """Train once: held-out loss of the last anchor, and how many contributions of each member counted."""
     run = Run(rule, attack, seed, n, f, rounds)
-    results = LocalSwarm(n, settings=run.settings, seed=seed, latency_s=LATENCY_S).run(run.script, step_s=STEP_S)
+    results = LocalSwarm(n, settings=run.settings, seed=seed, latency_s=LATENCY_S).run(
+        run.script, step_s=STEP_S
+    )
     return {
         "loss": results[0]["loss"],
         "counted": [result["counted"] for result in results],

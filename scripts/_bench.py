@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-os.environ.setdefault("ATOLL_NETWORK__LAN_DISCOVERY", "false")  # nodes that find each other by multicast are not what is measured
+os.environ.setdefault(
+    "ATOLL_NETWORK__LAN_DISCOVERY", "false"
+)  # nodes that find each other by multicast are not what is measured
 CANNOT = 64  # EX_USAGE: asked for something that cannot be measured here
 
 
@@ -46,8 +48,16 @@ def percentile(samples: Sequence[float], share: float) -> float:
 def commit() -> str:
     """The commit of the checkout, with "+" when files differ from it; "unknown" outside of git."""
     try:
-        name = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
-        dirty = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=True)
+        name = subprocess.run(
+            ["git", "rev-parse", "--short=12", "HEAD"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        dirty = subprocess.run(
+            ["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=True
+        )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return name.stdout.strip() + ("+" if dirty.stdout.strip() else "")
@@ -56,7 +66,9 @@ def commit() -> str:
 def machine() -> dict[str, Any]:
     """Cores, CPU, kernel, torch, TCP congestion control and the load when asked."""
     return {
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
         "cpu": _cpu(),
         "kernel": platform.release(),
         "system": platform.system(),
@@ -69,7 +81,14 @@ def machine() -> dict[str, Any]:
 
 def emit(name: str, settings: Mapping[str, Any], runs: Sequence[Any], **figures: Any) -> None:
     """Print the result as one JSON object, the last line of stdout. ``runs``: the raw samples. NaN and infinity become null."""
-    result = {"name": name, "commit": commit(), "machine": machine(), "settings": dict(settings), **figures, "runs": list(runs)}
+    result = {
+        "name": name,
+        "commit": commit(),
+        "machine": machine(),
+        "settings": dict(settings),
+        **figures,
+        "runs": list(runs),
+    }
     sys.stderr.flush()
     print(json.dumps(_finite(result)), flush=True)
 

@@ -20,7 +20,9 @@ VERSION, SCIPY = "0.0.11", "1.17.1"
 WHAT, FOLDER = f"byzfl {VERSION}", OUT / "byzfl"
 INSTALL_S = 600
 
-RULES: dict[str, tuple[str, dict[str, Any]]] = {  # ours -> theirs; "f" stands for the number of hostile rows
+RULES: dict[
+    str, tuple[str, dict[str, Any]]
+] = {  # ours -> theirs; "f" stands for the number of hostile rows
     "median": ("Median", {}),
     "trimmed_mean": ("TrMean", {"f": "f"}),
     "meamed": ("Meamed", {"f": "f"}),
@@ -49,11 +51,15 @@ def environment() -> str:
         set_up(WHAT, [sys.executable, "-m", "venv", "--clear", str(FOLDER)], INSTALL_S)
         install = [str(python), "-m", "pip", "install", "--quiet", "--no-input"]
         set_up(WHAT, [*install, f"scipy=={SCIPY}"], INSTALL_S)
-        set_up(WHAT, [*install, "--no-deps", f"byzfl=={VERSION}"], INSTALL_S)  # its plots and image data sets are not what is measured
+        set_up(
+            WHAT, [*install, "--no-deps", f"byzfl=={VERSION}"], INSTALL_S
+        )  # its plots and image data sets are not what is measured
         import torch
 
         site = next((FOLDER / "lib").glob("python*")) / "site-packages"
-        (site / "zz_torch.pth").write_text(str(Path(torch.__path__[0]).parent) + "\n", encoding="utf-8")  # ours: both use the same
+        (site / "zz_torch.pth").write_text(
+            str(Path(torch.__path__[0]).parent) + "\n", encoding="utf-8"
+        )  # ours: both use the same
         (FOLDER / "complete").touch()
     return str(python)
 
@@ -62,9 +68,17 @@ class Byzfl:
     """The process, while the context lasts; ``threads`` of torch and of numpy's BLAS. Raises Unavailable where there is none."""
 
     def __init__(self, threads: int = 1) -> None:
-        settings = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+        settings = dict.fromkeys(
+            ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads)
+        )
         command = [environment(), __file__]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | settings)
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | settings,
+        )
 
     def __enter__(self) -> Byzfl:
         return self
@@ -105,21 +119,33 @@ def serve() -> None:
     for line in sys.stdin:
         question = json.loads(line)
         if "n" in question:
-            rows = np.random.default_rng(question["seed"]).standard_normal((question["n"], question["d"]), dtype=np.float32)
+            rows = np.random.default_rng(question["seed"]).standard_normal(
+                (question["n"], question["d"]), dtype=np.float32
+            )
         if "rows" in question:
             rows = np.array(question["rows"], np.float64)
         if "rule" not in question:
             print(json.dumps("ready"), flush=True)
             continue
         name, options = RULES[question["rule"]]
-        settings = {key: question["f"] if value == "f" else value for key, value in options.items()} | question.get("options", {})
+        settings = {
+            key: question["f"] if value == "f" else value for key, value in options.items()
+        } | question.get("options", {})
         rule = getattr(theirs, name)(**settings)
-        given = rows.copy() if question["backend"] == "numpy" else torch.from_numpy(rows.copy())  # some overwrite what they are given
+        given = (
+            rows.copy() if question["backend"] == "numpy" else torch.from_numpy(rows.copy())
+        )  # some overwrite what they are given
         cpu, start = time.process_time(), time.perf_counter()
         value = rule(given)
         wall, cpu = time.perf_counter() - start, time.process_time() - cpu
         print(
-            json.dumps({"ms": 1000 * wall, "cpu_ms": 1000 * cpu, "value": np.asarray(value).tolist() if question.get("value") else None}),
+            json.dumps(
+                {
+                    "ms": 1000 * wall,
+                    "cpu_ms": 1000 * cpu,
+                    "value": np.asarray(value).tolist() if question.get("value") else None,
+                }
+            ),
             flush=True,
         )
 

@@ -109,7 +109,9 @@ def _decode_records(raw: bytes, n: int, keep: int, weight: float) -> Array:
         record, start = raw[start : start + length], start + length
         split = 8 + ((3 * kept + 1) // 2 if keep else 0)
         number = int.from_bytes(record[8:split], "little")
-        chosen = [number >> 12 * place & 4095 for place in range(kept)] if keep else list(range(kept))
+        chosen = (
+            [number >> 12 * place & 4095 for place in range(kept)] if keep else list(range(kept))
+        )
         packed = np.frombuffer(record, np.uint8, (kept + 3) // 4, split)
         codes = np.concatenate([packed >> shift & 3 for shift in (0, 2, 4, 6)])[:kept]
         level = np.frombuffer(record, F, 2) * F(weight)
@@ -138,7 +140,9 @@ def _encode_blocks(codec: str, x: Array, divisor: F) -> bytes:
         ratios = np.maximum(scales / unit, F(2.0**-14)).astype(np.float16)
         scales = ratios.astype(F) * unit
         head = (unit / divisor).astype(F).tobytes() + ratios.tobytes()
-    codes = np.concatenate([np.rint(block * (F(1) / scale)) for block, scale in zip(blocks, scales, strict=True)])
+    codes = np.concatenate(
+        [np.rint(block * (F(1) / scale)) for block, scale in zip(blocks, scales, strict=True)]
+    )
     if codec != "int4":
         return head + codes.astype(np.int8).tobytes()
     pairs = -(-len(x) // 2)

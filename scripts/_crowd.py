@@ -63,12 +63,22 @@ RAW = {
     "observed": Phase("lanes", OBSERVE),
     "control": Phase("control"),
     "control-hello": Phase("control", HALF, drip=True),
-    "request": Phase("control", protocol.frame(protocol.Hello(1, (protocol.VERSION,), os.getpid())) + HALF, drip=True),
+    "request": Phase(
+        "control",
+        protocol.frame(protocol.Hello(1, (protocol.VERSION,), os.getpid())) + HALF,
+        drip=True,
+    ),
 }
 """Conversations that need no key."""
 KEYED = ("peer", "stream", "frame")
 """A connection that is all made and says nothing; a stream on it whose protocol is never named; half a frame of one of our protocols."""
-PHASES = ("open", "greeting", "handshake", *KEYED, *[name for name, phase in RAW.items() if phase.door != "libp2p"])
+PHASES = (
+    "open",
+    "greeting",
+    "handshake",
+    *KEYED,
+    *[name for name, phase in RAW.items() if phase.door != "libp2p"],
+)
 
 
 ALL = "all"
@@ -146,7 +156,9 @@ class Crowd:
         while phase != "peer" and host.connected(peer):
             async with self._turns:
                 if phase == "stream":
-                    stream = PeerStream(peer, await host._open_connections(peer)[0].muxed_conn.open_stream())
+                    stream = PeerStream(
+                        peer, await host._open_connections(peer)[0].muxed_conn.open_stream()
+                    )
                     await stream.send_all(MULTISTREAM[:1])
                 else:
                     spoken = (streams.PROTOCOL, KAD, RENDEZVOUS)[index % 3]

@@ -43,7 +43,9 @@ def load() -> Digits:
     with gzip.open(FILE, "rt", encoding="ascii") as file:
         table = np.loadtxt(file, delimiter=",", dtype=np.float32)
     if table.shape != (ROWS, 65):
-        raise Unavailable(f"{FILE} holds {table.shape[0]} rows of {table.shape[1]}, not {ROWS} of 65: remove it")
+        raise Unavailable(
+            f"{FILE} holds {table.shape[0]} rows of {table.shape[1]}, not {ROWS} of 65: remove it"
+        )
     x, y = torch.from_numpy(table[:, :64] / 16), torch.from_numpy(table[:, 64].astype(np.int64))
     place = torch.empty(ROWS, dtype=torch.int64)  # of a row among those of its class
     for label in range(CLASSES):
@@ -57,7 +59,19 @@ def _fetch() -> None:
     FILE.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="atoll-digits-") as folder:
         what = f"scikit-learn {VERSION}"
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--no-deps", "--only-binary", ":all:", "--dest", folder]
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-input",
+            "--no-deps",
+            "--only-binary",
+            ":all:",
+            "--dest",
+            folder,
+        ]
         set_up(what, [*pip, f"scikit-learn=={VERSION}"], FETCH_S)
         wheels = list(Path(folder).glob("*.whl"))
         if not wheels:

@@ -23,6 +23,9 @@ def set_up(what: str, command: list[str], limit_s: float) -> str:
         lines = [
             line for line in lines if not line.startswith(("note:", "ERROR:", "error: subprocess"))
         ] or lines  # pip's own words say less
-        telling = next((line for line in reversed(lines) if "rror:" in line), lines[-1] if lines else f"exit status {done.returncode}")
+        telling = next(
+            (line for line in reversed(lines) if "rror:" in line),
+            lines[-1] if lines else f"exit status {done.returncode}",
+        )
         raise Unavailable(f"{what} cannot be set up here: {telling[:300]}")
     return done.stdout

@@ -22,7 +22,15 @@ from _kits import KINDS, PHASES, TARGETS, Kind, Peer, Phase, Target
 
 OWNERS = 20  # trials of a cell in which an owner is killed or stopped
 TRIES = 6  # times a trial is repeated when its fault comes too late
-RIGHT = ("exact", "bit_equal", "contributors_right", "committed", "survivors_counted", "kept", "next_round_ok")
+RIGHT = (
+    "exact",
+    "bit_equal",
+    "contributors_right",
+    "committed",
+    "survivors_counted",
+    "kept",
+    "next_round_ok",
+)
 Trial = dict[str, Any]
 
 
@@ -39,14 +47,19 @@ class Cell:
         return f"{self.kind} {self.phase} {self.target}"
 
 
-def cells(kind: Kind | None, phase: Phase | None, target: Target | None, reps: int, owners: int) -> list[Cell]:
+def cells(
+    kind: Kind | None, phase: Phase | None, target: Target | None, reps: int, owners: int
+) -> list[Cell]:
     """Every cell, or those of a kind, a phase, a target. Killing and stopping an owner is tried ``owners`` times."""
     return [
         Cell(k, p, t, owners if t == "owner" and k in ("kill", "stop") else reps)
-        for k in KINDS if k not in ("lie", "leave") and kind in (None, k)
-        for p in PHASES if phase in (None, p)
-        for t in TARGETS if target in (None, t)
-    ]  # fmt: skip
+        for k in KINDS
+        if k not in ("lie", "leave") and kind in (None, k)
+        for p in PHASES
+        if phase in (None, p)
+        for t in TARGETS
+        if target in (None, t)
+    ]
 
 
 @dataclass(slots=True)
@@ -70,7 +83,13 @@ class Tried:
 class Table:
     """Trials as they come. ``journal``: the file they are kept in, or None; ``logs``: where failing cells leave theirs."""
 
-    def __init__(self, wanted: Sequence[Cell], settings: Mapping[str, Any], journal: Path | None, logs: Path | None) -> None:
+    def __init__(
+        self,
+        wanted: Sequence[Cell],
+        settings: Mapping[str, Any],
+        journal: Path | None,
+        logs: Path | None,
+    ) -> None:
         self._settings = json.loads(json.dumps(settings))
         self._journal, self._logs = journal, logs
         self._tried = {cell: Tried() for cell in wanted}
@@ -107,7 +126,9 @@ class Table:
         self._take(cell, line)
         if self._journal is not None:
             with open(self._journal, "a", encoding="utf-8") as journal:
-                journal.write(json.dumps({"cell": str(cell), **line, "settings": self._settings}) + "\n")
+                journal.write(
+                    json.dumps({"cell": str(cell), **line, "settings": self._settings}) + "\n"
+                )
 
     def add(self, cell: Cell, trial: Trial) -> None:
         """A trial is done."""
@@ -118,13 +139,28 @@ class Table:
         """A cell is done; ``broken``: why it could not go on. ``seed``: of the last trial."""
         tried = self._tried[cell]
         if reasons := why(cell, summary(tried.trials, cell), broken):
-            self._write(cell, {"broken": broken, "kept": {"seed": seed, "logs": str(self._keep(cell, tried.trials, broken, peers))}})
-        left_s = (time.monotonic() - self._began) / max(1, self._done) * sum(cell.reps - self._tried[cell].hits for cell in self.left)
+            self._write(
+                cell,
+                {
+                    "broken": broken,
+                    "kept": {
+                        "seed": seed,
+                        "logs": str(self._keep(cell, tried.trials, broken, peers)),
+                    },
+                },
+            )
+        left_s = (
+            (time.monotonic() - self._began)
+            / max(1, self._done)
+            * sum(cell.reps - self._tried[cell].hits for cell in self.left)
+        )
         progress(
             f"── {cell}: {'; '.join(reasons) or 'right and in time'} ({len(self.left)} of {len(self._tried)} left, about {left_s / 60:.0f} min)"
         )
 
-    def _keep(self, cell: Cell, trials: Sequence[Trial], broken: str, peers: Sequence[Peer]) -> Path:
+    def _keep(
+        self, cell: Cell, trials: Sequence[Trial], broken: str, peers: Sequence[Peer]
+    ) -> Path:
         if self._logs is None:
             self._logs = Path(tempfile.mkdtemp(prefix="atoll-faults-logs-"))
         folder = self._logs / str(cell).replace(" ", "-")
@@ -133,7 +169,9 @@ class Table:
             for path in [peer.home.with_suffix(".log"), *peer.home.rglob("*.log")]:
                 if path.exists():
                     shutil.copyfile(path, folder / f"{peer.name}-{path.name}")
-        (folder / "trials.json").write_text(json.dumps({"broken": broken, "trials": list(trials)}, indent=1), encoding="utf-8")
+        (folder / "trials.json").write_text(
+            json.dumps({"broken": broken, "trials": list(trials)}, indent=1), encoding="utf-8"
+        )
         return folder
 
     def rows(self) -> list[dict[str, Any]]:
@@ -143,20 +181,34 @@ class Table:
             if tried.over(cell):
                 figures = summary(tried.trials, cell)
                 reasons = why(cell, figures, tried.broken)
-                row: dict[str, Any] = {"cell": str(cell), "reps": cell.reps, "passed": not reasons, **figures}
+                row: dict[str, Any] = {
+                    "cell": str(cell),
+                    "reps": cell.reps,
+                    "passed": not reasons,
+                    **figures,
+                }
                 found.append(row | ({"reasons": reasons, **tried.kept} if reasons else {}))
         return found
 
     def figures(self) -> dict[str, Any]:
         """The figures of the whole table. ``right``: cells whose values and contributors are all right, whatever their time."""
         rows = self.rows()
-        failing = {row["cell"]: {key: row.get(key) for key in ("reasons", "seed", "logs")} for row in rows if not row["passed"]}
+        failing = {
+            row["cell"]: {key: row.get(key) for key in ("reasons", "seed", "logs")}
+            for row in rows
+            if not row["passed"]
+        }
         return {
-            "cells": len(self._tried), "done": len(rows), "passed": len(rows) - len(failing),
-            "right": sum(row["right"] for row in rows), "trials": sum(row["trials"] for row in rows),
-            "misses": sum(row["misses"] for row in rows), "failing": failing,
-            "elapsed_s": round(time.monotonic() - self._began, 1), "table": rows,
-        }  # fmt: skip
+            "cells": len(self._tried),
+            "done": len(rows),
+            "passed": len(rows) - len(failing),
+            "right": sum(row["right"] for row in rows),
+            "trials": sum(row["trials"] for row in rows),
+            "misses": sum(row["misses"] for row in rows),
+            "failing": failing,
+            "elapsed_s": round(time.monotonic() - self._began, 1),
+            "table": rows,
+        }
 
 
 def summary(trials: Sequence[Trial], cell: Cell) -> dict[str, Any]:
@@ -166,14 +218,18 @@ def summary(trials: Sequence[Trial], cell: Cell) -> dict[str, Any]:
     for key in ("over_fault_free_s", "since_fault_s", "extra_s", "back_s"):
         figures[f"{key}_max"] = max((found.get(key, 0.0) for found in counted), default=None)
     figures |= {
-        key: round(statistics.median([t[key] for t in trials]), 4) if trials else None for key in ("fault_free_s", "bulk_s", "allowed_s")
+        key: round(statistics.median([t[key] for t in trials]), 4) if trials else None
+        for key in ("fault_free_s", "bulk_s", "allowed_s")
     }
     return {
-        "trials": len(counted), "misses": len(trials) - len(counted), **figures, "judged": RIGHT,
+        "trials": len(counted),
+        "misses": len(trials) - len(counted),
+        **figures,
+        "judged": RIGHT,
         "right": len(counted) >= cell.reps and all(figures[key] == len(counted) for key in RIGHT),
         "within": sum(found.get("extra_s", math.inf) <= found["allowed_s"] for found in counted),
         "all_right": all(found["exact"] for found in trials),
-    }  # fmt: skip
+    }
 
 
 def why(cell: Cell, figures: Mapping[str, Any], broken: str) -> list[str]:
@@ -182,7 +238,11 @@ def why(cell: Cell, figures: Mapping[str, Any], broken: str) -> list[str]:
     reasons = [broken.splitlines()[0][:300]] if broken else []
     if trials < cell.reps and not broken:
         reasons.append(f"only {trials} of {cell.reps} trials met their phase")
-    reasons += [f"{key} {figures[key]} of {trials}" for key in figures["judged"] if figures[key] < trials]
+    reasons += [
+        f"{key} {figures[key]} of {trials}" for key in figures["judged"] if figures[key] < trials
+    ]
     if figures["within"] < trials:
-        reasons.append(f"in time {figures['within']} of {trials}: {figures['extra_s_max']:.2f} s more, {figures['allowed_s']:.2f} allowed")
+        reasons.append(
+            f"in time {figures['within']} of {trials}: {figures['extra_s_max']:.2f} s more, {figures['allowed_s']:.2f} allowed"
+        )
     return reasons

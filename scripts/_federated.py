@@ -63,6 +63,8 @@ def local_steps(spec: Spec, client: int, turn: int, anchor: Tensor) -> tuple[Ten
     """A client's parameters after its turn (the turn of that number in our simulation, step by step), and how many samples it has."""
     learner, x, y = _client(spec, client)
     learner.live.copy_(anchor)
-    for rows in map(torch.from_numpy, islice(endless(len(y), spec.batch, (spec.seed, client, turn)), spec.steps)):
+    for rows in map(
+        torch.from_numpy, islice(endless(len(y), spec.batch, (spec.seed, client, turn)), spec.steps)
+    ):
         learner.live.sub_(learner.backward(x[rows], y[rows]), alpha=spec.lr)
     return learner.live, len(y)

@@ -37,12 +37,26 @@ def environment() -> str:
     if not (FOLDER / "complete").exists():
         print(f"flwr: making an environment with flwr {VERSION}", file=sys.stderr)
         set_up(WHAT, [sys.executable, "-m", "venv", "--clear", str(FOLDER)], INSTALL_S)
-        set_up(WHAT, [str(python), "-m", "pip", "install", "--quiet", "--no-input", f"flwr[simulation]=={VERSION}"], INSTALL_S)
+        set_up(
+            WHAT,
+            [
+                str(python),
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--no-input",
+                f"flwr[simulation]=={VERSION}",
+            ],
+            INSTALL_S,
+        )
         import torch
 
         site = next((FOLDER / "lib").glob("python*")) / "site-packages"
         ours = dict.fromkeys((sysconfig.get_path("purelib"), str(Path(torch.__path__[0]).parent)))
-        lines = [f"import site; site.addsitedir({folder!r})\n" for folder in ours]  # both train with the same torch, and with our model
+        lines = [
+            f"import site; site.addsitedir({folder!r})\n" for folder in ours
+        ]  # both train with the same torch, and with our model
         (site / "zz_ours.pth").write_text("".join(lines), encoding="utf-8")
         (FOLDER / "complete").touch()
     return str(python)
@@ -52,7 +66,11 @@ def ask(**question: Any) -> Any:
     """The answer of a process in that environment to one question. Raises Unavailable."""
     try:
         done = subprocess.run(
-            [environment(), __file__, "--inside"], input=json.dumps(question), capture_output=True, text=True, timeout=ANSWER_S
+            [environment(), __file__, "--inside"],
+            input=json.dumps(question),
+            capture_output=True,
+            text=True,
+            timeout=ANSWER_S,
         )
     except subprocess.TimeoutExpired:
         raise Unavailable(f"no answer within {ANSWER_S} s to {question}") from None
@@ -66,7 +84,10 @@ def deltas() -> list[list[list[float]]]:
     import math
 
     return [
-        [[math.sin(1 + 7 * r + 3 * c + i) * 10.0 ** (i % 3 - 1) for i in range(SHAPE[0])] for c in range(len(WEIGHTS))]
+        [
+            [math.sin(1 + 7 * r + 3 * c + i) * 10.0 ** (i % 3 - 1) for i in range(SHAPE[0])]
+            for c in range(len(WEIGHTS))
+        ]
         for r in range(ROUNDS)
     ]
 
@@ -91,17 +112,28 @@ def server_table() -> dict[str, Any]:
         strategy = getattr(strategies, name)(fraction_evaluate=0.0, **options)
         anchor, table[name] = np.zeros(SHAPE, np.float32), []
         for number, each in enumerate(deltas(), 1):
-            strategy.configure_train(number, ArrayRecord({"w": Array(anchor)}), ConfigRecord(), Nobody())
+            strategy.configure_train(
+                number, ArrayRecord({"w": Array(anchor)}), ConfigRecord(), Nobody()
+            )
             replies = [
                 Message(
                     RecordDict(
-                        {"arrays": ArrayRecord({"w": Array((anchor + np.array(delta, np.float32)).astype(np.float32))}),
-                         "metrics": MetricRecord({"num-examples": weight})}
+                        {
+                            "arrays": ArrayRecord(
+                                {
+                                    "w": Array(
+                                        (anchor + np.array(delta, np.float32)).astype(np.float32)
+                                    )
+                                }
+                            ),
+                            "metrics": MetricRecord({"num-examples": weight}),
+                        }
                     ),
-                    dst_node_id=node, message_type="train",
+                    dst_node_id=node,
+                    message_type="train",
                 )
                 for node, (delta, weight) in enumerate(zip(each, WEIGHTS, strict=True), 1)
-            ]  # fmt: skip
+            ]
             arrays, _ = strategy.aggregate_train(number, replies)
             anchor = arrays.to_numpy_ndarrays()[0]
             table[name].append([float(value) for value in anchor])
@@ -131,7 +163,10 @@ def simulated(spec: dict[str, Any]) -> dict[str, Any]:
         anchor = torch.from_numpy(message.content["arrays"].to_numpy_ndarrays()[0].copy())
         turn = int(message.content["config"]["server-round"]) - 1
         live, rows = local_steps(given, int(context.node_config["partition-id"]), turn, anchor)
-        content = {"arrays": ArrayRecord({"w": Array(live.numpy())}), "metrics": MetricRecord({"num-examples": rows})}
+        content = {
+            "arrays": ArrayRecord({"w": Array(live.numpy())}),
+            "metrics": MetricRecord({"num-examples": rows}),
+        }
         return Message(RecordDict(content), reply_to=message)
 
     @server_app.main()
@@ -141,18 +176,31 @@ def simulated(spec: dict[str, Any]) -> dict[str, Any]:
         learner = Learner(whole)
 
         def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord:
-            accuracy = learner.measure(torch.from_numpy(arrays.to_numpy_ndarrays()[0].copy()), whole.test_x, whole.test_y)[0]
+            accuracy = learner.measure(
+                torch.from_numpy(arrays.to_numpy_ndarrays()[0].copy()), whole.test_x, whole.test_y
+            )[0]
             curve.append((time.perf_counter(), accuracy))
             return MetricRecord({"accuracy": accuracy})
 
-        strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=given.clients, min_available_nodes=given.clients)
+        strategy = FedAvg(
+            fraction_evaluate=0.0, min_train_nodes=given.clients, min_available_nodes=given.clients
+        )
         first = ArrayRecord({"w": Array(learner.live.clone().numpy())})
         strategy.start(grid, first, num_rounds=given.rounds, evaluate_fn=evaluate)
 
     start = time.perf_counter()
-    run_simulation(server_app, client_app, given.clients, backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}})
+    run_simulation(
+        server_app,
+        client_app,
+        given.clients,
+        backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
+    )
     seconds = time.perf_counter() - start
-    return {"seconds": seconds, "seconds_rounds": curve[-1][0] - curve[0][0], "accuracy": [accuracy for _, accuracy in curve]}
+    return {
+        "seconds": seconds,
+        "seconds_rounds": curve[-1][0] - curve[0][0],
+        "accuracy": [accuracy for _, accuracy in curve],
+    }
 
 
 def memory(elements: int, clients: int) -> float:
@@ -190,10 +238,17 @@ def _answer() -> None:
 
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     os.environ.setdefault("RAY_DISABLE_DOCKER_CPU_WARNING", "1")
-    os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parent)  # for the processes that Ray starts
+    os.environ["PYTHONPATH"] = str(
+        Path(__file__).resolve().parent
+    )  # for the processes that Ray starts
     question = json.loads(sys.stdin.read())
     wanted = question.pop("what")
-    print(json.dumps({"table": server_table, "simulated": simulated, "memory": memory}[wanted](**question)), flush=True)
+    print(
+        json.dumps(
+            {"table": server_table, "simulated": simulated, "memory": memory}[wanted](**question)
+        ),
+        flush=True,
+    )
 
 
 def main() -> None:
@@ -201,7 +256,17 @@ def main() -> None:
     if sys.argv[1:] == ["--inside"]:
         return _answer()
     table = ask(what="table")
-    json.dump({"flwr": VERSION, "weights": WEIGHTS, "options": STRATEGIES, "deltas": deltas(), "anchors": table}, sys.stdout, indent=0)
+    json.dump(
+        {
+            "flwr": VERSION,
+            "weights": WEIGHTS,
+            "options": STRATEGIES,
+            "deltas": deltas(),
+            "anchors": table,
+        },
+        sys.stdout,
+        indent=0,
+    )
     print()
 
 

@@ -31,10 +31,14 @@ def environment() -> str:
         site = next((FOLDER / "lib").glob("python*")) / "site-packages"
         import torch
 
-        (site / "zz_torch.pth").write_text(str(Path(torch.__path__[0]).parent) + "\n", encoding="utf-8")
+        (site / "zz_torch.pth").write_text(
+            str(Path(torch.__path__[0]).parent) + "\n", encoding="utf-8"
+        )
         install = [str(python), "-m", "pip", "install", "--quiet", "--no-input"]
         set_up(WHAT, [*install, f"hivemind=={VERSION}", NUMPY, "setuptools<81"], INSTALL_S)
-        set_up(WHAT, [str(python), "-c", "import hivemind; hivemind.DHT(start=True).shutdown()"], 120)  # its daemon runs on this machine
+        set_up(
+            WHAT, [str(python), "-c", "import hivemind; hivemind.DHT(start=True).shutdown()"], 120
+        )  # its daemon runs on this machine
         (FOLDER / "complete").touch()
     return str(python)
 
@@ -43,14 +47,21 @@ def averagings(peers: int, elements: int, codec: str, reps: int) -> dict[str, li
     """``seconds`` of the slowest peer and ``cpu_seconds`` of all for each of ``reps`` averagings, matchmaking left out. Raises Unavailable."""
     if codec not in COMPRESSION:
         raise Unavailable(f"hivemind has no codec like {codec}")
-    settings = {"peers": peers, "elements": elements, "compression": COMPRESSION[codec], "reps": reps}
+    settings = {
+        "peers": peers,
+        "elements": elements,
+        "compression": COMPRESSION[codec],
+        "reps": reps,
+    }
     return _said("_hivemind_peers.py", settings)
 
 
 def dht_times(peers: int, reps: int, pause_s: float, warmup: int = 5) -> dict[str, list[float]]:
     """Milliseconds of each of ``reps`` stores (``store_ms``) and gets (``get_ms``) among ``peers`` nodes. Raises Unavailable."""
     progress(f"hivemind: {peers} nodes, {reps} stores and gets")
-    return _said("_hivemind_dht.py", {"peers": peers, "reps": reps, "pause_s": pause_s, "warmup": warmup})
+    return _said(
+        "_hivemind_dht.py", {"peers": peers, "reps": reps, "pause_s": pause_s, "warmup": warmup}
+    )
 
 
 def step_cpu(params: int, pairs: int) -> dict[str, list[float]]:
@@ -60,8 +71,12 @@ def step_cpu(params: int, pairs: int) -> dict[str, list[float]]:
 
 
 def _said(script: str, settings: dict[str, Any]) -> dict[str, list[float]]:
-    lines = set_up(WHAT, [environment(), str(Path(__file__).parent / script), json.dumps(settings)], RUN_S).splitlines()
+    lines = set_up(
+        WHAT, [environment(), str(Path(__file__).parent / script), json.dumps(settings)], RUN_S
+    ).splitlines()
     try:
-        return {key: [float(value) for value in values] for key, values in json.loads(lines[-1]).items()}
+        return {
+            key: [float(value) for value in values] for key, values in json.loads(lines[-1]).items()
+        }
     except (IndexError, AttributeError, TypeError, ValueError):
         raise Unavailable("hivemind's workers said nothing of use") from None

@@ -19,8 +19,13 @@ FAR = 1 << 40  # samples until the first averaging
 def wrapped(hivemind: Any, dht: Any, name: str, trainer: Trainer) -> Trainer:
     """The trainer with its optimizer inside hivemind's."""
     trainer.optimizer = hivemind.Optimizer(
-        dht=dht, run_id=name, optimizer=trainer.optimizer, batch_size_per_step=BATCH, target_batch_size=FAR, use_local_updates=name == "local",
-    )  # fmt: skip
+        dht=dht,
+        run_id=name,
+        optimizer=trainer.optimizer,
+        batch_size_per_step=BATCH,
+        target_batch_size=FAR,
+        use_local_updates=name == "local",
+    )
     return trainer
 
 

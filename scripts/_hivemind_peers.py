@@ -17,7 +17,14 @@ from queue import Empty
 from typing import Any
 
 
-def peer(rank: int, settings: dict[str, Any], first: list[str] | None, address: Any, barrier: Any, times: Any) -> None:
+def peer(
+    rank: int,
+    settings: dict[str, Any],
+    first: list[str] | None,
+    address: Any,
+    barrier: Any,
+    times: Any,
+) -> None:
     """One process: its DHT node and its averager."""
     import hivemind  # pyright: ignore[reportMissingImports]  # in its own environment
     import torch
@@ -29,9 +36,16 @@ def peer(rank: int, settings: dict[str, Any], first: list[str] | None, address: 
         address.put([str(found) for found in dht.get_visible_maddrs()])
     flat = torch.randn(settings["elements"], generator=torch.Generator().manual_seed(rank))
     averager = averaging.DecentralizedAverager(
-        averaged_tensors=[flat], dht=dht, prefix="bench", target_group_size=settings["peers"], min_group_size=settings["peers"],
-        min_matchmaking_time=2.0, request_timeout=1.0, compression=getattr(compression, settings["compression"])(), start=True,
-    )  # fmt: skip
+        averaged_tensors=[flat],
+        dht=dht,
+        prefix="bench",
+        target_group_size=settings["peers"],
+        min_group_size=settings["peers"],
+        min_matchmaking_time=2.0,
+        request_timeout=1.0,
+        compression=getattr(compression, settings["compression"])(),
+        start=True,
+    )
     for _ in range(settings["reps"] + 1):
         control = averager.step(wait=False, require_trigger=True, timeout=120)
         while control.stage.name not in ("AWAITING_TRIGGER", "FINISHED"):
@@ -46,10 +60,14 @@ def peer(rank: int, settings: dict[str, Any], first: list[str] | None, address: 
         barrier.wait(120)
         times.put((elapsed_s, cpu_s(os.getppid()) - used_s if rank == 0 else 0.0))
         barrier.wait(120)
-        with averager.get_tensors() as (mean,):  # it reports success also where it has averaged nothing
+        with averager.get_tensors() as (
+            mean,
+        ):  # it reports success also where it has averaged nothing
             spread = float(mean.std()) * settings["peers"] ** 0.5
         if not 0.95 < spread < 1.05:
-            raise RuntimeError(f"not the mean of {settings['peers']} vectors: spread {spread:.3f} of what it should be")
+            raise RuntimeError(
+                f"not the mean of {settings['peers']} vectors: spread {spread:.3f} of what it should be"
+            )
         barrier.wait(120)
     averager.shutdown()
     dht.shutdown()
@@ -63,7 +81,10 @@ def cpu_s(root: int) -> float:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue  # it has just ended
-        parents[int(folder.name)], used[int(folder.name)] = int(fields[1]), int(fields[11]) + int(fields[12])
+        parents[int(folder.name)], used[int(folder.name)] = (
+            int(fields[1]),
+            int(fields[11]) + int(fields[12]),
+        )
     family = {root}
     while more := {pid for pid, parent in parents.items() if parent in family} - family:
         family |= more
@@ -74,7 +95,9 @@ def started_dht(hivemind: Any, first: list[str]) -> Any:
     """A DHT node. Its daemon gives the bootstrap peer one short moment to answer, which a busy machine may miss."""
     for left in reversed(range(4)):
         try:
-            return hivemind.DHT(initial_peers=first, start=True, host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+            return hivemind.DHT(
+                initial_peers=first, start=True, host_maddrs=["/ip4/127.0.0.1/tcp/0"]
+            )
         except Exception:
             if not left:
                 raise
@@ -97,16 +120,23 @@ def heard(queue: Any, peers: list[Any], timeout_s: float) -> Any:
 def main() -> None:
     """Start the peers and gather their times."""
     settings = json.loads(sys.argv[1])
-    context = mp.get_context("fork")  # hivemind's own processes cannot be pickled, and inherit the way
+    context = mp.get_context(
+        "fork"
+    )  # hivemind's own processes cannot be pickled, and inherit the way
     barrier, times, address = context.Barrier(settings["peers"]), context.Queue(), context.Queue()
     first: list[str] | None = None
     started = list[Any]()
     for rank in range(settings["peers"]):
-        started.append(context.Process(target=peer, args=(rank, settings, first, address, barrier, times)))
+        started.append(
+            context.Process(target=peer, args=(rank, settings, first, address, barrier, times))
+        )
         started[-1].start()
         if rank == 0:
             first = heard(address, started, 120)
-    told = [[heard(times, started, 300) for _ in range(settings["peers"])] for _ in range(settings["reps"] + 1)][1:]  # the first warms up
+    told = [
+        [heard(times, started, 300) for _ in range(settings["peers"])]
+        for _ in range(settings["reps"] + 1)
+    ][1:]  # the first warms up
     for process in started:
         process.join(60)
     found = {

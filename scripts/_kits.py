@@ -21,12 +21,34 @@ from real_faults import NETWORK, Armed, Ledger, Seen, Watch  # noqa: E402
 from swarm_kit import Peer, Peers  # noqa: E402
 
 __all__ = [
-    "KINDS", "NETWORK", "PARTS", "PHASES", "TARGETS", "TESTS", "Armed", "Fault", "Kind", "Lab", "LabError", "Ledger", "Part", "Peer", "Peers",
-    "Phase", "Seen", "Target", "Watch", "fault", "in_laboratory", "missing",
-]  # fmt: skip
+    "KINDS",
+    "NETWORK",
+    "PARTS",
+    "PHASES",
+    "TARGETS",
+    "TESTS",
+    "Armed",
+    "Fault",
+    "Kind",
+    "Lab",
+    "LabError",
+    "Ledger",
+    "Part",
+    "Peer",
+    "Peers",
+    "Phase",
+    "Seen",
+    "Target",
+    "Watch",
+    "fault",
+    "in_laboratory",
+    "missing",
+]
 
 
-def in_laboratory(options: argparse.Namespace, run: Callable[[argparse.Namespace, Path], int]) -> int:
+def in_laboratory(
+    options: argparse.Namespace, run: Callable[[argparse.Namespace, Path], int]
+) -> int:
     """What ``run`` returns, given a folder for a while. Exit code: 0 measured, 1 not, 64 cannot be done here."""
     if reason := missing():
         progress(f"cannot do it: {reason}")

@@ -49,12 +49,18 @@ class Crowd:
         for number in range(count):
             identity = Identity(phase.randbytes(32))
             m = self.members[identity.peer] = Membership(
-                identity.peer, RUN, sign=lambda data, identity=identity: identity.sign(DOMAIN, data),
+                identity.peer,
+                RUN,
+                sign=lambda data, identity=identity: identity.sign(DOMAIN, data),
                 verify=lambda peer, data, signature: verify(peer, DOMAIN, data, signature),
-                rng=self.world.stream(f"member {number}"), unix_offset_s=UNIX_S,
-            )  # fmt: skip
+                rng=self.world.stream(f"member {number}"),
+                unix_offset_s=UNIX_S,
+            )
             m.announce(0.0, addresses=(f"/ip4/10.0.{number // 250}.{number % 250}/tcp/4001",))
-            self.network.attach(identity.peer, lambda sender, _, data, peer=identity.peer: self._deliver(peer, sender, data))  # type: ignore[misc]
+            self.network.attach(
+                identity.peer,
+                lambda sender, _, data, peer=identity.peer: self._deliver(peer, sender, data),
+            )  # type: ignore[misc]
             if number:
                 m.learn(0.0, [self.members[first]._table[first].signed], first)  # pyright: ignore[reportPrivateUsage]
             else:
@@ -63,7 +69,9 @@ class Crowd:
 
     def change(self) -> None:
         """A member taken at random says something new."""
-        peer = self.world.stream(f"change {len(self.changes)} {self.world.now}").choice(sorted(self.members))
+        peer = self.world.stream(f"change {len(self.changes)} {self.world.now}").choice(
+            sorted(self.members)
+        )
         number = 1 + max((change.round for change in self.changes), default=0) + len(self.spread_s)
         self.changes.append(Change(peer, number, self.world.now, {peer}))
         self.members[peer].announce(self.world.now, round=number)

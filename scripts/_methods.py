@@ -28,7 +28,9 @@ PRESETS = {preset.name: preset.outer for preset in presets.PRESETS}
 SHORT = PRESETS["short"]
 STEP_S = 0.1  # virtual; links are then faster than what a node needs to take part (`collectives/round/patience.py`)
 LATENCY_S = 0.005
-TRANSFER_SHARE = 0.3  # of a round's compute: how long an exchange in fp32 takes on the simulated links
+TRANSFER_SHARE = (
+    0.3  # of a round's compute: how long an exchange in fp32 takes on the simulated links
+)
 DELAY = 3  # inner steps of the ten of a round, in which such an exchange is over; with `…_round` a result is a whole round late
 
 
@@ -73,12 +75,16 @@ METHODS = {
     "diloco_int4_ef": Method({"codec": "int4", "feedback": True}, reference="diloco"),
     "diloco_2bit_ef": Method({"codec": "stat2"}, reference="diloco"),
     "sparseloco": Method({"codec": "sparse128", "outer": PRESETS["short-sparse"]}),
-    "sparseloco_published": Method({"codec": "sparse64", "feedback_kept": 0.95, "outer": PRESETS["sparse"]}),
+    "sparseloco_published": Method(
+        {"codec": "sparse64", "feedback_kept": 0.95, "outer": PRESETS["sparse"]}
+    ),
     "diloco_lost30": Method(lost=0.3, reference="diloco"),
     "adam": Method({"outer": OuterSettings("adam", 0.02, 0.6, 0.95)}),
     "local_sgd": Method({"method": "local_sgd"}),
     "streaming": Method({"fragments": 2}, reference="diloco"),
-    "streaming_late": Method({"fragments": 2, "overlap": "late", "delay": DELAY}, reference="diloco"),
+    "streaming_late": Method(
+        {"fragments": 2, "overlap": "late", "delay": DELAY}, reference="diloco"
+    ),
     "late": Method({"overlap": "late", "delay": DELAY, "outer": PRESETS["short-delay"]}),
     "late_round": Method({"overlap": "late", "outer": PRESETS["short-late"]}),
     "co2": Method({"overlap": "late", "delay": DELAY, "outer": PRESETS["co2"]}),
@@ -87,7 +93,11 @@ METHODS = {
     "eager_round": Method({"overlap": "eager", "outer": PRESETS["short-eager"]}),
     "large_batch": Method(),
     "gradient_averaging": Method(
-        {"method": "gradient_averaging", "sync_every": None, "outer": OuterSettings("adamw", 2e-3, 0.9, 0.99, 1e-8, 0.1)},
+        {
+            "method": "gradient_averaging",
+            "sync_every": None,
+            "outer": OuterSettings("adamw", 2e-3, 0.9, 0.99, 1e-8, 0.1),
+        },
         sync_every=1,
         reference="large_batch",
     ),
@@ -100,10 +110,18 @@ def method_of(name: str) -> Method:
     if base not in METHODS:
         raise KeyError(base)
     method = METHODS[base]
-    settings, outer, more = dict(method.settings), msgspec.to_builtins(method.settings.get("outer", SHORT)), {}
+    settings, outer, more = (
+        dict(method.settings),
+        msgspec.to_builtins(method.settings.get("outer", SHORT)),
+        {},
+    )
     for change in filter(None, changes.split(",")):
         key, _, text = change.partition("=")
-        value: Any = text if key in ("kind", "codec", "overlap") else (float(text) if "." in text else int(text))
+        value: Any = (
+            text
+            if key in ("kind", "codec", "overlap")
+            else (float(text) if "." in text else int(text))
+        )
         if key in outer:
             outer[key] = value
         elif key in ("sync_every", "peers", "lost", "inner_lr"):
@@ -118,26 +136,47 @@ class Task:
 
     def __init__(self, size: Size, seed: int, peers: int) -> None:
         self.size, self.seed, self.peers = size, seed, peers
-        training, held_out = split(unique_paragraphs(list(import_module("pydoc_data.topics").topics.values())).encode())
-        self.training, self.held_out = (torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in (training, held_out))
+        training, held_out = split(
+            unique_paragraphs(list(import_module("pydoc_data.topics").topics.values())).encode()
+        )
+        self.training, self.held_out = (
+            torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in (training, held_out)
+        )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.model = GPT(size.config)
-            for embedding in (self.model.tokens, self.model.positions):  # with torch's N(0, 1) synchronous training is best at three times
-                torch.nn.init.normal_(embedding.weight, std=size.config.width**-0.5)  # this rate, and all methods look alike below that
+            for embedding in (
+                self.model.tokens,
+                self.model.positions,
+            ):  # with torch's N(0, 1) synchronous training is best at three times
+                torch.nn.init.normal_(
+                    embedding.weight, std=size.config.width**-0.5
+                )  # this rate, and all methods look alike below that
         self.optimizer = self.make(self.model)
-        self.streams = [torch.Generator().manual_seed(1000 * seed + index) for index in range(peers)]
+        self.streams = [
+            torch.Generator().manual_seed(1000 * seed + index) for index in range(peers)
+        ]
         for step in range(size.synchronous):
             self.step(self.model, self.optimizer, self.streams, step)
 
     def make(self, model: GPT) -> torch.optim.AdamW:
         """The inner optimizer."""
-        return torch.optim.AdamW(model.parameters(), lr=self.size.lr, betas=(0.9, 0.99), weight_decay=0.1)
+        return torch.optim.AdamW(
+            model.parameters(), lr=self.size.lr, betas=(0.9, 0.99), weight_decay=0.1
+        )
 
-    def step(self, model: GPT, optimizer: torch.optim.Optimizer, streams: list[torch.Generator], step: int) -> None:
+    def step(
+        self,
+        model: GPT,
+        optimizer: torch.optim.Optimizer,
+        streams: list[torch.Generator],
+        step: int,
+    ) -> None:
         """One inner step on a batch of each stream, at the cosine's rate."""
         for group in optimizer.param_groups:
-            group["lr"] = self.size.lr * max(0.01, 0.5 * (1 + math.cos(math.pi * step / self.size.steps)))
+            group["lr"] = self.size.lr * max(
+                0.01, 0.5 * (1 + math.cos(math.pi * step / self.size.steps))
+            )
         optimizer.zero_grad()
         self.backward(model, streams)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -145,7 +184,10 @@ class Task:
 
     def backward(self, model: GPT, streams: list[torch.Generator]) -> None:
         """The gradient of a batch of each stream."""
-        parts = [batch(self.training, self.size.config.context, self.size.batch, stream) for stream in streams]
+        parts = [
+            batch(self.training, self.size.config.context, self.size.batch, stream)
+            for stream in streams
+        ]
         inputs, targets = (torch.cat(column) for column in zip(*parts, strict=True))
         model.loss(inputs, self.labels(targets)).backward()
 
@@ -163,7 +205,11 @@ class Task:
     def look(self, step: int) -> bool:
         """Whether the curve has a point after this step."""
         size = self.size
-        return size.points > 0 and (step + 1 - size.synchronous) % ((size.steps - size.synchronous) // size.points) == 0
+        return (
+            size.points > 0
+            and (step + 1 - size.synchronous) % ((size.steps - size.synchronous) // size.points)
+            == 0
+        )
 
     @torch.no_grad()
     def evaluate(self, model: GPT) -> float:
@@ -198,7 +244,11 @@ def large_batch(task: Task) -> dict[str, Any]:
     model, _, _ = task.worker(0)
     outer = METHODS["gradient_averaging"].settings["outer"]
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=outer.lr, betas=(outer.momentum, outer.beta2), eps=outer.epsilon, weight_decay=outer.weight_decay
+        model.parameters(),
+        lr=outer.lr,
+        betas=(outer.momentum, outer.beta2),
+        eps=outer.epsilon,
+        weight_decay=outer.weight_decay,
     )
     streams = [torch.Generator().set_state(stream.get_state()) for stream in task.streams]
     for _ in range(task.size.synchronous, task.size.steps):
@@ -227,7 +277,12 @@ class Lossy:
         if not self._loses(base):
             return self._member.contribute(base=base, **rest)
         pending = LocalPending(self._member, self._member.clock())
-        self._member.wait(lambda: any(view.path == "self" and view.round > base for view in self._member.members()), None)
+        self._member.wait(
+            lambda: any(
+                view.path == "self" and view.round > base for view in self._member.members()
+            ),
+            None,
+        )
         pending.outcome = Outcome("committed", base + 1, reason="it did not arrive")
         return pending
 
@@ -243,16 +298,22 @@ def cell(name: str, seed: int, size: Size) -> dict[str, Any]:
     steps = size.steps - size.synchronous
     rounds = steps // method.sync_every
     settings = msgspec.structs.replace(
-        RunSettings(sync_every=method.sync_every, rounds=rounds, codec="fp32", outer=SHORT, deadline_s=60.0), **method.settings
+        RunSettings(
+            sync_every=method.sync_every, rounds=rounds, codec="fp32", outer=SHORT, deadline_s=60.0
+        ),
+        **method.settings,
     )
     if settings.method == "gradient_averaging":
         settings = msgspec.structs.replace(settings, target_samples=method.peers * size.batch)
     layout = FlatVector(task.model, settings).layout
     payload = 2 * (method.peers - 1) / method.peers * 4 * layout.numel
     swarm = LocalSwarm(
-        method.peers, settings=settings, seed=seed, latency_s=LATENCY_S,
+        method.peers,
+        settings=settings,
+        seed=seed,
+        latency_s=LATENCY_S,
         bandwidth_bytes_per_s=payload / (TRANSFER_SHARE * method.sync_every * STEP_S),
-    )  # fmt: skip
+    )
 
     def script(member: Any) -> dict[str, Any]:
         return worker(member, task, method, settings)
@@ -266,15 +327,22 @@ def cell(name: str, seed: int, size: Size) -> dict[str, Any]:
         "loss": first["loss"],
         "curve": first["curve"],
         "bytes_per_param_step": sent / layout.numel / steps,
-        "payload_per_param_step": payload / 4 * round_bytes_per_value(settings.codec) / layout.numel / method.sync_every,
+        "payload_per_param_step": payload
+        / 4
+        * round_bytes_per_value(settings.codec)
+        / layout.numel
+        / method.sync_every,
         "peak_ratio": share * round_bytes_per_value(settings.codec) / 4,
-        "waiting_share": sum(result["waited"] for result in results) / sum(result["seconds"] for result in results),
+        "waiting_share": sum(result["waited"] for result in results)
+        / sum(result["seconds"] for result in results),
         "counted": [result["counted"] for result in results],
         "rounds": rounds,
     }
 
 
-def worker(member: LocalMember, task: Task, method: Method, settings: RunSettings) -> dict[str, Any]:
+def worker(
+    member: LocalMember, task: Task, method: Method, settings: RunSettings
+) -> dict[str, Any]:
     """One member's script."""
     model, inner, stream = task.worker(member.index)
     member.open(FlatVector(model, settings).layout, FlatVector(model, settings).write_to).release()
@@ -283,11 +351,18 @@ def worker(member: LocalMember, task: Task, method: Method, settings: RunSetting
     swarm: Any = Lossy(member, method.peers, method.lost, task.seed) if method.lost else member
     optimizer: DiLoCo | LocalSGD | GradientAveraging
     if settings.method == "gradient_averaging":
-        optimizer = GradientAveraging(model.parameters(), swarm=swarm, model=model, clock=member.clock)
+        optimizer = GradientAveraging(
+            model.parameters(), swarm=swarm, model=model, clock=member.clock
+        )
     else:
         kind = LocalSGD if settings.method == "local_sgd" else DiLoCo
         optimizer = kind(model.parameters(), inner, swarm=swarm, model=model, clock=member.clock)
-    attachment, started, sent, curve = optimizer.attachment, member.clock(), member.traffic()[0], list[tuple[int, float]]()
+    attachment, started, sent, curve = (
+        optimizer.attachment,
+        member.clock(),
+        member.traffic()[0],
+        list[tuple[int, float]](),
+    )
     for step in range(task.size.synchronous, task.size.steps):
         attachment.samples(task.size.batch)
         if isinstance(optimizer, GradientAveraging):
@@ -311,9 +386,14 @@ def worker(member: LocalMember, task: Task, method: Method, settings: RunSetting
         digest = view.digest or _digest(view)
     stats = attachment.stats
     return {
-        "loss": loss, "curve": curve, "digest": digest, "sent": member.traffic()[0] - sent, "waited": stats["waiting_s"], "seconds": seconds,
+        "loss": loss,
+        "curve": curve,
+        "digest": digest,
+        "sent": member.traffic()[0] - sent,
+        "waited": stats["waiting_s"],
+        "seconds": seconds,
         "counted": stats["counted"],
-    }  # fmt: skip
+    }
 
 
 def _digest(view: Any) -> str:

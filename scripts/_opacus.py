@@ -40,20 +40,38 @@ def environment() -> str:
     """Python of an environment with opacus' formulas, made on first use."""
     python = FOLDER / "bin" / "python"
     if not (FOLDER / "complete").exists():
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(FOLDER)], check=True, timeout=INSTALL_S)
+        subprocess.run(
+            [sys.executable, "-m", "venv", "--clear", str(FOLDER)], check=True, timeout=INSTALL_S
+        )
         for what in (f"scipy=={SCIPY}", f"opacus=={VERSION}"):
-            subprocess.run([str(python), "-m", "pip", "install", "-q", "--no-deps", what], check=True, timeout=INSTALL_S)
-        subprocess.run([str(python), "-m", "pip", "install", "-q", "numpy"], check=True, timeout=INSTALL_S)
+            subprocess.run(
+                [str(python), "-m", "pip", "install", "-q", "--no-deps", what],
+                check=True,
+                timeout=INSTALL_S,
+            )
+        subprocess.run(
+            [str(python), "-m", "pip", "install", "-q", "numpy"], check=True, timeout=INSTALL_S
+        )
         (FOLDER / "complete").touch()
     return str(python)
 
 
 def main() -> None:
     """See the top of the file."""
-    settings = [(noise, rate, steps, DELTA) for noise in NOISES for rate in RATES for steps in STEPS]
-    done = subprocess.run([environment(), "-c", ASK], input=json.dumps(settings), capture_output=True, text=True, check=True)
+    settings = [
+        (noise, rate, steps, DELTA) for noise in NOISES for rate in RATES for steps in STEPS
+    ]
+    done = subprocess.run(
+        [environment(), "-c", ASK],
+        input=json.dumps(settings),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     rows = ",\n  ".join(json.dumps(row) for row in json.loads(done.stdout))
-    print(f'{{"opacus": "{VERSION}", "delta": {DELTA}, "noise, rate, steps, epsilon": [\n  {rows}\n]}}')
+    print(
+        f'{{"opacus": "{VERSION}", "delta": {DELTA}, "noise, rate, steps, epsilon": [\n  {rows}\n]}}'
+    )
 
 
 if __name__ == "__main__":

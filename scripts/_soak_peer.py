@@ -74,7 +74,9 @@ class Trainer:
     def say(self, event: str, **fields: Any) -> None:
         """One line, with the node that is ours now."""
         node = read_node_file(find_paths(self.home))
-        print(json.dumps({"event": event, "node_pid": node.pid if node else 0, **fields}), flush=True)
+        print(
+            json.dumps({"event": event, "node_pid": node.pid if node else 0, **fields}), flush=True
+        )
 
     def _round(self, outcome: Outcome) -> None:
         try:
@@ -83,7 +85,9 @@ class Trainer:
             return
         round_, digest = view.round, view.digest
         view.release()
-        self.say("round", status=outcome.status, counted=outcome.counted, round=round_, digest=digest)
+        self.say(
+            "round", status=outcome.status, counted=outcome.counted, round=round_, digest=digest
+        )
 
     def loss(self) -> None:
         """Mean squared error of the newest anchor on held-out data."""

@@ -32,7 +32,9 @@ class Loop:
             self._thread = threading.Thread(target=spin, args=(self._ends.is_set,), daemon=True)
             self._thread.start()
         elif where == "other":
-            self._process = subprocess.Popen([sys.executable, "-S", str(Path(__file__)), str(os.getpid())])
+            self._process = subprocess.Popen(
+                [sys.executable, "-S", str(Path(__file__)), str(os.getpid())]
+            )
 
 
 def spin(over: Callable[[], bool]) -> None:

@@ -62,8 +62,19 @@ class Trainer:
 
     def _round(self, outcome: Outcome) -> None:
         if outcome.status == "committed":
-            fields = {"round": outcome.round, "contributors": len(outcome.contributors), "counted": outcome.counted}
-            self.rounds.append({**fields, "elapsed_s": outcome.elapsed_s, "bytes_sent": outcome.bytes_sent, "at": time.monotonic()})
+            fields = {
+                "round": outcome.round,
+                "contributors": len(outcome.contributors),
+                "counted": outcome.counted,
+            }
+            self.rounds.append(
+                {
+                    **fields,
+                    "elapsed_s": outcome.elapsed_s,
+                    "bytes_sent": outcome.bytes_sent,
+                    "at": time.monotonic(),
+                }
+            )
 
     @torch.no_grad()
     def _progress(self, count: int) -> None:
@@ -120,16 +131,32 @@ def main() -> None:
         steps += 1
         whole += [1] * sum(row["contributors"] == told["peers"] for row in trainer.rounds[before:])
         if began == 0.0 and len(whole) > WARM_ROUNDS and len(trainer.rounds) > before:
-            steps, began, waited, trainer.late = 0, time.monotonic(), trainer.sync.stats["waiting_s"], 0
+            steps, began, waited, trainer.late = (
+                0,
+                time.monotonic(),
+                trainer.sync.stats["waiting_s"],
+                0,
+            )
             inside = trainer.inside
             trainer.rounds.clear()
-        elif began and not reported and len(trainer.rounds) > before and len(trainer.rounds) >= told["rounds"]:
+        elif (
+            began
+            and not reported
+            and len(trainer.rounds) > before
+            and len(trainer.rounds) >= told["rounds"]
+        ):
             stats, wall = trainer.sync.stats, time.monotonic() - began
             reported = True
             say(
-                "trained", steps=steps, wall_s=wall, training_share=steps * told["step_s"] / wall, late_steps=trainer.late,
-                waiting_s=stats["waiting_s"] - waited, inside_s=trainer.inside - inside, rounds=trainer.rounds,
-            )  # fmt: skip
+                "trained",
+                steps=steps,
+                wall_s=wall,
+                training_share=steps * told["step_s"] / wall,
+                late_steps=trainer.late,
+                waiting_s=stats["waiting_s"] - waited,
+                inside_s=trainer.inside - inside,
+                rounds=trainer.rounds,
+            )
     swarm.close()
 
 

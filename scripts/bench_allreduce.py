@@ -58,10 +58,25 @@ class Worker:
 
     def __init__(self, rank: int, folder: Path, options: dict[str, Any], port: int) -> None:
         self.rank, self.log = rank, folder / f"worker{rank}.log"
-        environment = {**os.environ, "ATOLL_NODE__LISTEN": f"/ip4/127.0.0.1/tcp/{port}", "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, str(Path(__file__).parent / "_allreduce_worker.py"), json.dumps({**options, "rank": rank})]
+        environment = {
+            **os.environ,
+            "ATOLL_NODE__LISTEN": f"/ip4/127.0.0.1/tcp/{port}",
+            "OMP_NUM_THREADS": "1",
+        }
+        command = [
+            sys.executable,
+            str(Path(__file__).parent / "_allreduce_worker.py"),
+            json.dumps({**options, "rank": rank}),
+        ]
         with open(self.log, "wb") as log:
-            self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
+            self.process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
 
     def tell(self, do: str, **arguments: Any) -> None:
         """Give a command."""
@@ -86,7 +101,9 @@ class Worker:
         return json.loads(line)
 
     def _dead(self) -> FailedError:
-        return FailedError(f"peer {self.rank} ended, or did not answer in {ANSWER_S:g} s:\n{self.log.read_text()[-3000:]}")
+        return FailedError(
+            f"peer {self.rank} ended, or did not answer in {ANSWER_S:g} s:\n{self.log.read_text()[-3000:]}"
+        )
 
     def end(self) -> None:
         """End it; its node ends with it."""
@@ -115,14 +132,32 @@ class Bench:
         paths = find_paths(home)
         paths.ensure()
         identity = load_or_create(paths.identity_file)
-        signed = sign_manifest(parse_manifest(manifest("bench", options.codec, plain=options.plain)), identity)
+        signed = sign_manifest(
+            parse_manifest(manifest("bench", options.codec, plain=options.plain)), identity
+        )
         save_run(paths, signed)
-        invite = str(make_invite(signed.run_id, [f"/ip4/127.0.0.1/tcp/{port}/p2p/{identity.peer}"], identity, now_s=time.time()))
+        invite = str(
+            make_invite(
+                signed.run_id,
+                [f"/ip4/127.0.0.1/tcp/{port}/p2p/{identity.peer}"],
+                identity,
+                now_s=time.time(),
+            )
+        )
         try:
-            self.workers.append(Worker(0, folder, {**settings, "home": str(home), "run": signed.run_id}, port))
+            self.workers.append(
+                Worker(0, folder, {**settings, "home": str(home), "run": signed.run_id}, port)
+            )
             self.workers[0].hear()
             for rank in range(1, options.peers):
-                self.workers.append(Worker(rank, folder, {**settings, "home": str(folder / f"p{rank}"), "run": invite}, 0))
+                self.workers.append(
+                    Worker(
+                        rank,
+                        folder,
+                        {**settings, "home": str(folder / f"p{rank}"), "run": invite},
+                        0,
+                    )
+                )
             for worker in self.workers[1:]:
                 worker.hear()
             self._settle()
@@ -154,7 +189,11 @@ class Bench:
         at = time.monotonic() + LEAD_S
         answers = self.all(what, at=at, **how)
         used = self.all("used")
-        found = {"what": what, "seconds": max(answer["end"] for answer in answers) - at, "ok": all(answer["ok"] for answer in answers)}
+        found = {
+            "what": what,
+            "seconds": max(answer["end"] for answer in answers) - at,
+            "ok": all(answer["ok"] for answer in answers),
+        }
         found["cpu_seconds"] = sum(answer["script_cpu_s"] for answer in used)
         if what == "ours":
             found["node_cpu_seconds"] = sum(answer["node_cpu_s"] for answer in used)
@@ -165,9 +204,13 @@ class Bench:
             inside = self.all("inside")
             if found["ok"] and self.options.sync != "round":
                 found["engine_seconds"] = max(answer["reduce_s"] for answer in inside)
-                found["decision_ms"] = 1000 * statistics.median(answer["decision_s"] for answer in inside)
+                found["decision_ms"] = 1000 * statistics.median(
+                    answer["decision_s"] for answer in inside
+                )
             elif not found["ok"]:
-                progress(f"not everybody was counted: {[(a['status'], a['reason']) for a in answers]}")
+                progress(
+                    f"not everybody was counted: {[(a['status'], a['reason']) for a in answers]}"
+                )
         return found
 
     def quality(self, outliers: bool) -> tuple[float, bool]:
@@ -184,7 +227,9 @@ class Bench:
         self.all("reset")
         started = time.monotonic()
         time.sleep(IDLE_S)
-        return sum(answer["node_cpu_s"] for answer in self.all("used")) / (time.monotonic() - started)
+        return sum(answer["node_cpu_s"] for answer in self.all("used")) / (
+            time.monotonic() - started
+        )
 
     def end(self) -> None:
         """End all peers."""
@@ -208,13 +253,18 @@ def run(options: argparse.Namespace) -> int:
     """Measure and print."""
     try:
         with started(options) as bench:
-            order = ("gloo", "ours", "ours", "gloo") if "gloo" in options.against else ("ours", "ours")
+            order = (
+                ("gloo", "ours", "ours", "gloo") if "gloo" in options.against else ("ours", "ours")
+            )
             for what in dict.fromkeys(order):
                 bench.measure(what)  # warm up: buffers, sockets, pages
             runs = list[dict[str, Any]]()
             for rep in range(options.reps):
                 runs += [bench.measure(what) for what in order]
-                progress(f"run {rep + 1} of {options.reps}: " + "  ".join(f"{r['what']} {r['seconds']:.3f} s" for r in runs[-len(order) :]))
+                progress(
+                    f"run {rep + 1} of {options.reps}: "
+                    + "  ".join(f"{r['what']} {r['seconds']:.3f} s" for r in runs[-len(order) :])
+                )
             memory = bench.all("memory")
             idle = bench.idle()
             relative, equal = bench.quality(outliers=False)
@@ -244,7 +294,9 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def summary(options: argparse.Namespace, runs: list[dict[str, Any]], memory: list[dict[str, Any]]) -> dict[str, Any] | None:
+def summary(
+    options: argparse.Namespace, runs: list[dict[str, Any]], memory: list[dict[str, Any]]
+) -> dict[str, Any] | None:
     """Medians and ratios; None when no operation counted everybody."""
     ours = [found for found in runs if found["what"] == "ours" and found["ok"]]
     gloo = [found for found in runs if found["what"] == "gloo"]
@@ -272,7 +324,9 @@ def summary(options: argparse.Namespace, runs: list[dict[str, Any]], memory: lis
         "gloo_seconds": median(gloo, "seconds"),
         "gloo_cpu_seconds": median(gloo, "cpu_seconds"),
         "ratio_to_gloo": ratio("seconds"),
-        "engine_ratio_to_gloo": round(e / g, 3) if (e := median(ours, "engine_seconds")) and (g := median(gloo, "seconds")) else None,
+        "engine_ratio_to_gloo": round(e / g, 3)
+        if (e := median(ours, "engine_seconds")) and (g := median(gloo, "seconds"))
+        else None,
         "cpu_ratio_to_gloo": ratio("cpu_seconds"),
         "bytes_sent": median(ours, "bytes_sent"),
         "engine_memory_mib": round(max(0.0, extra - kept), 1),
@@ -285,7 +339,10 @@ def summary(options: argparse.Namespace, runs: list[dict[str, Any]], memory: lis
 def against_hivemind(options: argparse.Namespace, ours: dict[str, Any]) -> dict[str, Any]:
     """hivemind's averaging, after ours: its processes would take the cores from both."""
     if "hivemind" not in options.against:
-        return {"ratio_to_hivemind": None, "hivemind_reason": "not asked for: --against gloo,hivemind"}
+        return {
+            "ratio_to_hivemind": None,
+            "hivemind_reason": "not asked for: --against gloo,hivemind",
+        }
     try:
         theirs = averagings(options.peers, options.elements, options.codec, options.reps)
     except Unavailable as reason:
@@ -303,21 +360,54 @@ def against_hivemind(options: argparse.Namespace, ours: dict[str, Any]) -> dict[
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line; ends the process with status CANNOT for what is known and cannot be done."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--peers", type=int, choices=(2, 4, 8), default=4)
-    parser.add_argument("--elements", type=int, default=25_000_000, help="length of the vector (default 25,000,000)")
-    parser.add_argument("--codec", default="int8", help=f"how contributions travel: {', '.join(CODECS)} (default int8)")
-    parser.add_argument("--plain", action="store_true", help="bulk bytes without encryption ([lanes] encrypt = false)")
-    parser.add_argument("--sync", choices=("memory", "cache", "round"), default="memory", help="cache: durable votes; round: of training")
-    parser.add_argument("--against", default="gloo", help="rivals, separated by commas: gloo, hivemind; or none")
-    parser.add_argument("--tensor", choices=("shared", "ordinary"), default="shared", help="swarm.buffer, or memory of the script's own")
-    parser.add_argument("--reps", type=int, default=5, help="times (gloo, ours, ours, gloo) (default 5)")
-    parser.add_argument("--outliers", action="store_true", help="also the error with one element in a million a hundred times larger")
+    parser.add_argument(
+        "--elements", type=int, default=25_000_000, help="length of the vector (default 25,000,000)"
+    )
+    parser.add_argument(
+        "--codec",
+        default="int8",
+        help=f"how contributions travel: {', '.join(CODECS)} (default int8)",
+    )
+    parser.add_argument(
+        "--plain",
+        action="store_true",
+        help="bulk bytes without encryption ([lanes] encrypt = false)",
+    )
+    parser.add_argument(
+        "--sync",
+        choices=("memory", "cache", "round"),
+        default="memory",
+        help="cache: durable votes; round: of training",
+    )
+    parser.add_argument(
+        "--against", default="gloo", help="rivals, separated by commas: gloo, hivemind; or none"
+    )
+    parser.add_argument(
+        "--tensor",
+        choices=("shared", "ordinary"),
+        default="shared",
+        help="swarm.buffer, or memory of the script's own",
+    )
+    parser.add_argument(
+        "--reps", type=int, default=5, help="times (gloo, ours, ours, gloo) (default 5)"
+    )
+    parser.add_argument(
+        "--outliers",
+        action="store_true",
+        help="also the error with one element in a million a hundred times larger",
+    )
     options = parser.parse_args(arguments)
     options.against = [name for name in options.against.split(",") if name not in ("", "none")]
     cannot = [
         (options.codec not in CODECS, f"--codec {options.codec}: there is {', '.join(CODECS)}"),
-        (not set(options.against) <= set(RIVALS), f"--against {','.join(options.against)}: there is {', '.join(RIVALS)}"),
+        (
+            not set(options.against) <= set(RIVALS),
+            f"--against {','.join(options.against)}: there is {', '.join(RIVALS)}",
+        ),
         (options.elements < 1 or options.reps < 1, "--elements and --reps are at least 1"),
     ]
     for wrong, text in cannot:

@@ -69,7 +69,10 @@ class Sampler:
     def _sample(self) -> None:
         while not self._over.wait(SAMPLE_S):
             script, node = (pss(pid) for pid in self._pids)
-            self.most, self.most_script = max(self.most, script + node), max(self.most_script, script)
+            self.most, self.most_script = (
+                max(self.most, script + node),
+                max(self.most_script, script),
+            )
 
     def __enter__(self) -> Sampler:
         self._thread.start()
@@ -87,7 +90,9 @@ def ask(among: list[Peer], do: str, **fields: Any) -> list[dict[str, Any]]:
     return [peer.expect(do, PATIENCE_S) for peer in among]
 
 
-def measure(options: argparse.Namespace, folder: Path, numel: int, pairs: int, *, beside: bool) -> dict[str, Any]:
+def measure(
+    options: argparse.Namespace, folder: Path, numel: int, pairs: int, *, beside: bool
+) -> dict[str, Any]:
     """Memory of one size, bytes beyond the model's own, and times."""
     text = TEXT.format(codec=options.codec, feedback=str(options.feedback).lower())
     with Peers(folder, 2, numel, ROOT / "scripts" / "_attach_peer.py", manifest=text) as swarm:
@@ -105,26 +110,38 @@ def measure(options: argparse.Namespace, folder: Path, numel: int, pairs: int, *
         time.sleep(1.0)  # what a round leaves to tidy up
         resting = ask(swarm.all, "make")[0]["pss"] - own
         found: dict[str, Any] = {
-            "numel": made, "own": own - joined, "most": seen.most - plain.most_script, "most_script": seen.most_script - plain.most_script,
-            "resting": resting + pss(node), "resting_script": resting, "whole_rounds": whole,
-        }  # fmt: skip
+            "numel": made,
+            "own": own - joined,
+            "most": seen.most - plain.most_script,
+            "most_script": seen.most_script - plain.most_script,
+            "resting": resting + pss(node),
+            "resting_script": resting,
+            "whole_rounds": whole,
+        }
         began, cpu = time.monotonic(), cpu_s(node)
         peer.say(do="time", pairs=pairs)
         found["time"] = peer.expect("time", PATIENCE_S)
         found["node_cpu_share"] = (cpu_s(node) - cpu) / (time.monotonic() - began)
         found["busy"] = busy(options, swarm.all) if beside else None
-    progress(f"{made:,} parameters: {found['resting'] / 2**20:.0f} MiB, {found['resting_script'] / 2**20:.0f} of them in the script")
+    progress(
+        f"{made:,} parameters: {found['resting'] / 2**20:.0f} MiB, {found['resting_script'] / 2**20:.0f} of them in the script"
+    )
     return found
 
 
 def means(times: dict[str, list[list[float]]]) -> list[list[float]]:
     """Of the plain steps of a turn."""
-    return [[(one + other) / 2 for one, other in zip(*pair, strict=True)] for pair in zip(times["plain"], times["control"], strict=True)]
+    return [
+        [(one + other) / 2 for one, other in zip(*pair, strict=True)]
+        for pair in zip(times["plain"], times["control"], strict=True)
+    ]
 
 
 def ratio(above: list[list[float]], below: list[list[float]], column: int) -> float:
     """The median of what one column is to the mean of the same in others, turn by turn."""
-    return statistics.median(one[column] / other[column] for one, other in zip(above, below, strict=True))
+    return statistics.median(
+        one[column] / other[column] for one, other in zip(above, below, strict=True)
+    )
 
 
 def busy(options: argparse.Namespace, among: list[Peer]) -> dict[str, list[float]]:
@@ -149,7 +166,9 @@ def rival(options: argparse.Namespace) -> tuple[dict[str, float], str]:
         progress(f"hivemind: {error}")
         return {}, str(error)
     plain = statistics.median(times["plain"])
-    return {name: round(statistics.median(times[name]) / plain, 4) for name in ("local", "gradients")}, ""
+    return {
+        name: round(statistics.median(times[name]) / plain, 4) for name in ("local", "gradients")
+    }, ""
 
 
 def cpu_s(pid: int) -> float:
@@ -164,40 +183,83 @@ def run(options: argparse.Namespace, folder: Path) -> int:
     if min(small["whole_rounds"], large["whole_rounds"]) < 1:
         raise FailedError("no round counted both peers")
     values = large["numel"] - small["numel"]
-    each = {key: round((large[key] - small[key]) / values, 2) for key in ("most", "most_script", "resting", "resting_script", "own")}
+    each = {
+        key: round((large[key] - small[key]) / values, 2)
+        for key in ("most", "most_script", "resting", "resting_script", "own")
+    }
     times, beside, short = large.pop("time"), large.pop("busy"), small.pop("time")
     around, step_s = means(times), statistics.median(wall for wall, _ in times["plain"])
     ratios = [ratio(times["attached"], around, column) for column in (0, 1)]
-    hook_s = statistics.median(one[0] - other[0] for one, other in zip(short["attached"], means(short), strict=True))
+    hook_s = statistics.median(
+        one[0] - other[0] for one, other in zip(short["attached"], means(short), strict=True)
+    )
     progress(
         f"a step takes {step_s * 1e3:.2f} ms plain, {ratios[0]:.4f} of that attached, {ratios[1]:.4f} of the CPU; hooks {hook_s * 1e6:.0f} µs"
     )
     theirs, why = rival(options)
-    busy_ratio = round(statistics.median(beside["script"]) / statistics.median(beside["other"]), 4) if beside else None
+    busy_ratio = (
+        round(statistics.median(beside["script"]) / statistics.median(beside["other"]), 4)
+        if beside
+        else None
+    )
     emit(
-        "bench_attach", vars(options), [{**times, "busy": beside}], step_ratio=round(ratios[0], 4), cpu_ratio=round(ratios[1], 4),
-        control_ratio=round(ratio(times["control"], times["plain"], 0), 4), hook_us=round(hook_s * 1e6, 1), step_ms=round(step_s * 1e3, 3),
+        "bench_attach",
+        vars(options),
+        [{**times, "busy": beside}],
+        step_ratio=round(ratios[0], 4),
+        cpu_ratio=round(ratios[1], 4),
+        control_ratio=round(ratio(times["control"], times["plain"], 0), 4),
+        hook_us=round(hook_s * 1e6, 1),
+        step_ms=round(step_s * 1e3, 3),
         bytes_per_param=each["resting"],
-        script_bytes_per_param=each["resting_script"], most_bytes_per_param=each["most"],
-        most_script_bytes_per_param=each["most_script"], own_bytes_per_param=each["own"],
-        fixed_mib=round(small["resting"] / 2**20, 1), node_cpu_share=round(large["node_cpu_share"], 4), memory=[small, large],
-        cpu_ratio_to_hivemind=round(ratios[1] / theirs["local"], 4) if theirs else None, hivemind=theirs, hivemind_missing=why,
+        script_bytes_per_param=each["resting_script"],
+        most_bytes_per_param=each["most"],
+        most_script_bytes_per_param=each["most_script"],
+        own_bytes_per_param=each["own"],
+        fixed_mib=round(small["resting"] / 2**20, 1),
+        node_cpu_share=round(large["node_cpu_share"], 4),
+        memory=[small, large],
+        cpu_ratio_to_hivemind=round(ratios[1] / theirs["local"], 4) if theirs else None,
+        hivemind=theirs,
+        hivemind_missing=why,
         busy_ratio=busy_ratio,
-    )  # fmt: skip
+    )
     return 0
 
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--params", type=int, default=5_000_000, help="of the model (default 5,000,000)")
-    parser.add_argument("--codec", default="int8", help="default int8")
-    parser.add_argument("--feedback", action="store_true", help="carry what the codec loses into the next contribution")
-    parser.add_argument("--rounds", type=int, default=6, help="before memory is measured, and while it is (default 6)")
-    parser.add_argument("--pairs", type=int, default=150, help="plain and attached steps (default 150 of each)")
-    parser.add_argument("--busy", action="store_true", help="measure rounds beside pure Python in the script's process, too")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--against", choices=["none", "hivemind"], default="hivemind", help="whose optimizer to compare with (default hivemind)"
+        "--params", type=int, default=5_000_000, help="of the model (default 5,000,000)"
+    )
+    parser.add_argument("--codec", default="int8", help="default int8")
+    parser.add_argument(
+        "--feedback",
+        action="store_true",
+        help="carry what the codec loses into the next contribution",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=6,
+        help="before memory is measured, and while it is (default 6)",
+    )
+    parser.add_argument(
+        "--pairs", type=int, default=150, help="plain and attached steps (default 150 of each)"
+    )
+    parser.add_argument(
+        "--busy",
+        action="store_true",
+        help="measure rounds beside pure Python in the script's process, too",
+    )
+    parser.add_argument(
+        "--against",
+        choices=["none", "hivemind"],
+        default="hivemind",
+        help="whose optimizer to compare with (default hivemind)",
     )
     options = parser.parse_args()
     if options.params < 10 * SMALL or min(options.rounds, options.pairs) < 1:

@@ -34,16 +34,31 @@ FIGURE = {"local": "accuracy", "swarm": "loss"}
 
 def options() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--n", type=int, default=16, help="members")
     parser.add_argument("--f", type=int, default=4, help="hostile ones among them")
     parser.add_argument("--seeds", type=int, default=5, help="how many, from 0")
-    parser.add_argument("--data", choices=["iid", "sorted"], default="iid", help="sorted: each member has few labels (local only)")
+    parser.add_argument(
+        "--data",
+        choices=["iid", "sorted"],
+        default="iid",
+        help="sorted: each member has few labels (local only)",
+    )
     parser.add_argument("--through", choices=FIGURE, default="local")
-    parser.add_argument("--rules", default="", help="ids, with the steps before a rule as nnm+trimmed_mean; all")
-    parser.add_argument("--attacks", default="", help="ids; the seven, with none and (local) the optimised ones beside")
+    parser.add_argument(
+        "--rules", default="", help="ids, with the steps before a rule as nnm+trimmed_mean; all"
+    )
+    parser.add_argument(
+        "--attacks",
+        default="",
+        help="ids; the seven, with none and (local) the optimised ones beside",
+    )
     parser.add_argument("--rounds", type=int, default=15, help="of ten steps each (swarm only)")
-    parser.add_argument("--journal", type=Path, help="file of finished cells: they are not run again")
+    parser.add_argument(
+        "--journal", type=Path, help="file of finished cells: they are not run again"
+    )
     return parser.parse_args()
 
 
@@ -51,8 +66,16 @@ def load(path: Path | None, settings: dict[str, Any]) -> dict[Key, dict[str, Any
     """Finished cells of a journal that were run with these settings."""
     if path is None or not path.exists():
         return {}
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
-    return {(row["rule"], row["attack"], row["seed"]): row for row in rows if row["settings"] == settings}
+    rows = [
+        json.loads(line)
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if line.endswith("}")
+    ]
+    return {
+        (row["rule"], row["attack"], row["seed"]): row
+        for row in rows
+        if row["settings"] == settings
+    }
 
 
 def cell(key: Key, settings: dict[str, Any]) -> dict[str, Any]:
@@ -70,7 +93,9 @@ def tables(rows: dict[Key, dict[str, Any]], figure: str) -> tuple[dict[str, Any]
     for rule, attack, _ in rows:
         found = [row[figure] for (one, two, _), row in rows.items() if (one, two) == (rule, attack)]
         mean.setdefault(rule, {})[attack] = round(statistics.fmean(found), 4)
-        worst.setdefault(rule, {})[attack] = round(min(found) if figure == "accuracy" else max(found), 4)
+        worst.setdefault(rule, {})[attack] = round(
+            min(found) if figure == "accuracy" else max(found), 4
+        )
     return mean, worst
 
 
@@ -82,11 +107,17 @@ def main() -> None:
     settings |= {"data": given.data} if given.through == "local" else {"rounds": given.rounds}
     beside = tuple(local.BESIDE) if given.through == "local" else ()
     known = {"none", "label_flip", *ATTACKS, *beside}
-    rules = given.rules.split(",") if given.rules else list(local.RULES if given.through == "local" else swarm.RULES)
+    rules = (
+        given.rules.split(",")
+        if given.rules
+        else list(local.RULES if given.through == "local" else swarm.RULES)
+    )
     attacks = given.attacks.split(",") if given.attacks else ["none", *local.SEVEN, *beside]
     if wrong := sorted(set(attacks) - known):
         sys.exit(f"no attack {', '.join(wrong)}; there are {', '.join(sorted(known))}")
-    cells = [(rule, attack, seed) for seed in range(given.seeds) for rule in rules for attack in attacks]
+    cells = [
+        (rule, attack, seed) for seed in range(given.seeds) for rule in rules for attack in attacks
+    ]
     rows, figure = load(given.journal, settings), FIGURE[given.through]
     for number, key in enumerate(cells, 1):
         if key in rows:
@@ -97,16 +128,28 @@ def main() -> None:
         except Unavailable as error:
             sys.exit(f"{Path(__file__).name}: {error}")
         rows[key] = {
-            "rule": key[0], "attack": key[1], "seed": key[2], "settings": settings, **found,
+            "rule": key[0],
+            "attack": key[1],
+            "seed": key[2],
+            "settings": settings,
+            **found,
             "cpu_s": round(time.process_time() - started, 2),
-        }  # fmt: skip
+        }
         if given.journal is not None:
             with given.journal.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(rows[key]) + "\n")
-        progress(f"{number}/{len(cells)} {key[0]}, {key[1]}, seed {key[2]}: {rows[key][figure]:.4f} ({rows[key]['cpu_s']} CPU s)")
+        progress(
+            f"{number}/{len(cells)} {key[0]}, {key[1]}, seed {key[2]}: {rows[key][figure]:.4f} ({rows[key]['cpu_s']} CPU s)"
+        )
     chosen = {key: rows[key] for key in cells}
     mean, worst = tables(chosen, figure)
-    emit("bench_attacks", settings | {"seeds": given.seeds, "figure": figure}, list(chosen.values()), table=mean, worst=worst)
+    emit(
+        "bench_attacks",
+        settings | {"seeds": given.seeds, "figure": figure},
+        list(chosen.values()),
+        table=mean,
+        worst=worst,
+    )
 
 
 if __name__ == "__main__":

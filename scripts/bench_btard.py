@@ -37,13 +37,23 @@ def play(task: tuple[str, int, dict[str, Any]]) -> dict[str, Any]:
     began = time.perf_counter()
     swarm = Swarm(seed, Options(**options))
     checker = swarm.run()
-    honest = {peer: Fault(fault).name for peer, (fault, _) in checker.removals.items() if peer not in swarm.hostile}
+    honest = {
+        peer: Fault(fault).name
+        for peer, (fault, _) in checker.removals.items()
+        if peer not in swarm.hostile
+    }
     attempts = max(1, checker.steps)
     return {
-        "kind": kind, "seed": seed, "attack": options["attack"], "steps": checker.steps, "clean_after": checker.clean_after,
-        "honest": honest, "problems": checker.problems,
-        "control_kib": sum(swarm.control_bytes.values()) / len(swarm.names) / attempts / 1024, "wall_s": time.perf_counter() - began,
-    }  # fmt: skip
+        "kind": kind,
+        "seed": seed,
+        "attack": options["attack"],
+        "steps": checker.steps,
+        "clean_after": checker.clean_after,
+        "honest": honest,
+        "problems": checker.problems,
+        "control_kib": sum(swarm.control_bytes.values()) / len(swarm.names) / attempts / 1024,
+        "wall_s": time.perf_counter() - began,
+    }
 
 
 def tasks(given: argparse.Namespace) -> list[tuple[str, int, dict[str, Any]]]:
@@ -52,17 +62,36 @@ def tasks(given: argparse.Namespace) -> list[tuple[str, int, dict[str, Any]]]:
 
     swarm = {"n": given.n, "b": given.b, "attack": given.attack}
     found: list[tuple[str, int, dict[str, Any]]] = [
-        ("run", seed, swarm | {"steps": 1000, "messages": seed % 5 == 0}) for seed in range(given.first, given.first + given.runs)
+        ("run", seed, swarm | {"steps": 1000, "messages": seed % 5 == 0})
+        for seed in range(given.first, given.first + given.runs)
     ]
-    found.append(("bytes", given.first, swarm | {"b": 0, "steps": 10, "messages": True, "until_clean": False}))
+    found.append(
+        (
+            "bytes",
+            given.first,
+            swarm | {"b": 0, "steps": 10, "messages": True, "until_clean": False},
+        )
+    )
     for noise in (0.0, given.noise):
         for chunk in range(-(-given.honest_steps // 500)):
-            quiet = {"n": given.n, "b": 0, "attack": "sign_flip", "until_clean": False, "noise": noise}
-            found.append(("honest", chunk, quiet | {"steps": min(500, given.honest_steps - 500 * chunk)}))
+            quiet = {
+                "n": given.n,
+                "b": 0,
+                "attack": "sign_flip",
+                "until_clean": False,
+                "noise": noise,
+            }
+            found.append(
+                ("honest", chunk, quiet | {"steps": min(500, given.honest_steps - 500 * chunk)})
+            )
     if given.attacks:
         named = list(ATTACKS) if given.attacks == "all" else given.attacks.split(",")
         many = {"steps": 200, "rate": 0.5}
-        found += [("attack", seed, swarm | many | {"attack": name, "messages": seed == 0}) for name in named for seed in range(2)]
+        found += [
+            ("attack", seed, swarm | many | {"attack": name, "messages": seed == 0})
+            for name in named
+            for seed in range(2)
+        ]
     return found
 
 
@@ -77,13 +106,22 @@ def plant(name: str, runs: int, first: int) -> int:
         print(f"unknown plant {name!r}; there are: {', '.join(PLANTS)}", file=sys.stderr)
         return 64
     found = find(PLANTS[name], runs, first)
-    emit("btard", {"plant": name, "seeds": runs}, [], planted=name, seed=None if found is None else found[0], problem=found and found[1])
+    emit(
+        "btard",
+        {"plant": name, "seeds": runs},
+        [],
+        planted=name,
+        seed=None if found is None else found[0],
+        problem=found and found[1],
+    )
     return 0
 
 
 def main() -> int:
     """See the top of the file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = partial(parser.add_argument, type=int)
     add("--n", default=16)
     add("--b", default=7)
@@ -110,17 +148,28 @@ def main() -> int:
     runs = [each for each in results if each["kind"] == "run"]
     messages = [each["control_kib"] for each in runs if each["control_kib"]]
     settings = vars(given)
-    expected = sum((n := given.n - given.b + b) * (n - 1) / ((given.n - given.b) * b) for b in range(1, given.b + 1))
+    expected = sum(
+        (n := given.n - given.b + b) * (n - 1) / ((given.n - given.b) * b)
+        for b in range(1, given.b + 1)
+    )
     emit(
-        "btard", settings, results,
-        steps_to_ban_mean=statistics.fmean(each["clean_after"] for each in runs) if runs and given.b else 0.0,
+        "btard",
+        settings,
+        results,
+        steps_to_ban_mean=statistics.fmean(each["clean_after"] for each in runs)
+        if runs and given.b
+        else 0.0,
         steps_to_ban_expected=expected,
-        honest_bans=sum(fault != "ELIMINATION" for each in results for fault in each["honest"].values()),
+        honest_bans=sum(
+            fault != "ELIMINATION" for each in results for fault in each["honest"].values()
+        ),
         honest_steps=sum(each["steps"] for each in results if each["kind"] == "honest"),
-        control_kib_per_peer_step=next(each["control_kib"] for each in results if each["kind"] == "bytes"),
+        control_kib_per_peer_step=next(
+            each["control_kib"] for each in results if each["kind"] == "bytes"
+        ),
         control_kib_with_bans=statistics.fmean(messages) if messages else None,
         problems=[problem for each in results for problem in each["problems"]],
-    )  # fmt: skip
+    )
     return 0
 
 

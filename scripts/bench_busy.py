@@ -24,7 +24,9 @@ ORDER = ("script", "other", "other", "script")
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
-    peers = bench_allreduce.parse(["--peers", str(options.peers), "--elements", str(options.elements), "--against", "none"])
+    peers = bench_allreduce.parse(
+        ["--peers", str(options.peers), "--elements", str(options.elements), "--against", "none"]
+    )
     peers.codec = options.codec
     runs = list[dict[str, Any]]()
     try:
@@ -35,17 +37,26 @@ def run(options: argparse.Namespace) -> int:
                 runs += [one(bench, where) for where in ORDER]
                 progress(
                     f"run {rep + 1} of {options.reps}: "
-                    + "  ".join(f"{r['where']} {r['seconds']:.3f} s, loop / {r['slowed']:.2f}" for r in runs[-4:])
+                    + "  ".join(
+                        f"{r['where']} {r['seconds']:.3f} s, loop / {r['slowed']:.2f}"
+                        for r in runs[-4:]
+                    )
                 )
     except FailedError as error:
         progress(f"cannot measure: {error}")
         return 1
 
     def median(where: str, key: str) -> float:
-        return statistics.median(sample[key] for sample in runs if sample["where"] == where and sample["ok"])
+        return statistics.median(
+            sample[key] for sample in runs if sample["where"] == where and sample["ok"]
+        )
 
     try:
-        figures = {f"{where}_{key}": round(median(where, key), 4) for where in ("script", "other") for key in ("seconds", "slowed")}
+        figures = {
+            f"{where}_{key}": round(median(where, key), 4)
+            for where in ("script", "other")
+            for key in ("seconds", "slowed")
+        }
     except statistics.StatisticsError:
         progress("cannot measure: no operation counted everybody")
         return 1
@@ -64,16 +75,27 @@ def one(bench: bench_allreduce.Bench, where: str) -> dict[str, Any]:
     seconds = (
         found["seconds"] - found["late_s"]
     )  # from the call on: a thread that sleeps is woken late beside a loop, with or without a swarm
-    return {"where": where, "seconds": seconds, "slowed": alone / max(1.0, found["spun_per_s"]), "ok": found["ok"]}
+    return {
+        "where": where,
+        "seconds": seconds,
+        "slowed": alone / max(1.0, found["spun_per_s"]),
+        "ok": found["ok"],
+    }
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--peers", type=int, choices=(2, 4, 8), default=2)
-    parser.add_argument("--elements", type=int, default=25_000_000, help="length of the vector (default 25,000,000)")
+    parser.add_argument(
+        "--elements", type=int, default=25_000_000, help="length of the vector (default 25,000,000)"
+    )
     parser.add_argument("--codec", default="int8", help="how contributions travel (default int8)")
-    parser.add_argument("--reps", type=int, default=5, help="times (script, other, other, script) (default 5)")
+    parser.add_argument(
+        "--reps", type=int, default=5, help="times (script, other, other, script) (default 5)"
+    )
     return parser.parse_args(arguments)
 
 

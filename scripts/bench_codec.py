@@ -32,9 +32,13 @@ NAMES = (*CODECS, "int8_torch")
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--elements", type=int, default=25_000_000, help="length of the vector")
-    parser.add_argument("--codec", choices=NAMES, action="append", help="only this one (may be given again)")
+    parser.add_argument(
+        "--codec", choices=NAMES, action="append", help="only this one (may be given again)"
+    )
     parser.add_argument("--reps", type=int, default=5)
     parser.add_argument("--device", default="cpu", help="cpu, or cuda")
     parser.add_argument("--no-errors", action="store_true", help="speed only")
@@ -45,18 +49,34 @@ def main() -> None:
     table: dict[str, dict[str, Any]] = {}
     runs: list[dict[str, Any]] = []
     for name in options.codec or NAMES:
-        samples = [measure(name, x, out) for _ in range(options.reps + 1)][1:]  # the first touches the memory
+        samples = [measure(name, x, out) for _ in range(options.reps + 1)][
+            1:
+        ]  # the first touches the memory
         runs += [{"codec": name, **sample} for sample in samples]
-        speeds = {key: round(4e-9 * options.elements / statistics.median(s[key] for s in samples), 2) for key in samples[0]}
-        table[name] = {key.replace("_s", "_gb_s"): value for key, value in speeds.items()} | {"exact": exact(name, options.device)}
+        speeds = {
+            key: round(4e-9 * options.elements / statistics.median(s[key] for s in samples), 2)
+            for key in samples[0]
+        }
+        table[name] = {key.replace("_s", "_gb_s"): value for key, value in speeds.items()} | {
+            "exact": exact(name, options.device)
+        }
         wire = _wire(get_codec(name), chunk_of(name), torch.device("cpu"))
-        get_codec(name).encode(torch.randn(chunk_of(name), generator=torch.Generator().manual_seed(1)), wire)
+        get_codec(name).encode(
+            torch.randn(chunk_of(name), generator=torch.Generator().manual_seed(1)), wire
+        )
         table[name]["bytes_per_value"] = len(wire.data) / chunk_of(name)
-        table[name]["zstd_ratio"] = round(len(wire.data) / len(zstandard.ZstdCompressor(level=1).compress(wire.data)), 3)
+        table[name]["zstd_ratio"] = round(
+            len(wire.data) / len(zstandard.ZstdCompressor(level=1).compress(wire.data)), 3
+        )
         if not options.no_errors:
             table[name] |= errors(name, options.elements)
         progress(f"{name:10} {table[name]}")
-    settings = {"elements": options.elements, "reps": options.reps, "threads": 1, "device": options.device}
+    settings = {
+        "elements": options.elements,
+        "reps": options.reps,
+        "threads": 1,
+        "device": options.device,
+    }
     emit("bench_codec", settings, runs, **table)
 
 
@@ -92,7 +112,12 @@ def measure(name: str, x: torch.Tensor, out: torch.Tensor) -> dict[str, float]:
         for values, target in pieces:
             target.copy_(values)
 
-    work = {"quantise_s": encode, "dequantise_s": decode, "accumulate_s": accumulate, "copy_s": copy}
+    work = {
+        "quantise_s": encode,
+        "dequantise_s": decode,
+        "accumulate_s": accumulate,
+        "copy_s": copy,
+    }
     return {key: _time(kernel, x.device) for key, kernel in work.items()}
 
 
@@ -111,7 +136,9 @@ def exact(name: str, device: str = "cpu") -> bool:
     codec.accumulate(wire, 3.0, acc)
     raw = data.cpu().numpy().tobytes()
     meaning, sums = name.removesuffix("_torch"), acc.cpu().numpy()
-    return raw == reference.encode(meaning, values) and np.array_equal(sums, np.float32(1) + reference.decode(meaning, raw, n, 3.0))
+    return raw == reference.encode(meaning, values) and np.array_equal(
+        sums, np.float32(1) + reference.decode(meaning, raw, n, 3.0)
+    )
 
 
 def errors(name: str, elements: int) -> dict[str, float]:
@@ -150,13 +177,18 @@ def errors(name: str, elements: int) -> dict[str, float]:
 def _wire(codec: Codec, elements: int, device: torch.device) -> Wire:
     size = codec.wire_bytes(elements)
     return codec.wire(
-        memoryview(bytearray(size)) if device.type == "cpu" else torch.zeros(size, dtype=torch.uint8, device=device), elements
+        memoryview(bytearray(size))
+        if device.type == "cpu"
+        else torch.zeros(size, dtype=torch.uint8, device=device),
+        elements,
     )
 
 
 def _time(work: Callable[[], None], device: torch.device) -> float:
     if device.type == "cpu":
-        start = time.thread_time()  # torch computes in this thread; what else the machine does shall not count
+        start = (
+            time.thread_time()
+        )  # torch computes in this thread; what else the machine does shall not count
         work()
         return time.thread_time() - start
     torch.cuda.synchronize(device)

@@ -63,7 +63,10 @@ class Rounds(threading.Thread):
             tickets = [m.swarm.contribute(samples=1, write=_ones) for m in self.members]
             outcomes = [ticket.wait(PATIENCE_S) for ticket in tickets]
             took = time.monotonic() - began
-            whole = all(outcome.counted and len(outcome.contributors) == len(self.members) for outcome in outcomes)
+            whole = all(
+                outcome.counted and len(outcome.contributors) == len(self.members)
+                for outcome in outcomes
+            )
             self.done.append((took, whole and len({outcome.round for outcome in outcomes}) == 1))
             self._over.wait(max(0.0, PACE_S - took))
 
@@ -89,7 +92,9 @@ class Crowd:
 
     def __init__(self, order: dict[str, Any]) -> None:
         command = [sys.executable, str(Path(__file__).with_name("_crowd.py"))]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(order) + "\n")
         self.process.stdin.flush()
@@ -127,7 +132,12 @@ def doors(member: Member) -> dict[str, Any]:
     connections = psutil.Process(member.pid).net_connections(kind="tcp")
     listening = {found.laddr.port for found in connections if found.status == psutil.CONN_LISTEN}
     (lanes,) = listening - {libp2p[1]}
-    return {"libp2p": libp2p, "peer": peer, "lanes": ("127.0.0.1", lanes), "control": str(member.paths.control_socket)}
+    return {
+        "libp2p": libp2p,
+        "peer": peer,
+        "lanes": ("127.0.0.1", lanes),
+        "control": str(member.paths.control_socket),
+    }
 
 
 def measure(member: Member, rounds: Rounds, seconds: float) -> dict[str, Any]:
@@ -145,7 +155,13 @@ def measure(member: Member, rounds: Rounds, seconds: float) -> dict[str, Any]:
     }
 
 
-def trial(phase: str, options: argparse.Namespace, members: Sequence[Member], idle: dict[str, Any], join: Any) -> dict[str, Any]:
+def trial(
+    phase: str,
+    options: argparse.Namespace,
+    members: Sequence[Member],
+    idle: dict[str, Any],
+    join: Any,
+) -> dict[str, Any]:
     """One phase. ``idle``: what was measured without a crowd."""
     member = members[0]
     with rounds_of(members) as rounds:
@@ -154,7 +170,10 @@ def trial(phase: str, options: argparse.Namespace, members: Sequence[Member], id
         crowd = Crowd({"phase": phase, "count": options.connections, **doors(member)})
         try:
             crowd.heard()
-            arrival = {"arrival_s": round(time.monotonic() - began, 2), "arrival_cpu_s": round(cpu(member.pid) - before, 2)}
+            arrival = {
+                "arrival_s": round(time.monotonic() - began, 2),
+                "arrival_cpu_s": round(cpu(member.pid) - before, 2),
+            }
             found = measure(member, rounds, options.seconds)
             held = len(psutil.Process(member.pid).net_connections(kind="all")) - open_before
             found["lost"] = sum(not whole for _, whole in rounds.done[first:])
@@ -162,7 +181,11 @@ def trial(phase: str, options: argparse.Namespace, members: Sequence[Member], id
             newcomer = join(phase) if options.newcomer else None
         finally:
             made = crowd.go()
-    found |= {"cpu_share": round(found["cpu_share"] - idle["cpu_share"], 4), "idle_cpu_share": idle["cpu_share"], **arrival}
+    found |= {
+        "cpu_share": round(found["cpu_share"] - idle["cpu_share"], 4),
+        "idle_cpu_share": idle["cpu_share"],
+        **arrival,
+    }
     return {"phase": phase, **found, "held": held, "made": made, "newcomer_s": newcomer}
 
 
@@ -186,11 +209,24 @@ def newcomer_of(run: Any, members: Sequence[Member]) -> Any:
 
 def main() -> int:
     """Exit code: 0 measured, 1 not."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--connections", type=int, default=200)
-    parser.add_argument("--seconds", type=float, default=15.0, help="of each measurement, without and with the crowd")
-    parser.add_argument("--phases", default=",".join([ALL, *PHASES]), help=f"of {', '.join(PHASES)}, and {ALL}: a few of each")
-    parser.add_argument("--newcomer", action="store_true", help="let one more member join each crowded node")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=15.0,
+        help="of each measurement, without and with the crowd",
+    )
+    parser.add_argument(
+        "--phases",
+        default=",".join([ALL, *PHASES]),
+        help=f"of {', '.join(PHASES)}, and {ALL}: a few of each",
+    )
+    parser.add_argument(
+        "--newcomer", action="store_true", help="let one more member join each crowded node"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="atoll-crowd-") as folder:
         run = new_run(Path(folder))
@@ -207,9 +243,13 @@ def main() -> int:
                     found.append(trial(phase, options, members, idle, newcomer_of(run, members)))
                     progress(json.dumps(found[-1]))
     emit(
-        "bench_crowd", vars(options), found, cpu_share_max=max(row["cpu_share"] for row in found), lost=sum(row["lost"] for row in found),
+        "bench_crowd",
+        vars(options),
+        found,
+        cpu_share_max=max(row["cpu_share"] for row in found),
+        lost=sum(row["lost"] for row in found),
         rounds=sum(row["rounds"] for row in found),
-    )  # fmt: skip
+    )
     return 0
 
 

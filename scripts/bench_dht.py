@@ -112,7 +112,10 @@ async def _serve(commands: int, answers: int, bootstrap: list[str], hostile: boo
 
     async with trio.open_nursery() as nursery:
         await nursery.start(network.run)
-        os.write(answers, json.dumps({"peer": network.peer, "address": network.addresses()[0]}).encode() + b"\n")
+        os.write(
+            answers,
+            json.dumps({"peer": network.peer, "address": network.addresses()[0]}).encode() + b"\n",
+        )
         stream, buffer = trio.lowlevel.FdStream(commands), b""
         while data := await stream.receive_some(65536):
             buffer += data
@@ -127,7 +130,11 @@ def _lying(honest: Callable[..., Rpc]) -> Callable[..., Rpc]:
 
     def answer(peer: Any, request: Rpc, now: float, unix_s: float) -> Rpc:
         honest(peer, Rpc(5), now, unix_s)
-        return Rpc(request.kind, request.key, request.value if request.kind in (PUT_VALUE, ADD_PROVIDER) else None)
+        return Rpc(
+            request.kind,
+            request.key,
+            request.value if request.kind in (PUT_VALUE, ADD_PROVIDER) else None,
+        )
 
     return answer
 
@@ -150,7 +157,9 @@ def operate(nodes: list[Node], arguments: argparse.Namespace) -> tuple[list[dict
     writer, reader = nodes[:2]
     runs: list[dict[str, Any]] = []
     cpu = 0.0
-    warmup = 0 if arguments.dead or arguments.frozen else arguments.warmup  # what follows a fault counts from the first operation
+    warmup = (
+        0 if arguments.dead or arguments.frozen else arguments.warmup
+    )  # what follows a fault counts from the first operation
     for number in range(warmup + arguments.reps):
         name, value = f"key {number % NAMES}", f"value {number}"
         before = sum(node.cpu_s() for node in nodes)
@@ -160,7 +169,13 @@ def operate(nodes: list[Node], arguments: argparse.Namespace) -> tuple[list[dict
         got = reader.ask(do="get", owner=writer.hello["peer"], name=name)
         if number >= warmup:
             cpu += after - before
-            runs.append({"store_ms": put["ms"], "get_ms": got["ms"], "right": put["got"] > 0 and got["got"] == value})
+            runs.append(
+                {
+                    "store_ms": put["ms"],
+                    "get_ms": got["ms"],
+                    "right": put["got"] > 0 and got["got"] == value,
+                }
+            )
     return runs, cpu * 1e3 / arguments.reps
 
 
@@ -184,15 +199,30 @@ def ours(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], float]:
 
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--peers", type=int, default=16, help="nodes (default 16)")
     parser.add_argument("--reps", type=int, default=100, help="stores and gets (default 100)")
-    parser.add_argument("--dead", type=float, default=0.0, help="share of the nodes that is killed before (default 0)")
-    parser.add_argument("--frozen", type=int, default=0, help="nodes that are stopped before (default 0)")
-    parser.add_argument("--hostile", type=float, default=0.0, help="share of the nodes that lies (default 0)")
+    parser.add_argument(
+        "--dead",
+        type=float,
+        default=0.0,
+        help="share of the nodes that is killed before (default 0)",
+    )
+    parser.add_argument(
+        "--frozen", type=int, default=0, help="nodes that are stopped before (default 0)"
+    )
+    parser.add_argument(
+        "--hostile", type=float, default=0.0, help="share of the nodes that lies (default 0)"
+    )
     parser.add_argument("--against", default="", help="hivemind, or nothing (default)")
-    parser.add_argument("--warmup", type=int, default=20, help="stores and gets that do not count (default 20)")
-    parser.add_argument("--pause-s", type=float, default=0.05, help="between a store and its get (default 0.05)")
+    parser.add_argument(
+        "--warmup", type=int, default=20, help="stores and gets that do not count (default 20)"
+    )
+    parser.add_argument(
+        "--pause-s", type=float, default=0.05, help="between a store and its get (default 0.05)"
+    )
     arguments = parser.parse_args()
     if arguments.against not in ("", "hivemind"):
         parser.error("--against hivemind, or nothing")
@@ -203,7 +233,9 @@ def main() -> int:
         progress(f"{arguments.peers} nodes: {arguments.reps} stores and gets")
         runs, cpu_ms = ours(arguments)
         if arguments.against:
-            for key, values in _hivemind.dht_times(arguments.peers, arguments.reps - arguments.reps // 2, arguments.pause_s).items():
+            for key, values in _hivemind.dht_times(
+                arguments.peers, arguments.reps - arguments.reps // 2, arguments.pause_s
+            ).items():
                 theirs[key] += values
     except (Lost, _hivemind.Unavailable) as error:
         progress(f"cannot measure: {error}")
@@ -212,7 +244,10 @@ def main() -> int:
     figures: dict[str, Any] = {}
     if theirs:
         figures = {f"hivemind_{key}": statistics.median(values) for key, values in theirs.items()}
-        figures |= {f"hivemind_{key.removesuffix('_ms')}_mean_ms": statistics.mean(values) for key, values in theirs.items()}
+        figures |= {
+            f"hivemind_{key.removesuffix('_ms')}_mean_ms": statistics.mean(values)
+            for key, values in theirs.items()
+        }
         figures["ratio_store"] = statistics.median(stores) / figures["hivemind_store_ms"]
         figures["ratio_get"] = statistics.median(gets) / figures["hivemind_get_ms"]
     emit(

@@ -66,7 +66,11 @@ LONG_NAMES = {"reduce-scatter": "reduce", "all-gather": "gather", "decision": "d
 NOTICED = ("stop", "blackhole", "slow")  # found out by silence
 FAULT_FREE = 5
 BEGAN = time.monotonic()
-BROKEN = (AssertionError, AtollError, LabError)  # a peer does not answer: this is no longer a swarm to measure with
+BROKEN = (
+    AssertionError,
+    AtollError,
+    LabError,
+)  # a peer does not answer: this is no longer a swarm to measure with
 
 
 class Bench:
@@ -99,11 +103,18 @@ class Bench:
                 outcomes, elapsed = self.round(seed)
                 if self.ledger.take(seed, outcomes).counted == len(self.swarm.all):
                     times.append(elapsed)
-                    begins = {p: [s.event["elapsed_s"] for s in list(seen) if s.event.get("phase") == p] for p in PHASES}
+                    begins = {
+                        p: [s.event["elapsed_s"] for s in list(seen) if s.event.get("phase") == p]
+                        for p in PHASES
+                    }
                     bulk.append(max(begins["decide"], default=0.0))
                     reduced.append(min(begins["gather"], default=0.0))
         self.typical_s, self.bulk_s = statistics.median(times), statistics.median(bulk)
-        self.lasts_s = {"reduce": statistics.median(reduced), "gather": self.bulk_s - statistics.median(reduced), "decide": 0.0}
+        self.lasts_s = {
+            "reduce": statistics.median(reduced),
+            "gather": self.bulk_s - statistics.median(reduced),
+            "decide": 0.0,
+        }
         moved = 2 * (len(self.swarm.all) - 1) / len(self.swarm.all) * 1.016 * self.swarm.numel
         self.slow_mbit = max(0.1, 0.01 * 8e-6 * moved / self.bulk_s)
         progress(
@@ -131,12 +142,25 @@ class Bench:
             found = self.ledger.take(seed, list(outcomes.values()))
             end = max(outcome["at"] for outcome in outcomes.values())
             result: dict[str, Any] = {
-                "fault": str(what), "victim": armed.blow.victim.name, "convener": armed.blow.convener == armed.blow.victim.peer, "hit": armed.hit,
-                "committed": found.committed, "exact": found.exact, "bit_equal": found.bit_equal, "contributors_right": found.contributors_right,
-                "survivors_counted": all(peer.peer in outcome["contributors"] for outcome in outcomes.values() for peer in outcomes),
-                "planned": armed.blow.planned, "counted": found.counted, "over_fault_free_s": round(end - began - self.typical_s, 4),
-                "since_fault_s": round(end - armed.blow.monotonic, 4), "after_s": what.after_s,
-            }  # fmt: skip
+                "fault": str(what),
+                "victim": armed.blow.victim.name,
+                "convener": armed.blow.convener == armed.blow.victim.peer,
+                "hit": armed.hit,
+                "committed": found.committed,
+                "exact": found.exact,
+                "bit_equal": found.bit_equal,
+                "contributors_right": found.contributors_right,
+                "survivors_counted": all(
+                    peer.peer in outcome["contributors"]
+                    for outcome in outcomes.values()
+                    for peer in outcomes
+                ),
+                "planned": armed.blow.planned,
+                "counted": found.counted,
+                "over_fault_free_s": round(end - began - self.typical_s, 4),
+                "since_fault_s": round(end - armed.blow.monotonic, 4),
+                "after_s": what.after_s,
+            }
             result["extra_s"] = min(result["over_fault_free_s"], result["since_fault_s"])
             result["kept"] = what.kind != "slow" or not armed.expelled()
             result["next_round_ok"] = self._afterwards(armed, early is not None, result)
@@ -172,10 +196,18 @@ def attempt(options: argparse.Namespace, bench: Bench, cell: Cell, tried: Tried)
 
     Raises one of BROKEN when the swarm is of no more use.
     """
-    in_turn: Sequence[str] = ("node", "script") if cell.kind in ("kill", "stop") else ("both",)  # the others strike a whole peer
+    in_turn: Sequence[str] = (
+        ("node", "script") if cell.kind in ("kill", "stop") else ("both",)
+    )  # the others strike a whole peer
     parts = in_turn if options.part == "turn" else (options.part,)
     at_once = not tried.trials or not tried.trials[-1]["hit"]
-    after_s = 0.0 if at_once else random.Random(f"{cell} {len(tried.trials)}").uniform(0.0, 0.6 * bench.lasts_s[cell.phase])
+    after_s = (
+        0.0
+        if at_once
+        else random.Random(f"{cell} {len(tried.trials)}").uniform(
+            0.0, 0.6 * bench.lasts_s[cell.phase]
+        )
+    )
     part = cast("Part", parts[tried.hits % len(parts)])
     what = fault(cell.kind).of(cell.target, part).during(cell.phase, after_s=round(after_s, 4))
     found = next(filter(None, (bench.trial(what) for _ in range(TRIES))), None)
@@ -183,7 +215,11 @@ def attempt(options: argparse.Namespace, bench: Bench, cell: Cell, tried: Tried)
     shown = " ".join(f"{key}={value}" for key, value in found.items() if key != "fault")
     progress(f"trial {len(tried.trials) + 1}: {found['fault']}: {shown}")
     allowed_s = bench.bulk_s + (4.0 if cell.kind in NOTICED else 0.5)
-    return found | {"fault_free_s": round(bench.typical_s, 4), "bulk_s": round(bench.bulk_s, 4), "allowed_s": round(allowed_s, 4)}
+    return found | {
+        "fault_free_s": round(bench.typical_s, 4),
+        "bulk_s": round(bench.bulk_s, 4),
+        "allowed_s": round(allowed_s, 4),
+    }
 
 
 def late(options: argparse.Namespace) -> bool:
@@ -202,16 +238,31 @@ def one(options: argparse.Namespace, bench: Bench) -> None:
     except BROKEN as error:
         progress(f"{cell}: {error}")
         costs = {"fault_free_s": bench.typical_s, "bulk_s": bench.bulk_s, "allowed_s": 0.0}
-        tried.trials.append({"fault": str(cell), "hit": True, "error": str(error)[:2000], **costs, **dict.fromkeys(RIGHT, False)})
+        tried.trials.append(
+            {
+                "fault": str(cell),
+                "hit": True,
+                "error": str(error)[:2000],
+                **costs,
+                **dict.fromkeys(RIGHT, False),
+            }
+        )
     settings = {key: value for key, value in vars(options).items() if not isinstance(value, Path)}
     emit("bench_faults", settings, tried.trials, **summary(tried.trials, cell))
 
 
 def table(options: argparse.Namespace) -> bool:
     """All cells that are asked for, as far as one life of a swarm takes them, and further with another; whether all passed."""
-    settings = {key: value for key, value in vars(options).items() if key in ("elements", "peers", "mbit", "rtt_ms", "part", "lab")}
+    settings = {
+        key: value
+        for key, value in vars(options).items()
+        if key in ("elements", "peers", "mbit", "rtt_ms", "part", "lab")
+    }
     found = Table(
-        cells(options.fault, options.phase, options.target, options.reps, options.owner_reps), settings, options.journal, options.logs
+        cells(options.fault, options.phase, options.target, options.reps, options.owner_reps),
+        settings,
+        options.journal,
+        options.logs,
     )
     lost = 0  # swarms that never came to a round
     while found.left and lost < TRIES and not late(options):
@@ -224,7 +275,12 @@ def table(options: argparse.Namespace) -> bool:
                 continue
             fill(options, bench, found)
     figures = found.figures()
-    emit("bench_faults", {**settings, "reps": options.reps, "owner_reps": options.owner_reps}, [], **figures)
+    emit(
+        "bench_faults",
+        {**settings, "reps": options.reps, "owner_reps": options.owner_reps},
+        [],
+        **figures,
+    )
     return figures["passed"] == figures["cells"]
 
 
@@ -248,35 +304,91 @@ def fill(options: argparse.Namespace, bench: Bench, found: Table) -> None:
 def started(options: argparse.Namespace) -> Generator[Bench]:
     """A swarm on hosts of a laboratory, or on loopback; nothing is left of it."""
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="atoll-faults-", ignore_cleanup_errors=True)))
-        lab = stack.enter_context(Lab(options.peers, mbit=options.mbit, rtt_ms=options.rtt_ms)) if options.lab else None
-        progress(f"starting {options.peers} peers {'on hosts of their own' if lab else 'on loopback'}")
-        yield Bench(stack.enter_context(Peers(folder, options.peers, options.elements, hosts=lab.hosts if lab else ())))
+        folder = Path(
+            stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="atoll-faults-", ignore_cleanup_errors=True)
+            )
+        )
+        lab = (
+            stack.enter_context(Lab(options.peers, mbit=options.mbit, rtt_ms=options.rtt_ms))
+            if options.lab
+            else None
+        )
+        progress(
+            f"starting {options.peers} peers {'on hosts of their own' if lab else 'on loopback'}"
+        )
+        yield Bench(
+            stack.enter_context(
+                Peers(folder, options.peers, options.elements, hosts=lab.hosts if lab else ())
+            )
+        )
 
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--all", action="store_true", help="a table of all cells, or of those with this --fault, --phase, --target")
-    parser.add_argument("--fault", choices=[kind for kind in KINDS if kind != "lie"], help="default kill")
-    parser.add_argument("--phase", choices=[*PHASES, *LONG_NAMES], help="default reduce")
-    parser.add_argument("--target", choices=TARGETS, help="the victim's part in the plan (default owner)")
-    parser.add_argument(
-        "--part", choices=[*PARTS, "turn"], default="turn", help="which of a peer's processes, for kill and stop (default: in turn)"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--reps", type=int, default=5, help="trials that meet their phase (default 5)")
-    parser.add_argument("--owner-reps", type=int, default=OWNERS, help=f"with --all: those that kill or stop an owner (default {OWNERS})")
-    parser.add_argument("--elements", type=int, default=25_000_000, help="length of the vector (default 25,000,000)")
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="a table of all cells, or of those with this --fault, --phase, --target",
+    )
+    parser.add_argument(
+        "--fault", choices=[kind for kind in KINDS if kind != "lie"], help="default kill"
+    )
+    parser.add_argument("--phase", choices=[*PHASES, *LONG_NAMES], help="default reduce")
+    parser.add_argument(
+        "--target", choices=TARGETS, help="the victim's part in the plan (default owner)"
+    )
+    parser.add_argument(
+        "--part",
+        choices=[*PARTS, "turn"],
+        default="turn",
+        help="which of a peer's processes, for kill and stop (default: in turn)",
+    )
+    parser.add_argument(
+        "--reps", type=int, default=5, help="trials that meet their phase (default 5)"
+    )
+    parser.add_argument(
+        "--owner-reps",
+        type=int,
+        default=OWNERS,
+        help=f"with --all: those that kill or stop an owner (default {OWNERS})",
+    )
+    parser.add_argument(
+        "--elements", type=int, default=25_000_000, help="length of the vector (default 25,000,000)"
+    )
     parser.add_argument("--peers", type=int, default=4, help="default 4")
-    parser.add_argument("--mbit", type=float, default=None, help="rate of each peer's host; default: no limit")
-    parser.add_argument("--rtt-ms", type=float, default=0.0, help="round-trip time between hosts (default 0)")
-    parser.add_argument("--journal", type=Path, help="with --all: a file for the trials; those that are in it already are not run again")
-    parser.add_argument("--seconds", type=float, help="begin no trial later than this; with --all and a --journal, the next call goes on")
-    parser.add_argument("--logs", type=Path, help="with --all: a folder for the logs of failing cells (default: a new one in /tmp)")
+    parser.add_argument(
+        "--mbit", type=float, default=None, help="rate of each peer's host; default: no limit"
+    )
+    parser.add_argument(
+        "--rtt-ms", type=float, default=0.0, help="round-trip time between hosts (default 0)"
+    )
+    parser.add_argument(
+        "--journal",
+        type=Path,
+        help="with --all: a file for the trials; those that are in it already are not run again",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        help="begin no trial later than this; with --all and a --journal, the next call goes on",
+    )
+    parser.add_argument(
+        "--logs",
+        type=Path,
+        help="with --all: a folder for the logs of failing cells (default: a new one in /tmp)",
+    )
     options = parser.parse_args()
     options.phase = LONG_NAMES.get(options.phase, options.phase)
     if not options.all:
-        options.fault, options.phase, options.target = options.fault or "kill", options.phase or "reduce", options.target or "owner"
+        options.fault, options.phase, options.target = (
+            options.fault or "kill",
+            options.phase or "reduce",
+            options.target or "owner",
+        )
     if min(options.reps, options.owner_reps, options.elements) < 1 or options.peers < 3:
         parser.error("--reps, --owner-reps and --elements are at least 1, --peers at least 3")
     return options
@@ -288,7 +400,9 @@ def main() -> int:
     reason = missing()
     options.lab = not reason
     if reason and (options.all or options.fault in NETWORK or options.mbit or options.rtt_ms):
-        progress(f"cannot do {'--all' if options.all else f'--fault {options.fault}'} without a network laboratory: {reason}")
+        progress(
+            f"cannot do {'--all' if options.all else f'--fault {options.fault}'} without a network laboratory: {reason}"
+        )
         return CANNOT
     if options.all:
         return 0 if table(options) else 1

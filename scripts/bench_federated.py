@@ -42,7 +42,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "fedasync": {"fading": Fading(alpha=0.6)},
     "fedcompass": {"fading": Fading(alpha=1.0)},
 }
-SLOWER = {"fedavg_m_vr": Knobs(lr=0.1, beta=0.8), "scaffold_m_vr": Knobs(lr=0.1, beta=0.8)}  # they diverge with the others' learning rate
+SLOWER = {
+    "fedavg_m_vr": Knobs(lr=0.1, beta=0.8),
+    "scaffold_m_vr": Knobs(lr=0.1, beta=0.8),
+}  # they diverge with the others' learning rate
 ONE_PASS = "fedavg_one_pass"  # FedAvg as it was published: a turn is a pass over the client's own samples, which are not equally many
 MEMORY_ELEMENTS, MEMORY_CLIENTS = 10_000_000, (4, 16)
 
@@ -51,12 +54,25 @@ def settings_of(name: str, spec: Spec) -> Settings:
     """A method's values in this benchmark."""
     knobs = SLOWER.get(name, Knobs(lr=spec.lr, beta=BETA))
     settings = Settings(
-        "fedavg" if name == ONE_PASS else name, rounds=spec.rounds, steps=spec.steps, batch=spec.batch, knobs=knobs, seed=spec.seed,
-        first=spec.steps, least=spec.steps, most=5 * spec.steps, **OPTIONS.get(name, {}),
-    )  # fmt: skip
+        "fedavg" if name == ONE_PASS else name,
+        rounds=spec.rounds,
+        steps=spec.steps,
+        batch=spec.batch,
+        knobs=knobs,
+        seed=spec.seed,
+        first=spec.steps,
+        least=spec.steps,
+        most=5 * spec.steps,
+        **OPTIONS.get(name, {}),
+    )
     if name not in (*ARRIVING, ONE_PASS):
         return settings
-    return replace(settings, rounds=None, seconds=spec.rounds * spec.steps * max(SPEEDS), epochs=1 if name == ONE_PASS else None)
+    return replace(
+        settings,
+        rounds=None,
+        seconds=spec.rounds * spec.steps * max(SPEEDS),
+        epochs=1 if name == ONE_PASS else None,
+    )
 
 
 def method_runs(name: str, base: Spec, seeds: int) -> list[Result]:
@@ -64,13 +80,20 @@ def method_runs(name: str, base: Spec, seeds: int) -> list[Result]:
     found: list[Result] = []
     for seed in range(seeds):
         spec = replace(base, seed=seed)
-        found.append(simulate(task(seed), parts_of(spec), fleet(spec.clients, SPEEDS), settings_of(name, spec)))
+        found.append(
+            simulate(
+                task(seed), parts_of(spec), fleet(spec.clients, SPEEDS), settings_of(name, spec)
+            )
+        )
     return found
 
 
 def mean_curve(results: Sequence[Result], times: Sequence[float]) -> list[float]:
     """Mean accuracy over the seeds at these virtual seconds."""
-    return [round(statistics.mean(result.at(seconds).accuracy for result in results), 4) for seconds in times]
+    return [
+        round(statistics.mean(result.at(seconds).accuracy for result in results), 4)
+        for seconds in times
+    ]
 
 
 def planted_groups(base: Spec, seeds: int) -> dict[str, Any]:
@@ -82,13 +105,30 @@ def planted_groups(base: Spec, seeds: int) -> dict[str, Any]:
         y = whole.y.clone()
         for site, part in enumerate(parts):
             y[torch.from_numpy(part)] = (y[torch.from_numpy(part)] + 3 * groups[site]) % 10
-        settings = Settings("fedavg", rounds=20, steps=base.steps, batch=base.batch, knobs=Knobs(lr=base.lr), server_lr=0.7, seed=seed)
+        settings = Settings(
+            "fedavg",
+            rounds=20,
+            steps=base.steps,
+            batch=base.batch,
+            knobs=Knobs(lr=base.lr),
+            server_lr=0.7,
+            seed=seed,
+        )
         sites = personalised(replace(whole, y=y), parts, fleet(9, SPEEDS), settings, "clusters")
-        found.append((adjusted_rand(sites.cluster, groups), statistics.mean(sites.one_for_all), statistics.mean(sites.own)))
+        found.append(
+            (
+                adjusted_rand(sites.cluster, groups),
+                statistics.mean(sites.one_for_all),
+                statistics.mean(sites.own),
+            )
+        )
     return {
-        "seeds": seeds, "adjusted_rand_min": min(rand for rand, _, _ in found), "accuracy_one_for_all": statistics.mean(one for _, one, _ in found),
-        "accuracy_own": statistics.mean(own for _, _, own in found), "gain_min": min(own - one for _, one, own in found),
-    }  # fmt: skip
+        "seeds": seeds,
+        "adjusted_rand_min": min(rand for rand, _, _ in found),
+        "accuracy_one_for_all": statistics.mean(one for _, one, _ in found),
+        "accuracy_own": statistics.mean(own for _, _, own in found),
+        "gain_min": min(own - one for _, one, own in found),
+    }
 
 
 def ours_memory(clients: int) -> float:
@@ -109,32 +149,53 @@ def against_flower(base: Spec, seeds: int) -> dict[str, Any]:
         spec = replace(base, seed=seed)
         theirs = _flwr.ask(what="simulated", spec=asdict(spec))
         start = time.perf_counter()
-        result = simulate(task(seed), parts_of(spec), fleet(spec.clients, SPEEDS), settings_of("fedavg", spec))
+        result = simulate(
+            task(seed), parts_of(spec), fleet(spec.clients, SPEEDS), settings_of("fedavg", spec)
+        )
         seconds = time.perf_counter() - start
         runs.append(
-            {"seed": seed, "seconds": seconds, "flwr_seconds": theirs["seconds"], "flwr_seconds_rounds": theirs["seconds_rounds"],
-             "accuracy": result.points[-1].accuracy, "flwr_accuracy": theirs["accuracy"][-1]}
-        )  # fmt: skip
+            {
+                "seed": seed,
+                "seconds": seconds,
+                "flwr_seconds": theirs["seconds"],
+                "flwr_seconds_rounds": theirs["seconds_rounds"],
+                "accuracy": result.points[-1].accuracy,
+                "flwr_accuracy": theirs["accuracy"][-1],
+            }
+        )
         progress(f"flwr, seed {seed}: {runs[-1]}")
     memory = {"ours": {}, "flwr": {}}
     for clients in MEMORY_CLIENTS:
-        done = subprocess.run([sys.executable, __file__, "--memory", str(clients)], capture_output=True, text=True, check=True, timeout=300)
+        done = subprocess.run(
+            [sys.executable, __file__, "--memory", str(clients)],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=300,
+        )
         memory["ours"][str(clients)] = float(done.stdout)
-        memory["flwr"][str(clients)] = _flwr.ask(what="memory", elements=MEMORY_ELEMENTS, clients=clients)
+        memory["flwr"][str(clients)] = _flwr.ask(
+            what="memory", elements=MEMORY_ELEMENTS, clients=clients
+        )
 
     def ratio(key: str) -> float:
         return statistics.median(run["seconds"] / run[key] for run in runs)
 
     return {
-        "time_ratio_to_flwr": ratio("flwr_seconds"), "time_ratio_to_flwr_rounds": ratio("flwr_seconds_rounds"),
-        "accuracy_flwr": statistics.mean(run["flwr_accuracy"] for run in runs), "accuracy_ours": statistics.mean(run["accuracy"] for run in runs),
-        "memory_models": memory, "flwr_runs": runs,
-    }  # fmt: skip
+        "time_ratio_to_flwr": ratio("flwr_seconds"),
+        "time_ratio_to_flwr_rounds": ratio("flwr_seconds_rounds"),
+        "accuracy_flwr": statistics.mean(run["flwr_accuracy"] for run in runs),
+        "accuracy_ours": statistics.mean(run["accuracy"] for run in runs),
+        "memory_models": memory,
+        "flwr_runs": runs,
+    }
 
 
 def main() -> int:
     """See the top of the file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--alpha", type=float, default=0.1)
     parser.add_argument("--seeds", type=int, default=5)
@@ -149,7 +210,13 @@ def main() -> int:
         return 0
     torch.set_num_threads(1)
     spec = Spec(given.clients, given.alpha, given.rounds)
-    names: list[str] = [*NAMES, ONE_PASS] if given.methods == "all" else [] if given.methods == "nothing" else given.methods.split(",")
+    names: list[str] = (
+        [*NAMES, ONE_PASS]
+        if given.methods == "all"
+        else []
+        if given.methods == "nothing"
+        else given.methods.split(",")
+    )
     times = [part / 4 * spec.rounds * spec.steps * max(SPEEDS) for part in range(1, 5)]
     table: dict[str, Any] = {}
     runs: list[Any] = []
@@ -157,11 +224,18 @@ def main() -> int:
         for name in names:
             results = method_runs(name, spec, given.seeds)
             table[name] = row(results) | {
-                "accuracy_at": dict(zip((f"{time:g} s" for time in times), mean_curve(results, times), strict=True))
+                "accuracy_at": dict(
+                    zip((f"{time:g} s" for time in times), mean_curve(results, times), strict=True)
+                )
             }
-            runs += [{"method": name, "seed": seed, "curve": [asdict(p) for p in result.points]} for seed, result in enumerate(results)]
+            runs += [
+                {"method": name, "seed": seed, "curve": [asdict(p) for p in result.points]}
+                for seed, result in enumerate(results)
+            ]
             progress(f"{name}: {table[name]}")
-        figures: dict[str, Any] = {"planted_groups": planted_groups(spec, 4 * given.seeds)} if names else {}
+        figures: dict[str, Any] = (
+            {"planted_groups": planted_groups(spec, 4 * given.seeds)} if names else {}
+        )
         if given.against == "flwr":
             figures |= against_flower(replace(spec, rounds=given.flwr_rounds), given.seeds)
     except (_flwr.Unavailable, NoDigits) as error:

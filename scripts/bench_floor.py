@@ -46,7 +46,9 @@ class Floor:
         self.size = self.codec.wire_bytes(self.chunk)
         self.count = POOL_ELEMENTS // self.chunk // peers * peers
         self.peers = peers
-        self.values = torch.randn(self.count * self.chunk, generator=torch.Generator().manual_seed(0)).split(self.chunk)
+        self.values = torch.randn(
+            self.count * self.chunk, generator=torch.Generator().manual_seed(0)
+        ).split(self.chunk)
         self.out = torch.zeros(self.count * self.chunk).split(self.chunk)
         self.wires = list(self._wires(self.count))
         for values, wire in zip(self.values, self.wires, strict=True):
@@ -88,7 +90,9 @@ class Floor:
         rounds = self.count // self.peers - 1
         for index in range(rounds):
             given = self.wires[index * self.peers : (index + 1) * self.peers]
-            self.codec.weighted_mean(given, [1.0] * self.peers, float(self.peers), self.wires[-1 - index % self.peers])
+            self.codec.weighted_mean(
+                given, [1.0] * self.peers, float(self.peers), self.wires[-1 - index % self.peers]
+            )
         return rounds * self.size
 
     def hash(self) -> int:
@@ -146,7 +150,10 @@ def floor(codec: str, options: argparse.Namespace) -> dict[str, float]:
         "reduce": seconds_per_byte(passes.reduce, options.reps) * encoded,
         "deliver": seconds_per_byte(passes.deliver, options.reps) * peers * vector,
         "hash": seconds_per_byte(passes.hash, options.reps) * peers * encoded,
-        "socket": socket_seconds_per_byte([wire.data for wire in passes.wires] if options.plain else [passes.hot.data]) * moved,
+        "socket": socket_seconds_per_byte(
+            [wire.data for wire in passes.wires] if options.plain else [passes.hot.data]
+        )
+        * moved,
     }
     if not options.plain:
         cost["seal"] = seconds_per_byte(passes.seal, options.reps) * moved
@@ -156,9 +163,13 @@ def floor(codec: str, options: argparse.Namespace) -> dict[str, float]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--peers", type=int, default=4)
-    parser.add_argument("--elements", type=int, default=25_000_000, help="length of the vector (default 25,000,000)")
+    parser.add_argument(
+        "--elements", type=int, default=25_000_000, help="length of the vector (default 25,000,000)"
+    )
     parser.add_argument("--codec", choices=("fp32", "int8"), default="int8")
     parser.add_argument("--plain", action="store_true", help="bulk bytes without encryption")
     parser.add_argument("--reps", type=int, default=5)
@@ -169,7 +180,14 @@ def main() -> None:
     cores = machine()["cores"] or 1
     total = sum(cost.values())
     progress(f"{options.codec}: {total:.3f} CPU s, {total / cores:.3f} s on {cores} cores: {cost}")
-    emit("bench_floor", vars(options), [cost], cpu_seconds=round(total, 9), seconds=round(total / cores, 9), passes=cost)
+    emit(
+        "bench_floor",
+        vars(options),
+        [cost],
+        cpu_seconds=round(total, 9),
+        seconds=round(total / cores, 9),
+        passes=cost,
+    )
 
 
 if __name__ == "__main__":

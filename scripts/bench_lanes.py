@@ -27,7 +27,11 @@ from _kits import in_laboratory
 from netns.lane_kit import Pair
 from netns.nat import Kind
 
-ROUTERS: dict[str, Kind] = {"punched": "port-restricted", "relay": "symmetric", "direct": "port-restricted"}
+ROUTERS: dict[str, Kind] = {
+    "punched": "port-restricted",
+    "relay": "symmetric",
+    "direct": "port-restricted",
+}
 WARM_S = 2.0
 LANES = {"bbr": 1, "cubic": 8}
 
@@ -47,11 +51,16 @@ def transfer(pair: Pair, options: argparse.Namespace) -> dict[str, Any]:
     pair.drop()
     used = sum(map(cpu_s, relays)) - used
     lasted = WARM_S + options.seconds + 2.0  # see `Pair.bulk`
-    progress(f"{rate / 1e6:.1f} MB/s by {', '.join(sorted(controls))}; public hosts used {used / lasted:.1%} of a core")
+    progress(
+        f"{rate / 1e6:.1f} MB/s by {', '.join(sorted(controls))}; public hosts used {used / lasted:.1%} of a core"
+    )
     return {
-        "bytes_per_s": round(rate), "by_second": by_second, "congestion": sorted(controls), "paths": sorted(paths),
+        "bytes_per_s": round(rate),
+        "by_second": by_second,
+        "congestion": sorted(controls),
+        "paths": sorted(paths),
         "relay_cores": round(used / lasted, 4),
-    }  # fmt: skip
+    }
 
 
 def run(options: argparse.Namespace, folder: Path) -> int:
@@ -67,30 +76,63 @@ def run(options: argparse.Namespace, folder: Path) -> int:
     paths = {path for found in runs for path in found["paths"]}
     rate = statistics.median(found["bytes_per_s"] for found in runs)
     emit(
-        "bench_lanes", vars(options), runs, link_use=round(rate * 8e-6 / mbit, 4) if mbit else None, mb_s=round(rate / 1e6, 2),
-        lanes=options.lanes, path="+".join(sorted(paths)),
-        relay_cores=statistics.median(found["relay_cores"] for found in runs) if options.path == "relay" else None,
-        valid=valid and paths == {options.path} and all(found["congestion"] == [options.congestion] for found in runs),
+        "bench_lanes",
+        vars(options),
+        runs,
+        link_use=round(rate * 8e-6 / mbit, 4) if mbit else None,
+        mb_s=round(rate / 1e6, 2),
+        lanes=options.lanes,
+        path="+".join(sorted(paths)),
+        relay_cores=statistics.median(found["relay_cores"] for found in runs)
+        if options.path == "relay"
+        else None,
+        valid=valid
+        and paths == {options.path}
+        and all(found["congestion"] == [options.congestion] for found in runs),
         ping_ms=[round(before, 3), round(after, 3)],
-    )  # fmt: skip
+    )
     return 0
 
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mbit", type=float, default=100.0, help="rate of every host, up and down; 0: no limit (default 100)")
-    parser.add_argument("--rtt-ms", type=float, default=50.0, help="between any two hosts (default 50)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--mbit",
+        type=float,
+        default=100.0,
+        help="rate of every host, up and down; 0: no limit (default 100)",
+    )
+    parser.add_argument(
+        "--rtt-ms", type=float, default=50.0, help="between any two hosts (default 50)"
+    )
     parser.add_argument("--loss", type=float, default=0.0, help="share of packets lost (default 0)")
-    parser.add_argument("--congestion", choices=list(LANES), default="bbr", help="of the sender (default bbr)")
+    parser.add_argument(
+        "--congestion", choices=list(LANES), default="bbr", help="of the sender (default bbr)"
+    )
     parser.add_argument("--path", choices=list(ROUTERS), default="punched", help="default punched")
-    parser.add_argument("--lanes", type=int, default=None, help="1 to 8 (default: 1 with bbr, 8 with cubic)")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each transfer that count (default 8)")
-    parser.add_argument("--reps", type=int, default=1, help="transfers, each over fresh lanes (default 1)")
+    parser.add_argument(
+        "--lanes", type=int, default=None, help="1 to 8 (default: 1 with bbr, 8 with cubic)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=8.0, help="of each transfer that count (default 8)"
+    )
+    parser.add_argument(
+        "--reps", type=int, default=1, help="transfers, each over fresh lanes (default 1)"
+    )
     options = parser.parse_args()
     options.lanes = LANES[options.congestion] if options.lanes is None else options.lanes
-    if not 1 <= options.lanes <= 8 or min(options.mbit, options.rtt_ms) < 0 or options.seconds <= 0 or options.reps < 1:
-        parser.error("--lanes is 1 to 8; --mbit and --rtt-ms are not negative, --seconds is positive, --reps at least 1")
+    if (
+        not 1 <= options.lanes <= 8
+        or min(options.mbit, options.rtt_ms) < 0
+        or options.seconds <= 0
+        or options.reps < 1
+    ):
+        parser.error(
+            "--lanes is 1 to 8; --mbit and --rtt-ms are not negative, --seconds is positive, --reps at least 1"
+        )
     return options
 
 

@@ -90,7 +90,14 @@ class Bench:
         self._done.clear()
         self._phases.clear()
         for index, peer in enumerate(self.swarm.all):
-            op = {"op": name, "seed": index, "weight": 1, "numel": self.elements, "deadline_s": DEADLINE_S, "noise": True}
+            op = {
+                "op": name,
+                "seed": index,
+                "weight": 1,
+                "numel": self.elements,
+                "deadline_s": DEADLINE_S,
+                "noise": True,
+            }
             peer.say(do="reduce", ops=[op])
         for peer in self.swarm.all:
             peer.expect("started", DEADLINE_S)
@@ -98,12 +105,22 @@ class Bench:
         with self._more:
             complete = self._more.wait_for(lambda: len(self._done) == len(outcomes), MEMBERS_S)
             mine, phases = list(self._done), list(self._phases)
-        begun = min((event["at"] for event in phases if event["phase"] == "reduce"), default=float("nan"))
+        begun = min(
+            (event["at"] for event in phases if event["phase"] == "reduce"), default=float("nan")
+        )
         counted = all(len(outcome["contributors"]) == len(outcomes) for outcome in outcomes)
         return {
-            "ok": complete and counted and all(outcome["status"] == "committed" for outcome in outcomes),  # then nothing of it is NaN
+            "ok": complete
+            and counted
+            and all(
+                outcome["status"] == "committed" for outcome in outcomes
+            ),  # then nothing of it is NaN
             "bit_equal": len({outcome["digest"] for outcome in outcomes}) == 1,
-            "seconds": max((event["at"] for event in phases if event["phase"] == "decide"), default=float("nan")) - begun,
+            "seconds": max(
+                (event["at"] for event in phases if event["phase"] == "decide"),
+                default=float("nan"),
+            )
+            - begun,
             "plans": len({(event["ballot"], event["revision"]) for event in phases}),
             "end_to_end_s": max((event["elapsed_s"] for event in mine), default=None),
             "decision_s": max((event["decision_s"] for event in mine), default=None),
@@ -116,7 +133,9 @@ def run(options: argparse.Namespace, folder: Path) -> int:
     rates = [options.mbit] * options.peers
     if options.slow_one:
         rates[-1] = options.slow_one
-    nbytes = Grid(options.codec, options.elements, chunk_elements(options.codec, options.elements)).nbytes
+    nbytes = Grid(
+        options.codec, options.elements, chunk_elements(options.codec, options.elements)
+    ).nbytes
     bound = bound_s(nbytes, rates)
     with Lab(options.peers, mbit=rates, rtt_ms=options.rtt_ms, loss=options.loss) as lab:
         before = lab.ping_ms()
@@ -124,22 +143,37 @@ def run(options: argparse.Namespace, folder: Path) -> int:
         plain_use = len(plain) * 8e-6 / lab.transfer(plain)[1] / options.mbit
         progress(f"ping {before:.2f} ms; plain TCP uses {plain_use:.1%} of the link")
         script, text = TESTS / "process" / "reduce_peer.py", manifest("link", options.codec)
-        with Peers(folder, options.peers, options.elements, script, hosts=lab.hosts, manifest=text) as swarm:
+        with Peers(
+            folder, options.peers, options.elements, script, hosts=lab.hosts, manifest=text
+        ) as swarm:
             runs = measure(options, Bench(swarm, options.elements), bound)
         after = lab.ping_ms()
         valid = lab.on_target(before) and lab.on_target(after)
     whole_runs = [found for found in runs if found["ok"]]
-    good = whole_runs or [found for found in runs if math.isfinite(found["seconds"]) and found["end_to_end_s"]]
+    good = whole_runs or [
+        found for found in runs if math.isfinite(found["seconds"]) and found["end_to_end_s"]
+    ]
     if not good:
         raise FailedError("no operation was committed")
     seconds = statistics.median(found["seconds"] for found in good)
     whole = statistics.median(found["end_to_end_s"] for found in good)
     emit(
-        "bench_link", {**vars(options), "rates": rates, "fifo": lab.fifo}, runs, valid=valid, link_use=round(bound / seconds, 4),
-        seconds=round(seconds, 4), bound_s=round(bound, 4), ratio_to_bound=round(seconds / bound, 4), end_to_end_s=round(whole, 4),
-        link_use_end_to_end=round(bound / whole, 4), plain_tcp_use=round(plain_use, 4), bit_equal=all(found["bit_equal"] for found in good),
-        plans_max=max(found["plans"] for found in good), incomplete=len(runs) - len(whole_runs), ping_ms=[round(before, 3), round(after, 3)],
-    )  # fmt: skip
+        "bench_link",
+        {**vars(options), "rates": rates, "fifo": lab.fifo},
+        runs,
+        valid=valid,
+        link_use=round(bound / seconds, 4),
+        seconds=round(seconds, 4),
+        bound_s=round(bound, 4),
+        ratio_to_bound=round(seconds / bound, 4),
+        end_to_end_s=round(whole, 4),
+        link_use_end_to_end=round(bound / whole, 4),
+        plain_tcp_use=round(plain_use, 4),
+        bit_equal=all(found["bit_equal"] for found in good),
+        plans_max=max(found["plans"] for found in good),
+        incomplete=len(runs) - len(whole_runs),
+        ping_ms=[round(before, 3), round(after, 3)],
+    )
     return 0
 
 
@@ -161,17 +195,42 @@ def measure(options: argparse.Namespace, bench: Bench, bound: float) -> list[dic
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mbit", type=float, default=100.0, help="rate of every peer, up and down (default 100)")
-    parser.add_argument("--rtt-ms", type=float, default=0.0, help="round-trip time between any two (default 0)")
-    parser.add_argument("--loss", type=float, default=0.0, help="share of packets lost between any two (default 0)")
-    parser.add_argument("--slow-one", type=float, default=None, metavar="MBIT", help="rate of the last peer (default: as the others)")
-    parser.add_argument("--codec", choices=[name for name in CODECS if name in DEFAULT_CHUNK_ELEMENTS], default="int8", help="default int8")
-    parser.add_argument("--elements", type=int, default=4_000_000, help="length of the vector (default 4,000,000)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--mbit", type=float, default=100.0, help="rate of every peer, up and down (default 100)"
+    )
+    parser.add_argument(
+        "--rtt-ms", type=float, default=0.0, help="round-trip time between any two (default 0)"
+    )
+    parser.add_argument(
+        "--loss", type=float, default=0.0, help="share of packets lost between any two (default 0)"
+    )
+    parser.add_argument(
+        "--slow-one",
+        type=float,
+        default=None,
+        metavar="MBIT",
+        help="rate of the last peer (default: as the others)",
+    )
+    parser.add_argument(
+        "--codec",
+        choices=[name for name in CODECS if name in DEFAULT_CHUNK_ELEMENTS],
+        default="int8",
+        help="default int8",
+    )
+    parser.add_argument(
+        "--elements", type=int, default=4_000_000, help="length of the vector (default 4,000,000)"
+    )
     parser.add_argument("--peers", type=int, default=4, help="default 4")
     parser.add_argument("--reps", type=int, default=5, help="operations that count (default 5)")
     options = parser.parse_args()
-    if min(options.elements, options.reps) < 1 or options.peers < 2 or min(options.mbit, options.slow_one or options.mbit) <= 0:
+    if (
+        min(options.elements, options.reps) < 1
+        or options.peers < 2
+        or min(options.mbit, options.slow_one or options.mbit) <= 0
+    ):
         parser.error("--elements, --reps and rates are positive, --peers at least 2")
     return options
 

@@ -29,12 +29,24 @@ Key = tuple[str, int]
 
 def options() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", default=",".join(METHODS), help="ids; METHOD@key=value;key=value has other values")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--methods",
+        default=",".join(METHODS),
+        help="ids; METHOD@key=value;key=value has other values",
+    )
     parser.add_argument("--seeds", type=int, default=3, help="how many, from 0")
     parser.add_argument("--params", choices=SIZES, default="42k", help="size of the model")
-    parser.add_argument("--cells", default="", help="METHOD:SEED, separated by blanks: only these, whatever --methods and --seeds say")
-    parser.add_argument("--journal", type=Path, help="file of finished cells: they are not run again")
+    parser.add_argument(
+        "--cells",
+        default="",
+        help="METHOD:SEED, separated by blanks: only these, whatever --methods and --seeds say",
+    )
+    parser.add_argument(
+        "--journal", type=Path, help="file of finished cells: they are not run again"
+    )
     parser.add_argument("--list", action="store_true", help="print the ids and end")
     return parser.parse_args()
 
@@ -42,7 +54,10 @@ def options() -> argparse.Namespace:
 def wanted(given: argparse.Namespace) -> list[Key]:
     """The cells to run, references included."""
     if given.cells:
-        found = [(name, int(seed)) for name, _, seed in (text.rpartition(":") for text in given.cells.split())]
+        found = [
+            (name, int(seed))
+            for name, _, seed in (text.rpartition(":") for text in given.cells.split())
+        ]
     else:
         names = [name.replace(";", ",") for name in given.methods.split(",")]
         found = [(name, seed) for seed in range(given.seeds) for name in names]
@@ -59,7 +74,11 @@ def load(path: Path | None, params: str) -> dict[Key, dict[str, Any]]:
     """Finished cells of a journal."""
     if path is None or not path.exists():
         return {}
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+    rows = [
+        json.loads(line)
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if line.endswith("}")
+    ]
     return {(row["method"], row["seed"]): row for row in rows if row["params"] == params}
 
 
@@ -69,8 +88,16 @@ def table(rows: dict[Key, dict[str, Any]]) -> dict[str, Any]:
     for name in dict.fromkeys(name for name, _ in rows):
         reference = method_of(name).reference
         seeds = [seed for method, seed in rows if method == name]
-        ratios = [rows[name, seed]["loss"] / rows["ddp", seed]["loss"] for seed in seeds if ("ddp", seed) in rows]
-        others = [rows[name, seed]["loss"] / rows[reference, seed]["loss"] for seed in seeds if (reference, seed) in rows]
+        ratios = [
+            rows[name, seed]["loss"] / rows["ddp", seed]["loss"]
+            for seed in seeds
+            if ("ddp", seed) in rows
+        ]
+        others = [
+            rows[name, seed]["loss"] / rows[reference, seed]["loss"]
+            for seed in seeds
+            if (reference, seed) in rows
+        ]
         first = rows[name, seeds[0]]
         result[name] = {
             "loss_ratio": _mean(ratios),
@@ -78,7 +105,15 @@ def table(rows: dict[Key, dict[str, Any]]) -> dict[str, Any]:
             "ratio_to_reference": _mean(others),
             "loss": _mean([rows[name, seed]["loss"] for seed in seeds]),
             "seeds": len(seeds),
-            **{key: first.get(key) for key in ("bytes_per_param_step", "payload_per_param_step", "peak_ratio", "waiting_share")},
+            **{
+                key: first.get(key)
+                for key in (
+                    "bytes_per_param_step",
+                    "payload_per_param_step",
+                    "peak_ratio",
+                    "waiting_share",
+                )
+            },
         }
     return result
 
@@ -101,16 +136,28 @@ def main() -> None:
             continue
         started = time.process_time()
         found = cell(name, seed, SIZES[given.params])
-        row = {"method": name, "seed": seed, "params": given.params, **found, "cpu_s": round(time.process_time() - started, 1)}
+        row = {
+            "method": name,
+            "seed": seed,
+            "params": given.params,
+            **found,
+            "cpu_s": round(time.process_time() - started, 1),
+        }
         rows[name, seed] = row
         if given.journal is not None:
             with given.journal.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
         base = rows.get(("ddp", seed))
         ratio = f"{row['loss'] / base['loss']:.4f} of ddp" if base else ""
-        progress(f"{number}/{len(cells)} {name}, seed {seed}: {row['loss']:.4f} {ratio} ({row['cpu_s']} CPU s)")
+        progress(
+            f"{number}/{len(cells)} {name}, seed {seed}: {row['loss']:.4f} {ratio} ({row['cpu_s']} CPU s)"
+        )
     chosen = {key: rows[key] for key in cells}
-    settings = {"methods": sorted({name for name, _ in cells}), "seeds": sorted({seed for _, seed in cells}), "params": given.params}
+    settings = {
+        "methods": sorted({name for name, _ in cells}),
+        "seeds": sorted({seed for _, seed in cells}),
+        "params": given.params,
+    }
     result = table(chosen)
     for name, row in result.items():
         ratios = f"{row['loss_ratio'] or 1:.4f} of ddp  {row['ratio_to_reference'] or 1:.4f} of {row['reference']}"

@@ -42,11 +42,20 @@ def run_connections(options: argparse.Namespace) -> int:
     seconds = [meeting.seconds for meeting in found if meeting.seconds is not None]
     paths = Counter(meeting.path for meeting in found)
     emit(
-        "bench_nat", vars(options), [meeting._asdict() for meeting in found], direct=sum(meeting.path != "relay" for meeting in found),
-        lanes_direct=None, tries=len(found), median_s=round(statistics.median(seconds), 4) if seconds else None,
-        max_s=max(seconds, default=None), sync_s=None, path=paths.most_common(1)[0][0], paths=dict(paths), valid=valid,
+        "bench_nat",
+        vars(options),
+        [meeting._asdict() for meeting in found],
+        direct=sum(meeting.path != "relay" for meeting in found),
+        lanes_direct=None,
+        tries=len(found),
+        median_s=round(statistics.median(seconds), 4) if seconds else None,
+        max_s=max(seconds, default=None),
+        sync_s=None,
+        path=paths.most_common(1)[0][0],
+        paths=dict(paths),
+        valid=valid,
         ping_ms=[round(before, 3), round(after, 3)],
-    )  # fmt: skip
+    )
     return 0
 
 
@@ -60,10 +69,15 @@ def run(options: argparse.Namespace, folder: Path) -> int:
         for number in range(options.tries + 1):
             lanes = pair.lanes(options.lanes)
             found = {
-                "seconds": [round(lane["seconds"], 4) for lane in lanes], "paths": [lane["path"] for lane in lanes],
-                "from_sync": [round(lane["from_sync"], 4) for lane in lanes if lane["path"] == "punched"],
-            }  # fmt: skip
-            progress(f"try {number} of {options.tries}: {', '.join(found['paths'])}; {max(found['seconds']):.3f} s")
+                "seconds": [round(lane["seconds"], 4) for lane in lanes],
+                "paths": [lane["path"] for lane in lanes],
+                "from_sync": [
+                    round(lane["from_sync"], 4) for lane in lanes if lane["path"] == "punched"
+                ],
+            }
+            progress(
+                f"try {number} of {options.tries}: {', '.join(found['paths'])}; {max(found['seconds']):.3f} s"
+            )
             if number:  # the first one loads what all need
                 runs.append(found)
         after = pair.lab.ping_ms()
@@ -72,22 +86,41 @@ def run(options: argparse.Namespace, folder: Path) -> int:
     from_sync = [second for found in runs for second in found["from_sync"]]
     paths = Counter(path for found in runs for path in found["paths"])
     emit(
-        "bench_nat", vars(options), runs, direct=None, lanes_direct=sum(not {"relay", "stream"} & {*found["paths"]} for found in runs),
-        tries=len(runs), median_s=round(statistics.median(seconds), 4), max_s=round(max(seconds), 4),
-        sync_s=round(statistics.median(from_sync), 4) if from_sync else None, path=paths.most_common(1)[0][0],
-        paths=dict(paths), valid=valid, ping_ms=[round(before, 3), round(after, 3)],
-    )  # fmt: skip
+        "bench_nat",
+        vars(options),
+        runs,
+        direct=None,
+        lanes_direct=sum(not {"relay", "stream"} & {*found["paths"]} for found in runs),
+        tries=len(runs),
+        median_s=round(statistics.median(seconds), 4),
+        max_s=round(max(seconds), 4),
+        sync_s=round(statistics.median(from_sync), 4) if from_sync else None,
+        path=paths.most_common(1)[0][0],
+        paths=dict(paths),
+        valid=valid,
+        ping_ms=[round(before, 3), round(after, 3)],
+    )
     return 0
 
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--a", choices=KINDS, default="port-restricted", help="one router (default port-restricted)")
-    parser.add_argument("--b", choices=KINDS, default="port-restricted", help="the other (default port-restricted)")
-    parser.add_argument("--rtt-ms", type=float, default=80.0, help="between any two hosts (default 80)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--a", choices=KINDS, default="port-restricted", help="one router (default port-restricted)"
+    )
+    parser.add_argument(
+        "--b", choices=KINDS, default="port-restricted", help="the other (default port-restricted)"
+    )
+    parser.add_argument(
+        "--rtt-ms", type=float, default=80.0, help="between any two hosts (default 80)"
+    )
     parser.add_argument("--lanes", type=int, default=1, help="1 to 8 at once (default 1)")
-    parser.add_argument("--connections", action="store_true", help="libp2p connections in place of lanes")
+    parser.add_argument(
+        "--connections", action="store_true", help="libp2p connections in place of lanes"
+    )
     parser.add_argument("--tries", type=int, default=20, help="default 20")
     options = parser.parse_args()
     if not 1 <= options.lanes <= 8 or options.tries < 1:

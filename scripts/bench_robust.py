@@ -33,7 +33,11 @@ from atoll.security.rules.centre import clip_once
 from atoll.security.rules.gram import combine, gram, mix, squares
 from atoll.security.rules.selection import monna
 
-WANTED = {"median": 1 / 3, "meamed": 1 / 3, "nnm": 1 / 3}  # times byzfl's, at 16 x 1e6; all others 1.1
+WANTED = {
+    "median": 1 / 3,
+    "meamed": 1 / 3,
+    "nnm": 1 / 3,
+}  # times byzfl's, at 16 x 1e6; all others 1.1
 
 
 def ours(rows: Tensor, f: int) -> dict[str, Callable[[], object]]:
@@ -48,7 +52,9 @@ def ours(rows: Tensor, f: int) -> dict[str, Callable[[], object]]:
     by_name["monna"] = lambda: combine(rows, monna(squares(rows, rows[0]), f))
     by_name["clip_once"] = lambda: combine(rows, clip_once(squares(rows), f, radius=100.0))
     by_name["nnm"] = lambda: mix(rows, nnm(gram(rows), f), room)
-    by_name["bucketing"] = lambda: mix(rows, bucketing(len(rows), 2, random.Random(0)), room[: (len(rows) + 1) // 2])
+    by_name["bucketing"] = lambda: mix(
+        rows, bucketing(len(rows), 2, random.Random(0)), room[: (len(rows) + 1) // 2]
+    )
     by_name["clipping"] = lambda: clip_in_place(rows, 2.0)
     by_name["clipping_kept"] = lambda: mix(rows, clipping(squares(rows), 2.0), room)
     by_name["arc"] = lambda: mix(rows, arc(squares(rows), f), rows)
@@ -64,7 +70,9 @@ def measured(run: Callable[[], object], rows: Tensor, fresh: Tensor) -> tuple[fl
     return 1000 * (time.perf_counter() - start), 1000 * (time.process_time() - cpu)
 
 
-def row(name: str, run: Callable[[], tuple[float, float]], theirs: Byzfl | None, f: int, reps: int) -> dict[str, Any]:
+def row(
+    name: str, run: Callable[[], tuple[float, float]], theirs: Byzfl | None, f: int, reps: int
+) -> dict[str, Any]:
     """Samples of one rule, ours and theirs in turns after one warm-up of each; medians and ratios."""
     samples: dict[str, list[float]] = {"ours": [], "ours_cpu": []}
     for rep in range(reps + 1):
@@ -89,18 +97,24 @@ def row(name: str, run: Callable[[], tuple[float, float]], theirs: Byzfl | None,
 
 def main() -> None:
     """See the top of the file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--n", type=int, default=16)
     parser.add_argument("--d", type=int, default=1_000_000)
     parser.add_argument("--f", type=int, help="hostile rows (a quarter)")
     parser.add_argument("--reps", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=1, help="of torch and of numpy's BLAS, on both sides")
+    parser.add_argument(
+        "--threads", type=int, default=1, help="of torch and of numpy's BLAS, on both sides"
+    )
     parser.add_argument("--rules", default="", help="comma-separated; all")
     parser.add_argument("--against", choices=["byzfl", "nothing"], default="byzfl")
     given = parser.parse_args()
     f = given.n // 4 if given.f is None else given.f
     torch.set_num_threads(given.threads)
-    fresh = torch.from_numpy(np.random.default_rng(0).standard_normal((given.n, given.d), dtype=np.float32))
+    fresh = torch.from_numpy(
+        np.random.default_rng(0).standard_normal((given.n, given.d), dtype=np.float32)
+    )
     rows = fresh.clone()
     rules = ours(rows, f)
     if given.n > 20:
@@ -118,13 +132,22 @@ def main() -> None:
         table.append(row(name, partial(measured, rules[name], rows, fresh), theirs, f, given.reps))
         progress(
             ", ".join(
-                f"{key} {value:.2f}" if isinstance(value, float) else str(value) for key, value in table[-1].items() if key != "samples"
+                f"{key} {value:.2f}" if isinstance(value, float) else str(value)
+                for key, value in table[-1].items()
+                if key != "samples"
             )
         )
     if theirs:
         with theirs:
             pass
-    settings = {"n": given.n, "d": given.d, "f": f, "threads": given.threads, "reps": given.reps, "wanted": WANTED}
+    settings = {
+        "n": given.n,
+        "d": given.d,
+        "f": f,
+        "threads": given.threads,
+        "reps": given.reps,
+        "wanted": WANTED,
+    }
     runs = [{"rule": entry["rule"], **entry.pop("samples")} for entry in table]
     emit("bench_robust", settings, runs, table=table)
 

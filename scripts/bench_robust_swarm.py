@@ -34,7 +34,10 @@ def run(options: argparse.Namespace) -> int:
                 order = list(ways) if rep % 2 == 0 else list(reversed(ways))
                 found = [{**bench.measure("ours", **ways[rule]), "rule": rule} for rule in order]
                 runs += found
-                progress(f"run {rep + 1} of {options.reps}: " + "  ".join(f"{r['rule']} {r['seconds']:.3f} s" for r in found))
+                progress(
+                    f"run {rep + 1} of {options.reps}: "
+                    + "  ".join(f"{r['rule']} {r['seconds']:.3f} s" for r in found)
+                )
             memory = bench.all("memory")
             digests = {answer["digest"] for answer in bench.all("check", outliers=False)}
     except FailedError as error:
@@ -71,26 +74,53 @@ def summary(rule: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Medians of a rule, and how they compare with the mean's; empty where nothing was decided over all peers."""
 
     def median(of: str, key: str) -> float:
-        return statistics.median([found[key] for found in runs if found["rule"] == of and found["ok"]])
+        return statistics.median(
+            [found[key] for found in runs if found["rule"] == of and found["ok"]]
+        )
 
-    if not all(any(found["rule"] == name and found["ok"] for found in runs) for name in ("mean", rule)):
+    if not all(
+        any(found["rule"] == name and found["ok"] for found in runs) for name in ("mean", rule)
+    ):
         return {}
-    row = {key: round(median(rule, key), 4) for key in ("seconds", "cpu_seconds", "engine_seconds", "bytes_sent")}
+    row = {
+        key: round(median(rule, key), 4)
+        for key in ("seconds", "cpu_seconds", "engine_seconds", "bytes_sent")
+    }
     kind = "coordinate" if rule in BY_COORDINATE else "whole rows"
     row |= {"ratio_to_mean": round(median(rule, "seconds") / median("mean", "seconds"), 3)}
-    row |= {"cpu_ratio_to_mean": round(median(rule, "cpu_seconds") / median("mean", "cpu_seconds"), 3)}
+    row |= {
+        "cpu_ratio_to_mean": round(median(rule, "cpu_seconds") / median("mean", "cpu_seconds"), 3)
+    }
     return row | ({"wanted": WANTED[kind]} if rule != "mean" else {})
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line; ends the process with status CANNOT for what is known and cannot be done."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--peers", type=int, choices=(4, 5, 8), default=4)
-    parser.add_argument("--elements", type=int, default=25_000_000, help="length of the vector (default 25,000,000)")
-    parser.add_argument("--codec", default="int8", help=f"how contributions travel: {', '.join(CODECS)} (default int8)")
-    parser.add_argument("--rule", default="trimmed_mean,centred_clip", help="rules, separated by commas; steps before one with +")
-    parser.add_argument("--f", type=int, default=1, help="how many contributions may be hostile (default 1)")
-    parser.add_argument("--plain", action="store_true", help="bulk bytes without encryption ([lanes] encrypt = false)")
+    parser.add_argument(
+        "--elements", type=int, default=25_000_000, help="length of the vector (default 25,000,000)"
+    )
+    parser.add_argument(
+        "--codec",
+        default="int8",
+        help=f"how contributions travel: {', '.join(CODECS)} (default int8)",
+    )
+    parser.add_argument(
+        "--rule",
+        default="trimmed_mean,centred_clip",
+        help="rules, separated by commas; steps before one with +",
+    )
+    parser.add_argument(
+        "--f", type=int, default=1, help="how many contributions may be hostile (default 1)"
+    )
+    parser.add_argument(
+        "--plain",
+        action="store_true",
+        help="bulk bytes without encryption ([lanes] encrypt = false)",
+    )
     parser.add_argument("--reps", type=int, default=5, help="times each (default 5)")
     options = parser.parse_args(arguments)
     options.against, options.sync, options.tensor = [], "memory", "shared"
@@ -99,7 +129,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     wrong = [rule for rule, name in parsed.items() if name is None or name.least > options.peers]
     if wrong or options.codec not in CODECS or options.elements < 1 or options.reps < 1:
         why = (
-            f"--rule {','.join(wrong)} with f = {options.f} and {options.peers} peers" if wrong else "that codec, length or number of runs"
+            f"--rule {','.join(wrong)} with f = {options.f} and {options.peers} peers"
+            if wrong
+            else "that codec, length or number of runs"
         )
         print(f"{parser.prog}: cannot do {why}", file=sys.stderr)
         sys.exit(CANNOT)

@@ -120,7 +120,10 @@ async def ask(arguments: argparse.Namespace, server: str) -> dict[str, list[floa
         with trio.fail_after(PATIENCE_S):
             for _ in range(3):
                 await caller.measure(16, 0.3)  # streams open, wires take over
-        many = [await caller.measure(arguments.in_flight, arguments.seconds / arguments.reps) for _ in range(arguments.reps)]
+        many = [
+            await caller.measure(arguments.in_flight, arguments.seconds / arguments.reps)
+            for _ in range(arguments.reps)
+        ]
         single = (await caller.measure(1, arguments.seconds / 2))[0]
         nursery.cancel_scope.cancel()
     return {
@@ -132,11 +135,19 @@ async def ask(arguments: argparse.Namespace, server: str) -> dict[str, list[floa
 
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bytes", type=int, default=128, help="bytes a request and an answer (default 128)")
-    parser.add_argument("--in-flight", type=int, default=64, help="requests under way at once (default 64)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--bytes", type=int, default=128, help="bytes a request and an answer (default 128)"
+    )
+    parser.add_argument(
+        "--in-flight", type=int, default=64, help="requests under way at once (default 64)"
+    )
     parser.add_argument("--seconds", type=float, default=4.0, help="how long (default 4)")
-    parser.add_argument("--reps", type=int, default=4, help="parts of that time, whose median counts (default 4)")
+    parser.add_argument(
+        "--reps", type=int, default=4, help="parts of that time, whose median counts (default 4)"
+    )
     arguments = parser.parse_args()
     pid, server = start_server()
     found: dict[str, list[float]] | None = None

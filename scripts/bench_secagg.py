@@ -67,13 +67,22 @@ def once(clients: int, elements: int, dropouts: int, threshold: int, bits: Any) 
     times.append(time.perf_counter())
     unmasking.unmask(total)
     times.append(time.perf_counter())
-    steps = dict(zip(("keys", "deal", "mask", "reveal", "unmask"), np.diff(times).tolist(), strict=True))
-    return {"seconds": times[-1] - times[0], "cpu_s": time.process_time() - cpu, "exact": bool((total == wanted).all()), "steps": steps}
+    steps = dict(
+        zip(("keys", "deal", "mask", "reveal", "unmask"), np.diff(times).tolist(), strict=True)
+    )
+    return {
+        "seconds": times[-1] - times[0],
+        "cpu_s": time.process_time() - cpu,
+        "exact": bool((total == wanted).all()),
+        "steps": steps,
+    }
 
 
 def main() -> None:
     """See the top of the file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--elements", type=int, default=1_000_000)
     parser.add_argument("--dropouts", type=int, default=2)
@@ -83,16 +92,22 @@ def main() -> None:
     given = parser.parse_args()
     threshold = given.threshold or -(-2 * given.clients // 3)
     if given.clients - given.dropouts < threshold:
-        parser.error(f"{given.clients - given.dropouts} survivors are below the threshold of {threshold}")
+        parser.error(
+            f"{given.clients - given.dropouts} survivors are below the threshold of {threshold}"
+        )
     runs: list[dict[str, Any]] = []
     for _ in range(given.reps):
         runs.append(once(given.clients, given.elements, given.dropouts, threshold, given.bits))
         progress(f"{runs[-1]}")
     settings = vars(given) | {"threshold": threshold}
     emit(
-        "secagg", settings, runs, seconds=statistics.median(run["seconds"] for run in runs), exact=all(run["exact"] for run in runs),
+        "secagg",
+        settings,
+        runs,
+        seconds=statistics.median(run["seconds"] for run in runs),
+        exact=all(run["exact"] for run in runs),
         cpu_s=statistics.median(run["cpu_s"] for run in runs),
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

@@ -48,14 +48,19 @@ class Node:
     orders: int
 
 
-async def node_main(identity: Identity, port: int, bootstrap: list[str], others: int, report: int, orders: int) -> None:
+async def node_main(
+    identity: Identity, port: int, bootstrap: list[str], others: int, report: int, orders: int
+) -> None:
     """One node: listen, join the run, greet the others when told to; report when it listens, knows all and has heard all."""
     begin = resource.getrusage(resource.RUSAGE_SELF)
 
     def tell(event: str) -> None:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         cpu = usage.ru_utime + usage.ru_stime - begin.ru_utime - begin.ru_stime
-        os.write(report, (json.dumps({"event": event, "at": time.monotonic(), "cpu": cpu}) + "\n").encode())
+        os.write(
+            report,
+            (json.dumps({"event": event, "at": time.monotonic(), "cpu": cpu}) + "\n").encode(),
+        )
 
     known: set[PeerId] = set()
     heard: set[PeerId] = set()
@@ -100,7 +105,16 @@ def start_node(identity: Identity, port: int, bootstrap: list[str], others: int)
         os.close(read_end)
         os.close(order)
         random.seed(os.urandom(8))
-        trio.run(node_main, identity, port, bootstrap, others, write_end, orders, strict_exception_groups=True)
+        trio.run(
+            node_main,
+            identity,
+            port,
+            bootstrap,
+            others,
+            write_end,
+            orders,
+            strict_exception_groups=True,
+        )
     except BaseException as error:
         print(f"node {os.getpid()} failed: {error!r}", file=sys.stderr, flush=True)
     finally:
@@ -119,7 +133,11 @@ class Reports:
     def wait(self, event: str, timeout_s: float) -> bool:
         """Until all nodes have said ``event``, or the time is up: whether they have."""
         deadline = time.monotonic() + timeout_s
-        while len(self.times[event]) < self._nodes and self._buffers and (left := deadline - time.monotonic()) > 0:
+        while (
+            len(self.times[event]) < self._nodes
+            and self._buffers
+            and (left := deadline - time.monotonic()) > 0
+        ):
             for pipe in select.select(list(self._buffers), [], [], left)[0]:
                 data = os.read(pipe, 4096)
                 if not data:
@@ -201,18 +219,49 @@ def membership(arguments: argparse.Namespace) -> int:
 
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", type=int, default=4, help="nodes a start, the bootstrap node included (default 4)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--nodes",
+        type=int,
+        default=4,
+        help="nodes a start, the bootstrap node included (default 4)",
+    )
     parser.add_argument("--starts", type=int, default=100, help="how many starts (default 100)")
     parser.add_argument(
-        "--dead-bootstrap", action="store_true", help="put the address of a peer that does not exist first in everybody's list"
+        "--dead-bootstrap",
+        action="store_true",
+        help="put the address of a peer that does not exist first in everybody's list",
     )
-    parser.add_argument("--bootstrap-last", action="store_true", help="start the bootstrap node after all others")
-    parser.add_argument("--bootstrap-delay-s", type=float, default=1.0, help="with --bootstrap-last: how much later (default 1)")
-    parser.add_argument("--timeout-s", type=float, default=30.0, help="a start that takes longer has failed (default 30)")
-    parser.add_argument("--greet", action="store_true", help="when all know all, everybody dials everybody")
-    parser.add_argument("--simulate", type=int, default=0, metavar="N", help="in place of starts: membership of N in virtual time")
-    parser.add_argument("--changes", type=int, default=40, help="with --simulate: records that change (default 40)")
+    parser.add_argument(
+        "--bootstrap-last", action="store_true", help="start the bootstrap node after all others"
+    )
+    parser.add_argument(
+        "--bootstrap-delay-s",
+        type=float,
+        default=1.0,
+        help="with --bootstrap-last: how much later (default 1)",
+    )
+    parser.add_argument(
+        "--timeout-s",
+        type=float,
+        default=30.0,
+        help="a start that takes longer has failed (default 30)",
+    )
+    parser.add_argument(
+        "--greet", action="store_true", help="when all know all, everybody dials everybody"
+    )
+    parser.add_argument(
+        "--simulate",
+        type=int,
+        default=0,
+        metavar="N",
+        help="in place of starts: membership of N in virtual time",
+    )
+    parser.add_argument(
+        "--changes", type=int, default=40, help="with --simulate: records that change (default 40)"
+    )
     parser.add_argument("--seed", type=int, default=1, help="with --simulate (default 1)")
     arguments = parser.parse_args()
     if arguments.simulate:
@@ -221,12 +270,22 @@ def main() -> int:
     for number in range(1, arguments.starts + 1):
         runs.append(one_start(arguments))
         last = runs[-1]
-        shown = f"{last['seconds']:.3f} s" if last["joined"] else f"FAILED, {last['nodes_done']} of {arguments.nodes} nodes done"
+        shown = (
+            f"{last['seconds']:.3f} s"
+            if last["joined"]
+            else f"FAILED, {last['nodes_done']} of {arguments.nodes} nodes done"
+        )
         progress(f"start {number} of {arguments.starts}: {shown}")
-    seconds, cpu, greeted = ([run[key] for run in runs if key in run] for key in ("seconds", "cpu_s", "greeted_seconds"))
+    seconds, cpu, greeted = (
+        [run[key] for run in runs if key in run] for key in ("seconds", "cpu_s", "greeted_seconds")
+    )
     figures: dict[str, float] = {}
     if arguments.greet:
-        figures = {"greeted": len(greeted), "greeted_p50_s": percentile(greeted, 0.5), "greeted_p99_s": percentile(greeted, 0.99)}
+        figures = {
+            "greeted": len(greeted),
+            "greeted_p50_s": percentile(greeted, 0.5),
+            "greeted_p99_s": percentile(greeted, 0.99),
+        }
     emit(
         "bench_start",
         {**vars(arguments), "processes": "forked warm"},

@@ -49,15 +49,22 @@ momentum = 0.6
 
 def manifest(found: Plan) -> str:
     """The run's manifest with a plan's settings."""
-    tables = {name: "\n".join(f"{key} = {json.dumps(value)}" for key, value in table.items()) for name, table in found.settings().items()}
+    tables = {
+        name: "\n".join(f"{key} = {json.dumps(value)}" for key, value in table.items())
+        for name, table in found.settings().items()
+    }
     return TEXT.format(**tables)
 
 
 def planned(options: argparse.Namespace) -> tuple[Conditions, Plan]:
     """The conditions of the laboratory, and the plan to measure."""
     rate = options.mbit * 1e6 / 8
-    peers = tuple(Peer(f"p{index}", rate, rate, options.step_ms / 1000) for index in range(options.peers))
-    conditions = Conditions(options.parameters, peers, options.rtt_ms / 1000, options.share, options.max_steps)
+    peers = tuple(
+        Peer(f"p{index}", rate, rate, options.step_ms / 1000) for index in range(options.peers)
+    )
+    conditions = Conditions(
+        options.parameters, peers, options.rtt_ms / 1000, options.share, options.max_steps
+    )
     found = plan(conditions)
     if options.overlap == "off" and found.choice.overlap != "none":
         choice = Choice(found.choice.sync_every, found.choice.codec)
@@ -71,27 +78,50 @@ def run(options: argparse.Namespace, folder: Path) -> int:
     choice = found.choice
     for sentence in found.why:
         progress(sentence)
-    progress(f"settings {choice}; predicted: {found.estimate.share:.1%} training, a round {found.estimate.round.seconds:.2f} s")
-    nbytes = Grid(choice.codec, options.parameters, chunk_elements(choice.codec, options.parameters)).nbytes
+    progress(
+        f"settings {choice}; predicted: {found.estimate.share:.1%} training, a round {found.estimate.round.seconds:.2f} s"
+    )
+    nbytes = Grid(
+        choice.codec, options.parameters, chunk_elements(choice.codec, options.parameters)
+    ).nbytes
     compute_s = choice.sync_every * options.step_ms / 1000
     bound = bound_s(nbytes, [options.mbit] * options.peers)
     with Lab(options.peers, mbit=options.mbit, rtt_ms=options.rtt_ms) as lab:
         before = lab.ping_ms()
         script = ROOT / "scripts" / "_wan_peer.py"
-        with Peers(folder, options.peers, options.parameters, script, hosts=lab.hosts, manifest=manifest(found)) as swarm:
+        with Peers(
+            folder,
+            options.peers,
+            options.parameters,
+            script,
+            hosts=lab.hosts,
+            manifest=manifest(found),
+        ) as swarm:
             runs = measure(options, swarm, choice)
         after = lab.ping_ms()
         on_target = lab.on_target(before) and lab.on_target(after)
     rounds = [row for one in runs for row in one["rounds"]]
     whole = sum(row["contributors"] == options.peers for row in rounds) / len(rounds)
     emit(
-        "bench_wan", vars(options), runs, training_share=round(statistics.mean(one["training_share"] for one in runs), 4),
-        predicted_share=round(found.estimate.share, 4), transfer_over_compute=round(bound / compute_s, 4), params=options.parameters,
-        valid=on_target and whole >= WHOLE, choice=asdict(choice), round_s=round(statistics.median(row["elapsed_s"] for row in rounds), 4),
-        predicted_round_s=round(found.estimate.round.seconds, 4), predicted_transfer_s=round(found.estimate.round.transfer_s, 4),
-        bound_s=round(bound, 4), whole_rounds=round(whole, 4), late_steps=sum(one["late_steps"] for one in runs),
-        ping_ms=[round(before, 3), round(after, 3)], why=found.why, conditions_share=conditions.share,
-    )  # fmt: skip
+        "bench_wan",
+        vars(options),
+        runs,
+        training_share=round(statistics.mean(one["training_share"] for one in runs), 4),
+        predicted_share=round(found.estimate.share, 4),
+        transfer_over_compute=round(bound / compute_s, 4),
+        params=options.parameters,
+        valid=on_target and whole >= WHOLE,
+        choice=asdict(choice),
+        round_s=round(statistics.median(row["elapsed_s"] for row in rounds), 4),
+        predicted_round_s=round(found.estimate.round.seconds, 4),
+        predicted_transfer_s=round(found.estimate.round.transfer_s, 4),
+        bound_s=round(bound, 4),
+        whole_rounds=round(whole, 4),
+        late_steps=sum(one["late_steps"] for one in runs),
+        ping_ms=[round(before, 3), round(after, 3)],
+        why=found.why,
+        conditions_share=conditions.share,
+    )
     return 0
 
 
@@ -100,33 +130,74 @@ def measure(options: argparse.Namespace, swarm: Peers, choice: Choice) -> list[d
     touched = -(-options.parameters // choice.sync_every)
     rounds = options.rounds * choice.fragments
     for peer in swarm.all:
-        peer.say(do="go", step_s=options.step_ms / 1000, slice=touched, rounds=rounds, peers=options.peers)
+        peer.say(
+            do="go",
+            step_s=options.step_ms / 1000,
+            slice=touched,
+            rounds=rounds,
+            peers=options.peers,
+        )
     found: list[dict[str, Any]] = []
     for peer in swarm.all:
         answer = peer.expect("trained", PATIENCE_S)
         found.append(answer)
         share, wall = answer["training_share"], answer["wall_s"]
-        progress(f"{peer.name}: {share:.1%} training in {wall:.1f} s, waited {answer['waiting_s']:.1f} s")
+        progress(
+            f"{peer.name}: {share:.1%} training in {wall:.1f} s, waited {answer['waiting_s']:.1f} s"
+        )
     return found
 
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mbit", type=float, default=100.0, help="rate of every peer, up and down (default 100)")
-    parser.add_argument("--rtt-ms", type=float, default=50.0, help="round-trip time between any two (default 50)")
-    parser.add_argument("--overlap", choices=["on", "off"], default="on", help="off: the same settings, but scripts wait (default on)")
-    parser.add_argument("--peers", type=int, default=3, help="default 3")
-    parser.add_argument("--parameters", type=int, default=4_000_000, help="of the model, rounded down to 32 tensors (default 4,000,000)")
-    parser.add_argument("--share", type=float, default=0.965, help="training share that the planner is asked for (default 0.965)")
-    parser.add_argument("--step-ms", type=float, default=50.0, help="time of an inner step (default 50)")
-    parser.add_argument(
-        "--max-steps", type=int, default=100, help="the longest round the planner may choose (default 100: it must overlap)"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=10, help="rounds of the whole model that count (default 10)")
+    parser.add_argument(
+        "--mbit", type=float, default=100.0, help="rate of every peer, up and down (default 100)"
+    )
+    parser.add_argument(
+        "--rtt-ms", type=float, default=50.0, help="round-trip time between any two (default 50)"
+    )
+    parser.add_argument(
+        "--overlap",
+        choices=["on", "off"],
+        default="on",
+        help="off: the same settings, but scripts wait (default on)",
+    )
+    parser.add_argument("--peers", type=int, default=3, help="default 3")
+    parser.add_argument(
+        "--parameters",
+        type=int,
+        default=4_000_000,
+        help="of the model, rounded down to 32 tensors (default 4,000,000)",
+    )
+    parser.add_argument(
+        "--share",
+        type=float,
+        default=0.965,
+        help="training share that the planner is asked for (default 0.965)",
+    )
+    parser.add_argument(
+        "--step-ms", type=float, default=50.0, help="time of an inner step (default 50)"
+    )
+    parser.add_argument(
+        "--max-steps",
+        type=int,
+        default=100,
+        help="the longest round the planner may choose (default 100: it must overlap)",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=10, help="rounds of the whole model that count (default 10)"
+    )
     options = parser.parse_args()
-    if options.peers < 2 or min(options.mbit, options.step_ms, options.rounds, options.parameters - 32_000) <= 0:
-        parser.error("--mbit, --step-ms and --rounds are positive, --peers at least 2, --parameters more than 32,000")
+    if (
+        options.peers < 2
+        or min(options.mbit, options.step_ms, options.rounds, options.parameters - 32_000) <= 0
+    ):
+        parser.error(
+            "--mbit, --step-ms and --rounds are positive, --peers at least 2, --parameters more than 32,000"
+        )
     return options
 
 

@@ -35,10 +35,17 @@ MOST_KEPT, MOST_BYTES = 40, 2048
 
 def options() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--target", choices=["all", *TARGETS], default="all")
     parser.add_argument("--seconds", type=int, default=600, help="of each target")
-    parser.add_argument("--keep", choices=["yes", "no"], default="yes", help="whether tests/corpus gets what was found")
+    parser.add_argument(
+        "--keep",
+        choices=["yes", "no"],
+        default="yes",
+        help="whether tests/corpus gets what was found",
+    )
     return parser.parse_args()
 
 
@@ -50,11 +57,25 @@ def environment() -> str:
         what = f"atheris {VERSION}"
         set_up(what, [sys.executable, "-m", "venv", "--clear", str(FOLDER / "env")], INSTALL_S)
         set_up(
-            what, [str(python), "-m", "pip", "install", "--quiet", "--no-input", "--only-binary", ":all:", f"atheris=={VERSION}"], INSTALL_S
+            what,
+            [
+                str(python),
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--no-input",
+                "--only-binary",
+                ":all:",
+                f"atheris=={VERSION}",
+            ],
+            INSTALL_S,
         )
         site = next((FOLDER / "env" / "lib").glob("python*")) / "site-packages"
         ours = next(Path(path) for path in sys.path if path.endswith("site-packages"))
-        (site / "zz_atoll.pth").write_text(f"import site; site.addsitedir({str(ours)!r})\n", encoding="utf-8")  # all else is ours
+        (site / "zz_atoll.pth").write_text(
+            f"import site; site.addsitedir({str(ours)!r})\n", encoding="utf-8"
+        )  # all else is ours
         (FOLDER / "complete").touch()
     return str(python)
 
@@ -69,10 +90,19 @@ def fuzz(python: str, target: str, seconds: int) -> dict[str, Any]:
     for data in corpus(target):
         (work / hashlib.sha256(data).hexdigest()[:16]).write_bytes(data)
     command = [
-        python, str(ROOT / "scripts" / "_fuzz.py"), target, str(work), f"-max_total_time={seconds}", f"-max_len={LONGEST}",
-        f"-timeout={SLOWEST_S}", f"-report_slow_units={SLOWEST_S}", f"-rss_limit_mb={MEMORY_MIB}", f"-artifact_prefix={found}/",
-        "-print_final_stats=1", "-verbosity=1",
-    ]  # fmt: skip
+        python,
+        str(ROOT / "scripts" / "_fuzz.py"),
+        target,
+        str(work),
+        f"-max_total_time={seconds}",
+        f"-max_len={LONGEST}",
+        f"-timeout={SLOWEST_S}",
+        f"-report_slow_units={SLOWEST_S}",
+        f"-rss_limit_mb={MEMORY_MIB}",
+        f"-artifact_prefix={found}/",
+        "-print_final_stats=1",
+        "-verbosity=1",
+    ]
     started = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     (FOLDER / f"{target}.log").write_text(done.stderr, encoding="utf-8")
@@ -82,14 +112,22 @@ def fuzz(python: str, target: str, seconds: int) -> dict[str, Any]:
     if count is None and not findings:
         raise FailedError(f"{target}: {done.stderr[-2000:]}")
     return {
-        "target": target, "seconds": round(time.monotonic() - started), "executions": int(count[1]) if count else None,
-        "coverage": int(coverage[-1][0]) if coverage else 0, "inputs": sum(1 for _ in work.iterdir()),
-        "findings": [data.hex() for data in findings], "why": _why(done.stderr) if findings else "",
-    }  # fmt: skip
+        "target": target,
+        "seconds": round(time.monotonic() - started),
+        "executions": int(count[1]) if count else None,
+        "coverage": int(coverage[-1][0]) if coverage else 0,
+        "inputs": sum(1 for _ in work.iterdir()),
+        "findings": [data.hex() for data in findings],
+        "why": _why(done.stderr) if findings else "",
+    }
 
 
 def _why(log: str) -> str:
-    lines = [line for line in log.splitlines() if re.match(r"\S*(Error|Exception|Interrupt)\b|==\d+== ?(ERROR|libFuzzer)", line.strip())]
+    lines = [
+        line
+        for line in log.splitlines()
+        if re.match(r"\S*(Error|Exception|Interrupt)\b|==\d+== ?(ERROR|libFuzzer)", line.strip())
+    ]
     return " / ".join(lines[-3:])[:400]
 
 
@@ -117,13 +155,19 @@ def lines_of(target: str, data: bytes) -> set[tuple[str, int, int]]:
 def keep(target: str, findings: list[bytes]) -> int:
     """Write the corpus anew: all findings, and of the rest what adds most for its length; how many inputs it has."""
     file = CORPUS / f"{target}.txt"
-    known = [bytes.fromhex(line) for line in file.read_text(encoding="ascii").split()] if file.exists() else []
+    known = (
+        [bytes.fromhex(line) for line in file.read_text(encoding="ascii").split()]
+        if file.exists()
+        else []
+    )
     work = [path.read_bytes() for path in (FOLDER / "corpus" / target).iterdir()]
     seen = set[tuple[str, int, int]]()
     for data in seeds()[target]:
         seen |= lines_of(target, data)
     kept = dict.fromkeys(findings)
-    for data in sorted({*known, *work} - {*findings, *seeds()[target]}, key=lambda data: (len(data), data)):
+    for data in sorted(
+        {*known, *work} - {*findings, *seeds()[target]}, key=lambda data: (len(data), data)
+    ):
         if len(data) > MOST_BYTES or len(kept) >= MOST_KEPT:
             continue
         more = lines_of(target, data) - seen
@@ -131,7 +175,12 @@ def keep(target: str, findings: list[bytes]) -> int:
             kept[data] = None
             seen |= more
     CORPUS.mkdir(exist_ok=True)
-    file.write_text("".join(f"{data.hex() or '00'}\n" for data in sorted(kept, key=lambda data: (len(data), data))), encoding="ascii")
+    file.write_text(
+        "".join(
+            f"{data.hex() or '00'}\n" for data in sorted(kept, key=lambda data: (len(data), data))
+        ),
+        encoding="ascii",
+    )
     return len(kept)
 
 
@@ -145,7 +194,9 @@ def main() -> None:
             row = fuzz(python, target, given.seconds)
             if given.keep == "yes":
                 row["kept"] = keep(target, []) if not row["findings"] else len(row["findings"])
-            progress(f"{target}: {row['executions']} inputs in {row['seconds']} s, {len(row['findings'])} findings {row['why']}")
+            progress(
+                f"{target}: {row['executions']} inputs in {row['seconds']} s, {len(row['findings'])} findings {row['why']}"
+            )
             runs.append(row)
     except (Unavailable, FailedError) as error:
         sys.exit(f"fuzz.py: {error}")

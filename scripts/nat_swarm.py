@@ -60,7 +60,9 @@ def roundabout(peers: list[Peer]) -> bool:
         with NodeClient.connect(find_paths(peer.home)) as client:
             network = client.status()["network"]
         for paths in (network["paths"], network["lanes"]):
-            if not all(paths.get(other) in ("direct", "punched", "lan") for other in ids - {peer.peer}):
+            if not all(
+                paths.get(other) in ("direct", "punched", "lan") for other in ids - {peer.peer}
+            ):
                 return True
     return False
 
@@ -76,7 +78,9 @@ def table(peers: list[Peer], names: dict[str, str]) -> dict[str, dict[str, str]]
             for other, name in names.items()
             if other != peer.peer
         }
-        progress(f"{names[peer.peer]:18}" + "  ".join(f"{name}: {path}" for name, path in row.items()))
+        progress(
+            f"{names[peer.peer]:18}" + "  ".join(f"{name}: {path}" for name, path in row.items())
+        )
         for other, why in network["lanes_why"].items():
             progress(f"{'':18}{names.get(other, other)}: {why}")
     return found
@@ -118,7 +122,9 @@ class Rounds:
                 elif said["event"] == "end":
                     raise FailedError(f"{peer.name} ended: {peer.log()}")
             if time.monotonic() > end:
-                raise FailedError("no end in sight; " + "\n".join(peer.log()[-1500:] for peer in peers))
+                raise FailedError(
+                    "no end in sight; " + "\n".join(peer.log()[-1500:] for peer in peers)
+                )
 
 
 def run(options: argparse.Namespace, folder: Path) -> int:
@@ -132,9 +138,18 @@ def run(options: argparse.Namespace, folder: Path) -> int:
         places: list[Any] = [*lab.hosts[:public], *(home.hosts[0] for home in homes)]
         manifest = MANIFEST.format(rounds=options.rounds)
         script = TESTS / "netns" / "train_peer.py"
-        with Peers(folder, len(places), options.width, script, hosts=places, manifest=manifest) as swarm:
-            called = [*(f"public {number}" for number in range(public)), *options.nat] if public > 1 else ["public", *options.nat]
-            called = [f"{name} {index}" if called.count(name) > 1 else name for index, name in enumerate(called)]
+        with Peers(
+            folder, len(places), options.width, script, hosts=places, manifest=manifest
+        ) as swarm:
+            called = (
+                [*(f"public {number}" for number in range(public)), *options.nat]
+                if public > 1
+                else ["public", *options.nat]
+            )
+            called = [
+                f"{name} {index}" if called.count(name) > 1 else name
+                for index, name in enumerate(called)
+            ]
             names = {peer.peer: name for peer, name in zip(swarm.all, called, strict=True)}
             began = time.monotonic()
             for peer in swarm.all:
@@ -152,34 +167,78 @@ def run(options: argparse.Namespace, folder: Path) -> int:
                 time.sleep(0.2)
             after, parts = table(left, names), parts_at(left, names)
     digests = {said["digest"] for said in rounds.trained.values()}
-    last = [set(rounds.contributors[peer.name].get(options.rounds, ())) >= {other.peer for other in left} for peer in left]
-    counts = {number: len(peers) for peer in left for number, peers in rounds.contributors[peer.name].items()}
+    last = [
+        set(rounds.contributors[peer.name].get(options.rounds, ()))
+        >= {other.peer for other in left}
+        for peer in left
+    ]
+    counts = {
+        number: len(peers)
+        for peer in left
+        for number, peers in rounds.contributors[peer.name].items()
+    }
     emit(
-        "nat_swarm", vars(options), [rounds.trained], ok=len(digests) == 1 and all(last), anchors_identical=len(digests) == 1,
-        rounds=dict(sorted(counts.items())), parts=parts, paths={"before": before, "after": after}, seconds=round(seconds, 1),
-        ping_ms=round(ping, 2), valid=lab.on_target(ping),
-    )  # fmt: skip
+        "nat_swarm",
+        vars(options),
+        [rounds.trained],
+        ok=len(digests) == 1 and all(last),
+        anchors_identical=len(digests) == 1,
+        rounds=dict(sorted(counts.items())),
+        parts=parts,
+        paths={"before": before, "after": after},
+        seconds=round(seconds, 1),
+        ping_ms=round(ping, 2),
+        valid=lab.on_target(ping),
+    )
     return 0
 
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     default = "full-cone,port-restricted,port-shifting,upnp"
-    parser.add_argument("--nat", default=default, metavar="KIND[,KIND…]", help=f"{', '.join(KINDS)} (default {default})")
-    parser.add_argument("--public", type=int, default=1, help="public peers; the first is killed (default 1)")
-    parser.add_argument("--mbit", type=float, default=100.0, help="rate of every router, up and down (default 100)")
-    parser.add_argument("--slow", type=float, default=0.0, help="rate of the last router (default: as the others)")
-    parser.add_argument("--rtt-ms", type=float, default=50.0, help="between any two routers (default 50)")
+    parser.add_argument(
+        "--nat",
+        default=default,
+        metavar="KIND[,KIND…]",
+        help=f"{', '.join(KINDS)} (default {default})",
+    )
+    parser.add_argument(
+        "--public", type=int, default=1, help="public peers; the first is killed (default 1)"
+    )
+    parser.add_argument(
+        "--mbit", type=float, default=100.0, help="rate of every router, up and down (default 100)"
+    )
+    parser.add_argument(
+        "--slow", type=float, default=0.0, help="rate of the last router (default: as the others)"
+    )
+    parser.add_argument(
+        "--rtt-ms", type=float, default=50.0, help="between any two routers (default 50)"
+    )
     parser.add_argument("--rounds", type=int, default=8, help="default 8")
-    parser.add_argument("--kill", type=int, default=3, help="in which round the public peer is killed (default 3)")
-    parser.add_argument("--width", type=int, default=2000, help="of the model, which has about 128 times as many parameters (default 2000)")
+    parser.add_argument(
+        "--kill", type=int, default=3, help="in which round the public peer is killed (default 3)"
+    )
+    parser.add_argument(
+        "--width",
+        type=int,
+        default=2000,
+        help="of the model, which has about 128 times as many parameters (default 2000)",
+    )
     options = parser.parse_args()
     options.nat = options.nat.split(",")
     if wrong := [kind for kind in options.nat if kind not in KINDS]:
         parser.error(f"no kind of router: {wrong[0]}; there are {', '.join(KINDS)}")
-    if not 1 < options.kill < options.rounds or options.public < 1 or options.public + len(options.nat) < 4:
-        parser.error("--kill is between 2 and --rounds less one, and three peers have to be left, so that they are a majority")
+    if (
+        not 1 < options.kill < options.rounds
+        or options.public < 1
+        or options.public + len(options.nat) < 4
+    ):
+        parser.error(
+            "--kill is between 2 and --rounds less one, and three peers have to be left, so that they are a majority"
+        )
     return options
 
 

@@ -34,32 +34,76 @@ from typing import Any, cast
 
 from _bench import emit
 
-NOT_WITH_LIARS = ("amnesia", "shatter")  # a lost journal is a lie more; nobody branches in such a run
+NOT_WITH_LIARS = (
+    "amnesia",
+    "shatter",
+)  # a lost journal is a lie more; nobody branches in such a run
 FAULTS = ("crash", "freeze", "partition", "isolate", "cut", "storm", "amnesia", "leave", "shatter")
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=2000, help="how many (default 2000)")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--peers", default="5:9", help="members a seed, FEWEST:MOST (default 5:9)")
-    parser.add_argument("--rounds", type=int, default=10, help="rounds every seed must commit (default 10)")
-    parser.add_argument("--faults", default="all", help=f"all, none, or a comma-separated choice of {', '.join(FAULTS)}")
     parser.add_argument(
-        "--lying", type=int, default=0, metavar="F", help="so many members of each run lie; at least 3 F + 1 members (default 0)"
+        "--rounds", type=int, default=10, help="rounds every seed must commit (default 10)"
     )
-    parser.add_argument("--plant", default="", metavar="NAME|list", help="plant a known bug; the run stops at the first seed that finds it")
-    parser.add_argument("--grid", type=int, default=0, metavar="N", help="averages of N members on a grid instead")
-    parser.add_argument("--churn", type=float, default=0.05, help="with --grid: how many miss each step (default 0.05)")
-    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes (default 2)")
+    parser.add_argument(
+        "--faults",
+        default="all",
+        help=f"all, none, or a comma-separated choice of {', '.join(FAULTS)}",
+    )
+    parser.add_argument(
+        "--lying",
+        type=int,
+        default=0,
+        metavar="F",
+        help="so many members of each run lie; at least 3 F + 1 members (default 0)",
+    )
+    parser.add_argument(
+        "--plant",
+        default="",
+        metavar="NAME|list",
+        help="plant a known bug; the run stops at the first seed that finds it",
+    )
+    parser.add_argument(
+        "--grid", type=int, default=0, metavar="N", help="averages of N members on a grid instead"
+    )
+    parser.add_argument(
+        "--churn",
+        type=float,
+        default=0.05,
+        help="with --grid: how many miss each step (default 0.05)",
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes (default 2)"
+    )
     arguments = parser.parse_args(argv)
     fewest, _, most = arguments.peers.partition(":")
     arguments.fewest, arguments.most = int(fewest), int(most or fewest)
-    arguments.kinds = FAULTS if arguments.faults == "all" else () if arguments.faults == "none" else tuple(arguments.faults.split(","))
+    arguments.kinds = (
+        FAULTS
+        if arguments.faults == "all"
+        else ()
+        if arguments.faults == "none"
+        else tuple(arguments.faults.split(","))
+    )
     unknown = set(arguments.kinds) - set(FAULTS)
-    if unknown or not 1 <= arguments.fewest <= arguments.most or arguments.seeds < 1 or not 0 <= arguments.grid <= 256:
-        parser.error(f"unknown fault {sorted(unknown)[0]!r}" if unknown else "senseless --peers, --seeds or --grid")
+    if (
+        unknown
+        or not 1 <= arguments.fewest <= arguments.most
+        or arguments.seeds < 1
+        or not 0 <= arguments.grid <= 256
+    ):
+        parser.error(
+            f"unknown fault {sorted(unknown)[0]!r}"
+            if unknown
+            else "senseless --peers, --seeds or --grid"
+        )
     if arguments.lying:
         arguments.kinds = tuple(kind for kind in arguments.kinds if kind not in NOT_WITH_LIARS)
         if arguments.lying < 0 or arguments.fewest < 3 * arguments.lying + 1:
@@ -90,22 +134,47 @@ def play(task: tuple[int, tuple[int, int], int, tuple[str, ...], str, int]) -> d
 
     seed, peers, rounds, kinds, plant, lying = task
     began = time.perf_counter()
-    options = Options(peers=peers, rounds=rounds, faults=cast("tuple[FaultKind, ...]", kinds), lying=lying)
+    options = Options(
+        peers=peers, rounds=rounds, faults=cast("tuple[FaultKind, ...]", kinds), lying=lying
+    )
     try:
         verdict = run_seed(seed, options, PLANTS[plant]() if plant else None)
     except Exception as error:  # a defect that is no violated predicate is one all the same
-        return {"seed": seed, "problem": f"{type(error).__name__}: {error}", "unfinished": False, "virtual_s": 0.0, "rounds": 0, "trace": "",
-                "struck": {}, "stats": {}, "wall_s": time.perf_counter() - began}  # fmt: skip
+        return {
+            "seed": seed,
+            "problem": f"{type(error).__name__}: {error}",
+            "unfinished": False,
+            "virtual_s": 0.0,
+            "rounds": 0,
+            "trace": "",
+            "struck": {},
+            "stats": {},
+            "wall_s": time.perf_counter() - began,
+        }
     return {
-        "seed": seed, "problem": verdict.problem, "unfinished": verdict.unfinished, "virtual_s": verdict.virtual_s, "rounds": verdict.rounds,
-        "trace": verdict.trace, "struck": verdict.struck, "stats": verdict.stats, "wall_s": time.perf_counter() - began,
-    }  # fmt: skip
+        "seed": seed,
+        "problem": verdict.problem,
+        "unfinished": verdict.unfinished,
+        "virtual_s": verdict.virtual_s,
+        "rounds": verdict.rounds,
+        "trace": verdict.trace,
+        "struck": verdict.struck,
+        "stats": verdict.stats,
+        "wall_s": time.perf_counter() - began,
+    }
 
 
 def verdicts(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Verdicts in the order of the seeds, however many processes."""
     tasks = (
-        (seed, (arguments.fewest, arguments.most), arguments.rounds, arguments.kinds, arguments.plant, arguments.lying)
+        (
+            seed,
+            (arguments.fewest, arguments.most),
+            arguments.rounds,
+            arguments.kinds,
+            arguments.plant,
+            arguments.lying,
+        )
         for seed in range(arguments.first, arguments.first + arguments.seeds)
     )
     if arguments.jobs <= 1:
@@ -123,16 +192,28 @@ def report(arguments: argparse.Namespace, results: list[dict[str, Any]], wall_s:
     for result in results:
         struck.update(result["struck"])
         stats.update(result["stats"])
-    settings = {"first": arguments.first, "peers": [arguments.fewest, arguments.most], "rounds": arguments.rounds}
+    settings = {
+        "first": arguments.first,
+        "peers": [arguments.fewest, arguments.most],
+        "rounds": arguments.rounds,
+    }
     emit(
         "simulate_rounds",
-        {**settings, "lying": arguments.lying, "faults": list(arguments.kinds), "jobs": arguments.jobs},
+        {
+            **settings,
+            "lying": arguments.lying,
+            "faults": list(arguments.kinds),
+            "jobs": arguments.jobs,
+        },
         [round(result["wall_s"], 3) for result in results],
         seeds=len(results),
         violations=sum(not result["unfinished"] for result in failed),
         unfinished=sum(result["unfinished"] for result in failed),
         first_failing_seed=failed[0]["seed"] if failed else None,
-        problems=[{"seed": result["seed"], "problem": result["problem"], "trace": result["trace"]} for result in failed[:20]],
+        problems=[
+            {"seed": result["seed"], "problem": result["problem"], "trace": result["trace"]}
+            for result in failed[:20]
+        ],
         planted=arguments.plant or None,
         virtual_s=round(sum(result["virtual_s"] for result in results), 1),
         wall_s=round(wall_s, 1),
@@ -167,8 +248,21 @@ def grids(arguments: argparse.Namespace) -> int:
     seen = (sum(result["seen"] ** 2 for result in results) / len(results)) ** 0.5
     predicted, split = results[0]["predicted"], sum(result["split"] for result in results)
     good = not split and seen <= max(1.25 * predicted, 1e-6)
-    settings = {"grid": arguments.grid, "churn": arguments.churn, "rounds": arguments.rounds, "first": arguments.first}
-    emit("simulate_rounds", settings, [result["cpu_s"] for result in results], predicted=predicted, seen=seen, within=good, seeds=results)
+    settings = {
+        "grid": arguments.grid,
+        "churn": arguments.churn,
+        "rounds": arguments.rounds,
+        "first": arguments.first,
+    }
+    emit(
+        "simulate_rounds",
+        settings,
+        [result["cpu_s"] for result in results],
+        predicted=predicted,
+        seen=seen,
+        within=good,
+        seeds=results,
+    )
     return 0 if good else 1
 
 
@@ -181,22 +275,40 @@ def main(argv: list[str]) -> int:
         from atoll.node.simulation.plants import PLANTS
 
         if arguments.plant == "list":
-            print(json.dumps({name: (plant.__doc__ or "").partition("\n")[0] for name, plant in PLANTS.items()}))
+            print(
+                json.dumps(
+                    {
+                        name: (plant.__doc__ or "").partition("\n")[0]
+                        for name, plant in PLANTS.items()
+                    }
+                )
+            )
             return 0
         if arguments.plant not in PLANTS:
-            print(f"unknown plant {arguments.plant!r}; there are: {', '.join(PLANTS)}", file=sys.stderr)
+            print(
+                f"unknown plant {arguments.plant!r}; there are: {', '.join(PLANTS)}",
+                file=sys.stderr,
+            )
             return 64
     began, shown, results = time.perf_counter(), 0.0, list[dict[str, Any]]()
     for result in verdicts(arguments):
         results.append(result)
         if result["problem"]:
-            print(f"seed {result['seed']}: {result['problem']}  [trace {result['trace']}]", file=sys.stderr, flush=True)
+            print(
+                f"seed {result['seed']}: {result['problem']}  [trace {result['trace']}]",
+                file=sys.stderr,
+                flush=True,
+            )
             if arguments.plant:
                 break
         if time.perf_counter() - shown > 10:
             shown = time.perf_counter()
             bad = sum(bool(r["problem"]) for r in results)
-            print(f"{len(results)} of {arguments.seeds} seeds, {bad} failed, {shown - began:.0f} s", file=sys.stderr, flush=True)
+            print(
+                f"{len(results)} of {arguments.seeds} seeds, {bad} failed, {shown - began:.0f} s",
+                file=sys.stderr,
+                flush=True,
+            )
     report(arguments, results, time.perf_counter() - began)
     return 0 if arguments.plant or not any(result["problem"] for result in results) else 1
 

@@ -67,7 +67,9 @@ class Chronicle:
     """What the peers told, and how their processes grew."""
 
     digests: dict[int, set[str]] = field(default_factory=dict[int, set[str]])
-    samples: dict[int, list[tuple[float, int, int]]] = field(default_factory=dict[int, list[tuple[float, int, int]]])
+    samples: dict[int, list[tuple[float, int, int]]] = field(
+        default_factory=dict[int, list[tuple[float, int, int]]]
+    )
     faults: Counter[str] = field(default_factory=Counter[str])
     stuck: int = 0
     last_round_at: float = field(default_factory=time.monotonic)
@@ -84,19 +86,36 @@ class Chronicle:
         for pid in pids:
             with contextlib.suppress(psutil.Error):
                 process = psutil.Process(pid)
-                self.samples.setdefault(pid, []).append((time.monotonic(), process.memory_info().rss, process.num_fds()))
+                self.samples.setdefault(pid, []).append(
+                    (time.monotonic(), process.memory_info().rss, process.num_fds())
+                )
 
     def growth(self, began: float, ended: float) -> list[dict[str, Any]]:
         """Of each process that lived through most of the run: MiB and descriptors in each window of it, the first one left out, and what they
         grew from the second to the last."""
         window, found = WINDOW * (ended - began), list[dict[str, Any]]()
         for pid, rows in self.samples.items():
-            windows = [[row for row in rows if 0 <= row[0] - began - at * window < window] for at in range(1, round(1 / WINDOW))]
+            windows = [
+                [row for row in rows if 0 <= row[0] - began - at * window < window]
+                for at in range(1, round(1 / WINDOW))
+            ]
             windows.append([row for row in rows if ended - window <= row[0] <= ended])
             if windows[0] and windows[-1]:
-                mib = [round(statistics.median(row[1] for row in rows) / 2**20, 1) for rows in windows if rows]
+                mib = [
+                    round(statistics.median(row[1] for row in rows) / 2**20, 1)
+                    for rows in windows
+                    if rows
+                ]
                 fds = [round(statistics.median(row[2] for row in rows)) for rows in windows if rows]
-                found.append({"pid": pid, "mib": mib, "fds": fds, "grew_mib": round(mib[-1] - mib[0], 1), "grew_fds": fds[-1] - fds[0]})
+                found.append(
+                    {
+                        "pid": pid,
+                        "mib": mib,
+                        "fds": fds,
+                        "grew_mib": round(mib[-1] - mib[0], 1),
+                        "grew_fds": fds[-1] - fds[0],
+                    }
+                )
         return found
 
 
@@ -130,7 +149,14 @@ class Soak:
                 action()
             if now - self._sampled_at > SAMPLE_S:
                 self._sampled_at = now
-                self.chronicle.sample([pid for peer in self.swarm.all for pid in (peer.process.pid, peer.node_pid) if pid])
+                self.chronicle.sample(
+                    [
+                        pid
+                        for peer in self.swarm.all
+                        for pid in (peer.process.pid, peer.node_pid)
+                        if pid
+                    ]
+                )
             if now >= until:
                 return
             if quiet:
@@ -140,7 +166,9 @@ class Soak:
         peer.node_pid = line.get("node_pid") or peer.node_pid
         if line["event"] == "round":
             self.chronicle.round(line["round"], line["digest"])
-            self.rounds_of[peer] = self.rounds_of.get(peer, 0) + (line["status"] == "committed" and line["counted"])
+            self.rounds_of[peer] = self.rounds_of.get(peer, 0) + (
+                line["status"] == "committed" and line["counted"]
+            )
         elif line["event"] == "loss":
             self.losses.append(line)
 
@@ -176,7 +204,9 @@ class Soak:
         else:
             victim.say(do="end")
             fresh = len(self.swarm.all) > self.peers
-            self._after(gone_s, (lambda: self._remove(victim)) if fresh else (lambda: self._restart(victim)))
+            self._after(
+                gone_s, (lambda: self._remove(victim)) if fresh else (lambda: self._restart(victim))
+            )
 
     def _after(self, seconds: float, action: Any) -> None:
         self._later.append((time.monotonic() + seconds, action))
@@ -218,7 +248,9 @@ class Soak:
                 lagging = [peer.name for peer in self.swarm.all if self.rounds_of.get(peer, 0) < 1]
                 self.chronicle.stuck += 1
                 waited = now
-                progress(f"STUCK: {', '.join(lagging)} not back after {BACK_S:g} s (round {self.chronicle.top})")
+                progress(
+                    f"STUCK: {', '.join(lagging)} not back after {BACK_S:g} s (round {self.chronicle.top})"
+                )
 
     def calm(self, rounds: int, seconds: float) -> None:
         """No trouble until so many rounds are committed, or the time is over."""
@@ -257,7 +289,8 @@ def run(options: argparse.Namespace, folder: Path) -> int:
         soak.end()
     watched = chronicle.growth(began, ended)
     progress(
-        "grew, of those that lived through it: " + ", ".join(f"{one['grew_mib']} MiB and {one['grew_fds']} descriptors" for one in watched)
+        "grew, of those that lived through it: "
+        + ", ".join(f"{one['grew_mib']} MiB and {one['grew_fds']} descriptors" for one in watched)
     )
     differing = sorted(round_ for round_, digests in chronicle.digests.items() if len(digests) > 1)
     progress(
@@ -271,22 +304,40 @@ def run(options: argparse.Namespace, folder: Path) -> int:
     finally:
         twin.end()
     emit(
-        "soak", vars(options), [{"faults": dict(chronicle.faults), "twin_rounds": twin_rounds, "watched": watched}], rounds=chronicle.top,
-        faults=sum(chronicle.faults.values()), stuck=chronicle.stuck, digests_equal=not differing, differing=differing[:20],
-        rss_growth_mib=max((one["grew_mib"] for one in watched), default=None), fd_growth=max((one["grew_fds"] for one in watched), default=None),
-        watched=len(watched), loss=round(loss, 5), loss_fault_free=round(loss_fault_free, 5),
-        loss_ratio=round(loss / loss_fault_free, 4), round_s=round((ended - began) / max(1, chronicle.top), 3),
-    )  # fmt: skip
+        "soak",
+        vars(options),
+        [{"faults": dict(chronicle.faults), "twin_rounds": twin_rounds, "watched": watched}],
+        rounds=chronicle.top,
+        faults=sum(chronicle.faults.values()),
+        stuck=chronicle.stuck,
+        digests_equal=not differing,
+        differing=differing[:20],
+        rss_growth_mib=max((one["grew_mib"] for one in watched), default=None),
+        fd_growth=max((one["grew_fds"] for one in watched), default=None),
+        watched=len(watched),
+        loss=round(loss, 5),
+        loss_fault_free=round(loss_fault_free, 5),
+        loss_ratio=round(loss / loss_fault_free, 4),
+        round_s=round((ended - began) / max(1, chronicle.top), 3),
+    )
     return 0
 
 
 def main() -> int:
     """Exit code: 0 measured, 1 not."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=30.0, help="of churn (default 30)")
-    parser.add_argument("--peers", type=int, default=5, help="4 to 6 (default 5); one more may join")
+    parser.add_argument(
+        "--peers", type=int, default=5, help="4 to 6 (default 5); one more may join"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the faults' choice (default 0)")
-    parser.add_argument("--keep", action="store_true", help="keep the folder with the peers' files and logs, and say where it is")
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="keep the folder with the peers' files and logs, and say where it is",
+    )
     options = parser.parse_args()
     if options.minutes <= 0 or options.peers < 4:
         parser.error("--minutes is positive, --peers at least 4")

@@ -144,19 +144,29 @@ def load_or_create(path: Path) -> Identity:
 def load(path: Path) -> Identity:
     """The identity kept in ``path``. Raises SecurityError E210 as `load_or_create`; FileNotFoundError when there is none."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # non-blocking: a FIFO in its place must not hang us
+        descriptor = os.open(
+            path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+        )  # non-blocking: a FIFO in its place must not hang us
     except PermissionError:
-        raise _refused(path, "may not be read by you", f"sudo chown {os.geteuid()} {path}; chmod 600 {path}") from None
+        raise _refused(
+            path, "may not be read by you", f"sudo chown {os.geteuid()} {path}; chmod 600 {path}"
+        ) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise _refused(path, "is not a regular file", "move it away; a new identity is made at the next start")
+        raise _refused(
+            path, "is not a regular file", "move it away; a new identity is made at the next start"
+        )
     with os.fdopen(descriptor, "rb") as file:
         info = os.fstat(file.fileno())
         if info.st_uid != os.geteuid():
-            raise _refused(path, f"belongs to user {info.st_uid}", f"sudo chown {os.geteuid()} {path}")
+            raise _refused(
+                path, f"belongs to user {info.st_uid}", f"sudo chown {os.geteuid()} {path}"
+            )
         if stat.S_IMODE(info.st_mode) & 0o077:
             mode = stat.S_IMODE(info.st_mode)
-            raise _refused(path, f"has mode {mode:04o}: other users can get at it", f"chmod 600 {path}")
+            raise _refused(
+                path, f"has mode {mode:04o}: other users can get at it", f"chmod 600 {path}"
+            )
         text = file.read(_MAX_FILE_BYTES)
     return Identity(_parse(path, text))
 
@@ -177,7 +187,11 @@ def _check_directory(directory: Path) -> None:
     info = directory.stat()
     if stat.S_IMODE(info.st_mode) & 0o022 and not info.st_mode & stat.S_ISVTX:
         mode = stat.S_IMODE(info.st_mode)
-        raise _refused(directory, f"has mode {mode:04o}: other users can replace the key in it", f"chmod 700 {directory}")
+        raise _refused(
+            directory,
+            f"has mode {mode:04o}: other users can replace the key in it",
+            f"chmod 700 {directory}",
+        )
 
 
 def _create(path: Path) -> None:
@@ -186,7 +200,9 @@ def _create(path: Path) -> None:
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(f"{_FILE_HEADER} {base64.b64encode(secrets.token_bytes(SEED_BYTES)).decode()}\n".encode())
+            file.write(
+                f"{_FILE_HEADER} {base64.b64encode(secrets.token_bytes(SEED_BYTES)).decode()}\n".encode()
+            )
             file.flush()
             os.fsync(file.fileno())
         try:

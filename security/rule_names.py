@@ -12,7 +12,11 @@ from typing import Literal, NamedTuple, get_args
 CoordinateRule = Literal["median", "trimmed_mean", "meamed"]
 GramRule = Literal["krum", "multi_krum", "mda", "geometric_median", "centred_clip", "caf", "flag"]
 RUNNING = "running"
-OPTIONS: dict[str, tuple[str, ...]] = {"krum": ("n1",), "multi_krum": ("k2", "n1"), "centred_clip": (RUNNING,)}
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "krum": ("n1",),
+    "multi_krum": ("k2", "n1"),
+    "centred_clip": (RUNNING,),
+}
 """What a rule can be told, in this order: ``k2``: keep n - f - 2, in place of n - f; ``n1``: score by the n - f - 1 nearest others, as byzfl, in place
 of n - f - 2; ``running``: clip at the median distance in rounds before."""
 
@@ -20,8 +24,12 @@ BY_COORDINATE: tuple[CoordinateRule, ...] = get_args(CoordinateRule)
 BY_GRAM: tuple[GramRule, ...] = get_args(GramRule)
 MAX_F = 127  # of at most 256 members fewer than half
 MAX_F_MDA = 2  # it looks at all ways to leave out f contributions: 32,640 of two among 256
-_RULE = re.compile(rf"({'|'.join((*BY_COORDINATE, *BY_GRAM))})((?:/[a-z0-9]+)*):(0|[1-9][0-9]{{0,2}})")
-_STEP = re.compile(r"nnm|arc|bucketing([2-9]|1[0-6])|clipping((?:0|[1-9][0-9]{0,5})(?:\.[0-9]{0,5}[1-9])?)")
+_RULE = re.compile(
+    rf"({'|'.join((*BY_COORDINATE, *BY_GRAM))})((?:/[a-z0-9]+)*):(0|[1-9][0-9]{{0,2}})"
+)
+_STEP = re.compile(
+    r"nnm|arc|bucketing([2-9]|1[0-6])|clipping((?:0|[1-9][0-9]{0,5})(?:\.[0-9]{0,5}[1-9])?)"
+)
 
 
 class Step(NamedTuple):
@@ -58,7 +66,9 @@ class RuleName(NamedTuple):
         return self.rule in BY_COORDINATE and not self.before
 
 
-def reducer_name(rule: str, f: int, before: tuple[str, ...] = (), options: tuple[str, ...] = ()) -> str:
+def reducer_name(
+    rule: str, f: int, before: tuple[str, ...] = (), options: tuple[str, ...] = ()
+) -> str:
     """The name of a rule with its f and options, after steps that are named as in a manifest."""
     return "+".join([*before, f"{'/'.join([rule, *options])}:{f}"])
 
@@ -81,5 +91,7 @@ def parse_reducer(name: str) -> RuleName | None:
     options = tuple(found[2].split("/")[1:])
     if options != tuple(option for option in OPTIONS.get(found[1], ()) if option in options):
         return None
-    parsed = RuleName(found[1], int(found[3]), tuple(step for step in steps if step is not None), options)
+    parsed = RuleName(
+        found[1], int(found[3]), tuple(step for step in steps if step is not None), options
+    )
     return None if parsed.f > (MAX_F_MDA if parsed.rule == "mda" else MAX_F) else parsed

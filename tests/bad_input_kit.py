@@ -58,9 +58,14 @@ def atoll(home: Path, *argv: str, **environment: str) -> Told:
     """Run a command to its end; no traceback may be in what it says."""
     command = [sys.executable, "-m", "atoll.node.cli", *argv]
     found = subprocess.run(
-        command, env={**os.environ, "ATOLL_HOME": str(home), "CI": "1", **environment}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        timeout=PATIENCE_S, check=False,
-    )  # fmt: skip
+        command,
+        env={**os.environ, "ATOLL_HOME": str(home), "CI": "1", **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
     assert "Traceback" not in found.stdout + found.stderr, found.stdout + found.stderr
     return Told(found.returncode, found.stdout, found.stderr)
 
@@ -87,9 +92,13 @@ def soon(condition: Callable[[], Any], what: str) -> Any:
 class Member:
     """A private node, started by and attached to this test as its script."""
 
-    def __init__(self, home: Path, run: str, *, command: Sequence[str] = (), layout: Layout = LAYOUT) -> None:
+    def __init__(
+        self, home: Path, run: str, *, command: Sequence[str] = (), layout: Layout = LAYOUT
+    ) -> None:
         self.home, self.run, self.layout = home, run, layout
-        self.swarm: RunSwarm = join(run, home=home, private=True, command=command, progress=lambda stage, done, total: None)
+        self.swarm: RunSwarm = join(
+            run, home=home, private=True, command=command, progress=lambda stage, done, total: None
+        )
         try:
             self.swarm.open(layout, lambda initial: initial.zero_()).release()
         except BaseException:
@@ -138,7 +147,9 @@ class Member:
 
     def log(self) -> str:
         """All that its node wrote."""
-        return "".join(path.read_text(errors="replace") for path in sorted(self.paths.log_dir.glob("*.log")))
+        return "".join(
+            path.read_text(errors="replace") for path in sorted(self.paths.log_dir.glob("*.log"))
+        )
 
     def end(self) -> None:
         """End script and node; there is no traceback in the log."""
@@ -150,9 +161,14 @@ def one_round(*members: Member) -> list[Outcome]:
     """Contribute until one round counts all of them."""
     until = time.monotonic() + PATIENCE_S
     while True:
-        tickets = [m.swarm.contribute(samples=1, write=lambda out, value=i + 1.0: out.fill_(value)) for i, m in enumerate(members)]
+        tickets = [
+            m.swarm.contribute(samples=1, write=lambda out, value=i + 1.0: out.fill_(value))
+            for i, m in enumerate(members)
+        ]
         outcomes = [ticket.wait(PATIENCE_S) for ticket in tickets]
-        if all(outcome.counted and len(outcome.contributors) == len(members) for outcome in outcomes):
+        if all(
+            outcome.counted and len(outcome.contributors) == len(members) for outcome in outcomes
+        ):
             assert len({outcome.round for outcome in outcomes}) == 1
             return outcomes
         assert time.monotonic() < until, outcomes
@@ -190,7 +206,14 @@ class Run:
 
     def invite(self, **options: Any) -> str:
         """An invite by the organiser."""
-        return str(make_invite(self.signed.run_id, [self.address], self.identity, **{"now_s": time.time(), **options}))
+        return str(
+            make_invite(
+                self.signed.run_id,
+                [self.address],
+                self.identity,
+                **{"now_s": time.time(), **options},
+            )
+        )
 
     def organiser(self, **options: Any) -> Member:
         """Start the organiser."""

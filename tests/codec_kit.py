@@ -6,7 +6,9 @@ import importlib.util
 
 from house import ROOT
 
-_spec = importlib.util.spec_from_file_location("codec_reference", ROOT / "scripts" / "_codec_reference.py")
+_spec = importlib.util.spec_from_file_location(
+    "codec_reference", ROOT / "scripts" / "_codec_reference.py"
+)
 assert _spec is not None
 assert _spec.loader is not None
 reference = importlib.util.module_from_spec(_spec)

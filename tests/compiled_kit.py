@@ -16,9 +16,19 @@ def compiled(name: str, folder: Path) -> Path:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler")
-    extensions = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["ext-modules"]
+    extensions = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"][
+        "setuptools"
+    ]["ext-modules"]
     [extension] = [extension for extension in extensions if extension["name"] == name]
     path = folder / "native.so"
-    command = [compiler, *extension["extra-compile-args"], "-shared", "-fPIC", *extension["sources"], "-o", path]
+    command = [
+        compiler,
+        *extension["extra-compile-args"],
+        "-shared",
+        "-fPIC",
+        *extension["sources"],
+        "-o",
+        path,
+    ]
     subprocess.run(command, cwd=ROOT, check=True)
     return path

@@ -29,7 +29,11 @@ os.environ["COLUMNS"] = "100"
 
 # `too_slow` judges the clock, so on a busy machine it would fail a test that is right.
 hypothesis.settings.register_profile(
-    "atoll", deadline=None, derandomize=True, database=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "atoll",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("atoll")
 

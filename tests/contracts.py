@@ -21,8 +21,21 @@ from torch import Tensor
 
 from atoll.collectives import api
 from atoll.collectives.digest import chunk_hash
-from atoll.collectives.errors import ConfigError, LocalProtocolError, ModelMismatchError, SwarmClosedError
-from atoll.collectives.exchange import BlobComplete, BlobProgress, ExchangeEvent, NonFinite, PartReduced, Report, ResultComplete
+from atoll.collectives.errors import (
+    ConfigError,
+    LocalProtocolError,
+    ModelMismatchError,
+    SwarmClosedError,
+)
+from atoll.collectives.exchange import (
+    BlobComplete,
+    BlobProgress,
+    ExchangeEvent,
+    NonFinite,
+    PartReduced,
+    Report,
+    ResultComplete,
+)
 from atoll.collectives.group import Certified, Contributor, Entry, Member, Plan, Vote
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.layout import make_layout
@@ -155,7 +168,9 @@ def swarm_anchors_are_read_only_leases(case: SwarmCase) -> None:
     held.release()
     with pytest.raises(LocalProtocolError, match="released"):
         held.copy_into(out)
-    assert bits(read(later)) == bits(START - DELTA - DELTA - DELTA)  # giving one back leaves the other
+    assert bits(read(later)) == bits(
+        START - DELTA - DELTA - DELTA
+    )  # giving one back leaves the other
     later.release()
 
 
@@ -223,7 +238,9 @@ def swarm_outcomes_tell_the_bytes_since_the_one_before(case: SwarmCase) -> None:
     for key in ("bytes_sent", "bytes_received"):
         moved = [getattr(outcome, key) for outcome in outcomes]
         assert min(moved) >= 0
-        assert max(moved[-3:]) <= 3 * max(moved[:3])  # rounds alike; totals of the whole life would be four times as many
+        assert max(moved[-3:]) <= 3 * max(
+            moved[:3]
+        )  # rounds alike; totals of the whole life would be four times as many
 
 
 def swarm_one_contribution_at_a_time(case: SwarmCase) -> None:
@@ -287,7 +304,11 @@ def swarm_all_reduce_over_one_member_leaves_the_bits(case: SwarmCase) -> None:
     for weight in (3, 4):
         pending = swarm.all_reduce(flat, weight=weight, op_id=f"mean {weight}", deadline_s=60.0)
         outcome = pending.wait(60)
-        assert (outcome.status, outcome.contributors, outcome.counted) == ("committed", (Share(swarm.peer, weight),), True)
+        assert (outcome.status, outcome.contributors, outcome.counted) == (
+            "committed",
+            (Share(swarm.peer, weight),),
+            True,
+        )
         assert pending.done()
         assert pending.wait(0.0) == outcome
         assert bits(flat.view(-1)) == bits(DELTA)
@@ -321,12 +342,16 @@ def swarm_collectives_over_one_member_give_back_what_was_given(case: SwarmCase) 
         assert swarm.all_reduce(flat, op_id=op, op=op).wait(60).contributors == alone
     assert api.modular_sum(swarm, whole, op_id="modular", bits=4).wait(60).contributors == alone
     assert (bits(flat), whole.tolist()) == (bits(DELTA), [5, 15, 0])
-    strange = torch.tensor([0x7F800001, -1, 3], dtype=torch.int32).to(torch.int32)  # as a float: a signalling NaN
+    strange = torch.tensor([0x7F800001, -1, 3], dtype=torch.int32).to(
+        torch.int32
+    )  # as a float: a signalling NaN
     gathered = api.all_gather(swarm, strange, op_id="gather").wait(60)
     assert (gathered.outcome.contributors, list(gathered.tensors)) == (alone, [swarm.peer])
     assert gathered.tensors[swarm.peer].tolist() == strange.tolist()
     large = torch.arange(200_003, dtype=torch.float64).view(1, -1)
-    assert torch.equal(api.all_gather(swarm, large, op_id="large").wait(60).tensors[swarm.peer], large)
+    assert torch.equal(
+        api.all_gather(swarm, large, op_id="large").wait(60).tensors[swarm.peer], large
+    )
     scattered = api.reduce_scatter(swarm, flat, op_id="scatter", op="sum").wait(60)
     assert scattered.values is not None
     assert (scattered.start, bits(scattered.values)) == (0, bits(DELTA))
@@ -340,14 +365,22 @@ def swarm_collectives_over_one_member_give_back_what_was_given(case: SwarmCase) 
         api.repair_state(swarm, {"x": flat}, check, op_id="repair")
 
 
-def swarm_a_collective_that_cannot_be_is_refused_or_open_and_touches_nothing(case: SwarmCase) -> None:
+def swarm_a_collective_that_cannot_be_is_refused_or_open_and_touches_nothing(
+    case: SwarmCase,
+) -> None:
     swarm, _ = opened(case)
     contributed(swarm, DELTA)
     flat = DELTA.clone()
     assert swarm.all_reduce(flat, op_id="once").wait(60).status == "committed"
     with pytest.raises(LocalProtocolError, match="called already"):
         swarm.all_reduce(flat, op_id="once").wait(60)
-    for options in ({"op": "sum", "weight": 2}, {"op": "mode"}, {"op_id": ""}, {"op_id": "x" * 65}, {"deadline_s": -1.0}):
+    for options in (
+        {"op": "sum", "weight": 2},
+        {"op": "mode"},
+        {"op_id": ""},
+        {"op_id": "x" * 65},
+        {"deadline_s": -1.0},
+    ):
         with pytest.raises(LocalProtocolError):
             swarm.all_reduce(flat, **{"op_id": "free", **options})  # type: ignore[arg-type]
     with pytest.raises(LocalProtocolError, match="int64"):
@@ -360,7 +393,9 @@ def swarm_a_collective_that_cannot_be_is_refused_or_open_and_touches_nothing(cas
     assert bits(poisoned)[:3] == bits(DELTA)[:3]
     assert poisoned[3] == float("inf")
     words = torch.tensor([1, 2])
-    outcome = api.broadcast(swarm, words, root=PeerId("nobody"), op_id="rootless", deadline_s=0.2).wait(60)
+    outcome = api.broadcast(
+        swarm, words, root=PeerId("nobody"), op_id="rootless", deadline_s=0.2
+    ).wait(60)
     assert (outcome.status, words.tolist()) == ("open", [1, 2])
     assert swarm.all_reduce(flat, op_id="free", op="sum").wait(60).status == "committed"
     assert bits(flat) == bits(DELTA)
@@ -399,7 +434,12 @@ def swarm_reports_never_raise(case: SwarmCase) -> None:
     swarm.report({"step": 1})
     assert (type(swarm.closing), swarm.closing) == (int, 0)
     opened(case)
-    for metrics in ({}, {"loss": float("nan"), "step": 2}, {"x" * 1000: 1.0}, {f"m{n}": float(n) for n in range(500)}):
+    for metrics in (
+        {},
+        {"loss": float("nan"), "step": 2},
+        {"x" * 1000: 1.0},
+        {f"m{n}": float(n) for n in range(500)},
+    ):
         swarm.report(metrics)
     contributed(swarm, DELTA)
     assert (type(swarm.closing), swarm.closing) == (int, 0)  # nobody else has finished a round
@@ -506,7 +546,9 @@ def journal_keeps_the_newest_seal_over_entries_and_lives(case: JournalCase) -> N
     journal = case.again()
     journal.append(entries[0])
     first = SealRecord(1, ZERO, (gone,), True)
-    signed = SealRecord(1, ZERO, (gone, ME), True, Certified(entries[1].entry, entries[1].votes, (gone,)))
+    signed = SealRecord(
+        1, ZERO, (gone, ME), True, Certified(entries[1].entry, entries[1].votes, (gone,))
+    )
     for record in (first, signed):
         journal.seal(record)
         assert journal.sealed == record
@@ -547,13 +589,20 @@ def journal_a_later_life_knows_it_until_the_next_entry(case: JournalCase) -> Non
 def journal_old_entries_are_read_where_they_are_kept(case: JournalCase) -> None:
     entries = [
         Certified(
-            msgspec.structs.replace(certified.entry, contributors=(Contributor(ME, bytes(16), 1),) * (number % 3 == 1)), certified.votes
+            msgspec.structs.replace(
+                certified.entry, contributors=(Contributor(ME, bytes(16), 1),) * (number % 3 == 1)
+            ),
+            certified.votes,
         )
         for number, certified in enumerate(log_of(3 * RECENT + 5))
     ]
     for number in range(1, len(entries)):
-        entry = msgspec.structs.replace(entries[number].entry, base=entries[number - 1].entry.hash())
-        entries[number] = Certified(entry, entries[number].votes, (Member(PeerId("p9"), 0),) if number == 7 else ())
+        entry = msgspec.structs.replace(
+            entries[number].entry, base=entries[number - 1].entry.hash()
+        )
+        entries[number] = Certified(
+            entry, entries[number].votes, (Member(PeerId("p9"), 0),) if number == 7 else ()
+        )
     journal = case.again()
     for certified in entries:
         journal.append(certified)
@@ -566,7 +615,14 @@ def journal_old_entries_are_read_where_they_are_kept(case: JournalCase) -> None:
         assert list(log.since(SPAN + 1)) == entries[SPAN + 1 :]
         for at in (0, 1, 7, SPAN - 1, SPAN, 2 * RECENT + 4, 2 * RECENT + 5, -1, -len(entries)):
             assert log[at] == entries[at]
-        for part in (slice(3, 9), slice(SPAN, 2 * SPAN), slice(2 * RECENT, 2 * RECENT + 9), slice(-4, None), slice(5, 3), slice(9, 3, -2)):
+        for part in (
+            slice(3, 9),
+            slice(SPAN, 2 * SPAN),
+            slice(2 * RECENT, 2 * RECENT + 9),
+            slice(-4, None),
+            slice(5, 3),
+            slice(9, 3, -2),
+        ):
             assert log[part] == entries[part]
         for at in (len(entries), -len(entries) - 1):
             with pytest.raises(IndexError):
@@ -812,7 +868,10 @@ class PlaneCase:
 
 CID, OTHERS_CID = cid_of(0), cid_of(1)
 STRANGER = PeerId("stranger")
-PLANE_N, PLANE_CHUNK = 1500, 512  # three chunks, the last one shorter and not a multiple of a codec's block
+PLANE_N, PLANE_CHUNK = (
+    1500,
+    512,
+)  # three chunks, the last one shorter and not a multiple of a codec's block
 
 
 def plan_of(me: PeerId, codec: str = "fp32", *, ballot: int = 0, other: bool = False) -> Plan:
@@ -838,7 +897,11 @@ def events(case: PlaneCase) -> list[ExchangeEvent]:
         found.append(event)
     case.plane.close_round("last", 1)
     case.plane.release(cid_of(99))
-    return [event for event in found if not (isinstance(event, PartReduced) and event.plan_id == plan.plan_id)]
+    return [
+        event
+        for event in found
+        if not (isinstance(event, PartReduced) and event.plan_id == plan.plan_id)
+    ]
 
 
 def assert_reduced(found: list[ExchangeEvent], plan: Plan, flat: Tensor) -> None:
@@ -847,17 +910,27 @@ def assert_reduced(found: list[ExchangeEvent], plan: Plan, flat: Tensor) -> None
     data = ref_result(plan, {CID: flat})
     assert part == PartReduced(plan.plan_id, 0, ref_digests(plan, data)[0])
     assert isinstance(result, ResultComplete)
-    assert (result.plan_id, result.digests, bytes(result.data)) == (plan.plan_id, ref_digests(plan, data), data)
+    assert (result.plan_id, result.digests, bytes(result.data)) == (
+        plan.plan_id,
+        ref_digests(plan, data),
+        data,
+    )
     assert (result.bytes_sent, result.bytes_received) == (0, 0)
 
 
 def plane_has_the_commands(case: PlaneCase) -> None:
-    names = [name for name, value in vars(DataPlane).items() if inspect.isfunction(value) and not name.startswith("_")]
+    names = [
+        name
+        for name, value in vars(DataPlane).items()
+        if inspect.isfunction(value) and not name.startswith("_")
+    ]
     assert len(names) == 13
     for name in names:
         seam = list(inspect.signature(getattr(DataPlane, name)).parameters.values())[1:]
         mine = list(inspect.signature(getattr(case.plane, name)).parameters.values())
-        assert [parameter.name for parameter in mine[: len(seam)]] == [parameter.name for parameter in seam]
+        assert [parameter.name for parameter in mine[: len(seam)]] == [
+            parameter.name for parameter in seam
+        ]
         assert all(parameter.default is not parameter.empty for parameter in mine[len(seam) :])
 
 
@@ -908,7 +981,11 @@ def plane_reports_what_is_lacking(case: PlaneCase) -> None:
 
 def plane_a_larger_ballot_takes_over(case: PlaneCase) -> None:
     plane, flat = plane_opened(case)
-    blocked, mine, late = plan_of(case.me, other=True), plan_of(case.me, ballot=2), plan_of(case.me, ballot=1)
+    blocked, mine, late = (
+        plan_of(case.me, other=True),
+        plan_of(case.me, ballot=2),
+        plan_of(case.me, ballot=1),
+    )
     plane.freeze("run", 1, CID, flat)
     plane.execute(blocked, [case.me, STRANGER])
     assert events(case) == []
@@ -932,7 +1009,11 @@ def plane_uses_nothing_that_was_released(case: PlaneCase) -> None:
 
 
 def plane_a_contribution_that_is_not_finite_is_told(case: PlaneCase) -> None:
-    for codec, value in (("fp32", float("nan")), ("int8", float("-inf")), ("fp16", 1e30)):  # the last: more than fp16 can hold
+    for codec, value in (
+        ("fp32", float("nan")),
+        ("int8", float("-inf")),
+        ("fp16", 1e30),
+    ):  # the last: more than fp16 can hold
         plane, flat = plane_opened(case, codec)
         flat[700] = value
         plane.freeze("run", 1, CID, flat)
@@ -951,8 +1032,13 @@ def plane_refuses_what_is_wrong(case: PlaneCase) -> None:
         lambda: plane.freeze("run", 1, CID, flat.double()),
         lambda: plane.freeze("run", 1, CID, flat[:-1]),
         lambda: plane.freeze("run", 1, b"short", flat),
-        lambda: plane.execute(make_plan([(case.me, CID, 1)], [case.me], PLANE_N, PLANE_CHUNK, "fp32", round_=2), [case.me]),
-        lambda: plane.execute(make_plan([(case.me, CID, 1)], [case.me], PLANE_N, PLANE_CHUNK, "fp16"), [case.me]),
+        lambda: plane.execute(
+            make_plan([(case.me, CID, 1)], [case.me], PLANE_N, PLANE_CHUNK, "fp32", round_=2),
+            [case.me],
+        ),
+        lambda: plane.execute(
+            make_plan([(case.me, CID, 1)], [case.me], PLANE_N, PLANE_CHUNK, "fp16"), [case.me]
+        ),
         lambda: plane.provide(b"name", memoryview(b"data"), 0),
         lambda: plane.want(b"name", memoryview(bytearray(8)), 4, [ZERO], []),
     ):

@@ -48,7 +48,9 @@ class Node:
         if not self.up or self.way == "silent":
             return None
         try:
-            honest = self.engine.server.answer(sender, request, self._swarm.world.now, self._swarm.unix_s)
+            honest = self.engine.server.answer(
+                sender, request, self._swarm.world.now, self._swarm.unix_s
+            )
         except RemoteProtocolError:
             return None
         return self._lie(request, honest) if self.way else honest
@@ -62,7 +64,13 @@ class Node:
         if request.kind == GET_VALUE and value is None and self.way == "empty":
             value = b"forged" + request.key
         friends = self._swarm.friends(request.key) if self.way == "friends" else ()
-        closer = tuple((peer, ()) for peer in friends) if self.way == "friends" else () if self.way == "empty" else honest.closer
+        closer = (
+            tuple((peer, ()) for peer in friends)
+            if self.way == "friends"
+            else ()
+            if self.way == "empty"
+            else honest.closer
+        )
         return Rpc(request.kind, request.key, value if request.kind == GET_VALUE else None, closer)
 
 
@@ -72,16 +80,28 @@ class Swarm:
     ``slow_s``: what every way takes longer.
     """
 
-    def __init__(self, count: int, *, seed: int = 0, hostile: float = 0.0, dead: float = 0.0, known: int = 5, slow_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        count: int,
+        *,
+        seed: int = 0,
+        hostile: float = 0.0,
+        dead: float = 0.0,
+        known: int = 5,
+        slow_s: float = 0.0,
+    ) -> None:
         self.world, self._slow_s = World(seed), slow_s
         self._chance = self.world.stream("swarm")
         liars = round(count * hostile)
         ways = [WAYS[number % len(WAYS)] for number in range(liars)] + [""] * (count - liars)
-        self.nodes = {node.peer: node for node in (Node(self, number, way) for number, way in enumerate(ways))}
+        self.nodes = {
+            node.peer: node for node in (Node(self, number, way) for number, way in enumerate(ways))
+        }
         self.honest = [node for node in self.nodes.values() if not node.way]
         self._liars = [node.peer for node in self.nodes.values() if node.way]
         self._invented = [
-            PeerId(encode_base58(b"\x00\x24\x08\x01\x12\x20" + self._chance.randbytes(32))) for _ in range(1000 if liars else 0)
+            PeerId(encode_base58(b"\x00\x24\x08\x01\x12\x20" + self._chance.randbytes(32)))
+            for _ in range(1000 if liars else 0)
         ]
         self._links: set[frozenset[PeerId]] = set()
         self.requests = 0
@@ -144,9 +164,18 @@ class Swarm:
                 return end.value
             driver = _Driver(self, node, work)
             driver.poll()
-            assert work.done or self.world.run(stop=lambda work=work: work.done), "the operation stands still"
+            assert work.done or self.world.run(stop=lambda work=work: work.done), (
+                "the operation stands still"
+            )
 
-    def ask(self, sender: Node, peer: PeerId, request: Rpc, answered: Callable[[Rpc], None], failed: Callable[[], None]) -> None:
+    def ask(
+        self,
+        sender: Node,
+        peer: PeerId,
+        request: Rpc,
+        answered: Callable[[Rpc], None],
+        failed: Callable[[], None],
+    ) -> None:
         """Carry a request and its answer; the latency of a way is 5 to 40 ms, and ``slow_s`` more."""
         self.requests += 1
         there, back = (self._slow_s + self._chance.uniform(0.005, 0.04) for _ in range(2))
@@ -155,10 +184,18 @@ class Swarm:
         elif not self.nodes[peer].up:
             self.world.after(there, failed)
         else:
-            self.world.after(there, lambda: self._arrive(sender, peer, request, back, answered, failed))
+            self.world.after(
+                there, lambda: self._arrive(sender, peer, request, back, answered, failed)
+            )
 
     def _arrive(
-        self, sender: Node, peer: PeerId, request: Rpc, back: float, answered: Callable[[Rpc], None], failed: Callable[[], None]
+        self,
+        sender: Node,
+        peer: PeerId,
+        request: Rpc,
+        back: float,
+        answered: Callable[[Rpc], None],
+        failed: Callable[[], None],
     ) -> None:
         self.link(sender.peer, peer)
         answer = self.nodes[peer].answer(sender.peer, request)

@@ -13,7 +13,9 @@ from atoll.collectives.engine import EngineSettings, EngineThread, derive_lane_k
 from atoll.collectives.exchange import LaneUp, Report, ResultComplete
 
 WAIT_S = 20.0
-PATIENT = EngineSettings(dead_after_s=15.0, hello_s=15.0)  # a loaded machine must not look like a dead peer
+PATIENT = EngineSettings(
+    dead_after_s=15.0, hello_s=15.0
+)  # a loaded machine must not look like a dead peer
 
 
 class Peer:
@@ -46,7 +48,9 @@ def tcp_pair():
 
 def keys(number=0, cipher="aes-128-gcm"):
     a, b = bytes([number]) * 32, bytes([number + 1]) * 32
-    return derive_lane_keys(a, b, b"", initiator=True, cipher=cipher), derive_lane_keys(b, a, b"", initiator=False, cipher=cipher)
+    return derive_lane_keys(a, b, b"", initiator=True, cipher=cipher), derive_lane_keys(
+        b, a, b"", initiator=False, cipher=cipher
+    )
 
 
 def link(one, other, make=tcp_pair, number=0, cipher="aes-128-gcm", index=0):
@@ -80,8 +84,12 @@ def swarm():
 
 def start(peers, plan, vectors):
     names = [p.engine.me for p in peers]
-    for peer in peers:  # whoever has not opened the round yet would drop what comes, until it is asked for again
-        peer.engine.exchange.open_round(plan.log, plan.round, names, plan.numel, plan.chunk_elements, plan.codec)
+    for peer in (
+        peers
+    ):  # whoever has not opened the round yet would drop what comes, until it is asked for again
+        peer.engine.exchange.open_round(
+            plan.log, plan.round, names, plan.numel, plan.chunk_elements, plan.codec
+        )
         assert peer.engine.sync(WAIT_S)
     for peer in peers:
         exchange = peer.engine.exchange
@@ -96,7 +104,13 @@ def pull_until_complete(peers, plan, by_cid):
     by_name = {p.engine.me: p for p in peers}
     left, deadline = list(peers), time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
-        left = [p for p in left if not any(isinstance(e, ResultComplete) and e.plan_id == plan.plan_id for e in drain(p))]
+        left = [
+            p
+            for p in left
+            if not any(
+                isinstance(e, ResultComplete) and e.plan_id == plan.plan_id for e in drain(p)
+            )
+        ]
         if not left:
             break
         for peer in peers:

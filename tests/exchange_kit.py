@@ -48,11 +48,19 @@ def make_plan(
 ) -> Plan:
     chunks = -(-numel // chunk_elements)
     return Plan(
-        log, round_, ballot, revision, bytes(32),
+        log,
+        round_,
+        ballot,
+        revision,
+        bytes(32),
         tuple(Contributor(Member(peer, 0), cid, weight) for peer, cid, weight in contributors),
         parts or parts_for(chunks, [(owner, 1.0) for owner in owners]),
-        numel, chunk_elements, codec, reducer, topology,
-    )  # fmt: skip
+        numel,
+        chunk_elements,
+        codec,
+        reducer,
+        topology,
+    )
 
 
 def vector(numel: int, seed: int) -> torch.Tensor:
@@ -81,7 +89,11 @@ def pieces_of(plan: Plan) -> list[tuple[str, int, int]]:
     found = []
     for first in range(0, plan.numel, plan.chunk_elements):
         last = min(plan.numel, first + plan.chunk_elements)
-        found += [(name, max(first, start), min(last, stop)) for name, start, stop in ranges if start < last and first < stop]
+        found += [
+            (name, max(first, start), min(last, stop))
+            for name, start, stop in ranges
+            if start < last and first < stop
+        ]
     return found
 
 
@@ -92,20 +104,28 @@ def ref_result(plan: Plan, vectors: dict[bytes, torch.Tensor]) -> bytes:
     out = b""
     for codec, first, stop in pieces_of(plan):
         encoded = [ref_encode(codec, vectors[c.cid][first:stop].numpy()) for c in plan.contributors]
-        out += reference.mean(codec, encoded, [float(w) for w in weights], float(weights.sum()), stop - first)
+        out += reference.mean(
+            codec, encoded, [float(w) for w in weights], float(weights.sum()), stop - first
+        )
     return out
 
 
 def ref_tree(plan: Plan, number: int) -> dict[PeerId, list[PeerId]]:
     """Who sends something to whom for a part, itself included, in the plan's order: written from the words of the protocol's page."""
     owner, peers = plan.parts[number].owner, [c.member.peer for c in plan.contributors]
-    site = dict(zip(peers, plan.topology.groups, strict=True)) if plan.topology.groups else {peer: peer for peer in peers}
+    site = (
+        dict(zip(peers, plan.topology.groups, strict=True))
+        if plan.topology.groups
+        else {peer: peer for peer in peers}
+    )
     above = dict.fromkeys(peers, owner)
     if plan.topology.kind in ("two-level", "checked"):
         for name in set(site.values()):
             mates = [peer for peer in peers if site[peer] == name]
             if owner not in mates:
-                head = mates[sum(part.owner not in mates for part in plan.parts[:number]) % len(mates)]
+                head = mates[
+                    sum(part.owner not in mates for part in plan.parts[:number]) % len(mates)
+                ]
                 above.update({peer: owner if peer == head else head for peer in mates})
     if plan.topology.kind == "ring":
         names = list(dict.fromkeys(site[peer] for peer in peers))
@@ -127,14 +147,23 @@ def ref_sums(plan: Plan, number: int, data: dict[PeerId, bytes], codec: str, n: 
         """(bytes, weight as a term of the next sum, weight of the contributions)"""
         if one not in tree:
             return data[one], weight[one], weight[one]
-        terms = [(data[peer], weight[peer], weight[peer]) if peer == one else add(peer) for peer in tree[one]]
+        terms = [
+            (data[peer], weight[peer], weight[peer]) if peer == one else add(peer)
+            for peer in tree[one]
+        ]
         common = int(np.gcd.reduce([term[1] for term in terms]))
         small, total = [term[1] // common for term in terms], sum(term[2] for term in terms)
         power = 1
         while power * common < total:
             power *= 2
         divisor = total / common if one == owner else power
-        return reference.mean(codec, [term[0] for term in terms], [float(w) for w in small], float(divisor), n), power * common, total
+        return (
+            reference.mean(
+                codec, [term[0] for term in terms], [float(w) for w in small], float(divisor), n
+            ),
+            power * common,
+            total,
+        )
 
     return add(owner)[0]
 
@@ -143,8 +172,13 @@ def ref_tree_result(plan: Plan, vectors: dict[bytes, torch.Tensor]) -> bytes:
     """Encoded result of a mean over a plan's trees."""
     out, size = b"", plan.chunk_elements
     for codec, first, stop in pieces_of(plan):
-        number = next(i for i, part in enumerate(plan.parts) if part.first * size <= first < part.stop * size)
-        data = {c.member.peer: ref_encode(codec, vectors[c.cid][first:stop].numpy()) for c in plan.contributors}
+        number = next(
+            i for i, part in enumerate(plan.parts) if part.first * size <= first < part.stop * size
+        )
+        data = {
+            c.member.peer: ref_encode(codec, vectors[c.cid][first:stop].numpy())
+            for c in plan.contributors
+        }
         out += ref_sums(plan, number, data, codec, stop - first)
     return out
 
@@ -277,7 +311,11 @@ class Net:
                         self.nodes[owner].resend_results(peer, plan.plan_id, spans)
 
     def results(self, peer: PeerId, plan: Plan) -> list[ResultComplete]:
-        return [e for e in self.events[peer] if isinstance(e, ResultComplete) and e.plan_id == plan.plan_id]
+        return [
+            e
+            for e in self.events[peer]
+            if isinstance(e, ResultComplete) and e.plan_id == plan.plan_id
+        ]
 
     def of(self, peer: PeerId, kind: type) -> list[ExchangeEvent]:
         return [e for e in self.events[peer] if isinstance(e, kind)]
@@ -287,7 +325,9 @@ def start(net: Net, plan: Plan, vectors: dict[bytes, torch.Tensor]) -> None:
     """Open the round, freeze and execute everywhere."""
     for peer in net.peers:
         node = net.nodes[peer]
-        node.open_round(plan.log, plan.round, net.peers, plan.numel, plan.chunk_elements, plan.codec)
+        node.open_round(
+            plan.log, plan.round, net.peers, plan.numel, plan.chunk_elements, plan.codec
+        )
         for c in plan.contributors:
             if c.member.peer == peer and c.cid in vectors:
                 node.freeze(plan.log, plan.round, c.cid, vectors[c.cid])

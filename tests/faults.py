@@ -36,7 +36,11 @@ Phase = Literal["reduce", "gather", "decide", "measure"]
 Target = Literal["member", "owner", "convener"]
 Part = Literal["node", "script", "both"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-PHASES: tuple[Phase, ...] = ("reduce", "gather", "decide")  # of every round; "measure": where a robust rule weighs whole vectors
+PHASES: tuple[Phase, ...] = (
+    "reduce",
+    "gather",
+    "decide",
+)  # of every round; "measure": where a robust rule weighs whole vectors
 TARGETS: tuple[Target, ...] = get_args(Target)
 PARTS: tuple[Part, ...] = get_args(Part)
 RECORDS: dict[int, Phase] = {
@@ -81,7 +85,13 @@ def fault(kind: Kind) -> Fault:
     return Fault(kind)
 
 
-def choose(target: Target, convener: str, owners: Sequence[str], contributors: Sequence[str], spared: Sequence[str] = ()) -> str | None:
+def choose(
+    target: Target,
+    convener: str,
+    owners: Sequence[str],
+    contributors: Sequence[str],
+    spared: Sequence[str] = (),
+) -> str | None:
     """The victim by a plan; None when there is none of that kind among those not ``spared``.
 
     "convener": who made the plan. "owner": owner of a part, somebody else than the convener if possible. "member": neither the convener nor
@@ -93,7 +103,10 @@ def choose(target: Target, convener: str, owners: Sequence[str], contributors: S
     if target == "owner":
         return next((peer for peer in owning if peer != convener), owning[0] if owning else None)
     plain = [peer for peer in contributors if peer not in spared and peer != convener]
-    return next((peer for peer in plain if peer not in owners), next((peer for peer in reversed(owning) if peer != convener), None))
+    return next(
+        (peer for peer in plain if peer not in owners),
+        next((peer for peer in reversed(owning) if peer != convener), None),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +128,13 @@ class Simulated:
     ENOUGH = 4  # members: with one less there is still a majority that does not hang on one
     CALM_S = 3.0  # between the end of a fault and the next one
     RESET_S = 0.01
-    SLOW_BYTES_PER_S = 2000.0  # where a round of a few hundred bytes takes milliseconds on links without limit
+    SLOW_BYTES_PER_S = (
+        2000.0  # where a round of a few hundred bytes takes milliseconds on links without limit
+    )
 
-    def __init__(self, swarm: SimSwarm, script: Sequence[Fault], spare: Sequence[PeerId] = ()) -> None:
+    def __init__(
+        self, swarm: SimSwarm, script: Sequence[Fault], spare: Sequence[PeerId] = ()
+    ) -> None:
         self.swarm, self.spare = swarm, spare
         self.struck: list[Struck] = []
         self._waiting = list(script)
@@ -140,7 +157,11 @@ class Simulated:
             phase = self._look(sender, channel, payload)
             if self._victim is not None:
                 wanted, victim, _ = self._victim
-                if wanted.phase == phase and victim in (sender, receiver) and (phase not in ("gather", "measure") or victim == sender):
+                if (
+                    wanted.phase == phase
+                    and victim in (sender, receiver)
+                    and (phase not in ("gather", "measure") or victim == sender)
+                ):
                     self._arm(*self._victim)
         return lost
 
@@ -151,10 +172,18 @@ class Simulated:
         if envelope is None or not envelope.log.startswith("main/"):
             return None
         members = len(self.swarm.checker.entries[-1].entry.next_config)
-        if isinstance(envelope.body, m.PlanMessage) and envelope.round >= self._round and members >= self.ENOUGH:
+        if (
+            isinstance(envelope.body, m.PlanMessage)
+            and envelope.round >= self._round
+            and members >= self.ENOUGH
+        ):
             plan, next_fault = envelope.body.plan, self._waiting[0]
             who = choose(
-                next_fault.target, sender, [part.owner for part in plan.parts], [c.member.peer for c in plan.contributors], self.spare
+                next_fault.target,
+                sender,
+                [part.owner for part in plan.parts],
+                [c.member.peer for c in plan.contributors],
+                self.spare,
             )
             self._victim = (next_fault, PeerId(who), envelope.round) if who is not None else None
         return "decide" if isinstance(envelope.body, m.Accept) else None
@@ -202,7 +231,9 @@ class Simulated:
         for up in (False, True):
             for other in others:
                 for a, b in ((victim, other), (other, victim)):
-                    swarm.world.after(self.RESET_S * up, lambda a=a, b=b, up=up: self._link(a, b, up))
+                    swarm.world.after(
+                        self.RESET_S * up, lambda a=a, b=b, up=up: self._link(a, b, up)
+                    )
         swarm.world.after(self.RESET_S, lambda: swarm.network.partition(None))
 
     def _link(self, at: PeerId, to: PeerId, up: bool) -> None:
@@ -225,9 +256,15 @@ class Simulated:
             if header[1] != record_header.RESULT or not body:
                 return self._send(sender, receiver, channel, payload)
             self._spoil = None
-            return self._send(sender, receiver, channel, (header, bytes([body[0] ^ 0x55]) + body[1:]))
+            return self._send(
+                sender, receiver, channel, (header, bytes([body[0] ^ 0x55]) + body[1:])
+            )
         self._spoil = None  # the record layer refuses a changed byte: the record is lost, and the lane with it
         for up in (False, True):
-            self.swarm.world.after(self.RESET_S * (1 + up), lambda up=up: self._link(receiver, sender, up))
-            self.swarm.world.after(self.RESET_S * (1 + up), lambda up=up: self._link(sender, receiver, up))
+            self.swarm.world.after(
+                self.RESET_S * (1 + up), lambda up=up: self._link(receiver, sender, up)
+            )
+            self.swarm.world.after(
+                self.RESET_S * (1 + up), lambda up=up: self._link(sender, receiver, up)
+            )
         return self.swarm.world.now

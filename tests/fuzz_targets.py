@@ -38,7 +38,12 @@ from atoll.collectives.errors import (
 from atoll.collectives.exchange import header
 from atoll.collectives.group import Certified, Contributor, Entry, Member, Part, Vote
 from atoll.collectives.identifiers import RunId
-from atoll.collectives.round.certificate import check_chain, check_genesis, genesis_payload, vote_payload
+from atoll.collectives.round.certificate import (
+    check_chain,
+    check_genesis,
+    genesis_payload,
+    vote_payload,
+)
 from atoll.node import membership_records as records
 from atoll.node.banning import DOMAIN as BANS
 from atoll.node.banning import Ban, BanList, Bans, SignedBans
@@ -97,17 +102,32 @@ def codec_payloads(data: bytes) -> None:
     grid = _grids()[data[0] % len(_grids())] if data else _grids()[0]
     body = bytearray(data[1:].ljust(grid.nbytes, b"\0")[: grid.nbytes])
     for chunk, view in enumerate(grid.views(memoryview(body))):
-        codec, wire, values_ = grid.codec(chunk), grid.wire(view, chunk), torch.empty(grid.elements(chunk))
+        codec, wire, values_ = (
+            grid.codec(chunk),
+            grid.wire(view, chunk),
+            torch.empty(grid.elements(chunk)),
+        )
         codec.decode(wire, values_)
         assert values_.numel() == grid.elements(chunk)
 
 
 def statements(data: bytes) -> None:
     """What an owner says of distances: impossible, or it comes to weights."""
-    rules = ("krum:1", "multi_krum:1", "geometric_median:1", "centred_clip:1", "caf:1", "flag:1", "nnm+trimmed_mean:1", "arc+nnm+krum:1")
+    rules = (
+        "krum:1",
+        "multi_krum:1",
+        "geometric_median:1",
+        "centred_clip:1",
+        "caf:1",
+        "flag:1",
+        "nnm+trimmed_mean:1",
+        "arc+nnm+krum:1",
+    )
     reducer: Any = find_reducer(rules[data[0] % len(rules)] if data else rules[0])
     count = 6
-    said = np.frombuffer(data[1:].ljust(8 * reducer.length(count), b"\0")[: 8 * reducer.length(count)], "<f8").astype(np.float64)
+    said = np.frombuffer(
+        data[1:].ljust(8 * reducer.length(count), b"\0")[: 8 * reducer.length(count)], "<f8"
+    ).astype(np.float64)
     if reducer.impossible(said, count) is None:
         reducer.weigh(said, [bytes([index]) * 16 for index in range(count)])
 
@@ -146,11 +166,24 @@ def entries(data: bytes) -> None:
     with contextlib.suppress(RemoteProtocolError, msgspec.MsgspecError, ValueError, RecursionError):
         certified = msgspec.msgpack.decode(body, type=Certified)
         entry = certified.entry
-        verify = (lambda peer, payload, signature: True) if signs else (lambda peer, payload, signature: False)
+        verify = (
+            (lambda peer, payload, signature: True)
+            if signs
+            else (lambda peer, payload, signature: False)
+        )
         if entry.round == 0:
             check_genesis(certified, run=RUN, organiser=ME.peer, verify=verify, peer=PEER)
         config = tuple(vote.member for vote in certified.votes)
-        check_chain([certified], run=RUN, log=entry.log, base=entry.base, config=config, organiser=ME.peer, verify=verify, peer=PEER)
+        check_chain(
+            [certified],
+            run=RUN,
+            log=entry.log,
+            base=entry.base,
+            config=config,
+            organiser=ME.peer,
+            verify=verify,
+            peer=PEER,
+        )
 
 
 def archives(data: bytes) -> None:
@@ -200,7 +233,14 @@ def _folder() -> Path:
 # ---- who is there
 def membership(data: bytes) -> None:
     """Messages about members: two bytes of length before each; and a record that its member has signed."""
-    state = Membership(ME.peer, RUN, sign=lambda _: bytes(64), verify=lambda *_: True, rng=random.Random(0), unix_offset_s=NOW_S)
+    state = Membership(
+        ME.peer,
+        RUN,
+        sign=lambda _: bytes(64),
+        verify=lambda *_: True,
+        rng=random.Random(0),
+        unix_offset_s=NOW_S,
+    )
     state.announce(0.0, addresses=())
     for number, body in enumerate(list(_pieces(data))[:8]):
         with contextlib.suppress(RemoteProtocolError):
@@ -244,7 +284,12 @@ def streams(data: bytes) -> None:
         while (payload := _now(reader.next())) is not None:
             assert len(payload) <= len(data)
     reader.rest()
-    decoders: list[Any] = [greeting.preface_decoder, greeting.hello_decoder, greeting.answer_decoder, lane_talk._decoder]
+    decoders: list[Any] = [
+        greeting.preface_decoder,
+        greeting.hello_decoder,
+        greeting.answer_decoder,
+        lane_talk._decoder,
+    ]
     for decoder in decoders:
         with contextlib.suppress(RemoteProtocolError):
             decode(decoder, data, PEER)
@@ -255,7 +300,9 @@ def masking(data: bytes) -> None:
     with contextlib.suppress(RemoteProtocolError, BadSignatureError):
         talk = secure.decode(data, PEER)
         if isinstance(talk.body, secure.Said):
-            bound = binding.Binding(RUN, 1, 0, tuple(sorted((ME.peer, PEER, Identity(b"t" * 32).peer))), 2, 100, 32)
+            bound = binding.Binding(
+                RUN, 1, 0, tuple(sorted((ME.peer, PEER, Identity(b"t" * 32).peer))), 2, 100, 32
+            )
             messages.check(messages.signed(talk.body.message, bound, OTHER), bound, PEER)
             messages.check(talk.body.message, bound, PEER)
 
@@ -273,18 +320,28 @@ def steps(data: bytes) -> None:
     """What peers of a run with BTARD say of a step, signed by one of them, and with what it is signed; and evidence against one."""
     peers = (*(Identity(bytes([index]) * 32).peer for index in range(3)), ME.peer, PEER)
     host: Any = _Deaf()
-    peer = btard.Peer(RUN, ME, lambda *_: True, peers, 64, btard.Settings(1.0), host, random.Random(0))
+    peer = btard.Peer(
+        RUN, ME, lambda *_: True, peers, 64, btard.Settings(1.0), host, random.Random(0)
+    )
     peer.begin(0.0, 3, bytes(32))
     assert peer.attempt is not None
     context = peer.attempt.context
     body = data[: btard_messages.MAX_BODY] or b"\0"
-    frames: list[Any] = [btard_messages.Signed(3, context.tag, context.roster.index(PEER), body, bytes(64))]
+    frames: list[Any] = [
+        btard_messages.Signed(3, context.tag, context.roster.index(PEER), body, bytes(64))
+    ]
     with contextlib.suppress(RemoteProtocolError):
         frames.append(btard_wire.decode(data, PEER))
     for frame_ in frames:
         if isinstance(frame_, btard_wire.Offered):
             vector = np.zeros(min(frame_.elements, 64), np.float32)
-            peer.receive(1.0, PEER, btard_messages.Piece(3, context.tag, frame_.header.item, vector, frame_.header.path))
+            peer.receive(
+                1.0,
+                PEER,
+                btard_messages.Piece(
+                    3, context.tag, frame_.header.item, vector, frame_.header.path
+                ),
+            )
         elif not isinstance(frame_, btard_wire.Taken):
             peer.receive(1.0, PEER, frame_)
     with contextlib.suppress(RemoteProtocolError):
@@ -317,10 +374,24 @@ def neighbours(data: bytes) -> None:
 
 
 TARGETS: dict[str, Target] = {
-    "streams": streams, "lanes": lanes, "codec_payloads": codec_payloads, "statements": statements, "round_messages": round_messages,
-    "sessions": sessions, "archives": archives, "invites": invites, "manifests": manifests, "bans": bans, "membership": membership,
-    "announced": announced, "dht": dht, "masking": masking, "steps": steps, "relays": relays, "neighbours": neighbours,
-}  # fmt: skip
+    "streams": streams,
+    "lanes": lanes,
+    "codec_payloads": codec_payloads,
+    "statements": statements,
+    "round_messages": round_messages,
+    "sessions": sessions,
+    "archives": archives,
+    "invites": invites,
+    "manifests": manifests,
+    "bans": bans,
+    "membership": membership,
+    "announced": announced,
+    "dht": dht,
+    "masking": masking,
+    "steps": steps,
+    "relays": relays,
+    "neighbours": neighbours,
+}
 
 
 # ---- where to start from
@@ -329,16 +400,33 @@ def seeds() -> dict[str, list[bytes]]:
     member, hash_ = Member(ME.peer, 1), b"h" * 32
     contributor = Contributor(member, b"c" * 16, 10)
     parts = (Part(ME.peer, 0, 2),)
-    entry = Entry("main", 1, hash_, hash_, (contributor,), parts, (hash_,), LAYOUT.numel, 4, "fp32", "mean", (member,))
+    entry = Entry(
+        "main",
+        1,
+        hash_,
+        hash_,
+        (contributor,),
+        parts,
+        (hash_,),
+        LAYOUT.numel,
+        4,
+        "fp32",
+        "mean",
+        (member,),
+    )
     vote = Vote(member, 0, ME.sign("x", vote_payload(RUN, "main", 1, entry.base, 0, entry.hash())))
     certified = _encode(Certified(entry, (vote,)))
     genesis = Entry("main", 0, bytes(32), hash_, (), (), (), 8, 4, "fp32", "mean", (member,))
-    founded = _encode(Certified(genesis, (Vote(member, 0, ME.sign("x", genesis_payload(RUN, genesis.hash()))),)))
+    founded = _encode(
+        Certified(genesis, (Vote(member, 0, ME.sign("x", genesis_payload(RUN, genesis.hash()))),))
+    )
     invite = make_invite(RUN, ["/ip4/10.0.0.1/tcp/4150"], ME, now_s=NOW_S)
     toml = 'schema = 1\nname = "a"\n[model]\nentry = "local:a"\n[robust]\nrule = "krum"\nf = 1\n[join]\npolicy = "open"\n'
     signed = sign_manifest(parse_manifest(toml), ME)
     listed = _encode(BanList(RUN, 1, (Ban(PEER, "why", 5),), (b"n" * 8,)))
-    record = records.Record(RUN, PEER, int(NOW_S * 1000), int((NOW_S + 30) * 1000), ("/ip4/10.0.0.1/tcp/4150",), 3)
+    record = records.Record(
+        RUN, PEER, int(NOW_S * 1000), int((NOW_S + 30) * 1000), ("/ip4/10.0.0.1/tcp/4150",), 3
+    )
     said = [
         records.Beat(True),
         records.Probe(PEER),
@@ -346,58 +434,135 @@ def seeds() -> dict[str, list[bytes]]:
         records.Records((records.SignedRecord(_encode(record), bytes(64)),)),
     ]
     bodies: list[Any] = [
-        m.Ready(hash_, b"c" * 16, 1, False), m.Prepare(1), m.Accept(0, entry), m.Accepted(0, hash_, bytes(64)), m.Fetch(), m.Join(),
-        m.Catch((Certified(entry, (vote,)),), 2, 0), m.Get(hash_, ((0, 1),)), m.AskState(), m.Offer(hash_, hash_, LAYOUT), m.Gone(hash_),
-        m.Promise(1, m.Accepted1(0, entry), None), m.Missing(b"p" * 16, ((b"c" * 16, ((0, 1),)),)), m.Need(b"p" * 16, ((0, 1),)),
-        m.Trial(b"c" * 16, hash_ * 2), m.Sample(b"c" * 16, 1, bytes(16)),
-        m.Seal(hash_, (member,), bytes(64)), m.Fork(genesis, None), m.Consent(hash_, bytes(64)),
-    ]  # fmt: skip
+        m.Ready(hash_, b"c" * 16, 1, False),
+        m.Prepare(1),
+        m.Accept(0, entry),
+        m.Accepted(0, hash_, bytes(64)),
+        m.Fetch(),
+        m.Join(),
+        m.Catch((Certified(entry, (vote,)),), 2, 0),
+        m.Get(hash_, ((0, 1),)),
+        m.AskState(),
+        m.Offer(hash_, hash_, LAYOUT),
+        m.Gone(hash_),
+        m.Promise(1, m.Accepted1(0, entry), None),
+        m.Missing(b"p" * 16, ((b"c" * 16, ((0, 1),)),)),
+        m.Need(b"p" * 16, ((0, 1),)),
+        m.Trial(b"c" * 16, hash_ * 2),
+        m.Sample(b"c" * 16, 1, bytes(16)),
+        m.Seal(hash_, (member,), bytes(64)),
+        m.Fork(genesis, None),
+        m.Consent(hash_, bytes(64)),
+    ]
     rounds = [m.encode(m.Envelope("main", 1, 1, body)) for body in bodies]
     located = ((PEER, ("/ip4/10.0.0.1/tcp/4150",)),)
     rpc = kad.encode(kad.Rpc(kad.FIND_NODE, b"k" * 32, b"v", located, located))
     value = values.sign(ME, "name", b"payload", 1, int(NOW_S + 60))[1]
     news = announcements.announce(OTHER, RUN, ["/ip4/10.0.0.1/tcp/4150"], NOW_S)
     return {
-        "streams": [frame(b"hello") + frame(b"")] + [
-            _encode(x) for x in (greeting.Hello(1, RUN, b"token"), greeting.Answer("", ""), lane_talk.Ask(b"t" * 16, 0),
-                      lane_talk.Offer(b"t" * 16, b"s" * 32, ("/ip4/10.0.0.1/tcp/1",), 0, False), lane_talk.Met((), True))],
-        "lanes": [header.pack(header.PART, 100, 1, b"k" * 16, b"s" * 16), header.BEAT_HEADER, zstandard.ZstdCompressor().compress(b"abc" * 3000)],
+        "streams": [frame(b"hello") + frame(b"")]
+        + [
+            _encode(x)
+            for x in (
+                greeting.Hello(1, RUN, b"token"),
+                greeting.Answer("", ""),
+                lane_talk.Ask(b"t" * 16, 0),
+                lane_talk.Offer(b"t" * 16, b"s" * 32, ("/ip4/10.0.0.1/tcp/1",), 0, False),
+                lane_talk.Met((), True),
+            )
+        ],
+        "lanes": [
+            header.pack(header.PART, 100, 1, b"k" * 16, b"s" * 16),
+            header.BEAT_HEADER,
+            zstandard.ZstdCompressor().compress(b"abc" * 3000),
+        ],
         "codec_payloads": [bytes([index]) + bytes(200) for index in range(len(CODECS))],
         "statements": [bytes([index]) + struct.pack("<d", 1.0) * 21 for index in range(8)],
-        "round_messages": [*rounds, b"fp16:1000+int8", b"nnm+trimmed_mean:2", b"op/100/fp32/mean/all/key/config"],
-        "sessions": [_piece(ROUND + body) for body in rounds] + [_piece(MEMBERSHIP + records.encode(body)) for body in said],
+        "round_messages": [
+            *rounds,
+            b"fp16:1000+int8",
+            b"nnm+trimmed_mean:2",
+            b"op/100/fp32/mean/all/key/config",
+        ],
+        "sessions": [_piece(ROUND + body) for body in rounds]
+        + [_piece(MEMBERSHIP + records.encode(body)) for body in said],
         "archives": [b"\1" + certified, b"\1" + founded, framed(certified) + framed(founded)],
         "invites": [str(invite).encode(), invite.token_bytes()],
         "manifests": [signed.encode(), signed.manifest, toml.encode()],
-        "bans": [_encode(SignedBans(listed, ME.sign(BANS, listed))), listed,
-                 twice(PEER, *((vote_payload(RUN, "main/x", 1, bytes(32), 0, bytes([i]) * 32), bytes(64)) for i in (1, 2))).encode()],
+        "bans": [
+            _encode(SignedBans(listed, ME.sign(BANS, listed))),
+            listed,
+            twice(
+                PEER,
+                *(
+                    (vote_payload(RUN, "main/x", 1, bytes(32), 0, bytes([i]) * 32), bytes(64))
+                    for i in (1, 2)
+                ),
+            ).encode(),
+        ],
         "membership": [b"".join(_piece(records.encode(body)) for body in said), _encode(record)],
         "announced": [_encode(rendezvous._News(RUN, (news,), True))],
         "dht": [rpc, rpc[1:], value],
-        "masking": [secure.encode(secure.Talk(1, 0, body))[1:] for body in (
-                    secure.Pass(), secure.Fixed(0, (1, 2)), secure.Want(1, (0,)), secure.Said(1, messages.Keys(b"k" * 32, b"p" * 32, hash_)),
-                    secure.Said(1, messages.Consent((0, 1))))],
-        "steps": [btard_wire.encode(said)[1:] for said in (*_said_of_steps(), btard_wire.Taken(bytes(32), ((0, 1),)))]
-                 + [_encode(body) for body in _bodies_of_steps()],
-        "relays": [protobuf.encode({1: 0, 2: circuit.peer_field(PEER), 3: circuit.reservation_fields(5, ["/ip4/10.0.0.1/tcp/4150"]), 5: 100})],
-        "neighbours": [mdns.question(), mdns.answer("abc", [f"/ip4/10.0.0.1/tcp/4150/p2p/{PEER}"]), struct.pack(">BBHI4s", 0, 128, 0, 1, b"abcd"),
-                       b"HTTP/1.1 200 OK\r\nLOCATION: http://192.168.1.1:5000/root.xml\r\n\r\n<service><serviceType>x</serviceType></service>"],
-    }  # fmt: skip
+        "masking": [
+            secure.encode(secure.Talk(1, 0, body))[1:]
+            for body in (
+                secure.Pass(),
+                secure.Fixed(0, (1, 2)),
+                secure.Want(1, (0,)),
+                secure.Said(1, messages.Keys(b"k" * 32, b"p" * 32, hash_)),
+                secure.Said(1, messages.Consent((0, 1))),
+            )
+        ],
+        "steps": [
+            btard_wire.encode(said)[1:]
+            for said in (*_said_of_steps(), btard_wire.Taken(bytes(32), ((0, 1),)))
+        ]
+        + [_encode(body) for body in _bodies_of_steps()],
+        "relays": [
+            protobuf.encode(
+                {
+                    1: 0,
+                    2: circuit.peer_field(PEER),
+                    3: circuit.reservation_fields(5, ["/ip4/10.0.0.1/tcp/4150"]),
+                    5: 100,
+                }
+            )
+        ],
+        "neighbours": [
+            mdns.question(),
+            mdns.answer("abc", [f"/ip4/10.0.0.1/tcp/4150/p2p/{PEER}"]),
+            struct.pack(">BBHI4s", 0, 128, 0, 1, b"abcd"),
+            b"HTTP/1.1 200 OK\r\nLOCATION: http://192.168.1.1:5000/root.xml\r\n\r\n<service><serviceType>x</serviceType></service>",
+        ],
+    }
 
 
 def _bodies_of_steps() -> list[Any]:
     b, hash_ = btard_messages, bytes(32)
-    return [b.Commit(bytes(160)), b.Result(hash_, hash_, hash_), b.Reveal(hash_, hash_), b.Residuals(hash_, bytes(20), bytes(20)),
-            b.Checks(hash_, (b.Accusation(7, 1),)), b.Judgement(hash_, (b.Verdict(1, 6),)),
-            b.Ask(((7, 1, 2),)), b.Lacking(((1, 1, 0),))]  # fmt: skip
+    return [
+        b.Commit(bytes(160)),
+        b.Result(hash_, hash_, hash_),
+        b.Reveal(hash_, hash_),
+        b.Residuals(hash_, bytes(20), bytes(20)),
+        b.Checks(hash_, (b.Accusation(7, 1),)),
+        b.Judgement(hash_, (b.Verdict(1, 6),)),
+        b.Ask(((7, 1, 2),)),
+        b.Lacking(((1, 1, 0),)),
+    ]
 
 
 def _said_of_steps() -> list[Any]:
     b = btard_messages
     context = b.Context(RUN, 3, bytes(32), (ME.peer, PEER))
-    signed = tuple(b.Signed(3, context.tag, 1, _encode(body), bytes(64)) for body in _bodies_of_steps()[:2])
+    signed = tuple(
+        b.Signed(3, context.tag, 1, _encode(body), bytes(64)) for body in _bodies_of_steps()[:2]
+    )
     header_ = Header(3, context.tag, (int(b.Kind.PART), 1, 0), (bytes(32),))
-    return [*signed, b.Bundle(context, int(b.Fault.EQUIVOCATION), 1, None, signed), btard_wire.Offered(header_, 13)]
+    return [
+        *signed,
+        b.Bundle(context, int(b.Fault.EQUIVOCATION), 1, None, signed),
+        btard_wire.Offered(header_, 13),
+    ]
 
 
 def corpus(target: str) -> list[bytes]:

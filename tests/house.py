@@ -7,13 +7,20 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LAYERS = ("collectives", "security", "optim", "node")  # a folder imports only what stands to its left
+LAYERS = (
+    "collectives",
+    "security",
+    "optim",
+    "node",
+)  # a folder imports only what stands to its left
 
 
 @cache
 def package_files() -> tuple[Path, ...]:
     """Every Python file of the four folders, relative to the project."""
-    return tuple(sorted(path.relative_to(ROOT) for layer in LAYERS for path in (ROOT / layer).rglob("*.py")))
+    return tuple(
+        sorted(path.relative_to(ROOT) for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
+    )
 
 
 @cache
@@ -50,19 +57,39 @@ def imports(path: Path) -> list[tuple[int, int, str]]:
             base = node.module or ""
             if node.level:
                 package = package_name(path).split(".")
-                base = ".".join([*package[: len(package) - node.level + 1], *([base] if base else [])])
+                base = ".".join(
+                    [*package[: len(package) - node.level + 1], *([base] if base else [])]
+                )
             found.append((node.lineno, node.level, base))
             # `from .. import collectives` names a module, too
-            found += [(node.lineno, node.level, f"{base}.{alias.name}") for alias in node.names if base in ("", "atoll")]
-        elif isinstance(node, ast.Call) and _callee(node) in ("import_module", "__import__") and node.args:
+            found += [
+                (node.lineno, node.level, f"{base}.{alias.name}")
+                for alias in node.names
+                if base in ("", "atoll")
+            ]
+        elif (
+            isinstance(node, ast.Call)
+            and _callee(node) in ("import_module", "__import__")
+            and node.args
+        ):
             first = node.args[0]
-            if isinstance(first, ast.Constant) and isinstance(first.value, str) and not first.value.startswith("."):
+            if (
+                isinstance(first, ast.Constant)
+                and isinstance(first.value, str)
+                and not first.value.startswith(".")
+            ):
                 found.append((node.lineno, 0, first.value))
     return found
 
 
 def _callee(node: ast.Call) -> str:
-    return node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id if isinstance(node.func, ast.Name) else ""
+    return (
+        node.func.attr
+        if isinstance(node.func, ast.Attribute)
+        else node.func.id
+        if isinstance(node.func, ast.Name)
+        else ""
+    )
 
 
 def functions(path: Path) -> list[tuple[str, int, int]]:

@@ -21,13 +21,21 @@ class Scene:
         swarm = SimSwarm(11, Options(peers=(5, 5), faults=(), rounds=50, lying=1, lies=()))
         swarm._start()
         swarm.world.run(until=4.0)
-        machines = {peer: member.process.session.machine for peer, member in swarm.members.items() if member.process is not None}
+        machines = {
+            peer: member.process.session.machine
+            for peer, member in swarm.members.items()
+            if member.process is not None
+        }
         top = max(machine.round for machine in machines.values() if machine is not None)
         self.swarm, self.events, self.sent = swarm, list[object](), list[tuple[PeerId, m.Body]]()
         for peer, machine in machines.items():  # one that convenes none of the first ballots
             assert machine is not None
             self.order = [machine.convener_of(ballot) for ballot in range(5)]
-            if machine.round == top and peer not in [owner.peer for owner in self.order[:3]] and not machine.open.applying:
+            if (
+                machine.round == top
+                and peer not in [owner.peer for owner in self.order[:3]]
+                and not machine.open.applying
+            ):
                 break
         process = swarm.members[peer].process
         assert process is not None
@@ -62,38 +70,75 @@ class Scene:
         return self.machine.slot
 
     def claim(self, who: Member, **changes: object) -> tuple[Member, m.Claim]:
-        claim = msgspec.structs.replace(m.Claim(self.machine.base, None, 0, NO_READING, False, (), ()), **changes)
-        return who, msgspec.structs.replace(claim, signature=sign_as(who.peer, claim_payload(*self.slot[:3], who, claim)))
+        claim = msgspec.structs.replace(
+            m.Claim(self.machine.base, None, 0, NO_READING, False, (), ()), **changes
+        )
+        return who, msgspec.structs.replace(
+            claim, signature=sign_as(who.peer, claim_payload(*self.slot[:3], who, claim))
+        )
 
     def entry(self, **changes: object) -> Entry:
         machine, shape = self.machine, self.machine.shape
         assert machine.root is not None
         blank = Entry(
-            machine.log, machine.round, machine.base, machine.root, (), (), (), shape.numel, shape.chunk_elements, shape.codec, shape.reducer,
+            machine.log,
+            machine.round,
+            machine.base,
+            machine.root,
+            (),
+            (),
+            (),
+            shape.numel,
+            shape.chunk_elements,
+            shape.codec,
+            shape.reducer,
             machine.config,
-        )  # fmt: skip
+        )
         return msgspec.structs.replace(blank, **changes)
 
-    def propose(self, entry: Entry, ballot: int = 0, *claims: tuple[Member, m.Claim], **changes: object) -> m.Propose:
+    def propose(
+        self, entry: Entry, ballot: int = 0, *claims: tuple[Member, m.Claim], **changes: object
+    ) -> m.Propose:
         owner = self.machine.convener_of(ballot)
         signature = sign_as(owner.peer, slot_payload("propose", *self.slot, ballot, entry.hash()))
-        return msgspec.structs.replace(m.Propose(ballot, entry, claims, (), (), signature), **changes)
+        return msgspec.structs.replace(
+            m.Propose(ballot, entry, claims, (), (), signature), **changes
+        )
 
     def plan(self, contributors: tuple[Contributor, ...], *parts: Part) -> Plan:
         machine, shape = self.machine, self.machine.shape
         whole = (Part(machine.me.peer, 0, -(-shape.numel // shape.chunk_elements)),)
         return Plan(
-            machine.log, machine.round, 0, 1, machine.base, contributors, parts or whole, shape.numel, shape.chunk_elements, shape.codec
+            machine.log,
+            machine.round,
+            0,
+            1,
+            machine.base,
+            contributors,
+            parts or whole,
+            shape.numel,
+            shape.chunk_elements,
+            shape.codec,
         )
 
     def echo(self, who: Member, ballot: int, digest: bytes, proposed: bytes = b"") -> m.Echo:
-        return m.Echo(ballot, digest, sign_as(who.peer, slot_payload("echo", *self.slot, ballot, digest)), proposed)
+        return m.Echo(
+            ballot,
+            digest,
+            sign_as(who.peer, slot_payload("echo", *self.slot, ballot, digest)),
+            proposed,
+        )
 
     def pledged(self, who: Member, ballot: int, at: int = -1, digest: bytes = b"") -> m.Pledged:
-        return m.Pledged(who, at, digest, sign_as(who.peer, pledge_payload(*self.slot, ballot, at, digest)))
+        return m.Pledged(
+            who, at, digest, sign_as(who.peer, pledge_payload(*self.slot, ballot, at, digest))
+        )
 
     def proof(self, ballot: int, digest: bytes, count: int = 4) -> tuple[Vote, ...]:
-        return tuple(Vote(who, ballot, self.echo(who, ballot, digest).signature) for who in self.machine.config[:count])
+        return tuple(
+            Vote(who, ballot, self.echo(who, ballot, digest).signature)
+            for who in self.machine.config[:count]
+        )
 
 
 def reasons(events: list[object]) -> str:

@@ -65,7 +65,15 @@ def proposable(rules: Rules, state: State, ballot: int) -> int:
     if len(claims) < rules.needed:
         return 0
     lower = range(ballot * VALUES)
-    lies = [slot for slot in lower if not rules.claims_proven or not rules.echoes or certified(rules, state, slot)] if rules.liars else []
+    lies = (
+        [
+            slot
+            for slot in lower
+            if not rules.claims_proven or not rules.echoes or certified(rules, state, slot)
+        ]
+        if rules.liars
+        else []
+    )
     found = 0
     for top in set(claims[rules.needed - 1 :]):
         for claim in (top, *(lie for lie in lies if lie > top or not rules.highest)):
@@ -83,19 +91,53 @@ def moves(rules: Rules, state: State) -> Iterator[tuple[int, Node]]:
     for ballot in range(rules.ballots):
         offered = proposable(rules, state, ballot)
         slots = range(ballot * VALUES, (ballot + 1) * VALUES)
-        complete = [slot for slot in slots if (certified(rules, state, slot) if rules.echoes else offered >> slot % VALUES & 1)]
+        complete = [
+            slot
+            for slot in slots
+            if (certified(rules, state, slot) if rules.echoes else offered >> slot % VALUES & 1)
+        ]
         for index, node in enumerate(state):
             promised, echoed, accepted, echoes, votes, promises = node
             if ballot > max(0, promised) and promises[ballot] == SILENT:
-                yield index, (ballot, echoed, accepted, echoes, votes, (*promises[:ballot], accepted, *promises[ballot + 1 :]))
+                yield (
+                    index,
+                    (
+                        ballot,
+                        echoed,
+                        accepted,
+                        echoes,
+                        votes,
+                        (*promises[:ballot], accepted, *promises[ballot + 1 :]),
+                    ),
+                )
             if offered and rules.echoes and may(rules, node, ballot) and echoed < ballot * VALUES:
                 for slot in slots:
                     if offered >> slot % VALUES & 1:
-                        yield index, (max(promised, ballot), slot, accepted, echoes | 1 << slot, votes, promises)
+                        yield (
+                            index,
+                            (
+                                max(promised, ballot),
+                                slot,
+                                accepted,
+                                echoes | 1 << slot,
+                                votes,
+                                promises,
+                            ),
+                        )
             if may(rules, node, ballot):
                 for slot in complete:
                     if accepted != slot and (rules.echoes or accepted // VALUES != ballot):
-                        yield index, (max(promised, ballot), echoed, slot, echoes, votes | 1 << slot, promises)
+                        yield (
+                            index,
+                            (
+                                max(promised, ballot),
+                                echoed,
+                                slot,
+                                echoes,
+                                votes | 1 << slot,
+                                promises,
+                            ),
+                        )
     for index, node in enumerate(state):
         for name in rules.volatile:
             if node[FIELDS[name]] != NOTHING:
@@ -125,11 +167,21 @@ def normal(rules: Rules, state: State) -> State:
     Promises for a ballot matter while somebody can echo in it; echoes while they may become a certificate, then only that they have; votes alike.
     """
     if not rules.volatile and rules.promise_binds:
-        echoed = min(max(0, node[0], node[1] // VALUES + 1) for node in state)  # the first ballots in which somebody still may
+        echoed = min(
+            max(0, node[0], node[1] // VALUES + 1) for node in state
+        )  # the first ballots in which somebody still may
         voted = min(max(0, node[0]) for node in state)
-        echoes, votes = (_settled(rules, state, kind, first * VALUES) for kind, first in ((3, echoed), (4, voted)))
+        echoes, votes = (
+            _settled(rules, state, kind, first * VALUES)
+            for kind, first in ((3, echoed), (4, voted))
+        )
         state = tuple(
-            (*node[:3], node[3] & echoes[0] | echoes[1], node[4] & votes[0] | votes[1], (SILENT,) * echoed + node[5][echoed:])
+            (
+                *node[:3],
+                node[3] & echoes[0] | echoes[1],
+                node[4] & votes[0] | votes[1],
+                (SILENT,) * echoed + node[5][echoed:],
+            )
             for node in state
         )
     swapped = tuple(sorted(swap(rules, node) for node in state))
@@ -138,7 +190,9 @@ def normal(rules: Rules, state: State) -> State:
 
 def _settled(rules: Rules, state: State, kind: int, first: int) -> tuple[int, int]:
     """Of what was signed: the slots that may still become complete, as all from ``first`` on may, and those that are."""
-    counts = [sum(node[kind] >> slot & 1 for node in state) for slot in range(rules.ballots * VALUES)]
+    counts = [
+        sum(node[kind] >> slot & 1 for node in state) for slot in range(rules.ballots * VALUES)
+    ]
     full = sum(1 << slot for slot, count in enumerate(counts) if count >= rules.needed)
     return sum(1 << slot for slot in range(first, len(counts))), full
 
@@ -154,7 +208,14 @@ def swap(rules: Rules, node: Node) -> Node:
         return (mask & zeros) << 1 | mask >> 1 & zeros | mask & zeros << INVALID
 
     promised, echoed, accepted, echoes, votes, promises = node
-    return promised, other(echoed), other(accepted), mirrored(echoes), mirrored(votes), tuple(map(other, promises))
+    return (
+        promised,
+        other(echoed),
+        other(accepted),
+        mirrored(echoes),
+        mirrored(votes),
+        tuple(map(other, promises)),
+    )
 
 
 def beginning(rules: Rules) -> State:

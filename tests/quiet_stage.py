@@ -20,8 +20,18 @@ LOOK_S = 0.005
 class QuietStage:
     """``peers`` members and no random faults. The dead come back at ``back_s``: late enough for whatever is struck to have its effect."""
 
-    def __init__(self, seed: int, *, peers: int, branch_after_s: float | None, back_s: float, fragments: int = 1) -> None:
-        self.swarm = SimSwarm(seed, Options(peers=(peers, peers), faults=(), rounds=4, fragments=fragments))
+    def __init__(
+        self,
+        seed: int,
+        *,
+        peers: int,
+        branch_after_s: float | None,
+        back_s: float,
+        fragments: int = 1,
+    ) -> None:
+        self.swarm = SimSwarm(
+            seed, Options(peers=(peers, peers), faults=(), rounds=4, fragments=fragments)
+        )
         self.swarm.place.branch_after_s = branch_after_s
         self.swarm.faults.plan.heal_s = back_s
         self.struck_at: float | None = None
@@ -42,9 +52,12 @@ class QuietStage:
             and machine.is_member
             and not machine.stateless
             and {who.peer for who in machine.config} == set(self.swarm.names)
-            and (machine.open.plan, machine.journal.accepted, machine.open.decided) == (None, None, None)
+            and (machine.open.plan, machine.journal.accepted, machine.open.decided)
+            == (None, None, None)
             for machine in machines
-        ) and len({machine.base for machine in machines if machine is not None}) == len(self.swarm.watches)
+        ) and len({machine.base for machine in machines if machine is not None}) == len(
+            self.swarm.watches
+        )
 
     def at(self, when: float, what: Callable[[], object]) -> None:
         """Do something at a second of the world."""

@@ -55,7 +55,10 @@ class Watch:
     def __init__(self, peers: Sequence[Peer], take: Callable[[Seen], None]) -> None:
         self._clients = [NodeClient.connect(find_paths(peer.home)) for peer in peers]
         told = [client.events() for client in self._clients]  # from here on none is missed
-        self._threads = [threading.Thread(target=self._follow, args=(*one, take), daemon=True) for one in zip(peers, told, strict=True)]
+        self._threads = [
+            threading.Thread(target=self._follow, args=(*one, take), daemon=True)
+            for one in zip(peers, told, strict=True)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -95,7 +98,14 @@ class Armed:
     ``slow_mbit``: what "slow" leaves of the victim's rate; by default 1 % of its host's. ``spared`` are never victims.
     """
 
-    def __init__(self, swarm: Peers, fault: Fault, *, slow_mbit: float | None = None, spared: Sequence[Peer] = ()) -> None:
+    def __init__(
+        self,
+        swarm: Peers,
+        fault: Fault,
+        *,
+        slow_mbit: float | None = None,
+        spared: Sequence[Peer] = (),
+    ) -> None:
         self.swarm, self.fault = swarm, fault
         self.blow: Blow | None = None
         self.seen: list[Seen] = []
@@ -126,7 +136,9 @@ class Armed:
             cancel()
 
     # ---- before
-    def _prepare(self, peer: Peer, slow_mbit: float | None) -> tuple[Callable[[], None], Callable[[], None]]:
+    def _prepare(
+        self, peer: Peer, slow_mbit: float | None
+    ) -> tuple[Callable[[], None], Callable[[], None]]:
         """What strikes this peer, and what puts it away unused."""
         kind, part, host = self.fault.kind, self.fault.part, peer.host
         if kind in ("kill", "stop"):
@@ -141,7 +153,10 @@ class Armed:
 
     def _leave(self, peer: Peer) -> None:
         def leave() -> None:
-            with contextlib.suppress(AtollError), NodeClient.connect(find_paths(peer.home)) as client:
+            with (
+                contextlib.suppress(AtollError),
+                NodeClient.connect(find_paths(peer.home)) as client,
+            ):
                 client.leave()
 
         self._leaving = threading.Thread(target=leave, daemon=True)
@@ -166,21 +181,39 @@ class Armed:
     def _now(self, peer: Peer, event: dict[str, Any]) -> bool:
         """Whether this event of this peer is the moment."""
         if self._aim is None or event["round"] != self._aim[2]:
-            name = choose(self.fault.target, event["convener"], event["owners"], event["contributors"], self._spared)
+            name = choose(
+                self.fault.target,
+                event["convener"],
+                event["owners"],
+                event["contributors"],
+                self._spared,
+            )
             victim = next((known for known in self.swarm.all if known.peer == name), None)
             self._aim = None
             if victim is not None:
-                self._aim = victim, event["convener"], event["round"], len(event["contributors"]), victim.peer in event["owners"]
+                self._aim = (
+                    victim,
+                    event["convener"],
+                    event["round"],
+                    len(event["contributors"]),
+                    victim.peer in event["owners"],
+                )
         if self._aim is None or event["phase"] != self.fault.phase:
             return False
         victim, *_, owns = self._aim
-        return peer is victim or (self.fault.phase == "gather" and not owns)  # to it, results begin to travel with the first part
+        return peer is victim or (
+            self.fault.phase == "gather" and not owns
+        )  # to it, results begin to travel with the first part
 
     def _strike(self) -> None:
         assert self._aim is not None
         victim, *rest = self._aim
-        self.blow = blow = Blow(victim, *rest)  # first: what the victim says from now on is no survivor's word
-        held = self.fault.kind in NETWORK  # the command takes its time: the victim does not leave the phase meanwhile
+        self.blow = blow = Blow(
+            victim, *rest
+        )  # first: what the victim says from now on is no survivor's word
+        held = (
+            self.fault.kind in NETWORK
+        )  # the command takes its time: the victim does not leave the phase meanwhile
         if held:
             victim.signal("node", signal.SIGSTOP)
         blow.at = time.time()
@@ -205,7 +238,11 @@ class Armed:
                     answer = peer.expect_any(0.02)
                     if answer["event"] == "frozen":
                         continue
-                    assert answer["event"] == "outcome" or peer is self.victim, (peer.name, answer, peer.log())
+                    assert answer["event"] == "outcome" or peer is self.victim, (
+                        peer.name,
+                        answer,
+                        peer.log(),
+                    )
                     if answer["event"] == "outcome":
                         told[peer] = answer
             assert time.monotonic() < until, (
@@ -218,9 +255,20 @@ class Armed:
         """Whether the victim was still in the phase when it was struck, as far as it could tell."""
         if self.blow is None:
             return False
-        earlier = [seen.event for seen in self.seen if seen.peer is self.blow.victim and seen.at <= self.blow.at]
-        phases = [e for e in earlier if e["event"] in ("round.phase", "round.committed") and e.get("round") == self.blow.round]
-        said = "reduce" if self.fault.phase == "gather" and not self.blow.owns else self.fault.phase  # who owns nothing says no "gather"
+        earlier = [
+            seen.event
+            for seen in self.seen
+            if seen.peer is self.blow.victim and seen.at <= self.blow.at
+        ]
+        phases = [
+            e
+            for e in earlier
+            if e["event"] in ("round.phase", "round.committed")
+            and e.get("round") == self.blow.round
+        ]
+        said = (
+            "reduce" if self.fault.phase == "gather" and not self.blow.owns else self.fault.phase
+        )  # who owns nothing says no "gather"
         return bool(phases) and phases[-1].get("phase") == said
 
     def expelled(self) -> bool:
@@ -276,7 +324,9 @@ class Ledger:
     def __init__(self, swarm: Peers) -> None:
         self.swarm = swarm
         self.digests: dict[int, str] = {}
-        self._anchor = torch.zeros_like(swarm.folded_mean(0, {swarm.all[0].peer: 1}))  # folded as they are: the step is elementwise
+        self._anchor = torch.zeros_like(
+            swarm.folded_mean(0, {swarm.all[0].peer: 1})
+        )  # folded as they are: the step is elementwise
         self._momentum = torch.zeros_like(self._anchor)
         self._step = OuterStep(OuterSettings(kind="sgd", lr=1.0, momentum=0.0))
 
@@ -286,22 +336,42 @@ class Ledger:
         named = {outcome["round"]: outcome["contributors"] for outcome in committed}
         weights = {peer.peer: index + 1 for index, peer in enumerate(self.swarm.all)}
         agreed = all(outcome["contributors"] == named[outcome["round"]] for outcome in committed)
-        right = agreed and all(weights.get(peer) == weight for names in named.values() for peer, weight in names.items())
+        right = agreed and all(
+            weights.get(peer) == weight
+            for names in named.values()
+            for peer, weight in names.items()
+        )
         for round_ in sorted(named.keys() - self.digests.keys()):
             if right:
                 target = torch.empty_like(self._anchor)
-                self._step.apply_range(self._anchor, self.swarm.folded_mean(seed, named[round_]), self._momentum, target, 0, len(target))
+                self._step.apply_range(
+                    self._anchor,
+                    self.swarm.folded_mean(seed, named[round_]),
+                    self._momentum,
+                    target,
+                    0,
+                    len(target),
+                )
                 self._anchor = target
-                self.digests[round_] = blake3(memoryview(unfold(target, self.swarm.numel).numpy()).cast("B")).hexdigest()
+                self.digests[round_] = blake3(
+                    memoryview(unfold(target, self.swarm.numel).numpy()).cast("B")
+                ).hexdigest()
         anchors = {
-            outcome["anchor_round"]: {o["digest"] for o in committed if o["anchor_round"] == outcome["anchor_round"]}
+            outcome["anchor_round"]: {
+                o["digest"] for o in committed if o["anchor_round"] == outcome["anchor_round"]
+            }
             for outcome in committed
         }
         return Judgement(
             committed=len(committed) == len(outcomes),
             contributors_right=right,
             bit_equal=all(len(found) == 1 for found in anchors.values()),
-            exact=right and all(found == {self.digests.get(round_, *found)} for round_, found in anchors.items() if len(found) == 1),
+            exact=right
+            and all(
+                found == {self.digests.get(round_, *found)}
+                for round_, found in anchors.items()
+                if len(found) == 1
+            ),
             counted=min((len(names) for names in named.values()), default=0),
         )
 
@@ -313,7 +383,9 @@ class Ledger:
             outcomes = [peer.expect("outcome", BACK_S) for peer in peers]
             found = self.take(seed + 100_000 * attempt, outcomes)
             assert found.honest, (found, outcomes)
-            if found.committed and all(peer.peer in outcome["contributors"] for outcome in outcomes for peer in peers):
+            if found.committed and all(
+                peer.peer in outcome["contributors"] for outcome in outcomes for peer in peers
+            ):
                 return found
         raise AssertionError(f"no common round of {len(peers)} in {tries} tries")
 

@@ -22,12 +22,27 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import trio
 from blake3 import blake3
 
-from atoll.collectives.errors import AtollError, ConfigError, LocalProtocolError, ModelMismatchError, NotAdmittedError
+from atoll.collectives.errors import (
+    AtollError,
+    ConfigError,
+    LocalProtocolError,
+    ModelMismatchError,
+    NotAdmittedError,
+)
 from atoll.collectives.group import NO_READING, Member, Reading
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.layout import Layout, differences
 from atoll.collectives.reduce import works_on_bits
-from atoll.collectives.swarm import Call, Outcome, OuterSettings, PeerView, RunSettings, Share, Spent, Tally
+from atoll.collectives.swarm import (
+    Call,
+    Outcome,
+    OuterSettings,
+    PeerView,
+    RunSettings,
+    Share,
+    Spent,
+    Tally,
+)
 from atoll.node.control.parent import watch_parent
 from atoll.node.control.protocol import JoinRequest, RunInfo
 from atoll.node.control.server import ControlServer
@@ -72,7 +87,9 @@ class ReferenceRun:
 
             saved = json.loads((home / "log.json").read_text())
             self.log, self.weights = saved["log"], saved["weights"]
-            self._publish(torch.frombuffer(bytearray((home / "anchor").read_bytes()), dtype=torch.float32))
+            self._publish(
+                torch.frombuffer(bytearray((home / "anchor").read_bytes()), dtype=torch.float32)
+            )
 
     def _publish(self, anchor: Tensor) -> None:
         if self.slots is None:
@@ -84,7 +101,9 @@ class ReferenceRun:
     def _save(self, anchor: Tensor) -> None:
         if self.home is not None:
             (self.home / "anchor").write_bytes(anchor.numpy().tobytes())
-            (self.home / "log.json").write_text(json.dumps({"log": self.log, "weights": self.weights}))
+            (self.home / "log.json").write_text(
+                json.dumps({"log": self.log, "weights": self.weights})
+            )
 
     def anchor(self) -> Tensor:
         """A copy of the newest anchor."""
@@ -99,7 +118,11 @@ class ReferenceRun:
 
     def tick(self) -> None:
         """Decide what is frozen, unless it is held."""
-        if self.frozen is None or self.hold or (self.home is not None and (self.home / "hold").exists()):
+        if (
+            self.frozen is None
+            or self.hold
+            or (self.home is not None and (self.home / "hold").exists())
+        ):
             return
         (cid, vector, samples), self.frozen = self.frozen, None
         anchor = self.anchor() - vector
@@ -117,7 +140,10 @@ class ReferenceRun:
         if session is not None and session.events is not None:
             counted = cid.hex() in self.log
             round_ = self.log.index(cid.hex()) + 1 if counted else len(self.log)
-            session.events.decided(cid, Outcome("committed", round_, (Share(PEER, samples),) if counted else (), counted))
+            session.events.decided(
+                cid,
+                Outcome("committed", round_, (Share(PEER, samples),) if counted else (), counted),
+            )
 
 
 class ReferenceSession:
@@ -154,12 +180,24 @@ class ReferenceSession:
         self.run.found(self.contribution.tensor().clone())
         self.founding = False
 
-    def contribute(self, cid: bytes, samples: int, base: int | None = None, fragment: int = 0, reading: Reading = NO_READING) -> None:
+    def contribute(
+        self,
+        cid: bytes,
+        samples: int,
+        base: int | None = None,
+        fragment: int = 0,
+        reading: Reading = NO_READING,
+    ) -> None:
         if self.run.frozen is not None:
             raise LocalProtocolError("one is frozen")
         now = len(self.run.log)
         if base is not None and base != now and self.events is not None:
-            self.events.decided(cid, Outcome("committed", now, reason=f"refused: it was made on the anchor of round {base}"))
+            self.events.decided(
+                cid,
+                Outcome(
+                    "committed", now, reason=f"refused: it was made on the anchor of round {base}"
+                ),
+            )
             return
         self.run.waiting[cid] = self
         self.run.frozen = cid, self.contribution.tensor(), samples
@@ -177,7 +215,10 @@ class ReferenceSession:
 
     def tallies(self, first: int) -> Sequence[Tally]:
         me, samples = Member(PEER, 0), self.run.weights
-        return [Tally(at, at, ((me, samples[at - 1]),) if at else (), (me,)) for at in range(first, len(samples) + 1)]
+        return [
+            Tally(at, at, ((me, samples[at - 1]),) if at else (), (me,))
+            for at in range(first, len(samples) + 1)
+        ]
 
     def report(self, metrics: Mapping[str, float]) -> None:
         self.metrics |= metrics
@@ -206,11 +247,17 @@ class ReferenceSession:
         if call.deadline_s == 0:
             self.events.reduced(op_id, Outcome("open", 0, reason="the deadline passed"))
         elif not call.weight:
-            self.events.reduced(op_id, Outcome("open", 0, reason="the deadline passed: nobody has given anything"))
+            self.events.reduced(
+                op_id, Outcome("open", 0, reason="the deadline passed: nobody has given anything")
+            )
         elif not works_on_bits(call.reducer) and not bool(memory.tensor().isfinite().all()):
-            self.events.reduced(op_id, Outcome("open", 0, reason="the tensor holds NaN or infinity"))
+            self.events.reduced(
+                op_id, Outcome("open", 0, reason="the tensor holds NaN or infinity")
+            )
         elif not self.run.hold:
-            self.events.reduced(op_id, Outcome("committed", 0, (Share(PEER, call.weight),), True), memory)
+            self.events.reduced(
+                op_id, Outcome("committed", 0, (Share(PEER, call.weight),), True), memory
+            )
 
     def reduce_cancel(self, op_id: str) -> None:
         assert self.events is not None
@@ -232,7 +279,9 @@ class ReferenceService:
 
     peer = PEER
 
-    def __init__(self, home: Path | None = None, *, private: bool = False, parent_pid: int = 0) -> None:
+    def __init__(
+        self, home: Path | None = None, *, private: bool = False, parent_pid: int = 0
+    ) -> None:
         self.private, self.parent_pid = private, parent_pid
         self.run = ReferenceRun(home)
         self.ended = trio.Event()
@@ -241,7 +290,12 @@ class ReferenceService:
         self.events: list[dict[str, Any]] = [{"n": n} for n in range(3)]
 
     async def status(self) -> dict[str, Any]:
-        return {"schema": 1, "pid": os.getpid(), "round": len(self.run.log), "frozen": self.run.frozen is not None}
+        return {
+            "schema": 1,
+            "pid": os.getpid(),
+            "round": len(self.run.log),
+            "frozen": self.run.frozen is not None,
+        }
 
     async def runs(self) -> list[dict[str, Any]]:
         return [{"run": RUN}]
@@ -258,8 +312,16 @@ class ReferenceService:
         return {"peer": peer, "path": "direct", "rtt_ms": 1.0, "address": ""}
 
     async def check(self, bandwidth: str) -> dict[str, Any]:
-        flow = {"peer": bandwidth, "path": "direct", "up_bytes_per_s": 2_000_000, "down_bytes_per_s": 3_000_000}
-        return {"clock": [{"peer": PEER, "ahead_s": 0.25, "within_s": 0.01}], "bandwidth": flow if bandwidth else None}
+        flow = {
+            "peer": bandwidth,
+            "path": "direct",
+            "up_bytes_per_s": 2_000_000,
+            "down_bytes_per_s": 3_000_000,
+        }
+        return {
+            "clock": [{"peer": PEER, "ahead_s": 0.25, "within_s": 0.01}],
+            "bandwidth": flow if bandwidth else None,
+        }
 
     def _info(self) -> RunInfo:
         return RunInfo(RUN, "reference", PEER, SETTINGS, len(self.run.log))
@@ -290,7 +352,9 @@ class ReferenceService:
 
         yield events()
 
-    async def open_script(self, run_id: str, layout: Layout, pid: int, events: ScriptEvents, progress: ProgressSink) -> ReferenceSession:
+    async def open_script(
+        self, run_id: str, layout: Layout, pid: int, events: ScriptEvents, progress: ProgressSink
+    ) -> ReferenceSession:
         await self.find_run(run_id)
         if self.run.session is not None:
             raise ConfigError("another script is attached")
@@ -303,7 +367,9 @@ class ReferenceService:
                 self.opening -= 1
         mine = self.run.layout
         if mine is not None and layout != mine:
-            raise ModelMismatchError("your model is not this run's model", why="\n".join(differences(layout, mine)))
+            raise ModelMismatchError(
+                "your model is not this run's model", why="\n".join(differences(layout, mine))
+            )
         self.run.layout = layout
         session = self.run.session = ReferenceSession(self.run, layout, events)
         return session
@@ -332,7 +398,9 @@ async def serve(service: ReferenceService, path: Path, started: Any = None) -> N
 class Node:
     """The reference node in a thread of this process, at the control socket of a home."""
 
-    def __init__(self, home: Path, service: Callable[[], ReferenceService] = ReferenceService) -> None:
+    def __init__(
+        self, home: Path, service: Callable[[], ReferenceService] = ReferenceService
+    ) -> None:
         self.paths: Paths = find_paths(home)
         self.paths.ensure()
         self.service: ReferenceService
@@ -389,10 +457,16 @@ async def program(arguments: argparse.Namespace) -> None:
     lock = None
     try:
         lock = NodeLock.acquire(paths)
-        service = ReferenceService(paths.data_dir, private=arguments.private, parent_pid=arguments.parent_pid)
+        service = ReferenceService(
+            paths.data_dir, private=arguments.private, parent_pid=arguments.parent_pid
+        )
 
         def started(server: ControlServer) -> None:
-            lock.publish(NodeFile(os.getpid(), str(server.path), PEER, arguments.private, arguments.parent_pid))
+            lock.publish(
+                NodeFile(
+                    os.getpid(), str(server.path), PEER, arguments.private, arguments.parent_pid
+                )
+            )
             if link is not None:
                 link.ready(server.path)
 

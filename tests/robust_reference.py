@@ -55,7 +55,8 @@ def multi_krum(x: Array, f: int) -> Array:
 def mda(x: Array, f: int) -> Array:
     lengths = apart(x)
     best = min(
-        combinations(range(len(x)), len(x) - f), key=lambda rows: max([lengths[i, j] for i, j in combinations(rows, 2)], default=0.0)
+        combinations(range(len(x)), len(x) - f),
+        key=lambda rows: max([lengths[i, j] for i, j in combinations(rows, 2)], default=0.0),
     )
     return x[list(best)].mean(axis=0)
 
@@ -94,7 +95,12 @@ def caf(x: Array, f: int) -> Array:
 def flag(x: Array, f: int, rank: int, steps: int) -> Array:
     """With singular vectors instead of a Gram matrix."""
     lengths = np.sqrt((x**2).sum(axis=1))
-    units, shares, last, result = x / lengths[:, None], np.ones(len(x)), np.inf, np.zeros(x.shape[1])
+    units, shares, last, result = (
+        x / lengths[:, None],
+        np.ones(len(x)),
+        np.inf,
+        np.zeros(x.shape[1]),
+    )
     for _ in range(steps):
         left, sizes, _ = np.linalg.svd((units * shares[:, None]).T, full_matrices=False)
         basis = left[:, :rank][:, sizes[:rank] > 1e-6 * sizes[0]]
@@ -108,7 +114,12 @@ def flag(x: Array, f: int, rank: int, steps: int) -> Array:
 
 def nnm(x: Array, f: int) -> Array:
     lengths = apart(x)
-    return np.array([x[sorted(range(len(x)), key=lambda j: (row[j], j))[: len(x) - f]].mean(axis=0) for row in lengths])
+    return np.array(
+        [
+            x[sorted(range(len(x)), key=lambda j: (row[j], j))[: len(x) - f]].mean(axis=0)
+            for row in lengths
+        ]
+    )
 
 
 def clip(x: Array, longest: float) -> Array:

@@ -13,7 +13,12 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from atoll.collectives.errors import LocalProtocolError, ModelMismatchError, NotEnoughPeersError, SwarmClosedError
+from atoll.collectives.errors import (
+    LocalProtocolError,
+    ModelMismatchError,
+    NotEnoughPeersError,
+    SwarmClosedError,
+)
 from atoll.collectives.group import Member, Reading
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.layout import Layout, differences
@@ -26,8 +31,16 @@ from atoll.optim.solo import AnchorStore, Lease
 class Offer:
     """A frozen contribution; a Pending."""
 
-    def __init__(self, table: RoundTable, peer: PeerId, vector: Tensor, samples: int, reading: Reading) -> None:
-        self.table, self.peer, self.vector, self.samples, self.reading = table, peer, vector, samples, reading
+    def __init__(
+        self, table: RoundTable, peer: PeerId, vector: Tensor, samples: int, reading: Reading
+    ) -> None:
+        self.table, self.peer, self.vector, self.samples, self.reading = (
+            table,
+            peer,
+            vector,
+            samples,
+            reading,
+        )
         self.outcome: Outcome | None = None
         self.orphaned = False  # the node that held it is gone and the next one knows nothing of it
 
@@ -37,7 +50,10 @@ class Offer:
     def wait(self, timeout_s: float | None = None) -> Outcome:
         with self.table.changed:
             self.table.check(self.peer)
-            self.table.changed.wait_for(lambda: self.outcome is not None or self.orphaned or self.peer in self.table.lost, timeout_s)
+            self.table.changed.wait_for(
+                lambda: self.outcome is not None or self.orphaned or self.peer in self.table.lost,
+                timeout_s,
+            )
             self.table.check(self.peer)
             if self.orphaned:
                 raise SwarmClosedError("nothing is known of this contribution")
@@ -91,12 +107,21 @@ class RoundTable:
             mean = torch.zeros(self.store.layout.numel)
             for offer in chosen:
                 mean.add_(offer.vector.mul(float(offer.samples)))
-            self.store.commit(mean.div_(total), [(offer.samples, offer.reading) for offer in chosen])
+            self.store.commit(
+                mean.div_(total), [(offer.samples, offer.reading) for offer in chosen]
+            )
             shares = tuple(Share(offer.peer, offer.samples) for offer in chosen)
             self.decided.append(shares)
             self.counted += chosen
             for offer in self.offers.values():
-                offer.outcome = Outcome("committed", self.store.round, shares, counted=offer in chosen, bytes_sent=7, elapsed_s=0.5)
+                offer.outcome = Outcome(
+                    "committed",
+                    self.store.round,
+                    shares,
+                    counted=offer in chosen,
+                    bytes_sent=7,
+                    elapsed_s=0.5,
+                )
             self.offers.clear()
             self.changed.notify_all()
 
@@ -105,7 +130,12 @@ class TableSwarm:
     """One member's Swarm."""
 
     def __init__(self, table: RoundTable, peer: PeerId) -> None:
-        self.table, self.peer, self.run_id, self.settings = table, peer, RunId("table"), table.settings
+        self.table, self.peer, self.run_id, self.settings = (
+            table,
+            peer,
+            RunId("table"),
+            table.settings,
+        )
         self.reported: dict[str, float] = {}
 
     def open(self, layout: Layout, initial: Callable[[Tensor], None]) -> Lease:
@@ -125,7 +155,13 @@ class TableSwarm:
     closing = 0
 
     def contribute(
-        self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None, lag: float | None = None
+        self,
+        *,
+        samples: int,
+        write: Callable[[Tensor], None],
+        base: int | None = None,
+        loss: float | None = None,
+        lag: float | None = None,
     ) -> Offer:
         with self.table.changed:
             store = self._store()
@@ -136,7 +172,9 @@ class TableSwarm:
             vector = torch.empty(store.layout.numel)
             write(vector)
             reading = reading_of(vector, store.layout, effective_outer(self.settings), loss, lag)
-            offer = self.table.offers[self.peer] = Offer(self.table, self.peer, vector, samples, reading)
+            offer = self.table.offers[self.peer] = Offer(
+                self.table, self.peer, vector, samples, reading
+            )
             if self.table.auto and len(self.table.offers) == len(self.table.peers):
                 self.table.decide(self.table.peers)
             return offer
@@ -153,14 +191,25 @@ class TableSwarm:
     def members(self) -> Sequence[PeerView]:
         with self.table.changed:
             store = self._store()
-            return [PeerView(peer, store.round, peer not in self.table.lost) for peer in self.table.peers]
+            return [
+                PeerView(peer, store.round, peer not in self.table.lost)
+                for peer in self.table.peers
+            ]
 
     def tallies(self, first: int) -> Sequence[Tally]:
         with self.table.changed:
             self._store()
             members = tuple(Member(peer, 0) for peer in sorted(self.table.peers))
-            decided = [(), *(tuple((Member(share.peer, 0), share.samples) for share in shares) for shares in self.table.decided)]
-            return [Tally(entry, entry, shares, members) for entry, shares in enumerate(decided)][first:]
+            decided = [
+                (),
+                *(
+                    tuple((Member(share.peer, 0), share.samples) for share in shares)
+                    for shares in self.table.decided
+                ),
+            ]
+            return [Tally(entry, entry, shares, members) for entry, shares in enumerate(decided)][
+                first:
+            ]
 
     def shard(self, loader: Any) -> Shard:
         return Shard(self, loader)

@@ -15,8 +15,12 @@ from atoll.node.session import events as ev
 
 TERMS = SecureSettings(threshold=3)
 SECURE = RunSettings(
-    sync_every=1, codec="bits", reducer="copy", outer=OuterSettings(kind="sgd", lr=1.0, momentum=0.0), secure=TERMS
-)  # fmt: skip
+    sync_every=1,
+    codec="bits",
+    reducer="copy",
+    outer=OuterSettings(kind="sgd", lr=1.0, momentum=0.0),
+    secure=TERMS,
+)
 NEAR = 2e-5  # a step of the ring for each of the rounds
 
 
@@ -28,8 +32,12 @@ class Sites:
         self.peers = self.table.all_in()
         self.offered: dict[PeerId, bytes] = {}
         self.values: dict[bytes, float] = {}
-        self.sums: dict[tuple[int, int], dict[PeerId, bytes]] = {}  # by entry and attempt: whose vectors were unmasked together
-        self.next: dict[PeerId, float] = {}  # what a peer's next vector is made of, where it is to be a certain one
+        self.sums: dict[
+            tuple[int, int], dict[PeerId, bytes]
+        ] = {}  # by entry and attempt: whose vectors were unmasked together
+        self.next: dict[
+            PeerId, float
+        ] = {}  # what a peer's next vector is made of, where it is to be a certain one
         self.near = NEAR
         self.counted: list[bytes] = []
         self.refused: list[bytes] = []
@@ -50,10 +58,15 @@ class Sites:
         match event:
             case ev.Unmasked():
                 assert len(event.members) >= event.threshold
-                key, told = (event.round, event.attempt), {member: self.offered[member] for member in event.members}
+                key, told = (
+                    (event.round, event.attempt),
+                    {member: self.offered[member] for member in event.members},
+                )
                 assert self.sums.setdefault(key, told).keys() == told.keys()
             case ev.RoundCommitted() if event.contributors:
-                if event.round == peer.session.completed:  # else it caught up, and this is an entry on the way
+                if (
+                    event.round == peer.session.completed
+                ):  # else it caught up, and this is an entry on the way
                     anchor = float(self.anchor(peer).mean())
                     assert self.anchors.setdefault(event.round, anchor) == anchor
                 if event.cid is not None:
@@ -88,18 +101,25 @@ class Sites:
 
     def until(self, what: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
         """Let time pass until something holds; then what must always hold."""
-        assert self.table.world.run(until=self.table.world.now + limit_s, stop=lambda: self._look(what)), (self.sums, self.anchors)
+        assert self.table.world.run(
+            until=self.table.world.now + limit_s, stop=lambda: self._look(what)
+        ), (self.sums, self.anchors)
         self.check()
 
     def committed(self, rounds: int) -> Callable[[], bool]:
         """Whether all that live have so many rounds."""
-        return lambda: all(peer.session.completed >= rounds for peer in self.peers if peer.node is not None)
+        return lambda: all(
+            peer.session.completed >= rounds for peer in self.peers if peer.node is not None
+        )
 
     def check(self) -> None:
         """No vector in two sums; every round is the mean of one of them; who was told that it counted is in it."""
         given = [cid for members in self.sums.values() for cid in members.values()]
         assert len(given) == len(set(given))
-        means = {key: sum(self.values[cid] for cid in members.values()) / len(members) for key, members in self.sums.items()}
+        means = {
+            key: sum(self.values[cid] for cid in members.values()) / len(members)
+            for key, members in self.sums.items()
+        }
         used = set[tuple[int, int]]()
         for round_ in sorted(self.anchors)[1:] if means else ():
             if round_ - 1 in self.anchors:
@@ -120,7 +140,12 @@ class Sites:
 
         self.table.world.after(seconds, start)
 
-    def kill_at(self, moment: str, of: Callable[[PeerId], bool], then: Callable[[Peer], None] = lambda _: None) -> list[PeerId]:
+    def kill_at(
+        self,
+        moment: str,
+        of: Callable[[PeerId], bool],
+        then: Callable[[Peer], None] = lambda _: None,
+    ) -> list[PeerId]:
         """Kill the first peer, among those ``of`` says, that sends what ``moment`` names: what it sends then is lost. Returns who it was."""
         struck: list[PeerId] = []
 

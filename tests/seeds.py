@@ -11,5 +11,6 @@ import pytest
 def seeds(daily: int, slow: int) -> list[Any]:
     """0 … ``slow`` - 1, or as many as the environment variable ATOLL_SEEDS says; all from ``daily`` on are marked slow."""
     return [
-        seed if seed < daily else pytest.param(seed, marks=pytest.mark.slow) for seed in range(int(os.environ.get("ATOLL_SEEDS", slow)))
+        seed if seed < daily else pytest.param(seed, marks=pytest.mark.slow)
+        for seed in range(int(os.environ.get("ATOLL_SEEDS", slow)))
     ]

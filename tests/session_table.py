@@ -19,7 +19,9 @@ from atoll.node.simulation.process import NodeProcess, Place
 from atoll.security.identity import Identity
 
 LAYOUT, OTHER = make_layout([("w", (8,))]), make_layout([("v", (9,))])
-SETTINGS = RunSettings(sync_every=1, codec="fp32", outer=OuterSettings(kind="sgd", lr=1.0, momentum=0.0))
+SETTINGS = RunSettings(
+    sync_every=1, codec="fp32", outer=OuterSettings(kind="sgd", lr=1.0, momentum=0.0)
+)
 LIMIT_S = 120.0
 
 
@@ -37,7 +39,14 @@ class Peer:
         """A process begins on this disk."""
         rng = Random(f"{self.name}/{self.lives}")
         self.lives += 1
-        self.node = NodeProcess(self.table.place, self.name, self.storage, rng, emit=self.heard.append, died=lambda _: self.kill())
+        self.node = NodeProcess(
+            self.table.place,
+            self.name,
+            self.storage,
+            rng,
+            emit=self.heard.append,
+            died=lambda _: self.kill(),
+        )
         self.node.start([peer for peer in self.table.place.peers if peer != self.name])
         return self
 
@@ -79,7 +88,9 @@ class Peer:
     def contribute(self, name: str, value: float = 1.0) -> bytes:
         """Offer a contribution of ``value`` everywhere; its cid."""
         cid = name.encode().ljust(16, b".")
-        self.do(lambda session, now: session.contribute(now, cid, 1, torch.full((LAYOUT.numel,), value)))
+        self.do(
+            lambda session, now: session.contribute(now, cid, 1, torch.full((LAYOUT.numel,), value))
+        )
         return cid
 
     def rounds(self) -> list[ev.RoundCommitted]:
@@ -93,12 +104,25 @@ class Table:
     def __init__(self, count: int, settings: RunSettings = SETTINGS) -> None:
         self.world = World(0)
         self.network = Network(self.world, latency_s=0.001, jitter_s=0.001)
-        people = [Identity(bytes([index]) * 32) for index in range(count)] if settings.secure or settings.btard else []
-        names = [person.peer for person in people] or [PeerId(f"p{index}") for index in range(count)]
+        people = (
+            [Identity(bytes([index]) * 32) for index in range(count)]
+            if settings.secure or settings.btard
+            else []
+        )
+        names = [person.peer for person in people] or [
+            PeerId(f"p{index}") for index in range(count)
+        ]
         self.place = Place(
-            self.world, self.network, names, RunId("run"), names[0], settings, Timing(pull_s=0.1, heartbeat_s=0.25), chunk_elements=4,
+            self.world,
+            self.network,
+            names,
+            RunId("run"),
+            names[0],
+            settings,
+            Timing(pull_s=0.1, heartbeat_s=0.25),
+            chunk_elements=4,
             identities={person.peer: person for person in people},
-        )  # fmt: skip
+        )
         self.peers = [Peer(self, name) for name in names]
 
     def found(self) -> Peer:
@@ -112,7 +136,12 @@ class Table:
         self.found()
         for peer in self.peers[1:]:
             peer.start().attach()
-        self.until(lambda: all(len(peer.session.config_peers()) == len(self.peers) and peer.inside for peer in self.peers))
+        self.until(
+            lambda: all(
+                len(peer.session.config_peers()) == len(self.peers) and peer.inside
+                for peer in self.peers
+            )
+        )
         return self.peers
 
     def until(self, what: Callable[[], bool]) -> None:

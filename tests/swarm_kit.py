@@ -59,9 +59,16 @@ class Peer:
     """One peer: its script process, and through it its node."""
 
     def __init__(
-        self, name: str, home: Path, run: str, numel: int, port: int = 0, script: Path = PEER_SCRIPT, host: Host | None = None,
+        self,
+        name: str,
+        home: Path,
+        run: str,
+        numel: int,
+        port: int = 0,
+        script: Path = PEER_SCRIPT,
+        host: Host | None = None,
         site: str = "",
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.script, self.host, self.site = script, host, site
         self.name, self.home, self.run, self.numel, self.port = name, home, run, numel, port
         self.peer, self.node_pid = "", 0
@@ -82,10 +89,19 @@ class Peer:
             command = self.host.command(command)
         self._close()
         with open(self.home.with_suffix(".log"), "ab") as log:
-            self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
+            self.process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
         assert self.process.stdout is not None
         self._answers = queue.Queue()
-        self._reader = threading.Thread(target=self._read, args=(self.process.stdout, self._answers), daemon=True)
+        self._reader = threading.Thread(
+            target=self._read, args=(self.process.stdout, self._answers), daemon=True
+        )
         self._reader.start()
 
     def _close(self) -> None:
@@ -110,9 +126,14 @@ class Peer:
             if (answer["event"], event) == ("frozen", "outcome"):
                 answer = self._answers.get(timeout=timeout_s)
         except queue.Empty:
-            raise AssertionError(f"{self.name} did not say {event!r} within {timeout_s:g} s; its logs:\n{self.log()}") from None
+            raise AssertionError(
+                f"{self.name} did not say {event!r} within {timeout_s:g} s; its logs:\n{self.log()}"
+            ) from None
         assert answer["event"] == event, (self.name, answer, self.log())
-        self.peer, self.node_pid = answer.get("peer", self.peer), answer.get("node_pid", self.node_pid)
+        self.peer, self.node_pid = (
+            answer.get("peer", self.peer),
+            answer.get("node_pid", self.node_pid),
+        )
         return answer
 
     def expect_any(self, timeout_s: float) -> dict[str, Any]:
@@ -129,7 +150,11 @@ class Peer:
         """Signal the "node" (the present one: a script starts another when it is killed), the "script" or "both"."""
         node = read_node_file(find_paths(self.home))
         self.node_pid = node.pid if node else self.node_pid
-        for pid in {"node": [self.node_pid], "script": [self.process.pid], "both": [self.process.pid, self.node_pid]}[what]:
+        for pid in {
+            "node": [self.node_pid],
+            "script": [self.process.pid],
+            "both": [self.process.pid, self.node_pid],
+        }[what]:
             if pid:  # 0, of a node that has not begun, would be this process and all of its group
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
@@ -157,9 +182,17 @@ class Peers:
     ``ready_s``: how long a peer may take to start."""
 
     def __init__(
-        self, folder: Path, count: int, numel: int, script: Path = PEER_SCRIPT, *, hosts: Sequence[Host] = (), manifest: str = MANIFEST,
-        sites: Sequence[str] = (), ready_s: float = 60.0,
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        count: int,
+        numel: int,
+        script: Path = PEER_SCRIPT,
+        *,
+        hosts: Sequence[Host] = (),
+        manifest: str = MANIFEST,
+        sites: Sequence[str] = (),
+        ready_s: float = 60.0,
+    ) -> None:
         self.numel = numel
         on: list[Host | None] = [*hosts] or [None] * count
         at = [*sites] or [""] * count
@@ -175,7 +208,17 @@ class Peers:
         try:
             self.all[0].expect("ready", ready_s)
             for index in range(1, count):
-                self.all.append(Peer(f"p{index}", folder / f"p{index}", self.invite, numel, script=script, host=on[index], site=at[index]))
+                self.all.append(
+                    Peer(
+                        f"p{index}",
+                        folder / f"p{index}",
+                        self.invite,
+                        numel,
+                        script=script,
+                        host=on[index],
+                        site=at[index],
+                    )
+                )
             for peer in self.all[1:]:
                 peer.expect("ready", ready_s)
         except BaseException:
@@ -193,7 +236,9 @@ class Peers:
         for peer in self.all:
             peer.end()
 
-    def contribute(self, seed: int, wait_s: float = 30.0, who: list[Peer] | None = None, *, frozen: bool = True) -> None:
+    def contribute(
+        self, seed: int, wait_s: float = 30.0, who: list[Peer] | None = None, *, frozen: bool = True
+    ) -> None:
         """All (or some) contribute; with ``frozen`` returns when every contribution is: a script that may be struck before cannot say so."""
         for peer in who or self.all:
             index = self.all.index(peer)
@@ -206,7 +251,10 @@ class Peers:
         for attempt in range(tries):
             self.contribute(1000 * attempt)
             outcomes = [peer.expect("outcome") for peer in self.all]
-            if all(o["status"] == "committed" and len(o["contributors"]) == len(self.all) for o in outcomes):
+            if all(
+                o["status"] == "committed" and len(o["contributors"]) == len(self.all)
+                for o in outcomes
+            ):
                 return
         raise AssertionError(f"no common round in {tries} tries")
 

@@ -44,7 +44,9 @@ class BitsCodec:
         """Bits have no sum."""
         raise LocalProtocolError("bits cannot be added up as floats")
 
-    def weighted_mean(self, wires: Sequence[Wire], weights: Sequence[float], divisor: float, out: Wire) -> bool:
+    def weighted_mean(
+        self, wires: Sequence[Wire], weights: Sequence[float], divisor: float, out: Wire
+    ) -> bool:
         """Of one contribution: its copy."""
         if len(wires) != 1:
             raise LocalProtocolError("bits have no mean")

@@ -18,7 +18,9 @@ from torch import Tensor
 from . import kernels, native
 from .wire import Codec, LazyWire, Scratch, Wire, check_length, padded, tail_of, view
 
-BLOCK = 256  # +1.6 % wire against 0.4 % for 1024, no measurable time, and half the damage of an outlier
+BLOCK = (
+    256  # +1.6 % wire against 0.4 % for 1024, no measurable time, and half the damage of an outlier
+)
 NIBBLE_BLOCK = 64  # 10 % error on Gaussian values; 256 has 12 %, 32 has 9.5 % and 6 % more wire
 SMALLEST_RATIO = 2.0**-14  # of fp16's normal numbers: below them a scale would lose its precision
 
@@ -29,17 +31,30 @@ class BlockCodec:
     zero_copy = False
 
     def __init__(
-        self, name: str, block: int, *, half_scales: bool = False, packed: bool = False, compiled: native.Kernels | None = native.KERNELS
+        self,
+        name: str,
+        block: int,
+        *,
+        half_scales: bool = False,
+        packed: bool = False,
+        compiled: native.Kernels | None = native.KERNELS,
     ) -> None:
         self.name = name
         self._block = block
         self._half = half_scales
         self._packed = packed
         self._share = 1 / 7 if packed else 1 / 127
-        self._limit = kernels.FLOAT_MAX / (8 if packed else 128)  # a scale beyond it could decode to infinity
-        self._compiled = compiled if (block, half_scales, packed) == (native.BLOCK, False, False) else None
+        self._limit = kernels.FLOAT_MAX / (
+            8 if packed else 128
+        )  # a scale beyond it could decode to infinity
+        self._compiled = (
+            compiled if (block, half_scales, packed) == (native.BLOCK, False, False) else None
+        )
         self._scratch = Scratch(lambda elements, device: _Space(elements, block, packed, device))
-        self._last = 0, 0  # the length asked for last, and its bytes: nearly all chunks are equally long
+        self._last = (
+            0,
+            0,
+        )  # the length asked for last, and its bytes: nearly all chunks are equally long
 
     @property
     def results(self) -> Codec:
@@ -63,9 +78,18 @@ class BlockCodec:
         blocks, head, body = -(-elements // self._block), self._head(elements), self._body(elements)
         values, tail = view(data, torch.int8, body, head), tail_of(data, head + body)
         if self._half:
-            return Wire(data, elements, values, view(data, torch.float16, blocks, 4), unit=view(data, torch.float32, 1), tail=tail)
+            return Wire(
+                data,
+                elements,
+                values,
+                view(data, torch.float16, blocks, 4),
+                unit=view(data, torch.float32, 1),
+                tail=tail,
+            )
         scales = view(data, torch.float32, blocks)
-        return Wire(data, elements, values, scales, _columns(scales, elements, self._block), tail=tail)
+        return Wire(
+            data, elements, values, scales, _columns(scales, elements, self._block), tail=tail
+        )
 
     def encode(self, x: Tensor, out: Wire) -> bool:
         """Quantise; False when a value is infinite, NaN, or within 1 % (int4: 13 %) of float32's limit."""
@@ -102,12 +126,16 @@ class BlockCodec:
             kernels.unpack(wire.values, space.half, space.high, target)
         else:
             target.copy_(wire.values)
-        for rows, scale in zip(_rows(target, self._block) if first else space.rows, columns, strict=True):
+        for rows, scale in zip(
+            _rows(target, self._block) if first else space.rows, columns, strict=True
+        ):
             rows.mul_(scale)
         if not first:
             acc.add_(target)
 
-    def weighted_mean(self, wires: Sequence[Wire], weights: Sequence[float], divisor: float, out: Wire) -> bool:
+    def weighted_mean(
+        self, wires: Sequence[Wire], weights: Sequence[float], divisor: float, out: Wire
+    ) -> bool:
         """Sum in float32, then one quantisation; the division goes into the scales."""
         if self._compiled is not None and isinstance(out, LazyWire):
             return self._compiled.mean(wires, weights, divisor, self._share, self._limit, out)
@@ -140,7 +168,9 @@ class BlockCodec:
             kernels.absmax(values, self._share, scale, low)
         if self._half:
             self._write_scales(space, out)
-        for values, scale, factor, codes in zip(rows, columns, space.spare_columns, space.rows, strict=True):
+        for values, scale, factor, codes in zip(
+            rows, columns, space.spare_columns, space.rows, strict=True
+        ):
             kernels.to_codes(values, scale, factor, codes)
         if self._packed:
             kernels.pack(space.padded, space.half, out.values)
@@ -203,7 +233,11 @@ def _rows(x: Tensor, block: int) -> tuple[Tensor, ...]:
     rows, rest = divmod(x.shape[0], block)
     if not rest:
         return (x.view(rows, block),)
-    return (x[: rows * block].view(rows, block), x[rows * block :].view(1, rest)) if rows else (x.view(1, rest),)
+    return (
+        (x[: rows * block].view(rows, block), x[rows * block :].view(1, rest))
+        if rows
+        else (x.view(1, rest),)
+    )
 
 
 def _columns(scales: Tensor, elements: int, block: int) -> tuple[Tensor, ...]:

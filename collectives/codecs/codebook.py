@@ -47,7 +47,13 @@ class CodebookCodec:
         """Views of a buffer."""
         check_length(self, data, elements)
         values = view(data, torch.uint8, elements, 4 * BUCKETS)
-        return Wire(data, elements, values, view(data, torch.float32, BUCKETS), tail=tail_of(data, 4 * BUCKETS + elements))
+        return Wire(
+            data,
+            elements,
+            values,
+            view(data, torch.float32, BUCKETS),
+            tail=tail_of(data, 4 * BUCKETS + elements),
+        )
 
     def encode(self, x: Tensor, out: Wire) -> bool:
         """Quantise; False when a value is infinite or NaN."""
@@ -61,7 +67,9 @@ class CodebookCodec:
             out.scales.fill_(math.nan)
             return False
         sigma = math.sqrt(total / max(1, out.elements - 1))
-        width = float(space.number.fill_(max(SPAN * sigma / BUCKETS, kernels.TINY)).item())  # a float32 number from here on
+        width = float(
+            space.number.fill_(max(SPAN * sigma / BUCKETS, kernels.TINY)).item()
+        )  # a float32 number from here on
         inverse = float(space.number.fill_(1 / width).item())
         torch.mul(x, inverse, out=space.values)
         space.values.round_().add_(BUCKETS / 2).clamp_(0, BUCKETS - 1)
@@ -92,7 +100,9 @@ class CodebookCodec:
         if not first:
             acc.add_(target)
 
-    def weighted_mean(self, wires: Sequence[Wire], weights: Sequence[float], divisor: float, out: Wire) -> bool:
+    def weighted_mean(
+        self, wires: Sequence[Wire], weights: Sequence[float], divisor: float, out: Wire
+    ) -> bool:
         """Sum in float32, then one quantisation."""
         space = self._space(out)
         for index, wire in enumerate(wires):
@@ -114,7 +124,9 @@ class _Space:
     """Work space for one chunk; 32 bytes a value, most of it for exact sums."""
 
     def __init__(self, elements: int, device: torch.device) -> None:
-        self.squares = torch.empty(1 << max(0, elements - 1).bit_length(), dtype=torch.float64, device=device)
+        self.squares = torch.empty(
+            1 << max(0, elements - 1).bit_length(), dtype=torch.float64, device=device
+        )
         self.values = torch.empty(elements, dtype=torch.float32, device=device)
         self.total = torch.empty(elements, dtype=torch.float32, device=device)
         self.bucket = torch.empty(elements, dtype=torch.int64, device=device)

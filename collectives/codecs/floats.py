@@ -18,7 +18,9 @@ class FloatCodec:
     """A codec of one floating-point format. A value beyond the range of fp16 counts as not finite. ``compiled``: kernels for fp32 on the
     CPU."""
 
-    def __init__(self, name: str, dtype: torch.dtype, *, compiled: native.Kernels | None = native.KERNELS) -> None:
+    def __init__(
+        self, name: str, dtype: torch.dtype, *, compiled: native.Kernels | None = native.KERNELS
+    ) -> None:
         self.name = name
         self.zero_copy = dtype == torch.float32
         self._dtype = dtype
@@ -42,7 +44,12 @@ class FloatCodec:
         return self._views(data, elements)
 
     def _views(self, data: memoryview | Tensor, elements: int) -> Wire:
-        return Wire(data, elements, view(data, self._dtype, elements), tail=tail_of(data, elements * self._dtype.itemsize))
+        return Wire(
+            data,
+            elements,
+            view(data, self._dtype, elements),
+            tail=tail_of(data, elements * self._dtype.itemsize),
+        )
 
     def encode(self, x: Tensor, out: Wire) -> bool:
         """Round every value; False when one is or becomes infinite or NaN."""
@@ -86,7 +93,9 @@ class FloatCodec:
             widened.copy_(wire.values)
             acc.add_(widened if weight == 1.0 else widened.mul_(weight))
 
-    def weighted_mean(self, wires: Sequence[Wire], weights: Sequence[float], divisor: float, out: Wire) -> bool:
+    def weighted_mean(
+        self, wires: Sequence[Wire], weights: Sequence[float], divisor: float, out: Wire
+    ) -> bool:
         """fp32 accumulates in the result's own memory."""
         if self._compiled is not None and isinstance(out, LazyWire):
             return self._compiled.float_mean(wires, weights, divisor, out)
@@ -94,7 +103,9 @@ class FloatCodec:
         acc = out.values if self.zero_copy else space.total
         start = 1
         if len(wires) > 1 and weights[0] == weights[1] == 1.0 and self.zero_copy:
-            torch.add(wires[0].values, wires[1].values, out=acc)  # saves the pass that copies the first
+            torch.add(
+                wires[0].values, wires[1].values, out=acc
+            )  # saves the pass that copies the first
             start = 2
         else:
             self.accumulate(wires[0], weights[0], acc, first=True)

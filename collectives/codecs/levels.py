@@ -37,7 +37,15 @@ class RecordCodec(ABC):
 
     zero_copy = False
 
-    def __init__(self, name: str, block: int, results: Codec, *, keep: int = 0, compiled: native.Kernels | None = native.KERNELS) -> None:
+    def __init__(
+        self,
+        name: str,
+        block: int,
+        results: Codec,
+        *,
+        keep: int = 0,
+        compiled: native.Kernels | None = native.KERNELS,
+    ) -> None:
         self.name = name
         self.results = results
         self._block = block
@@ -79,11 +87,15 @@ class RecordCodec(ABC):
             self._add(records, weight, acc[part].view(rows, -1), first)
         return None
 
-    def weighted_mean(self, wires: Sequence[Wire], weights: Sequence[float], divisor: float, out: Wire) -> bool:
+    def weighted_mean(
+        self, wires: Sequence[Wire], weights: Sequence[float], divisor: float, out: Wire
+    ) -> bool:
         """Sum in float32, then one encoding by ``results``. False also where a wire is not `finite`."""
         if not all(self.finite(wire) for wire in wires):
             return False
-        space = self._scratch.get(out.elements, torch.device("cpu") if len(out.data) else out.values.device)
+        space = self._scratch.get(
+            out.elements, torch.device("cpu") if len(out.data) else out.values.device
+        )
         for index, wire in enumerate(wires):
             self.accumulate(wire, weights[index], space.total, first=index == 0)
         if divisor != 1.0:
@@ -94,7 +106,10 @@ class RecordCodec(ABC):
         """Whether an encoder could have made it, of finite values."""
         if self._compiled is not None and isinstance(wire, LazyWire):
             return self._compiled.records_sound(wire, self._keep)
-        return all(self._sound(records, (part.stop - part.start) // rows) for part, rows, records in self._rows(wire))
+        return all(
+            self._sound(records, (part.stop - part.start) // rows)
+            for part, rows, records in self._rows(wire)
+        )
 
     def _rows(self, wire: Wire) -> Iterator[tuple[slice, int, Tensor]]:
         """(which values, number of blocks, their records as rows): whole blocks, and what is left."""
@@ -125,7 +140,9 @@ class RecordCodec(ABC):
 class LevelsCodec(RecordCodec):
     """stat2."""
 
-    def __init__(self, name: str, results: Codec, *, compiled: native.Kernels | None = native.KERNELS) -> None:
+    def __init__(
+        self, name: str, results: Codec, *, compiled: native.Kernels | None = native.KERNELS
+    ) -> None:
         super().__init__(name, BLOCK, results, compiled=compiled)
 
     def _record(self, width: int) -> int:
@@ -168,7 +185,9 @@ def to_levels(x: Tensor, records: Tensor, at: int) -> None:
     codes = torch.zeros(x.shape[0], 4 * packed(width), dtype=torch.uint8, device=x.device)
     codes[:, :width] = 2 * high + (x < 0)
     quarters = codes.view(x.shape[0], 4, -1).unbind(1)
-    records[:, at : at + packed(width)] = quarters[0] | quarters[1] << 2 | quarters[2] << 4 | quarters[3] << 6
+    records[:, at : at + packed(width)] = (
+        quarters[0] | quarters[1] << 2 | quarters[2] << 4 | quarters[3] << 6
+    )
 
 
 def from_levels(records: Tensor, at: int, width: int, weight: float) -> Tensor:

@@ -23,11 +23,17 @@ class MixedCodec:
     def results(self) -> MixedCodec:
         """Pieces as long, each in its codec's."""
         alike = all(codec.results is codec for codec, _ in self._pieces)
-        return self if alike else MixedCodec([(codec.results, count) for codec, count in self._pieces])
+        return (
+            self if alike else MixedCodec([(codec.results, count) for codec, count in self._pieces])
+        )
 
     def wire_bytes(self, elements: int) -> int:
         """Sum over the pieces; 0 for any other length than theirs."""
-        return sum(codec.wire_bytes(count) for codec, count in self._pieces) if elements == sum(self._sizes) else 0
+        return (
+            sum(codec.wire_bytes(count) for codec, count in self._pieces)
+            if elements == sum(self._sizes)
+            else 0
+        )
 
     def wire(self, data: memoryview | Tensor, elements: int) -> Wire:
         """Views of the pieces."""
@@ -53,16 +59,22 @@ class MixedCodec:
         for codec, piece, part in self._of(acc, wire):
             codec.accumulate(part, weight, piece, first=first)
 
-    def weighted_mean(self, wires: Sequence[Wire], weights: Sequence[float], divisor: float, out: Wire) -> bool:
+    def weighted_mean(
+        self, wires: Sequence[Wire], weights: Sequence[float], divisor: float, out: Wire
+    ) -> bool:
         """Each piece by its codec."""
         return all(
-            codec.weighted_mean([wire.parts[index] for wire in wires], weights, divisor, out.parts[index])
+            codec.weighted_mean(
+                [wire.parts[index] for wire in wires], weights, divisor, out.parts[index]
+            )
             for index, (codec, _) in enumerate(self._pieces)
         )
 
     def finite(self, wire: Wire) -> bool:
         """Whether all pieces are."""
-        return all(codec.finite(part) for (codec, _), part in zip(self._pieces, wire.parts, strict=True))
+        return all(
+            codec.finite(part) for (codec, _), part in zip(self._pieces, wire.parts, strict=True)
+        )
 
     def _of(self, x: Tensor, wire: Wire) -> list[tuple[Codec, Tensor, Wire]]:
         pieces = zip(self._pieces, x.split(self._sizes), wire.parts, strict=True)

@@ -26,7 +26,11 @@ _PIECE = re.compile(r"([a-z0-9_]+)(?::([1-9][0-9]{0,13}))?")
 def codec_of(name: str, default: str, patterns: Mapping[str, str]) -> str:
     """The codec of a tensor. Patterns are shell patterns of names; of several that match, the longest decides, then the last in the alphabet."""
     matching = [pattern for pattern in patterns if fnmatchcase(name, pattern)]
-    return patterns[max(matching, key=lambda pattern: (len(pattern), pattern))] if matching else default
+    return (
+        patterns[max(matching, key=lambda pattern: (len(pattern), pattern))]
+        if matching
+        else default
+    )
 
 
 def mixture_of(layout: Layout, default: str, patterns: Mapping[str, str]) -> str:
@@ -54,13 +58,25 @@ def has_partial_sums(text: str) -> bool:
     return not any(piece.partition(":")[0] in RESULTS for piece in text.split("+"))
 
 
-def arranged(specs: Iterable[TensorSpec], default: str, patterns: Mapping[str, str]) -> list[TensorSpec]:
+def arranged(
+    specs: Iterable[TensorSpec], default: str, patterns: Mapping[str, str]
+) -> list[TensorSpec]:
     """Tensors in an order in which those of one role and codec are neighbours, offsets to match; otherwise as they came. Raises ConfigError
     for a codec that is none."""
     known = (*CODECS, MASKED_CODEC)
     if unknown := [codec for codec in (default, *patterns.values()) if codec not in known]:
-        raise ConfigError(f"{unknown[0]!r} is no codec", key="$.exchange.codec", hint=f"Choose one of: {', '.join(CODECS)}")
-    ordered = sorted(specs, key=lambda spec: (spec.role != "parameter", known.index(codec_of(spec.name, default, patterns))))
+        raise ConfigError(
+            f"{unknown[0]!r} is no codec",
+            key="$.exchange.codec",
+            hint=f"Choose one of: {', '.join(CODECS)}",
+        )
+    ordered = sorted(
+        specs,
+        key=lambda spec: (
+            spec.role != "parameter",
+            known.index(codec_of(spec.name, default, patterns)),
+        ),
+    )
     offset, found = 0, list[TensorSpec]()
     for spec in ordered:
         found.append(TensorSpec(spec.name, spec.shape, offset, spec.role))
@@ -75,11 +91,20 @@ def ranges_of(text: str, numel: int) -> tuple[Range, ...]:
     for index, piece in enumerate(pieces):
         match = _PIECE.fullmatch(piece)
         last = index == len(pieces) - 1
-        if match is None or match[1] not in DEFAULT_CHUNK_ELEMENTS or (match[2] is None) != last or (found and found[-1][0] == match[1]):
-            raise ConfigError(f"unknown codec {text!r}", key="codec", hint=f"one of {', '.join(CODECS)}")
+        if (
+            match is None
+            or match[1] not in DEFAULT_CHUNK_ELEMENTS
+            or (match[2] is None) != last
+            or (found and found[-1][0] == match[1])
+        ):
+            raise ConfigError(
+                f"unknown codec {text!r}", key="codec", hint=f"one of {', '.join(CODECS)}"
+            )
         stop = numel if last else at + int(match[2])
         if at >= stop or stop > numel:
-            raise ConfigError(f"codec {text!r} does not fit a vector of {numel} elements", key="codec")
+            raise ConfigError(
+                f"codec {text!r} does not fit a vector of {numel} elements", key="codec"
+            )
         found.append((match[1], at, stop))
         at = stop
     return tuple(found)

@@ -26,7 +26,11 @@ contribution, whether its manifest asks for it or not."""
 CODECS = tuple(BYTES_PER_VALUE)
 """Those a run can have."""
 
-DEFAULT_CHUNK_ELEMENTS = dict.fromkeys(CODECS, 131_072) | {"int8": 262_144, "fp32": 262_144, "bits": 65_536}
+DEFAULT_CHUNK_ELEMENTS = dict.fromkeys(CODECS, 131_072) | {
+    "int8": 262_144,
+    "fp32": 262_144,
+    "bits": 65_536,
+}
 """Chunk lengths of long vectors. Measured for int8 and fp32: a record costs the engine as much Python whatever its length, so half as long
 ones cost a tenth more CPU time; twice as long ones gain little, since they leave the cache. `bits`: for operations, not for runs."""
 

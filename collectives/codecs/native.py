@@ -22,21 +22,46 @@ class Kernels:
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
-        self._within = ctypes.PyDLL(str(path)).atoll_within  # too short to be worth giving up the lock
-        self._encode, self._decode, self._mean = library.atoll_encode, library.atoll_decode, library.atoll_mean
+        self._within = ctypes.PyDLL(
+            str(path)
+        ).atoll_within  # too short to be worth giving up the lock
+        self._encode, self._decode, self._mean = (
+            library.atoll_encode,
+            library.atoll_decode,
+            library.atoll_mean,
+        )
         self._within.argtypes = [_ADDRESS, _LENGTH, _FLOAT]
         self._encode.argtypes = [_ADDRESS, _LENGTH, _FLOAT, _FLOAT, _ADDRESS]
         self._decode.argtypes = [_ADDRESS, _LENGTH, _ADDRESS, ctypes.c_int]
-        self._mean.argtypes = [_ADDRESS, _ADDRESS, _LENGTH, _LENGTH, _FLOAT, _FLOAT, _FLOAT, _ADDRESS]
-        self._encode_chunks, self._decode_chunks = library.atoll_encode_chunks, library.atoll_decode_chunks
+        self._mean.argtypes = [
+            _ADDRESS,
+            _ADDRESS,
+            _LENGTH,
+            _LENGTH,
+            _FLOAT,
+            _FLOAT,
+            _FLOAT,
+            _ADDRESS,
+        ]
+        self._encode_chunks, self._decode_chunks = (
+            library.atoll_encode_chunks,
+            library.atoll_decode_chunks,
+        )
         self._encode_chunks.argtypes = [_ADDRESS, _LENGTH, _LENGTH, _FLOAT, _FLOAT, _ADDRESS]
         self._decode_chunks.argtypes = [_ADDRESS, _LENGTH, _LENGTH, _ADDRESS, ctypes.c_int]
         self._decode.restype = self._decode_chunks.restype = None
-        self._finite, self._copy, self._float_mean = library.atoll_finite, library.atoll_copy, library.atoll_float_mean
+        self._finite, self._copy, self._float_mean = (
+            library.atoll_finite,
+            library.atoll_copy,
+            library.atoll_float_mean,
+        )
         self._finite.argtypes = [_ADDRESS, _LENGTH]
         self._copy.argtypes = [_ADDRESS, _LENGTH, _ADDRESS]
         self._float_mean.argtypes = [_ADDRESS, _ADDRESS, _LENGTH, _LENGTH, _FLOAT, _ADDRESS]
-        self._records_encode, self._records_add = library.atoll_records_encode, library.atoll_records_add
+        self._records_encode, self._records_add = (
+            library.atoll_records_encode,
+            library.atoll_records_add,
+        )
         self._records_sound = library.atoll_records_sound
         self._records_encode.argtypes = [_ADDRESS, _LENGTH, _LENGTH, _ADDRESS]
         self._records_add.argtypes = [_ADDRESS, _LENGTH, _LENGTH, _FLOAT, ctypes.c_int, _ADDRESS]
@@ -57,18 +82,34 @@ class Kernels:
         """Codes times scales; ``cold``: past the caches."""
         self._decode(wire.address, wire.elements, out.data_ptr(), cold)
 
-    def encode_chunks(self, x: Tensor, chunks: int, share: float, limit: float, first: LazyWire) -> bool:
+    def encode_chunks(
+        self, x: Tensor, chunks: int, share: float, limit: float, first: LazyWire
+    ) -> bool:
         """`encode` of chunks as long as the first, whose wires lie one after another."""
-        return bool(self._encode_chunks(x.data_ptr(), first.elements, chunks, share, limit, first.address))
+        return bool(
+            self._encode_chunks(x.data_ptr(), first.elements, chunks, share, limit, first.address)
+        )
 
     def decode_chunks(self, first: LazyWire, chunks: int, out: Tensor, *, cold: bool) -> None:
         """`decode` of chunks as long as the first, whose wires lie one after another."""
         self._decode_chunks(first.address, first.elements, chunks, out.data_ptr(), cold)
 
-    def mean(self, wires: Sequence[Wire], weights: Sequence[float], divisor: float, share: float, limit: float, out: LazyWire) -> bool:
+    def mean(
+        self,
+        wires: Sequence[Wire],
+        weights: Sequence[float],
+        divisor: float,
+        share: float,
+        limit: float,
+        out: LazyWire,
+    ) -> bool:
         """Encode (sum of weights[i] * decoded i) / divisor; whether the result is `within` the limit."""
         count, factors = len(wires), (_FLOAT * len(weights))(*weights)
-        return bool(self._mean(_addresses(wires), factors, count, out.elements, share, divisor, limit, out.address))
+        return bool(
+            self._mean(
+                _addresses(wires), factors, count, out.elements, share, divisor, limit, out.address
+            )
+        )
 
     # ---- fp32
     def finite(self, wire: LazyWire) -> bool:
@@ -79,17 +120,25 @@ class Kernels:
         """Copy float32 values between addresses, past the caches; whether all are finite."""
         return bool(self._copy(source, elements, destination))
 
-    def float_mean(self, wires: Sequence[Wire], weights: Sequence[float], divisor: float, out: LazyWire) -> bool:
+    def float_mean(
+        self, wires: Sequence[Wire], weights: Sequence[float], divisor: float, out: LazyWire
+    ) -> bool:
         """(sum of weights[i] * values i) / divisor; whether the result is finite."""
         factors = (_FLOAT * len(weights))(*weights)
-        return bool(self._float_mean(_addresses(wires), factors, len(wires), out.elements, divisor, out.address))
+        return bool(
+            self._float_mean(
+                _addresses(wires), factors, len(wires), out.elements, divisor, out.address
+            )
+        )
 
     # ---- stat2 (``keep`` 0) and the sparse codecs, which keep so many values of a tile
     def records_encode(self, x: Tensor, keep: int, out: LazyWire) -> bool:
         """Write records; whether they are sound."""
         return bool(self._records_encode(x.data_ptr(), out.elements, keep, out.address))
 
-    def records_add(self, wire: LazyWire, keep: int, weight: float, acc: Tensor, *, first: bool) -> None:
+    def records_add(
+        self, wire: LazyWire, keep: int, weight: float, acc: Tensor, *, first: bool
+    ) -> None:
         """acc += weight * decoded; ``first``: acc = weight * decoded."""
         self._records_add(wire.address, wire.elements, keep, weight, first, acc.data_ptr())
 

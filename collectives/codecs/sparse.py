@@ -22,7 +22,14 @@ TILE = 4096  # 2^12
 class SparseCodec(RecordCodec):
     """``keep``: how many values of a whole tile."""
 
-    def __init__(self, name: str, keep: int, results: Codec, *, compiled: native.Kernels | None = native.KERNELS) -> None:
+    def __init__(
+        self,
+        name: str,
+        keep: int,
+        results: Codec,
+        *,
+        compiled: native.Kernels | None = native.KERNELS,
+    ) -> None:
         super().__init__(name, TILE, results, keep=keep, compiled=compiled)
 
     def _kept(self, width: int) -> int:
@@ -45,7 +52,9 @@ class SparseCodec(RecordCodec):
 
     def _add(self, records: Tensor, weight: float, acc: Tensor, first: bool) -> None:
         indices = self._indices(records, acc.shape[1])
-        values = from_levels(records, HEAD + _index_bytes(indices.shape[1]), indices.shape[1], weight)
+        values = from_levels(
+            records, HEAD + _index_bytes(indices.shape[1]), indices.shape[1], weight
+        )
         inside = indices < acc.shape[1]
         indices, values = torch.where(inside, indices, 0), torch.where(inside, values, 0.0)
         if first:
@@ -60,10 +69,14 @@ class SparseCodec(RecordCodec):
 
     def _indices(self, records: Tensor, width: int) -> Tensor:
         kept = self._kept(width)
-        data = torch.zeros(records.shape[0], 3 * -(-kept // 2), dtype=torch.int64, device=records.device)
+        data = torch.zeros(
+            records.shape[0], 3 * -(-kept // 2), dtype=torch.int64, device=records.device
+        )
         data[:, : _index_bytes(kept)] = records[:, HEAD : HEAD + _index_bytes(kept)]
         first, second, third = data.view(records.shape[0], -1, 3).unbind(2)
-        return torch.stack((first | (second & 15) << 8, second >> 4 | third << 4), 2).view(records.shape[0], -1)[:, :kept]
+        return torch.stack((first | (second & 15) << 8, second >> 4 | third << 4), 2).view(
+            records.shape[0], -1
+        )[:, :kept]
 
 
 def _index_bytes(kept: int) -> int:

@@ -51,7 +51,9 @@ class LazyWire(Wire):
 
     __slots__ = ("_make", "address")
 
-    def __init__(self, data: memoryview, elements: int, make: Callable[[memoryview, int], Wire]) -> None:
+    def __init__(
+        self, data: memoryview, elements: int, make: Callable[[memoryview, int], Wire]
+    ) -> None:
         self.data, self.elements, self._make = data, elements, make
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(data))
 
@@ -98,7 +100,9 @@ class Codec(Protocol):
         """acc += weight * decoded, each operation rounded by itself; ``first``: acc = weight * decoded. acc: float32 (elements,)."""
         ...
 
-    def weighted_mean(self, wires: Sequence[Wire], weights: Sequence[float], divisor: float, out: Wire) -> bool:
+    def weighted_mean(
+        self, wires: Sequence[Wire], weights: Sequence[float], divisor: float, out: Wire
+    ) -> bool:
         """Encode (sum over i of weights[i] * decoded(wires[i])) / divisor, in this order, as `results` does: ``out`` is a wire of it.
 
         False when the result is not finite.

@@ -20,4 +20,12 @@ from .proxy import EngineExchange
 from .settings import EngineSettings, tune
 from .thread import EngineThread, LaneStats
 
-__all__ = ["EngineExchange", "EngineSettings", "EngineThread", "LaneKeys", "LaneStats", "derive_lane_keys", "tune"]
+__all__ = [
+    "EngineExchange",
+    "EngineSettings",
+    "EngineThread",
+    "LaneKeys",
+    "LaneStats",
+    "derive_lane_keys",
+    "tune",
+]

@@ -16,9 +16,15 @@ from collections import deque
 from .meter import Reading
 
 STRETCH = 400  # segments that are judged together
-LOSSY, STRETCHES = 0.005, 2  # so large a share sent again, in so many stretches in a row: more than a queue that was full once
+LOSSY, STRETCHES = (
+    0.005,
+    2,
+)  # so large a share sent again, in so many stretches in a row: more than a queue that was full once
 SPARSE, OFTEN, WINDOW = 0.0004, 3, 8  # ... or a share like this in so many of the last stretches
-QUEUE_S, QUEUE = 0.01, 1 / 3  # round trips longer by this, and by this share of the shortest, had a queue on the way
+QUEUE_S, QUEUE = (
+    0.01,
+    1 / 3,
+)  # round trips longer by this, and by this share of the shortest, had a queue on the way
 DEEP_S = 0.25  # a queue as long as this
 
 

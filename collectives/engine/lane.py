@@ -59,9 +59,16 @@ class Lane:
     plain = False
 
     def __init__(
-        self, peer: PeerId, sock: socket.socket, keys: LaneKeys, path: str, now: float, number: int = 0, index: int = 0,
+        self,
+        peer: PeerId,
+        sock: socket.socket,
+        keys: LaneKeys,
+        path: str,
+        now: float,
+        number: int = 0,
+        index: int = 0,
         limits: tuple[Bucket, Bucket] = (Bucket(0), Bucket(0)),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.peer = peer
         self.sock = sock
         self.fd = sock.fileno()
@@ -113,7 +120,10 @@ class Lane:
     def keep(self) -> None:
         """Copy what is sent from memory of the exchange: a command may change that."""
         if self._borrowed:
-            self._pending, self._borrowed = memoryview(b"".join((self._pending, self._borrowed))), EMPTY
+            self._pending, self._borrowed = (
+                memoryview(b"".join((self._pending, self._borrowed))),
+                EMPTY,
+            )
         if self._unsealed and not self._unsealed.readonly:
             self._unsealed = memoryview(bytes(self._unsealed))
 
@@ -179,12 +189,16 @@ class Lane:
         behind = count - len(self._pending)
         self._pending = self._pending[count:]
         if behind > 0:
-            self._borrowed = self._borrowed[behind:] or EMPTY  # an empty view would keep the memory from being used again
+            self._borrowed = (
+                self._borrowed[behind:] or EMPTY
+            )  # an empty view would keep the memory from being used again
         return True
 
     def _write(self, room: int) -> int:
         if not self._borrowed:
-            return self.sock.send(self._pending if room == len(self._pending) else self._pending[:room])
+            return self.sock.send(
+                self._pending if room == len(self._pending) else self._pending[:room]
+            )
         own = self._pending[:room]
         return self.sock.sendmsg((own, self._borrowed[: room - len(own)]))
 
@@ -221,7 +235,10 @@ class Lane:
                 raise PeerLostError(REPLACED, peer=self.peer)
             return False
         if count == 0:
-            raise PeerLostError("lane was closed" + (" in the middle of a record" if self._partial() else ""), peer=self.peer)
+            raise PeerLostError(
+                "lane was closed" + (" in the middle of a record" if self._partial() else ""),
+                peer=self.peer,
+            )
         self.limit_down.take(count)
         self.bytes_received += count
         self.heard_at = now
@@ -246,7 +263,11 @@ class Lane:
             if packed is None:
                 size = self._append(size, record.header, record.payload)
             else:
-                size = self._append(size, wire_header.repack(record.header, len(packed), packed=True), memoryview(packed))
+                size = self._append(
+                    size,
+                    wire_header.repack(record.header, len(packed), packed=True),
+                    memoryview(packed),
+                )
         self._pending, self.dry = self._tx[:size], not size
         return size > 0
 
@@ -262,7 +283,10 @@ class Lane:
 
     def _seal_on(self) -> bool:
         """The next segment of a long record; False where there is none."""
-        segment, self._unsealed = self._unsealed[:SEGMENT_BYTES], self._unsealed[SEGMENT_BYTES:] or EMPTY
+        segment, self._unsealed = (
+            self._unsealed[:SEGMENT_BYTES],
+            self._unsealed[SEGMENT_BYTES:] or EMPTY,
+        )
         if not segment:
             return False
         end = len(segment) + TAG_BYTES
@@ -348,10 +372,14 @@ class Lane:
                 target = source.destination(self.peer, header, self.number)
         except RemoteProtocolError as error:
             if not packed:
-                self._opener.open(header, sealed, plain, self.peer)  # a forged header is nobody's fault but the path's
+                self._opener.open(
+                    header, sealed, plain, self.peer
+                )  # a forged header is nobody's fault but the path's
             raise PeerFaultError(error.message, peer=self.peer) from None
         if not packed:
-            self._opener.open(header, sealed, plain if target is None else target[: len(plain)], self.peer)
+            self._opener.open(
+                header, sealed, plain if target is None else target[: len(plain)], self.peer
+            )
         self._header, self._left = header, length - len(plain)
         if not self._left:
             self._ended(source)

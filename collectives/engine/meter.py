@@ -17,7 +17,9 @@ from typing import NamedTuple
 from ..pace import Lead, Pace
 
 WINDOW_S = 0.15
-AHEAD_S = 0.08  # of an uplink, besides the round trips: how long a part may take to come back as a result
+AHEAD_S = (
+    0.08  # of an uplink, besides the round trips: how long a part may take to come back as a result
+)
 STRETCH_S = 0.4  # of them make an estimate of an uplink: acknowledgements come in bunches where the way back has a queue
 PAUSE_S = 1.0  # a window that became so long says nothing: this process was stopped
 BUSY, HELD_UP = 0.9, 0.1  # shares of a window
@@ -28,7 +30,9 @@ SAME = 1.25  # what is announced stays while the estimate is within this factor 
 LEAST_BYTES = 65_536  # a window with fewer says nothing
 OUTDONE = 4  # a window that carried so many times the estimate shows that it is of another time
 
-_INFO = struct.Struct("=8x24I4Q6I4Q")  # struct tcp_info up to tcpi_sndbuf_limited, Linux 4.10 and newer
+_INFO = struct.Struct(
+    "=8x24I4Q6I4Q"
+)  # struct tcp_info up to tcpi_sndbuf_limited, Linux 4.10 and newer
 
 
 class Reading(NamedTuple):
@@ -57,7 +61,16 @@ def read_socket(sock: socket.socket) -> Reading | None:
         return None
     fields = _INFO.unpack(raw)
     acked, received, busy_us, held_up_us = fields[26], fields[27], fields[35], fields[36]
-    return Reading(acked, received, busy_us / 1e6, held_up_us / 1e6, fields[15] / 1e6, fields[31] / 1e6, fields[33], fields[23])
+    return Reading(
+        acked,
+        received,
+        busy_us / 1e6,
+        held_up_us / 1e6,
+        fields[15] / 1e6,
+        fields[31] / 1e6,
+        fields[33],
+        fields[23],
+    )
 
 
 class Meter:
@@ -68,7 +81,10 @@ class Meter:
         self._up = Peak()  # while the network was the limit
         self._brief = Peak()  # the same in single windows: known sooner, and rather too much
         self._sent, self._received = Peak(), Peak()
-        self._stretch = 0, 0.0  # bytes and seconds of windows in a row in which the network was the limit
+        self._stretch = (
+            0,
+            0.0,
+        )  # bytes and seconds of windows in a row in which the network was the limit
         self._rtt_s = self._least_rtt_s = 0.0
         self._before: Mapping[int, Reading] = {}
         self._since = 0.0
@@ -76,18 +92,30 @@ class Meter:
     def read(self, now: float, lanes: Mapping[int, Reading]) -> None:
         """Counters of the present lanes, by lane number, at least WINDOW_S after those before."""
         elapsed = now - self._since
-        both = [(before, lanes[number]) for number, before in self._before.items() if number in lanes]
+        both = [
+            (before, lanes[number]) for number, before in self._before.items() if number in lanes
+        ]
         self._since, self._before = now, dict(lanes)
         self._rtt_s = max((reading.rtt_s for reading in lanes.values()), default=0.0)
         self._least_rtt_s = max((reading.least_rtt_s for reading in lanes.values()), default=0.0)
         if elapsed > PAUSE_S or not both:
             return
-        acked, received = sum(new.acked - old.acked for old, new in both), sum(new.received - old.received for old, new in both)
+        acked, received = (
+            sum(new.acked - old.acked for old, new in both),
+            sum(new.received - old.received for old, new in both),
+        )
         self._sent.sample(acked, elapsed)
         self._received.sample(received, elapsed)
         if acked >= LEAST_BYTES and acked / elapsed > OUTDONE * self._up.said > 0:
-            self._up, self._brief = Peak(), Peak()  # the link was slow for a while, and may now be too fast to be the limit
-        if any(new.busy_s - old.busy_s >= BUSY * elapsed and new.held_up_s - old.held_up_s <= HELD_UP * elapsed for old, new in both):
+            self._up, self._brief = (
+                Peak(),
+                Peak(),
+            )  # the link was slow for a while, and may now be too fast to be the limit
+        if any(
+            new.busy_s - old.busy_s >= BUSY * elapsed
+            and new.held_up_s - old.held_up_s <= HELD_UP * elapsed
+            for old, new in both
+        ):
             self._brief.sample(acked, elapsed)
             self._stretch = self._stretch[0] + acked, self._stretch[1] + elapsed
             if self._stretch[1] < STRETCH_S:
@@ -105,7 +133,11 @@ class Meter:
         up = self._brief.said
         if self._max_up:
             up = min(up or self._max_up, self._max_up)
-        return Lead(0 if up > FASTEST / 2 else up, AHEAD_S + 2 * self._least_rtt_s, 0 < self._least_rtt_s <= NEAR_S)
+        return Lead(
+            0 if up > FASTEST / 2 else up,
+            AHEAD_S + 2 * self._least_rtt_s,
+            0 < self._least_rtt_s <= NEAR_S,
+        )
 
     @property
     def pace(self) -> Pace:
@@ -127,6 +159,8 @@ class Peak:
         """So many bytes in a window."""
         if nbytes < LEAST_BYTES:
             return
-        self._best = min(FASTEST, max(nbytes / elapsed_s, self._best * 0.5 ** (elapsed_s / HALF_LIFE_S)))
+        self._best = min(
+            FASTEST, max(nbytes / elapsed_s, self._best * 0.5 ** (elapsed_s / HALF_LIFE_S))
+        )
         if not self.said / SAME <= self._best <= self.said * SAME:
             self.said = round(self._best)

@@ -67,7 +67,9 @@ class Packer:
         packed = self._zstd.compress(payload)
         cost, saved = (self._clock() - started) / len(payload), 1 - len(packed) / len(payload)
         first = self._turn == 1
-        self._cost, self._saved = (cost, saved) if first else ((self._cost + cost) / 2, (self._saved + saved) / 2)
+        self._cost, self._saved = (
+            (cost, saved) if first else ((self._cost + cost) / 2, (self._saved + saved) / 2)
+        )
         return packed if len(packed) < len(payload) else None
 
 
@@ -78,16 +80,22 @@ def full_length(packed: memoryview, peer: PeerId) -> int:
     except zstandard.ZstdError as error:
         raise RemoteProtocolError(f"packed record: {error}", peer=peer) from None
     if not 0 < frame.content_size <= MAX_PAYLOAD_BYTES or frame.dict_id:
-        raise RemoteProtocolError("packed record without a length, or with a senseless one", peer=peer)
+        raise RemoteProtocolError(
+            "packed record without a length, or with a senseless one", peer=peer
+        )
     return frame.content_size
 
 
 def unpack(packed: memoryview, target: memoryview, peer: PeerId) -> None:
     """Fill ``target``, which has `full_length`. Raises RemoteProtocolError when the payload is anything else than what it says."""
     try:
-        plain = zstandard.ZstdDecompressor(max_window_size=2 * MAX_PAYLOAD_BYTES).decompress(packed, allow_extra_data=False)
+        plain = zstandard.ZstdDecompressor(max_window_size=2 * MAX_PAYLOAD_BYTES).decompress(
+            packed, allow_extra_data=False
+        )
     except zstandard.ZstdError as error:
         raise RemoteProtocolError(f"packed record: {error}", peer=peer) from None
     if len(plain) != len(target):
-        raise RemoteProtocolError(f"packed record of {len(plain)} bytes, expected {len(target)}", peer=peer)
+        raise RemoteProtocolError(
+            f"packed record of {len(plain)} bytes, expected {len(target)}", peer=peer
+        )
     target[:] = plain

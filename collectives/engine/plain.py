@@ -64,7 +64,11 @@ class PlainLane(Lane):
         position = 0
         while self._have - position >= HEAD_BYTES:
             body = position + HEAD_BYTES
-            self._begin(source, bytes(self._rx[position : position + HEADER_BYTES]), self._rx[position + HEADER_BYTES : body])
+            self._begin(
+                source,
+                bytes(self._rx[position : position + HEADER_BYTES]),
+                self._rx[position + HEADER_BYTES : body],
+            )
             position = min(body + self._left, self._have)
             if not self._left:
                 continue

@@ -41,7 +41,10 @@ class PollPoller:
         if self._interest.get(fd) == interest:
             return
         self._interest[fd] = interest
-        self._poll.register(fd, (select.POLLIN if interest & READ else 0) | (select.POLLOUT if interest & WRITE else 0))
+        self._poll.register(
+            fd,
+            (select.POLLIN if interest & READ else 0) | (select.POLLOUT if interest & WRITE else 0),
+        )
 
     def forget(self, fd: int) -> None:
         """See `Poller.forget`."""
@@ -51,9 +54,18 @@ class PollPoller:
     def wait(self, timeout_s: float | None) -> list[tuple[int, int]]:
         """See `Poller.wait`."""
         found: list[tuple[int, int]] = []
-        for fd, mask in self._poll.poll(None if timeout_s is None else max(0, round(1000 * timeout_s + 0.5))):
+        for fd, mask in self._poll.poll(
+            None if timeout_s is None else max(0, round(1000 * timeout_s + 0.5))
+        ):
             ready = (READ if mask & select.POLLIN else 0) | (WRITE if mask & select.POLLOUT else 0)
-            found.append((fd, READ | WRITE if mask & (select.POLLERR | select.POLLHUP | select.POLLNVAL) else ready))
+            found.append(
+                (
+                    fd,
+                    READ | WRITE
+                    if mask & (select.POLLERR | select.POLLHUP | select.POLLNVAL)
+                    else ready,
+                )
+            )
         return found
 
     def close(self) -> None:
@@ -72,7 +84,9 @@ class SelectorPoller:
         old = self._interest.get(fd, 0)
         if old == interest:
             return
-        events = (selectors.EVENT_READ if interest & READ else 0) | (selectors.EVENT_WRITE if interest & WRITE else 0)
+        events = (selectors.EVENT_READ if interest & READ else 0) | (
+            selectors.EVENT_WRITE if interest & WRITE else 0
+        )
         if not interest:
             self.forget(fd)
         elif old:
@@ -91,7 +105,13 @@ class SelectorPoller:
         """See `Poller.wait`."""
         found: list[tuple[int, int]] = []
         for key, events in self._selector.select(timeout_s):
-            found.append((key.fd, (READ if events & selectors.EVENT_READ else 0) | (WRITE if events & selectors.EVENT_WRITE else 0)))
+            found.append(
+                (
+                    key.fd,
+                    (READ if events & selectors.EVENT_READ else 0)
+                    | (WRITE if events & selectors.EVENT_WRITE else 0),
+                )
+            )
         return found
 
     def close(self) -> None:

@@ -23,7 +23,15 @@ class EngineExchange:
     def __init__(self, submit: Callable[..., None]) -> None:
         self._submit: Callable[..., Any] = submit
 
-    def open_round(self, log: str, round_: int, members: Sequence[PeerId], numel: int, chunk_elements: int, codec: str) -> None:
+    def open_round(
+        self,
+        log: str,
+        round_: int,
+        members: Sequence[PeerId],
+        numel: int,
+        chunk_elements: int,
+        codec: str,
+    ) -> None:
         """See `Exchange.open_round`."""
         self._submit("open_round", log, round_, tuple(members), numel, chunk_elements, codec)
 
@@ -43,11 +51,15 @@ class EngineExchange:
         """See `Exchange.close_round`."""
         self._submit("close_round", log, round_, linger=linger)
 
-    def resend_parts(self, peer: PeerId, plan_id: bytes, cid: bytes, spans: Iterable[tuple[int, int]]) -> None:
+    def resend_parts(
+        self, peer: PeerId, plan_id: bytes, cid: bytes, spans: Iterable[tuple[int, int]]
+    ) -> None:
         """See `Exchange.resend_parts`."""
         self._submit("resend_parts", peer, plan_id, cid, tuple(spans))
 
-    def resend_results(self, peer: PeerId, plan_id: bytes, spans: Iterable[tuple[int, int]]) -> None:
+    def resend_results(
+        self, peer: PeerId, plan_id: bytes, spans: Iterable[tuple[int, int]]
+    ) -> None:
         """See `Exchange.resend_results`."""
         self._submit("resend_results", peer, plan_id, tuple(spans))
 
@@ -67,7 +79,14 @@ class EngineExchange:
         """See `Exchange.send_blob`."""
         self._submit("send_blob", peer, name, tuple(spans))
 
-    def want(self, name: bytes, destination: memoryview, bounds: Bounds, hashes: Sequence[bytes], sources: Sequence[PeerId]) -> None:
+    def want(
+        self,
+        name: bytes,
+        destination: memoryview,
+        bounds: Bounds,
+        hashes: Sequence[bytes],
+        sources: Sequence[PeerId],
+    ) -> None:
         """See `Exchange.want`."""
         self._submit("want", name, destination, bounds, tuple(hashes), tuple(sources))
 

@@ -24,17 +24,28 @@ class EngineSettings:
     dead_after_s: float = 1.0  # a lane that received nothing for this long is dead: five beats
     hello_s: float = 2.0  # the other end's first authenticated record must come within this
     switch_interval_s: float = 0.0005  # of the interpreter while an engine lives; 5 ms would cost an all-reduce tenfold beside busy Python
-    congestion: str | None = None  # TCP congestion control by name, such as "bbr"; None: the system's. Ignored where unavailable
-    bbr: bool = field(default_factory=lambda: offers("bbr"))  # whether a lane can be given bbr; without it several share the work
-    notsent_lowat_bytes: int | None = 131_072  # unsent bytes the kernel keeps: a heartbeat is never late behind megabytes
+    congestion: str | None = (
+        None  # TCP congestion control by name, such as "bbr"; None: the system's. Ignored where unavailable
+    )
+    bbr: bool = field(
+        default_factory=lambda: offers("bbr")
+    )  # whether a lane can be given bbr; without it several share the work
+    notsent_lowat_bytes: int | None = (
+        131_072  # unsent bytes the kernel keeps: a heartbeat is never late behind megabytes
+    )
     max_up: int = 0  # bytes/s over all lanes; 0: no limit
     max_down: int = 0
-    resend_after_s: float = 0.4  # what a lane took is under way for this long: not sent again, whoever asks
+    resend_after_s: float = (
+        0.4  # what a lane took is under way for this long: not sent again, whoever asks
+    )
     user_timeout_s: float = 20.0  # the kernel's own verdict on unacknowledged data; a safety net, longer than any pause of a reader
 
     def __post_init__(self) -> None:
         if not 0 < self.beat_s <= self.dead_after_s / 2:
-            raise ConfigError(f"dead_after_s {self.dead_after_s} must be at least twice beat_s {self.beat_s}", key="lanes.dead_after_s")
+            raise ConfigError(
+                f"dead_after_s {self.dead_after_s} must be at least twice beat_s {self.beat_s}",
+                key="lanes.dead_after_s",
+            )
 
 
 def tune(sock: socket.socket, settings: EngineSettings) -> None:

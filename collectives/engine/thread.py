@@ -15,7 +15,15 @@ from functools import partial
 from typing import Any
 
 from ..errors import LocalProtocolError, NetworkError, RemoteProtocolError
-from ..exchange import CommandFailed, Exchange, ExchangeEvent, LaneDown, LanesWanted, LaneUp, PeerFault
+from ..exchange import (
+    CommandFailed,
+    Exchange,
+    ExchangeEvent,
+    LaneDown,
+    LanesWanted,
+    LaneUp,
+    PeerFault,
+)
 from ..group import Plan
 from ..identifiers import PeerId
 from ..pace import Pace
@@ -68,10 +76,16 @@ class EngineThread:
         self.exchange = EngineExchange(self._submit)
         self._emit = emit
         self._core = Exchange(
-            me, emit=emit, result_buffer=result_buffer, reducers=reducers, eager=False, clock=time.monotonic,
-            resend_after_s=lambda: max(self.settings.resend_after_s, 2 * self.pace.rtt_s), lead=lambda: self.meter.lead,
+            me,
+            emit=emit,
+            result_buffer=result_buffer,
+            reducers=reducers,
+            eager=False,
+            clock=time.monotonic,
+            resend_after_s=lambda: max(self.settings.resend_after_s, 2 * self.pace.rtt_s),
+            lead=lambda: self.meter.lead,
             beside=self._offload,
-        )  # fmt: skip
+        )
         self._commands: deque[tuple[str, tuple[Any, ...], dict[str, Any]]] = deque()
         self._lanes: dict[tuple[PeerId, int], Lane] = {}
         self._numbers = itertools.count(1)
@@ -89,7 +103,9 @@ class EngineThread:
         self._closed_bytes = (0, 0)  # of lanes that are no more
         self._totals_lock = threading.Lock()
         self._lock = threading.Lock()  # no command may slip in behind the last look at the queue
-        self._thread = threading.Thread(target=self._main, name=f"atoll-engine-{me[-8:]}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._main, name=f"atoll-engine-{me[-8:]}", daemon=True
+        )
 
     # ---- any thread
 
@@ -118,7 +134,9 @@ class EngineThread:
         """Whether the thread runs."""
         return self._thread.is_alive()
 
-    def add_lane(self, peer: PeerId, sock: socket.socket, keys: LaneKeys, path: str, index: int = 0) -> int:
+    def add_lane(
+        self, peer: PeerId, sock: socket.socket, keys: LaneKeys, path: str, index: int = 0
+    ) -> int:
         """Use a connected stream socket (TCP, or one end of a bridged pair) as a lane to ``peer``; the engine owns it from now on.
 
         `LaneUp` follows when the other end has proved that it holds the keys. Lanes to one peer with several indices share the work: each
@@ -147,8 +165,12 @@ class EngineThread:
         done = threading.Event()
         self._submit("sync", done)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while not done.is_set() and self.alive and (deadline is None or time.monotonic() < deadline):
-            done.wait(0.05 if deadline is None else max(0.0, min(0.05, deadline - time.monotonic())))
+        while (
+            not done.is_set() and self.alive and (deadline is None or time.monotonic() < deadline)
+        ):
+            done.wait(
+                0.05 if deadline is None else max(0.0, min(0.05, deadline - time.monotonic()))
+            )
         return done.is_set()
 
     def stats(self) -> dict[PeerId, LaneStats]:
@@ -156,7 +178,10 @@ class EngineThread:
         found: dict[PeerId, LaneStats] = {}
         for lane in list(self._order):
             last = found.get(lane.peer, LaneStats(lane.path, False, 0, 0))
-            sent, received = last.bytes_sent + lane.bytes_sent, last.bytes_received + lane.bytes_received
+            sent, received = (
+                last.bytes_sent + lane.bytes_sent,
+                last.bytes_received + lane.bytes_received,
+            )
             found[lane.peer] = LaneStats(last.path, last.up or lane.up, sent, received)
         return found
 
@@ -165,7 +190,9 @@ class EngineThread:
         with self._totals_lock:
             sent, received = self._closed_bytes
             lanes = list(self._order)
-            return sent + sum(lane.bytes_sent for lane in lanes), received + sum(lane.bytes_received for lane in lanes)
+            return sent + sum(lane.bytes_sent for lane in lanes), received + sum(
+                lane.bytes_received for lane in lanes
+            )
 
     @property
     def pace(self) -> Pace:
@@ -247,7 +274,9 @@ class EngineThread:
                 self._wait(now, moved)
                 looked = now
             previous, now = now, time.monotonic()
-            if now - previous > self.settings.dead_after_s / 2:  # we were stopped, not they: their bytes are still in the kernel
+            if (
+                now - previous > self.settings.dead_after_s / 2
+            ):  # we were stopped, not they: their bytes are still in the kernel
                 for lane in self._order:
                     lane.heard_at += now - previous
             if now - checked > self.settings.beat_s / 4:
@@ -260,9 +289,20 @@ class EngineThread:
         """Look at the sockets; with nothing ``moved``, until there is something to do."""
         up_s, down_s = self._limits[0].wait_s(now), self._limits[1].wait_s(now)
         for lane in self._order:
-            self._poller.watch(lane.fd, (0 if down_s or lane.ended else READ) | (WRITE if lane.wants_write and not up_s else 0))
-        timeout = min([self.settings.beat_s / 2 if self._order else IDLE_S, *(wait_s for wait_s in (up_s, down_s) if wait_s)])
-        for fd, ready in self._poller.wait(0 if moved or self._commands or self._stopping else timeout):
+            self._poller.watch(
+                lane.fd,
+                (0 if down_s or lane.ended else READ)
+                | (WRITE if lane.wants_write and not up_s else 0),
+            )
+        timeout = min(
+            [
+                self.settings.beat_s / 2 if self._order else IDLE_S,
+                *(wait_s for wait_s in (up_s, down_s) if wait_s),
+            ]
+        )
+        for fd, ready in self._poller.wait(
+            0 if moved or self._commands or self._stopping else timeout
+        ):
             if fd == self._wake_out.fileno():
                 with contextlib.suppress(BlockingIOError):
                     self._wake_out.recv(4096)
@@ -288,7 +328,9 @@ class EngineThread:
         for lane in self._order:
             if lane.wants_write:
                 lane.waited_s += now - self._measured_at
-            reading = readings[lane.number] = read_socket(lane.sock) or Reading(lane.bytes_sent, lane.bytes_received, lane.waited_s, 0.0)
+            reading = readings[lane.number] = read_socket(lane.sock) or Reading(
+                lane.bytes_sent, lane.bytes_received, lane.waited_s, 0.0
+            )
             if lane.way.read(reading):
                 control(lane.sock, "bbr")
         self._measured_at = now
@@ -296,7 +338,14 @@ class EngineThread:
         if not self.settings.bbr:
             for peer in {lane.peer for lane in self._order}:
                 width = self._widths.setdefault(peer, Width())
-                if width.read(now, {lane.number: readings[lane.number] for lane in self._order if lane.peer == peer and lane.up}):
+                if width.read(
+                    now,
+                    {
+                        lane.number: readings[lane.number]
+                        for lane in self._order
+                        if lane.peer == peer and lane.up
+                    },
+                ):
                     self._emit(LanesWanted(peer, width.wanted))
 
     def _step(self, lane: Lane, action: Callable[[Exchange, float], bool], now: float) -> bool:
@@ -322,7 +371,11 @@ class EngineThread:
 
     def _beside(self, lane: Lane) -> list[Lane]:
         """Lanes whose place this one takes."""
-        return [other for other in self._order if (other.peer, other.index) == (lane.peer, lane.index) and other is not lane]
+        return [
+            other
+            for other in self._order
+            if (other.peer, other.index) == (lane.peer, lane.index) and other is not lane
+        ]
 
     def _run(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         if name not in HARMLESS:
@@ -342,7 +395,9 @@ class EngineThread:
                 args[0]()
             else:
                 getattr(self._core, name)(*args, **options)
-        except Exception as error:  # the thread outlives a command that is wrong; whoever gave it is told
+        except (
+            Exception
+        ) as error:  # the thread outlives a command that is wrong; whoever gave it is told
             self._emit(CommandFailed(name, str(error), error))
 
     def _drop(self, peer: PeerId, keep: int) -> None:
@@ -351,7 +406,9 @@ class EngineThread:
         if not keep:
             self._widths.pop(peer, None)
 
-    def _add(self, peer: PeerId, sock: socket.socket, keys: LaneKeys, path: str, number: int, index: int) -> None:
+    def _add(
+        self, peer: PeerId, sock: socket.socket, keys: LaneKeys, path: str, number: int, index: int
+    ) -> None:
         old = self._lanes.get((peer, index))
         if old is not None and old.up:
             old.leaving = True

@@ -36,18 +36,28 @@ class Width:
         self._since = 0.0
         self._settling_s = 0.0
         self._bytes, self._seconds, self._sent, self._again = 0, 0.0, 0, 0
-        self._narrower = 0.0  # the rate that the lanes had before there were more of them; 0: nothing was tried
-        self._failed: tuple[float, float] | None = None  # when more lanes were of no use, and how much was lost then
+        self._narrower = (
+            0.0  # the rate that the lanes had before there were more of them; 0: nothing was tried
+        )
+        self._failed: tuple[float, float] | None = (
+            None  # when more lanes were of no use, and how much was lost then
+        )
 
     def read(self, now: float, lanes: Mapping[int, Reading]) -> bool:
         """Counters of the lanes that are up, by lane number. True when ``wanted`` has changed."""
         elapsed = now - self._since
-        both = [(before, lanes[number]) for number, before in self._before.items() if number in lanes]
+        both = [
+            (before, lanes[number]) for number, before in self._before.items() if number in lanes
+        ]
         self._since, self._before = now, dict(lanes)
         if elapsed > PAUSE_S or not both or len(lanes) < self.wanted:
             return False
         acked = sum(new.acked - old.acked for old, new in both)
-        limited = any(new.busy_s - old.busy_s >= BUSY * elapsed and new.held_up_s - old.held_up_s <= HELD_UP * elapsed for old, new in both)
+        limited = any(
+            new.busy_s - old.busy_s >= BUSY * elapsed
+            and new.held_up_s - old.held_up_s <= HELD_UP * elapsed
+            for old, new in both
+        )
         if not limited or acked < LEAST_BYTES * min(1.0, elapsed):
             return False
         if self._settling_s > 0:

@@ -39,10 +39,14 @@ class Arrivals:
     ``said``: what an owner says of its part."""
 
     def __init__(
-        self, slots: Mapping[bytes, RoundSlot], plans: Mapping[bytes, PlanState], blobs: Blobs,
-        part: Callable[[RoundSlot, PeerId, bytes, int], None], result: Callable[[PlanState, PeerId, int], None],
+        self,
+        slots: Mapping[bytes, RoundSlot],
+        plans: Mapping[bytes, PlanState],
+        blobs: Blobs,
+        part: Callable[[RoundSlot, PeerId, bytes, int], None],
+        result: Callable[[PlanState, PeerId, int], None],
         said: Callable[[PlanState, PeerId, int, bytes], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._slots = slots
         self._plans = plans
         self._blobs = blobs
@@ -93,11 +97,16 @@ class Arrivals:
         """The memory of a round, a plan or a blob is somebody else's from now on. ``chunk``: of this one only."""
         if self._lent:
             for key, arrival in list(self._lent.items()):
-                if arrival.owner is owner and (chunk is None or (arrival.shared and arrival.chunk == chunk)):
+                if arrival.owner is owner and (
+                    chunk is None or (arrival.shared and arrival.chunk == chunk)
+                ):
                     self.drop(*key)
 
     def _is_lent(self, owner: Owner, chunk: int) -> bool:
-        return any(lent.shared and lent.chunk == chunk and lent.owner is owner for lent in self._lent.values())
+        return any(
+            lent.shared and lent.chunk == chunk and lent.owner is owner
+            for lent in self._lent.values()
+        )
 
     def _of_part(self, peer: PeerId, record: Header) -> Arrival | None:
         slot = slot_of(record, self._slots)
@@ -127,8 +136,14 @@ class Arrivals:
         slot, name, chunk = slot_of(record, self._slots), record.sub, record.chunk
         if slot is None or peer not in slot.members:
             return None
-        if chunk >= slot.chunks or record.length % HASH_BYTES or not 0 < record.length <= HASH_BYTES * (len(slot.members) + 1):
-            raise RemoteProtocolError(f"an account of {record.length} bytes of chunk {chunk} of {slot.chunks}", peer=peer)
+        if (
+            chunk >= slot.chunks
+            or record.length % HASH_BYTES
+            or not 0 < record.length <= HASH_BYTES * (len(slot.members) + 1)
+        ):
+            raise RemoteProtocolError(
+                f"an account of {record.length} bytes of chunk {chunk} of {slot.chunks}", peer=peer
+            )
         if slot.plan is not None:
             slot.plan.check_partial(peer, record)
         if slot.closed or not slot.accounts.takes(peer, name, chunk):
@@ -165,17 +180,30 @@ class Arrivals:
 
     def _lacks(self, state: PlanState, peer: PeerId, chunk: int) -> bool:
         """Whether a peer's result of a chunk is still of use."""
-        return state.slot.plan is state and not state.slot.closed and state.hashes[chunk] is None and state.givers[chunk] == peer
+        return (
+            state.slot.plan is state
+            and not state.slot.closed
+            and state.hashes[chunk] is None
+            and state.givers[chunk] == peer
+        )
 
     def _of_measure(self, peer: PeerId, record: Header) -> Arrival | None:
         """What an owner says of its part, also before its plan is known here."""
         state, slot = self._plans.get(record.key), self._slots.get(record.sub)
         if state is not None:
             slot, measuring = state.slot, state.measuring
-            if measuring is None or record.chunk >= len(state.plan.parts) or record.length != measuring.nbytes:
-                raise RemoteProtocolError(f"a statement of {record.length} bytes on part {record.chunk}", peer=peer)
+            if (
+                measuring is None
+                or record.chunk >= len(state.plan.parts)
+                or record.length != measuring.nbytes
+            ):
+                raise RemoteProtocolError(
+                    f"a statement of {record.length} bytes on part {record.chunk}", peer=peer
+                )
             if state.givers[slot.chunks + record.chunk] != peer:
-                raise RemoteProtocolError(f"a statement on part {record.chunk}, which it does not own", peer=peer)
+                raise RemoteProtocolError(
+                    f"a statement on part {record.chunk}, which it does not own", peer=peer
+                )
             if not self._lacks(state, peer, slot.chunks + record.chunk):
                 return None
         elif slot is None or not slot.takes_said(record.key, peer, record.length):
@@ -197,7 +225,11 @@ class Arrivals:
         if slot is None:
             return None
         slot.check_record(peer, record.chunk, record.length, slot.results)
-        return self._spare(slot, peer, record) if slot.takes_early(record.key, peer, record.chunk) else None
+        return (
+            self._spare(slot, peer, record)
+            if slot.takes_early(record.key, peer, record.chunk)
+            else None
+        )
 
     def _spare(self, slot: RoundSlot, peer: PeerId, record: Header) -> Arrival:
         """A result in memory of its own: before its plan, or beside another lane's."""
@@ -225,10 +257,16 @@ class Arrivals:
         view = None if blob is None else blob.view(peer, record.chunk, record.length)
         if blob is None or view is None:
             return None
-        place, spare = view, memoryview(bytearray(len(view))) if self._is_lent(blob, record.chunk) else None
+        place, spare = (
+            view,
+            memoryview(bytearray(len(view))) if self._is_lent(blob, record.chunk) else None,
+        )
 
         def arrived() -> None:
-            if self._blobs.wanted(record.key) is not blob or blob.view(peer, record.chunk, record.length) is None:
+            if (
+                self._blobs.wanted(record.key) is not blob
+                or blob.view(peer, record.chunk, record.length) is None
+            ):
                 return
             if spare is not None:
                 self.withdraw(blob, record.chunk)

@@ -46,7 +46,14 @@ class Provided:
 class Wanted:
     """A blob being fetched. Chunks go straight to their place and count only once their hash is right."""
 
-    def __init__(self, name: bytes, destination: memoryview, bounds: Bounds, hashes: Sequence[bytes], sources: Sequence[PeerId]) -> None:
+    def __init__(
+        self,
+        name: bytes,
+        destination: memoryview,
+        bounds: Bounds,
+        hashes: Sequence[bytes],
+        sources: Sequence[PeerId],
+    ) -> None:
         self.cuts = cut(destination, bounds)
         self.name = name
         self.destination = destination
@@ -65,7 +72,12 @@ class Wanted:
     def same(self, other: Wanted) -> bool:
         """Whether the other is the same wish, sources aside."""
         mine, theirs = (
-            (numpy.frombuffer(blob.destination, numpy.uint8).ctypes.data, len(blob.destination), blob.cuts, blob.expected)
+            (
+                numpy.frombuffer(blob.destination, numpy.uint8).ctypes.data,
+                len(blob.destination),
+                blob.cuts,
+                blob.expected,
+            )
             for blob in (self, other)
         )
         return mine == theirs
@@ -76,8 +88,15 @@ class Wanted:
             raise RemoteProtocolError(f"blob chunk {chunk} of {self.chunks}", peer=peer)
         place = self._place(chunk)
         if len(place) != length:
-            raise RemoteProtocolError(f"blob chunk {chunk} of {length} bytes, expected {len(place)}", peer=peer)
-        if self.filling or peer not in self.sources or peer in self.barred or self.got[chunk] is not None:
+            raise RemoteProtocolError(
+                f"blob chunk {chunk} of {length} bytes, expected {len(place)}", peer=peer
+            )
+        if (
+            self.filling
+            or peer not in self.sources
+            or peer in self.barred
+            or self.got[chunk] is not None
+        ):
             return None
         return place
 
@@ -105,7 +124,9 @@ class Wanted:
         self.have += 1
         index = bisect.bisect_right(self._gaps, chunk, key=lambda gap: gap[0]) - 1
         first, stop = self._gaps[index]
-        self._gaps[index : index + 1] = [gap for gap in ((first, chunk), (chunk + 1, stop)) if gap[0] < gap[1]]
+        self._gaps[index : index + 1] = [
+            gap for gap in ((first, chunk), (chunk + 1, stop)) if gap[0] < gap[1]
+        ]
 
     def progress(self) -> BlobProgress:
         """How much is here and which chunks are missing."""
@@ -123,18 +144,24 @@ def cut(data: memoryview, bounds: Bounds) -> tuple[int, ...]:
     if not cuts or cuts[0] != 0 or cuts[-1] != len(data):
         raise LocalProtocolError(f"blob of {len(data)} bytes with bounds {bounds}")
     if any(not 1 <= stop - start <= MAX_PAYLOAD_BYTES for start, stop in pairwise(cuts)):
-        raise LocalProtocolError(f"blob chunks of 1 to {MAX_PAYLOAD_BYTES} bytes, not those of {bounds}")
+        raise LocalProtocolError(
+            f"blob chunks of 1 to {MAX_PAYLOAD_BYTES} bytes, not those of {bounds}"
+        )
     return cuts
 
 
 class Blobs:
     """What can be had from me, and what I am fetching. ``post`` gets the events. What came under ``plans`` is not fetched."""
 
-    def __init__(self, plans: Mapping[bytes, PlanState], post: Callable[[ExchangeEvent], None]) -> None:
+    def __init__(
+        self, plans: Mapping[bytes, PlanState], post: Callable[[ExchangeEvent], None]
+    ) -> None:
         self._plans, self._post = plans, post
         self._provided: dict[bytes, Provided] = {}
         self._wanted: dict[bytes, Wanted] = {}  # by key
-        self._complete: dict[bytes, Wanted] = {}  # by key: all is here, with the right hashes, and whoever wants it may not know yet
+        self._complete: dict[
+            bytes, Wanted
+        ] = {}  # by key: all is here, with the right hashes, and whoever wants it may not know yet
         self._filling: deque[tuple[bytes, Wanted, Iterator[None]]] = deque()  # by key
 
     def provide(self, name: bytes, data: memoryview, bounds: Bounds) -> None:
@@ -159,7 +186,12 @@ class Blobs:
         return pack(BLOB, len(payload), chunk, blob.key, NO_KEY), payload
 
     def want(
-        self, name: bytes, destination: memoryview, bounds: Bounds, hashes: Sequence[bytes], sources: Sequence[PeerId]
+        self,
+        name: bytes,
+        destination: memoryview,
+        bounds: Bounds,
+        hashes: Sequence[bytes],
+        sources: Sequence[PeerId],
     ) -> Wanted | None:
         """See `Exchange.want`. Returns the wish that this one replaces."""
         blob = Wanted(name, destination, bounds, hashes, sources)
@@ -243,4 +275,6 @@ class Blobs:
             del self._wanted[key]
             if blob.expected:
                 self._complete[key] = blob
-            self._post(BlobComplete(blob.name, tuple(digest for digest in blob.got if digest is not None)))
+            self._post(
+                BlobComplete(blob.name, tuple(digest for digest in blob.got if digest is not None))
+            )

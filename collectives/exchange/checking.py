@@ -39,17 +39,26 @@ class Dispute:
     @property
     def told(self) -> Disputed:
         """As it is reported."""
-        return Disputed(self.plan_id, self.chunk, self.check.partial.peer, self.check.witness, self.wrong)
+        return Disputed(
+            self.plan_id, self.chunk, self.check.partial.peer, self.check.witness, self.wrong
+        )
 
-    def settled(self, held: Mapping[bytes, Mapping[int, Wire]], codec: Codec, out: Wire) -> Dispute | None:
+    def settled(
+        self, held: Mapping[bytes, Mapping[int, Wire]], codec: Codec, out: Wire
+    ) -> Dispute | None:
         """Who is wrong, where all that was to be added up is here, by cid; else None. ``out``: room for the sum.
 
         Whose account has the right terms and another result is wrong, and who sent what its own account does not say. Who says that it was given other
         terms is not: it may be so.
         """
-        factors, terms = self.check.of.factors, [held.get(term.cid, {}).get(self.chunk) for term in self.check.of.terms]
+        factors, terms = (
+            self.check.of.factors,
+            [held.get(term.cid, {}).get(self.chunk) for term in self.check.of.terms],
+        )
         wires = [wire for wire in terms if wire is not None]
-        if len(wires) < len(terms) or not codec.weighted_mean(wires, factors.multipliers, factors.divisor, out):
+        if len(wires) < len(terms) or not codec.weighted_mean(
+            wires, factors.multipliers, factors.divisor, out
+        ):
             return None
         true = account_of(out, wires)
         wrong = [
@@ -66,7 +75,9 @@ def disagreement(plan_id: bytes, slot: RoundSlot, job: Job, chunk: int) -> Dispu
     """The first of the partial sums to a chunk of which accounts or bytes differ, if any."""
     for check in job.checks:
         result = chunk_hash(slot.parts_of(check.partial.peer, check.partial.cid)[chunk].data)
-        one, other = (slot.accounts.of(account.peer, account.cid)[chunk] for account in check.accounts)
+        one, other = (
+            slot.accounts.of(account.peer, account.cid)[chunk] for account in check.accounts
+        )
         if one != other or one[:HASH_BYTES] != result:
             return Dispute(plan_id, chunk, check, result, (one, other))
     return None

@@ -134,6 +134,16 @@ class CommandFailed:
 
 
 ExchangeEvent = (
-    PartReduced | ResultComplete | Report | BlobProgress | BlobComplete | BadChunk
-    | NonFinite | PeerFault | LaneUp | LaneDown | LanesWanted | CommandFailed
-)  # fmt: skip
+    PartReduced
+    | ResultComplete
+    | Report
+    | BlobProgress
+    | BlobComplete
+    | BadChunk
+    | NonFinite
+    | PeerFault
+    | LaneUp
+    | LaneDown
+    | LanesWanted
+    | CommandFailed
+)

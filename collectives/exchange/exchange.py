@@ -52,11 +52,18 @@ class Exchange:
     """
 
     def __init__(
-        self, me: PeerId, *, emit: Callable[[ExchangeEvent], None], result_buffer: Callable[[Plan], memoryview] | None = None,
-        reducers: FindReducer = REDUCERS.get, eager: bool = True, clock: Callable[[], float] = lambda: 0.0,
-        resend_after_s: Callable[[], float] = lambda: 0.0, lead: Callable[[], Lead] = Lead,
+        self,
+        me: PeerId,
+        *,
+        emit: Callable[[ExchangeEvent], None],
+        result_buffer: Callable[[Plan], memoryview] | None = None,
+        reducers: FindReducer = REDUCERS.get,
+        eager: bool = True,
+        clock: Callable[[], float] = lambda: 0.0,
+        resend_after_s: Callable[[], float] = lambda: 0.0,
+        lead: Callable[[], Lead] = Lead,
         beside: Callable[[Callable[[], Callable[[], None]]], None] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.me = me
         self._emit = emit
         self._result_buffer = result_buffer
@@ -67,9 +74,14 @@ class Exchange:
         self._grid = lru_cache(8)(partial(Grid, make=self._pools.codec))
         self._reducer = ChunkReducer()
         self._first = FirstPhase(
-            me, self._reducer, usable=self._usable, blame=self._blame, spread=self._queue_results, weighed=self._weighed,
+            me,
+            self._reducer,
+            usable=self._usable,
+            blame=self._blame,
+            spread=self._queue_results,
+            weighed=self._weighed,
             beside=beside or (lambda work: work()()),
-        )  # fmt: skip
+        )
         self._slots: dict[bytes, RoundSlot] = {}
         self._lingering: dict[str, RoundSlot] = {}  # by log: closed, still serving slower peers
         self._plans: dict[bytes, PlanState] = {}
@@ -77,21 +89,48 @@ class Exchange:
         self._ready: deque[tuple[PlanState, int]] = deque()
         self._events: deque[ExchangeEvent] = deque()
         self._blobs = Blobs(self._plans, self._post)
-        self._arrivals = Arrivals(self._slots, self._plans, self._blobs, self._part_arrived, self._result_arrived, self._first.said)
-        self._sender = Sender(self._frozen, self._blobs, self._poison, self._forget_if_served, clock, resend_after_s, lead)
+        self._arrivals = Arrivals(
+            self._slots,
+            self._plans,
+            self._blobs,
+            self._part_arrived,
+            self._result_arrived,
+            self._first.said,
+        )
+        self._sender = Sender(
+            self._frozen,
+            self._blobs,
+            self._poison,
+            self._forget_if_served,
+            clock,
+            resend_after_s,
+            lead,
+        )
         self._delivering = False
 
     # ---- rounds
 
-    def open_round(self, log: str, round_: int, members: Sequence[PeerId], numel: int, chunk_elements: int, codec: str) -> None:
+    def open_round(
+        self,
+        log: str,
+        round_: int,
+        members: Sequence[PeerId],
+        numel: int,
+        chunk_elements: int,
+        codec: str,
+    ) -> None:
         """From now on accept parts of (log, round) from these peers. A second call may only change the members.
 
         ``log`` must be unique in this exchange: where several runs share it, put the run into the name. Raises LocalProtocolError
         for another grid or senseless sizes, ConfigError for an unknown codec.
         """
         if numel < 1 or not 1 <= chunk_elements <= 1 << 22 or len(members) > MAX_MEMBERS:
-            raise LocalProtocolError(f"round of {numel} elements in chunks of {chunk_elements} among {len(members)} members")
-        slot = RoundSlot(log, round_, members, self._grid(codec, numel, chunk_elements), self._pools)
+            raise LocalProtocolError(
+                f"round of {numel} elements in chunks of {chunk_elements} among {len(members)} members"
+            )
+        slot = RoundSlot(
+            log, round_, members, self._grid(codec, numel, chunk_elements), self._pools
+        )
         known = self._slots.get(slot.id)
         if known is None:
             self._slots[slot.id] = slot
@@ -107,7 +146,9 @@ class Exchange:
         """
         slot, frozen = self._slots.get(wire_header.slot_id(log, round_)), Frozen(cid, vector)
         if slot is not None and not frozen.fits(slot):
-            raise LocalProtocolError(f"contribution of {vector.numel()} elements to a round of {slot.numel}, or on another grid")
+            raise LocalProtocolError(
+                f"contribution of {vector.numel()} elements to a round of {slot.numel}, or on another grid"
+            )
         known = self._frozen.get(cid)
         if known is None or not known.same(frozen):
             self._frozen[cid] = frozen
@@ -137,13 +178,21 @@ class Exchange:
             return
         reducer = self._find(plan.reducer)
         if reducer is None or len(plan.contributors) < least_of(reducer):
-            raise ConfigError(f"reducer {plan.reducer!r} cannot be run by this exchange", key="reducer")
+            raise ConfigError(
+                f"reducer {plan.reducer!r} cannot be run by this exchange", key="reducer"
+            )
         if old is not None:
             self._abandon(slot, old)
             del old  # its buffer may be the next one's: two are not held at once, unless somebody was given the first
-        data = self._result_buffer(plan) if self._result_buffer is not None else memoryview(bytearray(slot.results.nbytes))
+        data = (
+            self._result_buffer(plan)
+            if self._result_buffer is not None
+            else memoryview(bytearray(slot.results.nbytes))
+        )
         if len(data) < slot.results.nbytes or data.readonly or data.format != "B":
-            raise LocalProtocolError(f"result buffer of {len(data)} bytes, {slot.results.nbytes} writable bytes needed")
+            raise LocalProtocolError(
+                f"result buffer of {len(data)} bytes, {slot.results.nbytes} writable bytes needed"
+            )
         state = PlanState(plan, slot, self.me, reducer, data, audience, self._clock)
         slot.plan = self._plans[state.plan_id] = state
         slot.keep_partials(state.partials())
@@ -160,7 +209,9 @@ class Exchange:
         previous = self._lingering.get(log)
         if previous is not None and previous.round != round_:
             self._forget(previous)
-        slot = self._slots.pop(wire_header.slot_id(log, round_), None) or (previous if previous and previous.round == round_ else None)
+        slot = self._slots.pop(wire_header.slot_id(log, round_), None) or (
+            previous if previous and previous.round == round_ else None
+        )
         if slot is None:
             return
         slot.closed = True
@@ -173,7 +224,13 @@ class Exchange:
             if flow is None:
                 continue
             flow.parts.clear()
-            if linger and box.lanes and flow.results and slot.plan is not None and slot.plan.complete:
+            if (
+                linger
+                and box.lanes
+                and flow.results
+                and slot.plan is not None
+                and slot.plan.complete
+            ):
                 busy = True
             else:
                 box.drop(slot.id)
@@ -182,19 +239,30 @@ class Exchange:
         else:
             self._forget(slot)
 
-    def resend_parts(self, peer: PeerId, plan_id: bytes, cid: bytes, spans: Iterable[tuple[int, int]]) -> None:
+    def resend_parts(
+        self, peer: PeerId, plan_id: bytes, cid: bytes, spans: Iterable[tuple[int, int]]
+    ) -> None:
         """Answer to Missing: send these chunks of my contribution, or of a partial sum or an account of mine, again."""
         state = self._plans.get(plan_id)
-        if state is None or state.slot.closed or peer == self.me or (cid == state.own_cid and self._usable(state) is None):
+        if (
+            state is None
+            or state.slot.closed
+            or peer == self.me
+            or (cid == state.own_cid and self._usable(state) is None)
+        ):
             return
         box = self._sender.box(peer)
         flow = box.flow(state.slot)
         for chunk in unfold(spans, state.slot.chunks):
-            if (cid, peer) in state.uploads(chunk) and self._sender.overdue(flow.sent.get(cid, {}), chunk):
+            if (cid, peer) in state.uploads(chunk) and self._sender.overdue(
+                flow.sent.get(cid, {}), chunk
+            ):
                 flow.parts[cid, chunk] = None
         box.wake(flow)
 
-    def resend_results(self, peer: PeerId, plan_id: bytes, spans: Iterable[tuple[int, int]]) -> None:
+    def resend_results(
+        self, peer: PeerId, plan_id: bytes, spans: Iterable[tuple[int, int]]
+    ) -> None:
         """Answer to Need: send these chunks of the result again, as far as they are here and the peer gets them from me."""
         state = self._plans.get(plan_id)
         if state is None or peer == self.me:
@@ -225,9 +293,18 @@ class Exchange:
         """Send these chunks of a provided blob; they are behind all rounds in the queue."""
         chunks = self._blobs.chunks(name)
         if chunks and peer != self.me:
-            self._sender.box(peer).blobs.update(((name, chunk), None) for chunk in unfold(spans, chunks))
+            self._sender.box(peer).blobs.update(
+                ((name, chunk), None) for chunk in unfold(spans, chunks)
+            )
 
-    def want(self, name: bytes, destination: memoryview, bounds: Bounds, hashes: Sequence[bytes], sources: Sequence[PeerId]) -> None:
+    def want(
+        self,
+        name: bytes,
+        destination: memoryview,
+        bounds: Bounds,
+        hashes: Sequence[bytes],
+        sources: Sequence[PeerId],
+    ) -> None:
         """Accept chunks of a blob from ``sources`` into ``destination``. Asking for them is the session's business.
 
         With ``hashes`` (blake3, one a chunk) every chunk is checked on arrival; an empty sequence takes them as they come, and
@@ -271,7 +348,9 @@ class Exchange:
         """Whether `next_record`, which had nothing, may have something by now."""
         return self._sender.has_more(peer)
 
-    def destination(self, peer: PeerId, header: bytes | bytearray | memoryview, lane: int = 0) -> memoryview | None:
+    def destination(
+        self, peer: PeerId, header: bytes | bytearray | memoryview, lane: int = 0
+    ) -> memoryview | None:
         """Where the payload of an arriving record goes; None: read and discard it. Raises RemoteProtocolError for an invalid header.
 
         The record before it on the same lane, if it was not `received`, is abandoned.
@@ -292,7 +371,12 @@ class Exchange:
         """Reduce one chunk that is ready, and copy a few of a blob; True when there may be more to do. Only needed when not ``eager``."""
         while self._ready:
             state, chunk = self._ready.popleft()
-            if state.slot.plan is state and not state.slot.closed and self._can_reduce(state) and self._advance(state, chunk):
+            if (
+                state.slot.plan is state
+                and not state.slot.closed
+                and self._can_reduce(state)
+                and self._advance(state, chunk)
+            ):
                 break
         self._blobs.work()
         if self._events:
@@ -364,7 +448,9 @@ class Exchange:
             self._post(PartReduced(state.plan_id, done, state.part_digest(done)))
         self._completed(state)
 
-    def _added_up(self, state: PlanState, job: Job, chunk: int, out: Wire, terms: list[Wire]) -> None:
+    def _added_up(
+        self, state: PlanState, job: Job, chunk: int, out: Wire, terms: list[Wire]
+    ) -> None:
         """What I add up for others: send it, or what I say of it."""
         if job.account is not None:
             state.slot.accounts.made.setdefault(job.account, {})[chunk] = account_of(out, terms)
@@ -385,11 +471,19 @@ class Exchange:
             return False
         else:
             out = slot.pool(chunk).take()
-            slot.dispute = dispute.settled({cid: held for _, cid, held in job.sources}, slot.grid.codec(chunk), out) or dispute
+            slot.dispute = (
+                dispute.settled(
+                    {cid: held for _, cid, held in job.sources}, slot.grid.codec(chunk), out
+                )
+                or dispute
+            )
             slot.pool(chunk).give(out)
             for peer in slot.dispute.wrong:
                 self._post(
-                    PeerFault(peer, f"the sum of its site that it states (chunk {chunk}) is not that of what its members contribute")
+                    PeerFault(
+                        peer,
+                        f"the sum of its site that it states (chunk {chunk}) is not that of what its members contribute",
+                    )
                 )
         self._post(state.report(self._usable(state) is not None))
         return found is not None
@@ -413,7 +507,18 @@ class Exchange:
             digests = tuple(state.part_digest(index) for index in range(len(state.plan.parts)))
             slot = state.slot
             sent, received, weights = slot.bytes_sent, slot.bytes_received, state.weights
-            self._post(ResultComplete(state.plan_id, digests, state.data, sent, received, state.since(), weights, state.spread))
+            self._post(
+                ResultComplete(
+                    state.plan_id,
+                    digests,
+                    state.data,
+                    sent,
+                    received,
+                    state.since(),
+                    weights,
+                    state.spread,
+                )
+            )
 
     def _usable(self, state: PlanState) -> Frozen | None:
         """My contribution to a plan, when it can be used."""
@@ -433,7 +538,11 @@ class Exchange:
         if self._can_reduce(state):
             self._ready.extend((state, chunk) for chunk in state.ready())
             if state.measuring is not None and state.own_cid is not None:
-                self._ready.extend((state, chunk) for chunk in range(state.slot.chunks) if state.givers[chunk] != self.me)
+                self._ready.extend(
+                    (state, chunk)
+                    for chunk in range(state.slot.chunks)
+                    if state.givers[chunk] != self.me
+                )
 
     def _queue_parts(self, state: PlanState, chunks: Sequence[int]) -> None:
         """Chunks of one part: send what I have for it, as far as it was never sent there."""
@@ -445,7 +554,9 @@ class Exchange:
                     flow.parts[cid, chunk] = None
                     box.wake(flow)
 
-    def _queue_results(self, state: PlanState, peers: Iterable[PeerId], chunks: Sequence[int]) -> None:
+    def _queue_results(
+        self, state: PlanState, peers: Iterable[PeerId], chunks: Sequence[int]
+    ) -> None:
         for peer in peers:
             box = self._sender.box(peer)
             flow = box.flow(state.slot)

@@ -69,7 +69,9 @@ def payload_length(data: memoryview, start: int, peer: PeerId) -> int:
     return length
 
 
-def parse(data: bytes | bytearray | memoryview, peer: PeerId, *, packed_too: bool = False) -> Header:
+def parse(
+    data: bytes | bytearray | memoryview, peer: PeerId, *, packed_too: bool = False
+) -> Header:
     """A header from a peer, all fields in bounds; that of a packed record only with ``packed_too``. Raises RemoteProtocolError."""
     if len(data) != HEADER_BYTES:
         raise RemoteProtocolError(f"record header of {len(data)} bytes", peer=peer)

@@ -33,9 +33,16 @@ class FirstPhase:
     """Of all plans of one exchange; what it learns of others it does through the functions that it is given."""
 
     def __init__(
-        self, me: PeerId, reducer: ChunkReducer, *, usable: Callable[[PlanState], Frozen | None], blame: Blame,
-        spread: Callable[[PlanState, Iterable[PeerId], Sequence[int]], None], weighed: Callable[[PlanState], None], beside: Beside,
-    ) -> None:  # fmt: skip
+        self,
+        me: PeerId,
+        reducer: ChunkReducer,
+        *,
+        usable: Callable[[PlanState], Frozen | None],
+        blame: Blame,
+        spread: Callable[[PlanState, Iterable[PeerId], Sequence[int]], None],
+        weighed: Callable[[PlanState], None],
+        beside: Beside,
+    ) -> None:
         self._me, self._reducer = me, reducer
         self._usable, self._blame = usable, blame
         self._spread, self._weighed, self._beside = spread, weighed, beside
@@ -46,7 +53,11 @@ class FirstPhase:
         mine = measuring.mine(part)
         if not measuring.wants(chunk, part) or (not ready if mine else own is None):
             return False
-        found = self._reducer.measure(state, chunk, own) if mine else self._reducer.measure_own(state, chunk, own)
+        found = (
+            self._reducer.measure(state, chunk, own)
+            if mine
+            else self._reducer.measure_own(state, chunk, own)
+        )
         if isinstance(found, tuple):
             self._blame(state, *found, NOT_FINITE)
         elif measuring.measured(chunk, part, found):
@@ -59,7 +70,12 @@ class FirstPhase:
     def said(self, state: PlanState, peer: PeerId, part: int, data: bytes) -> None:
         """What the owner of a part says of it is here."""
         chunk, measuring = state.slot.chunks + part, state.measuring
-        if measuring is None or part >= len(state.plan.parts) or len(data) != measuring.nbytes or state.slot.plan is not state:
+        if (
+            measuring is None
+            or part >= len(state.plan.parts)
+            or len(data) != measuring.nbytes
+            or state.slot.plan is not state
+        ):
             return
         if state.givers[chunk] != peer or state.hashes[chunk] is not None:
             return
@@ -79,11 +95,17 @@ class FirstPhase:
                 self.said(state, peer, part, data)
 
     def _weigh(self, state: PlanState, measuring: Measuring) -> None:
-        if measuring.under_way or state.blocked or not measuring.complete(own=self._usable(state) is not None):
+        if (
+            measuring.under_way
+            or state.blocked
+            or not measuring.complete(own=self._usable(state) is not None)
+        ):
             return
         liar = measuring.liar()
         if liar is not None:
-            return self._disbelieve(state, liar, "what it says of its part is not so for my contribution")
+            return self._disbelieve(
+                state, liar, "what it says of its part is not so for my contribution"
+            )
         measuring.under_way = True
 
         def work() -> Callable[[], None]:
@@ -98,4 +120,9 @@ class FirstPhase:
         return self._beside(work)
 
     def _disbelieve(self, state: PlanState, peer: PeerId, why: str) -> None:
-        self._blame(state, peer, next((c.cid for c in state.plan.contributors if c.member.peer == peer), None), why)
+        self._blame(
+            state,
+            peer,
+            next((c.cid for c in state.plan.contributors if c.member.peer == peer), None),
+            why,
+        )

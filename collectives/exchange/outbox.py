@@ -42,8 +42,12 @@ class Flow:
         self.slot = slot
         self.parts: OrderedDict[tuple[bytes, int], None] = OrderedDict()  # (cid, chunk)
         self.results: OrderedDict[int, None] = OrderedDict()
-        self.sent: dict[bytes, dict[int, float]] = {}  # by cid: what this peer was sent already, under whichever plan, and when
-        self.given: dict[int, float] = {}  # results of the present plan this peer was sent, and when
+        self.sent: dict[
+            bytes, dict[int, float]
+        ] = {}  # by cid: what this peer was sent already, under whichever plan, and when
+        self.given: dict[
+            int, float
+        ] = {}  # results of the present plan this peer was sent, and when
         self.carried: dict[int, list[Handed]] = {}  # by lane: what went over it
         self.result_turn = False
         self.queued = False
@@ -66,9 +70,13 @@ class Outbox:
         self.ring: deque[Flow] = deque()
         self.flows: dict[bytes, Flow] = {}  # by slot id
         self.blobs: OrderedDict[tuple[bytes, int], None] = OrderedDict()  # (name, chunk)
-        self.workspaces: dict[int, Workspace] = {}  # by lane: where parts are encoded on their way out
+        self.workspaces: dict[
+            int, Workspace
+        ] = {}  # by lane: where parts are encoded on their way out
         self.lanes: set[int] = set()
-        self.in_hand: dict[int, Handed] = {}  # by lane: the chunk handed out last; the lane has not asked for more since
+        self.in_hand: dict[
+            int, Handed
+        ] = {}  # by lane: the chunk handed out last; the lane has not asked for more since
 
     def flow(self, slot: RoundSlot) -> Flow:
         """The flow of a round, made on first use."""
@@ -115,9 +123,15 @@ class Sender:
     """The outboxes of all peers. Chunks are encoded when they are pulled."""
 
     def __init__(
-        self, frozen: Mapping[bytes, Frozen], blobs: Blobs, poison: Callable[[bytes], None], served: Callable[[RoundSlot], None],
-        clock: Callable[[], float], patience_s: Callable[[], float], lead: Callable[[], Lead],
-    ) -> None:  # fmt: skip
+        self,
+        frozen: Mapping[bytes, Frozen],
+        blobs: Blobs,
+        poison: Callable[[bytes], None],
+        served: Callable[[RoundSlot], None],
+        clock: Callable[[], float],
+        patience_s: Callable[[], float],
+        lead: Callable[[], Lead],
+    ) -> None:
         self.boxes: dict[PeerId, Outbox] = {}
         self._frozen = frozen
         self._blobs = blobs
@@ -185,7 +199,11 @@ class Sender:
                 chunk, _ = flow.results.popitem(last=False)
                 payload = state.view(chunk)
                 handed = flow.given
-                kind, number = (wire_header.RESULT, chunk) if chunk < slot.chunks else (wire_header.MEASURE, chunk - slot.chunks)
+                kind, number = (
+                    (wire_header.RESULT, chunk)
+                    if chunk < slot.chunks
+                    else (wire_header.MEASURE, chunk - slot.chunks)
+                )
                 head = wire_header.pack(kind, len(payload), number, state.plan_id, slot.id)
             elif part is None:
                 return None
@@ -211,8 +229,14 @@ class Sender:
             return None
         lead = self._lead()
         if lead.rate <= 0:  # the usual case on fast links, asked for every record
-            return next(iter(flow.parts)) if not lead.near or state.even(peer, len(flow.parts)) else None
-        refused: dict[int, int] = {}  # by part of the plan: its first chunk that is too far ahead; those behind it are, too
+            return (
+                next(iter(flow.parts))
+                if not lead.near or state.even(peer, len(flow.parts))
+                else None
+            )
+        refused: dict[
+            int, int
+        ] = {}  # by part of the plan: its first chunk that is too far ahead; those behind it are, too
         for part in flow.parts:
             chunk, index = part[1], state.part_of[part[1]]
             if chunk < refused.get(index, NEVER):
@@ -221,7 +245,9 @@ class Sender:
                 refused[index] = chunk
         return None
 
-    def _encode(self, flow: Flow, workspace: Workspace, cid: bytes, chunk: int) -> memoryview | None:
+    def _encode(
+        self, flow: Flow, workspace: Workspace, cid: bytes, chunk: int
+    ) -> memoryview | None:
         slot, frozen = flow.slot, self._frozen.get(cid)
         if cid in slot.accounts.made:
             account = slot.accounts.made[cid].get(chunk)
@@ -245,4 +271,8 @@ def _kind(state: PlanState, cid: bytes) -> tuple[int, bytes]:
     """Kind and key of the record of a contribution, a partial sum or an account."""
     if cid in state.slot.accounts.made:
         return wire_header.ACCOUNT, state.partial_key
-    return (wire_header.PARTIAL, state.partial_key) if cid in state.slot.partials else (wire_header.PART, state.slot.id)
+    return (
+        (wire_header.PARTIAL, state.partial_key)
+        if cid in state.slot.partials
+        else (wire_header.PART, state.slot.id)
+    )

@@ -33,7 +33,9 @@ def slot_for(plan: Plan, slots: Mapping[bytes, RoundSlot]) -> RoundSlot:
     """The open round of a plan. Raises LocalProtocolError where there is none like it, or the plan is not well formed."""
     fault = check_plan(plan)
     if fault is not None:
-        raise LocalProtocolError(f"plan of round {plan.round} of {plan.log!r} is not well formed: {fault}")
+        raise LocalProtocolError(
+            f"plan of round {plan.round} of {plan.log!r} is not well formed: {fault}"
+        )
     slot = slots.get(wire_header.slot_id(plan.log, plan.round))
     if slot is None:
         raise LocalProtocolError(f"round {plan.round} of {plan.log!r} is not open")
@@ -46,9 +48,15 @@ class PlanState:
     """The plan in force of a round. ``data`` holds the encoded result, chunk after chunk, and gets its final bytes in place."""
 
     def __init__(
-        self, plan: Plan, slot: RoundSlot, me: PeerId, reducer: Reducer, data: memoryview, audience: Sequence[PeerId],
+        self,
+        plan: Plan,
+        slot: RoundSlot,
+        me: PeerId,
+        reducer: Reducer,
+        data: memoryview,
+        audience: Sequence[PeerId],
         clock: Callable[[], float],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.plan = plan
         self.plan_id = plan.plan_id
         self.slot = slot
@@ -59,22 +67,35 @@ class PlanState:
         self.partial_key = wire_header.partial_key(slot.id, self.plan_id)
         self.sums = plan.topology.kind != "butterfly"  # whether partial sums travel
         self.ways = ways_of(plan, slot, me, reducer)
-        self.below = [way.below(me, self.audience) for way in self.ways]  # by part: to whom I send its result
-        self.part_of = [index for index, part in enumerate(plan.parts) for _ in range(part.first, part.stop)]  # by chunk
-        self.givers: list[PeerId] = [self.ways[index].above for index in self.part_of]  # by chunk: who sends me the result
+        self.below = [
+            way.below(me, self.audience) for way in self.ways
+        ]  # by part: to whom I send its result
+        self.part_of = [
+            index for index, part in enumerate(plan.parts) for _ in range(part.first, part.stop)
+        ]  # by chunk
+        self.givers: list[PeerId] = [
+            self.ways[index].above for index in self.part_of
+        ]  # by chunk: who sends me the result
         self.measuring = Measuring(plan, me, reducer) if reducer.form == "two-phase" else None
         if self.measuring is not None:
             self.part_of += range(len(plan.parts))
             self.givers += [part.owner for part in plan.parts]
-        self.cids = frozenset([c.cid for c in plan.contributors] + [cid for way in self.ways if way.job for _, cid in way.job.others])
+        self.cids = frozenset(
+            [c.cid for c in plan.contributors]
+            + [cid for way in self.ways if way.job for _, cid in way.job.others]
+        )
         self.hashes: list[bytes | None] = [None] * len(self.givers)
         self.have = 0
         self._returned = [0] * len(plan.parts)  # results here, by part
-        self._others = slot.chunks - sum(part.stop - part.first for part in plan.parts if part.owner == me)
+        self._others = slot.chunks - sum(
+            part.stop - part.first for part in plan.parts if part.owner == me
+        )
         self.progress = 0
         self.resumed: set[PeerId] = set()  # whose lanes came up since the last report
         self.blocked = False  # a contribution turned out to be unusable: nothing more can be reduced under this plan
-        self.waiting: dict[int, int] = {}  # chunks I add up and have not: how many contributions of others they lack
+        self.waiting: dict[
+            int, int
+        ] = {}  # chunks I add up and have not: how many contributions of others they lack
         self._left: dict[int, int] = {}  # my parts: chunks still to reduce
         self._wires: dict[int, Wire] = {}
         self.me = me
@@ -91,14 +112,22 @@ class PlanState:
         for giver in self.givers:
             if giver != me:
                 self._due["result", giver] = self._due.get(("result", giver), 0) + 1
-        simple = not self.sums and self.measuring is None  # contributions alone go between two members, but for results
-        self._incoming = {peer: due for (kind, peer), due in self._due.items() if kind == "part" and simple}
+        simple = (
+            not self.sums and self.measuring is None
+        )  # contributions alone go between two members, but for results
+        self._incoming = {
+            peer: due for (kind, peer), due in self._due.items() if kind == "part" and simple
+        }
         self._outgoing: dict[PeerId, int] = {}  # what there was to send when this plan began
         self._heard: dict[PeerId, float] = {}  # when a contribution of a peer came last
 
     def _expect(self, job: Job, chunks: Iterable[int]) -> None:
         slot = self.slot
-        done = slot.partials.get(job.sent.cid, {}) if job.sent is not None else slot.accounts.made.get(job.account or b"", {})
+        done = (
+            slot.partials.get(job.sent.cid, {})
+            if job.sent is not None
+            else slot.accounts.made.get(job.account or b"", {})
+        )
         for chunk in chunks:
             if chunk in done:  # added up under an earlier plan
                 continue
@@ -115,7 +144,9 @@ class PlanState:
     @property
     def complete(self) -> bool:
         """Whether all result bytes are here, and weighed what they were made with."""
-        return self.have == len(self.hashes) and (self.measuring is None or self.measuring.weighing is not None)
+        return self.have == len(self.hashes) and (
+            self.measuring is None or self.measuring.weighing is not None
+        )
 
     @property
     def weights(self) -> tuple[float, ...]:
@@ -141,7 +172,9 @@ class PlanState:
         return [
             (upload.cid, upload.to)
             for upload in self.ways[self.part_of[chunk]].uploads
-            if not upload.made or chunk in partials.get(upload.cid, ()) or chunk in accounts.get(upload.cid, ())
+            if not upload.made
+            or chunk in partials.get(upload.cid, ())
+            or chunk in accounts.get(upload.cid, ())
         ]
 
     def partials(self) -> set[bytes]:
@@ -153,17 +186,27 @@ class PlanState:
     def expected(self, peer: PeerId, chunk: int) -> bytes | None:
         """The name of what ``peer`` is to send me for a chunk, if anything."""
         job = self.ways[self.part_of[chunk]].job
-        return next((cid for other, cid, _ in job.sources if other == peer), None) if job is not None else None
+        return (
+            next((cid for other, cid, _ in job.sources if other == peer), None)
+            if job is not None
+            else None
+        )
 
     def check_partial(self, peer: PeerId, record: Header) -> None:
         """Raises RemoteProtocolError when a partial sum or an account made for this plan is not the one that it wants from the peer."""
         if record.key != self.partial_key:
             return
         if record.kind == wire_header.PARTIAL and self.expected(peer, record.chunk) != record.sub:
-            raise RemoteProtocolError(f"a partial sum of chunk {record.chunk} over another set than the plan's", peer=peer)
+            raise RemoteProtocolError(
+                f"a partial sum of chunk {record.chunk} over another set than the plan's", peer=peer
+            )
         job = self.ways[self.part_of[record.chunk]].job
-        if record.kind == wire_header.ACCOUNT and (job is None or (peer, record.sub) not in job.others):
-            raise RemoteProtocolError(f"an account of chunk {record.chunk} that the plan does not want", peer=peer)
+        if record.kind == wire_header.ACCOUNT and (
+            job is None or (peer, record.sub) not in job.others
+        ):
+            raise RemoteProtocolError(
+                f"an account of chunk {record.chunk} that the plan does not want", peer=peer
+            )
 
     def wire(self, chunk: int) -> Wire:
         """Views of a chunk of the result."""
@@ -181,16 +224,26 @@ class PlanState:
 
     def here_by_hash(self) -> dict[bytes, int]:
         """The chunks of the result that are here."""
-        return {digest: chunk for chunk, digest in enumerate(self.hashes[: self.slot.chunks]) if digest is not None}
+        return {
+            digest: chunk
+            for chunk, digest in enumerate(self.hashes[: self.slot.chunks])
+            if digest is not None
+        }
 
     def here(self, chunks: Iterable[int], peer: PeerId) -> list[int]:
         """Those of the chunks whose result is here and which ``peer`` gets from me."""
         mine = [bool(way.below(self.me, (peer,))) for way in self.ways]
-        return [chunk for chunk in chunks if mine[self.part_of[chunk]] and self.hashes[chunk] is not None]
+        return [
+            chunk
+            for chunk in chunks
+            if mine[self.part_of[chunk]] and self.hashes[chunk] is not None
+        ]
 
     def add_audience(self, peers: Sequence[PeerId]) -> tuple[PeerId, ...]:
         """More receivers of the result; returns the new ones."""
-        new = tuple(peer for peer in dict.fromkeys(peers) if peer != self.me and peer not in self.audience)
+        new = tuple(
+            peer for peer in dict.fromkeys(peers) if peer != self.me and peer not in self.audience
+        )
         self.audience += new
         self.below = [way.below(self.me, self.audience) for way in self.ways]
         return new
@@ -203,7 +256,9 @@ class PlanState:
         Without a limit the senders that win the race for an owner's downlink run away from the one that loses it, whom all wait for
         at the end, while their own uplinks stand idle. (Credits by the receiver, as in pHost and Homa, arXiv 1803.09615; a result is one.)
         """
-        if lead.rate <= 0 or self.sums or self.measuring is not None:  # no result comes before all contributions have
+        if (
+            lead.rate <= 0 or self.sums or self.measuring is not None
+        ):  # no result comes before all contributions have
             return True
         part = self.plan.parts[self.part_of[chunk]]
         slot = self.slot
@@ -224,7 +279,10 @@ class PlanState:
             return True
         total = self._outgoing.setdefault(peer, left)
         given, got = total - left, incoming - due
-        return given * incoming < (got + EVEN_AHEAD) * total or self._clock() - self._heard.get(peer, self._began) > EVEN_S
+        return (
+            given * incoming < (got + EVEN_AHEAD) * total
+            or self._clock() - self._heard.get(peer, self._began) > EVEN_S
+        )
 
     def ready(self) -> list[int]:
         """The chunks I add up that have all contributions of others."""
@@ -292,4 +350,11 @@ class PlanState:
         missing = {cid: spans(chunks) for cid, chunks in lost.items()}
         found = {giver: spans(chunks) for giver, chunks in lacking.items()}
         dispute = self.slot.dispute
-        return Report(self.plan_id, missing, found, self.progress, frozenset(resumed), dispute.told if dispute is not None else None)
+        return Report(
+            self.plan_id,
+            missing,
+            found,
+            self.progress,
+            frozenset(resumed),
+            dispute.told if dispute is not None else None,
+        )

@@ -26,7 +26,9 @@ class ChunkReducer:
         self._rows: Tensor | None = None
         self._out: Tensor | None = None
 
-    def reduce(self, state: PlanState, chunk: int, own: Frozen | None, out: Wire) -> list[Wire] | Source:
+    def reduce(
+        self, state: PlanState, chunk: int, own: Frozen | None, out: Wire
+    ) -> list[Wire] | Source:
         """Write the encoded result, or partial sum, of a chunk to ``out``. Returns what it is made of, until the next call, or the contribution
         that made it impossible.
 
@@ -56,15 +58,23 @@ class ChunkReducer:
         assert state.reducer.form == "two-phase"
         assert own is not None
         wire, finite = own.wire(state.slot, chunk, self._workspace)
-        return state.reducer.measure(self._decoded(state, chunk, [wire])) if finite else (state.me, own.cid)
+        return (
+            state.reducer.measure(self._decoded(state, chunk, [wire]))
+            if finite
+            else (state.me, own.cid)
+        )
 
-    def _wires(self, state: PlanState, job: Job, chunk: int, own: Frozen | None) -> list[Wire] | Source:
+    def _wires(
+        self, state: PlanState, job: Job, chunk: int, own: Frozen | None
+    ) -> list[Wire] | Source:
         """All that is added up for a chunk, encoded; or who I am, where my own contribution is not finite."""
         wires: list[Wire] = []
         for peer, cid, held in job.sources:
             if cid == job.own_cid:
                 assert own is not None
-                wire, finite = own.wire(state.slot, chunk, self._workspace, look=job.factors is None)  # no sum hides what is not finite
+                wire, finite = own.wire(
+                    state.slot, chunk, self._workspace, look=job.factors is None
+                )  # no sum hides what is not finite
                 if not finite:
                     return (peer, cid)
                 wires.append(wire)
@@ -72,15 +82,23 @@ class ChunkReducer:
                 wires.append(held[chunk])
         return wires
 
-    def _combine(self, state: PlanState, job: Job, chunk: int, wires: Sequence[Wire], out: Wire) -> bool:
+    def _combine(
+        self, state: PlanState, job: Job, chunk: int, wires: Sequence[Wire], out: Wire
+    ) -> bool:
         codec, results = state.slot.grid.codec(chunk), state.slot.results.codec(chunk)
         if job.factors is not None:
             return codec.weighted_mean(wires, job.factors.multipliers, job.factors.divisor, out)
         weighing = state.measuring.weighing if state.measuring is not None else None
-        used = [index for index, factor in enumerate(weighing.factors.multipliers) if factor] if weighing and weighing.factors else []
+        used = (
+            [index for index, factor in enumerate(weighing.factors.multipliers) if factor]
+            if weighing and weighing.factors
+            else []
+        )
         if weighing is not None and weighing.factors is not None and used:
             multipliers = [weighing.factors.multipliers[index] for index in used]
-            return codec.weighted_mean([wires[index] for index in used], multipliers, weighing.factors.divisor, out)
+            return codec.weighted_mean(
+                [wires[index] for index in used], multipliers, weighing.factors.divisor, out
+            )
         rows = self._decoded(state, chunk, wires)
         assert self._out is not None
         result = self._out[: out.elements]
@@ -94,7 +112,12 @@ class ChunkReducer:
     def _decoded(self, state: PlanState, chunk: int, wires: Sequence[Wire]) -> Tensor:
         """float32 (contributors, elements), until the next call."""
         codec, elements, count = state.slot.grid.codec(chunk), wires[0].elements, len(wires)
-        if self._rows is None or self._out is None or self._rows.shape[0] < count or self._rows.shape[1] < elements:
+        if (
+            self._rows is None
+            or self._out is None
+            or self._rows.shape[0] < count
+            or self._rows.shape[1] < elements
+        ):
             self._rows = torch.empty(count, elements, dtype=torch.float32, device="cpu")
             self._out = torch.empty(elements, dtype=torch.float32, device="cpu")
         rows = self._rows[:count, :elements]

@@ -32,7 +32,9 @@ class RoundSlot:
     partial sums: then a chunk of its contribution and one of a sum may both be here.) Partial sums made here are kept in the same way.
     """
 
-    def __init__(self, log: str, round_: int, members: Sequence[PeerId], grid: Grid, pools: Pools) -> None:
+    def __init__(
+        self, log: str, round_: int, members: Sequence[PeerId], grid: Grid, pools: Pools
+    ) -> None:
         self.log = log
         self.round = round_
         self.id = slot_id(log, round_)
@@ -56,11 +58,17 @@ class RoundSlot:
         self._refused: set[tuple[PeerId, bytes]] = set()
         self._early: dict[bytes, dict[int, tuple[PeerId, Wire]]] = {}
         self._early_count = 0
-        self.said: dict[PeerId, tuple[bytes, int, bytes]] = {}  # the last statement on a part before its plan: (plan id, part, bytes)
+        self.said: dict[
+            PeerId, tuple[bytes, int, bytes]
+        ] = {}  # the last statement on a part before its plan: (plan id, part, bytes)
 
     def pool(self, chunk: int, grid: Grid | None = None) -> WirePool:
         """Where buffers for this chunk come from; ``grid``: that of results."""
-        codec, elements, pool = (grid or self.grid).codec(chunk), self.grid.elements(chunk), self._last_pool
+        codec, elements, pool = (
+            (grid or self.grid).codec(chunk),
+            self.grid.elements(chunk),
+            self._last_pool,
+        )
         if pool is None or pool.codec is not codec or pool.elements != elements:
             pool = self._last_pool = self._pools.get(codec, elements)
         return pool
@@ -71,7 +79,9 @@ class RoundSlot:
             raise RemoteProtocolError(f"chunk {chunk} of {self.chunks}", peer=peer)
         expected = grid.wire_bytes(chunk)
         if length != expected:
-            raise RemoteProtocolError(f"chunk {chunk} of {length} bytes, expected {expected}", peer=peer)
+            raise RemoteProtocolError(
+                f"chunk {chunk} of {length} bytes, expected {expected}", peer=peer
+            )
 
     # parts
 
@@ -144,8 +154,15 @@ class RoundSlot:
 
     def takes_said(self, plan_id: bytes, peer: PeerId, length: int) -> bool:
         """Whether what an owner says of a part of a plan that is not known yet is kept: one statement a peer, the last."""
-        most = 8 * (len(self.members) * (len(self.members) + 1) // 2)  # a number for each pair of contributors
-        return peer in self.members and not self.closed and plan_id not in self.abandoned and length <= most
+        most = 8 * (
+            len(self.members) * (len(self.members) + 1) // 2
+        )  # a number for each pair of contributors
+        return (
+            peer in self.members
+            and not self.closed
+            and plan_id not in self.abandoned
+            and length <= most
+        )
 
     def release(self) -> None:
         """Give all buffers back."""
@@ -168,8 +185,15 @@ class Frozen:
 
     def __init__(self, cid: bytes, vector: Tensor | EncodedVector) -> None:
         if isinstance(vector, Tensor):
-            if vector.dtype != torch.float32 or vector.dim() != 1 or not vector.is_contiguous() or vector.device.type != "cpu":
-                raise LocalProtocolError("a contribution is a flat contiguous float32 tensor on the CPU")
+            if (
+                vector.dtype != torch.float32
+                or vector.dim() != 1
+                or not vector.is_contiguous()
+                or vector.device.type != "cpu"
+            ):
+                raise LocalProtocolError(
+                    "a contribution is a flat contiguous float32 tensor on the CPU"
+                )
             vector = vector.detach()
         if len(cid) != CID_BYTES:
             raise LocalProtocolError(f"a cid has {CID_BYTES} bytes")
@@ -183,18 +207,28 @@ class Frozen:
     def same(self, other: Frozen) -> bool:
         """Whether the other has the same memory."""
         mine, theirs = self.vector, other.vector
-        return mine is theirs or (isinstance(mine, Tensor) and isinstance(theirs, Tensor) and mine.data_ptr() == theirs.data_ptr())
+        return mine is theirs or (
+            isinstance(mine, Tensor)
+            and isinstance(theirs, Tensor)
+            and mine.data_ptr() == theirs.data_ptr()
+        )
 
     def fits(self, slot: RoundSlot) -> bool:
         """Whether it has the round's length, and its grid and codec where it is encoded."""
         if self._fitting is slot.grid:
             return True
         vector = self.vector
-        fits = vector.grid == slot.grid if isinstance(vector, EncodedVector) else vector.numel() == slot.numel
+        fits = (
+            vector.grid == slot.grid
+            if isinstance(vector, EncodedVector)
+            else vector.numel() == slot.numel
+        )
         self._fitting = slot.grid if fits else None
         return fits
 
-    def wire(self, slot: RoundSlot, chunk: int, workspace: Workspace, *, look: bool = True) -> tuple[Wire, bool]:
+    def wire(
+        self, slot: RoundSlot, chunk: int, workspace: Workspace, *, look: bool = True
+    ) -> tuple[Wire, bool]:
         """The chunk encoded (as it lies, where that needs no copy, else on ``workspace``), and whether all of it is finite. ``look``: False
         spares the pass that only a look would need, and says True."""
         vector, codec = self.vector, slot.grid.codec(chunk)

@@ -24,10 +24,14 @@ class Measuring:
         self.under_way = False  # somebody weighs
         self._plan, self._me = plan, me
         self._count = len(plan.contributors)
-        self._index = next((index for index, c in enumerate(plan.contributors) if c.member.peer == me), None)
+        self._index = next(
+            (index for index, c in enumerate(plan.contributors) if c.member.peer == me), None
+        )
         self._length = reducer.length(self._count)
         self._stated: list[bytes | None] = [None] * len(plan.parts)
-        self._chunks: dict[int, Statistics] = {}  # by chunk: of all contributions where the part is mine, else of my own
+        self._chunks: dict[
+            int, Statistics
+        ] = {}  # by chunk: of all contributions where the part is mine, else of my own
         self._left = [part.stop - part.first for part in plan.parts]
 
     @property
@@ -51,7 +55,10 @@ class Measuring:
 
     def sum_of(self, part: int) -> Statistics:
         """What this member has measured of a part."""
-        bounds, total = self._plan.parts[part], np.zeros(self._length if self.mine(part) else self.own_length)
+        bounds, total = (
+            self._plan.parts[part],
+            np.zeros(self._length if self.mine(part) else self.own_length),
+        )
         for chunk in range(bounds.first, bounds.stop):
             total += self._chunks[chunk]
         return total
@@ -85,7 +92,9 @@ class Measuring:
             return None
         for index, part in enumerate(self._plan.parts):
             if part.owner != self._me:
-                stated = self.reducer.alone(np.frombuffer(self.view(index), NUMBER), self._count, self._index)
+                stated = self.reducer.alone(
+                    np.frombuffer(self.view(index), NUMBER), self._count, self._index
+                )
                 if not np.array_equal(stated, self.sum_of(index)):
                     return part.owner
         return None
@@ -96,4 +105,6 @@ class Measuring:
         for index in range(len(self._stated)):
             total += np.frombuffer(self.view(index), NUMBER)
         contributors = self._plan.contributors
-        return self.reducer.weigh(total, [c.cid for c in contributors], [c.reading.norm for c in contributors])
+        return self.reducer.weigh(
+            total, [c.cid for c in contributors], [c.reading.norm for c in contributors]
+        )

@@ -20,16 +20,26 @@ class Job:
     """
 
     def __init__(
-        self, slot: RoundSlot, me: PeerId, terms: Sequence[Term], factors: Factors | None, sent: Term | None = None, *,
-        account: bytes | None = None, checks: Sequence[Check] = (),
-    ) -> None:  # fmt: skip
+        self,
+        slot: RoundSlot,
+        me: PeerId,
+        terms: Sequence[Term],
+        factors: Factors | None,
+        sent: Term | None = None,
+        *,
+        account: bytes | None = None,
+        checks: Sequence[Check] = (),
+    ) -> None:
         self.sent, self.account, self.checks = sent, account, checks
         self.weights = tuple(term.weight for term in terms)
         self.factors = factors
         self.sources = [(term.peer, term.cid, slot.parts_of(term.peer, term.cid)) for term in terms]
         accounts = [account for check in checks for account in check.accounts]
         self.awaited = [source for source in self.sources if source[0] != me]
-        self.awaited += [(account.peer, account.cid, slot.accounts.of(account.peer, account.cid)) for account in accounts]
+        self.awaited += [
+            (account.peer, account.cid, slot.accounts.of(account.peer, account.cid))
+            for account in accounts
+        ]
         self.others = {(peer, cid) for peer, cid, _ in self.awaited}
         self.own_cid = next((term.cid for term in terms if term.peer == me), None)
 
@@ -70,7 +80,9 @@ def ways_of(plan: Plan, slot: RoundSlot, me: PeerId, reducer: Reducer) -> list[W
     if plan.topology.kind == "butterfly":
         return _star(plan, slot, me, reducer)
     if reducer.form != "streaming" or slot.results is not slot.grid:
-        raise ConfigError(f"reducer {plan.reducer!r} of {plan.codec} works in a butterfly only", key="topology")
+        raise ConfigError(
+            f"reducer {plan.reducer!r} of {plan.codec} works in a butterfly only", key="topology"
+        )
     ways: list[Way] = []
     own = {c.cid for c in plan.contributors if c.member.peer == me}
     for part, tree in zip(plan.parts, trees_of(plan, reducer), strict=True):
@@ -84,9 +96,23 @@ def _job(slot: RoundSlot, me: PeerId, tree: Tree) -> Job | None:
     total, check = tree.sum(me), tree.check_by(me)
     if check is not None:
         account = next(account.cid for account in check.accounts if account.peer == me)
-        return Job(slot, me, check.of.terms, check.of.factors, check.partial if total is not None else None, account=account)
+        return Job(
+            slot,
+            me,
+            check.of.terms,
+            check.of.factors,
+            check.partial if total is not None else None,
+            account=account,
+        )
     return (
-        Job(slot, me, total.terms, total.factors, total.sent, checks=tree.checks() if me == tree.owner else ())
+        Job(
+            slot,
+            me,
+            total.terms,
+            total.factors,
+            total.sent,
+            checks=tree.checks() if me == tree.owner else (),
+        )
         if total is not None
         else None
     )
@@ -94,14 +120,30 @@ def _job(slot: RoundSlot, me: PeerId, tree: Tree) -> Job | None:
 
 def _star(plan: Plan, slot: RoundSlot, me: PeerId, reducer: Reducer) -> list[Way]:
     """Everybody sends to the owners; those send to everybody."""
-    terms = [Term(c.member.peer, c.cid, c.weight) for c in plan.contributors if reducer.form != "own" or c.member.peer == me]
+    terms = [
+        Term(c.member.peer, c.cid, c.weight)
+        for c in plan.contributors
+        if reducer.form != "own" or c.member.peer == me
+    ]
     weights = tuple(term.weight for term in terms)
-    factors = reducer.factors(weights) if reducer.form == "streaming" else Factors((1.0,), 1.0) if reducer.form == "own" else None
+    factors = (
+        reducer.factors(weights)
+        if reducer.form == "streaming"
+        else Factors((1.0,), 1.0)
+        if reducer.form == "own"
+        else None
+    )
     job = Job(slot, me, terms, factors)
     sends = reducer.form != "own" and job.own_cid is not None
     return [
         Way(part.owner, part.owner, job, (), None)
         if part.owner == me
-        else Way(part.owner, part.owner, None, (Upload(job.own_cid, False, part.owner),) if sends and job.own_cid else (), None)
+        else Way(
+            part.owner,
+            part.owner,
+            None,
+            (Upload(job.own_cid, False, part.owner),) if sends and job.own_cid else (),
+            None,
+        )
         for part in plan.parts
     ]

@@ -22,12 +22,28 @@ sealing       without a quorum for ever: the organiser seals the round and signs
 machine       RoundMachine: acceptor, learner and contributor of one log
 """
 
-from .certificate import check_chain, check_genesis, genesis_payload, seal_payload, sealed_payload, vote_payload
+from .certificate import (
+    check_chain,
+    check_genesis,
+    genesis_payload,
+    seal_payload,
+    sealed_payload,
+    vote_payload,
+)
 from .convener import Convening, Phase
 from .journal import Journal, MemoryJournal, SealRecord
 from .log import RECENT, SPAN, Log
 from .machine import RoundMachine
-from .merging import BRANCH, adopted_rounds, adopts, branch_log, rounds_in, samples_in, tip_entry, unproposed
+from .merging import (
+    BRANCH,
+    adopted_rounds,
+    adopts,
+    branch_log,
+    rounds_in,
+    samples_in,
+    tip_entry,
+    unproposed,
+)
 from .sampling import drawn
 from .sealing import Sealing, gone
 from .signed import Kind, claim_payload, pledge_payload, slot_payload

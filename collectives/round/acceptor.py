@@ -82,7 +82,9 @@ class Acceptor:
         if ballot < 1 or machine.convener_of(ballot) != who:
             return
         if ballot < machine.journal.promised:
-            if machine.actions.tip() is not None:  # else a quorum of others would decide without the branch
+            if (
+                machine.actions.tip() is not None
+            ):  # else a quorum of others would decide without the branch
                 machine.tell(who.peer, m.Promise(machine.journal.promised, None, None, None))
             return
         if ballot > machine.journal.promised:
@@ -90,12 +92,21 @@ class Acceptor:
             machine.journal.promise(ballot)
         machine.ballot = max(machine.ballot, ballot)
         accepted = machine.journal.accepted
-        promise = m.Promise(ballot, m.Accepted1(*accepted) if accepted else None, my_ready(machine), machine.actions.tip())
+        promise = m.Promise(
+            ballot,
+            m.Accepted1(*accepted) if accepted else None,
+            my_ready(machine),
+            machine.actions.tip(),
+        )
         machine.tell(who.peer, promise)
 
     def _on_accept(self, now: float, who: Member, ballot: int, entry: Entry) -> None:
         machine = self.machine
-        if ballot < machine.journal.promised or machine.convener_of(ballot) != who or not machine.entry_fits(entry):
+        if (
+            ballot < machine.journal.promised
+            or machine.convener_of(ballot) != who
+            or not machine.entry_fits(entry)
+        ):
             return
         machine.ballot = max(machine.ballot, ballot)
         machine.open.known[entry.hash()] = entry

@@ -41,11 +41,19 @@ class Catching:
             if entries and size > m.MAX_MESSAGE_BYTES // 2:
                 break  # one that adopts a branch may be large
             entries.append(certified)
-        machine.actions.send(peer, machine.log, round_, m.Catch(tuple(entries), machine.round, machine.actions.results_from()))
+        machine.actions.send(
+            peer,
+            machine.log,
+            round_,
+            m.Catch(tuple(entries), machine.round, machine.actions.results_from()),
+        )
 
     def fetch(self, now: float, peer: PeerId) -> None:
         """The peer seems to be ahead: ask for what follows the newest entry known."""
-        if not self.machine.open.applying and now - self._asked.get(peer, -1e9) >= self.machine.timing.pull_s / 2:
+        if (
+            not self.machine.open.applying
+            and now - self._asked.get(peer, -1e9) >= self.machine.timing.pull_s / 2
+        ):
             self._asked[peer] = now
             self._ask(peer)
 
@@ -54,7 +62,11 @@ class Catching:
         machine = self.machine
         if now - self._asked_around_at > every_s:
             self._asked_around_at = now
-            known = [member.peer for member in machine.tail.entry.next_config if member.peer != machine.me.peer]
+            known = [
+                member.peer
+                for member in machine.tail.entry.next_config
+                if member.peer != machine.me.peer
+            ]
             targets = [peer for peer in known if not machine.actions.suspected(peer)] or known
             if targets:
                 self._ask(machine.rng.choice(targets))
@@ -66,13 +78,22 @@ class Catching:
         if not fresh or fresh[0].entry.round != last.round + 1:
             return
         check_chain(
-            fresh, run=machine.run, log=machine.log, base=last.hash(), config=last.next_config, organiser=machine.organiser,
-            verify=machine.actions.verify, peer=peer, lying=machine.lying,
-        )  # fmt: skip
+            fresh,
+            run=machine.run,
+            log=machine.log,
+            base=last.hash(),
+            config=last.next_config,
+            organiser=machine.organiser,
+            verify=machine.actions.verify,
+            peer=peer,
+            lying=machine.lying,
+        )
         machine.ahead.extend(fresh)
         if body.head > fresh[-1].entry.round + 1:
             self._asked.pop(peer, None)
             self.fetch(now, peer)
 
     def _ask(self, peer: PeerId) -> None:
-        self.machine.actions.send(peer, self.machine.log, self.machine.tail.entry.round + 1, m.Fetch())
+        self.machine.actions.send(
+            peer, self.machine.log, self.machine.tail.entry.round + 1, m.Fetch()
+        )

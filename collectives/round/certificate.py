@@ -16,7 +16,9 @@ Verify = Callable[[PeerId, bytes, bytes], bool]
 """(peer, payload, signature) -> valid"""
 
 
-def vote_payload(run: str, log: str, round_: int, base: bytes, ballot: int, entry_hash: bytes) -> bytes:
+def vote_payload(
+    run: str, log: str, round_: int, base: bytes, ballot: int, entry_hash: bytes
+) -> bytes:
     """The bytes under a vote's signature. ``base``, the hash of the entry before, says of which history the round is: after a disk was lost, or a
     run founded or recertified anew, the same peer may vote in a round of the same number again."""
     return msgspec.msgpack.encode(("atoll/vote/2", run, log, round_, base, ballot, entry_hash))
@@ -34,30 +36,48 @@ def seal_payload(run: str, log: str, round_: int, base: bytes, removed: Config) 
 
 def sealed_payload(run: str, log: str, round_: int, base: bytes, body: Sealed) -> bytes:
     """The bytes under the signature of an answer to a seal."""
-    return msgspec.msgpack.encode(("atoll/sealed/1", run, log, round_, base, body.removed, body.accepted, body.tip))
+    return msgspec.msgpack.encode(
+        ("atoll/sealed/1", run, log, round_, base, body.removed, body.accepted, body.tip)
+    )
 
 
-def recertified_payload(run: str, log: str, round_: int, entry_hash: bytes, removed: Config) -> bytes:
+def recertified_payload(
+    run: str, log: str, round_: int, entry_hash: bytes, removed: Config
+) -> bytes:
     """The bytes under the organiser's signature that stands for the votes of a quorum."""
     return msgspec.msgpack.encode(("atoll/recertified/1", run, log, round_, entry_hash, removed))
 
 
-def check_genesis(certified: Certified, *, run: str, organiser: PeerId, verify: Verify, peer: PeerId) -> None:
+def check_genesis(
+    certified: Certified, *, run: str, organiser: PeerId, verify: Verify, peer: PeerId
+) -> None:
     """Raise RemoteProtocolError unless the organiser signed this genesis of ``run``, and it names a codec that there is."""
     entry = certified.entry
-    well_formed = entry.round == 0 and not entry.contributors and entry.next_config and certified.votes
+    well_formed = (
+        entry.round == 0 and not entry.contributors and entry.next_config and certified.votes
+    )
     try:
         ranges_of(entry.codec, entry.numel)
     except ConfigError as error:
         raise RemoteProtocolError(f"genesis entry: {error.message}", peer=peer) from None
-    if not well_formed or not verify(organiser, genesis_payload(run, entry.hash()), certified.votes[0].signature):
+    if not well_formed or not verify(
+        organiser, genesis_payload(run, entry.hash()), certified.votes[0].signature
+    ):
         raise RemoteProtocolError("genesis entry is not signed by the run's organiser", peer=peer)
 
 
 def check_chain(
-    entries: Sequence[Certified], *, run: str, log: str, base: bytes, config: Config, organiser: PeerId | None, verify: Verify, peer: PeerId,
+    entries: Sequence[Certified],
+    *,
+    run: str,
+    log: str,
+    base: bytes,
+    config: Config,
+    organiser: PeerId | None,
+    verify: Verify,
+    peer: PeerId,
     lying: int = 0,
-) -> None:  # fmt: skip
+) -> None:
     """Raise RemoteProtocolError unless ``entries`` continue the log after the entry with hash ``base`` and next_config ``config``.
 
     Every entry must carry valid votes of a quorum of its configuration under one ballot, or the organiser's signature over removed members
@@ -72,14 +92,24 @@ def check_chain(
             payload = recertified_payload(run, log, entry.round, digest, certified.removed)
             signed = [vote.signature for vote in certified.votes if vote.member.peer == organiser]
             if organiser is None or len(signed) != 1 or not verify(organiser, payload, signed[0]):
-                raise RemoteProtocolError(f"entry {entry.round} is not recertified by the run's organiser", peer=peer)
+                raise RemoteProtocolError(
+                    f"entry {entry.round} is not recertified by the run's organiser", peer=peer
+                )
             base, config = digest, entry.next_config
             continue
         ballots = {vote.ballot for vote in certified.votes}
         if len(ballots) != 1:
-            raise RemoteProtocolError(f"certificate of entry {entry.round} mixes ballots", peer=peer)
+            raise RemoteProtocolError(
+                f"certificate of entry {entry.round} mixes ballots", peer=peer
+            )
         payload = vote_payload(run, log, entry.round, base, ballots.pop(), digest)
-        voters = {vote.member for vote in certified.votes if verify(vote.member.peer, payload, vote.signature)}
+        voters = {
+            vote.member
+            for vote in certified.votes
+            if verify(vote.member.peer, payload, vote.signature)
+        }
         if not is_quorum(config, voters, organiser, lying) or certified.removed:
-            raise RemoteProtocolError(f"certificate of entry {entry.round} has no quorum", peer=peer)
+            raise RemoteProtocolError(
+                f"certificate of entry {entry.round} has no quorum", peer=peer
+            )
         base, config = digest, entry.next_config

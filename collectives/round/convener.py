@@ -60,7 +60,9 @@ class Convening:
         self.trees: tuple[Tree, ...] = ()  # of the plan, where it has partial sums
         self.star = False  # a tree was held up and nobody was to blame: the next plan has none
         self.dead: set[bytes] = set()  # cids of the plan whose members were silent at the last look
-        self.missing: dict[PeerId, set[bytes]] = {}  # owner (or who else adds up) -> cids it reports missing under the present plan
+        self.missing: dict[
+            PeerId, set[bytes]
+        ] = {}  # owner (or who else adds up) -> cids it reports missing under the present plan
         self.reported_at: dict[PeerId, float] = {}
 
     @property
@@ -87,7 +89,13 @@ class Convening:
     def stop(self) -> None:
         """Convene no more; a later ballot may."""
         self.phase, self.plan, self.entry = Phase.OFF, None, None
-        self.lost, self.slow, self.dead, self.missing, self.reported_at = set(), set(), set(), {}, {}
+        self.lost, self.slow, self.dead, self.missing, self.reported_at = (
+            set(),
+            set(),
+            set(),
+            {},
+            {},
+        )
         self.trees, self.star, self.stalls = (), False, 0
 
     def step(self, now: float) -> None:
@@ -97,7 +105,10 @@ class Convening:
             return
         if not self.active:
             fresh = (
-                machine.ballot == 0 and machine.journal.promised <= 0 and not machine.journal.restarted and machine.actions.tip() is None
+                machine.ballot == 0
+                and machine.journal.promised <= 0
+                and not machine.journal.restarted
+                and machine.actions.tip() is None
             )
             if fresh and machine.journal.accepted is None and machine.convener_of(0) == machine.me:
                 self.begin(now, 0)
@@ -105,7 +116,9 @@ class Convening:
             return self.stop()
         if self.phase is Phase.PREPARE:
             self._collect_promises(now)
-        if self.phase is Phase.ADOPT and self.entry is not None and machine.root is not None:  # a vote says: I hold the state before
+        if (
+            self.phase is Phase.ADOPT and self.entry is not None and machine.root is not None
+        ):  # a vote says: I hold the state before
             if machine.has_bytes(self.entry):
                 self._propose(now, self.entry)
             else:
@@ -133,7 +146,10 @@ class Convening:
 
     def _repeat_plan(self, now: float, plan: Plan) -> None:
         """To those who show that they may not have it, and now and then to all. Whoever has a contribution and no plan says so again and again."""
-        everybody = (plan.ballot, plan.revision) != (0, 0) or now - self.repeated_at >= REPEAT_S  # an older plan leaves its holder silent
+        everybody = (plan.ballot, plan.revision) != (
+            0,
+            0,
+        ) or now - self.repeated_at >= REPEAT_S  # an older plan leaves its holder silent
         for who in self.machine.config:
             if everybody or who in self.asking or who not in self.machine.open.ready:
                 self._tell(who.peer, m.PlanMessage(plan))
@@ -161,13 +177,22 @@ class Convening:
         if self.plan and body.plan_id == self.plan.plan_id:
             self.reported_at[who.peer] = now
             self.missing[who.peer] = {cid for cid, _ in body.lacking}
-            current = self.phase is Phase.REDUCE and not self.machine.open.decided and self.machine.journal.promised <= self.ballot
+            current = (
+                self.phase is Phase.REDUCE
+                and not self.machine.open.decided
+                and self.machine.journal.promised <= self.ballot
+            )
             if current and not self.dead.isdisjoint(self.missing[who.peer]):
                 self._consider_revision(now)
 
     def on_disputed(self, now: float, who: Member, body: m.Disputed) -> None:
         """An owner does not use a partial sum: contributions come to it one by one, under a plan without any."""
-        if disputes(self.machine, who, body) and self.phase is Phase.REDUCE and self.plan and self.plan.plan_id == body.plan_id:
+        if (
+            disputes(self.machine, who, body)
+            and self.phase is Phase.REDUCE
+            and self.plan
+            and self.plan.plan_id == body.plan_id
+        ):
             self.star = True
             self._new_plan(now, list(self.plan.contributors))
 
@@ -185,13 +210,19 @@ class Convening:
         machine = self.machine
         if not machine.quorum(list(self.promises)):
             return
-        if self.beyond > self.ballot:  # these are enough to decide without the branch: all are asked again beyond
+        if (
+            self.beyond > self.ballot
+        ):  # these are enough to decide without the branch: all are asked again beyond
             return self._overtake(now)
-        awaited = [who for who in machine.config if who not in self.promises and not machine.silent(who)]
+        awaited = [
+            who for who in machine.config if who not in self.promises and not machine.silent(who)
+        ]
         if machine.merges and awaited and now - self.began_at < machine.timing.detect_s:
             return  # they may be on a branch
         mine = self.promises.get(machine.me)
-        if mine is not None and mine.tip != machine.actions.tip():  # it went on meanwhile: what it says now stays until it is adopted
+        if (
+            mine is not None and mine.tip != machine.actions.tip()
+        ):  # it went on meanwhile: what it says now stays until it is adopted
             return self._tell(machine.me.peer, m.Prepare(self.ballot))
         accepted = [p.accepted for p in self.promises.values() if p.accepted]
         if accepted:
@@ -213,26 +244,44 @@ class Convening:
     def _holders(self, entry: Entry) -> list[PeerId]:
         def holds(promise: m.Promise) -> bool:
             voted, tip = promise.accepted, promise.tip
-            return (voted is not None and voted.entry == entry) or (tip is not None and entry.part_digests == (tip.digest,))
+            return (voted is not None and voted.entry == entry) or (
+                tip is not None and entry.part_digests == (tip.digest,)
+            )
 
-        return [who.peer for who, promise in self.promises.items() if holds(promise) and who != self.machine.me]
+        return [
+            who.peer
+            for who, promise in self.promises.items()
+            if holds(promise) and who != self.machine.me
+        ]
 
     # ---- plan
     def _consider_plan(self, now: float) -> None:
         machine = self.machine
         if self.ballot > 0 and machine.open.reduced:
-            return self._propose_reduced(now, *machine.open.reduced)  # an earlier plan's bytes are all here: as honest as new ones
-        awaited = [member for member in machine.draw.members if machine.acceptor.awaits(member) and not machine.silent(member)]
+            return self._propose_reduced(
+                now, *machine.open.reduced
+            )  # an earlier plan's bytes are all here: as honest as new ones
+        awaited = [
+            member
+            for member in machine.draw.members
+            if machine.acceptor.awaits(member) and not machine.silent(member)
+        ]
         look(machine, now)
         offers = machine.offers()
         in_vain = self.ballot > 0 and machine.draw.hopeless  # they were planned, and do not come
         if not machine.enough(offers) or waits(machine) or in_vain:
-            if self.wants_entry(now):  # nobody waits for a round to be let in or out, or to learn the end of what was lost
+            if self.wants_entry(
+                now
+            ):  # nobody waits for a round to be let in or out, or to learn the end of what was lost
                 self._propose_empty(now)
             return None
         since = machine.open.first_ready_at if self.ballot == 0 else self.began_at
         grace = machine.timing.grace(machine.round_s, self.ballot)
-        if not awaited or machine.open.ripe_at is not None or (since is not None and now - since > grace):
+        if (
+            not awaited
+            or machine.open.ripe_at is not None
+            or (since is not None and now - since > grace)
+        ):
             self._new_plan(now, offers)
         return None
 
@@ -242,16 +291,32 @@ class Convening:
         ready = machine.open.ready
         able = [c.member for c in offers] + self._helpers()
         rates = comparable([(ready[member].up, ready[member].down) for member in able])
-        owners = [(member.peer, 0.0 if member.peer in self.slow else rate) for member, rate in zip(able, rates, strict=True)]
+        owners = [
+            (member.peer, 0.0 if member.peer in self.slow else rate)
+            for member, rate in zip(able, rates, strict=True)
+        ]
         if shape.single:
             owners = single(owners, machine.organiser)
         chunks = -(-shape.numel // shape.chunk_elements)
-        slots = slots_for(chunks, [m.peer for m in machine.config], [c.member.peer for c in offers]) if shape.reducer == "gather" else None
+        slots = (
+            slots_for(chunks, [m.peer for m in machine.config], [c.member.peer for c in offers])
+            if shape.reducer == "gather"
+            else None
+        )
         self.plan = Plan(
-            machine.log, machine.round, self.ballot, self.revision, machine.base, tuple(offers),
-            slots or parts_for(shape.numel / shape.chunk_elements, owners), shape.numel, shape.chunk_elements, shape.codec, shape.reducer,
+            machine.log,
+            machine.round,
+            self.ballot,
+            self.revision,
+            machine.base,
+            tuple(offers),
+            slots or parts_for(shape.numel / shape.chunk_elements, owners),
+            shape.numel,
+            shape.chunk_elements,
+            shape.codec,
+            shape.reducer,
             BUTTERFLY if self.star else topology_of(machine, offers),
-        )  # fmt: skip
+        )
         self.trees = plan_trees(self.plan)
         self.phase, self.planned_at = Phase.REDUCE, now
         self.due_at = now + stuck_s(machine) + LATE * transfer_s(machine, self.plan)
@@ -264,8 +329,16 @@ class Convening:
         machine, shape = self.machine, self.machine.shape
         if shape.single or shape.reducer == "gather" or shape.topology != "butterfly":
             return []
-        there = [member for member, ready in machine.open.ready.items() if ready.cid is None and member in machine.config]
-        return sorted(member for member in there if machine.actions.helps(member.peer) and not machine.silent(member))
+        there = [
+            member
+            for member, ready in machine.open.ready.items()
+            if ready.cid is None and member in machine.config
+        ]
+        return sorted(
+            member
+            for member in there
+            if machine.actions.helps(member.peer) and not machine.silent(member)
+        )
 
     def _consider_revision(self, now: float) -> None:
         """Only the convener changes the set, and always for all parts."""
@@ -275,13 +348,19 @@ class Convening:
             return
         self.dead = dead = {c.cid for c in plan.contributors if machine.silent(c.member)}
         own = {machine.contribution[0]} if machine.contribution else set[bytes]()
-        refused = {c.cid for c in plan.contributors if c.member == machine.me} - own  # it held NaN, say: it will never come
-        gone = {cid for cids in held_up_by(plan, self.trees, self._waiting()).values() for cid in cids} & dead
+        refused = {
+            c.cid for c in plan.contributors if c.member == machine.me
+        } - own  # it held NaN, say: it will never come
+        gone = {
+            cid for cids in held_up_by(plan, self.trees, self._waiting()).values() for cid in cids
+        } & dead
         cut = broken(machine, plan)
         late = now > self.due_at or now - self.planned_at > (1 + self.stalls) * stuck_s(machine)
         if not (gone or refused or cut or late):
             return
-        if (gone or cut) and not self.trees:  # of others that are silent all has come so far: they may be but slow to be heard
+        if (
+            (gone or cut) and not self.trees
+        ):  # of others that are silent all has come so far: they may be but slow to be heard
             dead = gone | {c.cid for c in plan.contributors if c.member.peer in cut}
         self._revise(now, plan, dead | refused, late)
 
@@ -293,7 +372,11 @@ class Convening:
             return machine.next_ballot(now, aside=mine in self.lost)
         keep = [c for c in machine.offers() if c.cid not in self.lost]
         self.slow |= {part.owner for part in plan.parts if machine.actions.suspected(part.owner)}
-        if not machine.enough(keep) or self.revision - self.before > len(machine.config) + 2 or self.stalls > len(machine.config):
+        if (
+            not machine.enough(keep)
+            or self.revision - self.before > len(machine.config) + 2
+            or self.stalls > len(machine.config)
+        ):
             return machine.next_ballot(now)
         if tuple(keep) == plan.contributors and not self.slow & {part.owner for part in plan.parts}:
             self.planned_at, self.stalls = now, self.stalls + 1
@@ -311,9 +394,18 @@ class Convening:
         ballot is planned without it. What an owner lacked that has not been heard for a while, and may be dying, is held against nobody.
         """
         machine, me = self.machine, self.machine.me.peer
-        owners, since = {part.owner for part in plan.parts if not machine.actions.suspected(part.owner)}, now - machine.timing.detect_s / 2
-        waiting = {peer: cids for peer, cids in self._waiting().items() if peer == me or self.reported_at.get(peer, -1e9) > since}
-        others = {owner: {c.cid for c in plan.contributors if c.member.peer != owner} for owner in owners}
+        owners, since = (
+            {part.owner for part in plan.parts if not machine.actions.suspected(part.owner)},
+            now - machine.timing.detect_s / 2,
+        )
+        waiting = {
+            peer: cids
+            for peer, cids in self._waiting().items()
+            if peer == me or self.reported_at.get(peer, -1e9) > since
+        }
+        others = {
+            owner: {c.cid for c in plan.contributors if c.member.peer != owner} for owner in owners
+        }
         behind = {owner: waiting.get(owner, set()) & cids for owner, cids in others.items()}
         short = {owner for owner, cids in behind.items() if 2 * len(cids) > len(others[owner])}
         silent = {
@@ -324,7 +416,11 @@ class Convening:
             and self._part_lacks(part)
         }
         if self.trees:
-            late = {cid for cids in held_up_by(plan, self.trees, self._waiting()).values() for cid in cids}
+            late = {
+                cid
+                for cids in held_up_by(plan, self.trees, self._waiting()).values()
+                for cid in cids
+            }
             late |= {c.cid for c in plan.contributors if c.member.peer in silent}
             self.lost |= late if 2 * len(late) <= len(plan.contributors) else set()
             return False
@@ -343,7 +439,11 @@ class Convening:
 
     def _waiting(self) -> dict[PeerId, set[bytes]]:
         """What who adds up lacked when it was heard last. What the dead lacked nobody waits for, and may have come to all others."""
-        return {peer: cids for peer, cids in self.missing.items() if not self.machine.actions.suspected(peer)}
+        return {
+            peer: cids
+            for peer, cids in self.missing.items()
+            if not self.machine.actions.suspected(peer)
+        }
 
     def _part_lacks(self, part: Part) -> bool:
         return self.machine.open.lacking_of(part.owner)
@@ -366,9 +466,21 @@ class Convening:
         if machine.root is None or not self._worth_voting:
             return  # the state root is still being hashed (`on_root` steps again), or `tick` does
         entry = Entry(
-            machine.log, machine.round, machine.base, machine.root, plan.contributors, plan.parts, digests, plan.numel, plan.chunk_elements,
-            plan.codec, plan.reducer, self._next_config(now, {c.member for c in plan.contributors}), plan.topology, elapsed_s(machine, now),
-        )  # fmt: skip
+            machine.log,
+            machine.round,
+            machine.base,
+            machine.root,
+            plan.contributors,
+            plan.parts,
+            digests,
+            plan.numel,
+            plan.chunk_elements,
+            plan.codec,
+            plan.reducer,
+            self._next_config(now, {c.member for c in plan.contributors}),
+            plan.topology,
+            elapsed_s(machine, now),
+        )
         self._propose(now, entry)
 
     def _propose_empty(self, now: float) -> None:
@@ -377,9 +489,20 @@ class Convening:
         if machine.root is None or not self._worth_voting:
             return
         entry = Entry(
-            machine.log, machine.round, machine.base, machine.root, (), (), (), shape.numel, shape.chunk_elements, shape.codec, shape.reducer,
-            self._next_config(now, set()), elapsed_s=elapsed_s(machine, now),
-        )  # fmt: skip
+            machine.log,
+            machine.round,
+            machine.base,
+            machine.root,
+            (),
+            (),
+            (),
+            shape.numel,
+            shape.chunk_elements,
+            shape.codec,
+            shape.reducer,
+            self._next_config(now, set()),
+            elapsed_s=elapsed_s(machine, now),
+        )
         self._propose(now, entry)
 
     def _propose(self, now: float, entry: Entry) -> None:
@@ -387,7 +510,9 @@ class Convening:
         if self.ballot < machine.journal.promised or machine.root != entry.base_state:
             return self.stop()
         if self.phase is Phase.ADOPT or machine.draw.allows(self.ballot, entry):
-            machine.acceptor.cast(now, self.ballot, entry)  # the convener votes first, but for another draw that is not adopted
+            machine.acceptor.cast(
+                now, self.ballot, entry
+            )  # the convener votes first, but for another draw that is not adopted
         self.phase, self.entry = Phase.ACCEPT, entry
         self._broadcast(m.Accept(self.ballot, entry))
         return None
@@ -399,7 +524,10 @@ class Convening:
         asking = sorted(
             who
             for who, (round_, seen) in machine.joiners.items()
-            if machine.near(round_) and now - seen < recent and who not in machine.config and not gone(who, machine.removed)
+            if machine.near(round_)
+            and now - seen < recent
+            and who not in machine.config
+            and not gone(who, machine.removed)
         )
         return machine.actions.let_in(asking) if asking else []
 
@@ -407,15 +535,21 @@ class Convening:
         """Whether an entry that only changes the configuration is wanted, as far as this member knows."""
         machine, ready = self.machine, self.machine.open.ready
         leaves = len(machine.config) > 1 and any(offer.leave for offer in ready.values())
-        settle = (machine.draw.whole or machine.draw.hopeless) and any(offer.settle for offer in ready.values())
+        settle = (machine.draw.whole or machine.draw.hopeless) and any(
+            offer.settle for offer in ready.values()
+        )
         return leaves or settle or bool(self._joiners(now))
 
     def _next_config(self, now: float, contributing: set[Member]) -> Config:
         """Leavers go, the silent are evicted, joiners come: at most max(1, staying - 1), so that those who know the log decide."""
         machine = self.machine
-        leaving = {who for who, ready in machine.open.ready.items() if ready.leave} | machine.removed
+        leaving = {
+            who for who, ready in machine.open.ready.items() if ready.leave
+        } | machine.removed
         staying = [member for member in machine.config if member not in leaving] or self._last_one()
-        organiser_stays = any(member.peer == machine.organiser and machine.heard(member) for member in staying)
+        organiser_stays = any(
+            member.peer == machine.organiser and machine.heard(member) for member in staying
+        )
         floor = 1 if organiser_stays else 3
         for member in list(staying):
             silent = member not in contributing and member != machine.me and machine.silent(member)
@@ -437,7 +571,9 @@ class Convening:
 
     def _last_one(self) -> list[Member]:
         """Where all leave, one keeps the log: the organiser's member, else the convener."""
-        organiser = [member for member in self.machine.config if member.peer == self.machine.organiser]
+        organiser = [
+            member for member in self.machine.config if member.peer == self.machine.organiser
+        ]
         return organiser or [self.machine.me]
 
     def _broadcast(self, body: m.Body) -> None:

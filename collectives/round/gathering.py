@@ -24,7 +24,9 @@ def look(machine: RoundMachine, now: float) -> None:
     arrivals, opened = machine.shape.arrivals, machine.open
     if arrivals is None or (opened.ripe_at is not None and machine.grouping is None):
         return
-    convenes = machine.convener_of(machine.ballot) == machine.me  # then its plan is made of what it was told, by itself, too
+    convenes = (
+        machine.convener_of(machine.ballot) == machine.me
+    )  # then its plan is made of what it was told, by itself, too
     mine = {machine.me} if machine.contribution is not None and not convenes else set()
     there = mine | {offer.member for offer in machine.offered() if not machine.silent(offer.member)}
     if machine.grouping is not None:
@@ -44,10 +46,16 @@ def look(machine: RoundMachine, now: float) -> None:
 
 def _awaited(machine: RoundMachine, mine: Set[Member]) -> list[Member]:
     """Who lives and has not said what it contributes."""
-    return [who for who in machine.config if who not in mine and machine.acceptor.awaits(who) and not machine.silent(who)]
+    return [
+        who
+        for who in machine.config
+        if who not in mine and machine.acceptor.awaits(who) and not machine.silent(who)
+    ]
 
 
-def _look_at_groups(machine: RoundMachine, grouping: Grouping, there: Set[Member], now: float) -> None:
+def _look_at_groups(
+    machine: RoundMachine, grouping: Grouping, there: Set[Member], now: float
+) -> None:
     """What the round waits for can be gone again, when somebody of a group that is there dies: then it waits for another."""
     opened, awaited = machine.open, [member.peer for member in _awaited(machine, there)]
     opened.due = grouping.ready({member.peer for member in there}, awaited, now)

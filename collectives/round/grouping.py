@@ -53,7 +53,9 @@ class Grouping(Compass[None]):
         which nobody came in time is made with the first that comes.
         """
         time = self._time + self.elapsed_s(now)
-        found = {peer for peer in there if peer not in self._members or self._members[peer].speed is None}
+        found = {
+            peer for peer in there if peer not in self._members or self._members[peer].speed is None
+        }
         late = {peer for peer in there - found if self.steps(peer) == 0}
         coming = False
         for group in self._groups.values():
@@ -75,7 +77,11 @@ class Grouping(Compass[None]):
 
     def _take(self, entry: Entry, now: float) -> None:
         members = {member.peer for member in entry.next_config}
-        counted = {c.member.peer: c.reading.lag for c in entry.contributors if c.member.peer in self._members}
+        counted = {
+            c.member.peer: c.reading.lag
+            for c in entry.contributors
+            if c.member.peer in self._members
+        }
         self._time, self._seen_at = self._time_of(counted, entry.elapsed_s or 0.0), now
         if counted:
             self._made({peer: self._stated(peer, seconds) for peer, seconds in counted.items()})
@@ -104,5 +110,9 @@ class Grouping(Compass[None]):
     def _time_of(self, counted: Collection[PeerId], elapsed_s: float) -> float:
         """The log's time after an entry that counts these."""
         made = {self._group_of(peer) for peer in counted}
-        ends = [group.latest for number, group in self._groups.items() if number not in made and group.latest > self._time]
+        ends = [
+            group.latest
+            for number, group in self._groups.items()
+            if number not in made and group.latest > self._time
+        ]
         return min([self._time + elapsed_s, *ends])

@@ -71,7 +71,9 @@ class MemoryJournal:
         self.incarnation = incarnation
         self.restarted = False
         self.kept: list[bytes] = []  # stands for the disk
-        self.entries = Log(lambda first, stop: [_certified.decode(data) for data in self.kept[first:stop]])
+        self.entries = Log(
+            lambda first, stop: [_certified.decode(data) for data in self.kept[first:stop]]
+        )
         self.promised = -1
         self.accepted: tuple[int, Entry] | None = None
         self.proof: tuple[Vote, ...] = ()

@@ -60,7 +60,9 @@ class Log(Sequence[Certified]):
         if entry < 0:
             return 0
         first = entry - entry % SPAN
-        return self._rounds[first // SPAN] + sum(rounds_in(certified.entry) for certified in self._between(first, entry + 1))
+        return self._rounds[first // SPAN] + sum(
+            rounds_in(certified.entry) for certified in self._between(first, entry + 1)
+        )
 
     def samples(self, entry: int) -> int:
         """How many samples were contributed to the state after entry number ``entry``."""
@@ -69,7 +71,9 @@ class Log(Sequence[Certified]):
         if entry < 0:
             return 0
         first = entry - entry % SPAN
-        return self._samples[first // SPAN] + sum(samples_in(certified.entry) for certified in self._between(first, entry + 1))
+        return self._samples[first // SPAN] + sum(
+            samples_in(certified.entry) for certified in self._between(first, entry + 1)
+        )
 
     def since(self, first: int) -> Iterator[Certified]:
         """The entries from number ``first`` on."""
@@ -98,7 +102,11 @@ class Log(Sequence[Certified]):
     def __getitem__(self, index: int | slice) -> Certified | list[Certified]:
         if isinstance(index, slice):
             first, stop, step = index.indices(self.length)
-            return self._between(first, stop)[::step] if step > 0 else [self[at] for at in range(first, stop, step)]
+            return (
+                self._between(first, stop)[::step]
+                if step > 0
+                else [self[at] for at in range(first, stop, step)]
+            )
         at = index + self.length if index < 0 else index
         if not 0 <= at < self.length:
             raise IndexError(index)

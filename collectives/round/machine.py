@@ -12,7 +12,20 @@ from random import Random
 
 from .. import messages as m
 from ..errors import RemoteProtocolError
-from ..group import LAST_BALLOT, NO_READING, Certified, Config, Contributor, Entry, Member, Plan, Reading, Vote, conveners, is_quorum
+from ..group import (
+    LAST_BALLOT,
+    NO_READING,
+    Certified,
+    Config,
+    Contributor,
+    Entry,
+    Member,
+    Plan,
+    Reading,
+    Vote,
+    conveners,
+    is_quorum,
+)
 from ..identifiers import PeerId
 from ..partition import check_plan
 from ..trees import senders_of
@@ -40,23 +53,48 @@ class RoundMachine:
     """The state machine of one log at one member. One driver calls it; every input carries ``now`` in seconds."""
 
     def __init__(
-        self, *, run: str, log: str, me: Member, organiser: PeerId | None, journal: Journal, shape: Shape, timing: Timing, actions: RoundActions,
-        rng: Random, now: float, site: str = "", merges: bool = False, lying: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        run: str,
+        log: str,
+        me: Member,
+        organiser: PeerId | None,
+        journal: Journal,
+        shape: Shape,
+        timing: Timing,
+        actions: RoundActions,
+        rng: Random,
+        now: float,
+        site: str = "",
+        merges: bool = False,
+        lying: int = 0,
+    ) -> None:
         """``site``: the label by which members near each other know that they are. ``merges``: an entry of this log may adopt a branch.
         ``lying``: how many members of a configuration may do anything (`round.lying`)."""
         self.site, self.merges, self.lying = site, merges, lying
         self.caught = set[PeerId]()  # who has proved to lie
-        self.apart: dict[PeerId, tuple[PeerId, int]] = {}  # who disagreed on a partial sum: with which owner, and in which round
+        self.apart: dict[
+            PeerId, tuple[PeerId, int]
+        ] = {}  # who disagreed on a partial sum: with which owner, and in which round
         self.run, self.log, self.me, self.organiser = run, log, me, organiser
-        self.journal, self.shape, self.timing, self.actions, self.rng = journal, shape, timing, actions, rng
-        self.root: bytes | None = None  # Merkle root of the state before the open round; None while it is being hashed
+        self.journal, self.shape, self.timing, self.actions, self.rng = (
+            journal,
+            shape,
+            timing,
+            actions,
+            rng,
+        )
+        self.root: bytes | None = (
+            None  # Merkle root of the state before the open round; None while it is being hashed
+        )
         self.contribution: tuple[bytes, int, Reading] | None = None
         self.leaving = self.idle = False
         self.unsettled = False  # a script waits for the open round, whatever it decides: so ends what an earlier life offered
         self.stateless = False  # the entries are known but the state is still being fetched: nothing can be applied or voted on
         self.joiners: dict[Member, tuple[int, float]] = {}
-        self._spoke: dict[PeerId, int] = {}  # the newest incarnation that a peer was heard under since it was suspected
+        self._spoke: dict[
+            PeerId, int
+        ] = {}  # the newest incarnation that a peer was heard under since it was suspected
         self.ahead: list[Certified] = []  # verified entries beyond the open round
         self.round_s: float | None = None  # how long the last round took
         self.bulk_s = 0.0  # how long the last reduction took
@@ -65,7 +103,9 @@ class RoundMachine:
         groups = shape.arrivals.groups if shape.arrivals is not None else None
         self.grouping = Grouping(groups, journal.entries) if groups is not None else None
         self._early: list[tuple[PeerId, int, int, m.Body]] = []
-        self._conveners: tuple[int, list[Member]] | None = None  # of which round, and in the order of its ballots
+        self._conveners: tuple[int, list[Member]] | None = (
+            None  # of which round, and in the order of its ballots
+        )
         self._open(now)
 
     # ---- views
@@ -97,7 +137,9 @@ class RoundMachine:
     def silent(self, member: Member) -> bool:
         """Whether a member will not answer, or is not to be counted on: its peer is suspected, it lost its journal and lives on as another
         member, or it has lied."""
-        return self.ended(member) or member.peer in self.caught or self.actions.suspected(member.peer)
+        return (
+            self.ended(member) or member.peer in self.caught or self.actions.suspected(member.peer)
+        )
 
     def ended(self, member: Member) -> bool:
         """Whether its peer has spoken as a later life: this one never votes again."""
@@ -105,7 +147,10 @@ class RoundMachine:
 
     def heard(self, member: Member) -> bool:
         """Whether it spoke as this member: a sign of life of its peer's is none of one that lost its journal."""
-        return member == self.me or (self._spoke.get(member.peer) == member.incarnation and not self.actions.suspected(member.peer))
+        return member == self.me or (
+            self._spoke.get(member.peer) == member.incarnation
+            and not self.actions.suspected(member.peer)
+        )
 
     @property
     def frontier(self) -> list[Certified]:
@@ -113,7 +158,10 @@ class RoundMachine:
         decided = self.open.decided
         if decided is None:
             return list(self.ahead)
-        return [decided, *(c for c in self.ahead if c.entry.round > decided.entry.round)]  # votes may decide what a Catch brought, too
+        return [
+            decided,
+            *(c for c in self.ahead if c.entry.round > decided.entry.round),
+        ]  # votes may decide what a Catch brought, too
 
     @property
     def tail(self) -> Certified:
@@ -148,7 +196,9 @@ class RoundMachine:
         return is_quorum(self.config, set(voters), self.organiser, self.lying)
 
     # ---- inputs
-    def contribute(self, now: float, cid: bytes, weight: int, reading: Reading = NO_READING) -> None:
+    def contribute(
+        self, now: float, cid: bytes, weight: int, reading: Reading = NO_READING
+    ) -> None:
         """Offer a frozen contribution: it must stay untouched until `decided` has told whether it was counted."""
         self.contribution = (cid, weight, reading)
         if self.open.plan is None:
@@ -170,10 +220,16 @@ class RoundMachine:
             self.progress(now)
             send_ready(self)
 
-    def on_message(self, now: float, peer: PeerId, incarnation: int, round_: int, body: m.Body) -> None:
+    def on_message(
+        self, now: float, peer: PeerId, incarnation: int, round_: int, body: m.Body
+    ) -> None:
         """A control message of this log. Raises RemoteProtocolError when it breaks a rule."""
         who = Member(peer, incarnation)
-        if round_ > 0 and incarnation > self._spoke.get(peer, -1) and len(self._spoke) < MAX_JOINERS:  # of round 0 asks who has no log
+        if (
+            round_ > 0
+            and incarnation > self._spoke.get(peer, -1)
+            and len(self._spoke) < MAX_JOINERS
+        ):  # of round 0 asks who has no log
             self._spoke[peer] = incarnation
         if self.sealing.shuns(who):
             return self.catching.answer(now, peer, round_) if round_ < self.round else None
@@ -193,7 +249,11 @@ class RoundMachine:
                 self.catching.fetch(now, peer)
             return None
         if round_ > self.round:
-            if round_ == self.round + 1 and self.open.applying and len(self._early) < EARLY_MESSAGES:
+            if (
+                round_ == self.round + 1
+                and self.open.applying
+                and len(self._early) < EARLY_MESSAGES
+            ):
                 self._early.append((peer, incarnation, round_, body))
                 return None
             return self.catching.fetch(now, peer)
@@ -228,7 +288,9 @@ class RoundMachine:
             case _:
                 self.acceptor.on_message(now, who, body)
 
-    def on_result(self, now: float, digests: tuple[bytes, ...], plan_id: bytes | None = None) -> None:
+    def on_result(
+        self, now: float, digests: tuple[bytes, ...], plan_id: bytes | None = None
+    ) -> None:
         """All result bytes with these part digests are stored here; ``plan_id`` names the plan they were reduced by, if any."""
         opened = self.open
         opened.held.add(digests)
@@ -239,9 +301,14 @@ class RoundMachine:
         self._bytes_arrived(now)
 
     def on_report(
-        self, now: float, plan_id: bytes, missing: dict[bytes, m.Spans], lacking: dict[PeerId, m.Spans],
-        resumed: Collection[PeerId] = (), disputed: m.Disputed | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        now: float,
+        plan_id: bytes,
+        missing: dict[bytes, m.Spans],
+        lacking: dict[PeerId, m.Spans],
+        resumed: Collection[PeerId] = (),
+        disputed: m.Disputed | None = None,
+    ) -> None:
         """What the data plane waits for: contributions missing in my part, result chunks by owner; whose lane is a new one; what it did not use."""
         if self.open.plan is not None and self.open.plan.plan_id == plan_id:
             tell_dispute(self, disputed)
@@ -252,7 +319,9 @@ class RoundMachine:
         decided = self.open.decided
         assert decided is not None
         assert self.open.applying
-        self.journal.append(decided)  # may raise StorageError: nothing has changed then, and it may be called again
+        self.journal.append(
+            decided
+        )  # may raise StorageError: nothing has changed then, and it may be called again
         self.round_s = now - self.open.born
         self._note(decided)
         self.root = None
@@ -280,7 +349,9 @@ class RoundMachine:
     def adopt_snapshot(self, now: float, skipped: Sequence[Certified], root: bytes) -> None:
         """The state after the last of ``skipped`` was installed: take over the entries; they tell which cids were counted."""
         for certified in skipped:
-            self.journal.append(certified)  # may raise StorageError: call it again then, with those that are left
+            self.journal.append(
+                certified
+            )  # may raise StorageError: call it again then, with those that are left
             self._note(certified)
         self.ahead = [c for c in self.frontier if c.entry.round >= self.round]
         self.root, self.stateless = root, False
@@ -289,7 +360,11 @@ class RoundMachine:
     def tick(self, now: float) -> None:
         """Call about every ``timing.pull_s`` seconds."""
         opened, known = self.open, {member.peer for member in self.config}
-        self._spoke = {who: life for who, life in self._spoke.items() if who in known and not self.actions.suspected(who)}
+        self._spoke = {
+            who: life
+            for who, life in self._spoke.items()
+            if who in known and not self.actions.suspected(who)
+        }
         if opened.decided and not opened.applying:
             self._try_apply(now)
         if opened.applying:
@@ -299,14 +374,18 @@ class RoundMachine:
         stale = now - opened.progress_at > self.timing.takeover_s / 2
         if not self.is_member or (stale and (self.engaged or self.voted >= self.round)):
             self.catching.ask_around(now, self.timing.fetch_s)
-        elif now - opened.progress_at > self.timing.quiet_s:  # what was decided without us leaves no trace here
+        elif (
+            now - opened.progress_at > self.timing.quiet_s
+        ):  # what was decided without us leaves no trace here
             self.catching.ask_around(now, self.timing.quiet_s)
         if not self.is_member:
             return
         self.acceptor.step(now)
         look(self, now)
         plan = opened.plan
-        if plan is None or (self.contribution and all(c.cid != self.contribution[0] for c in plan.contributors)):
+        if plan is None or (
+            self.contribution and all(c.cid != self.contribution[0] for c in plan.contributors)
+        ):
             repeat_ready(self, now)
         if plan is not None and opened.lacking != 0:
             self.actions.report(plan.plan_id)
@@ -318,18 +397,32 @@ class RoundMachine:
     def _on_plan(self, now: float, who: Member, plan: Plan) -> None:
         current = self.open.plan
         owned = self.convener_of(plan.ballot) == who and self.acceptor.follows(plan)
-        if self.stateless or not owned or plan.ballot < self.journal.promised or not self._plan_fits(plan):
+        if (
+            self.stateless
+            or not owned
+            or plan.ballot < self.journal.promised
+            or not self._plan_fits(plan)
+        ):
             return
         self.ballot = max(self.ballot, plan.ballot)
         if current and (plan.ballot, plan.revision) <= (current.ballot, current.revision):
             return
         self.progress(now)
-        self.open.plan, self.open.plan_sender, self.open.lacking, self.open.planned_at = plan, who.peer, None, now
+        self.open.plan, self.open.plan_sender, self.open.lacking, self.open.planned_at = (
+            plan,
+            who.peer,
+            None,
+            now,
+        )
         self.open.senders, self.open.cut = senders_of(plan, self.me.peer), set()
         self.actions.execute(plan, [member.peer for member in self.config])
 
     def _plan_fits(self, plan: Plan) -> bool:
-        same = (plan.log, plan.round, plan.base) == (self.log, self.round, self.base) and self.shape.fits(plan)
+        same = (plan.log, plan.round, plan.base) == (
+            self.log,
+            self.round,
+            self.base,
+        ) and self.shape.fits(plan)
         owners = {part.owner for part in plan.parts} <= {member.peer for member in self.config}
         drawn = {c.member for c in plan.contributors} <= set(self.draw.members)
         return same and owners and drawn and check_plan(plan) is None
@@ -337,9 +430,14 @@ class RoundMachine:
     def entry_fits(self, entry: Entry) -> bool:
         """Whether an entry may be one of the open round."""
         same = (entry.log, entry.round, entry.base) == (self.log, self.round, self.base) and (
-            adopts(entry, self.shape) if self.merges and entry.reducer != self.shape.reducer else self.shape.fits(entry)
+            adopts(entry, self.shape)
+            if self.merges and entry.reducer != self.shape.reducer
+            else self.shape.fits(entry)
         )
-        same = same and (self.shape.sample is None or {c.member for c in entry.contributors} <= set(self.draw.members))
+        same = same and (
+            self.shape.sample is None
+            or {c.member for c in entry.contributors} <= set(self.draw.members)
+        )
         same = same and (entry.elapsed_s is None or self.grouping is not None)
         return same and bool(entry.next_config) and len(entry.part_digests) == len(entry.parts)
 
@@ -354,7 +452,9 @@ class RoundMachine:
             entry = self.open.known.get(body.entry_hash)
             if entry is None:
                 return self.catching.fetch(now, who.peer)
-            certificate = tuple(Vote(member, body.ballot, signature) for member, signature in sorted(votes.items()))
+            certificate = tuple(
+                Vote(member, body.ballot, signature) for member, signature in sorted(votes.items())
+            )
             self.open.decided = Certified(entry, certificate)
             self._try_apply(now)
         return None
@@ -367,8 +467,13 @@ class RoundMachine:
             self.open.applying = True
             self.actions.apply(decided.entry)
         elif not on_the_way(self, now, decided.entry):
-            holders = [*(vote.member.peer for vote in decided.votes), *(member.peer for member in self.tail.entry.next_config)]
-            self.actions.fetch_result(decided.entry, [peer for peer in dict.fromkeys(holders) if peer != self.me.peer])
+            holders = [
+                *(vote.member.peer for vote in decided.votes),
+                *(member.peer for member in self.tail.entry.next_config),
+            ]
+            self.actions.fetch_result(
+                decided.entry, [peer for peer in dict.fromkeys(holders) if peer != self.me.peer]
+            )
 
     def _bytes_arrived(self, now: float) -> None:
         self.acceptor.step(now)
@@ -377,10 +482,14 @@ class RoundMachine:
 
     def _note(self, certified: Certified) -> None:
         """Tell the session about a decided entry and whether the own frozen contribution is counted in it."""
-        counted = self.contribution is not None and certified.entry.counts(self.me.peer, self.contribution[0])
+        counted = self.contribution is not None and certified.entry.counts(
+            self.me.peer, self.contribution[0]
+        )
         self.unsettled = False
         self.actions.decided(certified, counted)
-        if certified.entry.contributors:  # counted or not, its round is over: the script re-bases what was not counted
+        if (
+            certified.entry.contributors
+        ):  # counted or not, its round is over: the script re-bases what was not counted
             self.contribution = None  # (where only the configuration changed, it stands on the same anchor: offered again)
 
     def _advance(self, now: float) -> None:
@@ -404,14 +513,24 @@ class RoundMachine:
         if self.grouping is not None:
             self.grouping.follow(now)
         self.ballot = max(0, self.journal.promised)
-        self.acceptor, self.convening = sides(self) if self.lying else (Acceptor(self), Convening(self))
+        self.acceptor, self.convening = (
+            sides(self) if self.lying else (Acceptor(self), Convening(self))
+        )
         self.sealing = Sealing(self)
-        self.joiners = {who: seen for who, seen in self.joiners.items() if self.near(seen[0]) and who not in self.config}
+        self.joiners = {
+            who: seen
+            for who, seen in self.joiners.items()
+            if self.near(seen[0]) and who not in self.config
+        }
         close_round(self)
 
     def offers(self) -> list[Contributor]:
         """The contributions that a plan can be made of."""
-        return [offer for offer in self.offered() if self.grouping is None or offer.member.peer in self.open.due]
+        return [
+            offer
+            for offer in self.offered()
+            if self.grouping is None or offer.member.peer in self.open.due
+        ]
 
     def offered(self) -> list[Contributor]:
         """Those that are there for the round, or for a later one; where two call one theirs, one of them lies: the first is taken."""
@@ -422,7 +541,11 @@ class RoundMachine:
     def enough(self, offers: Sequence[Contributor]) -> bool:
         """Whether a plan can be made of these offers: there are some, and where the reducer needs several, as many from members that live."""
         least = self.shape.least
-        return bool(offers) if least == 1 else sum(not self.silent(offer.member) for offer in offers) >= least
+        return (
+            bool(offers)
+            if least == 1
+            else sum(not self.silent(offer.member) for offer in offers) >= least
+        )
 
     @property
     def waits_for_offers(self) -> bool:
@@ -435,32 +558,56 @@ class RoundMachine:
             return False
         if self.acceptor.founding:
             return True
-        others = [offer for offer in self.offers() if offer.member != self.me and not self.silent(offer.member)]
+        others = [
+            offer
+            for offer in self.offers()
+            if offer.member != self.me and not self.silent(offer.member)
+        ]
         return len(others) + 1 < self.shape.least
 
     @property
     def engaged(self) -> bool:
         """Whether the open round is under way as far as this member knows; a merely training swarm is not stuck."""
-        opened, said, waits = self.open, self.journal.accepted or self.journal.promised >= 0, self.unsettled or self.draw.again
-        under_way = self.contribution or waits or self.actions.tip() or said or opened.plan or opened.pending or opened.decided
+        opened, said, waits = (
+            self.open,
+            self.journal.accepted or self.journal.promised >= 0,
+            self.unsettled or self.draw.again,
+        )
+        under_way = (
+            self.contribution
+            or waits
+            or self.actions.tip()
+            or said
+            or opened.plan
+            or opened.pending
+            or opened.decided
+        )
         return bool(under_way) or self.acceptor.urged
 
     def _consider_takeover(self, now: float) -> None:
-        spent = self.ballot == 0 and self.journal.restarted and self.convener_of(0) == self.me  # nobody else can use this ballot
+        spent = (
+            self.ballot == 0 and self.journal.restarted and self.convener_of(0) == self.me
+        )  # nobody else can use this ballot
         if self.open.decided:
             return
         if not self.engaged:
-            if spent and self.convening.wants_entry(now):  # nobody else has anything to say: this member's own next one
+            if spent and self.convening.wants_entry(
+                now
+            ):  # nobody else has anything to say: this member's own next one
                 self.enter(now, len(self.config))
             return
-        patience = self.timing.takeover_s * min(8.0, 1 + self.ballot / 2) * (2 if self.convening.active else 1) + 4 * rtt_s(self)
+        patience = self.timing.takeover_s * min(8.0, 1 + self.ballot / 2) * (
+            2 if self.convening.active else 1
+        ) + 4 * rtt_s(self)
         if spent:
             patience = 0.0
         elif self.open.plan is not None:
             patience += 2 * self.bulk_s + stuck_s(self) - self.timing.revise_s
         elif self.ballot == 0:
             patience += self.timing.grace(self.round_s)
-        suspected = self.convener_of(self.ballot) != self.me and self.silent(self.convener_of(self.ballot))
+        suspected = self.convener_of(self.ballot) != self.me and self.silent(
+            self.convener_of(self.ballot)
+        )
         since = max(self.open.progress_at, self.open.ripe_at or self.open.progress_at)
         if now - since <= patience and not suspected and not self.acceptor.overdue(now, patience):
             return
@@ -476,7 +623,9 @@ class RoundMachine:
             if owner == self.me or not self.silent(owner):
                 break
             ballot += 1
-        if ballot <= LAST_BALLOT:  # others drove us here; what cannot be said would be refused in this member's name
+        if (
+            ballot <= LAST_BALLOT
+        ):  # others drove us here; what cannot be said would be refused in this member's name
             self.enter(now, ballot, aside=aside)
 
     def enter(self, now: float, ballot: int, *, aside: bool = False) -> None:

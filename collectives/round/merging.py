@@ -48,7 +48,11 @@ def samples_in(entry: Entry) -> int:
 
 def adopts(entry: Entry, shape: Shape) -> bool:
     """Whether an entry adopts a branch of a log of this shape."""
-    grid = (entry.numel, entry.chunk_elements, entry.codec) == (2 * shape.numel, shape.chunk_elements, "fp32")
+    grid = (entry.numel, entry.chunk_elements, entry.codec) == (
+        2 * shape.numel,
+        shape.chunk_elements,
+        "fp32",
+    )
     chunks = -(-entry.numel // shape.chunk_elements)
     whole = [(part.first, part.stop) for part in entry.parts] == [(0, chunks)]
     cids = {c.cid for c in entry.contributors}
@@ -69,26 +73,48 @@ def tip_entry(
     chunks = -(-2 * shape.numel // shape.chunk_elements)
     part = Part(owner or PeerId("tip"), 0, chunks)
     return Entry(
-        log, round_, tip.base, base_state, tip.contributors, (part,), (tip.digest,), 2 * shape.numel, shape.chunk_elements, "fp32",
-        f"{tip.log}/{tip.length}", config,
-    )  # fmt: skip
+        log,
+        round_,
+        tip.base,
+        base_state,
+        tip.contributors,
+        (part,),
+        (tip.digest,),
+        2 * shape.numel,
+        shape.chunk_elements,
+        "fp32",
+        f"{tip.log}/{tip.length}",
+        config,
+    )
 
 
 def unproposed(entry: Entry) -> Entry:
     """The name that members of a branch have for the bytes of an entry that adopts it: `tip_entry` of its tip."""
     part = msgspec.structs.replace(entry.parts[0], owner=PeerId("tip"))
-    return msgspec.structs.replace(entry, base_state=bytes(HASH_BYTES), parts=(part,), next_config=())
+    return msgspec.structs.replace(
+        entry, base_state=bytes(HASH_BYTES), parts=(part,), next_config=()
+    )
 
 
 def adoption(machine: RoundMachine, tip: m.Tip, config: Config) -> Entry:
     """What the convener of the open round proposes to take over a branch. The state root must be known."""
     assert machine.root is not None
     return tip_entry(
-        machine.log, machine.round, tip, machine.shape, base_state=machine.root, owner=machine.me.peer, config=config
-    )  # fmt: skip
+        machine.log,
+        machine.round,
+        tip,
+        machine.shape,
+        base_state=machine.root,
+        owner=machine.me.peer,
+        config=config,
+    )
 
 
 def best_tip(promises: Iterable[m.Promise | m.Sealed], base: bytes) -> m.Tip | None:
     """Of the branches whose base is the last certified entry itself, that with most samples; ties by name."""
     tips = [p.tip for p in promises if p.tip is not None and p.tip.base == base]
-    return max(tips, key=lambda tip: (sum(c.weight for c in tip.contributors), tip.log, tip.length, tip.digest), default=None)
+    return max(
+        tips,
+        key=lambda tip: (sum(c.weight for c in tip.contributors), tip.log, tip.length, tip.digest),
+        default=None,
+    )

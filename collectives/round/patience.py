@@ -24,7 +24,13 @@ RTT_MOST_S = 5.0
 
 def rate(said: Ready | Pace) -> int:
     """What a member's rates are good for, in bytes/s: the smaller of those known, else what it has proven."""
-    return max(SLOWEST, min([known for known in (said.up, said.down) if known > 0], default=max(UNMEASURED, said.proven)))
+    return max(
+        SLOWEST,
+        min(
+            [known for known in (said.up, said.down) if known > 0],
+            default=max(UNMEASURED, said.proven),
+        ),
+    )
 
 
 def rtt_s(machine: RoundMachine) -> float:
@@ -34,7 +40,12 @@ def rtt_s(machine: RoundMachine) -> float:
 
 def gap_s(machine: RoundMachine) -> float:
     """The longest that a living source's next chunk takes: where its link, or ours, is shared by lanes to everybody."""
-    slowest = min([rate(machine.actions.pace()), *(rate(ready) for ready in machine.open.ready.values() if ready.cid is not None)])
+    slowest = min(
+        [
+            rate(machine.actions.pace()),
+            *(rate(ready) for ready in machine.open.ready.values() if ready.cid is not None),
+        ]
+    )
     return (len(machine.config) - 1) * max(_chunk_bytes(machine.shape)) / slowest
 
 

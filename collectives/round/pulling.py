@@ -19,8 +19,13 @@ PATIENCE_PULLS = 7.5  # a source that sent nothing for so many pulls is asked ag
 
 
 def ask_again(
-    machine: RoundMachine, now: float, plan: Plan, missing: dict[bytes, m.Spans], lacking: dict[PeerId, m.Spans], resumed: Collection[PeerId],
-) -> None:  # fmt: skip
+    machine: RoundMachine,
+    now: float,
+    plan: Plan,
+    missing: dict[bytes, m.Spans],
+    lacking: dict[PeerId, m.Spans],
+    resumed: Collection[PeerId],
+) -> None:
     """Ask contributors for ``missing`` parts (telling the convener) and owners for ``lacking`` results; less than before is progress.
 
     Lanes lose nothing while they last, so only sources that have fallen silent are asked, and at once those with a new lane.
@@ -38,11 +43,22 @@ def ask_again(
     for peer in resumed:
         for source in (peer.encode(), *(cid for cid, peers in senders.items() if peer in peers)):
             opened.waiting[plan.plan_id, source] = (0, float("-inf"))
-    silent = {cid: spans for cid, spans in missing.items() if _is_silent(machine, now, plan, cid, _count(spans))}
+    silent = {
+        cid: spans
+        for cid, spans in missing.items()
+        if _is_silent(machine, now, plan, cid, _count(spans))
+    }
     me = machine.me.peer
-    if missing or (lacking and (plan.topology.kind != "butterfly" or any(part.owner == me for part in plan.parts))):
-        body = m.Missing(plan.plan_id, tuple((cid, silent.get(cid, ())[:MISSING_SPANS]) for cid in missing))
-        for peer in sorted({opened.plan_sender or me}.union(*(senders.get(cid, ()) for cid in silent)) - {me}):
+    if missing or (
+        lacking
+        and (plan.topology.kind != "butterfly" or any(part.owner == me for part in plan.parts))
+    ):
+        body = m.Missing(
+            plan.plan_id, tuple((cid, silent.get(cid, ())[:MISSING_SPANS]) for cid in missing)
+        )
+        for peer in sorted(
+            {opened.plan_sender or me}.union(*(senders.get(cid, ()) for cid in silent)) - {me}
+        ):
             machine.tell(peer, body)
     for owner, spans in lacking.items():
         if owner != me and _is_silent(machine, now, plan, owner.encode(), _count(spans)):
@@ -55,7 +71,9 @@ def tell_dispute(machine: RoundMachine, disputed: m.Disputed | None) -> None:
     if (
         disputed is None
         or opened.plan is None
-        or not (disputed.plan_id == opened.plan.plan_id or (disputed.wrong and disputed != opened.told))
+        or not (
+            disputed.plan_id == opened.plan.plan_id or (disputed.wrong and disputed != opened.told)
+        )
     ):
         return
     opened.told = disputed
@@ -78,11 +96,17 @@ def on_the_way(machine: RoundMachine, now: float, entry: Entry) -> bool:
     Who knows the decision has closed the round: it sends what was queued for a lane that lasts, and nothing again over a new one.
     """
     opened, plan = machine.open, machine.open.plan
-    if plan is None or (plan.contributors, plan.parts, plan.topology) != (entry.contributors, entry.parts, entry.topology):
+    if plan is None or (plan.contributors, plan.parts, plan.topology) != (
+        entry.contributors,
+        entry.parts,
+        entry.topology,
+    ):
         return False
     if opened.decided is not None and opened.lacking_owners and opened.lacking_owners <= opened.cut:
         return False
-    return not broken(machine, plan) and now - max(opened.bulk_at, opened.planned_at) <= stuck_s(machine)
+    return not broken(machine, plan) and now - max(opened.bulk_at, opened.planned_at) <= stuck_s(
+        machine
+    )
 
 
 def _count(spans: m.Spans) -> int:
@@ -92,7 +116,11 @@ def _count(spans: m.Spans) -> int:
 def _is_silent(machine: RoundMachine, now: float, plan: Plan, source: bytes, left: int) -> bool:
     """Whether a source's count of chunks outstanding has stood still for a while; True at most once in that while."""
     known = machine.open.waiting.get((plan.plan_id, source))
-    if known is not None and left >= known[0] and now - known[1] < silent_s(machine, PATIENCE_PULLS):
+    if (
+        known is not None
+        and left >= known[0]
+        and now - known[1] < silent_s(machine, PATIENCE_PULLS)
+    ):
         return False
     machine.open.waiting[plan.plan_id, source] = (left, now)
     return known is not None and left >= known[0]

@@ -16,16 +16,37 @@ if TYPE_CHECKING:
 def my_ready(machine: RoundMachine) -> m.Ready | None:
     """The own contribution, or that none will come; None where there is nothing to say yet."""
     aside = machine.open.aside == machine.ballot
-    if machine.contribution and not aside and machine.draw.takes_part:  # else it is kept: a later draw may want it
+    if (
+        machine.contribution and not aside and machine.draw.takes_part
+    ):  # else it is kept: a later draw may want it
         pace, (cid, weight, reading) = machine.actions.pace(), machine.contribution
         return m.Ready(
-            machine.base, cid, weight, machine.leaving, site=machine.site, up=pace.up, down=pace.down, proven=pace.proven, reading=reading,
+            machine.base,
+            cid,
+            weight,
+            machine.leaving,
+            site=machine.site,
+            up=pace.up,
+            down=pace.down,
+            proven=pace.proven,
+            reading=reading,
             ballot=machine.ballot,
-        )  # fmt: skip
-    closing = machine.open.first_ready_at is not None  # before that, a script may still attach and contribute to this round
+        )
+    closing = (
+        machine.open.first_ready_at is not None
+    )  # before that, a script may still attach and contribute to this round
     waits = machine.unsettled or machine.draw.waiting
-    silent = machine.leaving or waits or aside or (machine.idle and (closing or machine.shape.sample is not None))
-    return m.Ready(machine.base, None, 0, machine.leaving, waits, ballot=machine.ballot) if silent else None
+    silent = (
+        machine.leaving
+        or waits
+        or aside
+        or (machine.idle and (closing or machine.shape.sample is not None))
+    )
+    return (
+        m.Ready(machine.base, None, 0, machine.leaving, waits, ballot=machine.ballot)
+        if silent
+        else None
+    )
 
 
 def send_ready(machine: RoundMachine) -> None:
@@ -41,7 +62,9 @@ def repeat_ready(machine: RoundMachine, now: float) -> None:
     opened = machine.open
     if not waits(machine):
         send_ready(machine)
-    if (machine.waits_for_offers or machine.draw.declines) and now - opened.told_at > machine.timing.detect_s:
+    if (
+        machine.waits_for_offers or machine.draw.declines
+    ) and now - opened.told_at > machine.timing.detect_s:
         opened.told_at = now
         close_round(machine)
 
@@ -66,7 +89,10 @@ def on_ready(machine: RoundMachine, now: float, who: Member, ready: m.Ready) -> 
     if not ready_fits(machine, ready):
         raise RemoteProtocolError(f"Ready for round {machine.round} on another base", peer=who.peer)
     if ready.cid is not None and who not in machine.draw.members:
-        raise RemoteProtocolError(f"{who.peer} contributes to round {machine.round}, for which it was not drawn", peer=who.peer)
+        raise RemoteProtocolError(
+            f"{who.peer} contributes to round {machine.round}, for which it was not drawn",
+            peer=who.peer,
+        )
     if ready.cid is not None and opened.first_ready_at is None:
         opened.first_ready_at = now
         machine.actions.closing(machine.round)

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 TURNS = 8  # times the last round with contributors: so long those that were drawn have for theirs
 AGAIN = 1.1  # times the draw before: also members that have become that much slower get there
 DELIVERED = 2.0  # times what those that were drawn have: so long what they offered may be on its way, if conveners try in vain
-SLOWER = 2.0  # times the turn before, at most, is what a turn counts as: scripts may have rested in it
+SLOWER = (
+    2.0  # times the turn before, at most, is what a turn counts as: scripts may have rested in it
+)
 UNKNOWN = 2.0  # as `AGAIN`, where no round was seen here: nobody knows how long one takes
 
 
@@ -49,14 +51,29 @@ class Draw:
         """``before``: of the round before, None where this member has just been started."""
         self.machine = machine
         self.members = drawn(machine.run, machine.base, machine.config, machine.shape.sample)
-        self.waiting = False  # a script waits for the end of this round, in which this member takes no part
-        last_s, counted = machine.round_s or 0.0, bool(machine.journal.entries[-1].entry.contributors)
+        self.waiting = (
+            False  # a script waits for the end of this round, in which this member takes no part
+        )
+        last_s, counted = (
+            machine.round_s or 0.0,
+            bool(machine.journal.entries[-1].entry.contributors),
+        )
         least_s = machine.timing.redraw_s
         self.turn_s: float = last_s if counted else 0.0  # of the last round with contributors
         if before is not None and before.turn_s:
-            self.turn_s = min(last_s, max(SLOWER * before.turn_s, least_s)) if counted else before.turn_s
-        vain_s = 0.0 if counted else last_s if before is None else min(last_s, DELIVERED * before.patience_s)
-        self.patience_s = max(least_s, TURNS * self.turn_s, (AGAIN if self.turn_s else UNKNOWN) * vain_s)
+            self.turn_s = (
+                min(last_s, max(SLOWER * before.turn_s, least_s)) if counted else before.turn_s
+            )
+        vain_s = (
+            0.0
+            if counted
+            else last_s
+            if before is None
+            else min(last_s, DELIVERED * before.patience_s)
+        )
+        self.patience_s = max(
+            least_s, TURNS * self.turn_s, (AGAIN if self.turn_s else UNKNOWN) * vain_s
+        )
         self._had = 0.0  # of that, in multiples
 
     @property
@@ -67,7 +84,9 @@ class Draw:
     @property
     def declines(self) -> bool:
         """Whether this member was drawn, others were not, and it has offered nothing: if it will not, all are told."""
-        return not self.whole and self.machine.me in self.members and self.machine.contribution is None
+        return (
+            not self.whole and self.machine.me in self.members and self.machine.contribution is None
+        )
 
     @property
     def whole(self) -> bool:
@@ -99,21 +118,37 @@ class Draw:
         convenes the ballot votes last, so that what the others do not want binds no later convener. What was voted for before is voted for again:
         later conveners must adopt it, and nothing else could be decided."""
         machine, voted = self.machine, self.machine.journal.accepted
-        if entry.contributors or entry.next_config != machine.config or self.whole or (voted is not None and voted[1] == entry):
+        if (
+            entry.contributors
+            or entry.next_config != machine.config
+            or self.whole
+            or (voted is not None and voted[1] == entry)
+        ):
             return True
         if not self._too_few(2 * self._had):  # clocks differ
             return False
         others = machine.open.votes.get((ballot, entry.hash()), {})
-        return bool(machine.lying) or machine.convener_of(ballot) != machine.me or machine.quorum([*others, machine.me])
+        return (
+            bool(machine.lying)
+            or machine.convener_of(ballot) != machine.me
+            or machine.quorum([*others, machine.me])
+        )
 
     def _too_few(self, had: float) -> bool:
         machine = self.machine
         if self.whole:
             return False
-        least = max(machine.shape.least, machine.shape.sample.least if machine.shape.sample is not None else 1)
+        least = max(
+            machine.shape.least,
+            machine.shape.sample.least if machine.shape.sample is not None else 1,
+        )
         return sum(self._gives(who, had) for who in self.members) < least
 
     def _gives(self, who: Member, had: float) -> bool:
         """Whether a member may still contribute, or has done so and what it offered may still come, after so many times `patience_s`."""
-        offer = my_ready(self.machine) if who == self.machine.me else self.machine.open.ready.get(who)
-        return not self.machine.silent(who) and (had <= 1 if offer is None else offer.cid is not None and had <= DELIVERED)
+        offer = (
+            my_ready(self.machine) if who == self.machine.me else self.machine.open.ready.get(who)
+        )
+        return not self.machine.silent(who) and (
+            had <= 1 if offer is None else offer.cid is not None and had <= DELIVERED
+        )

@@ -44,7 +44,10 @@ class Sealing:
     def active(self) -> bool:
         """Whether the open round is sealed here: this member votes no more in it."""
         record = self.machine.journal.sealed
-        return record is not None and (record.round, record.base) == (self.machine.round, self.machine.base)
+        return record is not None and (record.round, record.base) == (
+            self.machine.round,
+            self.machine.base,
+        )
 
     @property
     def leading(self) -> bool:
@@ -56,7 +59,9 @@ class Sealing:
         record = self.machine.journal.sealed
         ahead = record is not None and record.round >= self.machine.round
         removed = self.machine.removed
-        return bool(removed and gone(who, removed)) or (record is not None and ahead and gone(who, record.removed))
+        return bool(removed and gone(who, removed)) or (
+            record is not None and ahead and gone(who, record.removed)
+        )
 
     def awaited(self) -> set[PeerId]:
         """Whose answers the organiser still waits for."""
@@ -65,15 +70,23 @@ class Sealing:
     def _nodes(self) -> set[PeerId]:
         """Every known node outside the removed, this one included."""
         me = self.machine.me.peer
-        without = {member.peer for member in self.record.removed} - {me}  # an earlier life of this node may be among them
-        return {peer for peer in (*self.machine.others, me, *self.machine.actions.nodes()) if peer not in without}
+        without = {member.peer for member in self.record.removed} - {
+            me
+        }  # an earlier life of this node may be among them
+        return {
+            peer
+            for peer in (*self.machine.others, me, *self.machine.actions.nodes())
+            if peer not in without
+        }
 
     # ---- the organiser
     def ask(self, removed: Collection[Member]) -> None:
         """The organiser's word: these will never vote again. Raises StorageError."""
         record = self.record
         everybody = tuple(sorted({*removed, *(record.removed if record.asked else ())}))
-        stands = self.active and record.signed is not None  # it is signed: what is asked for now begins with the next entry
+        stands = (
+            self.active and record.signed is not None
+        )  # it is signed: what is asked for now begins with the next entry
         at, signed = (record.round, record.signed) if stands else (-1, None)
         self.machine.journal.seal(SealRecord(at, record.base, everybody, True, signed))
         self.answers, self.entry = {}, None
@@ -90,8 +103,12 @@ class Sealing:
         machine = self.machine
         if self.active and self.record.signed is not None:
             return self._learn(now, self.record.signed)
-        if ended := {who for who in machine.config if machine.ended(who)} - set(self.record.removed):
-            self.ask(ended)  # an entry may have let in a life of a lost peer that nobody here knew of when it was given up
+        if ended := {who for who in machine.config if machine.ended(who)} - set(
+            self.record.removed
+        ):
+            self.ask(
+                ended
+            )  # an entry may have let in a life of a lost peer that nobody here knew of when it was given up
         record = self.record
         if machine.quorum([member for member in machine.config if member not in record.removed]):
             if not set(record.removed) & set(machine.config):
@@ -116,7 +133,11 @@ class Sealing:
     def _message(self) -> m.Seal:
         machine, removed = self.machine, self.record.removed
         return m.Seal(
-            machine.base, removed, machine.actions.sign(seal_payload(machine.run, machine.log, machine.round, machine.base, removed))
+            machine.base,
+            removed,
+            machine.actions.sign(
+                seal_payload(machine.run, machine.log, machine.round, machine.base, removed)
+            ),
         )
 
     def on_sealed(self, who: Member, body: m.Sealed) -> None:
@@ -126,14 +147,21 @@ class Sealing:
             return
         if who not in machine.config and any(member.peer == who.peer for member in machine.config):
             return  # it lost what it voted for: the organiser must remove the life that did
-        if not machine.actions.verify(who.peer, self._payload(machine.round, machine.base, body), body.signature):
+        if not machine.actions.verify(
+            who.peer, self._payload(machine.round, machine.base, body), body.signature
+        ):
             raise RemoteProtocolError("answer to a seal is not signed by its sender", peer=who.peer)
         tip = body.tip
         formed = tip is None or (
-            tip.base == machine.base and adopts(tip_entry(machine.log, machine.round, tip, machine.shape), machine.shape)
+            tip.base == machine.base
+            and adopts(tip_entry(machine.log, machine.round, tip, machine.shape), machine.shape)
         )
         stranger = who not in machine.config and (body.accepted is not None or tip is not None)
-        if not formed or stranger or (body.accepted is not None and not machine.entry_fits(body.accepted.entry)):
+        if (
+            not formed
+            or stranger
+            or (body.accepted is not None and not machine.entry_fits(body.accepted.entry))
+        ):
             raise RemoteProtocolError("answer to a seal names another round", peer=who.peer)
         self.answers[who.peer] = body
 
@@ -143,16 +171,28 @@ class Sealing:
         accepted = [answer.accepted for answer in self.answers.values() if answer.accepted]
         if accepted:
             return max(accepted, key=lambda a: a.ballot).entry
-        survivors = tuple(sorted({machine.me, *(member for member in machine.config if member not in removed)}))
+        survivors = tuple(
+            sorted({machine.me, *(member for member in machine.config if member not in removed)})
+        )
         tip = best_tip(self.answers.values(), machine.base)
         if tip is not None:
             return adoption(machine, tip, survivors)
         assert machine.root is not None
         shape = machine.shape
         return Entry(
-            machine.log, machine.round, machine.base, machine.root, (), (), (), shape.numel, shape.chunk_elements, shape.codec, shape.reducer,
+            machine.log,
+            machine.round,
+            machine.base,
+            machine.root,
+            (),
+            (),
+            (),
+            shape.numel,
+            shape.chunk_elements,
+            shape.codec,
+            shape.reducer,
             survivors,
-        )  # fmt: skip
+        )
 
     def _complete(self, now: float) -> None:
         machine, record = self.machine, self.record
@@ -160,17 +200,29 @@ class Sealing:
         if not machine.has_bytes(entry):
             return machine.actions.fetch_result(entry, self._holders(entry))
         machine.actions.keep(entry)
-        signature = machine.actions.sign(recertified_payload(machine.run, machine.log, machine.round, entry.hash(), record.removed))
+        signature = machine.actions.sign(
+            recertified_payload(
+                machine.run, machine.log, machine.round, entry.hash(), record.removed
+            )
+        )
         certified = Certified(entry, (Vote(machine.me, 0, signature),), record.removed)
-        machine.journal.seal(msgspec.structs.replace(record, signed=certified))  # one signature an entry: before anybody sees it
+        machine.journal.seal(
+            msgspec.structs.replace(record, signed=certified)
+        )  # one signature an entry: before anybody sees it
         return self._learn(now, certified)
 
     def _holders(self, entry: Entry) -> list[PeerId]:
         def holds(answer: m.Sealed) -> bool:
             voted, tip = answer.accepted, answer.tip
-            return (voted is not None and voted.entry == entry) or (tip is not None and entry.part_digests == (tip.digest,))
+            return (voted is not None and voted.entry == entry) or (
+                tip is not None and entry.part_digests == (tip.digest,)
+            )
 
-        return [peer for peer, answer in self.answers.items() if holds(answer) and peer != self.machine.me.peer]
+        return [
+            peer
+            for peer, answer in self.answers.items()
+            if holds(answer) and peer != self.machine.me.peer
+        ]
 
     def _learn(self, now: float, certified: Certified) -> None:
         machine = self.machine
@@ -185,7 +237,9 @@ class Sealing:
         """
         machine = self.machine
         payload = seal_payload(machine.run, machine.log, round_, body.base, body.removed)
-        if who.peer != machine.organiser or not machine.actions.verify(who.peer, payload, body.signature):
+        if who.peer != machine.organiser or not machine.actions.verify(
+            who.peer, payload, body.signature
+        ):
             raise RemoteProtocolError("a seal is not the organiser's", peer=who.peer)
         present = round_ == machine.round
         if (
@@ -215,11 +269,15 @@ class Sealing:
     def _answer(self, round_: int, base: bytes) -> m.Sealed:
         machine = self.machine
         present = round_ == machine.round
-        accepted, tip = (machine.journal.accepted, machine.actions.tip()) if present else (None, None)
+        accepted, tip = (
+            (machine.journal.accepted, machine.actions.tip()) if present else (None, None)
+        )
         if accepted is not None:
             machine.open.known[accepted[1].hash()] = accepted[1]  # its bytes may be asked for
         body = m.Sealed(self.record.removed, m.Accepted1(*accepted) if accepted else None, tip, b"")
-        return msgspec.structs.replace(body, signature=machine.actions.sign(self._payload(round_, base, body)))
+        return msgspec.structs.replace(
+            body, signature=machine.actions.sign(self._payload(round_, base, body))
+        )
 
     def _payload(self, round_: int, base: bytes, body: m.Sealed) -> bytes:
         return sealed_payload(self.machine.run, self.machine.log, round_, base, body)
@@ -227,4 +285,6 @@ class Sealing:
 
 def gone(who: Member, removed: Collection[Member]) -> bool:
     """Whether this life of a peer was removed, or a later one."""
-    return any(member.peer == who.peer and member.incarnation >= who.incarnation for member in removed)
+    return any(
+        member.peer == who.peer and member.incarnation >= who.incarnation for member in removed
+    )

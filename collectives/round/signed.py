@@ -13,18 +13,26 @@ from .certificate import vote_payload
 Kind = Literal["propose", "echo", "vote"]
 
 
-def slot_payload(kind: Kind, run: str, log: str, round_: int, base: bytes, ballot: int, entry_hash: bytes) -> bytes:
+def slot_payload(
+    kind: Kind, run: str, log: str, round_: int, base: bytes, ballot: int, entry_hash: bytes
+) -> bytes:
     """The bytes under the signature of what a member says once in a ballot: a proposal, an echo, a vote. Two of one slot prove that it lies."""
     if kind == "vote":
         return vote_payload(run, log, round_, base, ballot, entry_hash)
     return msgspec.msgpack.encode((f"atoll/{kind}/2", run, log, round_, base, ballot, entry_hash))
 
 
-def pledge_payload(run: str, log: str, round_: int, base: bytes, ballot: int, accepted: int, entry_hash: bytes) -> bytes:
+def pledge_payload(
+    run: str, log: str, round_: int, base: bytes, ballot: int, accepted: int, entry_hash: bytes
+) -> bytes:
     """The bytes under the signature of a pledge for ``ballot``: what was accepted last, in ballot ``accepted`` (-1: nothing)."""
-    return msgspec.msgpack.encode(("atoll/pledge/2", run, log, round_, base, ballot, accepted, entry_hash))
+    return msgspec.msgpack.encode(
+        ("atoll/pledge/2", run, log, round_, base, ballot, accepted, entry_hash)
+    )
 
 
 def claim_payload(run: str, log: str, round_: int, who: Member, claim: m.Claim) -> bytes:
     """The bytes under a claim's signature."""
-    return msgspec.msgpack.encode(("atoll/claim/1", run, log, round_, who, msgspec.structs.replace(claim, signature=b"")))
+    return msgspec.msgpack.encode(
+        ("atoll/claim/1", run, log, round_, who, msgspec.structs.replace(claim, signature=b""))
+    )

@@ -45,14 +45,26 @@ class Shape:
     def fits(self, what: Plan | Entry) -> bool:
         """Whether a plan or an entry is over this vector and over enough contributions, its parts covering it without gaps (none where nothing
         is contributed)."""
-        same = (what.numel, what.chunk_elements, what.codec, what.reducer) == (self.numel, self.chunk_elements, self.codec, self.reducer)
-        same = same and what.topology.kind in (self.topology, "butterfly") and len(what.topology.groups) in (0, len(what.contributors))
+        same = (what.numel, what.chunk_elements, what.codec, what.reducer) == (
+            self.numel,
+            self.chunk_elements,
+            self.codec,
+            self.reducer,
+        )
+        same = (
+            same
+            and what.topology.kind in (self.topology, "butterfly")
+            and len(what.topology.groups) in (0, len(what.contributors))
+        )
         chunks = -(-self.numel // self.chunk_elements) if what.contributors else 0
         same = same and (len(what.contributors) >= self.least or not what.contributors)
         same = same and (not self.single or len({part.owner for part in what.parts}) <= 1)
         same = same and (not self.kin or len({c.cid[:KIN_BYTES] for c in what.contributors}) <= 1)
         same = same and all(part.first < part.stop for part in what.parts)
-        return same and [0, *(part.stop for part in what.parts)] == [*(part.first for part in what.parts), chunks]
+        return same and [0, *(part.stop for part in what.parts)] == [
+            *(part.first for part in what.parts),
+            chunks,
+        ]
 
 
 class RoundActions(Protocol):
@@ -147,27 +159,45 @@ class OpenRound:
     progress_at: float
     ready: dict[Member, m.Ready] = field(default_factory=dict[Member, m.Ready])
     first_ready_at: float | None = None
-    ripe_at: float | None = None  # since when the contributions are there that the round waits for, where it waits for some only
+    ripe_at: float | None = (
+        None  # since when the contributions are there that the round waits for, where it waits for some only
+    )
     due: Set[PeerId] = frozenset()  # whose contributions those are, where members come in groups
     plan: Plan | None = None
     plan_sender: PeerId | None = None
     told: m.Disputed | None = None  # what was last told to all of a partial sum
-    senders: dict[bytes, frozenset[PeerId]] = field(default_factory=dict[bytes, frozenset[PeerId]])  # of what is added up here, by its cid
+    senders: dict[bytes, frozenset[PeerId]] = field(
+        default_factory=dict[bytes, frozenset[PeerId]]
+    )  # of what is added up here, by its cid
     planned_at: float = 0.0
-    reduced: tuple[Plan, tuple[bytes, ...]] | None = None  # the newest plan whose result is complete here, and its part digests
+    reduced: tuple[Plan, tuple[bytes, ...]] | None = (
+        None  # the newest plan whose result is complete here, and its part digests
+    )
     lacking: int | None = None  # chunks not yet here, for progress; None before the first report
     bulk_at: float = 0.0  # when `lacking` last shrank
-    lacking_owners: frozenset[PeerId] = frozenset()  # from whom result chunks have not come: owners, or who hands their results on
-    cut: set[PeerId] = field(default_factory=set[PeerId])  # whose lane was lost while the plan was carried out
-    waiting: dict[tuple[bytes, bytes], tuple[int, float]] = field(default_factory=dict[tuple[bytes, bytes], tuple[int, float]])
+    lacking_owners: frozenset[PeerId] = (
+        frozenset()
+    )  # from whom result chunks have not come: owners, or who hands their results on
+    cut: set[PeerId] = field(
+        default_factory=set[PeerId]
+    )  # whose lane was lost while the plan was carried out
+    waiting: dict[tuple[bytes, bytes], tuple[int, float]] = field(
+        default_factory=dict[tuple[bytes, bytes], tuple[int, float]]
+    )
     """By (plan, cid or owner): chunks outstanding from that source, and since when no fewer."""
-    held: set[tuple[bytes, ...]] = field(default_factory=set[tuple[bytes, ...]])  # part digests of complete results
+    held: set[tuple[bytes, ...]] = field(
+        default_factory=set[tuple[bytes, ...]]
+    )  # part digests of complete results
     known: dict[bytes, Entry] = field(default_factory=dict[bytes, Entry])  # entries seen, by hash
-    votes: dict[tuple[int, bytes], dict[Member, bytes]] = field(default_factory=dict[tuple[int, bytes], dict[Member, bytes]])
+    votes: dict[tuple[int, bytes], dict[Member, bytes]] = field(
+        default_factory=dict[tuple[int, bytes], dict[Member, bytes]]
+    )
     pending: tuple[int, Entry, PeerId] | None = None  # an Accept whose bytes are not all here
     decided: Certified | None = None
     applying: bool = False
-    told_at: float = -1e9  # when all others were last told of the own contribution, since too few were known
+    told_at: float = (
+        -1e9
+    )  # when all others were last told of the own contribution, since too few were known
     aside: int = -1  # the ballot in which the own contribution is not offered: it held up the others in the one before
 
     def lacking_of(self, owner: PeerId) -> bool:
@@ -177,7 +207,11 @@ class OpenRound:
     def offers(self, config: Config, kin: bool = False) -> list[Contributor]:
         """The frozen contributions offered for this round, in the order of its configuration; with ``kin`` those of the vector most have."""
         ready = [(member, self.ready[member]) for member in config if member in self.ready]
-        found = [Contributor(member, offer.cid, offer.weight, offer.reading) for member, offer in ready if offer.cid is not None]
+        found = [
+            Contributor(member, offer.cid, offer.weight, offer.reading)
+            for member, offer in ready
+            if offer.cid is not None
+        ]
         if not kin or not found:
             return found
         families = [offer.cid[:KIN_BYTES] for offer in found]

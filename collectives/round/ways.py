@@ -23,9 +23,17 @@ def topology_of(machine: RoundMachine, offers: Sequence[Contributor]) -> Topolog
     kind, ready = machine.shape.topology, machine.open.ready
     if kind == "butterfly":
         return BUTTERFLY
-    apart = {peer for peer, (_, round_) in machine.apart.items() if machine.round < round_ + APART_ROUNDS}
-    sites = [ready[offer.member].site if offer.member in ready and offer.member.peer not in apart else "" for offer in offers]
-    keys = [(site, "") if site else ("", offer.member.peer) for site, offer in zip(sites, offers, strict=True)]
+    apart = {
+        peer for peer, (_, round_) in machine.apart.items() if machine.round < round_ + APART_ROUNDS
+    }
+    sites = [
+        ready[offer.member].site if offer.member in ready and offer.member.peer not in apart else ""
+        for offer in offers
+    ]
+    keys = [
+        (site, "") if site else ("", offer.member.peer)
+        for site, offer in zip(sites, offers, strict=True)
+    ]
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     return Topology(kind, tuple(numbers[key] for key in keys))
 
@@ -36,7 +44,9 @@ def plan_trees(plan: Plan) -> tuple[Tree, ...]:
     return trees_of(plan, reducer) if reducer is not None and reducer.form == "streaming" else ()
 
 
-def held_up_by(plan: Plan, trees: Sequence[Tree], missing: Mapping[PeerId, set[bytes]]) -> dict[PeerId, set[bytes]]:
+def held_up_by(
+    plan: Plan, trees: Sequence[Tree], missing: Mapping[PeerId, set[bytes]]
+) -> dict[PeerId, set[bytes]]:
     """By who waits: the contributions it waits for. For a partial sum, or an account of one, that of its maker, where that does not wait itself."""
     if not trees:
         return dict(missing)
@@ -63,7 +73,11 @@ def disputes(machine: RoundMachine, who: Member, body: m.Disputed) -> bool:
     if plan is None or plan.plan_id != body.plan_id:
         return False
     for part, tree in zip(plan.parts, plan_trees(plan), strict=False):
-        if part.owner == who.peer and part.first <= body.chunk < part.stop and pair in [(c.partial.peer, c.witness) for c in tree.checks()]:
+        if (
+            part.owner == who.peer
+            and part.first <= body.chunk < part.stop
+            and pair in [(c.partial.peer, c.witness) for c in tree.checks()]
+        ):
             machine.apart |= dict.fromkeys(pair, (who.peer, machine.round))
             return True
     return False
@@ -75,5 +89,9 @@ def broken(machine: RoundMachine, plan: Plan) -> set[PeerId]:
     if plan.topology.kind == "butterfly":
         peers = set(filter(opened.lacking_of, peers))
     else:
-        peers = peers.union(c.member.peer for c in plan.contributors) if opened.lacking != 0 else set[PeerId]()
+        peers = (
+            peers.union(c.member.peer for c in plan.contributors)
+            if opened.lacking != 0
+            else set[PeerId]()
+        )
     return set(filter(machine.actions.suspected, peers))

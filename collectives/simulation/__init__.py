@@ -11,4 +11,15 @@ from .faults import FaultPlan, Faults, ProcessDied, Subject, quiet_plan, random_
 from .network import Network, Weather
 from .world import Timer, World
 
-__all__ = ["FaultPlan", "Faults", "Network", "ProcessDied", "Subject", "Timer", "Weather", "World", "quiet_plan", "random_plan"]
+__all__ = [
+    "FaultPlan",
+    "Faults",
+    "Network",
+    "ProcessDied",
+    "Subject",
+    "Timer",
+    "Weather",
+    "World",
+    "quiet_plan",
+    "random_plan",
+]

@@ -18,21 +18,68 @@ from ..identifiers import PeerId
 from .network import Network, Weather
 from .world import World
 
-FaultKind = Literal["crash", "freeze", "partition", "isolate", "cut", "storm", "amnesia", "leave", "shatter"]
-TrapAction = Literal["mid", "crash", "freeze", "isolate", "partition", "storm", "storm-crash", "whisper"]
+FaultKind = Literal[
+    "crash", "freeze", "partition", "isolate", "cut", "storm", "amnesia", "leave", "shatter"
+]
+TrapAction = Literal[
+    "mid", "crash", "freeze", "isolate", "partition", "storm", "storm-crash", "whisper"
+]
 VOTE = "accepted"  # the kind of message that "whisper" keeps from all but one
 
-ALL_FAULTS: tuple[FaultKind, ...] = ("crash", "freeze", "partition", "isolate", "cut", "storm", "amnesia", "leave", "shatter")
+ALL_FAULTS: tuple[FaultKind, ...] = (
+    "crash",
+    "freeze",
+    "partition",
+    "isolate",
+    "cut",
+    "storm",
+    "amnesia",
+    "leave",
+    "shatter",
+)
 
 ROUND_MESSAGES = (
-    "accept", "accept", "accepted", "accepted", "promise", "prepare", "plan", "reduced", "ready", "catch", "get", "missing", "fetch",
-    "part", "result", "blob", "write",
-)  # fmt: skip
+    "accept",
+    "accept",
+    "accepted",
+    "accepted",
+    "promise",
+    "prepare",
+    "plan",
+    "reduced",
+    "ready",
+    "catch",
+    "get",
+    "missing",
+    "fetch",
+    "part",
+    "result",
+    "blob",
+    "write",
+)
 """What traps wait for: messages by kind (votes and proposals weigh more), records of the data plane, writes to the journal."""
 LYING_MESSAGES = (
-    "propose", "propose", "echo", "echo", "accepted", "accepted", "pledge", "prepare", "claim", "turn", "plan", "ready", "catch", "get", "missing",
-    "fetch", "part", "result", "blob", "write",
-)  # fmt: skip
+    "propose",
+    "propose",
+    "echo",
+    "echo",
+    "accepted",
+    "accepted",
+    "pledge",
+    "prepare",
+    "claim",
+    "turn",
+    "plan",
+    "ready",
+    "catch",
+    "get",
+    "missing",
+    "fetch",
+    "part",
+    "result",
+    "blob",
+    "write",
+)
 """The same where members may lie."""
 
 
@@ -121,13 +168,29 @@ def random_plan(
 ) -> FaultPlan:
     """A plan for ``peers``: 1 to 8 faults, up to 4 traps, weather up to 25 % loss, for ``horizon_s`` seconds, at once or a third later."""
     start_s = rng.choice((0.0, horizon_s / 3))
-    weather = Weather(rng.choice((0, 0, 0.02, 0.1, 0.25)), rng.choice((0, 0.05, 0.2)), rng.choice((0, 0.02, 0.1)), 0.28 * horizon_s)
+    weather = Weather(
+        rng.choice((0, 0, 0.02, 0.1, 0.25)),
+        rng.choice((0, 0.05, 0.2)),
+        rng.choice((0, 0.02, 0.1)),
+        0.28 * horizon_s,
+    )
     spans = tuple(share * horizon_s for share in (0.015, 0.04, 0.15, 0.4, 1.2))
     often: list[FaultKind] = [
-        kind for kind in kinds if kind != "shatter" for _ in range({"crash": 4, "freeze": 2, "partition": 2}.get(kind, 1))
+        kind
+        for kind in kinds
+        if kind != "shatter"
+        for _ in range({"crash": 4, "freeze": 2, "partition": 2}.get(kind, 1))
     ]
     count = rng.randint(1, 8) if often else 0
-    faults = [Fault(start_s + rng.random() * horizon_s, rng.choice(often), rng.choice(peers), rng.choice(spans)) for _ in range(count)]
+    faults = [
+        Fault(
+            start_s + rng.random() * horizon_s,
+            rng.choice(often),
+            rng.choice(peers),
+            rng.choice(spans),
+        )
+        for _ in range(count)
+    ]
     actions: list[TrapAction] = ["partition", "isolate", "isolate", "storm", "whisper"]
     if "crash" in kinds:
         actions.extend(("mid", "mid", "mid", "crash", "storm-crash", "storm-crash"))
@@ -135,11 +198,15 @@ def random_plan(
         actions.append("freeze")
     traps = [
         Trap(
-            rng.choice(messages), rng.randint(1, rng.choice((10, 40, 150, 400))), rng.choice(actions), rng.random() < 0.6,
-            rng.choice((0, 0, 0.001, 0.003, 0.006)), rng.choice(spans[:4]),
+            rng.choice(messages),
+            rng.randint(1, rng.choice((10, 40, 150, 400))),
+            rng.choice(actions),
+            rng.random() < 0.6,
+            rng.choice((0, 0, 0.001, 0.003, 0.006)),
+            rng.choice(spans[:4]),
         )
         for _ in range(rng.choice((0, 1, 1, 2, 3, 4)))
-    ]  # fmt: skip
+    ]
     return FaultPlan(weather, faults, traps, start_s + horizon_s, start_s)
 
 
@@ -148,7 +215,9 @@ def shatter_plan(rng: random.Random, peers: Sequence[PeerId], plan: FaultPlan) -
     span = plan.heal_s - plan.start_s
     for _ in range(rng.choice((1, 1, 2, 3))):
         at_s = plan.start_s + rng.random() * 0.7 * span
-        plan.faults.append(Fault(at_s, "shatter", rng.choice(peers), rng.choice((0.3, 0.6, 1.0)) * span))
+        plan.faults.append(
+            Fault(at_s, "shatter", rng.choice(peers), rng.choice((0.3, 0.6, 1.0)) * span)
+        )
 
 
 @dataclass(slots=True)

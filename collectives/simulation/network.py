@@ -44,7 +44,14 @@ class Link:
 class Network:
     """Peers and the links between them. ``tap`` sees every send before the weather does; True loses it, and it may raise."""
 
-    def __init__(self, world: World, *, latency_s: float = 0.001, jitter_s: float = 0.0, bandwidth_bytes_per_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        world: World,
+        *,
+        latency_s: float = 0.001,
+        jitter_s: float = 0.0,
+        bandwidth_bytes_per_s: float = 0.0,
+    ) -> None:
         self.world = world
         self.weather = Weather()
         self.tap: Tap | None = None
@@ -117,7 +124,12 @@ class Network:
     def send(self, sender: PeerId, receiver: PeerId, channel: str, payload: Payload) -> float:
         """Put one message on its way and return when the link is free for the next one (virtual seconds)."""
         lost = self.tap is not None and bool(self.tap(sender, receiver, channel, payload))
-        now, link, weather, rng = self.world.now, self.link(sender, receiver), self.weather, self._rng
+        now, link, weather, rng = (
+            self.world.now,
+            self.link(sender, receiver),
+            self.weather,
+            self._rng,
+        )
         size = len(payload) if isinstance(payload, bytes) else len(payload[0]) + len(payload[1])
         self.sent[channel] = self.sent.get(channel, 0) + 1
         self.bytes_sent[sender] = self.bytes_sent.get(sender, 0) + size
@@ -127,7 +139,11 @@ class Network:
         else:
             link.free_at = start
         lost = lost or self.severed(sender, receiver)
-        lost = lost or (weather.loss > 0 and rng.random() < weather.loss) or (weather.storm > 0 and rng.random() < weather.storm)
+        lost = (
+            lost
+            or (weather.loss > 0 and rng.random() < weather.loss)
+            or (weather.storm > 0 and rng.random() < weather.storm)
+        )
         if lost:
             return link.free_at
         copies = 2 if weather.duplicate > 0 and rng.random() < weather.duplicate else 1
@@ -135,7 +151,9 @@ class Network:
             delay = link.latency_s + (link.jitter_s * rng.random() if link.jitter_s > 0 else 0.0)
             if weather.late > 0 and rng.random() < weather.late:
                 delay += weather.late_s * rng.random()
-            self.world.at(link.free_at + delay, partial(self._arrive, sender, receiver, channel, payload))
+            self.world.at(
+                link.free_at + delay, partial(self._arrive, sender, receiver, channel, payload)
+            )
         return link.free_at
 
     def _arrive(self, sender: PeerId, receiver: PeerId, channel: str, payload: Payload) -> None:

@@ -44,7 +44,9 @@ if TYPE_CHECKING:
 
 BEGUN = "btard/begun"  # in what storage remembers: this member has spoken in the run's steps
 AGAIN = "this node began again in the midst of the run: it cannot know what it has said before"
-MOST_INPUTS = 1 << 22  # bytes of one peer's messages that wait for the peer's work, beside two vectors
+MOST_INPUTS = (
+    1 << 22
+)  # bytes of one peer's messages that wait for the peer's work, beside two vectors
 
 MOST_SAID = 256  # messages of a step that are said again
 LOOKS = 6  # ticks in `timeout_s`
@@ -71,7 +73,13 @@ class BtardRounds(Beforehand):
 
     prefix = PREFIX
 
-    def __init__(self, session: Session, terms: BtardSettings, identity: Identity, chance: random.Random | None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        terms: BtardSettings,
+        identity: Identity,
+        chance: random.Random | None,
+    ) -> None:
         """``chance`` makes shares of draws; None, outside simulations: `random.SystemRandom()`."""
         self.session, self.terms, self.identity = session, terms, identity
         self.chance = chance or random.SystemRandom()
@@ -86,11 +94,17 @@ class BtardRounds(Beforehand):
         self._inputs: list[Callable[[Peer], None]] = []
         self._queued = Counter[PeerId]()
         self._outputs: list[Output] = []
-        self._removals: list[Output] = []  # after those: who is removed is told on what evidence before it is banned
+        self._removals: list[
+            Output
+        ] = []  # after those: who is removed is told on what evidence before it is banned
         self._busy = False
         self._tasks: dict[int, Task] = {}
-        self._states: list[Vector] = []  # of the own work, from the anchor on, where it is in intervals
-        self._number = 1 + random.SystemRandom().getrandbits(40)  # no answer to an earlier life is one to this
+        self._states: list[
+            Vector
+        ] = []  # of the own work, from the anchor on, where it is in intervals
+        self._number = 1 + random.SystemRandom().getrandbits(
+            40
+        )  # no answer to an earlier life is one to this
         self._ticked_at = -1e9
         self._said: list[tuple[list[PeerId], bytes]] = []  # in the step, and to whom
         self._quiet = True  # nothing was said since the last tick
@@ -104,8 +118,16 @@ class BtardRounds(Beforehand):
         """For `atoll status`: JSON-able. ``missing``: peers that are no members yet, without which no step begins; ``step``: -1 before the first."""
         members = set(self.session.config_peers())
         removed = sorted(self._peer.removed) if self._peer is not None else []
-        missing = [] if self.step >= 0 else [peer for peer in self.terms.peers if peer not in members]
-        return {"peers": list(self.terms.peers), "missing": missing, "step": self.step, "removed": removed, "out": self._barred}
+        missing = (
+            [] if self.step >= 0 else [peer for peer in self.terms.peers if peer not in members]
+        )
+        return {
+            "peers": list(self.terms.peers),
+            "missing": missing,
+            "step": self.step,
+            "removed": removed,
+            "out": self._barred,
+        }
 
     # ---- the script
     def offer(self, now: float) -> None:
@@ -132,7 +154,11 @@ class BtardRounds(Beforehand):
         session = self.session
         if not self._barred and session.me not in self.terms.peers:
             self._barred = "this node is none of the peers that the run's manifest names"
-        elif not self._barred and self.step < 0 and (session.completed > 0 or BEGUN in session.ports.storage.spent()):
+        elif (
+            not self._barred
+            and self.step < 0
+            and (session.completed > 0 or BEGUN in session.ports.storage.spent())
+        ):
             self._barred = AGAIN
         return self._barred
 
@@ -148,13 +174,17 @@ class BtardRounds(Beforehand):
         if not machine.is_member or not full(machine.config):
             return False
         configs = (certified.entry.next_config for certified in machine.journal.entries)
-        self._barred = AGAIN if any(full(config) and machine.me not in config for config in configs) else ""
+        self._barred = (
+            AGAIN if any(full(config) and machine.me not in config for config in configs) else ""
+        )
         return not self._barred
 
     def _begin(self, now: float) -> None:
         """Begin the open round's step once all are there, and the step before is over."""
         session, step = self.session, self.session.completed
-        if self.step >= step or (self.step >= 0 and (self.found is None or self.found.step < self.step)):
+        if self.step >= step or (
+            self.step >= 0 and (self.found is None or self.found.step < self.step)
+        ):
             return
         if self._made() is None:
             return
@@ -168,7 +198,9 @@ class BtardRounds(Beforehand):
         self._input(lambda peer: peer.begin(now, step, state, start))
 
     def _forget_steps(self, step: int) -> None:
-        self._tasks = {number: task for number, task in self._tasks.items() if task.step >= step - 1}
+        self._tasks = {
+            number: task for number, task in self._tasks.items() if task.step >= step - 1
+        }
         if self._vectors is not None:
             self._vectors.forget(step)
 
@@ -186,7 +218,9 @@ class BtardRounds(Beforehand):
         replica, machine = self.session.replica, self.session.machine
         assert replica is not None
         assert machine is not None
-        self._states = [replica.anchor[: machine.shape.numel].clone().numpy()] if self.terms.intervals else []
+        self._states = (
+            [replica.anchor[: machine.shape.numel].clone().numpy()] if self.terms.intervals else []
+        )
         return self._states[0] if self._states else None
 
     def _made(self) -> Peer | None:
@@ -195,11 +229,18 @@ class BtardRounds(Beforehand):
             return None
         if self._peer is None and session.machine is not None:
             settings = Settings(
-                terms.radius, terms.validators, terms.tolerance, terms.timeout_s, terms.compute_s, intervals=terms.intervals
+                terms.radius,
+                terms.validators,
+                terms.tolerance,
+                terms.timeout_s,
+                terms.compute_s,
+                intervals=terms.intervals,
             )
             numel = session.machine.shape.numel
             self._vectors = Vectors(session, numel, min(2.0, terms.timeout_s / LOOKS))
-            self._peer = Peer(session.run, self.identity, verify, terms.peers, numel, settings, self, self.chance)  # type: ignore[arg-type]
+            self._peer = Peer(
+                session.run, self.identity, verify, terms.peers, numel, settings, self, self.chance
+            )  # type: ignore[arg-type]
         return self._peer
 
     def computed(self, now: float, number: int, vector: Tensor, part: int = 0) -> None:
@@ -225,7 +266,9 @@ class BtardRounds(Beforehand):
         return None if task is None or task.start is None else torch.from_numpy(task.start)
 
     # ---- the peer's inputs, and what comes of them
-    def _input(self, act: Callable[[Peer], None], sender: PeerId | None = None, nbytes: int = 0) -> None:
+    def _input(
+        self, act: Callable[[Peer], None], sender: PeerId | None = None, nbytes: int = 0
+    ) -> None:
         peer = self._peer
         if sender is not None and peer is not None:
             if self._queued[sender] + nbytes > MOST_INPUTS + 8 * peer.size:
@@ -270,7 +313,9 @@ class BtardRounds(Beforehand):
 
     def finished(self, now: float, step: Finished) -> None:
         """See Host."""
-        found = Found(step.context.step, torch.from_numpy(step.vector), self.session.me in step.residuals)
+        found = Found(
+            step.context.step, torch.from_numpy(step.vector), self.session.me in step.residuals
+        )
         kin = found.kin
         self._outputs.append(lambda now: self._end(now, found, kin))
 
@@ -282,11 +327,17 @@ class BtardRounds(Beforehand):
 
     def offended(self, sender: PeerId, what: str) -> None:
         """See Host."""
-        self._outputs.append(lambda now: self.session.ports.emit(ev.PeerMisbehaved(sender, what, said=True)))
+        self._outputs.append(
+            lambda now: self.session.ports.emit(ev.PeerMisbehaved(sender, what, said=True))
+        )
 
     # ---- what comes of them
     def _tell(self, to: PeerId | None, frame: Frame) -> None:
-        receivers = [to] if to is not None else [peer for peer in self.terms.peers if peer != self.session.me]
+        receivers = (
+            [to]
+            if to is not None
+            else [peer for peer in self.terms.peers if peer != self.session.me]
+        )
         if isinstance(frame, Piece):
             assert self._vectors is not None
             return self._vectors.offer(frame, receivers)
@@ -302,7 +353,9 @@ class BtardRounds(Beforehand):
 
     def _ask(self, task: Task) -> None:
         if task.start is not None and not np.isfinite(task.start).all():
-            nothing = np.full_like(task.start, np.nan)  # no script is given what another peer says is a state and cannot be one
+            nothing = np.full_like(
+                task.start, np.nan
+            )  # no script is given what another peer says is a state and cannot be one
             return self._input(lambda peer: peer.computed(self.session.clock(), task, nothing))
         self._number += 1
         self._tasks[self._number] = task
@@ -323,7 +376,12 @@ class BtardRounds(Beforehand):
         """The aggregate is this member's contribution to the log; the same as the others'."""
         session, machine, found = self.session, self.session.machine, self.found
         assert machine is not None
-        if found is None or found.step != session.completed or machine.contribution is not None or machine.open.applying:
+        if (
+            found is None
+            or found.step != session.completed
+            or machine.contribution is not None
+            or machine.open.applying
+        ):
             return
         own = blake3(session.me.encode()).digest(CID_BYTES - KIN_BYTES)
         machine.contribute(now, self._kin + own, 1)
@@ -345,7 +403,11 @@ class BtardRounds(Beforehand):
     def may_fetch(self, entry: Entry) -> bool:
         """See Beforehand: nobody votes for a result that its own step has not come to."""
         machine = self.session.machine
-        if machine is not None and machine.open.decided is not None and machine.open.decided.entry == entry:
+        if (
+            machine is not None
+            and machine.open.decided is not None
+            and machine.open.decided.entry == entry
+        ):
             return True
         if entry != self._what:
             self._what = entry  # its plan was not heard of
@@ -355,7 +417,13 @@ class BtardRounds(Beforehand):
     def _make_result(self) -> None:
         """The bytes of the plan or entry that is about this step's aggregate; of another nothing is made, and so nobody votes for it."""
         session, machine, what, found = self.session, self.session.machine, self._what, self.found
-        if machine is None or what is None or found is None or what.round != machine.round or found.step != session.completed:
+        if (
+            machine is None
+            or what is None
+            or found is None
+            or what.round != machine.round
+            or found.step != session.completed
+        ):
             return
         if any(contributor.cid[:KIN_BYTES] != self._kin for contributor in what.contributors):
             return
@@ -368,7 +436,9 @@ class BtardRounds(Beforehand):
                 return error
             EncodedVector(grid, data).encode(found.vector)
             hashes = [chunk_hash(view) for view in grid.views(data)]
-            return tuple(part_digest(what, part, hashes[part.first : part.stop]) for part in what.parts), data
+            return tuple(
+                part_digest(what, part, hashes[part.first : part.stop]) for part in what.parts
+            ), data
 
         def made(now: float, result: tuple[tuple[bytes, ...], memoryview] | StorageError) -> None:
             if isinstance(result, StorageError):
@@ -402,7 +472,9 @@ class BtardRounds(Beforehand):
         arrived = self._vectors.on_blob(now, event)
         if arrived is not None:
             sender, piece = arrived
-            self._input(lambda machine: machine.receive(now, sender, piece), sender, piece.values.nbytes)
+            self._input(
+                lambda machine: machine.receive(now, sender, piece), sender, piece.values.nbytes
+            )
         return True
 
     def tick(self, now: float) -> None:
@@ -413,7 +485,9 @@ class BtardRounds(Beforehand):
         if self.step >= 0 and now - self._ticked_at >= self.terms.timeout_s / LOOKS:
             self._ticked_at = now
             self._input(lambda peer: peer.tick(now))
-            if self._quiet:  # what was lost with a connection must not look as if it had never been said
+            if (
+                self._quiet
+            ):  # what was lost with a connection must not look as if it had never been said
                 for receivers, data in self._said:
                     self._send(receivers, data)
             self._quiet = True

@@ -46,7 +46,9 @@ class Vectors:
         name = offered.name(session.me)
         if name not in self._given:
             self._given[name] = piece.step
-            session.ports.exchange.provide(name, memoryview(np.ascontiguousarray(piece.values, FLOAT).tobytes()), CHUNK_BYTES)
+            session.ports.exchange.provide(
+                name, memoryview(np.ascontiguousarray(piece.values, FLOAT).tobytes()), CHUNK_BYTES
+            )
         for peer in to:
             session.ports.send(peer, encode(offered))
 
@@ -64,12 +66,19 @@ class Vectors:
 
     def _take(self, now: float, peer: PeerId) -> None:
         waiting = self._waiting.get(peer, deque())
-        under_way = sum(each.offered.elements for each in self._coming.values() if each.sender == peer)
+        under_way = sum(
+            each.offered.elements for each in self._coming.values() if each.sender == peer
+        )
         while waiting and (not under_way or under_way + waiting[0].elements <= self._elements):
             offered = waiting.popleft()
             under_way += offered.elements
-            name, data = offered.name(peer), memoryview(bytearray(FLOAT.itemsize * offered.elements))
-            coming = self._coming[name] = _Coming(peer, offered, data, ((0, -(-len(data) // CHUNK_BYTES)),), now)
+            name, data = (
+                offered.name(peer),
+                memoryview(bytearray(FLOAT.itemsize * offered.elements)),
+            )
+            coming = self._coming[name] = _Coming(
+                peer, offered, data, ((0, -(-len(data) // CHUNK_BYTES)),), now
+            )
             self._session.ports.exchange.want(name, data, CHUNK_BYTES, (), (peer,))
             self._ask(name, coming)
 
@@ -92,7 +101,9 @@ class Vectors:
         del self._coming[event.name]
         self._take(now, coming.sender)
         header = coming.offered.header
-        return coming.sender, Piece(header.step, header.tag, header.item, np.frombuffer(coming.data, FLOAT), header.path)
+        return coming.sender, Piece(
+            header.step, header.tag, header.item, np.frombuffer(coming.data, FLOAT), header.path
+        )
 
     def takes(self, name: bytes) -> bool:
         """Whether this content is one of the vectors."""
@@ -111,7 +122,9 @@ class Vectors:
         for name in [name for name, step in self._given.items() if step < before]:
             del self._given[name]
             exchange.withdraw(name)
-        for name in [name for name, coming in self._coming.items() if coming.offered.header.step < before]:
+        for name in [
+            name for name, coming in self._coming.items() if coming.offered.header.step < before
+        ]:
             del self._coming[name]
             exchange.unwant(name)
         for waiting in self._waiting.values():

@@ -25,7 +25,9 @@ class Offered(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
     def name(self, sender: PeerId) -> bytes:
         """What the vector is called on lanes: 32 bytes."""
-        return blake3(b"atoll/btard/vector\0" + sender.encode() + b"\0" + msgspec.msgpack.encode(self)).digest()
+        return blake3(
+            b"atoll/btard/vector\0" + sender.encode() + b"\0" + msgspec.msgpack.encode(self)
+        ).digest()
 
 
 class Taken(msgspec.Struct, frozen=True, array_like=True, tag=5):

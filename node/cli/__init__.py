@@ -45,14 +45,23 @@ from .options import shared_options
 from .output import Terminal, as_json, show_error
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("meta", "Train a small model on this machine with three peers, kill one, let one join."),
+    "demo": (
+        "meta",
+        "Train a small model on this machine with three peers, kill one, let one join.",
+    ),
     "init": ("identity", "Make this machine's key and settings; safe to repeat."),
     "up": ("daemon", "Run this machine's node."),
     "down": ("daemon", "Stop the node; it finishes its round first."),
     "new": ("runs", "Check and sign a run's manifest; print its id and an invite."),
     "validate": ("runs", "Check a run's manifest and say what it means."),
-    "plan": ("planning", "Say which settings keep your machines training, how long a round takes, and why."),
-    "simulate": ("simulating", "Try federated methods on many clients with uneven data, in virtual time."),
+    "plan": (
+        "planning",
+        "Say which settings keep your machines training, how long a round takes, and why.",
+    ),
+    "simulate": (
+        "simulating",
+        "Try federated methods on many clients with uneven data, in virtual time.",
+    ),
     "join": ("join", "Join a run by invite and train, with a live view."),
     "leave": ("daemon", "Leave a run; the node finishes its round first."),
     "ls": ("daemon", "List the runs of this node."),
@@ -60,15 +69,30 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "peers": ("daemon", "Show the members of a run."),
     "ping": ("reaching", "Say how a peer is reached, and how long a round trip takes."),
     "netcheck": ("reaching", "Say whether others can reach this node, and what that means."),
-    "doctor": ("doctor", "Check this machine as a node: versions, key, disk, the running node, and whether others reach it."),
-    "relay": ("reaching", "Be a bootstrap and a relay for others, on a machine with a public address."),
+    "doctor": (
+        "doctor",
+        "Check this machine as a node: versions, key, disk, the running node, and whether others reach it.",
+    ),
+    "relay": (
+        "reaching",
+        "Be a bootstrap and a relay for others, on a machine with a public address.",
+    ),
     "recertify": ("recertify", "Go on without members that are lost for ever (organiser only)."),
     "ban": ("bans", "Keep a peer out: of the run, if you are its organiser, else of this machine."),
     "allow": ("bans", "Lift a ban."),
     "bans": ("bans", "Show who is banned, by whom, since when and why."),
-    "trust": ("bans", "Let a peer in at once: without probation, however many have come this hour."),
-    "audit": ("audit", "Check every signature in a run's log, and say who decided and who contributed."),
-    "split": ("splitting", "Find clusters of members whose updates point the same way, for a run of each."),
+    "trust": (
+        "bans",
+        "Let a peer in at once: without probation, however many have come this hour.",
+    ),
+    "audit": (
+        "audit",
+        "Check every signature in a run's log, and say who decided and who contributed.",
+    ),
+    "split": (
+        "splitting",
+        "Find clusters of members whose updates point the same way, for a run of each.",
+    ),
     "id": ("identity", "Print this machine's peer id, whose key is made where there is none."),
     "invite": ("invites", "Make, inspect or revoke invites."),
     "export": ("runs", "Write a run's model as safetensors that load without atoll."),
@@ -94,13 +118,18 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(module, f"{cmd_name}_command")
         return command
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click, but an unknown command comes with the known one that is most like it."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             import difflib
 
             close = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            ctx.fail(f"there is no command {args[0]!r}." + (f" Did you mean `atoll {close[0]}`?" if close else ""))
+            ctx.fail(
+                f"there is no command {args[0]!r}."
+                + (f" Did you mean `atoll {close[0]}`?" if close else "")
+            )
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -117,9 +146,19 @@ def _version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
         ctx.exit()
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @shared_options
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="As atoll version.")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_version,
+    help="As atoll version.",
+)
 @click.pass_context
 def cli(ctx: click.Context) -> None:
     """Train PyTorch models together, peer to peer.
@@ -133,7 +172,9 @@ def cli(ctx: click.Context) -> None:
 def run(argv: Sequence[str]) -> int:
     """Run one command and return its exit status; errors are printed here and nowhere else."""
     terminal = Terminal()
-    terminal.json = "--json" in takewhile(lambda word: word != "--", argv)  # also when the command line itself is wrong
+    terminal.json = "--json" in takewhile(
+        lambda word: word != "--", argv
+    )  # also when the command line itself is wrong
     try:
         result: Any = cli.main(list(argv), prog_name="atoll", standalone_mode=False, obj=terminal)
         sys.stdout.flush()
@@ -153,14 +194,21 @@ def run(argv: Sequence[str]) -> int:
             _traceback()
         show_error(terminal, error)
         return error.exit_code
-    except Exception as error:  # a defect, or the system failing under us: say so without a traceback
+    except (
+        Exception
+    ) as error:  # a defect, or the system failing under us: say so without a traceback
         return _unexpected(terminal, error)
 
 
 def _usage(terminal: Terminal, error: click.ClickException) -> int:
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "atoll"
-    show_error(terminal, AtollError(error.format_message(), code="E002", hint=f"{path} --help", exit_code=error.exit_code))
+    show_error(
+        terminal,
+        AtollError(
+            error.format_message(), code="E002", hint=f"{path} --help", exit_code=error.exit_code
+        ),
+    )
     return error.exit_code
 
 
@@ -175,7 +223,11 @@ def _unexpected(terminal: Terminal, error: Exception) -> int:
         _traceback()
     show_error(
         terminal,
-        AtollError(f"{type(error).__name__}: {error}", why="This is a defect of atoll.", hint="The same command with -vv shows where."),
+        AtollError(
+            f"{type(error).__name__}: {error}",
+            why="This is a defect of atoll.",
+            hint="The same command with -vv shows where.",
+        ),
     )
     return 1
 

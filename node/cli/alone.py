@@ -39,17 +39,28 @@ def alone_rows(network: Document) -> list[Row]:
     entries: Document = network.get("bootstrap") or {}
     hidden = _reach(network).get("relay_only")
     if not entries:
-        others = "and nobody comes to a node without a relay: network.relay_only is on" if hidden else "so others must come to this node"
+        others = (
+            "and nobody comes to a node without a relay: network.relay_only is on"
+            if hidden
+            else "so others must come to this node"
+        )
         text = f"nobody was met; no bootstrap address is known, {others}"
     elif _failed(network):
         text = "nobody was met, so nobody can tell how this node is reached"
     else:
         text = "nobody was met yet: bootstrap addresses are being tried"
     rows = [("fail" if _failed(network) else "warn", "reach", text)]
-    rows += [("warn", "entry", f"{entry_name(str(entry))}  {entry_text(str(state))}") for entry, state in entries.items()]
+    rows += [
+        ("warn", "entry", f"{entry_name(str(entry))}  {entry_text(str(state))}")
+        for entry, state in entries.items()
+    ]
     lan: Document = network.get("lan") or {}
     why = "network.relay_only is on" if hidden else "network.lan_discovery is off"
-    house = "nobody found in the house (multicast DNS)" if lan.get("on") else f"the house is not searched: {why}"
+    house = (
+        "nobody found in the house (multicast DNS)"
+        if lan.get("on")
+        else f"the house is not searched: {why}"
+    )
     if lan.get("trouble"):
         house = f"the house cannot be searched (multicast DNS): {lan['trouble']}"
     count = int(network.get("remembered") or 0)
@@ -62,7 +73,11 @@ def alone_error(network: Document) -> NetworkError | None:
     if not alone(network) or not _failed(network):
         return None
     count = len(network["bootstrap"])
-    which = f"none of {count} bootstrap addresses answers" if count > 1 else "the bootstrap address does not answer"
+    which = (
+        f"none of {count} bootstrap addresses answers"
+        if count > 1
+        else "the bootstrap address does not answer"
+    )
     why = "Training goes on alone. The node keeps trying, and tells all that was learned when it meets somebody."
     hint = "Another way in: any member prints an invite with fresh addresses (atoll invite new), then here: atoll join INVITE"
     if offline(network):
@@ -70,7 +85,9 @@ def alone_error(network: Document) -> NetworkError | None:
             f"This machine has no network that leads there. {why}",
             "Connect it (cable, Wi-Fi, VPN), then: atoll netcheck. With IPv6 only, ask for an /ip6/ address",
         )
-    return NetworkError(f"{which}; this is not a ban and your key is fine", code="E110", why=why, hint=hint)
+    return NetworkError(
+        f"{which}; this is not a ban and your key is fine", code="E110", why=why, hint=hint
+    )
 
 
 def alone_advice(network: Document) -> str:

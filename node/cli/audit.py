@@ -21,19 +21,43 @@ SHOWN = 8  # changes of the members on a screen
 
 @click.command("audit")
 @click.argument("run", type=GIVEN, metavar="RUN|FILE")
-@click.option("--export", "archive", type=GivenPath(dir_okay=False, path_type=Path), metavar="FILE", help="Write the log, to hand it over.")
 @click.option(
-    "--with", "other", type=GivenPath(exists=True, dir_okay=False, path_type=Path), metavar="FILE", help="Compare with another's log."
+    "--export",
+    "archive",
+    type=GivenPath(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the log, to hand it over.",
 )
 @click.option(
-    "--recompute", "round_", type=click.IntRange(min=1), metavar="ROUND", help="Compute this round again from the contributions kept."
+    "--with",
+    "other",
+    type=GivenPath(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Compare with another's log.",
 )
 @click.option(
-    "--from", "folders", type=GivenPath(exists=True, file_okay=False, path_type=Path), multiple=True, metavar="FOLDER",
+    "--recompute",
+    "round_",
+    type=click.IntRange(min=1),
+    metavar="ROUND",
+    help="Compute this round again from the contributions kept.",
+)
+@click.option(
+    "--from",
+    "folders",
+    type=GivenPath(exists=True, file_okay=False, path_type=Path),
+    multiple=True,
+    metavar="FOLDER",
     help="Contributions of other members; repeatable.",
-)  # fmt: skip
+)
 @shared_options
-def audit_command(run: str, archive: Path | None, other: Path | None, round_: int | None, folders: tuple[Path, ...]) -> None:
+def audit_command(
+    run: str,
+    archive: Path | None,
+    other: Path | None,
+    round_: int | None,
+    folders: tuple[Path, ...],
+) -> None:
     """Check every signature in a run's log, and say who decided and who contributed.
 
     RUN is an id, its beginning, or a name: the log in this machine's journal, and the checkpoint beside it. FILE is what somebody wrote with
@@ -52,21 +76,33 @@ def audit_command(run: str, archive: Path | None, other: Path | None, round_: in
     if other is not None:
         _compare(terminal, source, other)
     size = write_archive(source, archive) if archive is not None else None
-    again = [_recompute(terminal, source, report.log, round_, folders) for report in reports] if round_ is not None else []
+    again = (
+        [_recompute(terminal, source, report.log, round_, folders) for report in reports]
+        if round_ is not None
+        else []
+    )
     manifest = source.signed.open()
     machine: dict[str, Any] = {
-        "run_id": source.signed.run_id, "name": manifest.name, "organiser": source.signed.organiser, "proven": True,
-        "logs": [_machine(report) for report in reports], "state": state,
+        "run_id": source.signed.run_id,
+        "name": manifest.name,
+        "organiser": source.signed.organiser,
+        "proven": True,
+        "logs": [_machine(report) for report in reports],
+        "state": state,
         "bans": [{"peer": ban.peer, "by": ban.by, "proves": ban.what} for ban in bans],
         "recomputed": [_recomputed(found) for found in again],
-    }  # fmt: skip
+    }
     head = f"{manifest.name}  {source.signed.run_id}\n  signed   by its organiser, {short_peer(source.signed.organiser)}"
     logs = [line for report in reports for line in _lines(terminal, report, len(reports))]
-    terminal.data("\n".join([head, *logs, *_words(state), *_ban_lines(bans), *_again_lines(again)]), machine)
+    terminal.data(
+        "\n".join([head, *logs, *_words(state), *_ban_lines(bans), *_again_lines(again)]), machine
+    )
     if other is not None:
         terminal.say(f"{other} says the same, as far as both go")
     if archive is not None and size is not None:
-        terminal.say(f"{archive}: {bytes_text(size)}. Whoever has it checks it with  atoll audit {archive.name}")
+        terminal.say(
+            f"{archive}: {bytes_text(size)}. Whoever has it checks it with  atoll audit {archive.name}"
+        )
 
 
 def _source(terminal: Terminal, run: str) -> Source:
@@ -100,7 +136,10 @@ def _two_histories(found: Fork) -> AtollError:
     message = f"the run has two histories: both logs are proven, and they differ from entry {found.entry} of {found.log} on"
     if not found.liars:
         return SecurityError(
-            message, code="E204", why="Members that were removed for good have gone on, or more than one of them lied.", hint=hint
+            message,
+            code="E204",
+            why="Members that were removed for good have gone on, or more than one of them lied.",
+            hint=hint,
         )
     signed = ", ".join(short_peer(peer) for peer in found.liars)
     error = MisbehaviourError(f"{message}; {signed} signed both", peer=found.liars[0])
@@ -121,11 +160,20 @@ def _state(source: Source, reports: list[Audited]) -> list[dict[str, Any]]:
         named = root_before(source, report.log, saved.entry + 1)
         if named is not None and named != saved.root:
             raise SecurityError(
-                f"the checkpoint in {place} is not the state that entry {saved.entry + 1} was decided on", code="E204",
+                f"the checkpoint in {place} is not the state that entry {saved.entry + 1} was decided on",
+                code="E204",
                 why="The journal is proven, so it is this machine's model that is not the run's.",
                 hint="Move the run's folder away and join again.",
-            )  # fmt: skip
-        rows.append({"log": report.log, "entry": saved.entry, "round": saved.rounds, "root": saved.root.hex(), "named": named is not None})
+            )
+        rows.append(
+            {
+                "log": report.log,
+                "entry": saved.entry,
+                "round": saved.rounds,
+                "root": saved.root.hex(),
+                "named": named is not None,
+            }
+        )
     return rows
 
 
@@ -138,10 +186,19 @@ def _machine(report: Audited) -> dict[str, Any]:
 def _lines(terminal: Terminal, report: Audited, logs: int) -> list[str]:
     of_all = max(1, sum(share.samples for share in report.contributors.values()))
     rows = [
-        (short_peer(peer), f"{share.rounds:,}", f"{share.samples:,}", f"{share.samples / of_all:.1%}")
+        (
+            short_peer(peer),
+            f"{share.rounds:,}",
+            f"{share.samples:,}",
+            f"{share.samples / of_all:.1%}",
+        )
         for peer, share in report.contributors.items()
     ]
-    table = terminal.table(("contributor", "rounds", "samples", "share"), rows).splitlines() if rows else []
+    table = (
+        terminal.table(("contributor", "rounds", "samples", "share"), rows).splitlines()
+        if rows
+        else []
+    )
     hidden = len(report.changes) - SHOWN
     return [
         f"  log      {report.log if logs > 1 else 'whole'}: {report.entries:,} entries, {report.rounds:,} rounds, {report.votes:,} votes",
@@ -154,21 +211,38 @@ def _lines(terminal: Terminal, report: Audited, logs: int) -> list[str]:
 
 
 def _change(change: Change) -> str:
-    said = [(what, who) for what, who in (("joined", change.joined), ("left", change.left), ("removed for good", change.removed)) if who]
+    said = [
+        (what, who)
+        for what, who in (
+            ("joined", change.joined),
+            ("left", change.left),
+            ("removed for good", change.removed),
+        )
+        if who
+    ]
     return "; ".join(f"{what}: {', '.join(short_peer(peer) for peer in who)}" for what, who in said)
 
 
-def _recompute(terminal: Terminal, source: Source, log: str, round_: int, folders: tuple[Path, ...]) -> Recomputed:
+def _recompute(
+    terminal: Terminal, source: Source, log: str, round_: int, folders: tuple[Path, ...]
+) -> Recomputed:
     from ..recompute import recompute
 
-    found = recompute(source, log, round_, folders, lambda chunk: None if chunk % 64 else terminal.say(f"chunk {chunk} of round {round_}"))
+    found = recompute(
+        source,
+        log,
+        round_,
+        folders,
+        lambda chunk: None if chunk % 64 else terminal.say(f"chunk {chunk} of round {round_}"),
+    )
     if found.wrong:
         owners = ", ".join(short_peer(peer) for peer in found.wrong)
         raise SecurityError(
-            f"round {round_} is not what comes of its contributions: the part of {owners}", code="E204",
+            f"round {round_} is not what comes of its contributions: the part of {owners}",
+            code="E204",
             why="Its owner, or with partial sums one of those who added it up, stated something else than what the contributors have signed comes to.",
             hint="Keep the contributions: they show it to anybody. To keep the owner out: atoll ban PEER",
-        )  # fmt: skip
+        )
     return found
 
 
@@ -192,6 +266,10 @@ def _ban_lines(bans: list[Proven]) -> list[str]:
 def _words(state: list[dict[str, Any]]) -> list[str]:
     return [
         f"  model    the checkpoint of round {row['round']} is "
-        + ("the one that the log names" if row["named"] else "whole; the log names its state with the next entry")
+        + (
+            "the one that the log names"
+            if row["named"]
+            else "whole; the log names its state with the next entry"
+        )
         for row in state
     ]

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from ..banning import Ban, Bans
     from ..manifest import SignedManifest
 
-_RUN = click.option("--run", type=GIVEN, metavar="RUN", help="Id, its beginning, or name; the only one when left out.")
+_RUN = click.option(
+    "--run",
+    type=GIVEN,
+    metavar="RUN",
+    help="Id, its beginning, or name; the only one when left out.",
+)
 _HERE = click.option("--here", is_flag=True, help="On this machine only, also as the organiser.")
 
 
@@ -39,12 +44,23 @@ def ban_command(peer: str, reason: str, run: str | None, here: bool) -> None:
 
     terminal = current()
     if len(reason) > MAX_REASON:
-        raise ConfigError(f"a reason has at most {MAX_REASON} characters, not {len(reason)}", key="--reason", exit_code=2)
+        raise ConfigError(
+            f"a reason has at most {MAX_REASON} characters, not {len(reason)}",
+            key="--reason",
+            exit_code=2,
+        )
     signed, bans = _lists(terminal, run)
     banned = _peer(terminal, signed, bans, peer)
     known = bans.here.get(banned)  # where it is proven here, the run's ban carries the proof
     reason = reason or (known.reason if known else "")
-    _change(terminal, signed, bans, banned, Ban(banned, reason, int(time.time()), known.evidence if known else b""), here)
+    _change(
+        terminal,
+        signed,
+        bans,
+        banned,
+        Ban(banned, reason, int(time.time()), known.evidence if known else b""),
+        here,
+    )
 
 
 @click.command("allow")
@@ -69,13 +85,30 @@ def bans_command(run: str | None) -> None:
     """
     terminal = current()
     signed, bans = _lists(terminal, run)
-    rows = [("the organiser", ban) for ban in bans.of_run.values()] + [("this machine", ban) for ban in bans.here.values()]
+    rows = [("the organiser", ban) for ban in bans.of_run.values()] + [
+        ("this machine", ban) for ban in bans.here.values()
+    ]
     table = terminal.table(
         ("peer", "banned by", "since", "proof", "reason"),
-        [(short_peer(ban.peer), by, iso_time(ban.since_s), "yes" if ban.evidence else "–", ban.reason or "–") for by, ban in rows],
+        [
+            (
+                short_peer(ban.peer),
+                by,
+                iso_time(ban.since_s),
+                "yes" if ban.evidence else "–",
+                ban.reason or "–",
+            )
+            for by, ban in rows
+        ],
     )
     machine = [
-        {"peer": ban.peer, "by": by, "since": iso_time(ban.since_s), "reason": ban.reason, "evidence": ban.evidence.hex() or None}
+        {
+            "peer": ban.peer,
+            "by": by,
+            "since": iso_time(ban.since_s),
+            "reason": ban.reason,
+            "evidence": ban.evidence.hex() or None,
+        }
         for by, ban in rows
     ]
     trusted = [f"trusted  {short_peer(peer)}" for peer in sorted(bans.trusted)]
@@ -104,8 +137,21 @@ def trust_command(peer: str, no_longer: bool, run: str | None, here: bool) -> No
     changed = bans.trust(who, not no_longer, identity if of_run else None)
     tell_node(terminal, signed.run_id)
     where = "by the whole run" if of_run else "on this machine"
-    done = f"{short_peer(who)} is {'no longer ' if no_longer else ''}trusted {where}" if changed else "nothing changed"
-    terminal.data(done, {"run_id": signed.run_id, "peer": who, "trusted": not no_longer, "changed": changed, "whole_run": of_run})
+    done = (
+        f"{short_peer(who)} is {'no longer ' if no_longer else ''}trusted {where}"
+        if changed
+        else "nothing changed"
+    )
+    terminal.data(
+        done,
+        {
+            "run_id": signed.run_id,
+            "peer": who,
+            "trusted": not no_longer,
+            "changed": changed,
+            "whole_run": of_run,
+        },
+    )
 
 
 def _lists(terminal: Terminal, run: str | None) -> tuple[SignedManifest, Bans]:
@@ -115,7 +161,11 @@ def _lists(terminal: Terminal, run: str | None) -> tuple[SignedManifest, Bans]:
     if not run:
         stored = list(list_runs(terminal.paths))
         if len(stored) != 1:
-            raise ConfigError(f"which run? This node knows {len(stored)}", hint="Name one: --run RUN      See them: atoll ls", exit_code=2)
+            raise ConfigError(
+                f"which run? This node knows {len(stored)}",
+                hint="Name one: --run RUN      See them: atoll ls",
+                exit_code=2,
+            )
         run = stored[0]
     signed = load_run(terminal.paths, run)
     bans = Bans(terminal.paths.run_dir(signed.run_id), signed.run_id, signed.organiser)
@@ -134,18 +184,37 @@ def _peer(terminal: Terminal, signed: SignedManifest, bans: Bans, name: str) -> 
     ends = sorted(peer for peer in known if peer.endswith(name.lstrip("…")))
     if len(ends) > 1:
         raise ConfigError(
-            f"{name!r} is the end of {len(ends)} peers", key="PEER", hint="Give the whole id: atoll peers --json", exit_code=2
+            f"{name!r} is the end of {len(ends)} peers",
+            key="PEER",
+            hint="Give the whole id: atoll peers --json",
+            exit_code=2,
         )
     if not ends and not is_peer_id(name):
-        raise ConfigError(f"no peer is called {name!r}", key="PEER", hint="See them: atoll peers      Or give the whole id", exit_code=2)
+        raise ConfigError(
+            f"no peer is called {name!r}",
+            key="PEER",
+            hint="See them: atoll peers      Or give the whole id",
+            exit_code=2,
+        )
     peer = ends[0] if ends else PeerId(name)
     if peer in (signed.organiser, identity_of(terminal).peer):
         who = "the run's organiser" if peer == signed.organiser else "this machine"
-        raise ConfigError(f"{short_peer(peer)} is {who}, and cannot be banned", key="PEER", hint="To have no part in the run: atoll leave")
+        raise ConfigError(
+            f"{short_peer(peer)} is {who}, and cannot be banned",
+            key="PEER",
+            hint="To have no part in the run: atoll leave",
+        )
     return peer
 
 
-def _change(terminal: Terminal, signed: SignedManifest, bans: Bans, peer: PeerId, ban: Ban | None, here: bool) -> None:
+def _change(
+    terminal: Terminal,
+    signed: SignedManifest,
+    bans: Bans,
+    peer: PeerId,
+    ban: Ban | None,
+    here: bool,
+) -> None:
     identity = identity_of(terminal)
     of_run = identity.peer == signed.organiser and not here
     changed = bans.change(ban, peer, identity if of_run else None)
@@ -154,7 +223,11 @@ def _change(terminal: Terminal, signed: SignedManifest, bans: Bans, peer: PeerId
         hint = "atoll allow PEER --here" if of_run else "Only the run's organiser can lift it."
         raise ConfigError(f"{short_peer(peer)} stays banned: {still}", hint=hint)
     tell_node(terminal, signed.run_id)
-    where = "from the run, for all its members" if of_run else "from this machine; other members decide for themselves"
+    where = (
+        "from the run, for all its members"
+        if of_run
+        else "from this machine; other members decide for themselves"
+    )
     done = (
         f"banned {short_peer(peer)} {where}"
         if ban is not None
@@ -162,7 +235,13 @@ def _change(terminal: Terminal, signed: SignedManifest, bans: Bans, peer: PeerId
         if changed
         else "nobody was banned"
     )
-    machine = {"run_id": signed.run_id, "peer": peer, "banned": ban is not None, "changed": changed, "whole_run": of_run}
+    machine = {
+        "run_id": signed.run_id,
+        "peer": peer,
+        "banned": ban is not None,
+        "changed": changed,
+        "whole_run": of_run,
+    }
     terminal.data(done, machine)
 
 

@@ -24,7 +24,14 @@ class Child:
     (``to_stderr``: both to stderr, because stdout is for one JSON object).
     """
 
-    def __init__(self, command: Sequence[str], environment: dict[str, str], say: Callable[[str], None] | None, *, to_stderr: bool) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: dict[str, str],
+        say: Callable[[str], None] | None,
+        *,
+        to_stderr: bool,
+    ) -> None:
         self.interrupted = 0
         self._ended = threading.Event()
         self._say = say
@@ -45,7 +52,12 @@ class Child:
         self._threads = [threading.Thread(target=self._reap, name="atoll-child", daemon=True)]
         if say is not None and self._process.stdout is not None:
             self._threads.append(
-                threading.Thread(target=self._read, args=(self._process.stdout, say), name="atoll-child-output", daemon=True)
+                threading.Thread(
+                    target=self._read,
+                    args=(self._process.stdout, say),
+                    name="atoll-child-output",
+                    daemon=True,
+                )
             )
         self._before: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
 
@@ -56,7 +68,12 @@ class Child:
             thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if not self._ended.is_set():
             self._kill(signal.SIGINT)
             if not self._ended.wait(GRACE_S):
@@ -82,7 +99,9 @@ class Child:
         return 128 - code if code < 0 else code
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
-        again = self.interrupted != 0 and number != signal.SIGHUP  # shell and system may both tell that the terminal is closed
+        again = (
+            self.interrupted != 0 and number != signal.SIGHUP
+        )  # shell and system may both tell that the terminal is closed
         self.interrupted = self.interrupted or number
         self._kill(signal.SIGKILL if again else signal.SIGINT)
 
@@ -99,5 +118,7 @@ class Child:
 
     def _read(self, output: IO[str], say: Callable[[str], None]) -> None:
         for line in output:
-            with contextlib.suppress(OSError):  # the terminal is gone: read on, or the process would wait for us
+            with contextlib.suppress(
+                OSError
+            ):  # the terminal is gone: read on, or the process would wait for us
                 say(line.rstrip("\n"))

@@ -15,12 +15,18 @@ from .output import bytes_text, count_text, span_text
 from .views import lying_text, rule_text
 
 _STATE_BYTES = 8  # float32 anchor and momentum on disk
-_DDP_BYTES = 2  # bf16 gradients in a ring all-reduce every step: the comparison that "less than DDP" means
+_DDP_BYTES = (
+    2  # bf16 gradients in a ring all-reduce every step: the comparison that "less than DDP" means
+)
 
 
 def describe(manifest: Manifest) -> dict[str, Any]:
     """A run's settings and costs, for JSON. Bytes are those of a round with many members; with n of them (n-1)/n of it."""
-    parameters, settings, federated = manifest.parameters, manifest.settings(), manifest.mode == "federated"
+    parameters, settings, federated = (
+        manifest.parameters,
+        manifest.settings(),
+        manifest.mode == "federated",
+    )
     found: dict[str, Any] = {
         "run_id": manifest.run_id,
         "name": manifest.name,
@@ -43,14 +49,28 @@ def describe(manifest: Manifest) -> dict[str, Any]:
         "secure": msgspec.to_builtins(settings.secure),
         "btard": msgspec.to_builtins(settings.btard),
         "privacy": msgspec.to_builtins(settings.privacy),
-        "outer": {"kind": settings.outer.kind, "lr": settings.outer.lr, "momentum": settings.outer.momentum},
+        "outer": {
+            "kind": settings.outer.kind,
+            "lr": settings.outer.lr,
+            "momentum": settings.outer.momentum,
+        },
         "join": manifest.join.policy,
     }
     if parameters is not None:
-        value = MASKED_BYTES + 4 * (settings.secure.buckets - 1) if settings.secure else round_bytes_per_value(found["codec"])
-        value += round_bytes_per_value("fp32") if SUMS[0] in settings.codecs else 0  # control variates travel beside the model
+        value = (
+            MASKED_BYTES + 4 * (settings.secure.buckets - 1)
+            if settings.secure
+            else round_bytes_per_value(found["codec"])
+        )
+        value += (
+            round_bytes_per_value("fp32") if SUMS[0] in settings.codecs else 0
+        )  # control variates travel beside the model
         one_way = round(2 * parameters * value)
-        found |= {"bytes_up_per_round": one_way, "bytes_down_per_round": one_way, "disk_bytes": parameters * _STATE_BYTES}
+        found |= {
+            "bytes_up_per_round": one_way,
+            "bytes_down_per_round": one_way,
+            "disk_bytes": parameters * _STATE_BYTES,
+        }
         if settings.sync_every is not None:
             found["ddp_ratio"] = value / (_DDP_BYTES * settings.sync_every)
     return found
@@ -66,7 +86,9 @@ def _entry_lines(manifest: Manifest) -> list[str]:
     said = "join     whoever has the run's id"
     if join.probation:
         said += f", on probation for {join.probation} rounds"
-    found = [said + (f"; at most {join.per_hour} become members in an hour" if join.per_hour else "")]
+    found = [
+        said + (f"; at most {join.per_hour} become members in an hour" if join.per_hour else "")
+    ]
     if join.probation and least > 1:  # nobody's work can be compared before there is a round
         found.append(
             f"{'':7}  the first round takes {least} members: let {least - 1} in yourself (atoll trust PEER; who is there: atoll peers)"
@@ -77,7 +99,11 @@ def _entry_lines(manifest: Manifest) -> list[str]:
 def _data_text(described: dict[str, Any]) -> str:
     if described["model"] != "builtin:gpt":
         return "what your script reads; it never leaves this machine"
-    return "your own; it never leaves this machine" if described["data"] == "local" else described["data"]
+    return (
+        "your own; it never leaves this machine"
+        if described["data"] == "local"
+        else described["data"]
+    )
 
 
 def _steps_text(manifest: Manifest) -> str:
@@ -87,12 +113,23 @@ def _steps_text(manifest: Manifest) -> str:
         table = manifest.federated
         own = [f"Ditto with pull {table.pull:g}"] if table.own else []
         asked = [f"{_sample_text(table.sample)} a round"] if table.sample is not None else []
-        return ", ".join([table.method, *(f"{key} {getattr(table, key)}" for key in counting(table)), *own, *asked])
+        return ", ".join(
+            [
+                table.method,
+                *(f"{key} {getattr(table, key)}" for key in counting(table)),
+                *own,
+                *asked,
+            ]
+        )
     return f"{settings.method}, outer {settings.outer.kind} lr {settings.outer.lr:g} momentum {settings.outer.momentum:g}"
 
 
 def _sample_text(sample: float) -> str:
-    return f"{sample} members drawn" if isinstance(sample, int) else f"{sample:.0%} of the members drawn"
+    return (
+        f"{sample} members drawn"
+        if isinstance(sample, int)
+        else f"{sample:.0%} of the members drawn"
+    )
 
 
 def explain_rule(manifest: Manifest) -> list[str]:
@@ -105,14 +142,18 @@ def explain_rule(manifest: Manifest) -> list[str]:
             f"the mean of the {keep} of n contributions that lie nearest to their {near} nearest others ({source}); fewer kept are noisier"
         )
     if robust.rule == "krum" and robust.neighbours:
-        said.append(f"the contribution nearest to its {robust.neighbours} nearest others; the paper takes n-f-2, byzfl n-f-1")
+        said.append(
+            f"the contribution nearest to its {robust.neighbours} nearest others; the paper takes n-f-2, byzfl n-f-1"
+        )
     if robust.rule == "centred_clip" and robust.radius != "round":
         said.append(
             "clips at the median, over up to 50 rounds, of how far contributions lay from the result, as members state it with theirs; until "
             f"{2 * (robust.f or 0) + 1} of them do, at that of the same round"
         )
     elif robust.rule == "centred_clip":
-        said.append("clips at the median distance of the same round's contributions from where it starts")
+        said.append(
+            "clips at the median distance of the same round's contributions from where it starts"
+        )
     if robust.momentum:
         said.append(
             f"each member contributes the running mean of its contributions, {robust.momentum:g} of the last and {1 - robust.momentum:.3g} of the "
@@ -126,7 +167,11 @@ def describe_lines(manifest: Manifest) -> list[str]:
     """The same for people."""
     d = describe(manifest)
     every = f"{d['sync_every']} steps" if d["sync_every"] is not None else span_text(d["round_s"])
-    size = f"{count_text(d['parameters'])} parameters" if d["parameters"] else "as large as your script's"
+    size = (
+        f"{count_text(d['parameters'])} parameters"
+        if d["parameters"]
+        else "as large as your script's"
+    )
     lines = [
         f"model    {d['model']}, {size}",
         f"data     {_data_text(d)}",
@@ -136,30 +181,58 @@ def describe_lines(manifest: Manifest) -> list[str]:
     if d["rule"] != "mean":
         lines.append(f"rule     {rule_text(d['rule'])}")
         if d["worker_momentum"]:
-            lines.append(f"{'':7}  of running means: each member's contributions with momentum {d['worker_momentum']:g}")
+            lines.append(
+                f"{'':7}  of running means: each member's contributions with momentum {d['worker_momentum']:g}"
+            )
     if d["btard"]:
         lines.append(
             f"btard    vectors from public seeds, checked by {d['btard']['validators']} of {len(d['btard']['peers'])} peers a round"
-            + (f", one of {d['btard']['intervals']} intervals of each" if d["btard"]["intervals"] else "")
+            + (
+                f", one of {d['btard']['intervals']} intervals of each"
+                if d["btard"]["intervals"]
+                else ""
+            )
         )
     lines += _entry_lines(manifest)
     if d["lying"]:
         lines.append(f"lying    {lying_text(d['lying'], 0)}")
-    codecs = ", ".join([d["codec"], *(f"{codec} for {pattern}" for pattern, codec in d["codecs"].items())])
+    codecs = ", ".join(
+        [d["codec"], *(f"{codec} for {pattern}" for pattern, codec in d["codecs"].items())]
+    )
     if d["parameters"]:
         wire = f"wire     up to {bytes_text(d['bytes_up_per_round'])} up and as much down a round ({codecs})"
         lines.append(
-            wire + (f"; {100 * (1 - d['ddp_ratio']):.1f}% less than bf16 gradients every step" if d.get("ddp_ratio", 1) < 1 else "")
+            wire
+            + (
+                f"; {100 * (1 - d['ddp_ratio']):.1f}% less than bf16 gradients every step"
+                if d.get("ddp_ratio", 1) < 1
+                else ""
+            )
         )
-        lines.append(f"disk     {bytes_text(d['disk_bytes'])} for the newest state, and two rounds of results")
+        lines.append(
+            f"disk     {bytes_text(d['disk_bytes'])} for the newest state, and two rounds of results"
+        )
     else:
-        times = f"{2 * manifest.secure.buckets + 1} times the parameters in float32" if manifest.secure else "twice the encoded parameters"
+        times = (
+            f"{2 * manifest.secure.buckets + 1} times the parameters in float32"
+            if manifest.secure
+            else "twice the encoded parameters"
+        )
         lines.append(f"wire     {times} ({codecs}) up and down a round")
     if manifest.mode == "federated":
-        lines += [f"{'privacy' if number == 0 else '':7}  {line}" for number, line in enumerate(privacy_lines(manifest))]
+        lines += [
+            f"{'privacy' if number == 0 else '':7}  {line}"
+            for number, line in enumerate(privacy_lines(manifest))
+        ]
     else:
         address = "your IP address (not with --relay-only)"
-        way = "bytes on the way are encrypted" if manifest.lanes.encrypt else f"{PLAIN_LANES} ([lanes] encrypt = false)"
-        lines.append(f"privacy  members see your averaged update, how much you trained, and {address}; {way}")
+        way = (
+            "bytes on the way are encrypted"
+            if manifest.lanes.encrypt
+            else f"{PLAIN_LANES} ([lanes] encrypt = false)"
+        )
+        lines.append(
+            f"privacy  members see your averaged update, how much you trained, and {address}; {way}"
+        )
     lines.append("code     nothing is downloaded and executed")
     return lines

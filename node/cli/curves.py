@@ -17,12 +17,21 @@ def draw(curves: Mapping[str, Sequence[Mapping[str, Any]]], file: Path) -> bool:
         return False
     figure: Any = Figure(figsize=(13, 4.2), layout="constrained")
     for axes, (key, label) in zip(
-        figure.subplots(1, 3, sharey=True), (("round", "outer steps"), ("seconds", "virtual seconds"), ("bytes", "bytes")), strict=True
+        figure.subplots(1, 3, sharey=True),
+        (("round", "outer steps"), ("seconds", "virtual seconds"), ("bytes", "bytes")),
+        strict=True,
     ):
         for name, points in curves.items():
-            axes.plot([point[key] for point in points], [point["accuracy"] for point in points], label=name, linewidth=1.3)
+            axes.plot(
+                [point[key] for point in points],
+                [point["accuracy"] for point in points],
+                label=name,
+                linewidth=1.3,
+            )
         axes.set_xlabel(label)
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 500k: whole numbers of bytes would overlap
+        axes.xaxis.set_major_formatter(
+            EngFormatter(sep="")
+        )  # 500k: whole numbers of bytes would overlap
         axes.grid(alpha=0.3)
     figure.axes[0].set_ylabel("accuracy on test rows")
     figure.axes[2].legend(fontsize=8)

@@ -60,22 +60,66 @@ def addresses_of(status: dict[str, Any]) -> tuple[str, ...]:
 
 
 @click.command("up")
-@click.option("--port", type=click.IntRange(0, 65535), help="TCP port to listen on; 0: any free one.")
-@click.option("--listen", multiple=True, type=GIVEN, metavar="ADDRESS", help="Multiaddr to listen on; repeatable.")
-@click.option("--bootstrap", multiple=True, type=GIVEN, metavar="ADDRESS", help="Peer to ask first; repeatable.")
-@click.option("--max-up", metavar="RATE", type=GIVEN, help="Limit of what it sends, such as 20Mbit/s or 2.5MB/s.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), help="TCP port to listen on; 0: any free one."
+)
+@click.option(
+    "--listen",
+    multiple=True,
+    type=GIVEN,
+    metavar="ADDRESS",
+    help="Multiaddr to listen on; repeatable.",
+)
+@click.option(
+    "--bootstrap",
+    multiple=True,
+    type=GIVEN,
+    metavar="ADDRESS",
+    help="Peer to ask first; repeatable.",
+)
+@click.option(
+    "--max-up",
+    metavar="RATE",
+    type=GIVEN,
+    help="Limit of what it sends, such as 20Mbit/s or 2.5MB/s.",
+)
 @click.option("--max-down", metavar="RATE", type=GIVEN, help="Limit of what it receives.")
 @click.option("--site", metavar="LABEL", help="The same label at all nodes of one fast network.")
-@click.option("--no-port-mapping", is_flag=True, help="Do not ask the router to lead a port here (NAT-PMP, UPnP).")
-@click.option("--no-lan-discovery", is_flag=True, help="Do not look for peers in the house, nor be found there (multicast DNS).")
-@click.option("--no-dht", is_flag=True, help="Take no part in the DHT: members are found by bootstraps, invites and each other only.")
-@click.option("--relay-only", is_flag=True, help="Show no member where this machine is: be reached through relays only.")
+@click.option(
+    "--no-port-mapping",
+    is_flag=True,
+    help="Do not ask the router to lead a port here (NAT-PMP, UPnP).",
+)
+@click.option(
+    "--no-lan-discovery",
+    is_flag=True,
+    help="Do not look for peers in the house, nor be found there (multicast DNS).",
+)
+@click.option(
+    "--no-dht",
+    is_flag=True,
+    help="Take no part in the DHT: members are found by bootstraps, invites and each other only.",
+)
+@click.option(
+    "--relay-only",
+    is_flag=True,
+    help="Show no member where this machine is: be reached through relays only.",
+)
 @click.option("--background", is_flag=True, help="Run it behind you; returns when it is ready.")
 @shared_options
 def up_command(
-    port: int | None, listen: tuple[str, ...], bootstrap: tuple[str, ...], max_up: str | None, max_down: str | None, site: str | None,
-    no_port_mapping: bool, no_lan_discovery: bool, no_dht: bool, relay_only: bool, background: bool,
-) -> int:  # fmt: skip
+    port: int | None,
+    listen: tuple[str, ...],
+    bootstrap: tuple[str, ...],
+    max_up: str | None,
+    max_down: str | None,
+    site: str | None,
+    no_port_mapping: bool,
+    no_lan_discovery: bool,
+    no_dht: bool,
+    relay_only: bool,
+    background: bool,
+) -> int:
     """Run this machine's node.
 
     Ctrl-C once: it finishes or hands over its round and ends. Twice: it ends now.
@@ -85,8 +129,15 @@ def up_command(
     from .identity import identity_of
 
     terminal = current()
-    flags = {"node.port": port, "node.listen": listen, "node.bootstrap": bootstrap, "node.site": site}
-    config = load_config(terminal.paths, flags | {"node.max_up": max_up, "node.max_down": max_down}, terminal.environ).config
+    flags = {
+        "node.port": port,
+        "node.listen": listen,
+        "node.bootstrap": bootstrap,
+        "node.site": site,
+    }
+    config = load_config(
+        terminal.paths, flags | {"node.max_up": max_up, "node.max_down": max_down}, terminal.environ
+    ).config
     _ = config.limits  # a wrong one is told here
     terminal.paths.ensure()
     identity_of(terminal)
@@ -95,8 +146,14 @@ def up_command(
         client.close()
         raise already_running(terminal.paths)
     command = [sys.executable, "-m", "atoll.node", "--lane-port", str(config.node.lane_port)]
-    named = (("--listen", config.listen_addresses), ("--bootstrap", config.node.bootstrap), ("--announce", config.node.announce))
-    command += [part for option, addresses in named for address in addresses for part in (option, address)]
+    named = (
+        ("--listen", config.listen_addresses),
+        ("--bootstrap", config.node.bootstrap),
+        ("--announce", config.node.announce),
+    )
+    command += [
+        part for option, addresses in named for address in addresses for part in (option, address)
+    ]
     for option, rate in (("--max-up", config.node.max_up), ("--max-down", config.node.max_down)):
         command += [option, rate] if rate else []
     command += ["--no-port-mapping"] if no_port_mapping else []
@@ -164,7 +221,10 @@ def _wait_ready(process: subprocess.Popen[bytes], notes: socket.socket, log: Pat
         except TimeoutError:
             if ended:
                 raise SwarmClosedError(
-                    f"the node ended while starting (status {process.returncode})", code="E161", why=_last_line(log), hint=f"Read {log}"
+                    f"the node ended while starting (status {process.returncode})",
+                    code="E161",
+                    why=_last_line(log),
+                    hint=f"Read {log}",
                 ) from None
             waited_s += _SLICE_S
             continue
@@ -172,7 +232,12 @@ def _wait_ready(process: subprocess.Popen[bytes], notes: socket.socket, log: Pat
             raise error
         if "READY=1" in note.splitlines():
             return
-    raise SwarmClosedError(f"the node was not ready within {READY_S:g} s", code="E161", why=_last_line(log), hint=f"Read {log}")
+    raise SwarmClosedError(
+        f"the node was not ready within {READY_S:g} s",
+        code="E161",
+        why=_last_line(log),
+        hint=f"Read {log}",
+    )
 
 
 def _last_line(log: Path) -> str:
@@ -235,8 +300,12 @@ def status_command(run: str | None) -> int:
         status = client.status()
         if run:
             run_id = client.find_run(run).run_id
-            status["runs"] = [entry for entry in status.get("runs") or () if entry.get("run_id") == run_id]
-    terminal.data("" if terminal.json else status_text(terminal, status), {"running": True, **status})
+            status["runs"] = [
+                entry for entry in status.get("runs") or () if entry.get("run_id") == run_id
+            ]
+    terminal.data(
+        "" if terminal.json else status_text(terminal, status), {"running": True, **status}
+    )
     return 0
 
 
@@ -305,5 +374,8 @@ def leave_command(run: str | None, now: bool) -> None:
     with connect(terminal) as client:
         info = client.find_run(run or "")
         client.leave(info.run_id, now=now)
-    terminal.data(f"left {info.name} ({info.run_id[:8]})", {"run_id": info.run_id, "name": info.name, "left": True})
+    terminal.data(
+        f"left {info.name} ({info.run_id[:8]})",
+        {"run_id": info.run_id, "name": info.name, "left": True},
+    )
     terminal.say(f"Back in: atoll join {info.run_id[:8]}")

@@ -24,7 +24,9 @@ Row = tuple[str, str, str]
 
 
 @click.command("doctor")
-@click.option("--fix", is_flag=True, help="Mend what can be mended without asking: folders, key, permissions.")
+@click.option(
+    "--fix", is_flag=True, help="Mend what can be mended without asking: folders, key, permissions."
+)
 @shared_options
 def doctor_command(fix: bool) -> int:
     """Check this machine as a node: versions, key, disk, the running node, and whether others reach it.
@@ -35,11 +37,20 @@ def doctor_command(fix: bool) -> int:
     rows = [_versions(), _identity(terminal, fix), _disk(terminal)]
     hint = _node(terminal, rows)
     failed, warned = (sum(row[0] == level for row in rows) for level in ("fail", "warn"))
-    terminal.data(rows_text(terminal, rows), {"findings": findings(rows), "failed": failed, "warnings": warned, "advice": hint})
+    terminal.data(
+        rows_text(terminal, rows),
+        {"findings": findings(rows), "failed": failed, "warnings": warned, "advice": hint},
+    )
     if hint:
         terminal.say(hint)
-    words = [f"{count} {word}{'' if count == 1 else 's'}" for count, word in ((failed, "failure"), (warned, "warning")) if count]
-    terminal.say(f"{', '.join(words) or 'all well'}. {'You cannot take part yet.' if failed else 'You can join.'}")
+    words = [
+        f"{count} {word}{'' if count == 1 else 's'}"
+        for count, word in ((failed, "failure"), (warned, "warning"))
+        if count
+    ]
+    terminal.say(
+        f"{', '.join(words) or 'all well'}. {'You cannot take part yet.' if failed else 'You can join.'}"
+    )
     return 1 if failed else 0
 
 
@@ -51,7 +62,11 @@ def _versions() -> Row:
         except importlib.metadata.PackageNotFoundError:
             missing.append(name)
     if missing or sys.version_info < (3, 11):
-        return "fail", "versions", f"{', '.join(found)}; not here: {', '.join(missing) or 'Python 3.11'}"
+        return (
+            "fail",
+            "versions",
+            f"{', '.join(found)}; not here: {', '.join(missing) or 'Python 3.11'}",
+        )
     return "ok", "versions", ", ".join(found)
 
 
@@ -68,7 +83,11 @@ def _identity(terminal: Terminal, fix: bool) -> Row:
     mode = stat.S_IMODE(file.stat().st_mode)
     if mode & 0o077:
         if not fix:
-            return "fail", "identity", f"others on this machine may read {file} (mode {mode:o}): atoll doctor --fix"
+            return (
+                "fail",
+                "identity",
+                f"others on this machine may read {file} (mode {mode:o}): atoll doctor --fix",
+            )
         os.chmod(file, 0o600)
         return "ok", "identity", f"{file} is yours alone now"
     return "ok", "identity", str(file)
@@ -97,10 +116,25 @@ def _node(terminal: Terminal, rows: list[Row]) -> str:
         clock = client.check()["clock"]
     network: dict[str, Any] = status.get("network") or {}
     connected = len(network.get("connected") or ())
-    rows.append(("ok" if connected else "warn", "node", f"up, connected to {connected} peer{'' if connected == 1 else 's'}"))
-    troubles = [*(status.get("troubles") or ()), *(run["trouble"] for run in status.get("runs") or () if run.get("trouble"))]
-    rows += [("fail", "trouble", f"{trouble.get('code', '')} {trouble.get('message', '')}") for trouble in troubles]
+    rows.append(
+        (
+            "ok" if connected else "warn",
+            "node",
+            f"up, connected to {connected} peer{'' if connected == 1 else 's'}",
+        )
+    )
+    troubles = [
+        *(status.get("troubles") or ()),
+        *(run["trouble"] for run in status.get("runs") or () if run.get("trouble")),
+    ]
+    rows += [
+        ("fail", "trouble", f"{trouble.get('code', '')} {trouble.get('message', '')}")
+        for trouble in troubles
+    ]
     error = network_error(network, clock)
     takes_part = error is not None and error.code == "E130"  # it dials others
-    rows += [("warn" if takes_part and level == "fail" else level, what, text) for level, what, text in network_rows(network, clock)]
+    rows += [
+        ("warn" if takes_part and level == "fail" else level, what, text)
+        for level, what, text in network_rows(network, clock)
+    ]
     return error.hint if error else network_advice(network)

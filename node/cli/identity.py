@@ -40,7 +40,10 @@ def init_command() -> None:
     paths.ensure()
     identity = identity_of(terminal)
     if not paths.config_file.exists():
-        write_atomic(paths.config_file, b"# atoll config show lists all settings with their defaults\n[node]\n")
+        write_atomic(
+            paths.config_file,
+            b"# atoll config show lists all settings with their defaults\n[node]\n",
+        )
     load_config(paths, environ=terminal.environ)
     lines = [
         f"peer      {identity.peer}  “{name_of(identity.peer)}”",
@@ -69,7 +72,9 @@ def id_command() -> None:
     terminal = current()
     fresh = not terminal.paths.identity_file.exists()
     identity = identity_of(terminal)
-    terminal.data(identity.peer, {"peer": identity.peer, "name": name_of(identity.peer), "created": fresh})
+    terminal.data(
+        identity.peer, {"peer": identity.peer, "name": name_of(identity.peer), "created": fresh}
+    )
     if fresh:
         terminal.say(f"A new key, in {terminal.paths.identity_file}; keep a copy")
 
@@ -91,9 +96,17 @@ def show(origin: bool) -> None:
     loaded = load_config(terminal.paths, environ=terminal.environ)
     values = flat(loaded.config)
     human = "\n".join(
-        f"{key} = {_shown(value)}" + (f"    # {loaded.origins.get(key, 'default')}" if origin else "") for key, value in values.items()
+        f"{key} = {_shown(value)}"
+        + (f"    # {loaded.origins.get(key, 'default')}" if origin else "")
+        for key, value in values.items()
     )
-    terminal.data(human, {"settings": values, "origins": {key: loaded.origins.get(key, "default") for key in values}})
+    terminal.data(
+        human,
+        {
+            "settings": values,
+            "origins": {key: loaded.origins.get(key, "default") for key in values},
+        },
+    )
 
 
 @config_command.command("set")
@@ -106,7 +119,10 @@ def set_(key: str, value: str) -> None:
 
     terminal = current()
     stored = set_value(terminal.paths, key, value)
-    terminal.data(f"{key} = {_shown(stored)}", {"key": key, "value": stored, "file": terminal.paths.config_file})
+    terminal.data(
+        f"{key} = {_shown(stored)}",
+        {"key": key, "value": stored, "file": terminal.paths.config_file},
+    )
     terminal.say("A running node takes it up when it is started again.")
 
 

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from ..invite import Invite
     from ..manifest import SignedManifest
 
-_ADDRESS = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/[^/]+/tcp/[0-9]+/p2p/[1-9A-HJ-NP-Za-km-z]+|/dnsaddr/[^/]+(/p2p/[1-9A-HJ-NP-Za-km-z]+)?")
+_ADDRESS = re.compile(
+    r"/(ip4|ip6|dns|dns4|dns6)/[^/]+/tcp/[0-9]+/p2p/[1-9A-HJ-NP-Za-km-z]+|/dnsaddr/[^/]+(/p2p/[1-9A-HJ-NP-Za-km-z]+)?"
+)
 _UNITS_S = {"s": 1, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
@@ -25,7 +27,9 @@ def duration_s(text: str) -> float:
     """``7d``, ``12h``, ``30min``, ``90s`` as seconds. Raises ConfigError."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(s|min|h|d|w)", text.strip())
     if not found or float(found[1]) <= 0:
-        raise ConfigError(f"{text!r} is no duration", why="", hint="For example 90s, 30min, 12h, 7d", exit_code=2)
+        raise ConfigError(
+            f"{text!r} is no duration", why="", hint="For example 90s, 30min, 12h, 7d", exit_code=2
+        )
     return float(found[1]) * _UNITS_S[found[2]]
 
 
@@ -41,7 +45,9 @@ def check_addresses(given: tuple[str, ...]) -> None:
             )
 
 
-def addresses_in_use(terminal: Terminal, given: tuple[str, ...], signed: SignedManifest | None) -> tuple[str, ...]:
+def addresses_in_use(
+    terminal: Terminal, given: tuple[str, ...], signed: SignedManifest | None
+) -> tuple[str, ...]:
     """Addresses to put into an invite: given ones, else the running node's, else those of the settings and the manifest.
 
     Raises ConfigError when there is none.
@@ -62,7 +68,9 @@ def addresses_in_use(terminal: Terminal, given: tuple[str, ...], signed: SignedM
             hint="atoll up --background, then again; or give one: --bootstrap /ip4/203.0.113.7/tcp/4150/p2p/12D3KooW…",
         )
     if at_home(found):
-        terminal.say("This invite works on your own network only: nobody elsewhere can dial its addresses. What to do: atoll netcheck")
+        terminal.say(
+            "This invite works on your own network only: nobody elsewhere can dial its addresses. What to do: atoll netcheck"
+        )
     return tuple(found)
 
 
@@ -81,10 +89,22 @@ def fresh_invite(
 
     identity = identity_of(terminal)
     if identity.peer == signed.organiser:
-        return make_invite(signed.run_id, addresses, identity, now_s=time.time(), life_s=life_s, peer=peer, role=role, uses=uses)
+        return make_invite(
+            signed.run_id,
+            addresses,
+            identity,
+            now_s=time.time(),
+            life_s=life_s,
+            peer=peer,
+            role=role,
+            uses=uses,
+        )
     if peer or uses or role != "train":
         what = "for one peer" if peer else "for so many peers" if uses else f"to {role}"
-        raise NotAdmittedError(f"only the organiser makes invites {what}: {short_peer(signed.organiser)}", hint="Ask the organiser.")
+        raise NotAdmittedError(
+            f"only the organiser makes invites {what}: {short_peer(signed.organiser)}",
+            hint="Ask the organiser.",
+        )
     mine = terminal.paths.run_dir(signed.run_id) / INVITE_FILE
     try:
         text = mine.read_text(encoding="ascii")
@@ -96,7 +116,9 @@ def fresh_invite(
         ) from None
     own = parse_invite(text, now_s=time.time())
     if own.token.peer:
-        raise NotAdmittedError("the invite that this node came by is for this node only", hint="Ask the organiser.")
+        raise NotAdmittedError(
+            "the invite that this node came by is for this node only", hint="Ask the organiser."
+        )
     return reissue(own, addresses, identity)
 
 
@@ -108,13 +130,45 @@ def invite_command() -> None:
 
 @invite_command.command("new")
 @click.argument("run", required=False, type=GIVEN)
-@click.option("--expires", default="7d", show_default=True, help="How long it is valid: 90s, 30min, 12h, 7d.")
-@click.option("--bootstrap", multiple=True, type=GIVEN, metavar="ADDRESS", help="Address to start from; repeatable.")
-@click.option("--for", "peer", default="", metavar="PEER", help="Only this peer enters by it (its id: atoll id). Organiser only.")
-@click.option("--uses", type=click.IntRange(1, MOST_USES), default=None, help="Only the first so many peers enter by it. Organiser only.")
-@click.option("--role", type=click.Choice(ROLES), default="train", show_default=True, help="What it admits to. Organiser only.")
+@click.option(
+    "--expires", default="7d", show_default=True, help="How long it is valid: 90s, 30min, 12h, 7d."
+)
+@click.option(
+    "--bootstrap",
+    multiple=True,
+    type=GIVEN,
+    metavar="ADDRESS",
+    help="Address to start from; repeatable.",
+)
+@click.option(
+    "--for",
+    "peer",
+    default="",
+    metavar="PEER",
+    help="Only this peer enters by it (its id: atoll id). Organiser only.",
+)
+@click.option(
+    "--uses",
+    type=click.IntRange(1, MOST_USES),
+    default=None,
+    help="Only the first so many peers enter by it. Organiser only.",
+)
+@click.option(
+    "--role",
+    type=click.Choice(ROLES),
+    default="train",
+    show_default=True,
+    help="What it admits to. Organiser only.",
+)
 @shared_options
-def new(run: str | None, expires: str, bootstrap: tuple[str, ...], peer: str, uses: int | None, role: Role) -> None:
+def new(
+    run: str | None,
+    expires: str,
+    bootstrap: tuple[str, ...],
+    peer: str,
+    uses: int | None,
+    role: Role,
+) -> None:
     """Print a fresh invite to RUN (id, its beginning, or name; the only one when left out).
 
     Who enters to observe has the model and no vote; who enters to aggregate votes and adds up for the others, and contributes nothing.
@@ -125,16 +179,31 @@ def new(run: str | None, expires: str, bootstrap: tuple[str, ...], peer: str, us
     terminal = current()
     check_addresses(bootstrap)
     if peer and not is_peer_id(peer):
-        raise ConfigError(f"{peer!r} is no peer id", key="--for", hint="Whose machine it is prints it: atoll id", exit_code=2)
+        raise ConfigError(
+            f"{peer!r} is no peer id",
+            key="--for",
+            hint="Whose machine it is prints it: atoll id",
+            exit_code=2,
+        )
     if not run:
         stored = list(list_runs(terminal.paths))
         if len(stored) != 1:
             raise ConfigError(
-                f"which run? This node knows {len(stored)}", hint="Name one: atoll invite new RUN      See them: atoll ls", exit_code=2
+                f"which run? This node knows {len(stored)}",
+                hint="Name one: atoll invite new RUN      See them: atoll ls",
+                exit_code=2,
             )
         run = stored[0]
     signed = load_run(terminal.paths, run)
-    invite = fresh_invite(terminal, signed, addresses_in_use(terminal, bootstrap, signed), duration_s(expires), peer, role, uses or 0)
+    invite = fresh_invite(
+        terminal,
+        signed,
+        addresses_in_use(terminal, bootstrap, signed),
+        duration_s(expires),
+        peer,
+        role,
+        uses or 0,
+    )
     terminal.data(str(invite), {"invite": str(invite), **described(invite)})
     policy = decode_manifest(signed.manifest).join.policy
     if policy != "invite" and (peer or uses):
@@ -159,7 +228,11 @@ def inspect(invite: str) -> int:
         f"issued by  {'the organiser' if found.issuer == found.organiser else short_peer(found.issuer)}",
         f"signature  ok, {'ends in ' + span_text(left_s) if left_s > 0 else 'EXPIRED'} ({iso_time(found.expires_s)})",
         *([f"role       {found.token.role}"] if found.token.role != "train" else []),
-        *([f"for        {short_peer(found.token.peer)} only   {found.token.peer}"] if found.token.peer else []),
+        *(
+            [f"for        {short_peer(found.token.peer)} only   {found.token.peer}"]
+            if found.token.peer
+            else []
+        ),
         *([f"uses       the first {found.token.uses} that show it"] if found.token.uses else []),
         *(f"address    {address}" for address in found.bootstrap),
     ]
@@ -187,12 +260,18 @@ def revoke(invite: str) -> None:
     terminal = current()
     found, identity = inspect_invite(invite), identity_of(terminal)
     if identity.peer != found.organiser:
-        raise NotAdmittedError(f"only the organiser revokes an invite: {short_peer(found.organiser)}", hint="Ask the organiser.")
+        raise NotAdmittedError(
+            f"only the organiser revokes an invite: {short_peer(found.organiser)}",
+            hint="Ask the organiser.",
+        )
     bans = Bans(terminal.paths.run_dir(found.run_id), found.run_id, found.organiser)
     bans.load()
     bans.revoke(found.token.nonce, identity)
     tell_node(terminal, found.run_id)
-    terminal.data(f"revoked: nobody enters run {found.run_id} by it any more", {**described(found), "revoked": True})
+    terminal.data(
+        f"revoked: nobody enters run {found.run_id} by it any more",
+        {**described(found), "revoked": True},
+    )
 
 
 def described(invite: Invite) -> dict[str, Any]:

@@ -43,18 +43,39 @@ STATUS_S = 0.5  # how often the node is asked
     metavar="PATH|FILE.py:NAME",
     help="What to train on: a function of yours that returns a Dataset; or, for the built-in recipe, a text file or folder.",
 )
-@click.option("--steps", type=click.IntRange(1), help="Leave after so many inner steps of your own.")
-@click.option("--threads", type=click.IntRange(1), help="Threads of torch, for the built-in recipe.")
-@click.option("--max-up", metavar="RATE", type=GIVEN, help="Limit of what it sends, such as 20Mbit/s; for a node of this run's own.")
+@click.option(
+    "--steps", type=click.IntRange(1), help="Leave after so many inner steps of your own."
+)
+@click.option(
+    "--threads", type=click.IntRange(1), help="Threads of torch, for the built-in recipe."
+)
+@click.option(
+    "--max-up",
+    metavar="RATE",
+    type=GIVEN,
+    help="Limit of what it sends, such as 20Mbit/s; for a node of this run's own.",
+)
 @click.option("--max-down", metavar="RATE", type=GIVEN, help="Limit of what it receives.")
-@click.option("--fresh-key", is_flag=True, help="Take part under a key of this run's own, which nothing ties to this machine's other runs.")
+@click.option(
+    "--fresh-key",
+    is_flag=True,
+    help="Take part under a key of this run's own, which nothing ties to this machine's other runs.",
+)
 @click.option("--dry-run", is_flag=True, help="Say what it would cost, and leave again.")
 @asking_options
 @shared_options
 def join_command(
-    target: str, arguments: tuple[str, ...], script: Path | None, data: str | None, steps: int | None, threads: int | None,
-    max_up: str | None, max_down: str | None, fresh_key: bool, dry_run: bool,
-) -> int:  # fmt: skip
+    target: str,
+    arguments: tuple[str, ...],
+    script: Path | None,
+    data: str | None,
+    steps: int | None,
+    threads: int | None,
+    max_up: str | None,
+    max_down: str | None,
+    fresh_key: bool,
+    dry_run: bool,
+) -> int:
     """Join a run by invite and train, with a live view.
 
     A run that this machine knows may be given by its id, the beginning of it, or its name. Ctrl-C once: the round is finished or handed
@@ -62,7 +83,9 @@ def join_command(
     """
     terminal = current()
     if arguments and script is None:
-        raise click.UsageError("arguments after -- are for your own script: --script train.py -- ARGS")
+        raise click.UsageError(
+            "arguments after -- are for your own script: --script train.py -- ARGS"
+        )
     if fresh_key:
         apart(terminal, target)
     invite, request = _request(terminal, target)
@@ -89,8 +112,17 @@ def join_command(
             if value is not None
             for part in (name, str(value))
         ]
-        command = recipe if script is None else [sys.executable, "-m", "atoll.node.cli.run_script", str(script), *arguments]
-        environment = {**terminal.environ, "ATOLL_RUN": info.run_id, "ATOLL_INVITE": str(invite or ""), "PYTHONUNBUFFERED": "1"}
+        command = (
+            recipe
+            if script is None
+            else [sys.executable, "-m", "atoll.node.cli.run_script", str(script), *arguments]
+        )
+        environment = {
+            **terminal.environ,
+            "ATOLL_RUN": info.run_id,
+            "ATOLL_INVITE": str(invite or ""),
+            "PYTHONUNBUFFERED": "1",
+        }
         if data is not None and is_factory(data):
             environment["ATOLL_DATA__FACTORY"] = data
         if terminal.home:
@@ -108,7 +140,10 @@ def apart(terminal: Terminal, target: str) -> None:
     from ..invite import PREFIX, inspect_invite
 
     if not target.strip().lower().startswith(PREFIX):
-        raise ConfigError("--fresh-key needs the invite: a run that is known here is known under this machine's key", exit_code=2)
+        raise ConfigError(
+            "--fresh-key needs the invite: a run that is known here is known under this machine's key",
+            exit_code=2,
+        )
     terminal.home = str(terminal.paths.data_dir / "apart" / inspect_invite(target).run_id)
     del terminal.paths  # it was looked up for the other home
     terminal.say(f"a home of its own: atoll --home {terminal.home} status")
@@ -134,15 +169,21 @@ def _request(terminal: Terminal, target: str) -> tuple[Invite | None, JoinReques
     return None, JoinRequest(manifest=signed.encode(), name=name)
 
 
-def _node(terminal: Terminal, stack: ExitStack, limits: dict[str, str | None]) -> tuple[NodeClient, bool]:
+def _node(
+    terminal: Terminal, stack: ExitStack, limits: dict[str, str | None]
+) -> tuple[NodeClient, bool]:
     """The running node, or a private one with these limits that ends with this command; and whether it is the latter."""
     from ..bandwidth import bytes_per_s
 
-    given = {name: rate for name, rate in limits.items() if rate is not None and bytes_per_s(rate, name)}
+    given = {
+        name: rate for name, rate in limits.items() if rate is not None and bytes_per_s(rate, name)
+    }
     client = running(terminal)
     if client is not None and given:
         client.close()
-        raise click.UsageError("a node runs already and has its own limits: atoll down, then atoll up --max-up RATE --max-down RATE")
+        raise click.UsageError(
+            "a node runs already and has its own limits: atoll down, then atoll up --max-up RATE --max-down RATE"
+        )
     if client is not None:
         return stack.enter_context(client), False
     from ..client.commands import NodeClient
@@ -156,7 +197,9 @@ def _node(terminal: Terminal, stack: ExitStack, limits: dict[str, str | None]) -
     return stack.enter_context(NodeClient(Link.connect(node.wait_ready()))), True
 
 
-def _enter(terminal: Terminal, client: NodeClient, request: JoinRequest) -> tuple[RunInfo, Manifest]:
+def _enter(
+    terminal: Terminal, client: NodeClient, request: JoinRequest
+) -> tuple[RunInfo, Manifest]:
     """Bring the node into the run and read its manifest, which the node has verified and stored."""
     from ..manifest import load_run
 
@@ -202,7 +245,10 @@ def _heading(info: RunInfo, manifest: Manifest, invite: Invite | None) -> str:
 def _describe(terminal: Terminal, info: RunInfo, manifest: Manifest, invite: Invite | None) -> None:
     from .costs import describe, describe_lines
 
-    lines = [terminal.style(_heading(info, manifest, invite), sys.stdout, bold=True), *(f"  {line}" for line in describe_lines(manifest))]
+    lines = [
+        terminal.style(_heading(info, manifest, invite), sys.stdout, bold=True),
+        *(f"  {line}" for line in describe_lines(manifest)),
+    ]
     terminal.data("\n".join(lines), {**describe(manifest), "run_id": info.run_id})
 
 
@@ -216,7 +262,13 @@ def _consent(terminal: Terminal, info: RunInfo, manifest: Manifest, invite: Invi
     return terminal.confirm("Join?")
 
 
-def _train(terminal: Terminal, client: NodeClient, info: RunInfo, command: list[str], environment: dict[str, str]) -> int:
+def _train(
+    terminal: Terminal,
+    client: NodeClient,
+    info: RunInfo,
+    command: list[str],
+    environment: dict[str, str],
+) -> int:
     """Run the training process and show the run until it ends."""
     from .child import Child
     from .live import Progress, TrainingView
@@ -225,12 +277,16 @@ def _train(terminal: Terminal, client: NodeClient, info: RunInfo, command: list[
     started_s = time.monotonic()
     with (
         TrainingView(terminal, progress) as view,
-        Child(command, environment, view.say if terminal.live else None, to_stderr=terminal.json) as child,
+        Child(
+            command, environment, view.say if terminal.live else None, to_stderr=terminal.json
+        ) as child,
     ):
         _follow(terminal, info, view)
         under_way = True
         while under_way:
-            under_way = child.wait(STATUS_S) is None  # once more when it has ended: what its last round came to
+            under_way = (
+                child.wait(STATUS_S) is None
+            )  # once more when it has ended: what its last round came to
             try:
                 runs = client.status().get("runs") or ()
             except AtollError as error:
@@ -256,7 +312,9 @@ def _follow(terminal: Terminal, info: RunInfo, view: TrainingView) -> None:
     threading.Thread(target=follow, name="atoll-events", daemon=True).start()
 
 
-def _ended(terminal: Terminal, info: RunInfo, progress: Progress, status: int, seconds: float) -> int:
+def _ended(
+    terminal: Terminal, info: RunInfo, progress: Progress, status: int, seconds: float
+) -> int:
     """Say how it went."""
     from ..export import CHECKPOINT_FOLDER
     from .views import privacy_text
@@ -281,6 +339,8 @@ def _ended(terminal: Terminal, info: RunInfo, progress: Progress, status: int, s
     terminal.say(f"{how}. Back in: atoll join {info.run_id[:8]}")
     if progress.privacy:
         terminal.say(f"Privacy: {privacy_text(progress.privacy)}")
-    if (terminal.paths.state_dirs(info.run_id, info.settings.fragments)[0] / CHECKPOINT_FOLDER).exists():
+    if (
+        terminal.paths.state_dirs(info.run_id, info.settings.fragments)[0] / CHECKPOINT_FOLDER
+    ).exists():
         terminal.say(f"The model: atoll export {info.run_id[:8]} DIR")
     return status

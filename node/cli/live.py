@@ -37,7 +37,9 @@ class Progress:
     loss: float = math.nan
     bytes_sent: int = 0
     bytes_received: int = 0
-    privacy: Mapping[str, Any] | None = None  # what this site has spent of it; None in a run without noise
+    privacy: Mapping[str, Any] | None = (
+        None  # what this site has spent of it; None in a run without noise
+    )
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED_LOSSES))
 
     def take_status(self, run: Mapping[str, Any]) -> None:
@@ -73,7 +75,9 @@ class Progress:
         of = f"/{self.rounds}" if self.rounds else ""
         parts = [
             f"round {self.round}{of}",
-            f"{self.contributors} of {self.members} members" if self.contributors else f"{self.members} members",
+            f"{self.contributors} of {self.members} members"
+            if self.contributors
+            else f"{self.members} members",
         ]
         if math.isfinite(self.loss):
             parts.append(f"loss {self.loss:.4f}")
@@ -91,7 +95,10 @@ def sparkline(values: Iterable[float]) -> str:
     if not found:
         return ""
     low, high = min(found), max(found)
-    return "".join(_BARS[int((len(_BARS) - 1) * (v - low) / (high - low))] if high > low else _BARS[0] for v in found)
+    return "".join(
+        _BARS[int((len(_BARS) - 1) * (v - low) / (high - low))] if high > low else _BARS[0]
+        for v in found
+    )
 
 
 class TrainingView:
@@ -111,11 +118,21 @@ class TrainingView:
             from rich.console import Console
             from rich.live import Live
 
-            self._live = Live(self._block(), console=Console(file=sys.stderr), refresh_per_second=4, transient=True)
+            self._live = Live(
+                self._block(),
+                console=Console(file=sys.stderr),
+                refresh_per_second=4,
+                transient=True,
+            )
             self._live.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         with self._lock:
             self._closed = True
             live, self._live = self._live, None
@@ -139,7 +156,9 @@ class TrainingView:
                 if waits and self._live is None:
                     self.say(waits)
             if draining:
-                self._progress.state = "draining: the round is finished or handed over; Ctrl-C again to stop now"
+                self._progress.state = (
+                    "draining: the round is finished or handed over; Ctrl-C again to stop now"
+                )
             self._refresh()
 
     def take_event(self, event: Mapping[str, Any]) -> None:
@@ -159,14 +178,18 @@ class TrainingView:
                 case "script.report":
                     self._progress.take_metrics(metrics_of(event))
                 case "peer.misbehaved":
-                    self.say(f"{short_peer(str(event.get('peer', '')))} broke a rule: {event.get('reason', '')}")
+                    self.say(
+                        f"{short_peer(str(event.get('peer', '')))} broke a rule: {event.get('reason', '')}"
+                    )
                 case "sum.disputed":
                     wrong = ", ".join(short_peer(str(peer)) for peer in event.get("wrong", ()))
                     self.say(
                         f"{short_peer(str(event.get('owner', '')))} says that {wrong} stated another sum of its site than its members contributed"
                     )
                 case "storage.trouble" | "run.trouble":
-                    self.say(f"{event.get('code', '')} {event.get('message', '')}; {event.get('hint', '')}")
+                    self.say(
+                        f"{event.get('code', '')} {event.get('message', '')}; {event.get('hint', '')}"
+                    )
                 case _:
                     return
             self._refresh()

@@ -22,12 +22,20 @@ PROTOCOL_VERSION = 1
 def version_command() -> None:
     """Print versions."""
     terminal = current()
-    found = {"atoll": _installed("atoll"), "protocol": PROTOCOL_VERSION, "python": platform.python_version()}
+    found = {
+        "atoll": _installed("atoll"),
+        "protocol": PROTOCOL_VERSION,
+        "python": platform.python_version(),
+    }
     found |= {name: _installed(name) for name in ("torch", "libp2p", "trio", "cryptography")}
     found["platform"] = f"{platform.system()} {platform.machine()}"
     human = f"atoll {found['atoll']} (protocol {PROTOCOL_VERSION})"
     if terminal.verbose:
-        human += "".join(f"\n{name} {value}" for name, value in found.items() if name not in ("atoll", "protocol"))
+        human += "".join(
+            f"\n{name} {value}"
+            for name, value in found.items()
+            if name not in ("atoll", "protocol")
+        )
     terminal.data(human, found)
 
 
@@ -46,17 +54,35 @@ def explain_command(code: str | None) -> None:
     """Explain an error code; without one, list them."""
     terminal = current()
     if code is None:
-        listed = [{"code": key, "slug": page.slug, "title": page.title, "exit": page.exit_code} for key, page in PAGES.items()]
+        listed = [
+            {"code": key, "slug": page.slug, "title": page.title, "exit": page.exit_code}
+            for key, page in PAGES.items()
+        ]
         terminal.data(
-            terminal.table(("CODE", "EXIT", "MEANING"), [(e, str(p.exit_code), p.title) for e, p in PAGES.items()]), {"codes": listed}
+            terminal.table(
+                ("CODE", "EXIT", "MEANING"),
+                [(e, str(p.exit_code), p.title) for e, p in PAGES.items()],
+            ),
+            {"codes": listed},
         )
         return
-    key = code.upper() if code.upper() in PAGES else next((e for e, p in PAGES.items() if p.slug == code.lower()), "")
+    key = (
+        code.upper()
+        if code.upper() in PAGES
+        else next((e for e, p in PAGES.items() if p.slug == code.lower()), "")
+    )
     if not key:
-        raise ConfigError(f"there is no error code {code!r}", why="Codes look like E110.", hint="All of them: atoll explain", exit_code=2)
+        raise ConfigError(
+            f"there is no error code {code!r}",
+            why="Codes look like E110.",
+            hint="All of them: atoll explain",
+            exit_code=2,
+        )
     page = PAGES[key]
     title = terminal.style(f"{key} {page.title}", sys.stdout, bold=True)
-    terminal.data(f"{title}\n\n{page.text}\n\nExit status {page.exit_code}.", {"code": key, **page._asdict()})
+    terminal.data(
+        f"{title}\n\n{page.text}\n\nExit status {page.exit_code}.", {"code": key, **page._asdict()}
+    )
 
 
 @click.command("completion")
@@ -79,13 +105,25 @@ def completion_command(shell: str) -> None:
 
 
 @click.command("demo")
-@click.option("--peers", type=click.IntRange(2, 16), default=3, show_default=True, help="Peers at the start; one more joins late.")
+@click.option(
+    "--peers",
+    type=click.IntRange(2, 16),
+    default=3,
+    show_default=True,
+    help="Peers at the start; one more joins late.",
+)
 @click.option("--steps", type=click.IntRange(20), default=None, help="Inner steps of each peer.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of model and data.")
 @click.option("--no-kill", is_flag=True, help="Kill nobody.")
 @click.option("--no-baseline", is_flag=True, help="Skip the comparison with one machine alone.")
 @click.option("--quick", is_flag=True, help="A shorter run.")
-@click.option("--out", type=GivenPath(file_okay=False), default="atoll-demo", show_default=True, help="Folder for plot and results.")
+@click.option(
+    "--out",
+    type=GivenPath(file_okay=False),
+    default="atoll-demo",
+    show_default=True,
+    help="Folder for plot and results.",
+)
 @shared_options
 def demo_command(**options: Any) -> int:
     """Train a small model on this machine with three peers, kill one, let one join.
@@ -96,5 +134,11 @@ def demo_command(**options: Any) -> int:
 
     terminal = current()
     return run_demo(
-        DemoOptions(**options, json=terminal.json, live=terminal.live, colour=terminal.colour(sys.stderr), quiet=terminal.quiet)
+        DemoOptions(
+            **options,
+            json=terminal.json,
+            live=terminal.live,
+            colour=terminal.colour(sys.stderr),
+            quiet=terminal.quiet,
+        )
     )

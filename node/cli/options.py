@@ -27,7 +27,11 @@ class GivenPath(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The path."""
-        return super().convert(value, param, ctx) if str(value).strip() else self.fail(_EMPTY, param, ctx)
+        return (
+            super().convert(value, param, ctx)
+            if str(value).strip()
+            else self.fail(_EMPTY, param, ctx)
+        )
 
 
 class _Data(click.Path):
@@ -60,7 +64,14 @@ def _store(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
 
 
 _SHARED: tuple[Callable[[Any], Any], ...] = (
-    click.option("--json", is_flag=True, expose_value=False, is_eager=True, callback=_store("json"), help="Print one JSON object."),
+    click.option(
+        "--json",
+        is_flag=True,
+        expose_value=False,
+        is_eager=True,
+        callback=_store("json"),
+        help="Print one JSON object.",
+    ),
     click.option(
         "-q",
         "--quiet",
@@ -71,10 +82,21 @@ _SHARED: tuple[Callable[[Any], Any], ...] = (
         help="Say nothing but results and errors.",
     ),
     click.option(
-        "-v", "--verbose", count=True, expose_value=False, is_eager=True, callback=_store("verbose"), help="Say more; -vv shows tracebacks."
+        "-v",
+        "--verbose",
+        count=True,
+        expose_value=False,
+        is_eager=True,
+        callback=_store("verbose"),
+        help="Say more; -vv shows tracebacks.",
     ),
     click.option(
-        "--no-color", is_flag=True, expose_value=False, is_eager=True, callback=_store("no_color"), help="No colours (so does NO_COLOR)."
+        "--no-color",
+        is_flag=True,
+        expose_value=False,
+        is_eager=True,
+        callback=_store("no_color"),
+        help="No colours (so does NO_COLOR).",
     ),
     click.option(
         "--home",
@@ -87,8 +109,21 @@ _SHARED: tuple[Callable[[Any], Any], ...] = (
     ),
 )
 _ASKING: tuple[Callable[[Any], Any], ...] = (
-    click.option("-y", "--yes", is_flag=True, expose_value=False, callback=_store("yes"), help="Answer yes to questions."),
-    click.option("--no-input", is_flag=True, expose_value=False, callback=_store("no_input"), help="Never ask."),
+    click.option(
+        "-y",
+        "--yes",
+        is_flag=True,
+        expose_value=False,
+        callback=_store("yes"),
+        help="Answer yes to questions.",
+    ),
+    click.option(
+        "--no-input",
+        is_flag=True,
+        expose_value=False,
+        callback=_store("no_input"),
+        help="Never ask.",
+    ),
 )
 
 

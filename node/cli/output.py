@@ -57,7 +57,9 @@ class Terminal:
     @property
     def live(self) -> bool:
         """Whether a display that redraws itself is wanted: a terminal that a person looks at."""
-        plain = self.json or self.quiet or self.environ.get("CI") or self.environ.get("TERM") == "dumb"
+        plain = (
+            self.json or self.quiet or self.environ.get("CI") or self.environ.get("TERM") == "dumb"
+        )
         return not plain and self.colour(sys.stderr) and sys.stderr.isatty()
 
     @property
@@ -99,7 +101,10 @@ class Terminal:
     def table(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         """Columns two spaces apart, the header bold where colour is on."""
         widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
-        lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in (header, *rows)]
+        lines = [
+            "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+            for row in (header, *rows)
+        ]
         lines[0] = self.style(lines[0], sys.stdout, bold=True)
         return "\n".join(lines)
 
@@ -158,7 +163,10 @@ def show_error(terminal: Terminal, error: AtollError) -> None:
     if error.why:
         lines += _wrapped(error.why, width, indent)
     if error.hint:
-        lines += [terminal.style(line, sys.stderr, bold=True) for line in _wrapped(error.hint, width, indent)]
+        lines += [
+            terminal.style(line, sys.stderr, bold=True)
+            for line in _wrapped(error.hint, width, indent)
+        ]
     lines.append(f"{indent}More: atoll explain {error.code}   [exit {error.exit_code}]")
     print("\n".join(lines), file=sys.stderr, flush=True)
 
@@ -167,7 +175,12 @@ def _wrapped(text: str, width: int, indent: str) -> list[str]:
     lines = list[str]()
     for paragraph in text.splitlines() or [""]:
         lines += textwrap.wrap(
-            paragraph, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+            paragraph,
+            width,
+            initial_indent=indent,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
         ) or [indent]
     return lines
 
@@ -194,10 +207,18 @@ def span_text(seconds: float) -> str:
     seconds = max(0, seconds)
     if seconds < 10:
         return f"{seconds:.1f} s"
-    for big, small, length, part in (("d", "h", 86_400, 3600), ("h", "min", 3600, 60), ("min", "s", 60, 1)):
+    for big, small, length, part in (
+        ("d", "h", 86_400, 3600),
+        ("h", "min", 3600, 60),
+        ("min", "s", 60, 1),
+    ):
         if seconds >= length:
             rest = int(seconds % length // part)
-            return f"{int(seconds // length)} {big} {rest} {small}" if rest else f"{int(seconds // length)} {big}"
+            return (
+                f"{int(seconds // length)} {big} {rest} {small}"
+                if rest
+                else f"{int(seconds // length)} {big}"
+            )
     return f"{seconds:.0f} s"
 
 

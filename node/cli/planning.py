@@ -28,24 +28,78 @@ DEFAULT_RTT_MS = 50.0
 
 @click.command("plan")
 @click.argument("manifest", type=GivenPath(dir_okay=False, path_type=Path), metavar="RUN.toml")
-@click.option("--step-ms", type=float, metavar="MS", help="How long an inner step takes on the fastest machine, in milliseconds.")
-@click.option("--peers", type=int, default=4, show_default=True, help="How many peers, all alike.")
-@click.option("--up", type=GIVEN, default=DEFAULT_RATE, show_default=True, metavar="RATE", help="What a peer's uplink carries.")
-@click.option("--down", type=GIVEN, metavar="RATE", help="What its downlink carries; as much as up when left out.")
-@click.option("--peer", "rows", multiple=True, type=GIVEN, metavar="UP/DOWN[/STEP_MS]", help="One peer, instead of --peers; repeatable.")
-@click.option("--node", metavar="RUN", type=GIVEN, help="Measure rates and round trips to the members of this run, ten seconds each.")
-@click.option("--rtt-ms", type=float, metavar="MS", help=f"The longest round trip between two peers ({DEFAULT_RTT_MS:g} when left out).")
-@click.option("--share", type=float, default=0.95, show_default=True, help="Wanted share of the time that is training.")
 @click.option(
-    "--max-steps", type=int, help="The longest round, in inner steps, that the model's quality allows (100, from 100M parameters 500)."
+    "--step-ms",
+    type=float,
+    metavar="MS",
+    help="How long an inner step takes on the fastest machine, in milliseconds.",
 )
-@click.option("--parameters", type=int, help="Size of the model, where the manifest does not say it.")
+@click.option("--peers", type=int, default=4, show_default=True, help="How many peers, all alike.")
+@click.option(
+    "--up",
+    type=GIVEN,
+    default=DEFAULT_RATE,
+    show_default=True,
+    metavar="RATE",
+    help="What a peer's uplink carries.",
+)
+@click.option(
+    "--down",
+    type=GIVEN,
+    metavar="RATE",
+    help="What its downlink carries; as much as up when left out.",
+)
+@click.option(
+    "--peer",
+    "rows",
+    multiple=True,
+    type=GIVEN,
+    metavar="UP/DOWN[/STEP_MS]",
+    help="One peer, instead of --peers; repeatable.",
+)
+@click.option(
+    "--node",
+    metavar="RUN",
+    type=GIVEN,
+    help="Measure rates and round trips to the members of this run, ten seconds each.",
+)
+@click.option(
+    "--rtt-ms",
+    type=float,
+    metavar="MS",
+    help=f"The longest round trip between two peers ({DEFAULT_RTT_MS:g} when left out).",
+)
+@click.option(
+    "--share",
+    type=float,
+    default=0.95,
+    show_default=True,
+    help="Wanted share of the time that is training.",
+)
+@click.option(
+    "--max-steps",
+    type=int,
+    help="The longest round, in inner steps, that the model's quality allows (100, from 100M parameters 500).",
+)
+@click.option(
+    "--parameters", type=int, help="Size of the model, where the manifest does not say it."
+)
 @click.option("--explain", is_flag=True, help="Say how it was decided, step by step.")
 @shared_options
 def plan_command(
-    manifest: Path, step_ms: float | None, peers: int, up: str, down: str | None, rows: tuple[str, ...], node: str | None,
-    rtt_ms: float | None, share: float, max_steps: int | None, parameters: int | None, explain: bool,
-) -> None:  # fmt: skip
+    manifest: Path,
+    step_ms: float | None,
+    peers: int,
+    up: str,
+    down: str | None,
+    rows: tuple[str, ...],
+    node: str | None,
+    rtt_ms: float | None,
+    share: float,
+    max_steps: int | None,
+    parameters: int | None,
+    explain: bool,
+) -> None:
     """Say which settings keep your machines training, how long a round takes, and why.
 
     Nothing is changed: paste what it prints into RUN.toml. RATE: 20Mbit/s, 2.5MB/s.
@@ -57,10 +111,15 @@ def plan_command(
     recipe = load_manifest(manifest)
     if step_ms is None:
         raise ConfigError(
-            "how long does an inner step take?", key="step", why="Everything is planned against the time of a step, and only your script knows it.",
+            "how long does an inner step take?",
+            key="step",
+            why="Everything is planned against the time of a step, and only your script knows it.",
             hint="Time a few steps without atoll; then: atoll plan RUN.toml --step-ms 250",
-        )  # fmt: skip
-    found, rtt_s = _given(rows, peers, up, down or up, step_ms / 1000), (DEFAULT_RTT_MS if rtt_ms is None else rtt_ms) / 1000
+        )
+    found, rtt_s = (
+        _given(rows, peers, up, down or up, step_ms / 1000),
+        (DEFAULT_RTT_MS if rtt_ms is None else rtt_ms) / 1000,
+    )
     if node:
         with connect(terminal) as client:
             found, measured_s = _measured(terminal, client, node, step_ms / 1000)
@@ -70,15 +129,31 @@ def plan_command(
     now = None
     if recipe.train.sync_every is not None:
         train, exchange = recipe.train, recipe.exchange
-        now = estimate(conditions, Choice(recipe.train.sync_every, exchange.codec, train.overlap, train.delay, exchange.fragments))
+        now = estimate(
+            conditions,
+            Choice(
+                recipe.train.sync_every,
+                exchange.codec,
+                train.overlap,
+                train.delay,
+                exchange.fragments,
+            ),
+        )
     settings = decided.settings()
     if recipe.train.method == "diloco":
         settings["train.outer"] = {"preset": AUTO}  # outer values depend on what was decided
     lines = _lines(terminal, conditions, decided, explain, settings)
     if now is not None:
-        lines.append(f"as {manifest.name} is: {now.share:.1%} training, {bytes_text(now.nbytes)} up and as much down a round")
+        lines.append(
+            f"as {manifest.name} is: {now.share:.1%} training, {bytes_text(now.nbytes)} up and as much down a round"
+        )
     terminal.data(
-        "\n".join(lines), {**_document(conditions, decided), "settings": settings, "present": _predicted(now) if now is not None else None}
+        "\n".join(lines),
+        {
+            **_document(conditions, decided),
+            "settings": settings,
+            "present": _predicted(now) if now is not None else None,
+        },
     )
 
 
@@ -86,9 +161,11 @@ def _size(recipe: Manifest, parameters: int | None) -> int:
     size = parameters if parameters is not None else recipe.parameters
     if size is None:
         raise ConfigError(
-            "how many parameters does the model have?", key="parameters", why="The manifest leaves the model to each member's script.",
+            "how many parameters does the model have?",
+            key="parameters",
+            why="The manifest leaves the model to each member's script.",
             hint="Say it: atoll plan RUN.toml --parameters 10000000, or [model] parameters in the manifest",
-        )  # fmt: skip
+        )
     return size
 
 
@@ -105,12 +182,16 @@ def _given(rows: Sequence[str], count: int, up: str, down: str, step_s: float) -
         fields = _split(row)
         if len(fields) not in (2, 3):
             raise ConfigError(
-                f"--peer {row!r} is not UP/DOWN or UP/DOWN/STEP_MS", key="peer", hint="For example --peer 20Mbit/s/100Mbit/s/250"
+                f"--peer {row!r} is not UP/DOWN or UP/DOWN/STEP_MS",
+                key="peer",
+                hint="For example --peer 20Mbit/s/100Mbit/s/250",
             )
         try:
             own = float(fields[2]) / 1000 if len(fields) == 3 else step_s
         except ValueError:
-            raise ConfigError(f"--peer {row!r}: {fields[2]!r} is no time in milliseconds", key="peer") from None
+            raise ConfigError(
+                f"--peer {row!r}: {fields[2]!r} is no time in milliseconds", key="peer"
+            ) from None
         found.append(Peer(f"p{index}", _rate(fields[0], "peer"), _rate(fields[1], "peer"), own))
     return found
 
@@ -128,7 +209,9 @@ def _rate(text: str, key: str) -> int:
     return rate
 
 
-def _measured(terminal: Terminal, client: NodeClient, run: str, step_s: float) -> tuple[list[Peer], float]:
+def _measured(
+    terminal: Terminal, client: NodeClient, run: str, step_s: float
+) -> tuple[list[Peer], float]:
     """The members of a run, with rates measured over the connections there are, and the longest round trip.
 
     This node's own link is taken to carry the most that went over it to or from one of them, theirs what went from or to them.
@@ -145,14 +228,26 @@ def _measured(terminal: Terminal, client: NodeClient, run: str, step_s: float) -
         flow = client.check(find_peer(client.status(), row["peer"]))["bandwidth"]
         up, down = float(flow["up_bytes_per_s"]), float(flow["down_bytes_per_s"])
         found.append(Peer(short_peer(row["peer"]), down, up, step_s))
-        most_up, most_down, rtt_ms = max(most_up, up), max(most_down, down), max(rtt_ms, float(row["rtt_ms"] or 0))
+        most_up, most_down, rtt_ms = (
+            max(most_up, up),
+            max(most_down, down),
+            max(rtt_ms, float(row["rtt_ms"] or 0)),
+        )
     if not found:
-        raise ConfigError("this run has no other members to measure", key="node", hint="See them: atoll peers. Or give rates: --up, --down")
+        raise ConfigError(
+            "this run has no other members to measure",
+            key="node",
+            hint="See them: atoll peers. Or give rates: --up, --down",
+        )
     return [Peer("this machine", most_up, most_down, step_s), *found], rtt_ms / 1000
 
 
 def _lines(
-    terminal: Terminal, conditions: Conditions, decided: Plan, explain: bool, settings: Mapping[str, Mapping[str, Any]]
+    terminal: Terminal,
+    conditions: Conditions,
+    decided: Plan,
+    explain: bool,
+    settings: Mapping[str, Mapping[str, Any]],
 ) -> list[str]:
     estimate, head = decided.estimate, "plan" if decided.reached else "the best there is"
     lines = [
@@ -178,17 +273,30 @@ def _toml(value: Any) -> str:
 
 def _predicted(estimate: Any) -> dict[str, Any]:
     return {
-        "training_share": round(estimate.share, 6), "period_s": round(estimate.period_s, 6), "compute_s": round(estimate.compute_s, 6),
-        "waiting_s": round(estimate.waiting_s, 6), "round_s": round(estimate.round.seconds, 6),
-        "transfer_s": round(estimate.round.transfer_s, 6), "latency_s": round(estimate.round.latency_s, 6),
-        "work_s": round(estimate.round.work_s, 6), "transfer_over_compute": round(estimate.transfer_over_compute, 6),
-        "bytes_up_per_round": estimate.nbytes, "bytes_down_per_round": estimate.nbytes, "bound": estimate.round.bound,
-    }  # fmt: skip
+        "training_share": round(estimate.share, 6),
+        "period_s": round(estimate.period_s, 6),
+        "compute_s": round(estimate.compute_s, 6),
+        "waiting_s": round(estimate.waiting_s, 6),
+        "round_s": round(estimate.round.seconds, 6),
+        "transfer_s": round(estimate.round.transfer_s, 6),
+        "latency_s": round(estimate.round.latency_s, 6),
+        "work_s": round(estimate.round.work_s, 6),
+        "transfer_over_compute": round(estimate.transfer_over_compute, 6),
+        "bytes_up_per_round": estimate.nbytes,
+        "bytes_down_per_round": estimate.nbytes,
+        "bound": estimate.round.bound,
+    }
 
 
 def _document(conditions: Conditions, decided: Plan) -> dict[str, Any]:
     return {
-        "reached": decided.reached, "predicted": _predicted(decided.estimate), "group": list(decided.group),
-        "why": list(decided.why), "parameters": conditions.parameters, "rtt_s": conditions.rtt_s, "share": conditions.share,
-        "max_steps": conditions.longest, "peers": [asdict(peer) for peer in conditions.peers],
-    }  # fmt: skip
+        "reached": decided.reached,
+        "predicted": _predicted(decided.estimate),
+        "group": list(decided.group),
+        "why": list(decided.why),
+        "parameters": conditions.parameters,
+        "rtt_s": conditions.rtt_s,
+        "share": conditions.share,
+        "max_steps": conditions.longest,
+        "peers": [asdict(peer) for peer in conditions.peers],
+    }

@@ -58,18 +58,36 @@ def netcheck_lines(reach: Document) -> list[tuple[str, str, str]]:
     candidates: Document = reach.get("candidates") or {}
     if nat == "address-dependent" and verdict != "public":
         hosts = ", ".join(dict.fromkeys(str(address).split("/")[2] for address in candidates))
-        rows.append(("ok", "address", f"{hosts} with another port for everybody: no address of this node can be told to others"))
+        rows.append(
+            (
+                "ok",
+                "address",
+                f"{hosts} with another port for everybody: no address of this node can be told to others",
+            )
+        )
     else:
-        rows += [(*_tried(found), f"{address}  {_by(found)}") for address, found in candidates.items()]
+        rows += [
+            (*_tried(found), f"{address}  {_by(found)}") for address, found in candidates.items()
+        ]
     rows += _mapping_rows(reach, verdict)
     for relay in reach.get("relays") or ():
         rows.append(("ok", "relay", f"a place at {short_peer(str(relay))}"))
     for relay, why in (reach.get("relays_refused") or {}).items():
-        rows.append(("warn" if not reach.get("relays") else "ok", "relay", f"{short_peer(str(relay))} {why}"))
+        rows.append(
+            (
+                "warn" if not reach.get("relays") else "ok",
+                "relay",
+                f"{short_peer(str(relay))} {why}",
+            )
+        )
     relaying: Document = reach.get("relaying") or {}
     if relaying.get("reservations") or relaying.get("bytes"):
         rows.append(
-            ("ok", "serves", f"{relaying['reservations']} places, {relaying['circuits']} circuits, {bytes_text(relaying['bytes'])} relayed")
+            (
+                "ok",
+                "serves",
+                f"{relaying['reservations']} places, {relaying['circuits']} circuits, {bytes_text(relaying['bytes'])} relayed",
+            )
         )
     return rows
 
@@ -78,7 +96,11 @@ def network_rows(network: Document, clock: Sequence[Document]) -> list[tuple[str
     """All that is known of how this node is connected, for netcheck and doctor."""
     if alone(network):
         return alone_rows(network)
-    return [*netcheck_lines(network.get("reach") or {}), clock_row(clock), *filter(None, [lan_row(network.get("lan") or {})])]
+    return [
+        *netcheck_lines(network.get("reach") or {}),
+        clock_row(clock),
+        *filter(None, [lan_row(network.get("lan") or {})]),
+    ]
 
 
 CLOCK_WARN_S, CLOCK_LIMIT_S = 30.0, 300.0
@@ -100,10 +122,16 @@ def clock_row(clock: Sequence[Document]) -> tuple[str, str, str]:
     text = f"{off:+.2f} s against {len(clock)} peer{'' if len(clock) == 1 else 's'}"
     if abs(off) <= CLOCK_WARN_S:
         return "ok", "clock", text
-    side = f"{span_text(abs(off))} {'ahead of' if off > 0 else 'behind'} {agree} of {len(clock)} peers"
+    side = (
+        f"{span_text(abs(off))} {'ahead of' if off > 0 else 'behind'} {agree} of {len(clock)} peers"
+    )
     if abs(off) <= CLOCK_LIMIT_S or 2 * agree <= len(clock):
         return "warn", "clock", f"{side}; beyond {CLOCK_LIMIT_S:g} s signed records are refused"
-    return "fail", "clock", f"{side} (limit {CLOCK_LIMIT_S:g} s): they refuse what this node signs, and it what they sign (E120)"
+    return (
+        "fail",
+        "clock",
+        f"{side} (limit {CLOCK_LIMIT_S:g} s): they refuse what this node signs, and it what they sign (E120)",
+    )
 
 
 def flow_row(flow: Document) -> tuple[str, str, str]:
@@ -111,7 +139,11 @@ def flow_row(flow: Document) -> tuple[str, str, str]:
     up, down = (mbit_text(float(flow[key])) for key in ("up_bytes_per_s", "down_bytes_per_s"))
     path = str(flow.get("path") or "")
     means = " (through a relay: it is the slower one's limit)" if path == "relay" else ""
-    return "ok", "speed", f"to {short_peer(str(flow['peer']))} up {up}, down {down}, path {path}{means}"
+    return (
+        "ok",
+        "speed",
+        f"to {short_peer(str(flow['peer']))} up {up}, down {down}, path {path}{means}",
+    )
 
 
 def mbit_text(bytes_per_s: float) -> str:
@@ -125,7 +157,11 @@ def lan_row(lan: Document) -> tuple[str, str, str] | None:
     found: Document = lan.get("found") or {}
     if lan.get("trouble"):
         return "warn", "lan", f"peers in the house cannot be looked for: {lan['trouble']}"
-    return ("ok", "lan", f"{len(found)} peer{'' if len(found) == 1 else 's'} found in the house") if found else None
+    return (
+        ("ok", "lan", f"{len(found)} peer{'' if len(found) == 1 else 's'} found in the house")
+        if found
+        else None
+    )
 
 
 def _mapping_rows(reach: Document, verdict: str) -> list[tuple[str, str, str]]:
@@ -144,7 +180,9 @@ def _mapping_rows(reach: Document, verdict: str) -> list[tuple[str, str, str]]:
 
 
 def _tried(found: Document) -> tuple[str, str]:
-    return {"reachable": ("ok", "address"), "unreachable": ("warn", "address")}.get(str(found.get("verdict")), ("warn", "address"))
+    return {"reachable": ("ok", "address"), "unreachable": ("warn", "address")}.get(
+        str(found.get("verdict")), ("warn", "address")
+    )
 
 
 def _by(found: Document) -> str:
@@ -160,14 +198,18 @@ def network_error(network: Document, clock: Sequence[Document]) -> NetworkError 
     level, _, text = clock_row(clock)
     if level == "fail":
         return NetworkError(
-            f"this machine's clock is {text}", code="E120", exit_code=75,
+            f"this machine's clock is {text}",
+            code="E120",
+            exit_code=75,
             why="Signed records carry the time; with a wrong clock the others refuse ours and we theirs.",
             hint="sudo timedatectl set-ntp true      then: atoll netcheck",
-        )  # fmt: skip
+        )
     reach: Document = network.get("reach") or {}
     if alone(network) or outcome(reach) != "cut-off":
         return alone_error(network)
-    reasons = ", ".join(dict.fromkeys(str(why) for why in (reach.get("relays_refused") or {}).values()))
+    reasons = ", ".join(
+        dict.fromkeys(str(why) for why in (reach.get("relays_refused") or {}).values())
+    )
     return NetworkError(
         "nobody can dial this node, and no relay takes it",
         code="E130",
@@ -196,12 +238,19 @@ def port_of(network: Document) -> int:
 
 def network_advice(network: Document) -> str:
     """What to do, where something can be done."""
-    return alone_advice(network) if alone(network) else advice(network.get("reach") or {}, port_of(network))
+    return (
+        alone_advice(network)
+        if alone(network)
+        else advice(network.get("reach") or {}, port_of(network))
+    )
 
 
 def advice(reach: Document, port: int) -> str:
     """What to do, where something can be done; "" where nothing need be."""
-    verdict, house = outcome(reach), [str(a).split("/")[2] for a in reach.get("interfaces") or () if str(a).startswith("/ip4/")]
+    verdict, house = (
+        outcome(reach),
+        [str(a).split("/")[2] for a in reach.get("interfaces") or () if str(a).startswith("/ip4/")],
+    )
     here = next((host for host in house if not host.startswith("127.")), "this machine")
     forward = f"forward TCP {port} on your router to {here}"
     strange = any("knows" in str(why) for why in (reach.get("relays_refused") or {}).values())

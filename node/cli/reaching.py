@@ -62,11 +62,19 @@ ENTRYPOINT [{options}]"""
 
 def rows_text(terminal: Terminal, rows: list[tuple[str, str, str]]) -> str:
     """One line a finding, its level in colour."""
-    return "\n".join(f" {terminal.style(f'{level:4}', sys.stdout, fg=_COLOURS[level])}  {what:8} {text}" for level, what, text in rows)
+    return "\n".join(
+        f" {terminal.style(f'{level:4}', sys.stdout, fg=_COLOURS[level])}  {what:8} {text}"
+        for level, what, text in rows
+    )
 
 
 @click.command("netcheck")
-@click.option("--bandwidth", metavar="PEER", type=GIVEN, help="Measure, too, how fast bytes go to this member of a run (ten seconds).")
+@click.option(
+    "--bandwidth",
+    metavar="PEER",
+    type=GIVEN,
+    help="Measure, too, how fast bytes go to this member of a run (ten seconds).",
+)
 @shared_options
 def netcheck_command(bandwidth: str | None) -> int:
     """Say whether others can reach this node, and what that means.
@@ -86,7 +94,15 @@ def netcheck_command(bandwidth: str | None) -> int:
     said = error_object(error)["error"] if error else None
     verdict = "alone" if alone(network) else outcome(reach)
     terminal.data(
-        rows_text(terminal, rows), {"verdict": verdict, "findings": findings(rows), "advice": hint, "error": said, "reach": reach, **asked}
+        rows_text(terminal, rows),
+        {
+            "verdict": verdict,
+            "findings": findings(rows),
+            "advice": hint,
+            "error": said,
+            "reach": reach,
+            **asked,
+        },
     )
     if error and not terminal.json:
         show_error(terminal, error)
@@ -110,25 +126,41 @@ def find_peer(status: dict[str, Any], named: str) -> str:
         known |= set(run.get("members") or ())
     known |= {peer for members in (network.get("runs") or {}).values() for peer in members}
     wanted = named.lstrip("…")
-    found = sorted(peer for peer in known if peer == wanted or peer.endswith(wanted) or name_of(peer) == wanted)
+    found = sorted(
+        peer for peer in known if peer == wanted or peer.endswith(wanted) or name_of(peer) == wanted
+    )
     if len(found) == 1:
         return found[0]
     if not found and len(wanted) > 40:
         return wanted
-    what = f"no peer is called {named!r}" if not found else f"{len(found)} peers are called {named!r}"
-    raise ConfigError(what, why="A peer is named by its id, the end of it, or its two-word name.", hint="Who is known: atoll peers")
+    what = (
+        f"no peer is called {named!r}" if not found else f"{len(found)} peers are called {named!r}"
+    )
+    raise ConfigError(
+        what,
+        why="A peer is named by its id, the end of it, or its two-word name.",
+        hint="Who is known: atoll peers",
+    )
 
 
 @click.command("ping")
 @click.argument("peer", type=GIVEN)
 @click.option("--count", type=click.IntRange(1), default=3, show_default=True, help="How often.")
 @click.option(
-    "--until-direct", is_flag=True, help="Go on until the path goes through no relay, at most --count times (then 30 by default)."
+    "--until-direct",
+    is_flag=True,
+    help="Go on until the path goes through no relay, at most --count times (then 30 by default).",
 )
-@click.option("--bandwidth", is_flag=True, help="Then measure how fast bytes go there and back (ten seconds; members of a run only).")
+@click.option(
+    "--bandwidth",
+    is_flag=True,
+    help="Then measure how fast bytes go there and back (ten seconds; members of a run only).",
+)
 @shared_options
 @click.pass_context
-def ping_command(context: click.Context, peer: str, count: int, until_direct: bool, bandwidth: bool) -> int:
+def ping_command(
+    context: click.Context, peer: str, count: int, until_direct: bool, bandwidth: bool
+) -> int:
     """Say how a peer is reached, and how long a round trip takes.
 
     PEER: its id, the end of it, or its two-word name. Exit status 1: --until-direct, and it still goes through a relay.
@@ -154,31 +186,59 @@ def ping_command(context: click.Context, peer: str, count: int, until_direct: bo
         terminal.data(flow_row(flow)[2], {})
     if relayed:
         terminal.say(
-            RELAYED_STILL if until_direct else f"It works, but slowly. Whether it becomes direct: atoll ping {peer} --until-direct"
+            RELAYED_STILL
+            if until_direct
+            else f"It works, but slowly. Whether it becomes direct: atoll ping {peer} --until-direct"
         )
     if terminal.json:
-        terminal.data("", {"peer": target, "path": answers[-1]["path"], "answers": answers, "bandwidth": flow})
+        terminal.data(
+            "", {"peer": target, "path": answers[-1]["path"], "answers": answers, "bandwidth": flow}
+        )
     return 1 if until_direct and relayed else 0
 
 
 def pong(found: dict[str, Any]) -> str:
     """One answer as a line."""
-    ways = {"relay": "through a relay", "punched": f"punched {found['address']}", "lan": f"lan {found['address']}"}
+    ways = {
+        "relay": "through a relay",
+        "punched": f"punched {found['address']}",
+        "lan": f"lan {found['address']}",
+    }
     return f"pong from {short_peer(found['peer'])}  {found['rtt_ms']:.1f} ms  {ways.get(found['path'], 'direct ' + found['address'])}"
 
 
 @click.command("relay")
 @click.option(
-    "--port", type=click.IntRange(1, 65534), default=4150, show_default=True, help="TCP port to listen on, and the next one for lanes."
+    "--port",
+    type=click.IntRange(1, 65534),
+    default=4150,
+    show_default=True,
+    help="TCP port to listen on, and the next one for lanes.",
 )
 @click.option(
-    "--announce", multiple=True, type=GIVEN, metavar="ADDRESS", help="Address that others dial, where it is not this machine's own."
+    "--announce",
+    multiple=True,
+    type=GIVEN,
+    metavar="ADDRESS",
+    help="Address that others dial, where it is not this machine's own.",
 )
-@click.option("--known-runs-only", is_flag=True, help="Relay only for peers of runs that this node has heard of.")
+@click.option(
+    "--known-runs-only",
+    is_flag=True,
+    help="Relay only for peers of runs that this node has heard of.",
+)
 @click.option("--print-systemd", is_flag=True, help="Print a systemd unit that does this, and end.")
-@click.option("--print-container", is_flag=True, help="Print a container file that does this, and end.")
+@click.option(
+    "--print-container", is_flag=True, help="Print a container file that does this, and end."
+)
 @shared_options
-def relay_command(port: int, announce: tuple[str, ...], known_runs_only: bool, print_systemd: bool, print_container: bool) -> None:
+def relay_command(
+    port: int,
+    announce: tuple[str, ...],
+    known_runs_only: bool,
+    print_systemd: bool,
+    print_container: bool,
+) -> None:
     """Be a bootstrap and a relay for others, on a machine with a public address.
 
     It takes part in no run and sees ciphertext only. Members name it: atoll up --bootstrap ADDRESS, or it goes into invites. Where a firewall
@@ -187,20 +247,42 @@ def relay_command(port: int, announce: tuple[str, ...], known_runs_only: bool, p
     from .identity import identity_of
 
     terminal = current()
-    options = [f"--port={port}", *(f"--announce={address}" for address in announce), *(["--known-runs-only"] if known_runs_only else [])]
+    options = [
+        f"--port={port}",
+        *(f"--announce={address}" for address in announce),
+        *(["--known-runs-only"] if known_runs_only else []),
+    ]
     if print_systemd:
         me = Path(sys.argv[0]).absolute()  # a shell that is told .venv/bin/atoll says just that
-        command = " ".join([str(me) if me.name == "atoll" and me.exists() else "/usr/local/bin/atoll", "relay", *options])
+        command = " ".join(
+            [
+                str(me) if me.name == "atoll" and me.exists() else "/usr/local/bin/atoll",
+                "relay",
+                *options,
+            ]
+        )
         unit = UNIT.format(command=command, rights=LOW_PORTS if port < 1024 else "")
         terminal.data(unit, {"unit": unit})
         return
     if print_container:
-        text = CONTAINER.format(port=port, lane_port=port + 1, options=", ".join(json.dumps(part) for part in ["atoll", "relay", *options]))
+        text = CONTAINER.format(
+            port=port,
+            lane_port=port + 1,
+            options=", ".join(json.dumps(part) for part in ["atoll", "relay", *options]),
+        )
         terminal.data(text, {"container": text})
         return
     terminal.paths.ensure()
     identity_of(terminal)
-    command = [sys.executable, "-m", "atoll.node", "--port", str(port), "--lane-port", str(port + 1)]
+    command = [
+        sys.executable,
+        "-m",
+        "atoll.node",
+        "--port",
+        str(port),
+        "--lane-port",
+        str(port + 1),
+    ]
     command += [part for address in announce for part in ("--announce", address)]
     command += [] if known_runs_only else ["--relay-for-all"]
     command += ["--home", str(Path(terminal.home).expanduser().absolute())] if terminal.home else []

@@ -26,7 +26,12 @@ them is waited for."""
 @click.command("recertify")
 @click.argument("run", required=False, type=GIVEN)
 @click.option(
-    "--without", multiple=True, required=True, metavar="PEER", type=GIVEN, help="A member that is lost for ever; repeat it for each."
+    "--without",
+    multiple=True,
+    required=True,
+    metavar="PEER",
+    type=GIVEN,
+    help="A member that is lost for ever; repeat it for each.",
 )
 @asking_options
 @shared_options
@@ -45,7 +50,9 @@ def recertify_command(run: str | None, without: tuple[str, ...]) -> None:
             raise click.exceptions.Exit(1)
         told = client.recertify(info.run_id, lost)
     awaited: Sequence[Any] = told.get("awaited") or ()
-    waits = f"; waiting for {', '.join(short_peer(str(peer)) for peer in awaited)}" if awaited else ""
+    waits = (
+        f"; waiting for {', '.join(short_peer(str(peer)) for peer in awaited)}" if awaited else ""
+    )
     terminal.data(
         f"recertifying {info.name} ({info.run_id[:8]}) without {len(lost)} member{'' if len(lost) == 1 else 's'}{waits}",
         {"run_id": info.run_id, "name": info.name, **told},
@@ -60,7 +67,11 @@ def _named(client: NodeClient, run: str, names: Sequence[str]) -> list[PeerId]:
     for name in names:
         ends = [peer for peer in known if peer.endswith(name.lstrip("…"))]
         if len(ends) > 1:
-            raise ConfigError(f"{name!r} is the end of {len(ends)} peers", key="--without", hint="Give the whole id: atoll peers --json")
+            raise ConfigError(
+                f"{name!r} is the end of {len(ends)} peers",
+                key="--without",
+                hint="Give the whole id: atoll peers --json",
+            )
         found.append(ends[0] if ends else PeerId(name))
     return list(dict.fromkeys(found))
 

@@ -21,7 +21,9 @@ def main() -> int:
     script = sys.argv[1]
     sys.argv = sys.argv[1:]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # it is how we are asked to end; a shell's background jobs ignore it
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # it is how we are asked to end; a shell's background jobs ignore it
     try:
         interrupt_when_stdin_ends()
         runpy.run_path(script, run_name="__main__")

@@ -89,7 +89,13 @@ reconfigure_after_s = 120.0
     is_flag=True,
     help="Say where the outer optimizer's values come from, what those of [robust] mean, and how large [privacy] noise is, too.",
 )
-@click.option("--peers", default=4, show_default=True, type=click.IntRange(1, 100_000), help="How many peers you expect, for --explain.")
+@click.option(
+    "--peers",
+    default=4,
+    show_default=True,
+    type=click.IntRange(1, 100_000),
+    help="How many peers you expect, for --explain.",
+)
 @shared_options
 def validate_command(manifest: Path, explain: bool, peers: int) -> None:
     """Check a run's manifest and say what it means."""
@@ -104,9 +110,14 @@ def validate_command(manifest: Path, explain: bool, peers: int) -> None:
     if explain:
         outer = explain_outer(found, peers)
         lines.append(f"why      outer values: {outer}")
-        described["explained"] = {"outer": outer} | ({"who_sees_what": privacy_lines(found)} if found.mode == "federated" else {})
+        described["explained"] = {"outer": outer} | (
+            {"who_sees_what": privacy_lines(found)} if found.mode == "federated" else {}
+        )
         if rule := explain_rule(found):
-            lines += [f"{'why' if number == 0 else '':7}  {'rule: ' if number == 0 else ''}{said}" for number, said in enumerate(rule)]
+            lines += [
+                f"{'why' if number == 0 else '':7}  {'rule: ' if number == 0 else ''}{said}"
+                for number, said in enumerate(rule)
+            ]
             described["explained"]["rule"] = rule
         if (noise := noise_text(found, peers)) is not None:
             lines.append(f"noise    {noise}")
@@ -115,18 +126,45 @@ def validate_command(manifest: Path, explain: bool, peers: int) -> None:
 
 
 @click.command("new")
-@click.argument("manifest", type=GivenPath(dir_okay=False, path_type=Path), metavar="RUN.toml", required=False)
-@click.option("--example", is_flag=True, help="Print a manifest to start from, and do nothing else.")
-@click.option("--template", type=click.Choice(sorted(TEMPLATES)), help="Print the manifest for this purpose, and do nothing else.")
-@click.option("--bootstrap", multiple=True, type=GIVEN, metavar="ADDRESS", help="Address to put into the invite; repeatable.")
-@click.option("--expires", default="7d", show_default=True, help="How long the invite is valid: 90s, 30min, 12h, 7d.")
+@click.argument(
+    "manifest", type=GivenPath(dir_okay=False, path_type=Path), metavar="RUN.toml", required=False
+)
 @click.option(
-    "--from", "start", type=GivenPath(exists=True, file_okay=False, path_type=Path), metavar="DIR",
+    "--example", is_flag=True, help="Print a manifest to start from, and do nothing else."
+)
+@click.option(
+    "--template",
+    type=click.Choice(sorted(TEMPLATES)),
+    help="Print the manifest for this purpose, and do nothing else.",
+)
+@click.option(
+    "--bootstrap",
+    multiple=True,
+    type=GIVEN,
+    metavar="ADDRESS",
+    help="Address to put into the invite; repeatable.",
+)
+@click.option(
+    "--expires",
+    default="7d",
+    show_default=True,
+    help="How long the invite is valid: 90s, 30min, 12h, 7d.",
+)
+@click.option(
+    "--from",
+    "start",
+    type=GivenPath(exists=True, file_okay=False, path_type=Path),
+    metavar="DIR",
     help="Start from the model that atoll export or atoll split wrote there.",
-)  # fmt: skip
+)
 @shared_options
 def new_command(
-    manifest: Path | None, example: bool, template: str | None, bootstrap: tuple[str, ...], expires: str, start: Path | None
+    manifest: Path | None,
+    example: bool,
+    template: str | None,
+    bootstrap: tuple[str, ...],
+    expires: str,
+    start: Path | None,
 ) -> None:
     """Check and sign a run's manifest; print its id and an invite.
 
@@ -142,7 +180,9 @@ def new_command(
         terminal.data(EXAMPLE.rstrip(), {"example": EXAMPLE})
         return
     if template is not None:
-        terminal.data(TEMPLATES[template].rstrip(), {"template": template, "text": TEMPLATES[template]})
+        terminal.data(
+            TEMPLATES[template].rstrip(), {"template": template, "text": TEMPLATES[template]}
+        )
         return
     if manifest is None:
         raise click.UsageError("RUN.toml is missing; atoll new --example prints one to start from")
@@ -155,13 +195,30 @@ def new_command(
         keep_start(start, folder)
     invite = why = ""
     try:
-        invite = str(fresh_invite(terminal, signed, addresses_in_use(terminal, bootstrap, signed), life_s))
-    except ConfigError as error:  # the run is made all the same; an invite can be had when there is an address
+        invite = str(
+            fresh_invite(terminal, signed, addresses_in_use(terminal, bootstrap, signed), life_s)
+        )
+    except (
+        ConfigError
+    ) as error:  # the run is made all the same; an invite can be had when there is an address
         why = error.message
-    lines = [f"run     {found.run_id}  {found.name}", f"invite  {invite}" if invite else "invite  none yet"]
-    terminal.data("\n".join(lines), {"run_id": found.run_id, "name": found.name, "organiser": signed.organiser, "invite": invite or None})
+    lines = [
+        f"run     {found.run_id}  {found.name}",
+        f"invite  {invite}" if invite else "invite  none yet",
+    ]
+    terminal.data(
+        "\n".join(lines),
+        {
+            "run_id": found.run_id,
+            "name": found.name,
+            "organiser": signed.organiser,
+            "invite": invite or None,
+        },
+    )
     if why:
-        terminal.say(f"No invite yet: {why}. Type  atoll up --background && atoll invite new {found.name}")
+        terminal.say(
+            f"No invite yet: {why}. Type  atoll up --background && atoll invite new {found.name}"
+        )
     terminal.say(f"Train in it: atoll join {found.run_id[:8]}")
 
 

@@ -31,25 +31,87 @@ MAX_CLIENTS = 10_000
 
 @click.command("simulate")
 @click.argument("manifest", type=GivenPath(dir_okay=False, path_type=Path), metavar="RUN.toml")
-@click.option("--methods", type=GIVEN, metavar="A,B", help="Federated methods, compared; all: every one (the manifest's, or fedavg).")
-@click.option("--clients", default=20, show_default=True, type=click.IntRange(1, MAX_CLIENTS), help="How many.")
-@click.option("--alpha", type=float, default=0.1, show_default=True, help="How uneven classes are dealt: 0.1 very, 100 hardly (Dirichlet).")
-@click.option("--shards", type=click.IntRange(1, 1000), help="Instead of --alpha: so many shards of one class each client.")
-@click.option("--speeds", default="1", show_default=True, type=GIVEN, metavar="S,S", help="Seconds a step, repeated over the clients.")
-@click.option("--rounds", type=click.IntRange(1, 1_000_000), help="Outer steps (the manifest's, or 50).")
-@click.option("--seconds", type=float, help="End after so much virtual time; where not given, that of --rounds synchronous rounds.")
-@click.option("--steps", type=click.IntRange(1, 1_000_000), help="Inner steps a turn (the manifest's sync_every, or 10).")
 @click.option(
-    "--asked", type=click.IntRange(1, MAX_CLIENTS), help="How many clients a synchronous round asks (the manifest's sample, or all)."
+    "--methods",
+    type=GIVEN,
+    metavar="A,B",
+    help="Federated methods, compared; all: every one (the manifest's, or fedavg).",
 )
-@click.option("--lr", type=float, default=0.1, show_default=True, help="Of inner steps, which are plain SGD.")
-@click.option("--beta", type=float, help="Of FedAvg-M and SCAFFOLD-M (the manifest's, or 0.3).")
-@click.option("--buffer", default=None, type=click.IntRange(1, MAX_CLIENTS), help="FedBuff's: contributions a step (the manifest's, or 5).")
-@click.option("--unbiased", is_flag=True, help="FedBuff's contributions count by how rare they are, so that slow clients have their share.")
-@click.option("--server-lr", type=float, help="Of the outer step (1; of adaptive ones 0.03, of fedavgm 0.3).")
-@click.option("--dropout", type=float, default=0.0, show_default=True, help="How likely a client does not come back from a turn.")
 @click.option(
-    "--trace", type=GivenPath(dir_okay=False, path_type=Path), metavar="FILE", help="When clients are there, as JSON (docs/federated.md)."
+    "--clients",
+    default=20,
+    show_default=True,
+    type=click.IntRange(1, MAX_CLIENTS),
+    help="How many.",
+)
+@click.option(
+    "--alpha",
+    type=float,
+    default=0.1,
+    show_default=True,
+    help="How uneven classes are dealt: 0.1 very, 100 hardly (Dirichlet).",
+)
+@click.option(
+    "--shards",
+    type=click.IntRange(1, 1000),
+    help="Instead of --alpha: so many shards of one class each client.",
+)
+@click.option(
+    "--speeds",
+    default="1",
+    show_default=True,
+    type=GIVEN,
+    metavar="S,S",
+    help="Seconds a step, repeated over the clients.",
+)
+@click.option(
+    "--rounds", type=click.IntRange(1, 1_000_000), help="Outer steps (the manifest's, or 50)."
+)
+@click.option(
+    "--seconds",
+    type=float,
+    help="End after so much virtual time; where not given, that of --rounds synchronous rounds.",
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(1, 1_000_000),
+    help="Inner steps a turn (the manifest's sync_every, or 10).",
+)
+@click.option(
+    "--asked",
+    type=click.IntRange(1, MAX_CLIENTS),
+    help="How many clients a synchronous round asks (the manifest's sample, or all).",
+)
+@click.option(
+    "--lr", type=float, default=0.1, show_default=True, help="Of inner steps, which are plain SGD."
+)
+@click.option("--beta", type=float, help="Of FedAvg-M and SCAFFOLD-M (the manifest's, or 0.3).")
+@click.option(
+    "--buffer",
+    default=None,
+    type=click.IntRange(1, MAX_CLIENTS),
+    help="FedBuff's: contributions a step (the manifest's, or 5).",
+)
+@click.option(
+    "--unbiased",
+    is_flag=True,
+    help="FedBuff's contributions count by how rare they are, so that slow clients have their share.",
+)
+@click.option(
+    "--server-lr", type=float, help="Of the outer step (1; of adaptive ones 0.03, of fedavgm 0.3)."
+)
+@click.option(
+    "--dropout",
+    type=float,
+    default=0.0,
+    show_default=True,
+    help="How likely a client does not come back from a turn.",
+)
+@click.option(
+    "--trace",
+    type=GivenPath(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="When clients are there, as JSON (docs/federated.md).",
 )
 @click.option(
     "--attack",
@@ -57,13 +119,37 @@ MAX_CLIENTS = 10_000
     metavar="NAME",
     help="What hostile clients do: sign_flip, optimised_alie, label_flip, delayed …; with [btard] equivocation, withheld_parts …",
 )
-@click.option("--hostile", type=click.IntRange(0, MAX_CLIENTS), default=0, show_default=True, help="How many clients are hostile.")
 @click.option(
-    "--personal", type=click.Choice(["tuned", "ditto", "clusters"]), help="Models of one's own for each site, too (synchronous methods)."
+    "--hostile",
+    type=click.IntRange(0, MAX_CLIENTS),
+    default=0,
+    show_default=True,
+    help="How many clients are hostile.",
 )
-@click.option("--seeds", default=1, show_default=True, type=click.IntRange(1, 100), help="Runs of each method.")
-@click.option("--task", type=GIVEN, metavar="FILE.py:NAME", help="What is trained, where the manifest's model is local.")
-@click.option("--out", type=GivenPath(file_okay=False, path_type=Path), metavar="DIR", help="Write simulation.json and curves.png here.")
+@click.option(
+    "--personal",
+    type=click.Choice(["tuned", "ditto", "clusters"]),
+    help="Models of one's own for each site, too (synchronous methods).",
+)
+@click.option(
+    "--seeds",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 100),
+    help="Runs of each method.",
+)
+@click.option(
+    "--task",
+    type=GIVEN,
+    metavar="FILE.py:NAME",
+    help="What is trained, where the manifest's model is local.",
+)
+@click.option(
+    "--out",
+    type=GivenPath(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Write simulation.json and curves.png here.",
+)
 @shared_options
 def simulate_command(manifest: Path, out: Path | None, task: str | None, **given: Any) -> None:
     """Try federated methods on many clients with uneven data, in virtual time.
@@ -83,7 +169,11 @@ def simulate_command(manifest: Path, out: Path | None, task: str | None, **given
     lines = _table(document["table"])
     for name, sites in document["sites"].items():
         groups = sorted(Counter(sites["cluster"]).values(), reverse=True)
-        of = f", from {len(groups)} models of clusters of {', '.join(map(str, groups))} sites" if len(groups) > 1 else ""
+        of = (
+            f", from {len(groups)} models of clusters of {', '.join(map(str, groups))} sites"
+            if len(groups) > 1
+            else ""
+        )
         lines.append(
             f"{name}: one model for all {_mean(sites['one_for_all']):.3f} at the sites, models of their own {_mean(sites['own']):.3f}{of}"
         )
@@ -103,18 +193,26 @@ def _run(terminal: Terminal, recipe: Manifest, task: Any, given: dict[str, Any])
     from ...optim.federated.simulation.report import curve, row
     from ...optim.federated.simulation.study import ARRIVING
 
-    wanted: str = given["methods"] or (recipe.federated.method if recipe.mode == "federated" else "fedavg")
+    wanted: str = given["methods"] or (
+        recipe.federated.method if recipe.mode == "federated" else "fedavg"
+    )
     names = list(NAMES) if wanted == "all" else [name.strip() for name in wanted.split(",")]
     devices, clients = _fleet(given), given["clients"]
     if given["personal"] == "clusters" and recipe.secure is not None:
         raise ConfigError(
-            "clusters of sites whose contributions are masked", key="personal", why="They are found from contributions in the clear."
+            "clusters of sites whose contributions are masked",
+            key="personal",
+            why="They are found from contributions in the clear.",
         )
     table: dict[str, Any] = {}
     curves: dict[str, Any] = {}
     sites: dict[str, Any] = {}
     by_site: dict[str, Any] = {}
-    beside = [key for key in ("before", "keep", "neighbours", "radius", "momentum") if getattr(recipe.robust, key)]
+    beside = [
+        key
+        for key in ("before", "keep", "neighbours", "radius", "momentum")
+        if getattr(recipe.robust, key)
+    ]
     if beside:
         terminal.say(f"of [robust] the rule and f are simulated, not {', '.join(beside)}")
     for name in names:
@@ -131,7 +229,9 @@ def _run(terminal: Terminal, recipe: Manifest, task: Any, given: dict[str, Any])
             if how and name in ARRIVING:
                 terminal.say(f"{name}: no models of one's own, which go with synchronous methods")
             elif how:
-                sites[name] = _sites(personalised(task, parts, devices, settings, how, pull=recipe.federated.pull))
+                sites[name] = _sites(
+                    personalised(task, parts, devices, settings, how, pull=recipe.federated.pull)
+                )
         table[name], curves[name] = row(results), [curve(result) for result in results]
         if results[0].settings.means is not None:
             table[name] |= _spent(recipe, table[name]["rounds"])
@@ -140,7 +240,9 @@ def _run(terminal: Terminal, recipe: Manifest, task: Any, given: dict[str, Any])
         by_site[name] = results[0].by_site
         terminal.say(f"{name}: {table[name]['accuracy']:.3f}")
     return {
-        "settings": {key: str(value) if isinstance(value, Path) else value for key, value in given.items()},
+        "settings": {
+            key: str(value) if isinstance(value, Path) else value for key, value in given.items()
+        },
         "run": recipe.name,
         "table": table,
         "curves": curves,
@@ -155,26 +257,60 @@ def _settings(recipe: Manifest, name: str, seed: int, given: dict[str, Any]) -> 
 
     rounds, train = given["rounds"] or recipe.train.rounds or 50, recipe.train
     steps = given["steps"] or train.sync_every or 10
-    server_lr = given["server_lr"] or {"fedadam": 0.03, "fedyogi": 0.03, "fedadagrad": 0.03, "fedavgm": 0.3}.get(name, 1.0)
+    server_lr = given["server_lr"] or {
+        "fedadam": 0.03,
+        "fedyogi": 0.03,
+        "fedadagrad": 0.03,
+        "fedavgm": 0.3,
+    }.get(name, 1.0)
     settings = Settings(
-        name, rounds=rounds, steps=steps, batch=train.inner.batch, asked=_asked(recipe, given), knobs=_knobs(recipe, given),
-        server_lr=server_lr, least=steps, most=5 * steps, first=steps, attack=given["attack"], hostile=given["hostile"], seed=seed,
-        measure=max(1, rounds // 50), buffer=given["buffer"] or 5, unbiased=given["unbiased"],
-    )  # fmt: skip
+        name,
+        rounds=rounds,
+        steps=steps,
+        batch=train.inner.batch,
+        asked=_asked(recipe, given),
+        knobs=_knobs(recipe, given),
+        server_lr=server_lr,
+        least=steps,
+        most=5 * steps,
+        first=steps,
+        attack=given["attack"],
+        hostile=given["hostile"],
+        seed=seed,
+        measure=max(1, rounds // 50),
+        buffer=given["buffer"] or 5,
+        unbiased=given["unbiased"],
+    )
     if recipe.mode == "federated" and name == recipe.federated.method:
-        settings = replace(settings, buffer=given["buffer"] or recipe.federated.buffer, period=recipe.federated.period_s)
-        settings = replace(settings, fading=fading_of(recipe.federated), slack=recipe.federated.slack)
+        settings = replace(
+            settings,
+            buffer=given["buffer"] or recipe.federated.buffer,
+            period=recipe.federated.period_s,
+        )
+        settings = replace(
+            settings, fading=fading_of(recipe.federated), slack=recipe.federated.slack
+        )
         settings = replace(settings, most=math.ceil(steps * recipe.federated.longest))
     if name not in NAMES:
         settings.check(given["clients"])
     if recipe.mode == "federated":
-        outer = recipe.federated.settings() if name == recipe.federated.method and given["server_lr"] is None else None
-        settings = replace(settings, outer=outer, even=recipe.secure is not None and recipe.secure.max_weight == 1)
+        outer = (
+            recipe.federated.settings()
+            if name == recipe.federated.method and given["server_lr"] is None
+            else None
+        )
+        settings = replace(
+            settings, outer=outer, even=recipe.secure is not None and recipe.secure.max_weight == 1
+        )
     if given["seconds"] is not None:
         settings = replace(settings, seconds=given["seconds"])
-    if name in ARRIVING:  # as much time as the others have, and as many outer steps as it makes of it
+    if (
+        name in ARRIVING
+    ):  # as much time as the others have, and as many outer steps as it makes of it
         slowest = max(_numbers(given["speeds"], "speeds"))
-        settings = replace(settings, rounds=None, seconds=min(settings.seconds, rounds * steps * slowest))
+        settings = replace(
+            settings, rounds=None, seconds=min(settings.seconds, rounds * steps * slowest)
+        )
     elif recipe.secure is not None and not settings.method.control:
         settings = replace(settings, means=_secure_means(recipe, settings, given["clients"]))
     elif recipe.robust.rule != "mean" and recipe.robust.f:
@@ -190,11 +326,16 @@ def _secure_means(recipe: Manifest, settings: Settings, clients: int) -> Callabl
     run = recipe.settings()
     assert run.secure is not None
     if settings.asked is None:
-        check_budget(structs.replace(recipe, train=structs.replace(recipe.train, rounds=settings.rounds)), recipe.name)
+        check_budget(
+            structs.replace(recipe, train=structs.replace(recipe.train, rounds=settings.rounds)),
+            recipe.name,
+        )
     members = min(clients, settings.asked or clients)
     if (needed := threshold_of(run.secure, members)) > members:
         raise ConfigError(
-            f"{members} clients in a round, and with [secure] it needs {needed}", key="clients", hint=f"--clients {needed}, or more"
+            f"{members} clients in a round, and with [secure] it needs {needed}",
+            key="clients",
+            hint=f"--clients {needed}, or more",
         )
     return partial(SecureMeans, run.secure, run.privacy, members, settings.seed)
 
@@ -220,7 +361,9 @@ def _knobs(recipe: Manifest, given: dict[str, Any]) -> Knobs:
 
     table = recipe.federated
     beta = table.beta if recipe.mode == "federated" and "beta" in READS[table.method] else 0.3
-    return Knobs(given["lr"], table.mu, beta if given["beta"] is None else given["beta"], table.ahead)
+    return Knobs(
+        given["lr"], table.mu, beta if given["beta"] is None else given["beta"], table.ahead
+    )
 
 
 def _fleet(given: dict[str, Any]) -> Fleet:
@@ -231,23 +374,33 @@ def _fleet(given: dict[str, Any]) -> Fleet:
         return fleet(given["clients"], speeds, given["dropout"])
     try:
         trace = json.loads(given["trace"].read_text(encoding="utf-8"))
-        return fleet(given["clients"], speeds, given["dropout"], trace["clients"], float(trace["period_s"]))
+        return fleet(
+            given["clients"], speeds, given["dropout"], trace["clients"], float(trace["period_s"])
+        )
     except OSError as error:
         raise ConfigError(f"cannot read {given['trace']}: {error.strerror}", key="trace") from None
     except (ValueError, KeyError, TypeError) as error:
         form = '{"period_s": 86400, "clients": [[[0, 3600], [7200, 9000]], …]}'
-        raise ConfigError(f"{given['trace']} is no trace: {error}", key="trace", hint=form) from None
+        raise ConfigError(
+            f"{given['trace']} is no trace: {error}", key="trace", hint=form
+        ) from None
 
 
 def _numbers(text: str, key: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        raise ConfigError(f"--{key} {text!r} is no list of numbers", key=key, hint=f"--{key} 1,1.5,2,4,5") from None
+        raise ConfigError(
+            f"--{key} {text!r} is no list of numbers", key=key, hint=f"--{key} 1,1.5,2,4,5"
+        ) from None
 
 
 def _sites(sites: Sites) -> dict[str, Any]:
-    return {"one_for_all": list(sites.one_for_all), "own": list(sites.own), "cluster": list(sites.cluster)}
+    return {
+        "one_for_all": list(sites.one_for_all),
+        "own": list(sites.own),
+        "cluster": list(sites.cluster),
+    }
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -255,7 +408,9 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _table(table: dict[str, dict[str, Any]]) -> list[str]:
-    lines = [f"{'method':14}{'accuracy':>9}{'least at a site':>17}{'rounds':>8}{'bytes':>11}{'waiting':>9}{'time':>11}"]
+    lines = [
+        f"{'method':14}{'accuracy':>9}{'least at a site':>17}{'rounds':>8}{'bytes':>11}{'waiting':>9}{'time':>11}"
+    ]
     for name, row in table.items():
         lines.append(
             f"{name:14}{row['accuracy']:9.3f}{row['site_accuracy_least']:17.3f}{row['rounds']:8.0f}{bytes_text(round(row['bytes'])):>11}"
@@ -271,7 +426,14 @@ def _write(out: Path, document: dict[str, Any]) -> list[str]:
         out.mkdir(parents=True, exist_ok=True)
         file = out / "simulation.json"
         file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        drawn = draw({name: curves[0] for name, curves in document["curves"].items()}, out / "curves.png")
+        drawn = draw(
+            {name: curves[0] for name, curves in document["curves"].items()}, out / "curves.png"
+        )
     except OSError as error:
-        raise StorageError(f"cannot write to {out}: {error.strerror}", hint="Another folder: --out DIR") from None
-    return [f"written: {file}", f"drawn: {out / 'curves.png'}" if drawn else "no curves.png: pip install 'atoll[plot]'"]
+        raise StorageError(
+            f"cannot write to {out}: {error.strerror}", hint="Another folder: --out DIR"
+        ) from None
+    return [
+        f"written: {file}",
+        f"drawn: {out / 'curves.png'}" if drawn else "no curves.png: pip install 'atoll[plot]'",
+    ]

@@ -32,8 +32,16 @@ def attacked(terminal: Terminal, recipe: Manifest, given: dict[str, Any]) -> Non
     options, runs = _options(recipe, given), list[dict[str, Any]]()
     for seed in range(given["seeds"]):
         runs.append(_found(swarm := Swarm(seed, options), swarm.run()))
-        terminal.say(f"seed {seed}: {len(runs[-1]['removed'])} removed in {runs[-1]['steps']} steps")
-    document = {"run": recipe.name, "attack": options.attack, "peers": options.n, "hostile": options.b, "runs": runs}
+        terminal.say(
+            f"seed {seed}: {len(runs[-1]['removed'])} removed in {runs[-1]['steps']} steps"
+        )
+    document = {
+        "run": recipe.name,
+        "attack": options.attack,
+        "peers": options.n,
+        "hostile": options.b,
+        "runs": runs,
+    }
     terminal.data("\n".join(_lines(options, runs)), document)
 
 
@@ -43,27 +51,63 @@ def _options(recipe: Manifest, given: dict[str, Any]) -> Options:
     from ...security.btard.simulation.hostile import ATTACKS
 
     attack, hostile, terms = given["attack"], given["hostile"], recipe.settings().btard
-    possible = [name for name, found in ATTACKS.items() if not found.intervals or (terms is not None and terms.intervals)]
+    possible = [
+        name
+        for name, found in ATTACKS.items()
+        if not found.intervals or (terms is not None and terms.intervals)
+    ]
     if terms is None:
         raise ConfigError(
-            f"{attack} is an attack on the messages of BTARD, and {recipe.name} has no [btard]", key="attack",
+            f"{attack} is an attack on the messages of BTARD, and {recipe.name} has no [btard]",
+            key="attack",
             why="What its members contribute is neither committed to beforehand nor computed again, so there is nothing to break but the contribution.",
             hint="An attack on contributions, such as --attack sign_flip; or [btard] in the manifest (docs/operating.md)",
-        )  # fmt: skip
+        )
     if attack not in possible:
-        why = "It is one on the states between intervals of work, and this run has no [btard] intervals." if attack in ATTACKS else ""
-        raise ConfigError(f"no attack {attack!r} in a run with [btard]", key="attack", why=why, hint=f"one of: {', '.join(possible)}")
+        why = (
+            "It is one on the states between intervals of work, and this run has no [btard] intervals."
+            if attack in ATTACKS
+            else ""
+        )
+        raise ConfigError(
+            f"no attack {attack!r} in a run with [btard]",
+            key="attack",
+            why=why,
+            hint=f"one of: {', '.join(possible)}",
+        )
     n = len(terms.peers)
     if not 0 < 2 * hostile < n:
         why = f"The run has the {n} peers that its manifest names; fewer than half of them may be hostile."
-        raise ConfigError(f"{hostile} hostile peers of {n}", key="hostile", why=why, hint=f"--hostile {(n - 1) // 2}, or fewer")
+        raise ConfigError(
+            f"{hostile} hostile peers of {n}",
+            key="hostile",
+            why=why,
+            hint=f"--hostile {(n - 1) // 2}, or fewer",
+        )
     if unfit := [key for key in NOT_WITH if given.get(key) is not None]:
         why = "The peers of a run with [btard] play the protocol on a small task of its own: no data, no speeds, no federated method."
-        raise ConfigError(f"--{unfit[0]} with an attack on a run with [btard]", key=unfit[0], why=why, hint="Leave it out.")
+        raise ConfigError(
+            f"--{unfit[0]} with an attack on a run with [btard]",
+            key=unfit[0],
+            why=why,
+            hint="Leave it out.",
+        )
     settings = Settings(
-        Options().settings.radius, terms.validators, terms.tolerance, terms.timeout_s, terms.compute_s, intervals=terms.intervals
+        Options().settings.radius,
+        terms.validators,
+        terms.tolerance,
+        terms.timeout_s,
+        terms.compute_s,
+        intervals=terms.intervals,
     )  # the first step's radius is the task's
-    return Options(n, hostile, attack, given["rounds"] or recipe.train.rounds or STEPS, messages=True, settings=settings)
+    return Options(
+        n,
+        hostile,
+        attack,
+        given["rounds"] or recipe.train.rounds or STEPS,
+        messages=True,
+        settings=settings,
+    )
 
 
 def _found(swarm: Swarm, checker: Any) -> dict[str, Any]:
@@ -74,7 +118,12 @@ def _found(swarm: Swarm, checker: Any) -> dict[str, Any]:
         for peer, (fault, step) in checker.removals.items()
     }
     after = checker.clean_after if checker.clean() else None
-    return {"steps": checker.steps, "clean_after": after, "removed": removed, "problems": checker.problems}
+    return {
+        "steps": checker.steps,
+        "clean_after": after,
+        "removed": removed,
+        "problems": checker.problems,
+    }
 
 
 def _lines(options: Options, runs: list[dict[str, Any]]) -> list[str]:
@@ -82,15 +131,31 @@ def _lines(options: Options, runs: list[dict[str, Any]]) -> list[str]:
     faults = Counter(each["fault"] for each in removed if each["hostile"])
     clean = [run["clean_after"] for run in runs if run["clean_after"] is not None]
     honest = [each["fault"] for each in removed if not each["hostile"]]
-    lines = [f"{options.attack} by {options.b} of {options.n} peers in every step, {len(runs)} run{'s' if len(runs) > 1 else ''}"]
+    lines = [
+        f"{options.attack} by {options.b} of {options.n} peers in every step, {len(runs)} run{'s' if len(runs) > 1 else ''}"
+    ]
     lines.append(
         f"attackers removed: {sum(faults.values())} of {options.b * len(runs)}"
-        + (f", for {', '.join(f'{fault} ({count})' for fault, count in faults.most_common())}" if faults else "")
+        + (
+            f", for {', '.join(f'{fault} ({count})' for fault, count in faults.most_common())}"
+            if faults
+            else ""
+        )
     )
     if clean:
-        lines.append(f"none was left after {sum(clean) / len(clean):.0f} steps (at most {max(clean)})")
-    lines.append(f"honest peers removed: {len(honest)}" + (f", for {', '.join(sorted(set(honest)))}" if honest else ""))
+        lines.append(
+            f"none was left after {sum(clean) / len(clean):.0f} steps (at most {max(clean)})"
+        )
+    lines.append(
+        f"honest peers removed: {len(honest)}"
+        + (f", for {', '.join(sorted(set(honest)))}" if honest else "")
+    )
     problems = [problem for run in runs for problem in run["problems"]]
-    return [*lines, *(f"WRONG: {problem}" for problem in problems)] if problems else [
-        *lines, "honest peers ended every step with the same bits; each removal is proven to who was not there"
-    ]  # fmt: skip
+    return (
+        [*lines, *(f"WRONG: {problem}" for problem in problems)]
+        if problems
+        else [
+            *lines,
+            "honest peers ended every step with the same bits; each removal is proven to who was not there",
+        ]
+    )

@@ -21,14 +21,33 @@ MODEL = "model"  # folder of the exported model below --out
 @click.command("split")
 @click.argument("run", type=GIVEN)
 @click.option(
-    "--from", "folders", type=GivenPath(exists=True, file_okay=False, path_type=Path), multiple=True, metavar="FOLDER",
+    "--from",
+    "folders",
+    type=GivenPath(exists=True, file_okay=False, path_type=Path),
+    multiple=True,
+    metavar="FOLDER",
     help="Contributions of other members; repeatable.",
-)  # fmt: skip
-@click.option("--rounds", default=2, show_default=True, type=click.IntRange(2, 10_000), help="Look at so many of the newest rounds.")
-@click.option("--clusters", "count", type=click.IntRange(1, 1024), help="So many, not as many as show.")
-@click.option("--out", type=GivenPath(file_okay=False, path_type=Path), metavar="DIR", help="Write a manifest for each, and the model.")
+)
+@click.option(
+    "--rounds",
+    default=2,
+    show_default=True,
+    type=click.IntRange(2, 10_000),
+    help="Look at so many of the newest rounds.",
+)
+@click.option(
+    "--clusters", "count", type=click.IntRange(1, 1024), help="So many, not as many as show."
+)
+@click.option(
+    "--out",
+    type=GivenPath(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Write a manifest for each, and the model.",
+)
 @shared_options
-def split_command(run: str, folders: tuple[Path, ...], rounds: int, count: int | None, out: Path | None) -> None:
+def split_command(
+    run: str, folders: tuple[Path, ...], rounds: int, count: int | None, out: Path | None
+) -> None:
     """Find clusters of members whose updates point the same way, for a run of each.
 
     RUN is an id, its beginning, or a name; its manifest says [audit] keep_contributions, and each member keeps its own in
@@ -53,15 +72,24 @@ def split_command(run: str, folders: tuple[Path, ...], rounds: int, count: int |
     if out is not None and not found.stable:
         raise ConfigError(
             f"the clusters are not stable: those of the older rounds agree with those of the newer ones by {found.agree:.2f}, not by 1",
-            key="--rounds", why="Chance, or rounds too early or too late, decide more than the data do.",
+            key="--rounds",
+            why="Chance, or rounds too early or too late, decide more than the data do.",
             hint="More rounds (--rounds N), another number (--clusters N), or one model for all",
-        )  # fmt: skip
+        )
     files = _write(terminal, run, parent, found, out) if out is not None else []
     machine: dict[str, Any] = {
-        "run_id": signed.run_id, "name": parent.name, "entries": found.rounds, "clusters": found.clusters, "unseen": found.unseen,
-        "stable": found.stable, "agree": found.agree, "within": found.within, "between": found.between,
-        "manifests": [str(file) for file in files], "runs": [each.name for each in manifests(parent, found)],
-    }  # fmt: skip
+        "run_id": signed.run_id,
+        "name": parent.name,
+        "entries": found.rounds,
+        "clusters": found.clusters,
+        "unseen": found.unseen,
+        "stable": found.stable,
+        "agree": found.agree,
+        "within": found.within,
+        "between": found.between,
+        "manifests": [str(file) for file in files],
+        "runs": [each.name for each in manifests(parent, found)],
+    }
     terminal.data("\n".join(_lines(terminal, parent, found, files)), machine)
 
 
@@ -87,9 +115,14 @@ def _write(terminal: Terminal, run: str, parent: Manifest, found: Split, out: Pa
 
 
 def _lines(terminal: Terminal, parent: Manifest, found: Split, files: list[Path]) -> list[str]:
-    rows = [(str(number), str(len(group)), ", ".join(map(short_peer, group))) for number, group in enumerate(found.clusters, 1)]
+    rows = [
+        (str(number), str(len(group)), ", ".join(map(short_peer, group)))
+        for number, group in enumerate(found.clusters, 1)
+    ]
     said = f"entries {found.rounds[0]} to {found.rounds[-1]}: " + (
-        "both halves say the same" if found.stable else f"not stable, the halves agree by {found.agree:.2f}"
+        "both halves say the same"
+        if found.stable
+        else f"not stable, the halves agree by {found.agree:.2f}"
     )
     cosines = [
         f"{cosine:.2f} {where}"
@@ -98,8 +131,20 @@ def _lines(terminal: Terminal, parent: Manifest, found: Split, files: list[Path]
     ]
     lines = [*terminal.table(("cluster", "members", "who"), rows).splitlines(), said]
     lines += [f"mean cosine of two updates: {', '.join(cosines)}"] if cosines else []
-    lines += [f"not in these rounds, and in no cluster: {', '.join(map(short_peer, found.unseen))}"] if found.unseen else []
+    lines += (
+        [f"not in these rounds, and in no cluster: {', '.join(map(short_peer, found.unseen))}"]
+        if found.unseen
+        else []
+    )
     for number, group in enumerate(found.clusters, 1):
         if len(group) < parent.least:
-            lines.append(f"cluster {number} has fewer members than its rule needs: {parent.least}; edit its manifest")
-    return [*lines, *(f"written  {file}; a member begins it: atoll new {file} --from {file.parent / MODEL}" for file in files)]
+            lines.append(
+                f"cluster {number} has fewer members than its rule needs: {parent.least}; edit its manifest"
+            )
+    return [
+        *lines,
+        *(
+            f"written  {file}; a member begins it: atoll new {file} --from {file.parent / MODEL}"
+            for file in files
+        ),
+    ]

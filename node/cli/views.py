@@ -18,13 +18,20 @@ Document = Mapping[str, Any]
 def status_text(terminal: Terminal, status: Document) -> str:
     """One screen: the node, then one block a run."""
     peer = str(status.get("peer", ""))
-    kind = "private node of process " + str(status.get("parent_pid")) if status.get("private") else "node"
+    kind = (
+        "private node of process " + str(status.get("parent_pid"))
+        if status.get("private")
+        else "node"
+    )
     head = f"{kind}  {short_peer(peer) if peer else ''}"
     if "uptime_s" in status:
         head += f"  up {span_text(float(status['uptime_s']))}"
     lines = [terminal.style(head, sys.stdout, bold=True)]
     network: Document = status.get("network") or {}
-    lines += [f"  {'listens' if i == 0 else '       '}  {address}" for i, address in enumerate(network.get("addresses") or ())]
+    lines += [
+        f"  {'listens' if i == 0 else '       '}  {address}"
+        for i, address in enumerate(network.get("addresses") or ())
+    ]
     if "connected" in network:
         count = len(network["connected"])
         lines.append(f"  network  connected to {count} peer{'' if count == 1 else 's'}")
@@ -34,7 +41,9 @@ def status_text(terminal: Terminal, status: Document) -> str:
         if state != "connected"
     ]
     if reach := network.get("reach"):
-        lines.append(f"  reach    {reach_text(reach)}{'   (atoll netcheck)' if outcome(reach) == 'cut-off' else ''}")
+        lines.append(
+            f"  reach    {reach_text(reach)}{'   (atoll netcheck)' if outcome(reach) == 'cut-off' else ''}"
+        )
     runs: Sequence[Document] = status.get("runs") or ()
     for run in runs:
         lines += ["", *run_lines(terminal, run)]
@@ -47,11 +56,19 @@ def status_text(terminal: Terminal, status: Document) -> str:
 
 def run_lines(terminal: Terminal, run: Document) -> list[str]:
     """A run in a few lines."""
-    lines = [terminal.style(f"{run.get('name', '')}  {str(run.get('run_id', ''))[:8]}  round {round_text(run)}", sys.stdout, bold=True)]
+    lines = [
+        terminal.style(
+            f"{run.get('name', '')}  {str(run.get('run_id', ''))[:8]}  round {round_text(run)}",
+            sys.stdout,
+            bold=True,
+        )
+    ]
     lines.append(f"  state    {run_state(run)}")
     members: Sequence[Any] = run.get("members") or ()
     if members:
-        lines.append(f"  members  {len(members)}: {', '.join(short_peer(str(peer)) for peer in members)}")
+        lines.append(
+            f"  members  {len(members)}: {', '.join(short_peer(str(peer)) for peer in members)}"
+        )
     if entry := entry_words(run):
         lines.append(f"  join     {entry}")
     if (rule := str(run.get("rule") or "mean")) != "mean":
@@ -65,19 +82,37 @@ def run_lines(terminal: Terminal, run: Document) -> list[str]:
     if last := run.get("last_round"):
         contributors = last.get("contributors") or {}
         where = f" of fragment {last.get('fragment')}" if run.get("fragments") else ""
-        lines.append(f"  last     round {last.get('round')}{where}: {len(contributors)} contributed, {sum(contributors.values())} samples")
+        lines.append(
+            f"  last     round {last.get('round')}{where}: {len(contributors)} contributed, {sum(contributors.values())} samples"
+        )
         weights = last.get("weights") or {}
         if weights:
-            lines.append("  weights  " + "  ".join(f"{short_peer(peer)} {weight:.3g}" for peer, weight in weights.items()))
+            lines.append(
+                "  weights  "
+                + "  ".join(f"{short_peer(peer)} {weight:.3g}" for peer, weight in weights.items())
+            )
     if run.get("part") == 0:
-        lines.append("  part     none: this node's link is too slow to add up for the others; it sends and receives only")
+        lines.append(
+            "  part     none: this node's link is too slow to add up for the others; it sends and receives only"
+        )
     metrics = metrics_of(run)
     if metrics:
-        lines.append("  script   " + "  ".join(f"{key} {value:.6g}" for key, value in sorted(metrics.items())))
+        lines.append(
+            "  script   "
+            + "  ".join(f"{key} {value:.6g}" for key, value in sorted(metrics.items()))
+        )
     if "bytes_sent" in run:
-        lines.append(f"  traffic  {bytes_text(run['bytes_sent'])} sent, {bytes_text(run.get('bytes_received', 0))} received")
-    lines += [f"  banned   {short_peer(str(peer))}: {why}" for peer, why in (run.get("banned") or {}).items()]
-    lines += [f"  refused  by {short_peer(str(peer))}: {' '.join(map(str, why))}" for peer, why in (run.get("refused") or {}).items()]
+        lines.append(
+            f"  traffic  {bytes_text(run['bytes_sent'])} sent, {bytes_text(run.get('bytes_received', 0))} received"
+        )
+    lines += [
+        f"  banned   {short_peer(str(peer))}: {why}"
+        for peer, why in (run.get("banned") or {}).items()
+    ]
+    lines += [
+        f"  refused  by {short_peer(str(peer))}: {' '.join(map(str, why))}"
+        for peer, why in (run.get("refused") or {}).items()
+    ]
     return lines + trouble_lines(terminal, run.get("trouble"))
 
 
@@ -86,7 +121,11 @@ def entry_words(run: Document) -> str:
     join, role = run.get("join") or {}, str(run.get("role") or "train")
     said = [f"this node's invite is to {role}"] if role != "train" else []
     if join.get("probation"):
-        mine = "" if run.get("member", True) or role != "train" else "; this node's work is compared, not counted yet"
+        mine = (
+            ""
+            if run.get("member", True) or role != "train"
+            else "; this node's work is compared, not counted yet"
+        )
         said.append(f"newcomers are on probation for {join['probation']} rounds{mine}")
     if join.get("per_hour"):
         said.append(f"at most {join['per_hour']} become members in an hour")
@@ -105,7 +144,9 @@ def rule_text(reducer: str) -> str:
     parsed = parse_reducer(reducer)
     if parsed is None:
         return reducer
-    steps = "".join(f"{step.kind}{f' {step.number:g}' if step.number else ''}, " for step in parsed.before)
+    steps = "".join(
+        f"{step.kind}{f' {step.number:g}' if step.number else ''}, " for step in parsed.before
+    )
     told = "".join(f", {_TOLD[option]}" for option in parsed.options)
     return f"{steps}{parsed.rule}{told}, f = {parsed.f}: up to {parsed.f} of a round's contributions may be hostile; it needs {parsed.least} of them"
 
@@ -128,14 +169,18 @@ def secure_text(secure: Mapping[str, Any]) -> str:
     last = secure.get("last") or {}
     newest = f"; the last sum was of {len(last['members'])}" if last.get("members") else ""
     newest += f" in {len(last['buckets'])} buckets" if last.get("buckets") else ""
-    newest += "".join(f", mean {name} {value:.6g}" for name, value in (last.get("metrics") or {}).items())
+    newest += "".join(
+        f", mean {name} {value:.6g}" for name, value in (last.get("metrics") or {}).items()
+    )
     return f"contributions are masked: a sum needs {secure.get('threshold')} of them{newest}"
 
 
 def privacy_text(privacy: Mapping[str, Any]) -> str:
     """What this site has spent of its privacy."""
     spent = f"epsilon {privacy.get('epsilon', 0.0):.3g} of {privacy.get('stop_at_epsilon', 0.0):g} spent here at delta {privacy.get('delta', 0.0):g}"
-    clip = f"; bound {privacy.get('clip', 0.0):.3g}" + (f", by quantile {privacy['quantile']:g}" if privacy.get("quantile") else "")
+    clip = f"; bound {privacy.get('clip', 0.0):.3g}" + (
+        f", by quantile {privacy['quantile']:g}" if privacy.get("quantile") else ""
+    )
     return f"{spent}, in {privacy.get('steps')} contributions; {privacy.get('left')} more are allowed{clip}"
 
 
@@ -143,7 +188,10 @@ def trouble_lines(terminal: Terminal, trouble: Any) -> list[str]:
     """What is wrong and what to type; nothing when nothing is."""
     if not isinstance(trouble, Mapping):
         return []
-    told = [f"  trouble  {trouble.get('code', '')} {trouble.get('message', '')}", f"           {trouble.get('hint', '')}"]
+    told = [
+        f"  trouble  {trouble.get('code', '')} {trouble.get('message', '')}",
+        f"           {trouble.get('hint', '')}",
+    ]
     return [terminal.style(line, sys.stdout, fg="yellow") for line in told if line.strip()]
 
 
@@ -168,16 +216,24 @@ def run_state(run: Document) -> str:
     if not run.get("script"):
         state = "seeding; no script is training here"
     else:
-        state = "training" if run.get("member", True) else "training; not a member of the last round"
+        state = (
+            "training" if run.get("member", True) else "training; not a member of the last round"
+        )
     lack, branch = no_quorum(run.get("quorum")), run.get("branch") or {}
     rounds, lost = int(branch.get("rounds", 0)), int(branch.get("lost", 0))
     if branch.get("members"):
-        lack = "; ".join(filter(None, (lack, f"uncertified: {rounds} rounds with {len(branch['members'])} members")))
+        lack = "; ".join(
+            filter(
+                None, (lack, f"uncertified: {rounds} rounds with {len(branch['members'])} members")
+            )
+        )
     seal = run.get("seal")
     if isinstance(seal, Mapping):
         waits = seal.get("awaited") or ()
         sealed = f"recertifying without {len(seal.get('removed') or ())} members"
-        lack = sealed + (f": waits for {', '.join(short_peer(str(peer)) for peer in waits)}" if waits else "")
+        lack = sealed + (
+            f": waits for {', '.join(short_peer(str(peer)) for peer in waits)}" if waits else ""
+        )
     gone = f"{lost} contributions lost with branches" if lost else ""
     return "; ".join(filter(None, (state, too_few(run), lack, gone)))
 
@@ -200,7 +256,11 @@ def members_text(run: Document) -> str:
 def metrics_of(run: Document) -> dict[str, float]:
     """What the script reported: step, loss and whatever else."""
     metrics = run.get("metrics") or {}
-    return {str(k): float(v) for k, v in metrics.items() if isinstance(v, int | float)} if isinstance(metrics, Mapping) else {}
+    return (
+        {str(k): float(v) for k, v in metrics.items() if isinstance(v, int | float)}
+        if isinstance(metrics, Mapping)
+        else {}
+    )
 
 
 def runs_table(terminal: Terminal, runs: Sequence[Document]) -> str:
@@ -243,10 +303,20 @@ def _state(peer: Document) -> str:
 def _member(peer: Document) -> str:
     role, trial = str(peer.get("role") or "train"), peer.get("probation")
     if peer.get("member", True):
-        return "yes, contributes nothing" if role == "aggregate" else "yes, adds up no part" if peer.get("part") == 0 else "yes"
+        return (
+            "yes, contributes nothing"
+            if role == "aggregate"
+            else "yes, adds up no part"
+            if peer.get("part") == 0
+            else "yes"
+        )
     if role == "observe":
         return "no, observes"
-    return f"on probation, {trial.get('good')} of {trial.get('of')} rounds" if isinstance(trial, Mapping) else "not yet"
+    return (
+        f"on probation, {trial.get('good')} of {trial.get('of')} rounds"
+        if isinstance(trial, Mapping)
+        else "not yet"
+    )
 
 
 def peers_table(terminal: Terminal, peers: Sequence[Document]) -> str:
@@ -265,6 +335,8 @@ def peers_table(terminal: Terminal, peers: Sequence[Document]) -> str:
         )
         for peer in peers
     ]
-    table = terminal.table(("PEER", "PATH", "RTT", "UP/DOWN MB/s", "ROUND", "STATE", "MEMBER"), rows)
+    table = terminal.table(
+        ("PEER", "PATH", "RTT", "UP/DOWN MB/s", "ROUND", "STATE", "MEMBER"), rows
+    )
     lack = no_quorum(quorum_of(peers))
     return f"{table}\n{terminal.style(lack, sys.stdout, fg='yellow')}" if lack else table

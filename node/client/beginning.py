@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 START_FILE = "start.safetensors"  # in the run's folder
 
 
-def beginning(folder: Path, layout: Layout, initial: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+def beginning(
+    folder: Path, layout: Layout, initial: Callable[[Tensor], None]
+) -> Callable[[Tensor], None]:
     """``initial``, which writes float32 (layout.numel,), and then what ``folder`` has to start from, if anything. Sums, which no model has, stay.
 
     What is returned raises ModelMismatchError, naming the tensors, and StorageError E303.
@@ -39,12 +41,18 @@ def _write(path: Path, layout: Layout, destination: Tensor) -> None:
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118  # it is no dictionary
             mine = {spec.name: spec.shape for spec in specs}
             if shapes != mine:
-                wrong = sorted(name for name in mine.keys() | shapes.keys() if mine.get(name) != shapes.get(name))
+                wrong = sorted(
+                    name
+                    for name in mine.keys() | shapes.keys()
+                    if mine.get(name) != shapes.get(name)
+                )
                 raise ModelMismatchError(
                     f"the model to start from is not the script's: {len(wrong)} tensors differ, {', '.join(wrong[:4])}",
                     hint="atoll new RUN.toml --from DIR, with an export of a run of this model",
                 )
             for spec in specs:
-                destination[spec.offset : spec.offset + spec.numel].copy_(file.get_tensor(spec.name).flatten())
+                destination[spec.offset : spec.offset + spec.numel].copy_(
+                    file.get_tensor(spec.name).flatten()
+                )
     except (OSError, SafetensorError) as error:
         raise StorageError(f"{path} is damaged: {error}", code="E303", exit_code=74) from None

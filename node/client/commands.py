@@ -45,7 +45,9 @@ class NodeClient:
 
     def peers(self, run: str = "") -> list[dict[str, Any]]:
         """The members of a run: id, unique prefix, or name; "" = the only one."""
-        return self._link.ask(lambda id_: p.Peers(id_, run), p.Document, timeout_s=ANSWER_S).value["peers"]
+        return self._link.ask(lambda id_: p.Peers(id_, run), p.Document, timeout_s=ANSWER_S).value[
+            "peers"
+        ]
 
     def ping(self, peer: str) -> dict[str, Any]:
         """One round trip to a peer: ``{"peer", "path", "rtt_ms", "address"}``."""
@@ -53,13 +55,17 @@ class NodeClient:
 
     def check(self, bandwidth: str = "") -> dict[str, Any]:
         """What peers say of this machine's clock, and, with the id of a peer, how fast bytes go to it. See `NodeService.check`."""
-        return self._link.ask(lambda id_: p.Check(id_, bandwidth), p.Document, timeout_s=ANSWER_S).value
+        return self._link.ask(
+            lambda id_: p.Check(id_, bandwidth), p.Document, timeout_s=ANSWER_S
+        ).value
 
     def find_run(self, run: str = "") -> p.RunInfo:
         """A run of the node."""
         return self._link.ask(lambda id_: p.FindRun(id_, run), p.Joined, timeout_s=ANSWER_S).run
 
-    def join(self, request: p.JoinRequest, progress: Callable[[str, int, int], None] | None = None) -> p.RunInfo:
+    def join(
+        self, request: p.JoinRequest, progress: Callable[[str, int, int], None] | None = None
+    ) -> p.RunInfo:
         """Put the node into a run; waits until the run's manifest is there."""
         call = self._link.submit(lambda id_: p.Join(id_, request), progress)
         return self._link.finish(call, p.Joined, timeout_s=None).run
@@ -70,11 +76,15 @@ class NodeClient:
 
     def recertify(self, run: str, without: Sequence[PeerId]) -> dict[str, Any]:
         """Go on without members that never vote again: the ``removed``, and ``awaited``, who has not sealed the round yet."""
-        return self._link.ask(lambda id_: p.Recertify(id_, run, tuple(without)), p.Document, timeout_s=ANSWER_S).value
+        return self._link.ask(
+            lambda id_: p.Recertify(id_, run, tuple(without)), p.Document, timeout_s=ANSWER_S
+        ).value
 
     def read_bans(self, run: str) -> dict[str, Any]:
         """The lists of who is banned from a run have changed on disk: who is now, and why."""
-        return self._link.ask(lambda id_: p.ReadBans(id_, run), p.Document, timeout_s=ANSWER_S).value
+        return self._link.ask(
+            lambda id_: p.ReadBans(id_, run), p.Document, timeout_s=ANSWER_S
+        ).value
 
     def down(self, *, now: bool = False) -> None:
         """Ask the node to end, then wait until it closes the connection."""
@@ -102,5 +112,10 @@ class NodeClient:
     def __enter__(self) -> NodeClient:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()

@@ -29,5 +29,7 @@ def eager() -> Generator[None]:
     finally:
         with _lock:
             _inside -= 1
-            if not _inside and _before > EAGER_S and sys.getswitchinterval() < 2 * EAGER_S:  # else somebody has set another meanwhile
+            if (
+                not _inside and _before > EAGER_S and sys.getswitchinterval() < 2 * EAGER_S
+            ):  # else somebody has set another meanwhile
                 sys.setswitchinterval(_before)

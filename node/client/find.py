@@ -18,7 +18,9 @@ OWNER_VARIABLE = "ATOLL_NODE_OWNER"  # set by `atoll join` for the script it sta
 GiveUp = Callable[[], bool]
 
 
-def connect_running(paths: Paths, *, timeout_s: float = HELLO_S, give_up: GiveUp | None = None) -> Link:
+def connect_running(
+    paths: Paths, *, timeout_s: float = HELLO_S, give_up: GiveUp | None = None
+) -> Link:
     """A connection to the node that runs with this home. Raises as `Link.connect`: NetworkError (E003) when there is none."""
     node = read_node_file(paths)
     # the node's own word first: its temporary folder, where long paths go, may be another than ours
@@ -44,7 +46,13 @@ class Dial:
     ``command`` replaces ``python -m atoll.node`` (tests).
     """
 
-    def __init__(self, home: str | Path | None = None, *, private: bool | None = None, command: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        home: str | Path | None = None,
+        *,
+        private: bool | None = None,
+        command: Sequence[str] = (),
+    ) -> None:
         self.paths = find_paths(home)
         self._home = home
         self._private = private
@@ -94,7 +102,10 @@ class Dial:
             self._daemon_seen_s = time.monotonic()
 
     def _daemon_may_return(self) -> bool:
-        return self._daemon_seen_s is not None and time.monotonic() - self._daemon_seen_s < DAEMON_GRACE_S
+        return (
+            self._daemon_seen_s is not None
+            and time.monotonic() - self._daemon_seen_s < DAEMON_GRACE_S
+        )
 
     def close(self) -> None:
         """End the private node, if there is one, and wait for it. Idempotent."""

@@ -46,7 +46,9 @@ def join(
 
     Ctrl-C while it waits leaves no process behind.
     """
-    invite_or_run = invite_or_run or os.environ.get("ATOLL_RUN", "") or os.environ.get("ATOLL_INVITE", "")
+    invite_or_run = (
+        invite_or_run or os.environ.get("ATOLL_RUN", "") or os.environ.get("ATOLL_INVITE", "")
+    )
     dial = Dial(home, private=private, command=command)
     told = progress or Lines()
     if invite_or_run.strip().lower().startswith(PREFIX):
@@ -72,7 +74,9 @@ class Lines:
     def __call__(self, stage: str, done: int, total: int) -> None:
         """One progress report."""
         now = self._clock()
-        if self._told == (stage, done, total) or (stage == self._told[0] and now - self._told_s < PROGRESS_S):
+        if self._told == (stage, done, total) or (
+            stage == self._told[0] and now - self._told_s < PROGRESS_S
+        ):
             return
         self._told, self._told_s = (stage, done, total), now
         share = f" {100 * done // total}%" if total else ""

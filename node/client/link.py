@@ -18,7 +18,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from ...collectives.errors import AtollError, DeadlineExceededError, LocalProtocolError, NetworkError, SwarmClosedError
+from ...collectives.errors import (
+    AtollError,
+    DeadlineExceededError,
+    LocalProtocolError,
+    NetworkError,
+    SwarmClosedError,
+)
 from ..control import protocol as p
 from ..control.address import check_folder, check_peer
 from ..control.failures import error_of
@@ -45,7 +51,9 @@ class Call:
         self.error: AtollError | None = None
         self.fds: list[int] = []
         self.progress = progress
-        self.refused = False  # ``error`` came from the node, and not from the loss of the connection
+        self.refused = (
+            False  # ``error`` came from the node, and not from the loss of the connection
+        )
         self.abandoned = False  # nobody waits any more: descriptors of a late answer are closed
 
     @property
@@ -58,7 +66,9 @@ class Call:
         if self.error is not None:
             raise self.error
         if not isinstance(self.answer, kind):
-            raise LocalProtocolError(f"the node answered {type(self.answer).__name__}, not {kind.__name__}")
+            raise LocalProtocolError(
+                f"the node answered {type(self.answer).__name__}, not {kind.__name__}"
+            )
         return self.answer
 
 
@@ -86,7 +96,9 @@ class Link:
         close_in_children(self)
 
     @classmethod
-    def connect(cls, path: Path, *, timeout_s: float = HELLO_S, give_up: Callable[[], bool] | None = None) -> Link:
+    def connect(
+        cls, path: Path, *, timeout_s: float = HELLO_S, give_up: Callable[[], bool] | None = None
+    ) -> Link:
         """Connect and shake hands.
 
         Raises NetworkError (E003) when nobody listens at ``path``, NotAdmittedError when somebody else does,
@@ -106,7 +118,11 @@ class Link:
 
     # ── requests ──
 
-    def submit(self, make: Callable[[int], p.Request], progress: Callable[[str, int, int], None] | None = None) -> Call:
+    def submit(
+        self,
+        make: Callable[[int], p.Request],
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> Call:
         """Send a request; its answer comes to the returned Call. Raises SwarmClosedError when the link is lost."""
         call = Call(progress)
         with self._condition, eager():
@@ -123,13 +139,22 @@ class Link:
                 self._flush()
         return call
 
-    def finish(self, call: Call, kind: type[A], *, timeout_s: float | None, give_up: Callable[[], bool] | None = None) -> A:
+    def finish(
+        self,
+        call: Call,
+        kind: type[A],
+        *,
+        timeout_s: float | None,
+        give_up: Callable[[], bool] | None = None,
+    ) -> A:
         """Wait for the answer. Raises what came instead; DeadlineExceededError when nothing came (the call is then abandoned)."""
         if not self.wait_for(lambda: call.done, timeout_s, give_up):
             with self._condition:
                 if not call.done:
                     call.abandoned = True
-                    raise DeadlineExceededError(f"the node did not answer within {timeout_s or 0:g} s", retryable=True)
+                    raise DeadlineExceededError(
+                        f"the node did not answer within {timeout_s or 0:g} s", retryable=True
+                    )
         return call.result(kind)
 
     def ask(self, make: Callable[[int], p.Request], kind: type[A], *, timeout_s: float | None) -> A:
@@ -154,7 +179,12 @@ class Link:
                 self._flush()
                 self._read()
 
-    def wait_for(self, ready: Callable[[], bool], timeout_s: float | None, give_up: Callable[[], bool] | None = None) -> bool:
+    def wait_for(
+        self,
+        ready: Callable[[], bool],
+        timeout_s: float | None,
+        give_up: Callable[[], bool] | None = None,
+    ) -> bool:
         """Wait until ``ready()`` (True), or the link is lost, time is up or ``give_up()`` (then ``ready()`` as it is)."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         with self._condition, eager():
@@ -189,7 +219,9 @@ class Link:
         """Take in what is there; ``once``: what one look brings, when more is looked for soon: every look gives up the interpreter's lock."""
         while True:
             try:
-                data, ancillary, flags, _ = self._socket.recvmsg(_READ_BYTES, socket.CMSG_SPACE(p.MAX_FDS * 4), _CLOEXEC)
+                data, ancillary, flags, _ = self._socket.recvmsg(
+                    _READ_BYTES, socket.CMSG_SPACE(p.MAX_FDS * 4), _CLOEXEC
+                )
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
@@ -265,7 +297,9 @@ class Link:
                 call.error = error or self.lost
             self._calls.clear()
             with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)  # closing alone would not wake a thread that waits on it
+                self._socket.shutdown(
+                    socket.SHUT_RDWR
+                )  # closing alone would not wake a thread that waits on it
             self._socket.close()
             while self._fds:
                 os.close(self._fds.popleft())
@@ -283,14 +317,18 @@ class Link:
             f"this swarm belongs to process {self._owner}, not to its forked child {os.getpid()}",
             hint="Use the swarm in the process that joined; data loader workers need no swarm.",
         )
-        self._condition = threading.Condition(threading.RLock())  # another thread of the parent may hold the old one
+        self._condition = threading.Condition(
+            threading.RLock()
+        )  # another thread of the parent may hold the old one
         with contextlib.suppress(OSError):
             self._socket.close()
         while self._fds:
             os.close(self._fds.popleft())
 
 
-def _connect(sock: socket.socket, path: Path, timeout_s: float, give_up: Callable[[], bool] | None) -> None:
+def _connect(
+    sock: socket.socket, path: Path, timeout_s: float, give_up: Callable[[], bool] | None
+) -> None:
     """Connect and make it non-blocking; a full backlog (a busy or frozen node) is waited for."""
     until, pause = time.monotonic() + timeout_s, threading.Event()
     sock.setblocking(False)
@@ -324,7 +362,8 @@ def _close_all(fds: list[int]) -> None:
 def closed(reason: str) -> SwarmClosedError:
     """E160."""
     return SwarmClosedError(
-        f"the connection to the node is gone: {reason}", hint="atoll status tells whether a node runs; its log tells why it ended."
+        f"the connection to the node is gone: {reason}",
+        hint="atoll status tells whether a node runs; its log tells why it ended.",
     )
 
 

@@ -37,7 +37,12 @@ class Manners:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self: _Swarm, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self: _Swarm,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """Leave the run if all went well, and close."""
         try:
             if kind is None:

@@ -34,8 +34,12 @@ class RunMemory:
     def __init__(self, fds: list[int], numels: Sequence[int]) -> None:
         contribution, *slots = received(fds, opened_fds(len(numels)))
         self.contribution = WritableFloats(contribution, sum(numels))
-        self.bounds = [(stop - numel, stop) for numel, stop in zip(numels, accumulate(numels), strict=True)]
-        self.slots = [[ReadOnlyFloats(slots.pop(0), numel) for _ in range(SLOTS)] for numel in numels]
+        self.bounds = [
+            (stop - numel, stop) for numel, stop in zip(numels, accumulate(numels), strict=True)
+        ]
+        self.slots = [
+            [ReadOnlyFloats(slots.pop(0), numel) for _ in range(SLOTS)] for numel in numels
+        ]
 
 
 class Grid(NamedTuple):
@@ -72,7 +76,10 @@ class ReductionMemory:
                 vector = known[1]
             else:
                 chunks = codec.Grid(*grid) if writable else codec.Grid(*grid).results
-                vector = EncodedVector(chunks, memoryview(map_bytes(fd, chunks.nbytes, writable=True, copy=not writable)))
+                vector = EncodedVector(
+                    chunks,
+                    memoryview(map_bytes(fd, chunks.nbytes, writable=True, copy=not writable)),
+                )
             self._mapped[number] = (grid, writable), vector
             while len(self._mapped) > MAPPED:
                 del self._mapped[next(iter(self._mapped))]
@@ -96,12 +103,16 @@ def copy_range(vector: EncodedVector, destination: Tensor, start: int) -> None:
     """Decode elements [start, start + destination.numel()) into ``destination``: float32, contiguous, on the CPU or a GPU."""
     import torch  # the caller has it
 
-    plain = destination.dim() == 1 and not destination.requires_grad  # each step of torch gives up the interpreter's lock
+    plain = (
+        destination.dim() == 1 and not destination.requires_grad
+    )  # each step of torch gives up the interpreter's lock
     grid, out = vector.grid, destination if plain else destination.detach().view(-1)
     if start == 0 and out.numel() == grid.numel:
         return vector.decode(out)
     scratch = torch.empty(min(grid.chunk_elements, grid.numel), dtype=torch.float32, device="cpu")
-    for chunk in range(start // grid.chunk_elements, -(-(start + out.numel()) // grid.chunk_elements)):
+    for chunk in range(
+        start // grid.chunk_elements, -(-(start + out.numel()) // grid.chunk_elements)
+    ):
         first = chunk * grid.chunk_elements
         values = scratch[: min(grid.chunk_elements, grid.numel - first)]
         grid.codec(chunk).decode(vector.wire(chunk), values)
@@ -113,10 +124,22 @@ def copy_range(vector: EncodedVector, destination: Tensor, start: int) -> None:
 class SlotView:
     """An AnchorView on one leased slot. The node never writes it before `release`, not even when the connection is lost."""
 
-    def __init__(self, memory: RunMemory, slot: AnchorSlot, give_back: Callable[[], None], fragment: int = 0) -> None:
+    def __init__(
+        self, memory: RunMemory, slot: AnchorSlot, give_back: Callable[[], None], fragment: int = 0
+    ) -> None:
         start, stop = memory.bounds[fragment]
-        self.round, self.fragment, self.start, self.numel = slot.round, fragment, start, stop - start
-        self.samples, self.lag, self.steps, self._digest = slot.samples, slot.lag, slot.steps, slot.digest
+        self.round, self.fragment, self.start, self.numel = (
+            slot.round,
+            fragment,
+            start,
+            stop - start,
+        )
+        self.samples, self.lag, self.steps, self._digest = (
+            slot.samples,
+            slot.lag,
+            slot.steps,
+            slot.digest,
+        )
         self._floats: ReadOnlyFloats | None = memory.slots[fragment][slot.slot]
         self._give_back = give_back
 
@@ -158,7 +181,10 @@ class WholeView:
 
     def __init__(self, views: Sequence[SlotView]) -> None:
         self._views = views
-        self.round, self.samples = min(view.round for view in views), min(view.samples for view in views)
+        self.round, self.samples = (
+            min(view.round for view in views),
+            min(view.samples for view in views),
+        )
         self.lag, self.steps = views[0].lag, views[0].steps
         self.numel = sum(view.numel for view in views)
 

@@ -88,12 +88,21 @@ class Ticket:
 class ReduceTicket:
     """A free-standing operation (an Operating). A lost node ends it as "open": its votes do not survive a node."""
 
-    def __init__(self, swarm: Waiter, memory: ReductionMemory, grid: Grid, members: tuple[PeerId, ...], hooks: Hooks) -> None:
+    def __init__(
+        self,
+        swarm: Waiter,
+        memory: ReductionMemory,
+        grid: Grid,
+        members: tuple[PeerId, ...],
+        hooks: Hooks,
+    ) -> None:
         self.outcome: Outcome | None = None
         self.call: Call | None = None
         self.members, self.numel = members, grid.numel
         self._swarm, self._memory, self._grid, self._hooks = swarm, memory, grid, hooks
-        self._fd: tuple[int, int] | None = None  # number and descriptor of the result's memory, until it is mapped
+        self._fd: tuple[int, int] | None = (
+            None  # number and descriptor of the result's memory, until it is mapped
+        )
         self._result: EncodedVector | None = None
         self._open, self._settled = True, False
 
@@ -105,7 +114,11 @@ class ReduceTicket:
 
     def resolved(self) -> bool:
         """Whether the result is final; looks at nothing new."""
-        return self.outcome is not None or self._hooks.lost() or (self.call is not None and self.call.refused)
+        return (
+            self.outcome is not None
+            or self._hooks.lost()
+            or (self.call is not None and self.call.refused)
+        )
 
     def done(self) -> bool:
         """See Pending."""
@@ -124,7 +137,12 @@ class ReduceTicket:
         self._swarm.wait_until(self.resolved, timeout_s)
         if self.resolved():
             self._settle()
-        if self.outcome is None and self.call is not None and self.call.refused and self.call.error is not None:
+        if (
+            self.outcome is None
+            and self.call is not None
+            and self.call.refused
+            and self.call.error is not None
+        ):
             self.release()
             raise self.call.error
         return self.outcome or self._swarm.still_open()
@@ -139,7 +157,9 @@ class ReduceTicket:
             (number, fd), self._fd = self._fd, None
             self._result = self._memory.result(number, fd, self._grid)
         if self._result is None or start < 0 or start + destination.numel() > self.numel:
-            raise LocalProtocolError(f"no elements [{start}, {start + destination.numel()}) of a result")
+            raise LocalProtocolError(
+                f"no elements [{start}, {start + destination.numel()}) of a result"
+            )
         copy_range(self._result, destination, start)
 
     def release(self) -> None:

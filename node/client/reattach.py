@@ -32,7 +32,9 @@ class Entry:
         self._request = request
         self._run = run
 
-    def enter(self, progress: Progress | None = None, give_up: GiveUp | None = None) -> tuple[Link, p.RunInfo]:
+    def enter(
+        self, progress: Progress | None = None, give_up: GiveUp | None = None
+    ) -> tuple[Link, p.RunInfo]:
         """A connection to a node that is in the run. Raises as `Dial.reach`, and what the node says against it."""
         link = self.dial.reach(give_up)
         try:
@@ -43,7 +45,9 @@ class Entry:
         self._run = info.run_id  # from now on by its id
         return link, info
 
-    def beginning(self, layout: Layout, initial: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+    def beginning(
+        self, layout: Layout, initial: Callable[[Tensor], None]
+    ) -> Callable[[Tensor], None]:
         """What the run begins with, if this script founds it (`beginning.beginning`)."""
         return beginning(self.dial.paths.run_dir(RunId(self._run)), layout, initial)
 
@@ -61,7 +65,12 @@ class Entry:
 
 
 def open_session(
-    link: Link, run_id: p.RunId, layout: Layout, fragments: int, progress: Progress | None = None, give_up: GiveUp | None = None
+    link: Link,
+    run_id: p.RunId,
+    layout: Layout,
+    fragments: int,
+    progress: Progress | None = None,
+    give_up: GiveUp | None = None,
 ) -> tuple[RunMemory, bool]:
     """Attach to the run: its memory, and whether this script founds it. Waits for the state as long as it takes. Raises ConfigError where
     the model cannot be cut into so many fragments."""
@@ -74,7 +83,9 @@ def open_session(
 class Reattach:
     """A thread that tries ``attempt(give_up)`` until it succeeds or `stop` is called; ``failed`` hears of each failure."""
 
-    def __init__(self, attempt: Callable[[GiveUp], None], failed: Callable[[AtollError], None]) -> None:
+    def __init__(
+        self, attempt: Callable[[GiveUp], None], failed: Callable[[AtollError], None]
+    ) -> None:
         self._attempt = attempt
         self._failed = failed
         self._stop = threading.Event()

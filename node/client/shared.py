@@ -52,7 +52,9 @@ class SharedFloats:
         try:
             memory = mmap.mmap(-1, self.nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
-            raise StorageError(f"no memory for a buffer of {numel} elements: {error.strerror}") from error
+            raise StorageError(
+                f"no memory for a buffer of {numel} elements: {error.strerror}"
+            ) from error
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self._memory = weakref.ref(memory)
         self._fresh: mmap.mmap | None = memory
@@ -90,7 +92,10 @@ class SharedFloats:
         if fresh == _FAILED:
             raise StorageError(f"no memory for a buffer: {os.strerror(ctypes.get_errno())}")
         ctypes.memmove(fresh, self.address, size)
-        if _libc().mremap(fresh, size, size, _MAYMOVE | _FIXED, ctypes.c_void_p(self.address)) == _FAILED:
+        if (
+            _libc().mremap(fresh, size, size, _MAYMOVE | _FIXED, ctypes.c_void_p(self.address))
+            == _FAILED
+        ):
             reason = os.strerror(ctypes.get_errno())
             _libc().munmap(fresh, size)
             raise StorageError(f"the memory of a buffer cannot be moved: {reason}")
@@ -101,7 +106,9 @@ class Buffers:
 
     def __init__(self) -> None:
         self._by_address: dict[int, SharedFloats] = {}
-        self._ended: deque[tuple[object, int]] = deque()  # single operations on a deque or a dict are atomic
+        self._ended: deque[tuple[object, int]] = (
+            deque()
+        )  # single operations on a deque or a dict are atomic
 
     def make(self, numel: int) -> Tensor:
         """A new one. Raises LocalProtocolError, StorageError."""
@@ -129,13 +136,20 @@ class Buffers:
     def of(self, call: Call, values: Tensor) -> SharedFloats | None:
         """The buffer that ``values`` are all of, if the call is of a kind that can read it where it lies. Raises LocalProtocolError
         while an earlier operation has it."""
-        if not call.weight or (call.reducer not in REDUCERS and parse_reducer(call.reducer) is None) or values.device.type != "cpu":
+        if (
+            not call.weight
+            or (call.reducer not in REDUCERS and parse_reducer(call.reducer) is None)
+            or values.device.type != "cpu"
+        ):
             return None
         shared = self._by_address.get(values.data_ptr())
         if shared is None or shared.nbytes != FLOAT_BYTES * values.numel():
             return None
         if shared.ticket is not None and not shared.ticket.done():
-            raise LocalProtocolError("this buffer is in an operation that is under way", hint="wait() for it, or take another buffer")
+            raise LocalProtocolError(
+                "this buffer is in an operation that is under way",
+                hint="wait() for it, or take another buffer",
+            )
         return shared
 
 

@@ -30,7 +30,12 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from weakref import WeakValueDictionary
 
 from ...collectives.api import Handle, all_reduce
-from ...collectives.errors import AtollError, DeadlineExceededError, LocalProtocolError, SwarmClosedError
+from ...collectives.errors import (
+    AtollError,
+    DeadlineExceededError,
+    LocalProtocolError,
+    SwarmClosedError,
+)
 from ...collectives.layout import Layout, cut
 from ...collectives.plain import DEVICES, flat_of, placed
 from ...collectives.swarm import Call, Outcome, PeerView, Tally, sample_count
@@ -49,7 +54,9 @@ from .shelf import FileShelf
 if TYPE_CHECKING:
     from torch import Tensor
 
-ANSWER_S = 15.0  # a node that does not answer for so long is taken for lost; a busy one may need seconds
+ANSWER_S = (
+    15.0  # a node that does not answer for so long is taken for lost; a busy one may need seconds
+)
 LEAVE_S = 120.0
 REPORT_S = 0.1  # reports between are merged
 MAX_METRICS = 64
@@ -74,7 +81,13 @@ class RunSwarm(Manners, SeededWork):
     one.
     """
 
-    def __init__(self, entry: Entry, link: Link, info: p.RunInfo, progress: Callable[[str, int, int], None] | None = None) -> None:
+    def __init__(
+        self,
+        entry: Entry,
+        link: Link,
+        info: p.RunInfo,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> None:
         SeededWork.__init__(self)
         self.peer = info.peer
         self.run_id = info.run_id
@@ -109,12 +122,16 @@ class RunSwarm(Manners, SeededWork):
         self._check_open()
         if self._layout is not None:
             if layout != self._layout:
-                raise LocalProtocolError("this swarm is open with another model", hint="close() it and join() again")
+                raise LocalProtocolError(
+                    "this swarm is open with another model", hint="close() it and join() again"
+                )
             return self.anchor()
         if self._link is None or self._link.lost is not None:
             self._link, _ = self._entry.enter(self._progress)
         try:
-            self._enter(self._link, layout, self._entry.beginning(layout, initial), self._progress, None)
+            self._enter(
+                self._link, layout, self._entry.beginning(layout, initial), self._progress, None
+            )
         finally:
             self._link = None  # in use by the session, or closed
         return self.anchor()
@@ -130,10 +147,14 @@ class RunSwarm(Manners, SeededWork):
         """Open the run on ``link`` and take it into use; on failure the link is closed."""
         link.on_push = self._pushed
         try:
-            memory, founding = open_session(link, self.run_id, layout, self.fragments, progress, give_up)
+            memory, founding = open_session(
+                link, self.run_id, layout, self.fragments, progress, give_up
+            )
             if founding:
                 initial(memory.contribution.tensor())
-                leased = link.finish(link.submit(p.Found), p.Leased, timeout_s=None, give_up=give_up)
+                leased = link.finish(
+                    link.submit(p.Found), p.Leased, timeout_s=None, give_up=give_up
+                )
                 link.post(p.Release(leased.slot), may_drop=False)
             with self._lock:
                 self._check_open()
@@ -193,7 +214,9 @@ class RunSwarm(Manners, SeededWork):
             self._views.discard(view)
             at.link.post(p.Release(leased.slot, fragment), may_drop=False)
 
-        slot = AnchorSlot(leased.slot, leased.round, leased.digest, leased.samples, leased.lag, leased.steps)
+        slot = AnchorSlot(
+            leased.slot, leased.round, leased.digest, leased.samples, leased.lag, leased.steps
+        )
         view = SlotView(at.memory, slot, give_back, fragment)
         self._views.add(view)
         return view
@@ -208,36 +231,71 @@ class RunSwarm(Manners, SeededWork):
             raise self._lose(at, error) from None
 
     def contribute(
-        self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None, lag: float | None = None
-    ) -> Ticket:  # fmt: skip
+        self,
+        *,
+        samples: int,
+        write: Callable[[Tensor], None],
+        base: int | None = None,
+        loss: float | None = None,
+        lag: float | None = None,
+    ) -> Ticket:
         """See Swarm. Does not wait for the node; an exception in ``write`` leaves nothing frozen. Raises SwarmClosedError
         without a node (``write`` is then not called), LocalProtocolError while another contribution is undecided."""
         if self.fragments > 1:
-            raise LocalProtocolError(f"this run is cut into {self.fragments} fragments", hint="contribute_fragment() offers one of them")
-        return self.contribute_fragment(0, samples=samples, write=write, base=base, loss=loss, lag=lag)
+            raise LocalProtocolError(
+                f"this run is cut into {self.fragments} fragments",
+                hint="contribute_fragment() offers one of them",
+            )
+        return self.contribute_fragment(
+            0, samples=samples, write=write, base=base, loss=loss, lag=lag
+        )
 
     def contribute_fragment(
-        self, fragment: int, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None,
+        self,
+        fragment: int,
+        *,
+        samples: int,
+        write: Callable[[Tensor], None],
+        base: int | None = None,
+        loss: float | None = None,
         lag: float | None = None,
-    ) -> Ticket:  # fmt: skip
+    ) -> Ticket:
         """See FragmentSwarm. Waits and raises as `contribute` does."""
-        if not (1 if self.settings.sample is None else 0) <= (samples := sample_count(samples)) < 1 << 48:
+        if (
+            not (1 if self.settings.sample is None else 0)
+            <= (samples := sample_count(samples))
+            < 1 << 48
+        ):
             raise LocalProtocolError(f"a contribution of {samples} samples")
-        from ...optim.outer import effective_outer, reading_of  # they load torch, which the caller has
+        from ...optim.outer import (
+            effective_outer,
+            reading_of,
+        )  # they load torch, which the caller has
 
         at = self._ready(fragment)
         with self._lock, eager():
             earlier = self._tickets.get(fragment)
             if earlier is not None and not earlier.resolved():
-                raise LocalProtocolError("a contribution is still undecided", hint="wait() for it, or try again when it is done()")
+                raise LocalProtocolError(
+                    "a contribution is still undecided",
+                    hint="wait() for it, or try again when it is done()",
+                )
             self._flush_report(at)
             vector = at.memory.contribution.tensor()[slice(*at.memory.bounds[fragment])]
             write(vector)
             assert self._layout is not None
-            reading = reading_of(vector, cut(self._layout, self.fragments)[fragment], effective_outer(self.settings), loss, lag)
+            reading = reading_of(
+                vector,
+                cut(self._layout, self.fragments)[fragment],
+                effective_outer(self.settings),
+                loss,
+                lag,
+            )
             ticket = self._tickets[fragment] = Ticket(self, os.urandom(16))
             try:
-                ticket.call = at.link.submit(lambda id_: p.Contribute(id_, ticket.cid, samples, base, fragment, reading))
+                ticket.call = at.link.submit(
+                    lambda id_: p.Contribute(id_, ticket.cid, samples, base, fragment, reading)
+                )
             except SwarmClosedError as error:  # perhaps sent, perhaps not: the next node will know
                 self._lose(at, error)
             return ticket
@@ -262,7 +320,9 @@ class RunSwarm(Manners, SeededWork):
         import torch  # the caller has it
 
         with eager():
-            return self._operate(self._ready(), call, flat_of(source, torch.float32, devices=DEVICES))
+            return self._operate(
+                self._ready(), call, flat_of(source, torch.float32, devices=DEVICES)
+            )
 
     def _operate(self, at: Attached, call: Call, values: Tensor) -> ReduceTicket:
         try:
@@ -285,7 +345,9 @@ class RunSwarm(Manners, SeededWork):
                 if shared is not None:
                     shared.ticket = ticket
                 else:
-                    memory = at.reductions.contribution(opened.number, received(asked.fds, p.REDUCE_FDS)[0], grid)
+                    memory = at.reductions.contribution(
+                        opened.number, received(asked.fds, p.REDUCE_FDS)[0], grid
+                    )
                     if call.weight:
                         memory.encode(placed(values, opened.numel, opened.members, self.peer))
                 self._reductions[call.op_id] = ticket
@@ -322,19 +384,37 @@ class RunSwarm(Manners, SeededWork):
             self._tell(at, lambda id_: p.BufferClose(id_, number))
 
     def all_reduce(
-        self, flat: Tensor, *, op_id: str, op: Literal["mean", "sum", "max"] = "mean", weight: int = 1, deadline_s: float = 60.0,
-        codec: str = "", everyone: bool = False, durable: bool = False,
-    ) -> Handle[Outcome]:  # fmt: skip
+        self,
+        flat: Tensor,
+        *,
+        op_id: str,
+        op: Literal["mean", "sum", "max"] = "mean",
+        weight: int = 1,
+        deadline_s: float = 60.0,
+        codec: str = "",
+        everyone: bool = False,
+        durable: bool = False,
+    ) -> Handle[Outcome]:
         """See Swarm. ``flat`` is written by the `wait` that first sees "committed"."""
         with eager():
             return all_reduce(
-                self, flat, op_id=op_id, op=op, weight=weight, deadline_s=deadline_s, codec=codec, everyone=everyone, durable=durable
+                self,
+                flat,
+                op_id=op_id,
+                op=op,
+                weight=weight,
+                deadline_s=deadline_s,
+                codec=codec,
+                everyone=everyone,
+                durable=durable,
             )
 
     def _tell(self, at: Attached, make: Callable[[int], p.Request]) -> None:
         """A request whose answer nobody waits for."""
         if at.link.lost is None:
-            with contextlib.suppress(SwarmClosedError):  # and with the connection goes what it was about
+            with contextlib.suppress(
+                SwarmClosedError
+            ):  # and with the connection goes what it was about
                 at.link.submit(make).abandoned = True
 
     def _end_reduction(self, at: Attached, op_id: str) -> None:
@@ -432,7 +512,10 @@ class RunSwarm(Manners, SeededWork):
             self._closing[push.fragment] = max(self._closing.get(push.fragment, 0), push.round)
         elif isinstance(push, p.Asked):
             self._asked.append(Work(push.number, push.round, push.seed, push.interval))
-        elif isinstance(push, p.Reduced) and (reduction := self._reductions.get(push.op_id)) is not None:
+        elif (
+            isinstance(push, p.Reduced)
+            and (reduction := self._reductions.get(push.op_id)) is not None
+        ):
             reduction.resolve(push.outcome, push.number, fds)
             return
         for fd in fds:
@@ -455,7 +538,10 @@ class RunSwarm(Manners, SeededWork):
         self.take_in()
         if self._at is None:
             if self._layout is None:
-                raise LocalProtocolError("open() the run first", hint="attach() does; without a model: atoll.collectives.enter(swarm)")
+                raise LocalProtocolError(
+                    "open() the run first",
+                    hint="attach() does; without a model: atoll.collectives.enter(swarm)",
+                )
             assert self._gone is not None
             raise self._gone.with_traceback(None)
         return self._at

@@ -37,7 +37,9 @@ def check_peer(sock: _HasOptions) -> None:
     """Raise NotAdmittedError unless the other end is ours (or root's, who could read our memory anyway)."""
     uid = peer_uid(sock)
     if uid is not None and uid not in (0, os.geteuid()):
-        raise NotAdmittedError(f"the other end of the control socket belongs to user {uid}, not to you")
+        raise NotAdmittedError(
+            f"the other end of the control socket belongs to user {uid}, not to you"
+        )
 
 
 def check_folder(path: Path) -> None:
@@ -46,7 +48,11 @@ def check_folder(path: Path) -> None:
     It matters where the socket lies below the system's temporary folder, in which others may make names too.
     """
     found = path.parent.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o022:
+    if (
+        not stat.S_ISDIR(found.st_mode)
+        or found.st_uid != os.geteuid()
+        or stat.S_IMODE(found.st_mode) & 0o022
+    ):
         raise NotAdmittedError(
             f"{path.parent} is not a private folder of yours",
             why="Somebody else could have put a socket there, to be taken for your node.",

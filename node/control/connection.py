@@ -32,13 +32,17 @@ Defect = Callable[[Exception], None]
 class Connection:
     """Serve one client until it closes, breaks a rule or stops reading. ``run`` never raises but for cancellation."""
 
-    def __init__(self, service: NodeService, sock: trio.socket.SocketType, on_defect: Defect) -> None:
+    def __init__(
+        self, service: NodeService, sock: trio.socket.SocketType, on_defect: Defect
+    ) -> None:
         self._sock = sock
         self._service = service
         self._on_defect = on_defect
         self._requests = Requests(service, self._post, self._fail)
         self._scope = trio.CancelScope()
-        self._outbox, self._to_write = trio.open_memory_channel[tuple[bytes, list[int]]](WAITING_ANSWERS)
+        self._outbox, self._to_write = trio.open_memory_channel[tuple[bytes, list[int]]](
+            WAITING_ANSWERS
+        )
         self._inbox, self._to_do = trio.open_memory_channel[p.Request](WAITING_REQUESTS)
         self._written = trio.Event()
         self._failed = False
@@ -88,7 +92,9 @@ class Connection:
         except AtollError as error:
             await self._last_words(failure(0, error))
         except trio.TooSlowError:
-            await self._last_words(failure(0, RemoteProtocolError(f"no hello within {HELLO_S:g} s")))
+            await self._last_words(
+                failure(0, RemoteProtocolError(f"no hello within {HELLO_S:g} s"))
+            )
         except OSError:
             return  # reset: gone like at the end of the stream
 
@@ -114,7 +120,8 @@ class Connection:
             except Exception as error:  # a defect of ours; the client is told, the node goes on
                 self._on_defect(error)
                 told = LocalProtocolError(
-                    f"the node failed at {type(request).__name__}: {error!r}", hint="The log of the node has the traceback."
+                    f"the node failed at {type(request).__name__}: {error!r}",
+                    hint="The log of the node has the traceback.",
                 )
                 self._post(failure(getattr(request, "id", 0), told), ())
 
@@ -122,7 +129,9 @@ class Connection:
         async with self._service.subscribe() as events:
             self._post(p.Done(request.id), ())
             async for event in events:
-                await self._outbox.send((p.frame(p.Event(event)), []))  # waits for a slow reader: the service's queue is bounded
+                await self._outbox.send(
+                    (p.frame(p.Event(event)), [])
+                )  # waits for a slow reader: the service's queue is bounded
 
     def _post(self, answer: p.Answer, fds: Sequence[int]) -> None:
         try:

@@ -28,7 +28,11 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
     key: str = ""
 
 
-_KINDS = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, AtollError)}
+_KINDS = {
+    name: kind
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, AtollError)
+}
 
 
 def failure(id_: int, error: AtollError) -> Failure:

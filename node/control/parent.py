@@ -28,7 +28,9 @@ async def watch_parent(link: ParentLink, parent_pid: int) -> str:
 
         nursery.start_soon(link_closed)
         await _until_dead(parent_pid)
-        while os.getppid() == parent_pid:  # a dead parent's children are given to init or a subreaper
+        while (
+            os.getppid() == parent_pid
+        ):  # a dead parent's children are given to init or a subreaper
             await trio.sleep(POLL_S)
         reasons.append(f"the script (process {parent_pid}) is gone")
         nursery.cancel_scope.cancel()

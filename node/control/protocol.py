@@ -191,8 +191,12 @@ class Contribute(msgspec.Struct, frozen=True, tag="contribute"):
 
     id: Id
     cid: Cid
-    samples: Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]  # 0: it waits for the end of a round that it was not drawn for
-    base: int | None = None  # the round of the anchor it was made on; refused when that is no longer the newest
+    samples: Annotated[
+        int, msgspec.Meta(ge=0, le=1 << 48)
+    ]  # 0: it waits for the end of a round that it was not drawn for
+    base: int | None = (
+        None  # the round of the anchor it was made on; refused when that is no longer the newest
+    )
     fragment: Fragment = 0
     reading: Reading = NO_READING
 
@@ -237,7 +241,9 @@ class Tallies(msgspec.Struct, frozen=True, tag="tallies"):
 class Report(msgspec.Struct, frozen=True, tag="report"):
     """No answer. What the script says of its training."""
 
-    metrics: Annotated[dict[Annotated[str, msgspec.Meta(max_length=64)], float], msgspec.Meta(max_length=64)]
+    metrics: Annotated[
+        dict[Annotated[str, msgspec.Meta(max_length=64)], float], msgspec.Meta(max_length=64)
+    ]
 
 
 class Depart(msgspec.Struct, frozen=True, tag="depart"):
@@ -293,10 +299,38 @@ class ReduceClose(msgspec.Struct, frozen=True, tag="reduce_close"):
 
 
 Request = (
-    Hello | Status | Runs | Peers | Ping | Check | Join | FindRun | Leave | Recertify | ReadBans | Down | Subscribe | Open | Found | Lease | Release
-    | Contribute | Computed | Begin | Resume | Members | Tallies | Report | Depart | BufferOpen | BufferClose
-    | ReduceOpen | ReduceStart | ReduceCancel | ReduceClose
-)  # fmt: skip
+    Hello
+    | Status
+    | Runs
+    | Peers
+    | Ping
+    | Check
+    | Join
+    | FindRun
+    | Leave
+    | Recertify
+    | ReadBans
+    | Down
+    | Subscribe
+    | Open
+    | Found
+    | Lease
+    | Release
+    | Contribute
+    | Computed
+    | Begin
+    | Resume
+    | Members
+    | Tallies
+    | Report
+    | Depart
+    | BufferOpen
+    | BufferClose
+    | ReduceOpen
+    | ReduceStart
+    | ReduceCancel
+    | ReduceClose
+)
 
 # ── replies ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -454,7 +488,20 @@ class Ending(msgspec.Struct, frozen=True, tag="ending"):
     reason: str
 
 
-Reply = Welcome | Done | Begun | Document | Joined | Opened | Leased | MemberList | TallyList | BufferOpened | ReduceOpened | Failure
+Reply = (
+    Welcome
+    | Done
+    | Begun
+    | Document
+    | Joined
+    | Opened
+    | Leased
+    | MemberList
+    | TallyList
+    | BufferOpened
+    | ReduceOpened
+    | Failure
+)
 Push = Progress | Decided | Closing | Asked | Reduced | Event | Ending
 Answer = Reply | Push
 
@@ -467,7 +514,9 @@ def frame(message: Request | Answer) -> bytes:
     """Wire bytes of a message. Raises LocalProtocolError when it is larger than a frame may be."""
     body = _encoder.encode(message)
     if len(body) > MAX_FRAME_BYTES:
-        raise LocalProtocolError(f"{type(message).__name__} of {len(body)} bytes; a control frame holds {MAX_FRAME_BYTES}")
+        raise LocalProtocolError(
+            f"{type(message).__name__} of {len(body)} bytes; a control frame holds {MAX_FRAME_BYTES}"
+        )
     return LENGTH.pack(len(body)) + body
 
 

@@ -68,7 +68,9 @@ class Requests:
     def hello(self, message: p.Request) -> p.Welcome:
         """The answer to the first message. Raises VersionMismatchError, or LocalProtocolError when it is not a Hello."""
         if not isinstance(message, p.Hello):
-            raise LocalProtocolError(f"the first message must be hello, not {type(message).__name__}")
+            raise LocalProtocolError(
+                f"the first message must be hello, not {type(message).__name__}"
+            )
         if p.VERSION not in message.versions:
             raise VersionMismatchError(
                 f"the node speaks control protocol {p.VERSION}, the client speaks {', '.join(map(str, message.versions))}",
@@ -77,7 +79,9 @@ class Requests:
             )
         self._pid = message.pid
         service = self._service
-        return p.Welcome(message.id, p.VERSION, os.getpid(), service.peer, service.private, service.parent_pid)
+        return p.Welcome(
+            message.id, p.VERSION, os.getpid(), service.peer, service.private, service.parent_pid
+        )
 
     async def handle(self, request: p.Request) -> None:
         """Do it and post the answer; an AtollError is an answer too. Other exceptions pass."""
@@ -165,7 +169,12 @@ class Requests:
     async def _join(self, request: p.Join) -> None:
         if bool(request.request.invite) == bool(request.request.manifest):
             raise ConfigError("join needs an invite or a manifest, and not both")
-        self._post(p.Joined(request.id, await self._service.join(request.request, self._progress(request.id))), ())
+        self._post(
+            p.Joined(
+                request.id, await self._service.join(request.request, self._progress(request.id))
+            ),
+            (),
+        )
 
     async def _find_run(self, request: p.FindRun) -> None:
         self._post(p.Joined(request.id, await self._service.find_run(request.run)), ())
@@ -175,7 +184,9 @@ class Requests:
         self._done(request.id)
 
     async def _recertify(self, request: p.Recertify) -> None:
-        self._post(p.Document(request.id, await self._service.recertify(request.run, request.without)), ())
+        self._post(
+            p.Document(request.id, await self._service.recertify(request.run, request.without)), ()
+        )
 
     async def _read_bans(self, request: p.ReadBans) -> None:
         self._post(p.Document(request.id, await self._service.read_bans(request.run)), ())
@@ -192,7 +203,9 @@ class Requests:
         fault = request.layout.check()
         if fault is not None:
             raise LocalProtocolError(f"layout: {fault}")
-        session = await self._service.open_script(request.run_id, request.layout, self._pid, self, self._progress(request.id))
+        session = await self._service.open_script(
+            request.run_id, request.layout, self._pid, self, self._progress(request.id)
+        )
         self._session = session
         fds = [session.contribution.fd]
         for anchors in session.anchors:
@@ -210,14 +223,30 @@ class Requests:
 
     def _leased(self, id_: int, session: ScriptSession, fragment: int) -> None:
         slot = session.anchors[fragment].lease()
-        rounds, samples = session.rounds(slot.round, fragment), session.samples(slot.round, fragment)
-        self._post(p.Leased(id_, slot.slot, rounds, slot.digest, samples, session.lag(slot.round, fragment), session.steps()), ())
+        rounds, samples = (
+            session.rounds(slot.round, fragment),
+            session.samples(slot.round, fragment),
+        )
+        self._post(
+            p.Leased(
+                id_,
+                slot.slot,
+                rounds,
+                slot.digest,
+                samples,
+                session.lag(slot.round, fragment),
+                session.steps(),
+            ),
+            (),
+        )
 
     async def _release(self, request: p.Release) -> None:
         self._of(request.fragment).anchors[request.fragment].release(request.slot)
 
     async def _contribute(self, request: p.Contribute) -> None:
-        self._of(request.fragment).contribute(request.cid, request.samples, request.base, request.fragment, request.reading)
+        self._of(request.fragment).contribute(
+            request.cid, request.samples, request.base, request.fragment, request.reading
+        )
         self._done(request.id)
 
     async def _computed(self, request: p.Computed) -> None:
@@ -257,7 +286,9 @@ class Requests:
         memory = self._attached().reduce_open(request.call, request.numel, request.buffer)
         number, grid = memory.source.number, memory.grid
         fds = [] if request.buffer else [memory.source.fd]
-        self._post(p.ReduceOpened(request.id, number, *grid, members=memory.members, fds=len(fds)), fds)
+        self._post(
+            p.ReduceOpened(request.id, number, *grid, members=memory.members, fds=len(fds)), fds
+        )
 
     async def _reduce_start(self, request: p.ReduceStart) -> None:
         self._attached().reduce_start(request.op_id)

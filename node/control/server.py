@@ -38,7 +38,9 @@ def _emit_defect(error: Exception) -> None:
 class ControlServer:
     """Serves a NodeService at ``path``. Hold the home's `NodeLock` before ``run``: a socket file found there is then stale."""
 
-    def __init__(self, service: NodeService, path: Path, *, on_defect: Defect = _emit_defect) -> None:
+    def __init__(
+        self, service: NodeService, path: Path, *, on_defect: Defect = _emit_defect
+    ) -> None:
         self.path = path
         self._service = service
         self._on_defect = on_defect

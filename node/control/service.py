@@ -117,7 +117,14 @@ class ScriptSession(Protocol):
         """
         ...
 
-    def contribute(self, cid: bytes, samples: int, base: int | None = None, fragment: int = 0, reading: Reading = NO_READING) -> None:
+    def contribute(
+        self,
+        cid: bytes,
+        samples: int,
+        base: int | None = None,
+        fragment: int = 0,
+        reading: Reading = NO_READING,
+    ) -> None:
         """The fragment's part of ``contribution`` is written and stays frozen until `ScriptEvents.decided`; offer it under ``cid`` (16 random bytes,
         made by the client) to the open round, or to the next one where an earlier script's contribution is frozen in it.
 
@@ -261,7 +268,9 @@ class NodeService(Protocol):
         (an event may carry them as the key ``lost``)."""
         ...
 
-    async def open_script(self, run_id: str, layout: Layout, pid: int, events: ScriptEvents, progress: ProgressSink) -> ScriptSession:
+    async def open_script(
+        self, run_id: str, layout: Layout, pid: int, events: ScriptEvents, progress: ProgressSink
+    ) -> ScriptSession:
         """Attach a script: wait until the run's state is here (telling progress), or until it is clear that this member founds it.
 
         Raises ModelMismatchError (naming the tensors, `collectives.layout.differences`) when the run has another layout,

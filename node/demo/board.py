@@ -22,7 +22,9 @@ class PeerRow:
     round: int = 0
     step: int = 0
     loss: float = math.nan  # smoothed training loss
-    losses: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])  # (round and a fraction, smoothed loss)
+    losses: list[tuple[float, float]] = field(
+        default_factory=list[tuple[float, float]]
+    )  # (round and a fraction, smoothed loss)
     round_step: int = 0  # the step at which this peer's current round began
     counted: int = 0  # committed rounds that hold a contribution of this peer
     bytes_sent: int = 0
@@ -60,13 +62,17 @@ def ddp_bytes(contributors: int, params: int) -> float:
 class Board:
     """The state of the demo. ``rounds_total`` rounds of ``sync_every`` steps on a model of ``params`` parameters."""
 
-    def __init__(self, names: list[str], *, rounds_total: int, sync_every: int, params: int) -> None:
+    def __init__(
+        self, names: list[str], *, rounds_total: int, sync_every: int, params: int
+    ) -> None:
         self.rows = {name: PeerRow(name) for name in names}
         self.rounds_total, self.sync_every, self.params = rounds_total, sync_every, params
         self.rounds: list[RoundRow] = []
         self.happenings: list[Happening] = []
         self.evaluations: list[tuple[int, float]] = []  # (round, held-out loss of the anchor)
-        self.solo: list[tuple[float, float]] = []  # (steps as rounds, held-out loss of one machine alone)
+        self.solo: list[
+            tuple[float, float]
+        ] = []  # (steps as rounds, held-out loss of one machine alone)
         self.solo_step = 0
         self.phase = "starting"
 
@@ -83,7 +89,12 @@ class Board:
     @property
     def ddp_equivalent_bytes(self) -> int:
         """What plain data-parallel training of the same steps would have sent (`ddp_bytes`)."""
-        return round(sum(self.sync_every * ddp_bytes(len(row.contributors), self.params) for row in self.rounds))
+        return round(
+            sum(
+                self.sync_every * ddp_bytes(len(row.contributors), self.params)
+                for row in self.rounds
+            )
+        )
 
     def name_of(self, peer: str) -> str:
         """The name on screen of a peer id."""
@@ -116,8 +127,12 @@ class Board:
         row.state, row.step = "training", int(record.get("step", row.step))
         loss = float(record.get("loss", math.nan))
         if math.isfinite(loss):
-            row.loss = loss if math.isnan(row.loss) else SMOOTHING * row.loss + (1 - SMOOTHING) * loss
-            row.losses.append((row.round + min(1.0, (row.step - row.round_step) / self.sync_every), row.loss))
+            row.loss = (
+                loss if math.isnan(row.loss) else SMOOTHING * row.loss + (1 - SMOOTHING) * loss
+            )
+            row.losses.append(
+                (row.round + min(1.0, (row.step - row.round_step) / self.sync_every), row.loss)
+            )
 
     def _round(self, row: PeerRow, record: Mapping[str, Any], at_s: float) -> None:
         if record.get("status") != "committed":
@@ -132,7 +147,14 @@ class Board:
         if number > self.round:
             shares: list[Mapping[str, Any]] = list(record.get("contributors", ()))
             contributors = tuple(self.name_of(str(share["peer"])) for share in shares)
-            self.rounds.append(RoundRow(number, at_s, contributors, sum(int(share.get("samples", 0)) for share in shares)))
+            self.rounds.append(
+                RoundRow(
+                    number,
+                    at_s,
+                    contributors,
+                    sum(int(share.get("samples", 0)) for share in shares),
+                )
+            )
 
     def measured(self, record: Mapping[str, Any]) -> None:
         """Take in one JSON line of `measure`."""
@@ -157,7 +179,16 @@ class Board:
 
     def recovery_s(self) -> float | None:
         """Seconds from the kill to the next committed round that does without the killed peer; None when there was none."""
-        kill = next((happening for happening in self.happenings if happening.kind == "killed"), None)
+        kill = next(
+            (happening for happening in self.happenings if happening.kind == "killed"), None
+        )
         if kill is None:
             return None
-        return next((row.at_s - kill.at_s for row in self.rounds if row.at_s >= kill.at_s and kill.name not in row.contributors), None)
+        return next(
+            (
+                row.at_s - kill.at_s
+                for row in self.rounds
+                if row.at_s >= kill.at_s and kill.name not in row.contributors
+            ),
+            None,
+        )

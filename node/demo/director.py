@@ -73,7 +73,9 @@ class Director:
         self.board.phase = "starting nodes"
         for name in names:
             self.cast.nodes[name] = self.stage.node(name, self.cast.inbox)
-        self._until(lambda: all(self._listens(name) for name in names), START_S, "the nodes did not start")
+        self._until(
+            lambda: all(self._listens(name) for name in names), START_S, "the nodes did not start"
+        )
         self.board.phase = "founding the run"
         self._invite = self.stage.found(names[0])
         for name in names:
@@ -84,9 +86,16 @@ class Director:
         """Until every surviving script has ended: the kill and the late join happen on the way."""
         self._until(lambda: bool(self.board.rounds), START_S, "no round was committed")
         self._until(
-            self._act, STUCK_S, "the swarm is stuck", moves=lambda: (self.board.round, sum(row.step for row in self.board.rows.values()))
+            self._act,
+            STUCK_S,
+            "the swarm is stuck",
+            moves=lambda: (self.board.round, sum(row.step for row in self.board.rows.values())),
         )
-        self._until(lambda: not any(script.alive for script in self.cast.scripts.values()), STUCK_S, "a script does not end")
+        self._until(
+            lambda: not any(script.alive for script in self.cast.scripts.values()),
+            STUCK_S,
+            "a script does not end",
+        )
         self._drain()
         for name, row in self.board.rows.items():
             if row.final:
@@ -95,10 +104,16 @@ class Director:
     def measure(self, *, alone: bool) -> None:
         """Evaluate the anchors that the first peer wrote, and train one machine alone beside that."""
         self.board.phase = "one machine alone, for comparison" if alone else "measuring"
-        tasks = [("anchors", str(self.stage.anchors(next(iter(self.board.rows)))))] + ([("alone", str(self.stage.steps))] if alone else [])
+        tasks = [("anchors", str(self.stage.anchors(next(iter(self.board.rows)))))] + (
+            [("alone", str(self.stage.steps))] if alone else []
+        )
         children = [self.stage.measure(what, argument, self.cast.inbox) for what, argument in tasks]
         self.cast.others += children
-        self._until(lambda: not any(child.alive for child in children), 4 * STUCK_S, "the measurement does not end")
+        self._until(
+            lambda: not any(child.alive for child in children),
+            4 * STUCK_S,
+            "the measurement does not end",
+        )
         self._drain()
 
     # ---- what happens on the way
@@ -114,7 +129,9 @@ class Director:
         late = board.rows[self._late]
         if late.counted and not any(event.kind == "joined" for event in board.happenings):
             board.joined_late(self._late, self.now_s)
-            self.screen.say(f"{self._late} joined: it fetched the state and contributed to round {late.round}")
+            self.screen.say(
+                f"{self._late} joined: it fetched the state and contributed to round {late.round}"
+            )
         return all(row.state in ("finished", "failed", "killed") for row in board.rows.values())
 
     def _strike(self) -> None:
@@ -135,11 +152,19 @@ class Director:
         self.screen.say(f"{self._late} starts, with the same invite")
         if self._late not in self.cast.nodes:
             self.cast.nodes[self._late] = self.stage.node(self._late, self.cast.inbox)
-        self._until(lambda: self._listens(self._late), START_S, f"the node of {self._late} did not start")
+        self._until(
+            lambda: self._listens(self._late), START_S, f"the node of {self._late} did not start"
+        )
         self.cast.scripts[self._late] = self.stage.script(self._late, self._invite, self.cast.inbox)
 
     # ---- the loop
-    def _until(self, done: Callable[[], bool], limit_s: float, what: str, moves: Callable[[], object] | None = None) -> None:
+    def _until(
+        self,
+        done: Callable[[], bool],
+        limit_s: float,
+        what: str,
+        moves: Callable[[], object] | None = None,
+    ) -> None:
         """Take in lines and redraw until ``done``. ``limit_s`` starts anew whenever ``moves`` changes. Raises NetworkError."""
         until, last = self._clock() + limit_s, moves() if moves else None
         while not done():
@@ -148,7 +173,11 @@ class Director:
             if moves and moves() != last:
                 until, last = self._clock() + limit_s, moves()
             if self._clock() > until:
-                raise NetworkError(f"{what} within {limit_s:.0f} s", code="E112", hint=f"Look into {self.stage.folder / 'logs'}")
+                raise NetworkError(
+                    f"{what} within {limit_s:.0f} s",
+                    code="E112",
+                    hint=f"Look into {self.stage.folder / 'logs'}",
+                )
 
     def _take_for(self, seconds: float) -> None:
         """Take in what comes within this time: drawing once for all of it leaves the processor to the peers."""
@@ -163,10 +192,19 @@ class Director:
 
     def _take(self, timeout_s: float) -> None:
         try:
-            line = self.cast.inbox.get(timeout=timeout_s) if timeout_s else self.cast.inbox.get_nowait()
+            line = (
+                self.cast.inbox.get(timeout=timeout_s)
+                if timeout_s
+                else self.cast.inbox.get_nowait()
+            )
         except queue.Empty:
             return
-        record = {"t": round(line.at - self._started, 3), "name": line.name, "role": line.role, **line.record}
+        record = {
+            "t": round(line.at - self._started, 3),
+            "name": line.name,
+            "role": line.role,
+            **line.record,
+        }
         with (self.stage.folder / "events.jsonl").open("a", encoding="utf-8") as events:
             print(json.dumps(record), file=events)
         if line.role == "node":

@@ -19,11 +19,26 @@ def draw(board: Board, path: Path) -> bool:
     axes = figure.subplots()
     for row in board.rows.values():
         if len(row.losses) > 1:
-            axes.plot(*zip(*row.losses, strict=True), linewidth=0.8, alpha=0.45, label=f"{row.name}, training (smoothed)")
+            axes.plot(
+                *zip(*row.losses, strict=True),
+                linewidth=0.8,
+                alpha=0.45,
+                label=f"{row.name}, training (smoothed)",
+            )
     if board.solo:
-        axes.plot(*zip(*board.solo, strict=True), color="black", linestyle="--", label="one machine alone, held out")
+        axes.plot(
+            *zip(*board.solo, strict=True),
+            color="black",
+            linestyle="--",
+            label="one machine alone, held out",
+        )
     if board.evaluations:
-        axes.plot(*zip(*board.evaluations, strict=True), color="#1f4e9c", linewidth=2, label="the swarm's anchor, held out")
+        axes.plot(
+            *zip(*board.evaluations, strict=True),
+            color="#1f4e9c",
+            linewidth=2,
+            label="the swarm's anchor, held out",
+        )
     for happening in board.happenings:
         colour, word = _MARKS[happening.kind]
         axes.axvline(happening.round, color=colour, linestyle=":")
@@ -37,7 +52,9 @@ def draw(board: Board, path: Path) -> bool:
             fontsize=8,
         )
     if len(board.evaluations) > 1:
-        axes.set_ylim(top=1.35 * board.evaluations[1][1])  # what comes before would flatten the rest
+        axes.set_ylim(
+            top=1.35 * board.evaluations[1][1]
+        )  # what comes before would flatten the rest
     axes.set_xlabel(f"round ({board.sync_every} steps of each peer)")
     axes.set_ylabel("loss, nats per byte")
     if axes.get_legend_handles_labels()[0]:

@@ -36,7 +36,11 @@ def anchors(manifest_path: Path, folder: Path) -> None:
     model = build(manifest)
     for file in sorted(folder.glob("round-*.safetensors")):
         model.load_state_dict(load_file(file))
-        _say(event="anchor", round=int(file.stem.removeprefix("round-")), held_out=evaluate(model, corpus.held_out))
+        _say(
+            event="anchor",
+            round=int(file.stem.removeprefix("round-")),
+            held_out=evaluate(model, corpus.held_out),
+        )
 
 
 def alone(manifest_path: Path, steps: int) -> None:
@@ -58,9 +62,19 @@ def alone(manifest_path: Path, steps: int) -> None:
         return True
 
     _say(event="alone", step=0, held_out=evaluate(model, corpus.held_out))
-    inner = msgspec.structs.replace(manifest.train.inner, steps=steps)  # its schedule ends with its steps, as the swarm's does
+    inner = msgspec.structs.replace(
+        manifest.train.inner, steps=steps
+    )  # its schedule ends with its steps, as the swarm's does
     generator = peer_generator(manifest.data.seed, PeerId("alone"))
-    train(model, make_optimizer(model, inner), corpus.training, inner, generator, stop=steps, on_step=on_step)
+    train(
+        model,
+        make_optimizer(model, inner),
+        corpus.training,
+        inner,
+        generator,
+        stop=steps,
+        on_step=on_step,
+    )
 
 
 def main() -> None:

@@ -44,7 +44,12 @@ class _Canvas:
 
 
 def braille_plot(
-    curves: Sequence[Sequence[tuple[float, float]]], *, columns: int = 64, rows: int = 12, marks: Sequence[Mark] = (), x_label: str = ""
+    curves: Sequence[Sequence[tuple[float, float]]],
+    *,
+    columns: int = 64,
+    rows: int = 12,
+    marks: Sequence[Mark] = (),
+    x_label: str = "",
 ) -> list[str]:
     """Lines of text that draw the curves, each a list of (x, y), joined by straight lines. Points that are not finite are left out.
 
@@ -59,7 +64,9 @@ def braille_plot(
     canvas = _Canvas(columns, rows)
 
     def place(x: float, y: float) -> tuple[int, int]:
-        return round((x - left) / wide * (canvas.width - 1)), round((high - y) / tall * (canvas.height - 1))
+        return round((x - left) / wide * (canvas.width - 1)), round(
+            (high - y) / tall * (canvas.height - 1)
+        )
 
     for curve in drawn:
         dots = [place(x, y) for x, y in curve]
@@ -75,10 +82,18 @@ def braille_plot(
     return _framed(canvas.lines(), "".join(signs), (low, high), (left, right), x_label)
 
 
-def _framed(body: list[str], signs: str, y_range: tuple[float, float], x_range: tuple[float, float], x_label: str) -> list[str]:
+def _framed(
+    body: list[str],
+    signs: str,
+    y_range: tuple[float, float],
+    x_range: tuple[float, float],
+    x_label: str,
+) -> list[str]:
     low, high = y_range
     labels = [
-        f"{high - (high - low) * row / max(1, len(body) - 1):7.3f}" if row % 4 == 0 or row == len(body) - 1 else " " * 7
+        f"{high - (high - low) * row / max(1, len(body) - 1):7.3f}"
+        if row % 4 == 0 or row == len(body) - 1
+        else " " * 7
         for row in range(len(body))
     ]
     lines = [" " * 9 + signs.rstrip()] if signs.strip() else []

@@ -34,7 +34,15 @@ Inbox = queue.SimpleQueue[Line]
 class Child:
     """One process of the demo. Its stdout is read as JSON lines into the inbox, other lines and its stderr go to the log."""
 
-    def __init__(self, name: str, role: str, command: Sequence[str], environment: Mapping[str, str], log: Path, inbox: Inbox) -> None:
+    def __init__(
+        self,
+        name: str,
+        role: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        inbox: Inbox,
+    ) -> None:
         self.name, self.role, self.log = name, role, log
         self._inbox = inbox
         with log.open("ab") as errors:
@@ -67,7 +75,14 @@ class Child:
                     print(line, end="", file=log, flush=True)
                 else:
                     self._inbox.put(Line(self.name, self.role, record, at))
-        self._inbox.put(Line(self.name, self.role, {"event": "exit", "code": self.process.wait()}, time.monotonic()))
+        self._inbox.put(
+            Line(
+                self.name,
+                self.role,
+                {"event": "exit", "code": self.process.wait()},
+                time.monotonic(),
+            )
+        )
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the process and its group."""
@@ -92,7 +107,9 @@ class Child:
     def last_words(self, lines: int = 12) -> str:
         """The end of its log."""
         try:
-            return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+            return "\n".join(
+                self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
+            )
         except OSError:
             return ""
 

@@ -32,10 +32,14 @@ def run(options: DemoOptions) -> int:
     stage = prepare(Path(options.out), steps=steps, seed=options.seed)
     names = [f"peer {number}" for number in range(1, options.peers + 2)]
     board = Board(names, rounds_total=stage.rounds, sync_every=SYNC_EVERY, params=PARAMETERS)
-    screen: Screen = LiveScreen(colour=options.colour) if options.live else PlainScreen(quiet=options.quiet)
+    screen: Screen = (
+        LiveScreen(colour=options.colour) if options.live else PlainScreen(quiet=options.quiet)
+    )
     cast = Cast()
     started = time.monotonic()
-    director = Director(stage, board, screen, cast, seed=options.seed, kill=not options.no_kill, late=names[-1])
+    director = Director(
+        stage, board, screen, cast, seed=options.seed, kill=not options.no_kill, late=names[-1]
+    )
     try:
         with _terminated_like_interrupted(), screen:
             screen.say(
@@ -79,9 +83,17 @@ def _finish(stage: Stage, board: Board, options: DemoOptions, seconds: float) ->
         kill=not options.no_kill,
         late=list(board.rows)[-1],
         files=tuple(files),
-        extra={"name": "demo", "machine": machine(), "settings": {**asdict(options), "steps": stage.steps, "rounds": stage.rounds}},
+        extra={
+            "name": "demo",
+            "machine": machine(),
+            "settings": {**asdict(options), "steps": stage.steps, "rounds": stage.rounds},
+        },
     )
-    write_atomic(stage.folder / "result.json", (json.dumps(verdict.as_json(), indent=1) + "\n").encode(), 0o644)
+    write_atomic(
+        stage.folder / "result.json",
+        (json.dumps(verdict.as_json(), indent=1) + "\n").encode(),
+        0o644,
+    )
     return verdict
 
 

@@ -86,7 +86,12 @@ class Stage:
 
     def node(self, name: str, inbox: Inbox) -> Child:
         """Start a peer's node, on a free port of this machine only. Like all processes of the demo it ends with the demo."""
-        return self._start(name, "node", ["atoll.node", "--until-stdin-ends", "--listen", "/ip4/127.0.0.1/tcp/0"], inbox)
+        return self._start(
+            name,
+            "node",
+            ["atoll.node", "--until-stdin-ends", "--listen", "/ip4/127.0.0.1/tcp/0"],
+            inbox,
+        )
 
     def status(self, name: str) -> dict[str, Any] | None:
         """What a peer's node says of itself; None while it does not answer."""
@@ -100,22 +105,41 @@ class Stage:
         """Make the run on the founder's node, as `atoll new` and `atoll join RUN` do; returns the invite. Raises AtollError."""
         command = [sys.executable, "-m", "atoll.node.cli", "new", str(self.manifest), "--json"]
         environment = {**os.environ, **self.environment(name)}
-        done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         try:
             answer: dict[str, Any] = json.loads(done.stdout)
         except ValueError:
             answer = {}
         if done.returncode or not answer.get("invite"):
-            raise AtollError(f"atoll new failed with status {done.returncode}", why=(done.stderr or done.stdout).strip())
+            raise AtollError(
+                f"atoll new failed with status {done.returncode}",
+                why=(done.stderr or done.stdout).strip(),
+            )
         paths = find_paths(self.home(name))
         with NodeClient.connect(paths) as node:
-            node.join(JoinRequest(manifest=load_run(paths, str(answer["run_id"])).encode(), name=name))
+            node.join(
+                JoinRequest(manifest=load_run(paths, str(answer["run_id"])).encode(), name=name)
+            )
         return str(answer["invite"])
 
     def script(self, name: str, run: str, inbox: Inbox) -> Child:
         """Start a peer's training script; ``run``: an invite. It writes anchors to its folder."""
         self.anchors(name).mkdir(parents=True)
-        told = ["--progress", "--until-stdin-ends", "--threads", "1", "--anchors", str(self.anchors(name))]
+        told = [
+            "--progress",
+            "--until-stdin-ends",
+            "--threads",
+            "1",
+            "--anchors",
+            str(self.anchors(name)),
+        ]
         return self._start(name, "script", ["atoll.node.recipes.train", run, *told], inbox)
 
     def anchors(self, name: str) -> Path:
@@ -125,16 +149,27 @@ class Stage:
     def anchor_bits(self, name: str, round_: int) -> str:
         """blake3 of a peer's anchor of a round, as its script saw it: equal only if every bit is. Empty when it is not there."""
         try:
-            return blake3((self.anchors(name) / f"round-{round_:04}.safetensors").read_bytes()).hexdigest()
+            return blake3(
+                (self.anchors(name) / f"round-{round_:04}.safetensors").read_bytes()
+            ).hexdigest()
         except OSError:
             return ""
 
     def measure(self, what: str, argument: str, inbox: Inbox) -> Child:
         """Start a measurement (`measure`)."""
-        return self._start(what, "measure", ["atoll.node.demo.measure", str(self.manifest), what, argument], inbox)
+        return self._start(
+            what, "measure", ["atoll.node.demo.measure", str(self.manifest), what, argument], inbox
+        )
 
     def _start(self, name: str, role: str, command: list[str], inbox: Inbox) -> Child:
-        return Child(name, role, [sys.executable, "-m", *command], self.environment(name), self.log(name, role), inbox)
+        return Child(
+            name,
+            role,
+            [sys.executable, "-m", *command],
+            self.environment(name),
+            self.log(name, role),
+            inbox,
+        )
 
     def clear_homes(self) -> None:
         """Remove the peers' homes; the rest stays to be looked at."""
@@ -151,7 +186,12 @@ def prepare(folder: Path, *, steps: int, seed: int) -> Stage:
     stage = Stage(folder, steps // SYNC_EVERY, steps, seed)
     try:
         if folder.is_dir() and any(folder.iterdir()) and not stage.manifest.exists():
-            raise ConfigError(f"{folder} holds other files", key="--out", hint="Choose a new folder: atoll demo --out DIR", exit_code=2)
+            raise ConfigError(
+                f"{folder} holds other files",
+                key="--out",
+                hint="Choose a new folder: atoll demo --out DIR",
+                exit_code=2,
+            )
         folder.mkdir(parents=True, exist_ok=True)
         _end_leftovers(stage)
         for name in ("homes", "logs", "anchors"):
@@ -159,7 +199,11 @@ def prepare(folder: Path, *, steps: int, seed: int) -> Stage:
             (folder / name).mkdir(mode=0o700)
         (folder / "events.jsonl").unlink(missing_ok=True)
         text = MANIFEST.format(
-            seed=seed, parameters=PARAMETERS, sync_every=SYNC_EVERY, rounds=stage.rounds, steps=stage.rounds * SYNC_EVERY
+            seed=seed,
+            parameters=PARAMETERS,
+            sync_every=SYNC_EVERY,
+            rounds=stage.rounds,
+            steps=stage.rounds * SYNC_EVERY,
         )
         stage.manifest.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -15,8 +15,22 @@ from rich.text import Text
 from .board import Board, PeerRow
 from .plot import sparkline
 
-_COLOURS = {"starting": "dim", "joining": "yellow", "training": "green", "killed": "red", "finished": "cyan", "failed": "red"}
-_SIGNS = {"starting": "…", "joining": "↓", "training": "●", "killed": "✗", "finished": "✓", "failed": "!"}
+_COLOURS = {
+    "starting": "dim",
+    "joining": "yellow",
+    "training": "green",
+    "killed": "red",
+    "finished": "cyan",
+    "failed": "red",
+}
+_SIGNS = {
+    "starting": "…",
+    "joining": "↓",
+    "training": "●",
+    "killed": "✗",
+    "finished": "✓",
+    "failed": "!",
+}
 
 
 class Screen(AbstractContextManager["Screen"], Protocol):
@@ -47,9 +61,22 @@ def traffic(board: Board) -> str:
 def strip(board: Board, name: str) -> str:
     """One character a round: whether this peer's contribution is in it."""
     found = {row.round: name in row.contributors for row in board.rounds}
-    kill = next((event.round + 1 for event in board.happenings if event.kind == "killed" and event.name == name), 0)
+    kill = next(
+        (
+            event.round + 1
+            for event in board.happenings
+            if event.kind == "killed" and event.name == name
+        ),
+        0,
+    )
     cells = [
-        "✗" if number == kill else "█" if found.get(number) else "·" if number <= board.round else " "
+        "✗"
+        if number == kill
+        else "█"
+        if found.get(number)
+        else "·"
+        if number <= board.round
+        else " "
         for number in range(1, board.rounds_total + 1)
     ]
     return "".join(cells)
@@ -65,7 +92,11 @@ def peer_words(row: PeerRow) -> str:
         "finished": "done",
         "failed": "failed",
     }
-    return f"{words[row.state]}: {row.note}" if row.note and row.state in ("starting", "joining", "failed") else words[row.state]
+    return (
+        f"{words[row.state]}: {row.note}"
+        if row.note and row.state in ("starting", "joining", "failed")
+        else words[row.state]
+    )
 
 
 class LiveScreen:
@@ -79,7 +110,12 @@ class LiveScreen:
         self._live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._live.stop()
 
     def show(self, board: Board, now_s: float) -> None:
@@ -92,14 +128,21 @@ class LiveScreen:
 
     def block(self, board: Board, now_s: float) -> Group:
         """The block as rich renders it."""
-        lines = [Text(f"atoll demo   {board.phase}   round {board.round}/{board.rounds_total}   {now_s:.0f} s", style="bold")]
+        lines = [
+            Text(
+                f"atoll demo   {board.phase}   round {board.round}/{board.rounds_total}   {now_s:.0f} s",
+                style="bold",
+            )
+        ]
         for row in board.rows.values():
             line = Text(f"{_SIGNS[row.state]} {row.name}  ", style=_COLOURS[row.state])
             line.append(f"{peer_words(row):<26.26}")
             line.append(f"step {row.step:<5}")
             line.append(strip(board, row.name))
             if math.isfinite(row.loss):
-                line.append(f"  loss {row.loss:.3f} {sparkline([loss for _, loss in row.losses], 16)}")
+                line.append(
+                    f"  loss {row.loss:.3f} {sparkline([loss for _, loss in row.losses], 16)}"
+                )
             lines.append(line)
         lines.append(Text(traffic(board), style="dim"))
         return Group(*lines)
@@ -114,15 +157,26 @@ class PlainScreen:
     def __enter__(self) -> PlainScreen:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         return None
 
     def show(self, board: Board, now_s: float) -> None:
         """Print the rounds committed since the last call."""
         for row in board.rounds[self._shown :]:
-            losses = [peer.loss for peer in board.rows.values() if peer.state == "training" and math.isfinite(peer.loss)]
+            losses = [
+                peer.loss
+                for peer in board.rows.values()
+                if peer.state == "training" and math.isfinite(peer.loss)
+            ]
             loss = f"  loss {sum(losses) / len(losses):.3f}" if losses else ""
-            self.say(f"round {row.round:3}/{board.rounds_total}  {row.at_s:5.1f} s  {', '.join(row.contributors)}{loss}")
+            self.say(
+                f"round {row.round:3}/{board.rounds_total}  {row.at_s:5.1f} s  {', '.join(row.contributors)}{loss}"
+            )
         self._shown = len(board.rounds)
 
     def say(self, text: str) -> None:

@@ -34,7 +34,10 @@ _NO_PORT = {  # errno of bind: why, and what to do
         "no network interface of this machine has this address",
         "Listen on /ip4/0.0.0.0/tcp/PORT; the address of a router goes into node.announce.",
     ),
-    errno.EACCES: ("ports below 1024 need the rights of the system's administrator", "Choose another port with --port"),
+    errno.EACCES: (
+        "ports below 1024 need the rights of the system's administrator",
+        "Choose another port with --port",
+    ),
 }
 
 
@@ -49,7 +52,9 @@ def host_and_port(address: str) -> tuple[str, int]:
     if kind == "ip4":
         ipaddress.IPv4Address(host)
     elif kind == "ip6":
-        if "%" in host or "." in host:  # an interface of whoever says it; an IPv4 address in disguise
+        if (
+            "%" in host or "." in host
+        ):  # an interface of whoever says it; an IPv4 address in disguise
             raise ValueError(f"not a host: {host!r}")
         ipaddress.IPv6Address(host)
     elif kind not in ("dns", "dns4", "dns6") or not is_host_name(host):
@@ -60,7 +65,11 @@ def host_and_port(address: str) -> tuple[str, int]:
 def is_host_name(host: str) -> bool:
     """Whether ``host`` could be asked for in the DNS. One that ends in a number could not: systems take ``127.1`` for an address."""
     labels = host.removesuffix(".").split(".")
-    return len(host) <= 253 and all(_LABEL.fullmatch(label) for label in labels) and not labels[-1].isdigit()
+    return (
+        len(host) <= 253
+        and all(_LABEL.fullmatch(label) for label in labels)
+        and not labels[-1].isdigit()
+    )
 
 
 def is_direct(address: str) -> bool:
@@ -80,7 +89,13 @@ def circuit(relay: PeerId, address: str) -> str:
 def split_circuit(address: str) -> tuple[PeerId, str] | None:
     """The relay of a circuit and where it is dialled; None when ``address`` is no circuit."""
     head, mark, relay = address.removesuffix(CIRCUIT).rpartition("/p2p/")
-    if not address.endswith(CIRCUIT) or len(address) > MAX_ADDRESS_CHARS or not mark or not is_peer_id(relay) or not is_direct(head):
+    if (
+        not address.endswith(CIRCUIT)
+        or len(address) > MAX_ADDRESS_CHARS
+        or not mark
+        or not is_peer_id(relay)
+        or not is_direct(head)
+    ):
         return None
     return PeerId(relay), head
 
@@ -98,7 +113,9 @@ def without_peer(address: str) -> str:
 
 def usable(addresses: Iterable[str]) -> tuple[str, ...]:
     """The dialable ones among ``addresses``, without duplicates, in order, at most `MAX_ADDRESSES`."""
-    return tuple(dict.fromkeys(address for address in addresses if is_address(address)))[:MAX_ADDRESSES]
+    return tuple(dict.fromkeys(address for address in addresses if is_address(address)))[
+        :MAX_ADDRESSES
+    ]
 
 
 def split_peer(address: str) -> tuple[PeerId, str]:
@@ -190,7 +207,9 @@ def telling(addresses: Iterable[str]) -> list[str]:
     """The direct addresses that show where a machine stands: the IPv4 ones, if it has any but loopback. With a private one it stands in a house,
     whose firewall keeps its IPv6 addresses from strangers, public as they are."""
     direct = [address for address in addresses if is_direct(address)]
-    return [address for address in direct if not is_ipv6(address) and not is_loopback(address)] or direct
+    return [
+        address for address in direct if not is_ipv6(address) and not is_loopback(address)
+    ] or direct
 
 
 def has_public(addresses: Iterable[str]) -> bool:
@@ -201,7 +220,11 @@ def has_public(addresses: Iterable[str]) -> bool:
 def at_home(addresses: Iterable[str]) -> bool:
     """Whether these, each with or without ``/p2p/PEER``, lead nowhere but in one private network, or on one machine: nobody elsewhere can dial them."""
     known = [without_peer(address) for address in addresses]
-    return bool(known) and all(map(is_direct, known)) and not any(is_public(host_of(address)) for address in telling(known))
+    return (
+        bool(known)
+        and all(map(is_direct, known))
+        and not any(is_public(host_of(address)) for address in telling(known))
+    )
 
 
 def own_hosts() -> list[str]:
@@ -221,7 +244,9 @@ def expand(host: str, port: int) -> list[str]:
     """The addresses under which a listener on ``host`` can be dialled (a wildcard has several)."""
     if host in _WILDCARDS:
         version = ipaddress.ip_address(host).version
-        hosts = [own for own in own_hosts() if ipaddress.ip_address(own).version == version] or ["::1"]
+        hosts = [own for own in own_hosts() if ipaddress.ip_address(own).version == version] or [
+            "::1"
+        ]
     else:
         hosts = [host]
     return [make_address(own, port) for own in hosts]
@@ -230,7 +255,8 @@ def expand(host: str, port: int) -> list[str]:
 def listening_at(bound: Iterable[tuple[str, int]]) -> list[str]:
     """The addresses of listeners on these hosts and ports: IPv4, IPv6, then loopback, that of IPv6 only where there is no other."""
     found = sorted(
-        (address for host, port in bound for address in expand(host, port)), key=lambda address: (is_loopback(address), is_ipv6(address))
+        (address for host, port in bound for address in expand(host, port)),
+        key=lambda address: (is_loopback(address), is_ipv6(address)),
     )
     return [address for address in found if host_of(address) != "::1"] or found
 
@@ -261,7 +287,14 @@ def check_port_free(host: str, port: int) -> None:
         try:
             sock.bind((host, port))
         except OSError as error:
-            why, hint = _NO_PORT.get(error.errno or 0, ("the system refuses", "Choose another: --port, or --listen"))
+            why, hint = _NO_PORT.get(
+                error.errno or 0, ("the system refuses", "Choose another: --port, or --listen")
+            )
             raise ConfigError(
-                f"port {port}/tcp on {host} cannot be used: {error.strerror}", key="listen", code="E101", exit_code=73, why=why, hint=hint
+                f"port {port}/tcp on {host} cannot be used: {error.strerror}",
+                key="listen",
+                code="E101",
+                exit_code=73,
+                why=why,
+                hint=hint,
             ) from None

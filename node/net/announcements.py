@@ -37,9 +37,14 @@ class Announcement(msgspec.Struct, frozen=True, array_like=True):
 
     run: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
     peer: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
-    addresses: Annotated[tuple[Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS_CHARS)], ...], msgspec.Meta(max_length=MAX_ADDRESSES)]
+    addresses: Annotated[
+        tuple[Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS_CHARS)], ...],
+        msgspec.Meta(max_length=MAX_ADDRESSES),
+    ]
     sequence: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
-    signature: Annotated[bytes, msgspec.Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
+    signature: Annotated[
+        bytes, msgspec.Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)
+    ]
 
     @property
     def key(self) -> tuple[PeerId, int]:
@@ -56,7 +61,9 @@ def _signed_bytes(run: str, peer: str, addresses: Sequence[str], sequence: int) 
     return msgspec.msgpack.encode((run, peer, tuple(addresses), sequence))
 
 
-def announce(identity: Identity, run: RunId, addresses: Sequence[str], unix_s: float) -> Announcement:
+def announce(
+    identity: Identity, run: RunId, addresses: Sequence[str], unix_s: float
+) -> Announcement:
     """A fresh announcement; without addresses it is a goodbye."""
     kept, sequence = usable(addresses), int(unix_s * 1000)
     signature = identity.sign(DOMAIN, _signed_bytes(run, identity.peer, kept, sequence))
@@ -82,7 +89,9 @@ class Registry:
         """``mine``: our own runs, for which there is room whatever others fill the rest with; it may change."""
         self._mine = mine
         self._runs: dict[str, dict[PeerId, _Known]] = {}
-        self._strange: dict[PeerId, dict[tuple[str, PeerId], None]] = {}  # by sender: what it passed on of runs not ours, oldest first
+        self._strange: dict[
+            PeerId, dict[tuple[str, PeerId], None]
+        ] = {}  # by sender: what it passed on of runs not ours, oldest first
         self._swept_at = -math.inf
 
     def accept(self, news: Announcement, sender: PeerId, now: float, unix_s: float) -> bool:
@@ -96,13 +105,25 @@ class Registry:
             return False
         if abs(news.sequence / 1000 - unix_s) > REMEMBER_S:
             return False
-        if not verify(PeerId(news.peer), DOMAIN, _signed_bytes(news.run, news.peer, news.addresses, news.sequence), news.signature):
-            raise RemoteProtocolError(f"announcement of {news.peer} is not signed by it", peer=sender)
+        if not verify(
+            PeerId(news.peer),
+            DOMAIN,
+            _signed_bytes(news.run, news.peer, news.addresses, news.sequence),
+            news.signature,
+        ):
+            raise RemoteProtocolError(
+                f"announcement of {news.peer} is not signed by it", peer=sender
+            )
         if usable(news.addresses) != news.addresses:
-            raise RemoteProtocolError(f"announcement of {news.peer} holds unusable addresses", peer=sender)
+            raise RemoteProtocolError(
+                f"announcement of {news.peer} holds unusable addresses", peer=sender
+            )
         if known is not None:
             self._remove(news.run, PeerId(news.peer))
-        elif not (self._room_in_run(news.run, sender, now) and (news.run in self._mine or self._room_for_strangers(sender, now))):
+        elif not (
+            self._room_in_run(news.run, sender, now)
+            and (news.run in self._mine or self._room_for_strangers(sender, now))
+        ):
             return False
         self._runs.setdefault(news.run, {})[PeerId(news.peer)] = _Known(news, now + LIFE_S, sender)
         if news.run not in self._mine:
@@ -112,7 +133,11 @@ class Registry:
     def members(self, run: RunId, now: float) -> list[Announcement]:
         """The live announcements of a run, sorted by peer."""
         self._expire(run, now)
-        return [it.news for _, it in sorted(self._runs.get(run, {}).items()) if it.until >= now and not it.news.leaving]
+        return [
+            it.news
+            for _, it in sorted(self._runs.get(run, {}).items())
+            if it.until >= now and not it.news.leaving
+        ]
 
     def missing(self, run: RunId, known: Sequence[Announcement], now: float) -> list[Announcement]:
         """What somebody who sent ``known`` lacks, goodbyes included."""
@@ -141,7 +166,9 @@ class Registry:
             self._strange.pop(known.sender, None)
 
     def _expire(self, run: str, now: float, remember_s: float = REMEMBER_S) -> None:
-        for peer in [peer for peer, it in self._runs.get(run, {}).items() if it.until + remember_s < now]:
+        for peer in [
+            peer for peer, it in self._runs.get(run, {}).items() if it.until + remember_s < now
+        ]:
             self._remove(run, peer)
 
     def _room_in_run(self, run: str, sender: PeerId, now: float) -> bool:

@@ -8,7 +8,9 @@ import random
 class Backoff:
     """Delays ``first_s``, ``first_s * factor``, … up to ``max_s``, each multiplied by a random number in [0.75, 1.25]."""
 
-    def __init__(self, first_s: float, max_s: float, rng: random.Random, factor: float = 1.6) -> None:
+    def __init__(
+        self, first_s: float, max_s: float, rng: random.Random, factor: float = 1.6
+    ) -> None:
         self._first_s, self.max_s, self._factor, self._rng = first_s, max_s, factor, rng
         self._next_s = first_s
 

@@ -43,7 +43,13 @@ class Bootstrap:
         ``look_up(name)``: the peers that a ``/dnsaddr/…`` stands for now; raises NetworkError.
         """
         self._peers = list(dict.fromkeys(peers))
-        self._connect, self._connected, self._alone, self._cached, self._rng = connect, connected, alone, cached, rng
+        self._connect, self._connected, self._alone, self._cached, self._rng = (
+            connect,
+            connected,
+            alone,
+            cached,
+            rng,
+        )
         self._changed = trio.Event()
         self._look_up = look_up
         self._names: list[str] = []
@@ -147,4 +153,8 @@ class Bootstrap:
 
     def _patient(self, backoff: Backoff) -> Backoff:
         """The same back-off with a longer limit; made once."""
-        return backoff if backoff.max_s == PATIENT_MAX_S else Backoff(EAGER_MAX_S, PATIENT_MAX_S, self._rng)
+        return (
+            backoff
+            if backoff.max_s == PATIENT_MAX_S
+            else Backoff(EAGER_MAX_S, PATIENT_MAX_S, self._rng)
+        )

@@ -64,7 +64,9 @@ class Dialler:
         """Whether dials to a host of the internet leave from the listen port. Who is behind no NAT learns nothing by it, and two who dial each other at
         the same moment from their listen ports get one connection with two beginnings."""
         self._sources: dict[int, tuple[str, int]] = {}
-        self._ways: WeakKeyDictionary[RawConnection, str] = WeakKeyDictionary()  # noted before anybody can hear of the connection
+        self._ways: WeakKeyDictionary[RawConnection, str] = (
+            WeakKeyDictionary()
+        )  # noted before anybody can hear of the connection
 
     def listens(self, host: str, port: int) -> None:
         """A socket of ours listens there (``host`` may be a wildcard): dials may leave from it."""
@@ -73,7 +75,11 @@ class Dialler:
     async def dial(self, address: str, target: ID) -> None:
         """A connection to ``target`` at ``address``, from our listen port if it is one of the internet's. Raises what libp2p raises, or OSError."""
         host, port = host_and_port(address)
-        source = self._sources.get(_family(host)) if _numeric(host) and is_public(host) and self.from_listen(host) else None
+        source = (
+            self._sources.get(_family(host))
+            if _numeric(host) and is_public(host) and self.from_listen(host)
+            else None
+        )
         stream = await _connect(host, port, source) if source else None
         if stream is None:
             await self._swarm.dial_addr(Multiaddr(address), target)
@@ -89,7 +95,15 @@ class Dialler:
             await trio.aclose_forcefully(stream)
             raise
 
-    async def punch(self, address: str, target: ID, *, initiator: bool, dial: trio.CancelScope, pause_s: Callable[[], float]) -> None:
+    async def punch(
+        self,
+        address: str,
+        target: ID,
+        *,
+        initiator: bool,
+        dial: trio.CancelScope,
+        pause_s: Callable[[], float],
+    ) -> None:
         """Open a connection at the same moment as ``target`` does, from our listen port. Raises PeerUnreachableError.
 
         ``dial``: what ends the dialling, not the handshake; ``pause_s()``: how long to wait after a router has refused.
@@ -148,7 +162,9 @@ class Dialler:
             if stream is None:
                 return False
             try:
-                await self._swarm.upgrader.upgrade_security(RawConnection(TrioTCPStream(stream), True), True, target)
+                await self._swarm.upgrader.upgrade_security(
+                    RawConnection(TrioTCPStream(stream), True), True, target
+                )
                 return True
             except Exception:
                 return False
@@ -196,7 +212,9 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         if id(cause) not in seen:
             seen.add(id(cause))
             yield cause
-            waiting += [found for found in (cause.__cause__, cause.__context__) if found is not None]
+            waiting += [
+                found for found in (cause.__cause__, cause.__context__) if found is not None
+            ]
             waiting += cause.exceptions if isinstance(cause, BaseExceptionGroup) else ()
 
 
@@ -220,7 +238,9 @@ def _numeric(host: str) -> bool:
     return ":" in host or host.replace(".", "").isdigit()
 
 
-async def _connect(host: str, port: int, source: tuple[str, int] | None) -> trio.SocketStream | None:
+async def _connect(
+    host: str, port: int, source: tuple[str, int] | None
+) -> trio.SocketStream | None:
     """Connect, from ``source`` if it is given; None when that cannot be used (now). Raises OSError. Cancelled, it leaves no socket behind."""
     sock = trio.socket.socket(_family(host), socket.SOCK_STREAM)
     try:

@@ -15,7 +15,15 @@ import trio
 from ...collectives.errors import ConfigError, NetworkError, PeerUnreachableError
 from ...collectives.identifiers import PeerId
 from ...security.identity import is_peer_id
-from .addresses import MAX_ADDRESS_CHARS, host_and_port, is_direct, is_host_name, is_public, make_address, split_peer
+from .addresses import (
+    MAX_ADDRESS_CHARS,
+    host_and_port,
+    is_direct,
+    is_host_name,
+    is_public,
+    make_address,
+    split_peer,
+)
 
 PREFIX = "/dnsaddr/"
 MAX_DEPTH = 4
@@ -32,7 +40,12 @@ Texts = Callable[[str], Awaitable[Sequence[str]]]
 def split(address: str) -> tuple[str, str]:
     """Host and peer id ("" for any) of ``/dnsaddr/HOST[/p2p/PEER]``. Raises ConfigError."""
     host, mark, peer = address.removeprefix(PREFIX).partition("/p2p/")
-    if not address.startswith(PREFIX) or len(address) > MAX_ADDRESS_CHARS or not is_host_name(host) or (mark and not is_peer_id(peer)):
+    if (
+        not address.startswith(PREFIX)
+        or len(address) > MAX_ADDRESS_CHARS
+        or not is_host_name(host)
+        or (mark and not is_peer_id(peer))
+    ):
         raise ConfigError(
             f"not a name for addresses: {address[:MAX_ADDRESS_CHARS]!r}",
             key="bootstrap",
@@ -51,7 +64,9 @@ async def texts_of(host: str) -> Sequence[str]:
             answer = await dns.asyncresolver.resolve(host, "TXT")
         return [b"".join(record.strings).decode("utf-8", "replace") for record in answer]
     except Exception as error:  # the library raises many kinds
-        raise PeerUnreachableError(f"{host} has no TXT record: {error or type(error).__name__}", peer=PeerId("")) from None
+        raise PeerUnreachableError(
+            f"{host} has no TXT record: {error or type(error).__name__}", peer=PeerId("")
+        ) from None
 
 
 async def look_up(address: str, texts: Texts = texts_of) -> list[tuple[PeerId, str]]:
@@ -103,5 +118,9 @@ async def numeric(addresses: Sequence[str], given: Collection[str]) -> list[str]
         with contextlib.suppress(OSError), trio.move_on_after(ANSWER_S):
             said = await trio.socket.getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM)
             infos = [str(sockaddr[0]).partition("%")[0] for *_, sockaddr in said]
-        found += [make_address(info, port) for info in infos if address in given or is_public(info)] if infos else [address]
+        found += (
+            [make_address(info, port) for info in infos if address in given or is_public(info)]
+            if infos
+            else [address]
+        )
     return list(dict.fromkeys(found))

@@ -43,7 +43,9 @@ class FrameReader:
             if len(self._buffer) >= _LENGTH.size:
                 (length,) = _LENGTH.unpack_from(self._buffer)
                 if length > limit:
-                    raise RemoteProtocolError(f"frame of {length} bytes, limit {limit}", peer=self._peer)
+                    raise RemoteProtocolError(
+                        f"frame of {length} bytes, limit {limit}", peer=self._peer
+                    )
                 end = _LENGTH.size + length
                 if len(self._buffer) >= end:
                     payload = bytes(self._buffer[_LENGTH.size : end])

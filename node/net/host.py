@@ -29,7 +29,14 @@ from ...collectives.errors import AtollError, ConfigError, PeerLostError, PeerUn
 from ...collectives.identifiers import PeerId
 from ...security.identity import Identity
 from . import workarounds
-from .addresses import check_port_free, host_and_port, is_private, listening_at, split_circuit, usable
+from .addresses import (
+    check_port_free,
+    host_and_port,
+    is_private,
+    listening_at,
+    split_circuit,
+    usable,
+)
 from .dialling import Dialler, why
 from .peer_stream import PeerStream
 
@@ -86,8 +93,12 @@ class Host:
         )
         self._swarm: Swarm = self._host.get_network()
         self.dialler = Dialler(self._swarm)
-        workarounds.apply(self._swarm, rng or random.Random(), max_connections, self._connection_ended)
-        self.advertised: Callable[[], Sequence[str]] = lambda: self._announce or usable(self._addresses)
+        workarounds.apply(
+            self._swarm, rng or random.Random(), max_connections, self._connection_ended
+        )
+        self.advertised: Callable[[], Sequence[str]] = lambda: (
+            self._announce or usable(self._addresses)
+        )
         self.through: Through | None = None
         self._ends: deque[PeerId] = deque()
         self._dials: dict[PeerId, trio.Event] = {}
@@ -136,7 +147,9 @@ class Host:
     async def _serve(self, ready: trio.Event, stop: trio.Event) -> None:
         """The life of the libp2p host. Shielded: its closing needs checkpoints, and cancellation must not leave sockets behind."""
         with trio.CancelScope(shield=True):
-            async with self._host.run(listen_addrs=[Multiaddr(address) for address in self._listen]):
+            async with self._host.run(
+                listen_addrs=[Multiaddr(address) for address in self._listen]
+            ):
                 self._addresses = self._listening()
                 for address in self._host.get_transport_addrs():
                     self.dialler.listens(*host_and_port(str(address)))
@@ -155,9 +168,16 @@ class Host:
                     nursery.start_soon(connection.close)
 
     def _listening(self) -> list[str]:
-        found = listening_at(host_and_port(str(address)) for address in self._host.get_transport_addrs())
+        found = listening_at(
+            host_and_port(str(address)) for address in self._host.get_transport_addrs()
+        )
         if not found:
-            raise ConfigError(f"cannot listen on {', '.join(self._listen)}", key="listen", code="E101", exit_code=73)
+            raise ConfigError(
+                f"cannot listen on {', '.join(self._listen)}",
+                key="listen",
+                code="E101",
+                exit_code=73,
+            )
         return found
 
     def addresses(self) -> list[str]:
@@ -178,7 +198,9 @@ class Host:
                 await handler(wrapped)
             except AtollError as error:
                 log.debug("%s from %s: %s", protocol, wrapped.peer, error)
-            except Exception:  # a defect of ours, set off by a peer: it costs this stream and nothing else
+            except (
+                Exception
+            ):  # a defect of ours, set off by a peer: it costs this stream and nothing else
                 log.exception("handler of %s failed for %s", protocol, wrapped.peer)
             finally:
                 await wrapped.aclose()
@@ -192,7 +214,9 @@ class Host:
                 await self._arrival.wait()
         return self.connected(peer)
 
-    async def wait_path(self, peer: PeerId, holds: Callable[[str], bool], patience_s: float) -> bool:
+    async def wait_path(
+        self, peer: PeerId, holds: Callable[[str], bool], patience_s: float
+    ) -> bool:
         """Whether that ``holds`` of the `path` to ``peer`` within ``patience_s``."""
         with trio.move_on_after(patience_s):
             while not holds(self.path(peer)):
@@ -209,18 +233,29 @@ class Host:
         for connection in self._open_connections(peer):
             way, ends = self.dialler.way(connection), self.dialler.ends(connection)
             if way != "relay":
-                return "punched" if way == "punched" else "lan" if ends and is_private(ends[1]) else "direct"
+                return (
+                    "punched"
+                    if way == "punched"
+                    else "lan"
+                    if ends and is_private(ends[1])
+                    else "direct"
+                )
             found = "relay"
         return found
 
     def relayed(self, peer: PeerId) -> bool:
         """Whether there is a connection to ``peer`` through a relay, maybe beside others."""
-        return any(self.dialler.way(connection) == "relay" for connection in self._open_connections(peer))
+        return any(
+            self.dialler.way(connection) == "relay" for connection in self._open_connections(peer)
+        )
 
     def called(self, peer: PeerId) -> bool:
         """Whether ``peer`` called us through a relay, on a connection that is there."""
         found = self._open_connections(peer)
-        return any(self.dialler.way(connection) == "relay" and self.dialler.accepted(connection) for connection in found)
+        return any(
+            self.dialler.way(connection) == "relay" and self.dialler.accepted(connection)
+            for connection in found
+        )
 
     def ends(self, peer: PeerId, *, from_listen: bool = False) -> tuple[str, str] | None:
         """Our host and the peer's, of a connection without a relay; ``from_listen``: of one that left from our listen port."""
@@ -232,8 +267,14 @@ class Host:
 
     def heard_at(self, peer: PeerId) -> float:
         """When something came from ``peer`` over a connection without a relay; trio's time, -inf without such a connection."""
-        direct = [connection for connection in self._open_connections(peer) if self.dialler.way(connection) != "relay"]
-        return max((connection.muxed_conn.liveness.heard_at for connection in direct), default=-math.inf)
+        direct = [
+            connection
+            for connection in self._open_connections(peer)
+            if self.dialler.way(connection) != "relay"
+        ]
+        return max(
+            (connection.muxed_conn.liveness.heard_at for connection in direct), default=-math.inf
+        )
 
     async def close_relayed(self, peer: PeerId) -> None:
         """Close connections to ``peer`` that go through a relay. Never raises."""
@@ -275,7 +316,9 @@ class Host:
         """The connected peers."""
         return sorted(self._up)
 
-    async def connect(self, peer: PeerId, addresses: Sequence[str], *, nested: bool = False) -> None:
+    async def connect(
+        self, peer: PeerId, addresses: Sequence[str], *, nested: bool = False
+    ) -> None:
         """Make sure there is a connection; several addresses are tried side by side, 0.2 s apart, those through relays last.
 
         ``nested``: inside another connect (to its relay), whose turn it shares. Raises PeerUnreachableError when none answers within 10 s.
@@ -285,7 +328,9 @@ class Host:
             await self._dials[peer].wait()
         if self.has_connection(peer):
             return
-        candidates = sorted(usable(addresses), key=lambda address: split_circuit(address) is not None)
+        candidates = sorted(
+            usable(addresses), key=lambda address: split_circuit(address) is not None
+        )
         if not candidates or peer == self.peer:
             raise PeerUnreachableError(f"no address of {peer} is known", peer=peer)
         dialled = self._dials[peer] = trio.Event()
@@ -304,7 +349,9 @@ class Host:
         if dialled in self._dial_limit.statistics().borrowers:
             self._dial_limit.release_on_behalf_of(dialled)
 
-    async def _dial(self, peer: PeerId, candidates: Sequence[str], slow: Callable[[], None]) -> None:
+    async def _dial(
+        self, peer: PeerId, candidates: Sequence[str], slow: Callable[[], None]
+    ) -> None:
         """``slow`` is called when it takes long."""
         failures: list[str] = []
         target = ID.from_base58(peer)
@@ -358,14 +405,26 @@ class Host:
                     nursery.start_soon(attempt, address)
         return self.path(peer) not in ("", "relay")
 
-    async def punch(self, peer: PeerId, address: str, *, initiator: bool, dial: trio.CancelScope, pause_s: Callable[[], float]) -> None:
+    async def punch(
+        self,
+        peer: PeerId,
+        address: str,
+        *,
+        initiator: bool,
+        dial: trio.CancelScope,
+        pause_s: Callable[[], float],
+    ) -> None:
         """See `Dialler.punch`. Whether it worked, `wait_direct` tells."""
         try:
-            await self.dialler.punch(address, ID.from_base58(peer), initiator=initiator, dial=dial, pause_s=pause_s)
+            await self.dialler.punch(
+                address, ID.from_base58(peer), initiator=initiator, dial=dial, pause_s=pause_s
+            )
         except Exception as error:
             log.debug("punching %s: %r", address, error)
 
-    async def join(self, stream: PeerStream, address: str, peer: PeerId, *, initiator: bool) -> None:
+    async def join(
+        self, stream: PeerStream, address: str, peer: PeerId, *, initiator: bool
+    ) -> None:
         """A connection to ``peer`` over a stream through a relay. As the answering end it returns when the connection ends.
 
         Raises PeerUnreachableError.
@@ -373,14 +432,20 @@ class Host:
         try:
             await self.dialler.over(stream, address, ID.from_base58(peer), initiator=initiator)
         except Exception as error:
-            raise PeerUnreachableError(f"no connection to {peer} through {stream.peer}: {error}", peer=peer) from None
+            raise PeerUnreachableError(
+                f"no connection to {peer} through {stream.peer}: {error}", peer=peer
+            ) from None
 
     async def answers(self, peer: PeerId, host: str, port: int) -> bool:
         """Whether ``peer`` can be reached there anew, from a fresh port."""
         return await self.dialler.probe(host, port, ID.from_base58(peer))
 
     def _open_connections(self, peer: PeerId) -> list[Any]:
-        return [connection for connection in self._swarm.get_connections(ID.from_base58(peer)) if not connection.is_closed]
+        return [
+            connection
+            for connection in self._swarm.get_connections(ID.from_base58(peer))
+            if not connection.is_closed
+        ]
 
     def has_connection(self, peer: PeerId) -> bool:
         """Whether there is an open connection, as of now: `connected` follows what libp2p has told."""
@@ -397,7 +462,11 @@ class Host:
             with trio.fail_after(timeout_s):
                 stream = await self._host.new_stream(ID.from_base58(peer), [TProtocol(protocol)])
         except Exception as error:
-            kind = NotSpokenError if str(error.__cause__).startswith("protocols not supported") else PeerUnreachableError
+            kind = (
+                NotSpokenError
+                if str(error.__cause__).startswith("protocols not supported")
+                else PeerUnreachableError
+            )
             raise kind(f"{peer} opened no {protocol} stream: {error}", peer=peer) from None
         return PeerStream(peer, stream)
 
@@ -408,7 +477,9 @@ class Host:
             began, back = trio.current_time(), b""
             await stream.send_all(sent)
             with trio.move_on_after(DIAL_S):
-                while len(back) < len(sent) and (piece := await stream.receive_some(len(sent) - len(back))):
+                while len(back) < len(sent) and (
+                    piece := await stream.receive_some(len(sent) - len(back))
+                ):
                     back += piece
             if back != sent:
                 raise PeerLostError(f"{peer} did not answer a ping", peer=peer)

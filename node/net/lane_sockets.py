@@ -64,7 +64,12 @@ def set_options(sock: trio.socket.SocketType) -> None:
     """What a lane needs, as far as this system has it. Before connect, and on the listener for accepted sockets."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_USER_TIMEOUT", USER_TIMEOUT_MS), ("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3)):
+    for name, value in (
+        ("TCP_USER_TIMEOUT", USER_TIMEOUT_MS),
+        ("TCP_KEEPIDLE", 10),
+        ("TCP_KEEPINTVL", 3),
+        ("TCP_KEEPCNT", 3),
+    ):
         option = getattr(socket, name, None)
         if option is not None:
             with contextlib.suppress(OSError):
@@ -111,7 +116,9 @@ class LaneListener:
         """Where it listens: a numeric address, perhaps the wildcard."""
         return self._host
 
-    def serve(self, magic: bytes, service: Callable[[trio.socket.SocketType], Awaitable[None]]) -> None:
+    def serve(
+        self, magic: bytes, service: Callable[[trio.socket.SocketType], Awaitable[None]]
+    ) -> None:
         """Connections that begin with ``magic`` (as long as MAGIC) go to ``service``, which bounds their number and time; they are closed
         when it returns or raises OSError, unless it has detached them."""
         self._services[magic] = service
@@ -144,7 +151,9 @@ class LaneListener:
             listeners = [stack.enter_context(await self._listen(self._host, self._port))]
             for host in self._also:
                 with contextlib.suppress(OSError):
-                    listeners.append(stack.enter_context(await self._listen(host, self._bound[0][1])))
+                    listeners.append(
+                        stack.enter_context(await self._listen(host, self._bound[0][1]))
+                    )
             self.look_again()
             try:
                 async with trio.open_nursery() as nursery:
@@ -157,7 +166,9 @@ class LaneListener:
 
     async def _listen(self, host: str, port: int) -> trio.socket.SocketType:
         """Raises OSError."""
-        listener = trio.socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        listener = trio.socket.socket(
+            socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM
+        )
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if listener.family == socket.AF_INET6:
@@ -272,7 +283,9 @@ async def refuses(host: str, port: int) -> bool:
 
 async def _stays(host: str, port: int) -> bool:
     """Whether somebody there keeps a connection, or nobody answers at all. Raises OSError where it cannot be made."""
-    with trio.socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as sock:
+    with trio.socket.socket(
+        socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM
+    ) as sock:
         with trio.move_on_after(KNOCK_S) as patience:
             await sock.connect((host, port))
         if patience.cancelled_caught:
@@ -307,7 +320,9 @@ async def _dial_one(host: str, port: int, token: bytes, secrets: bytes) -> socke
 async def hello(sock: trio.socket.SocketType, token: bytes, secrets: bytes) -> bool:
     """Prove ourselves on a socket we have dialled; whether the other end did, too. Raises OSError."""
     await send_all(sock, MAGIC + token + proof(secrets, b"dial", token))
-    return hmac.compare_digest(await receive_exactly(sock, PROOF_BYTES), proof(secrets, b"take", token))
+    return hmac.compare_digest(
+        await receive_exactly(sock, PROOF_BYTES), proof(secrets, b"take", token)
+    )
 
 
 async def be_greeted(sock: trio.socket.SocketType, token: bytes, secrets: bytes) -> bool:

@@ -31,7 +31,10 @@ _MAX_MESSAGE_BYTES = 8192
 
 _Token = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 _Secret = Annotated[bytes, msgspec.Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
-_Addresses = Annotated[tuple[Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS_CHARS)], ...], msgspec.Meta(max_length=MAX_ADDRESSES)]
+_Addresses = Annotated[
+    tuple[Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS_CHARS)], ...],
+    msgspec.Meta(max_length=MAX_ADDRESSES),
+]
 
 _Index = Annotated[int, msgspec.Meta(ge=0, lt=MAX_LANES)]
 
@@ -136,7 +139,21 @@ class Bridge(msgspec.Struct, frozen=True, array_like=True, tag="bridge"):
     """Driver: this stream is the lane; all that follows is its bytes."""
 
 
-Message = Ask | Again | Offer | Take | Refuse | Reverse | Dialled | Meet | Met | Sync | Relayed | Done | Bridge
+Message = (
+    Ask
+    | Again
+    | Offer
+    | Take
+    | Refuse
+    | Reverse
+    | Dialled
+    | Meet
+    | Met
+    | Sync
+    | Relayed
+    | Done
+    | Bridge
+)
 _decoder = msgspec.msgpack.Decoder(Message)
 
 

@@ -26,7 +26,20 @@ from .backoff import Backoff
 from .bridge import bridge
 from .faults import Faults
 from .host import Host, PeerStream
-from .lane_talk import ANSWER_S, MAX_LANES, SECRET_BYTES, Again, Ask, Bridge, Done, Offer, Refuse, Take, Talk, Terms
+from .lane_talk import (
+    ANSWER_S,
+    MAX_LANES,
+    SECRET_BYTES,
+    Again,
+    Ask,
+    Bridge,
+    Done,
+    Offer,
+    Refuse,
+    Take,
+    Talk,
+    Terms,
+)
 from .retry import Retry
 from .ways import Follower, Made, Ways
 
@@ -75,12 +88,21 @@ class Lanes:
         rng: random.Random,
     ) -> None:
         """``admitted(peer)``: whether a lane with this peer is allowed."""
-        self._host, self._ways, self._connect, self._admitted, self._faults, self._rng = host, ways, connect, admitted, faults, rng
+        self._host, self._ways, self._connect, self._admitted, self._faults, self._rng = (
+            host,
+            ways,
+            connect,
+            admitted,
+            faults,
+            rng,
+        )
         self.on_lane: OnLane = lambda peer, sock, *_: sock.close()
         self.allows_plain: Callable[[PeerId], bool] = lambda peer: False
         self.paths: dict[PeerId, str] = {}
         self._wanted: dict[_Key, _Wanted] = {}
-        self._there: dict[_Key, tuple[float, bytes]] = {}  # since when, by which token: also what only the other side wants
+        self._there: dict[
+            _Key, tuple[float, bytes]
+        ] = {}  # since when, by which token: also what only the other side wants
         self._busy: set[_Key] = set()
         self._nursery: trio.Nursery | None = None
         host.handle(PROTOCOL, self._serve)
@@ -101,7 +123,9 @@ class Lanes:
                 wanted = self._wanted[peer, index] = _Wanted(Retry(timed=self._host.peer < peer))
                 if (peer, index) in self._there:
                     wanted.up, (wanted.since, wanted.token) = True, self._there[peer, index]
-                    wanted.retry.made(trio.current_time(), self.paths.get(peer, "").partition(",")[0])
+                    wanted.retry.made(
+                        trio.current_time(), self.paths.get(peer, "").partition(",")[0]
+                    )
                 self._nursery.start_soon(self._keep, peer, index, wanted)
 
     def release(self, peer: PeerId, keep: int = 0) -> None:
@@ -183,7 +207,16 @@ class Lanes:
             wanted.retry.made(trio.current_time(), made.path)
             wanted.notify()
         self.paths[peer] = f"{made.path}, not encrypted" if plain else made.path
-        self.on_lane(peer, made.socket, terms.mine, terms.theirs, terms.initiator, made.path, terms.place, plain)
+        self.on_lane(
+            peer,
+            made.socket,
+            terms.mine,
+            terms.theirs,
+            terms.initiator,
+            made.path,
+            terms.place,
+            plain,
+        )
 
     # --- driving (the smaller peer id) ---
 
@@ -230,7 +263,11 @@ class Lanes:
 
     async def _drive(self, talk: Talk, index: int, better: bool) -> bool:
         """Whether the stream has become the lane."""
-        token, mine, plain = secrets.token_bytes(16), secrets.token_bytes(SECRET_BYTES), self.allows_plain(talk.peer)
+        token, mine, plain = (
+            secrets.token_bytes(16),
+            secrets.token_bytes(SECRET_BYTES),
+            self.allows_plain(talk.peer),
+        )
         said = trio.current_time()
         await talk.say(Offer(token, mine, self._ways.addresses(), index, plain))
         answer = await talk.hear()
@@ -283,7 +320,9 @@ class Lanes:
             elif isinstance(message, Offer) and talk.peer < self._host.peer:
                 await self._offered(talk, message)
             else:
-                raise RemoteProtocolError("a lane begins with an offer by the smaller peer", peer=talk.peer)
+                raise RemoteProtocolError(
+                    "a lane begins with an offer by the smaller peer", peer=talk.peer
+                )
         except RemoteProtocolError:
             self._faults.count(talk.peer, trio.current_time())
         except NetworkError:
@@ -301,14 +340,23 @@ class Lanes:
             wanted.notify()
 
     async def _offered(self, talk: Talk, offer: Offer) -> None:
-        if not self._admitted(talk.peer) and (talk.peer, offer.index) not in self._wanted:  # what we asked for needs no greeting
+        if (
+            not self._admitted(talk.peer) and (talk.peer, offer.index) not in self._wanted
+        ):  # what we asked for needs no greeting
             await talk.say(Refuse("no run in common"))
             await talk.stream.finish()
             with trio.move_on_after(2.0):
                 await talk.stream.receive_some()
             return
         mine = secrets.token_bytes(SECRET_BYTES)
-        terms = Terms(mine, offer.secret, False, offer.token, offer.index, offer.plain and self.allows_plain(talk.peer))
+        terms = Terms(
+            mine,
+            offer.secret,
+            False,
+            offer.token,
+            offer.index,
+            offer.plain and self.allows_plain(talk.peer),
+        )
         expected = self._ways.listener.expect(offer.token, talk.peer, terms.both)
         try:
             await talk.say(Take(mine, self._ways.addresses(), terms.plain))

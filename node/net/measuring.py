@@ -52,7 +52,9 @@ class Flow:
 class Measuring:
     """Both ends. Used from the trio thread only."""
 
-    def __init__(self, host: Host, knows: Callable[[PeerId], bool], clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, host: Host, knows: Callable[[PeerId], bool], clock: Callable[[], float] = time.time
+    ) -> None:
         """``knows(peer)``: whether it is in a run that we know."""
         self._host, self._knows, self.clock = host, knows, clock
         self._windows = {CLOCK: Window(120, 12), UP: Window(6, 3), DOWN: Window(6, 3)}
@@ -101,7 +103,9 @@ class Measuring:
     async def _number(self, stream: PeerStream) -> int:
         data = b""
         with trio.move_on_after(ASK_S + SEND_S):
-            while len(data) < _NUMBER.size and (piece := await stream.receive_some(_NUMBER.size - len(data))):
+            while len(data) < _NUMBER.size and (
+                piece := await stream.receive_some(_NUMBER.size - len(data))
+            ):
                 data += piece
         if len(data) < _NUMBER.size:
             raise _refused(stream.peer)
@@ -111,7 +115,11 @@ class Measuring:
         with trio.move_on_after(2 * (ASK_S + SEND_S)):
             kind = await stream.receive_some(1)
             window = self._windows.get(kind)
-            if window is None or (kind != CLOCK and not self._knows(stream.peer)) or not window.allows(stream.peer, trio.current_time()):
+            if (
+                window is None
+                or (kind != CLOCK and not self._knows(stream.peer))
+                or not window.allows(stream.peer, trio.current_time())
+            ):
                 return
             try:
                 if kind == CLOCK:
@@ -148,4 +156,7 @@ async def _drain(stream: PeerStream) -> Flow:
 
 
 def _refused(peer: PeerId) -> PeerLostError:
-    return PeerLostError(f"{peer} did not answer: it measures with members of its runs only, and a few times a minute", peer=peer)
+    return PeerLostError(
+        f"{peer} did not answer: it measures with members of its runs only, and a few times a minute",
+        peer=peer,
+    )

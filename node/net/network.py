@@ -15,7 +15,14 @@ from ...collectives.errors import NetworkError
 from ...collectives.identifiers import PeerId, RunId
 from ...security.identity import Identity
 from . import dnsaddr
-from .addresses import check_announce, check_listen, host_and_port, join_peer, split_peer, without_peer
+from .addresses import (
+    check_announce,
+    check_listen,
+    host_and_port,
+    join_peer,
+    split_peer,
+    without_peer,
+)
 from .announcements import Announcement
 from .backoff import Backoff
 from .bootstrap import Bootstrap
@@ -90,7 +97,9 @@ class PeerNetwork:
         self.peer, self._cache, self._rng = identity.peer, cache, rng or random.Random()
         self.on_link: Callable[[PeerId, bool], None] = lambda peer, up: None
         self.on_gone: Callable[[PeerId], None] = lambda peer: None
-        self.on_member: Callable[[RunId, PeerId, Sequence[str]], None] = lambda run, peer, addresses: None
+        self.on_member: Callable[[RunId, PeerId, Sequence[str]], None] = (
+            lambda run, peer, addresses: None
+        )
         self.on_path: Callable[[PeerId, str], None] = lambda peer, path: None
         self.on_addresses: Callable[[], None] = lambda: None
         self.book = PeerBook(self.peer)
@@ -98,37 +107,86 @@ class PeerNetwork:
         self._faults, self._texts = Faults(), texts
         if cache is not None:
             self.book.load(cache)
-        self._host = Host(identity, listen, announce=announce, max_connections=max_connections, rng=self._rng)
+        self._host = Host(
+            identity, listen, announce=announce, max_connections=max_connections, rng=self._rng
+        )
         listener = LaneListener([host_and_port(address)[0] for address in listen], lane_port)
-        self._streams = TopicStreams(self._host, self.connect, self._faults, self._rng, listener, self._may_dial, version)
+        self._streams = TopicStreams(
+            self._host, self.connect, self._faults, self._rng, listener, self._may_dial, version
+        )
         self._bootstrap = Bootstrap(
-            [], self.connect, self._host.connected, lambda: not self._host.peers(), self.book.peers, self._look_up, self._rng
+            [],
+            self.connect,
+            self._host.connected,
+            lambda: not self._host.peers(),
+            self.book.peers,
+            self._look_up,
+            self._rng,
         )
         self.add_bootstrap(bootstrap)
-        self.dht = Dht(identity, self._host, self.connect, self._addresses_of, self.book, self._faults, self._rng, dht)
-        self._rendezvous = Rendezvous(identity, self._host, self.connect, lambda: self._bootstrap.peers, self._faults, self._rng)
+        self.dht = Dht(
+            identity,
+            self._host,
+            self.connect,
+            self._addresses_of,
+            self.book,
+            self._faults,
+            self._rng,
+            dht,
+        )
+        self._rendezvous = Rendezvous(
+            identity,
+            self._host,
+            self.connect,
+            lambda: self._bootstrap.peers,
+            self._faults,
+            self._rng,
+        )
         self._rendezvous.learned = self._learned
         self._helpers = Helpers(self._host, self.book.addresses)
         relays = (settings := reach or ReachSettings()).relay
         self._relay = Relay(
-            self._host, listener, lambda run, peer: relays.open_to_all or self._knows(run, peer), Limits(circuits=relays.circuits)
+            self._host,
+            listener,
+            lambda run, peer: relays.open_to_all or self._knows(run, peer),
+            Limits(circuits=relays.circuits),
         )
-        self._ways = Ways(listener, self._helpers, self._streams.common_topic, self._may_dial, self._rng)
+        self._ways = Ways(
+            listener, self._helpers, self._streams.common_topic, self._may_dial, self._rng
+        )
         self._ways.guesses = settings.port_guessing
         if settings.relay_only:
             self._ways.hide(self._host)
-        self._lanes = Lanes(self._host, self._ways, self.connect, self._streams.admitted, self._faults, self._rng)
+        self._lanes = Lanes(
+            self._host, self._ways, self.connect, self._streams.admitted, self._faults, self._rng
+        )
         self.reach = Reach(
-            self._host, self._faults, self._rng, dataclasses.replace(settings, announce=tuple(announce), lane_port=lane_port),
-            first=lambda: self._bootstrap.peers, known=self._known_to_dial,
-            runs_of=lambda peer: self._rendezvous.registry.runs_of(peer, trio.current_time()), lanes=listener.addresses,
-        )  # fmt: skip
-        self.measuring = Measuring(self._host, lambda peer: bool(self._rendezvous.registry.runs_of(peer, trio.current_time())))
-        self.reach.changed, self.reach.turned, self.reach.moved = self._moved, self._lanes.moved, listener.look_again
+            self._host,
+            self._faults,
+            self._rng,
+            dataclasses.replace(settings, announce=tuple(announce), lane_port=lane_port),
+            first=lambda: self._bootstrap.peers,
+            known=self._known_to_dial,
+            runs_of=lambda peer: self._rendezvous.registry.runs_of(peer, trio.current_time()),
+            lanes=listener.addresses,
+        )
+        self.measuring = Measuring(
+            self._host,
+            lambda peer: bool(self._rendezvous.registry.runs_of(peer, trio.current_time())),
+        )
+        self.reach.changed, self.reach.turned, self.reach.moved = (
+            self._moved,
+            self._lanes.moved,
+            listener.look_again,
+        )
         listener.outside = self.reach.lanes_outside
         self.reach.on_path = lambda peer, path: self.on_path(peer, path)
         self._lan = LanDiscovery(
-            self.peer, self._rng, mine=self.reach.manager.lan, found=self._neighbour, on=lan_discovery and not settings.relay_only
+            self.peer,
+            self._rng,
+            mine=self.reach.manager.lan,
+            found=self._neighbour,
+            on=lan_discovery and not settings.relay_only,
         )
         self._runs: dict[RunId, trio.CancelScope] = {}
         self._learned_at, self._unsaved, self._knocking = 0.0, trio.Event(), set[PeerId]()
@@ -159,7 +217,9 @@ class PeerNetwork:
         """
         try:
             async with trio.open_nursery() as outer:
-                await outer.start(self._host.run, self._link_changed, self.reach.path_changed, self._ended)
+                await outer.start(
+                    self._host.run, self._link_changed, self.reach.path_changed, self._ended
+                )
                 self.reach.began()
                 async with trio.open_nursery() as nursery:
                     await nursery.start(self._lanes.run)
@@ -210,7 +270,9 @@ class PeerNetwork:
 
     async def connect(self, peer: PeerId) -> None:
         """Make sure of a connection. Raises PeerUnreachableError. `send` does it by itself."""
-        await self._host.connect(peer, await dnsaddr.numeric(self._known_to_dial(peer), self._given))
+        await self._host.connect(
+            peer, await dnsaddr.numeric(self._known_to_dial(peer), self._given)
+        )
 
     def _known_to_dial(self, peer: PeerId) -> tuple[str, ...]:
         return known_to_dial(self.book.addresses(peer), self._given, self.reach.may_dial)
@@ -384,7 +446,12 @@ class PeerNetwork:
 
     def _ended(self, peer: PeerId) -> None:
         where = self._streams.dialled(peer)
-        if where is not None and self._nursery is not None and peer not in self._knocking and not self._host.has_connection(peer):
+        if (
+            where is not None
+            and self._nursery is not None
+            and peer not in self._knocking
+            and not self._host.has_connection(peer)
+        ):
             self._nursery.start_soon(self._knock, peer, *where)
 
     async def _knock(self, peer: PeerId, host: str, port: int) -> None:
@@ -444,7 +511,9 @@ class PeerNetwork:
                 await trio.sleep(0.2)
         await trio.sleep(SEARCH_FIRST_S * self._rng.uniform(0.5, 1.5))
         with trio.move_on_after(SEARCH_AT_LAST_S):
-            while self.members(run) and (left := self._learned_at + quiet_s - trio.current_time()) > 0:
+            while (
+                self.members(run) and (left := self._learned_at + quiet_s - trio.current_time()) > 0
+            ):
                 await trio.sleep(left)
 
     async def _save_now_and_then(self) -> None:
@@ -476,10 +545,16 @@ class PeerNetwork:
             "paths": {peer: self._host.path(peer) for peer in self._host.peers()},
             "reach": self.reach.status(),
             "bootstrap": {
-                peer: "connected" if self.connected(peer) else self._bootstrap.failures.get(peer, "connecting")
+                peer: "connected"
+                if self.connected(peer)
+                else self._bootstrap.failures.get(peer, "connecting")
                 for peer in self._bootstrap.peers
             }
-            | {name: self._bootstrap.failures[name] for name in self._bootstrap.names if name in self._bootstrap.failures},
+            | {
+                name: self._bootstrap.failures[name]
+                for name in self._bootstrap.names
+                if name in self._bootstrap.failures
+            },
             "runs": {run: [peer for peer, _ in self.members(run)] for run in self._runs},
             "lanes": dict(self._lanes.paths),
             "lanes_outside": self.reach.lanes_outside(),

@@ -15,7 +15,18 @@ from ...collectives.identifiers import PeerId
 from ...collectives.record_layer import SECRET_BYTES
 from .backoff import Backoff
 from .framing import FrameReader, decode, frame
-from .greeting import HELLO_S, MAX_ANSWER_BYTES, NO_TOPIC, PING_S, PROTOCOL, SILENT_S, Hello, RefusedError, answer_decoder, transcript
+from .greeting import (
+    HELLO_S,
+    MAX_ANSWER_BYTES,
+    NO_TOPIC,
+    PING_S,
+    PROTOCOL,
+    SILENT_S,
+    Hello,
+    RefusedError,
+    answer_decoder,
+    transcript,
+)
 from .host import Host, PeerStream
 from .lane_sockets import dial
 from .wires import Wire, WireOffer
@@ -46,7 +57,9 @@ class Outbox:
         self.wire: Wire | None = None  # what we speak on, if it is not a stream
         self.dialled: tuple[str, int] | None = None  # where it was dialled
         self._owner, self._host, self._peer, self._topic = owner, host, peer, topic
-        self._spoke_at = float("-inf")  # when something was written at once: what is said just after it goes out together
+        self._spoke_at = float(
+            "-inf"
+        )  # when something was written at once: what is said just after it goes out together
         self._queue: deque[tuple[float, bytes]] = deque()
         self._queued_bytes = 0
         self._wake = trio.Event()
@@ -55,7 +68,12 @@ class Outbox:
     def put(self, data: bytes) -> None:
         """Send a message, or queue it; the oldest make room."""
         wire, now = self.wire, trio.current_time()
-        if wire is not None and not self._queue and not wire.blocked and now - self._spoke_at > BURST_S:
+        if (
+            wire is not None
+            and not self._queue
+            and not wire.blocked
+            and now - self._spoke_at > BURST_S
+        ):
             try:
                 wire.write(frame(data))
             except PeerLostError:
@@ -131,7 +149,13 @@ class Outbox:
         stream = await self._host.open_stream(self._peer, PROTOCOL)
         try:
             secret = secrets.token_bytes(SECRET_BYTES)
-            await stream.send_all(frame(msgspec.msgpack.encode(Hello(self._owner.version, self._topic, topic.greet(self._peer), secret))))
+            await stream.send_all(
+                frame(
+                    msgspec.msgpack.encode(
+                        Hello(self._owner.version, self._topic, topic.greet(self._peer), secret)
+                    )
+                )
+            )
             reader = FrameReader(stream.receive_some, self._peer)
             with trio.move_on_after(HELLO_S):
                 payload = await reader.next(MAX_ANSWER_BYTES)
@@ -149,7 +173,9 @@ class Outbox:
             await stream.aclose()
             raise
 
-    async def _use(self, stream: PeerStream | Wire, reader: FrameReader, agreed: _Agreed | None) -> Wire | None:
+    async def _use(
+        self, stream: PeerStream | Wire, reader: FrameReader, agreed: _Agreed | None
+    ) -> Wire | None:
         """Speak on it until it ends; the wire to go on with, if it ended for that."""
         state = _State(trio.current_time())
         self.wire = stream if isinstance(stream, Wire) else None
@@ -188,7 +214,11 @@ class Outbox:
     async def _dial(self, agreed: _Agreed, state: _State) -> None:
         """A wire, once the stream has proved to be used."""
         await state.busy.wait()
-        where = [address for address in agreed.offer.addresses if self._owner.may_dial(self._peer, address)]
+        where = [
+            address
+            for address in agreed.offer.addresses
+            if self._owner.may_dial(self._peer, address)
+        ]
         sock = await dial(where, agreed.offer.token, agreed.secret + agreed.offer.secret)
         if sock is not None:
             try:
@@ -196,7 +226,9 @@ class Outbox:
             except OSError:  # it has ended again; the stream goes on
                 return sock.close()
             bound = transcript(self._host.peer, self._peer, self._topic)
-            state.wire = Wire(self._peer, sock, agreed.secret, agreed.offer.secret, bound, opener=True)
+            state.wire = Wire(
+                self._peer, sock, agreed.secret, agreed.offer.secret, bound, opener=True
+            )
             self._wake.set()
 
     async def _write(self, stream: PeerStream | Wire, state: _State) -> None:
@@ -206,7 +238,9 @@ class Outbox:
             batch = bytearray()
             if state.wire is None:
                 batch = self._batch(state)
-            elif not state.moving:  # all that was said here must have been taken in before the wire speaks
+            elif (
+                not state.moving
+            ):  # all that was said here must have been taken in before the wire speaks
                 state.moving = True
                 batch += state.ask(now)
             elif not state.unanswered:

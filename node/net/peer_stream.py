@@ -26,7 +26,11 @@ class PeerStream:
         muxed = self._stream.muxed_conn
         try:
             found = muxed.get_remote_address()
-            return None if found is None or muxed.get_connection_type().value == "relayed" else (found[0].removeprefix("::ffff:"), found[1])
+            return (
+                None
+                if found is None or muxed.get_connection_type().value == "relayed"
+                else (found[0].removeprefix("::ffff:"), found[1])
+            )
         except Exception:
             return None
 
@@ -35,7 +39,9 @@ class PeerStream:
         try:
             await self._stream.write(data)
         except Exception as error:
-            raise PeerLostError(f"the stream to {self.peer} broke: {error}", peer=self.peer) from None
+            raise PeerLostError(
+                f"the stream to {self.peer} broke: {error}", peer=self.peer
+            ) from None
 
     async def receive_some(self, max_bytes: int = 65_536) -> bytes:
         """Up to ``max_bytes``; b"" when the stream has ended, in whatever way. Cancellation loses nothing."""
@@ -49,7 +55,9 @@ class PeerStream:
         try:
             await self._stream.close()
         except Exception as error:
-            raise PeerLostError(f"the stream to {self.peer} broke: {error}", peer=self.peer) from None
+            raise PeerLostError(
+                f"the stream to {self.peer} broke: {error}", peer=self.peer
+            ) from None
 
     async def aclose(self) -> None:
         """End the stream in both directions, at once. Never raises and never waits for the peer."""

@@ -54,7 +54,9 @@ class PeerBook:
         """Somebody else says where ``peer`` is."""
         self._note(self._heard, peer, tuple(addresses))
 
-    def _note(self, shelf: dict[PeerId, tuple[str, ...]], peer: PeerId, addresses: tuple[str, ...]) -> None:
+    def _note(
+        self, shelf: dict[PeerId, tuple[str, ...]], peer: PeerId, addresses: tuple[str, ...]
+    ) -> None:
         known = shelf.get(peer, ())
         if peer == self._me or (
             addresses and addresses == known[: len(addresses)]
@@ -73,7 +75,9 @@ class PeerBook:
 
     def addresses(self, peer: PeerId) -> tuple[str, ...]:
         """At most 8 addresses; empty when none is known."""
-        return usable((*self._given.get(peer, ()), *self._said.get(peer, ()), *self._heard.get(peer, ())))
+        return usable(
+            (*self._given.get(peer, ()), *self._said.get(peer, ()), *self._heard.get(peer, ()))
+        )
 
     def peers(self) -> list[PeerId]:
         """All peers with an address, most recently confirmed first."""

@@ -75,7 +75,13 @@ class _Exchange:
         known = tuple(announcements)
         for first in range(0, max(1, len(known)), _PER_FRAME):
             last = first + _PER_FRAME >= len(known)
-            self._queue.append(frame(msgspec.msgpack.encode(_News(run, known[first : first + _PER_FRAME], asks and last))))
+            self._queue.append(
+                frame(
+                    msgspec.msgpack.encode(
+                        _News(run, known[first : first + _PER_FRAME], asks and last)
+                    )
+                )
+            )
         self._wake.set()
 
     async def write(self) -> None:
@@ -158,7 +164,11 @@ class Rendezvous:
 
     def members(self, run: RunId) -> list[Announcement]:
         """Who is known to take part in ``run``, without ourselves."""
-        return [news for news in self.registry.members(run, trio.current_time()) if news.peer != self._host.peer]
+        return [
+            news
+            for news in self.registry.members(run, trio.current_time())
+            if news.peer != self._host.peer
+        ]
 
     async def run(self) -> None:
         """Until cancelled. The host must be listening, because its addresses are announced."""
@@ -185,7 +195,10 @@ class Rendezvous:
         wanted = [peer for peer in self._bootstraps() if self._host.connected(peer)]
         if not wanted:
             others = [peer for peer in self._host.peers() if peer not in self._partners]
-            wanted = self._rng.sample(others, min(len(others), max(0, CONNECTED_STREAMS - len(self._partners - self._resting))))
+            wanted = self._rng.sample(
+                others,
+                min(len(others), max(0, CONNECTED_STREAMS - len(self._partners - self._resting))),
+            )
         wanted += list(self._hints)[:2]
         self._hints.clear()
         members = [PeerId(news.peer) for run in self._mine for news in self.members(run)]
@@ -196,7 +209,10 @@ class Rendezvous:
 
     async def _partner(self, peer: PeerId) -> None:
         """One stream that we opened, for as long as it lives, and the pause that follows."""
-        pauses, answered = self._pauses.get(peer, Backoff(SILENT_FIRST_S, SILENT_MAX_S, self._rng)), False
+        pauses, answered = (
+            self._pauses.get(peer, Backoff(SILENT_FIRST_S, SILENT_MAX_S, self._rng)),
+            False,
+        )
         try:
             await self._connect(peer)
             stream = await self._host.open_stream(peer, PROTOCOL)
@@ -215,7 +231,11 @@ class Rendezvous:
         kept = self._pauses | {peer: pauses}
         if answered:
             del kept[peer]
-        self._pauses = {other: kept[other] for other in kept if other in self._partners or self._host.connected(other)}
+        self._pauses = {
+            other: kept[other]
+            for other in kept
+            if other in self._partners or self._host.connected(other)
+        }
         pause_s = AGAIN_S if answered else pauses.next_s()
         await trio.sleep(min(pause_s, TURN_S))
         self._resting.add(peer)
@@ -227,7 +247,11 @@ class Rendezvous:
 
     async def _serve(self, stream: PeerStream) -> None:
         of_one = sum(exchange.peer == stream.peer for exchange in self._exchanges)
-        if len(self._exchanges) >= MAX_STREAMS or of_one >= STREAMS_PER_PEER or self._faults.shut_out(stream.peer, trio.current_time()):
+        if (
+            len(self._exchanges) >= MAX_STREAMS
+            or of_one >= STREAMS_PER_PEER
+            or self._faults.shut_out(stream.peer, trio.current_time())
+        ):
             return
         await self._converse(_Exchange(stream))
 
@@ -269,7 +293,10 @@ class Rendezvous:
         if news.run in self._mine:
             self.answered.add(news.run)
         if news.asks and len(exchange.runs) < 64:
-            exchange.say(news.run, self.registry.missing(RunId(news.run), news.announcements, trio.current_time()))
+            exchange.say(
+                news.run,
+                self.registry.missing(RunId(news.run), news.announcements, trio.current_time()),
+            )
 
     def _take(self, news: Announcement, sender: PeerId) -> None:
         """Keep an announcement and pass it on to everybody who asked for that run, except to whom it came from."""
@@ -285,7 +312,9 @@ class Rendezvous:
         return self.registry.missing(run, (), trio.current_time())[:MAX_PER_RUN]
 
     def _announce(self, run: RunId) -> None:
-        self._take(announce(self._identity, run, self._host.addresses(), time.time()), self._host.peer)
+        self._take(
+            announce(self._identity, run, self._host.addresses(), time.time()), self._host.peer
+        )
         for exchange in self._exchanges:
             if run not in exchange.runs and exchange.peer in self._partners:
                 exchange.say(run, self._known(run), asks=True)

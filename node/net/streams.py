@@ -62,10 +62,18 @@ class TopicStreams:
         version: int = VERSION,
     ) -> None:
         """``connect`` makes sure of a connection or raises NetworkError; ``listener``: where wires arrive; ``may_dial``: where ours go."""
-        self._host, self.connect, self.faults, self.rng, self.version = host, connect, faults, rng, version
+        self._host, self.connect, self.faults, self.rng, self.version = (
+            host,
+            connect,
+            faults,
+            rng,
+            version,
+        )
         self._listener, self.may_dial = listener, may_dial
         self.counters = Counters()
-        self.refused: Callable[[str, PeerId, str, str], None] = lambda topic, peer, code, reason: None
+        self.refused: Callable[[str, PeerId, str, str], None] = lambda topic, peer, code, reason: (
+            None
+        )
         self.topics: dict[str, Topic] = {}
         self._outboxes: dict[tuple[PeerId, str], Outbox] = {}
         self._inbound: dict[tuple[PeerId, str], PeerStream | Wire] = {}
@@ -85,7 +93,9 @@ class TopicStreams:
     def open(self, name: str, topic: Topic) -> None:
         """Take part in a topic."""
         if not 0 < len(name) <= MAX_TOPIC_CHARS:
-            raise LocalProtocolError(f"a topic has 1 to {MAX_TOPIC_CHARS} characters, not {len(name)}")
+            raise LocalProtocolError(
+                f"a topic has 1 to {MAX_TOPIC_CHARS} characters, not {len(name)}"
+            )
         self.topics[name] = topic
 
     async def close(self, name: str, peer: PeerId | None = None) -> None:
@@ -95,7 +105,9 @@ class TopicStreams:
         for key in [key for key in self._outboxes if key[1] == name and peer in (None, key[0])]:
             self._outboxes.pop(key).stop()
         for key in [key for key in self._inbound if key[1] == name and peer in (None, key[0])]:
-            stream = self._inbound.pop(key, None)  # it may have ended while another was being closed
+            stream = self._inbound.pop(
+                key, None
+            )  # it may have ended while another was being closed
             if stream is not None:
                 await stream.aclose()
 
@@ -134,24 +146,34 @@ class TopicStreams:
 
     def dialled(self, peer: PeerId) -> tuple[str, int] | None:
         """Host and port where a peer took a wire, if it did."""
-        return next((outbox.dialled for outbox in self._to(peer) if outbox.dialled is not None), None)
+        return next(
+            (outbox.dialled for outbox in self._to(peer) if outbox.dialled is not None), None
+        )
 
     def wires(self) -> list[PeerId]:
         """To whom we speak on a wire."""
-        return sorted({peer for (peer, _), outbox in self._outboxes.items() if outbox.wire is not None})
+        return sorted(
+            {peer for (peer, _), outbox in self._outboxes.items() if outbox.wire is not None}
+        )
 
     def _to(self, peer: PeerId) -> list[Outbox]:
         return [outbox for key, outbox in self._outboxes.items() if key[0] == peer]
 
     def _wires(self, peer: PeerId) -> list[Wire]:
         outgoing = [outbox.wire for outbox in self._to(peer)]
-        return [end for end in [*outgoing, *(end for key, end in self._inbound.items() if key[0] == peer)] if isinstance(end, Wire)]
+        return [
+            end
+            for end in [*outgoing, *(end for key, end in self._inbound.items() if key[0] == peer)]
+            if isinstance(end, Wire)
+        ]
 
     # --- the accepting side ---
 
     async def _serve(self, stream: PeerStream) -> None:
         peer = stream.peer
-        if self._streams.get(peer, 0) >= STREAMS_PER_PEER or self.faults.shut_out(peer, trio.current_time()):
+        if self._streams.get(peer, 0) >= STREAMS_PER_PEER or self.faults.shut_out(
+            peer, trio.current_time()
+        ):
             return
         self._streams[peer] = self._streams.get(peer, 0) + 1
         try:
@@ -184,10 +206,16 @@ class TopicStreams:
             await self._replace(key, stream)
             await stream.send_all(frame(msgspec.msgpack.encode(Answer("", "", offer))))
             await self._receive(stream, reader, topic)
-            if offer and expected and expected.socket and self._inbound.get(key) is stream:  # ended because the wire goes on
+            if (
+                offer and expected and expected.socket and self._inbound.get(key) is stream
+            ):  # ended because the wire goes on
                 sock, expected.socket = expected.socket, None
                 bound = transcript(stream.peer, self._host.peer, hello.topic)
-                await self._go_on(key, Wire(stream.peer, sock, offer.secret, hello.secret, bound, opener=False), topic)
+                await self._go_on(
+                    key,
+                    Wire(stream.peer, sock, offer.secret, hello.secret, bound, opener=False),
+                    topic,
+                )
         finally:
             if offer:
                 self._listener.forget(offer.token)
@@ -207,7 +235,9 @@ class TopicStreams:
         addresses = self._listener.addresses()[:MAX_ADDRESSES]
         if len(hello.secret) != SECRET_BYTES or not addresses:
             return None
-        return WireOffer(secrets.token_bytes(TOKEN_BYTES), secrets.token_bytes(SECRET_BYTES), tuple(addresses))
+        return WireOffer(
+            secrets.token_bytes(TOKEN_BYTES), secrets.token_bytes(SECRET_BYTES), tuple(addresses)
+        )
 
     async def _replace(self, key: tuple[PeerId, str], end: PeerStream | Wire) -> None:
         """From now on ``end`` is where this peer speaks in this topic."""
@@ -219,7 +249,10 @@ class TopicStreams:
     def _check(self, peer: PeerId, greeting: bytes) -> tuple[Hello, Topic]:
         version = decode(preface_decoder, greeting, peer).version
         if version != self.version:
-            raise RefusedError("E140", f"you speak version {version} of the atoll protocol, this peer speaks {self.version}")
+            raise RefusedError(
+                "E140",
+                f"you speak version {version} of the atoll protocol, this peer speaks {self.version}",
+            )
         hello = decode(hello_decoder, greeting, peer)
         topic = self.topics.get(hello.topic)
         if topic is None:
@@ -236,7 +269,9 @@ class TopicStreams:
 
     async def _refuse(self, stream: PeerStream, refused: RefusedError) -> None:
         self.counters.refusals += 1
-        await stream.send_all(frame(msgspec.msgpack.encode(Answer(refused.code[:16], refused.reason[:1024]))))
+        await stream.send_all(
+            frame(msgspec.msgpack.encode(Answer(refused.code[:16], refused.reason[:1024])))
+        )
         await stream.finish()
         with trio.move_on_after(2.0):  # let it be read before the stream is reset
             while await stream.receive_some():

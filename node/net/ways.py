@@ -22,8 +22,31 @@ from ...collectives.errors import NetworkError, PeerUnreachableError, RemoteProt
 from ...collectives.identifiers import PeerId
 from .addresses import MAX_ADDRESSES, has_public, host_of, usable
 from .host import Host
-from .lane_sockets import DIAL_S, HELLO_S, Expected, LaneListener, MayDial, be_greeted, detach, dial, hello, path_of
-from .lane_talk import ANSWER_S, Bridge, Dialled, Done, Meet, Met, Relayed, Reverse, Sync, Talk, Terms
+from .lane_sockets import (
+    DIAL_S,
+    HELLO_S,
+    Expected,
+    LaneListener,
+    MayDial,
+    be_greeted,
+    detach,
+    dial,
+    hello,
+    path_of,
+)
+from .lane_talk import (
+    ANSWER_S,
+    Bridge,
+    Dialled,
+    Done,
+    Meet,
+    Met,
+    Relayed,
+    Reverse,
+    Sync,
+    Talk,
+    Terms,
+)
 from .through.meeting import Spot
 from .through.observing import ASK_S
 from .through.punch import GUESSES, PUNCH_S, Punch, guesses, targets
@@ -52,10 +75,21 @@ class Ways:
     """Used from the trio thread only."""
 
     def __init__(
-        self, listener: LaneListener, helpers: Helpers, run_of: Callable[[PeerId], str | None], may_dial: MayDial, rng: random.Random
+        self,
+        listener: LaneListener,
+        helpers: Helpers,
+        run_of: Callable[[PeerId], str | None],
+        may_dial: MayDial,
+        rng: random.Random,
     ) -> None:
         """``run_of``: a run that we have in common with a peer; ``may_dial``: which of its addresses are dialled."""
-        self.listener, self.helpers, self._run_of, self._may_dial, self.rng = listener, helpers, run_of, may_dial, rng
+        self.listener, self.helpers, self._run_of, self._may_dial, self.rng = (
+            listener,
+            helpers,
+            run_of,
+            may_dial,
+            rng,
+        )
         self.why: dict[PeerId, str] = {}
         """Why the last lane that we drove to a peer is not direct."""
         self.shown: Callable[[], set[str]] | None = None
@@ -70,15 +104,25 @@ class Ways:
     def hide(self, host: Host) -> None:
         """From now on nobody is told where our lane listener is, and circuits are taken only at hosts that we are connected with."""
         self.listener.hidden = True
-        self.shown = lambda: {ends[1] for peer in host.peers() if (ends := host.ends(peer)) is not None}
+        self.shown = lambda: {
+            ends[1] for peer in host.peers() if (ends := host.ends(peer)) is not None
+        }
 
     def relays_at(self, addresses: Sequence[str]) -> list[str]:
         """Those of a relay's addresses at which a circuit may be taken."""
-        return [address for address in addresses if self.shown is None or host_of(address) in self.shown()]
+        return [
+            address
+            for address in addresses
+            if self.shown is None or host_of(address) in self.shown()
+        ]
 
     async def dial(self, peer: PeerId, addresses: Sequence[str], terms: Terms) -> Made | None:
         """A lane to the listener of ``peer``, which named these addresses; None where it does not answer."""
-        found = await dial([address for address in addresses if self._may_dial(peer, address)], terms.token, terms.both)
+        found = await dial(
+            [address for address in addresses if self._may_dial(peer, address)],
+            terms.token,
+            terms.both,
+        )
         return None if found is None else Made(found, path_of(found))
 
     def spot(self) -> Spot | None:
@@ -93,7 +137,9 @@ class Ways:
         """Whether neither of us has a public address."""
         return not has_public(theirs) and not has_public(self.addresses())
 
-    async def drive(self, talk: Talk, terms: Terms, theirs: tuple[str, ...], rtt_s: float, *, relay: bool = True) -> Made | None:
+    async def drive(
+        self, talk: Talk, terms: Terms, theirs: tuple[str, ...], rtt_s: float, *, relay: bool = True
+    ) -> Made | None:
         """Propose until something works; None: nothing but the stream does. ``relay``: whether one is tried, too.
 
         Raises NetworkError, RemoteProtocolError.
@@ -118,8 +164,16 @@ class Ways:
 class _Drive:
     """One attempt of the driver."""
 
-    def __init__(self, ways: Ways, talk: Talk, terms: Terms, theirs: tuple[str, ...], rtt_s: float) -> None:
-        self._ways, self._talk, self._terms, self._theirs, self._rtt_s = ways, talk, terms, theirs, rtt_s
+    def __init__(
+        self, ways: Ways, talk: Talk, terms: Terms, theirs: tuple[str, ...], rtt_s: float
+    ) -> None:
+        self._ways, self._talk, self._terms, self._theirs, self._rtt_s = (
+            ways,
+            talk,
+            terms,
+            theirs,
+            rtt_s,
+        )
         self.tried: list[str] = []
         observers = ways.helpers.observers(talk.peer)
         self._observers = observers if ways.may_need_punching(theirs) else []
@@ -154,7 +208,11 @@ class _Drive:
 
     def _patience(self) -> float:
         """Who has no public address will hardly answer one who has, and can dial it."""
-        return REVERSE_S if has_public(self._ways.addresses()) and not has_public(self._theirs) else DIAL_S
+        return (
+            REVERSE_S
+            if has_public(self._ways.addresses()) and not has_public(self._theirs)
+            else DIAL_S
+        )
 
     async def reverse(self) -> Made | None:
         """Be dialled."""
@@ -189,13 +247,25 @@ class _Drive:
             guess = doubtful and self._ways.guesses and answer.guesses and not self._terms.place
             await self._talk.say(Sync(guess))
             await trio.sleep(self._rtt_s / 2)
-            with trio.move_on_after(DOUBTFUL_S + 3 * self._rtt_s if doubtful and not guess else PUNCH_S):
+            with trio.move_on_after(
+                DOUBTFUL_S + 3 * self._rtt_s if doubtful and not guess else PUNCH_S
+            ):
                 try:
-                    return await meet(self._ways, self.spot, self._talk.peer, self._terms, answer.candidates, self._rtt_s, guess=guess)
+                    return await meet(
+                        self._ways,
+                        self.spot,
+                        self._talk.peer,
+                        self._terms,
+                        answer.candidates,
+                        self._rtt_s,
+                        guess=guess,
+                    )
                 except PeerUnreachableError as error:
                     self.tried.append(error.message)
                     return None
-            self.tried.append("one router gives every destination another port, and the other one lets in only whom it knows")
+            self.tried.append(
+                "one router gives every destination another port, and the other one lets in only whom it knows"
+            )
         return None
 
     async def relay(self, run: str | None) -> Made | None:
@@ -219,9 +289,17 @@ class _Drive:
 class Follower:
     """The other side of one attempt."""
 
-    def __init__(self, ways: Ways, talk: Talk, terms: Terms, offered: tuple[str, ...], expected: Expected) -> None:
+    def __init__(
+        self, ways: Ways, talk: Talk, terms: Terms, offered: tuple[str, ...], expected: Expected
+    ) -> None:
         """``offered``: the driver's addresses; ``expected``: where its dial arrives."""
-        self._ways, self._talk, self._terms, self._offered, self._expected = ways, talk, terms, offered, expected
+        self._ways, self._talk, self._terms, self._offered, self._expected = (
+            ways,
+            talk,
+            terms,
+            offered,
+            expected,
+        )
         self._spot: Spot | None = None
         self._observed = trio.Event()
         self._scope = trio.CancelScope()  # of the way that was proposed last
@@ -232,7 +310,9 @@ class Follower:
 
     async def run(self) -> Made | None:
         """Go along until the driver is done; None: the stream is the lane. Raises NetworkError, RemoteProtocolError."""
-        failed: Exception | None = PeerUnreachableError(f"{self._talk.peer} took too long over a lane", peer=self._talk.peer)
+        failed: Exception | None = PeerUnreachableError(
+            f"{self._talk.peer} took too long over a lane", peer=self._talk.peer
+        )
         bridged = False
         try:
             with trio.move_on_after(FOLLOW_S):
@@ -265,7 +345,9 @@ class Follower:
                 await self._observed.wait()
                 self._theirs = message.candidates
                 known = self._spot.candidates if self._spot is not None else ()
-                await self._talk.say(Met(known, self._spot is not None and self._spot.symmetric, self._ways.guesses))
+                await self._talk.say(
+                    Met(known, self._spot is not None and self._spot.symmetric, self._ways.guesses)
+                )
             elif isinstance(message, Sync):
                 self._guess = message.guess and self._ways.guesses and not self._terms.place
                 self._propose(nursery, self._punch)
@@ -286,7 +368,12 @@ class Follower:
         self._arrived = trio.Event()
         nursery.start_soon(self._go, way, self._scope, self._arrived)
 
-    async def _go(self, way: Callable[[], Awaitable[Made | None]], scope: trio.CancelScope, arrived: trio.Event) -> None:
+    async def _go(
+        self,
+        way: Callable[[], Awaitable[Made | None]],
+        scope: trio.CancelScope,
+        arrived: trio.Event,
+    ) -> None:
         with scope, suppress(NetworkError, OSError):
             self._made = await way()
         arrived.set()
@@ -308,7 +395,11 @@ class Follower:
     async def _observe(self) -> None:
         """Before we are asked: in the time that the driver's dial takes."""
         try:
-            observers = self._ways.helpers.observers(self._talk.peer) if self._ways.may_need_punching(self._offered) else []
+            observers = (
+                self._ways.helpers.observers(self._talk.peer)
+                if self._ways.may_need_punching(self._offered)
+                else []
+            )
             self._spot = self._ways.spot() if observers else None
             if self._spot is not None:
                 await self._spot.observe(observers)
@@ -318,22 +409,45 @@ class Follower:
     async def _punch(self) -> Made | None:
         if self._spot is None or not self._theirs:
             return None
-        return await meet(self._ways, self._spot, self._talk.peer, self._terms, self._theirs, 0.0, guess=self._guess)
+        return await meet(
+            self._ways,
+            self._spot,
+            self._talk.peer,
+            self._terms,
+            self._theirs,
+            0.0,
+            guess=self._guess,
+        )
 
     async def _relay(self, message: Relayed) -> Made | None:
-        where = [address for address in self._ways.relays_at(usable(message.addresses)) if has_public((address,))]
+        where = [
+            address
+            for address in self._ways.relays_at(usable(message.addresses))
+            if has_public((address,))
+        ]
         sock = await through_relay(where[:RELAYS], message.voucher, self._terms)
         return None if sock is None else Made(sock, "relay")
 
 
-async def meet(ways: Ways, spot: Spot, peer: PeerId, terms: Terms, offered: tuple[str, ...], rtt_s: float, *, guess: bool) -> Made:
+async def meet(
+    ways: Ways,
+    spot: Spot,
+    peer: PeerId,
+    terms: Terms,
+    offered: tuple[str, ...],
+    rtt_s: float,
+    *,
+    guess: bool,
+) -> Made:
     """A simultaneous open of both sides. ``guess``: one of us has another port for every destination. Raises PeerUnreachableError."""
     to = targets(offered, spot.candidates)
     if guess and not spot.symmetric:
         to = guesses(to, ways.rng)
     punch = Punch(trio.current_time(), to, rtt_s, ways.rng)
     ports = GUESSES if guess and spot.symmetric else 1
-    sock = await spot.meet(peer, punch, terms.token, terms.both, driver=terms.initiator, ports=ports)
+    sock = await spot.meet(
+        peer, punch, terms.token, terms.both, driver=terms.initiator, ports=ports
+    )
     return Made(sock, path_of(sock, "punched"))
 
 

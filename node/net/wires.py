@@ -35,18 +35,33 @@ class WireOffer(msgspec.Struct, frozen=True, array_like=True):
 
     token: Annotated[bytes, msgspec.Meta(min_length=TOKEN_BYTES, max_length=TOKEN_BYTES)]
     secret: Annotated[bytes, msgspec.Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
-    addresses: Annotated[tuple[Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS_CHARS)], ...], msgspec.Meta(max_length=MAX_ADDRESSES)]
+    addresses: Annotated[
+        tuple[Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS_CHARS)], ...],
+        msgspec.Meta(max_length=MAX_ADDRESSES),
+    ]
 
 
 class Wire:
     """Our end of a wire; it owns the socket (connected, non-blocking). Used like a `PeerStream`, from the trio thread only."""
 
-    def __init__(self, peer: PeerId, sock: socket.socket, mine: bytes, theirs: bytes, transcript: bytes, *, opener: bool) -> None:
+    def __init__(
+        self,
+        peer: PeerId,
+        sock: socket.socket,
+        mine: bytes,
+        theirs: bytes,
+        transcript: bytes,
+        *,
+        opener: bool,
+    ) -> None:
         """``mine``, ``theirs``: the secrets; ``transcript``: who opened which topic at whom, alike at both ends."""
         keys = derive_lane_keys(mine, theirs, b"wire|" + transcript, initiator=opener)
         self.peer = peer
         self._socket = sock
-        self._sealer, self._unsealer = Sealer(keys.send, keys.cipher), Opener(keys.receive, keys.cipher)
+        self._sealer, self._unsealer = (
+            Sealer(keys.send, keys.cipher),
+            Opener(keys.receive, keys.cipher),
+        )
         self._unsent, self._received = bytearray(), bytearray()
 
     @property
@@ -89,7 +104,9 @@ class Wire:
     async def receive_some(self, max_bytes: int = PIECE_BYTES) -> bytes:
         """What came in one record; b"" when the wire has ended, in whatever way: a record that does not authenticate ends it, too, and is
         nobody's fault, since anybody on the path could have made it. Cancellation loses nothing."""
-        with contextlib.suppress(OSError, ValueError, trio.ClosedResourceError, RemoteProtocolError):
+        with contextlib.suppress(
+            OSError, ValueError, trio.ClosedResourceError, RemoteProtocolError
+        ):
             while True:
                 payload = self._next()
                 if payload:
@@ -114,7 +131,11 @@ class Wire:
         end = _LENGTH.size + length
         if len(received) < end:
             return None
-        header, sealed, payload = bytes(received[: _LENGTH.size]), bytes(received[_LENGTH.size : end]), bytearray(length - TAG_BYTES)
+        header, sealed, payload = (
+            bytes(received[: _LENGTH.size]),
+            bytes(received[_LENGTH.size : end]),
+            bytearray(length - TAG_BYTES),
+        )
         self._unsealer.open(header, memoryview(sealed), memoryview(payload), self.peer)
         del received[:end]
         return bytes(payload)

@@ -19,7 +19,15 @@ from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.io.trio import TrioTCPStream
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.swarm import Swarm
-from libp2p.stream_muxer.yamux.yamux import FLAG_SYN, GO_AWAY_NORMAL, HEADER_SIZE, TYPE_PING, TYPE_WINDOW_UPDATE, YAMUX_HEADER_FORMAT, Yamux
+from libp2p.stream_muxer.yamux.yamux import (
+    FLAG_SYN,
+    GO_AWAY_NORMAL,
+    HEADER_SIZE,
+    TYPE_PING,
+    TYPE_WINDOW_UPDATE,
+    YAMUX_HEADER_FORMAT,
+    Yamux,
+)
 
 from .door import Door
 from .liveness import Liveness
@@ -61,7 +69,9 @@ class _Unread(bytearray):
         super().extend(data)
         if len(self) > SLACK_BYTES:
             whole = sum(map(len, self._muxed.stream_buffers.values()))
-            if len(self) > 2 * stream.target_recv_window + SLACK_BYTES or whole > MAX_UNREAD_BYTES:  # the library grants up to twice of it
+            if (
+                len(self) > 2 * stream.target_recv_window + SLACK_BYTES or whole > MAX_UNREAD_BYTES
+            ):  # the library grants up to twice of it
                 raise _FloodError
 
 
@@ -120,7 +130,9 @@ class OurYamux(Yamux):
         if stream in self.streams:
             self.credit[stream] = nbytes
         if len(self.credit) > 2 * len(self.streams):
-            self.credit = {stream: held for stream, held in self.credit.items() if stream in self.streams}
+            self.credit = {
+                stream: held for stream, held in self.credit.items() if stream in self.streams
+            }
         return b""
 
     async def _write_frame(self, data: bytes) -> None:
@@ -138,7 +150,10 @@ class OurYamux(Yamux):
         """The next stream that the peer opens and may have."""
         while True:
             stream: Any = await super().accept_stream()
-            if sum(not (other.is_initiator or other.closed) for other in self.streams.values()) <= MAX_STREAMS:
+            if (
+                sum(not (other.is_initiator or other.closed) for other in self.streams.values())
+                <= MAX_STREAMS
+            ):
                 return stream
             with contextlib.suppress(Exception):
                 await stream.reset()
@@ -164,7 +179,9 @@ class OurYamux(Yamux):
             elif verdict == "ask":
                 self._ping_id += 1
                 with contextlib.suppress(Exception):  # then the reader has noticed, too
-                    await self._write_frame(struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_PING, FLAG_SYN, 0, self._ping_id))
+                    await self._write_frame(
+                        struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_PING, FLAG_SYN, 0, self._ping_id)
+                    )
                 self._ping_sent_time = trio.current_time()
 
 
@@ -285,7 +302,9 @@ def skip_identify(swarm: Swarm) -> None:
 
     Nothing of it is used here: our protocols are fixed, and addresses come in signed announcements. We still answer when asked.
     """
-    for notifee in [notifee for notifee in swarm.notifees if type(notifee).__name__ == "_IdentifyNotifee"]:
+    for notifee in [
+        notifee for notifee in swarm.notifees if type(notifee).__name__ == "_IdentifyNotifee"
+    ]:
         swarm.remove_notifee(notifee)
 
 

@@ -22,7 +22,20 @@ STDLIB_BYTES = 500_000  # English first; with it three peers beat one machine by
 MAX_FILE_BYTES = 1 << 30
 BLOCK_BYTES = 4096  # unit of the split between training and held-out text
 HELD_OUT_EVERY = 10
-_TEXT_SUFFIXES = {"", ".txt", ".md", ".rst", ".py", ".c", ".h", ".json", ".csv", ".tex", ".html", ".org"}
+_TEXT_SUFFIXES = {
+    "",
+    ".txt",
+    ".md",
+    ".rst",
+    ".py",
+    ".c",
+    ".h",
+    ".json",
+    ".csv",
+    ".tex",
+    ".html",
+    ".org",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +55,11 @@ def load_corpus(source: str, context: int) -> Corpus:
     if source == BUILTIN:
         text = _stdlib_text()
     else:
-        text = _records(source, site_data(source)) if is_factory(source) else _path_text(Path(source).expanduser())
+        text = (
+            _records(source, site_data(source))
+            if is_factory(source)
+            else _path_text(Path(source).expanduser())
+        )
     training, held_out = split(text)
     need = 4 * (context + 1)
     if min(len(training), len(held_out)) < need:
@@ -58,15 +75,23 @@ def split(text: bytes) -> tuple[bytes, bytes]:
     """Training and held-out bytes: every tenth block of 4 KiB is held out, so that both have the same mixture."""
     blocks = [text[start : start + BLOCK_BYTES] for start in range(0, len(text), BLOCK_BYTES)]
     held_out = b"".join(blocks[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY])
-    return b"".join(block for i, block in enumerate(blocks) if i % HELD_OUT_EVERY != HELD_OUT_EVERY - 1), held_out
+    return b"".join(
+        block for i, block in enumerate(blocks) if i % HELD_OUT_EVERY != HELD_OUT_EVERY - 1
+    ), held_out
 
 
 def unique_paragraphs(texts: list[str]) -> str:
     """The texts joined, each paragraph kept where it comes first: repeated boilerplate would leak into the held-out part."""
-    return "\n\n".join(dict.fromkeys(paragraph for text in texts for paragraph in text.split("\n\n") if paragraph.strip()))
+    return "\n\n".join(
+        dict.fromkeys(
+            paragraph for text in texts for paragraph in text.split("\n\n") if paragraph.strip()
+        )
+    )
 
 
-def batch(tokens: Tensor, context: int, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def batch(
+    tokens: Tensor, context: int, size: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
     """Random windows: inputs and the bytes that follow them, both int64 (size, context)."""
     starts = torch.randint(len(tokens) - context, (size, 1), generator=generator)
     windows = tokens[starts + torch.arange(context + 1)].long()
@@ -102,9 +127,16 @@ def _records(where: str, data: Any) -> bytes:
     for index in range(len(data)):
         record = data[index]
         if not isinstance(record, str | bytes):
-            why = "The built-in model reads text; what a script of your own trains on is up to that."
+            why = (
+                "The built-in model reads text; what a script of your own trains on is up to that."
+            )
             hint = f"Return a Dataset of str, or give a script: atoll join --script train.py --data {where}"
-            raise ConfigError(f"sample {index} of {where} is of type {type(record).__name__}, not text", key=KEY, why=why, hint=hint)
+            raise ConfigError(
+                f"sample {index} of {where} is of type {type(record).__name__}, not text",
+                key=KEY,
+                why=why,
+                hint=hint,
+            )
         texts.append(record.encode() if isinstance(record, str) else record)
     return b"\n\n".join(texts)
 
@@ -113,16 +145,23 @@ def _path_text(path: Path) -> bytes:
     try:
         if path.is_dir():
             files = sorted(
-                file for file in path.rglob("*") if file.suffix.lower() in _TEXT_SUFFIXES and file.is_file() and not _hidden(file, path)
+                file
+                for file in path.rglob("*")
+                if file.suffix.lower() in _TEXT_SUFFIXES
+                and file.is_file()
+                and not _hidden(file, path)
             )
             texts = [text for file in files if (text := _as_text(file)) is not None]
             return unique_paragraphs(texts).encode()
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise ConfigError(f"{path} is larger than {MAX_FILE_BYTES >> 30} GiB", hint="Give a part of it.")
+            raise ConfigError(
+                f"{path} is larger than {MAX_FILE_BYTES >> 30} GiB", hint="Give a part of it."
+            )
         return path.read_bytes()
     except OSError as error:
         raise ConfigError(
-            f"cannot read the training text {path}: {error.strerror}", hint="--data takes a text file or a folder of text files."
+            f"cannot read the training text {path}: {error.strerror}",
+            hint="--data takes a text file or a folder of text files.",
         ) from None
 
 

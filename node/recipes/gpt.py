@@ -30,8 +30,14 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(batch, time, width) → (batch, time, width)."""
         batch, time, width = x.shape
-        q, k, v = self.qkv(self.attention_norm(x)).view(batch, time, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # (batch, heads, time, width / heads)
+        q, k, v = (
+            self.qkv(self.attention_norm(x))
+            .view(batch, time, 3, self.heads, width // self.heads)
+            .permute(2, 0, 3, 1, 4)
+        )
+        mixed = F.scaled_dot_product_attention(
+            q, k, v, is_causal=True
+        )  # (batch, heads, time, width / heads)
         x = x + self.attention_out(mixed.transpose(1, 2).reshape(batch, time, width))
         return x + self.feed_out(F.gelu(self.feed_in(self.feed_norm(x))))
 
@@ -72,6 +78,7 @@ def build(manifest: Manifest) -> GPT:
     count = sum(p.numel() for p in model.parameters())
     if manifest.model.parameters not in (None, count):
         raise ModelMismatchError(
-            f"the model has {count:,} parameters, the run's manifest says {manifest.model.parameters:,}", hint="atoll validate RUN.toml"
+            f"the model has {count:,} parameters, the run's manifest says {manifest.model.parameters:,}",
+            hint="atoll validate RUN.toml",
         )
     return model

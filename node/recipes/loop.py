@@ -22,7 +22,12 @@ def make_optimizer(model: nn.Module, inner: InnerTable) -> torch.optim.Optimizer
     """The inner optimizer."""
     if inner.optimizer == "sgd":
         return torch.optim.SGD(model.parameters(), lr=inner.lr)
-    return torch.optim.AdamW(model.parameters(), lr=inner.lr, betas=(inner.beta1, inner.beta2), weight_decay=inner.weight_decay)
+    return torch.optim.AdamW(
+        model.parameters(),
+        lr=inner.lr,
+        betas=(inner.beta1, inner.beta2),
+        weight_decay=inner.weight_decay,
+    )
 
 
 def lr_at(position: int, inner: InnerTable, own: int | None = None) -> float:
@@ -32,7 +37,9 @@ def lr_at(position: int, inner: InnerTable, own: int | None = None) -> float:
 
     It never reaches 0: a step that moves nothing is no step, and members beyond the end must still be able to contribute.
     """
-    warmed = min(1.0, ((position if own is None else own) + 1) / inner.warmup) if inner.warmup else 1.0
+    warmed = (
+        min(1.0, ((position if own is None else own) + 1) / inner.warmup) if inner.warmup else 1.0
+    )
     if inner.schedule == "constant" or inner.steps is None:
         return inner.lr * warmed
     cosine = 0.5 * (1 + math.cos(math.pi * min(position, inner.steps) / inner.steps))
@@ -90,6 +97,9 @@ def evaluate(model: GPT, held_out: Tensor) -> float:
     generator = torch.Generator().manual_seed(EVALUATION_SEED)
     was_training = model.training
     model.eval()
-    total = sum(float(model.loss(*batch(held_out, model.config.context, EVALUATION_SIZE, generator))) for _ in range(EVALUATION_BATCHES))
+    total = sum(
+        float(model.loss(*batch(held_out, model.config.context, EVALUATION_SIZE, generator)))
+        for _ in range(EVALUATION_BATCHES)
+    )
     model.train(was_training)
     return total / EVALUATION_BATCHES

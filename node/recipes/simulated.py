@@ -23,9 +23,11 @@ def load_task(manifest: Manifest, where: str | None) -> Task:
         return _from_file(where)
     if manifest.model.entry != "builtin:gpt":
         raise ConfigError(
-            f"the model of {manifest.name} is {manifest.model.entry}", key="task", why="It is made by each member's own script, not by the manifest.",
+            f"the model of {manifest.name} is {manifest.model.entry}",
+            key="task",
+            why="It is made by each member's own script, not by the manifest.",
             hint="Say what is trained: --task FILE.py:NAME, a function that returns a Task (docs/federated.md; scripts/examples/hospital/task.py)",
-        )  # fmt: skip
+        )
     context = gpt_config(manifest.model).context
     corpus = load_corpus(BUILTIN, context)
     x, y = _windows(corpus.training, context, MOST_WINDOWS)
@@ -42,7 +44,16 @@ def _windows(tokens: Tensor, context: int, most: int) -> tuple[Tensor, Tensor]:
 
 
 def _from_file(where: str) -> Task:
-    task = made_in_file(where, "task", "For example --task digits.py:task, a function that returns a Task (docs/federated.md)")
+    task = made_in_file(
+        where,
+        "task",
+        "For example --task digits.py:task, a function that returns a Task (docs/federated.md)",
+    )
     if not isinstance(task, Task):
-        raise ConfigError(f"{where} returns a {type(task).__name__}", key="task", why="A Task is wanted.", hint="See docs/federated.md")
+        raise ConfigError(
+            f"{where} returns a {type(task).__name__}",
+            key="task",
+            why="A Task is wanted.",
+            hint="See docs/federated.md",
+        )
     return task

@@ -61,13 +61,26 @@ class Member:
     """One member training the recipe: model, optimizer, data and attachment. Give it a Swarm of any kind."""
 
     def __init__(
-        self, swarm: Swarm, manifest: Manifest, corpus: Corpus, say: Say = lambda record: None, anchors: Path | None = None
+        self,
+        swarm: Swarm,
+        manifest: Manifest,
+        corpus: Corpus,
+        say: Say = lambda record: None,
+        anchors: Path | None = None,
     ) -> None:
-        self.swarm, self.manifest, self.corpus, self.say, self.anchors = swarm, manifest, corpus, say, anchors
+        self.swarm, self.manifest, self.corpus, self.say, self.anchors = (
+            swarm,
+            manifest,
+            corpus,
+            say,
+            anchors,
+        )
         self.inner = manifest.train.inner
         self.model: GPT = build(manifest)
         self.optimizer = make_optimizer(self.model, self.inner)
-        self.attachment: Attachment = attach(self.model, self.optimizer, swarm, on_round=self._round)
+        self.attachment: Attachment = attach(
+            self.model, self.optimizer, swarm, on_round=self._round
+        )
         self.generator = peer_generator(manifest.data.seed, swarm.peer)
         self.steps = 0
         self._since_round = 0  # steps since the anchor last moved
@@ -82,15 +95,29 @@ class Member:
         sync_every, inner = self.swarm.settings.sync_every, self.inner
         if inner.samples is not None and inner.steps is not None:
             return inner.steps * self.attachment.position // inner.samples
-        return self.steps if sync_every is None else self.attachment.round * sync_every + self._since_round
+        return (
+            self.steps
+            if sync_every is None
+            else self.attachment.round * sync_every + self._since_round
+        )
 
     def finished(self, steps: int | None) -> bool:
         """Whether to end: the run is done, ``steps`` own steps are made, or (without a number of rounds) the schedule is over."""
         if self.attachment.done or (steps is not None and self.steps >= steps):
             return True
-        return self.swarm.settings.rounds is None and self.inner.steps is not None and self.position >= self.inner.steps
+        return (
+            self.swarm.settings.rounds is None
+            and self.inner.steps is not None
+            and self.position >= self.inner.steps
+        )
 
-    def train(self, *, steps: int | None = None, stop: Callable[[], bool] = lambda: False, evaluate_every: int | None = None) -> None:
+    def train(
+        self,
+        *,
+        steps: int | None = None,
+        stop: Callable[[], bool] = lambda: False,
+        evaluate_every: int | None = None,
+    ) -> None:
         """Train until `finished` or ``stop()``; evaluates the anchor every ``evaluate_every`` rounds if that is given."""
         evaluated = kept = self.attachment.round
         if kept == 0:
@@ -99,12 +126,27 @@ class Member:
         while not self.finished(steps) and not stop():
             before = self.attachment.round
             self.attachment.samples(self.inner.batch)
-            loss = train_step(self.model, self.optimizer, self.corpus.training, self.inner, self.generator, self.position, self.steps)
+            loss = train_step(
+                self.model,
+                self.optimizer,
+                self.corpus.training,
+                self.inner,
+                self.generator,
+                self.position,
+                self.steps,
+            )
             self.steps += 1
             self._since_round = self._since_round + 1 if self.attachment.round == before else 0
             self.attachment.log(loss=loss)
             if self.steps % STEP_EVERY == 0:
-                self.say({"event": "step", "step": self.steps, "position": self.position, "loss": round(loss, 5)})
+                self.say(
+                    {
+                        "event": "step",
+                        "step": self.steps,
+                        "position": self.position,
+                        "loss": round(loss, 5),
+                    }
+                )
             if evaluate_every is not None and self.attachment.round >= evaluated + evaluate_every:
                 evaluated = self.attachment.round
                 self.evaluate_anchor()
@@ -116,7 +158,9 @@ class Member:
         """Write the newest anchor to the folder ``anchors``, if one was given; it costs milliseconds, unlike an evaluation."""
         if self.anchors is not None:
             with self.attachment.evaluate_anchor() as view:
-                save_file(self.model.state_dict(), self.anchors / f"round-{view.round:04}.safetensors")
+                save_file(
+                    self.model.state_dict(), self.anchors / f"round-{view.round:04}.safetensors"
+                )
 
     def evaluate_anchor(self) -> tuple[int, str, float]:
         """(round, digest, held-out loss in nats a byte) of the newest anchor; also said as ``evaluation``."""
@@ -141,7 +185,14 @@ class Member:
             "rounds": round_ - self._entered_at,
             **{
                 key: stats[key]
-                for key in ("counted", "samples_counted", "bytes_sent", "bytes_received", "waiting_s", "privacy")
+                for key in (
+                    "counted",
+                    "samples_counted",
+                    "bytes_sent",
+                    "bytes_received",
+                    "waiting_s",
+                    "privacy",
+                )
                 if key in stats
             },
         }
@@ -153,20 +204,49 @@ class Member:
 
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="atoll.node.recipes.train", description="Train a run's built-in recipe as one of its members.")
-    parser.add_argument("run", nargs="?", default="", help="invite, or a run that the node is in (default: ATOLL_RUN, else ATOLL_INVITE)")
+    parser = argparse.ArgumentParser(
+        prog="atoll.node.recipes.train",
+        description="Train a run's built-in recipe as one of its members.",
+    )
+    parser.add_argument(
+        "run",
+        nargs="?",
+        default="",
+        help="invite, or a run that the node is in (default: ATOLL_RUN, else ATOLL_INVITE)",
+    )
     parser.add_argument("--home", default=None, help="folder of the node (default: ATOLL_HOME)")
-    parser.add_argument("--data", default=None, help="text file or folder to train on, or FILE.py:NAME, a function that returns a Dataset")
+    parser.add_argument(
+        "--data",
+        default=None,
+        help="text file or folder to train on, or FILE.py:NAME, a function that returns a Dataset",
+    )
     parser.add_argument("--steps", type=int, default=None, help="own inner steps at most")
     parser.add_argument(
-        "--threads", type=int, default=None, help="threads of torch; default: 1 for models below 10M parameters, else what torch chooses"
+        "--threads",
+        type=int,
+        default=None,
+        help="threads of torch; default: 1 for models below 10M parameters, else what torch chooses",
     )
-    parser.add_argument("--evaluate-every", type=int, default=None, metavar="ROUNDS", help="evaluate the anchor every so many rounds")
     parser.add_argument(
-        "--anchors", type=Path, default=None, metavar="DIR", help=f"write the anchor there every {KEEP_EVERY} rounds and at the end"
+        "--evaluate-every",
+        type=int,
+        default=None,
+        metavar="ROUNDS",
+        help="evaluate the anchor every so many rounds",
+    )
+    parser.add_argument(
+        "--anchors",
+        type=Path,
+        default=None,
+        metavar="DIR",
+        help=f"write the anchor there every {KEEP_EVERY} rounds and at the end",
     )
     parser.add_argument("--progress", action="store_true", help="print JSON lines")
-    parser.add_argument("--until-stdin-ends", action="store_true", help="leave when stdin ends, so as not to outlive whoever started this")
+    parser.add_argument(
+        "--until-stdin-ends",
+        action="store_true",
+        help="leave when stdin ends, so as not to outlive whoever started this",
+    )
     return parser.parse_args(argv)
 
 
@@ -205,7 +285,9 @@ def run(options: argparse.Namespace, say: Say, stop: threading.Event) -> dict[st
         manifest = load_run(find_paths(options.home), swarm.run_id).open()
         if options.threads is not None or gpt_config(manifest.model).parameters < SMALL_PARAMETERS:
             torch.set_num_threads(options.threads or 1)
-        member = Member(swarm, manifest, load_data(manifest, options.data, options.home), say, options.anchors)
+        member = Member(
+            swarm, manifest, load_data(manifest, options.data, options.home), say, options.anchors
+        )
         member.train(steps=options.steps, stop=stop.is_set, evaluate_every=options.evaluate_every)
         final = member.finish()
         swarm.leave()
@@ -219,7 +301,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         run(options, say, stop)
     except AtollError as error:
-        say({"event": "error", "code": error.code, "message": error.message, "why": error.why, "hint": error.hint, "exit": error.exit_code})
+        say(
+            {
+                "event": "error",
+                "code": error.code,
+                "message": error.message,
+                "why": error.why,
+                "hint": error.hint,
+                "exit": error.exit_code,
+            }
+        )
         show_error(Terminal(), error)
         return error.exit_code
     except KeyboardInterrupt:

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from ..session.session import Session
 
 FARTHEST = 1e6  # times the manifest's bound, up and down
-COUNT_NOISE = (
-    2.0  # of the count of those within the bound, in units of [privacy] noise: it costs a sixteenth, so vectors get 3 % more noise
-)
+COUNT_NOISE = 2.0  # of the count of those within the bound, in units of [privacy] noise: it costs a sixteenth, so vectors get 3 % more noise
 
 
 def rule(terms: PrivacySettings, bound: float) -> AdaptiveBound | None:
@@ -38,7 +36,9 @@ def bound_at(session: Session, terms: PrivacySettings, round_: int) -> float:
 
     if terms.quantile is None:
         return terms.clip
-    told = [reading.norm for reading in newest_readings(session, round_ - 1) if reading.norm is not None]
+    told = [
+        reading.norm for reading in newest_readings(session, round_ - 1) if reading.norm is not None
+    ]
     return held(terms, statistics.median(told or [terms.clip]))
 
 

@@ -57,7 +57,13 @@ class Masking:
     @property
     def step(self) -> Step:
         """See Step."""
-        return Step.SUMMED if self.survivors is not None else Step.MASKED if self.digest is not None else Step(min(1, len(self.fixed)))
+        return (
+            Step.SUMMED
+            if self.survivors is not None
+            else Step.MASKED
+            if self.digest is not None
+            else Step(min(1, len(self.fixed)))
+        )
 
     @property
     def keys(self) -> dict[PeerId, Keys]:
@@ -95,7 +101,9 @@ class Masking:
     def hear(self, sender: PeerId, said: Said) -> bool:
         """Whether it is news. Raises BadSignatureError, RemoteProtocolError, naming the peer."""
         if said.number >= len(self.binding.roster):
-            raise RemoteProtocolError(f"{sender} told what nobody in the roster has said", peer=sender)
+            raise RemoteProtocolError(
+                f"{sender} told what nobody in the roster has said", peer=sender
+            )
         author, stage = self.binding.roster[said.number], KINDS.index(type(said.message))
         if author in self.said[stage]:  # it may not know what came after
             if sender == author and self.me == self.leader:
@@ -109,7 +117,9 @@ class Masking:
     def told(self) -> list[Fixed]:
         """What the leader has fixed so far."""
         return [
-            Fixed(0 if stage == 0 else 1, tuple(sorted(self.binding.number(peer) for peer in peers)))
+            Fixed(
+                0 if stage == 0 else 1, tuple(sorted(self.binding.number(peer) for peer in peers))
+            )
             for stage, peers in enumerate(self.fixed)
         ]
 
@@ -118,7 +128,11 @@ class Masking:
         if sender != self.leader or fixed.stage != len(self.fixed):
             return False
         roster, numbers = self.binding.roster, fixed.numbers
-        sane = len(numbers) >= self.binding.threshold and list(numbers) == sorted(set(numbers)) and numbers[-1] < len(roster)
+        sane = (
+            len(numbers) >= self.binding.threshold
+            and list(numbers) == sorted(set(numbers))
+            and numbers[-1] < len(roster)
+        )
         peers = tuple(roster[number] for number in numbers) if sane else ()
         if not sane or (fixed.stage == 1 and not set(peers) <= set(self.fixed[0])):
             raise RemoteProtocolError(f"{sender} fixed members that cannot be", peer=sender)
@@ -130,8 +144,15 @@ class Masking:
         stage = len(self.fixed)
         if self.me != self.leader or stage > 1:
             return False
-        expected = set(self.fixed[0] if stage else self.binding.roster) - set(silent) - self.passed - set(bad)
-        here = self.said[stage].keys() & set(self.fixed[0] if stage else self.binding.roster) - set(bad)
+        expected = (
+            set(self.fixed[0] if stage else self.binding.roster)
+            - set(silent)
+            - self.passed
+            - set(bad)
+        )
+        here = self.said[stage].keys() & set(self.fixed[0] if stage else self.binding.roster) - set(
+            bad
+        )
         if len(here) < self.binding.threshold or (expected - here and not late):
             return False
         self.fixed.append(tuple(sorted(here)))
@@ -143,38 +164,72 @@ class Masking:
         """Deal shares once it is known whose keys count and they are here; know what is masked once the shares are here."""
         if self.client is None:
             return
-        if len(self.fixed) > 0 and self.takes_part and self.me not in self.said[1] and self.said[0].keys() >= set(self.fixed[0]):
+        if (
+            len(self.fixed) > 0
+            and self.takes_part
+            and self.me not in self.said[1]
+            and self.said[0].keys() >= set(self.fixed[0])
+        ):
             self.say(self.client.deal(self.keys))
-        if len(self.fixed) > 1 and self.digest is None and self.said[1].keys() >= set(self.fixed[1]):
-            heard = [(self.binding.number(peer), self.said[0][peer], self.said[1][peer]) for peer in self.fixed[1]]
+        if (
+            len(self.fixed) > 1
+            and self.digest is None
+            and self.said[1].keys() >= set(self.fixed[1])
+        ):
+            heard = [
+                (self.binding.number(peer), self.said[0][peer], self.said[1][peer])
+                for peer in self.fixed[1]
+            ]
             keys = [(self.binding.number(peer), self.said[0][peer]) for peer in self.fixed[0]]
-            self.digest = hashlib.sha256(b"atoll/masked/1\0" + self.binding.digest + msgspec.msgpack.encode((keys, heard))).digest()
+            self.digest = hashlib.sha256(
+                b"atoll/masked/1\0" + self.binding.digest + msgspec.msgpack.encode((keys, heard))
+            ).digest()
 
     def consents(self) -> dict[PeerId, Consent]:
         """Of survivors, to the set that is decided."""
         survivors = self.survivors or ()
         wanted = tuple(sorted(self.binding.number(peer) for peer in survivors))
-        found = {peer: said for peer, said in self.said[2].items() if peer in survivors and isinstance(said, Consent)}
+        found = {
+            peer: said
+            for peer, said in self.said[2].items()
+            if peer in survivors and isinstance(said, Consent)
+        }
         return {peer: said for peer, said in found.items() if said.survivors == wanted}
 
     def reveals(self) -> dict[PeerId, Reveal]:
         """Shares of survivors."""
-        return {peer: said for peer, said in self.said[3].items() if peer in (self.survivors or ()) and isinstance(said, Reveal)}
+        return {
+            peer: said
+            for peer, said in self.said[3].items()
+            if peer in (self.survivors or ()) and isinstance(said, Reveal)
+        }
 
     # ---- repair
     def missing(self) -> tuple[Stage, tuple[int, ...]] | None:
         """What is lacked here of what others have said by now."""
         wanted: tuple[Stage, Iterable[PeerId]] | None = None
         if self.survivors is not None:
-            wanted = (3, self.survivors) if len(self.consents()) >= self.binding.threshold else (2, self.survivors)
-        elif self.digest is None and self.fixed and (self.client is not None or self.me == self.leader):
+            wanted = (
+                (3, self.survivors)
+                if len(self.consents()) >= self.binding.threshold
+                else (2, self.survivors)
+            )
+        elif (
+            self.digest is None
+            and self.fixed
+            and (self.client is not None or self.me == self.leader)
+        ):
             if not self.said[0].keys() >= set(self.fixed[0]):
                 wanted = (0, self.fixed[0])
             elif len(self.fixed) > 1 or self.me == self.leader:
                 wanted = (1, self.fixed[-1])
         if wanted is None:
             return None
-        numbers = tuple(sorted(self.binding.number(peer) for peer in wanted[1] if peer not in self.said[wanted[0]]))
+        numbers = tuple(
+            sorted(
+                self.binding.number(peer) for peer in wanted[1] if peer not in self.said[wanted[0]]
+            )
+        )
         return (wanted[0], numbers) if numbers else None
 
     def ask(self, helper: PeerId) -> None:
@@ -184,14 +239,21 @@ class Masking:
             return
         stage, numbers = lacked
         if self.me == self.leader or stage > 1:
-            self.out += [(self.binding.roster[number], Want(stage, (number,))) for number in numbers]
-        self.out.append((helper if self.me == self.leader or stage > 1 else self.leader, Want(stage, numbers)))
+            self.out += [
+                (self.binding.roster[number], Want(stage, (number,))) for number in numbers
+            ]
+        self.out.append(
+            (helper if self.me == self.leader or stage > 1 else self.leader, Want(stage, numbers))
+        )
 
     def answer(self, peer: PeerId, stage: Stage, numbers: Iterable[int]) -> None:
         """Hand on what is here, up to ANSWERS messages: who lacks more asks again."""
         roster = self.binding.roster
         for number in tuple(numbers)[:ANSWERS]:
-            if number < len(roster) and (message := self.said[stage].get(roster[number])) is not None:
+            if (
+                number < len(roster)
+                and (message := self.said[stage].get(roster[number])) is not None
+            ):
                 self.out.append((peer, Said(number, message)))
 
     def repeat(self) -> None:

@@ -15,7 +15,13 @@ from blake3 import blake3
 from torch import Tensor
 
 from ...collectives.codec import Grid
-from ...collectives.errors import GroupError, LocalProtocolError, RemoteProtocolError, SecurityError, StorageError
+from ...collectives.errors import (
+    GroupError,
+    LocalProtocolError,
+    RemoteProtocolError,
+    SecurityError,
+    StorageError,
+)
 from ...collectives.group import CID_BYTES, Entry, Reading
 from ...collectives.identifiers import PeerId
 from ...collectives.round import KIN_BYTES
@@ -38,8 +44,13 @@ if TYPE_CHECKING:
     from ..session.session import Session
 
 OPERATION = "masking/"  # how the operations of secure rounds are called, at greater length than any script's
-BEGUN, GIVEN = "begun/", "given/"  # in what storage remembers: attempts, and vectors that were handed over masked
-MOST_AHEAD = 1 << 16  # attempts at a round that are followed at once: to the last that can be said, one member could lead all
+BEGUN, GIVEN = (
+    "begun/",
+    "given/",
+)  # in what storage remembers: attempts, and vectors that were handed over masked
+MOST_AHEAD = (
+    1 << 16
+)  # attempts at a round that are followed at once: to the last that can be said, one member could lead all
 REPEAT_S = 0.4
 SUM_S = 30.0  # how long a sum, or its unmasking, may stand still
 
@@ -49,7 +60,13 @@ class SecureRounds(Beforehand):
 
     prefix = PREFIX
 
-    def __init__(self, session: Session, terms: SecureSettings, identity: Identity, chance: random.Random | None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        terms: SecureSettings,
+        identity: Identity,
+        chance: random.Random | None,
+    ) -> None:
         """``chance`` makes secrets and rounds; None, outside simulations: `random.SystemRandom()`."""
         self.session, self.terms, self.identity = session, terms, identity
         self.chance = chance or random.SystemRandom()
@@ -78,7 +95,10 @@ class SecureRounds(Beforehand):
     def needed(self) -> int:
         """How many vectors the open round needs: of those who may contribute to it."""
         machine = self.session.machine
-        return threshold_of(self.terms, len({member.peer for member in machine.draw.members}) if machine is not None else 0)
+        return threshold_of(
+            self.terms,
+            len({member.peer for member in machine.draw.members}) if machine is not None else 0,
+        )
 
     @property
     def memory(self) -> Memory:
@@ -86,7 +106,9 @@ class SecureRounds(Beforehand):
         if self._memory is None:
             spent = self.session.ports.storage.spent()
             begun = {bytes.fromhex(key[len(BEGUN) :]) for key in spent if key.startswith(BEGUN)}
-            self._memory = Memory(begun, {bytes.fromhex(key[len(GIVEN) :]) for key in spent if key.startswith(GIVEN)})
+            self._memory = Memory(
+                begun, {bytes.fromhex(key[len(GIVEN) :]) for key in spent if key.startswith(GIVEN)}
+            )
         return self._memory
 
     @property
@@ -109,7 +131,11 @@ class SecureRounds(Beforehand):
         if self.mean is not None:
             return self._give(now)
         masking = self.masking
-        if masking is not None and masking.step < Step.MASKED and masking.binding.round != machine.round:
+        if (
+            masking is not None
+            and masking.step < Step.MASKED
+            and masking.binding.round != machine.round
+        ):
             self._drop()  # only the configuration changed: another roster
         if self.given is None and (self.masking is None or self.masking.step < Step.MASKED):
             first = self.session.offering.first()
@@ -140,7 +166,11 @@ class SecureRounds(Beforehand):
         masking, given = self.masking, self.given
         if not entry.contributors:
             return None, False
-        same = masking is not None and masking.digest is not None and entry.contributors[0].cid[:KIN_BYTES] == masking.digest[:KIN_BYTES]
+        same = (
+            masking is not None
+            and masking.digest is not None
+            and entry.contributors[0].cid[:KIN_BYTES] == masking.digest[:KIN_BYTES]
+        )
         # where the sum is not known here, a vector that was handed over for it is taken for counted: counting it twice would be wrong
         counted = same and self._handed and not self._left_out
         burnt = self._handed and not counted
@@ -176,17 +206,34 @@ class SecureRounds(Beforehand):
         assert machine is not None
         roster = tuple(sorted({member.peer for member in machine.draw.members}))
         threshold = threshold_of(self.terms, len(roster))
-        if not machine.is_member or session.me not in roster or not LEAST_MEMBERS <= threshold <= len(roster):
+        if (
+            not machine.is_member
+            or session.me not in roster
+            or not LEAST_MEMBERS <= threshold <= len(roster)
+        ):
             return None
         binding = Binding(
-            session.run, machine.round, number, roster, threshold, length_of(self.terms, session.settings.privacy, machine.shape.numel), 32
+            session.run,
+            machine.round,
+            number,
+            roster,
+            threshold,
+            length_of(self.terms, session.settings.privacy, machine.shape.numel),
+            32,
         )
-        return Masking(binding, machine.convener_of(number).peer, session.me, config_key(machine.config))
+        return Masking(
+            binding, machine.convener_of(number).peer, session.me, config_key(machine.config)
+        )
 
     def _join(self, now: float) -> None:
         """Take part with the script's vector."""
         masking = self.masking
-        while masking is not None and masking.client is None and self.given is not None and not masking.fixed:
+        while (
+            masking is not None
+            and masking.client is None
+            and self.given is not None
+            and not masking.fixed
+        ):
             digest = masking.binding.digest
             try:
                 if digest not in self.memory.begun:
@@ -229,9 +276,18 @@ class SecureRounds(Beforehand):
         if machine is None or machine.stateless or not machine.is_member:
             return
         key, body, masking = (talk.round, talk.attempt), talk.body, self.masking
-        opens = isinstance(body, Said) and talk.round == machine.round and not machine.open.applying and self.mean is None
+        opens = (
+            isinstance(body, Said)
+            and talk.round == machine.round
+            and not machine.open.applying
+            and self.mean is None
+        )
         near = self._number <= talk.attempt <= self._number + MOST_AHEAD
-        if opens and near and (masking is None or (key > masking.key and masking.step < Step.MASKED)):
+        if (
+            opens
+            and near
+            and (masking is None or (key > masking.key and masking.step < Step.MASKED))
+        ):
             fresh = self._fresh(talk.attempt)
             if fresh is None or not isinstance(body, Said) or not fresh.hear(peer, body):
                 return
@@ -249,7 +305,11 @@ class SecureRounds(Beforehand):
                 masking.answer(peer, body.stage, body.numbers)
                 news = False
             case Pass():
-                news = peer in masking.binding.roster and peer not in masking.said[0] and peer not in masking.passed
+                news = (
+                    peer in masking.binding.roster
+                    and peer not in masking.said[0]
+                    and peer not in masking.passed
+                )
                 if news:
                     masking.passed.add(peer)
         if news:
@@ -309,7 +369,9 @@ class SecureRounds(Beforehand):
         if len(masking.said[0].keys() - {masking.me}) + 1 < masking.binding.threshold:
             return False
         patience = many * (session.timing.takeover_s + 2 * machine.timing.grace(machine.round_s))
-        return waited > patience or (waited > session.timing.detect_s and session.actions.suspected(masking.leader))
+        return waited > patience or (
+            waited > session.timing.detect_s and session.actions.suspected(masking.leader)
+        )
 
     # ---- progress
     def _step(self, now: float) -> None:
@@ -318,14 +380,23 @@ class SecureRounds(Beforehand):
         if masking is None or machine is None:
             return
         silent = [peer for peer in masking.binding.roster if self.session.actions.suspected(peer)]
-        late = now - self._since > (machine.timing.grace(machine.round_s) if not masking.fixed else 2 * machine.timing.detect_s)
+        late = now - self._since > (
+            machine.timing.grace(machine.round_s)
+            if not masking.fixed
+            else 2 * machine.timing.detect_s
+        )
         if masking.lead(silent, self.bad, late):
             self._since = now
         try:
             masking.advance()
         except RemoteProtocolError as error:
             return self._blame(now, error)
-        if masking.digest is not None and self._total is None and not self._busy and masking.client is not None:
+        if (
+            masking.digest is not None
+            and self._total is None
+            and not self._busy
+            and masking.client is not None
+        ):
             if not masking.takes_part:
                 pass  # fixed without us: our vector is for the next attempt or round
             elif masking.survivors is None and self._op_id(masking) not in self._called():
@@ -335,7 +406,11 @@ class SecureRounds(Beforehand):
         return self._flush()
 
     def _called(self) -> set[str]:
-        return {operation.op_id for operation in self.session.operations.by_key.values() if operation.op_id is not None}
+        return {
+            operation.op_id
+            for operation in self.session.operations.by_key.values()
+            if operation.op_id is not None
+        }
 
     def _blame(self, now: float, error: RemoteProtocolError) -> None:
         """What a member said does not hold: the next attempt is without it."""
@@ -352,8 +427,12 @@ class SecureRounds(Beforehand):
         assert client is not None
         cid, samples, vector, _ = given
         privacy, roster = self.session.settings.privacy, masking.binding.roster
-        bound = bound_at(self.session, privacy, masking.binding.round) if privacy is not None else 0.0
-        self.vectors = vectors = Vectors(self.terms, privacy, vector.numel(), len(roster), self._threshold(masking), bound)
+        bound = (
+            bound_at(self.session, privacy, masking.binding.round) if privacy is not None else 0.0
+        )
+        self.vectors = vectors = Vectors(
+            self.terms, privacy, vector.numel(), len(roster), self._threshold(masking), bound
+        )
         buckets = masking.buckets(self.terms)
         self._busy, metrics = True, dict(self.metrics)
 
@@ -367,13 +446,17 @@ class SecureRounds(Beforehand):
                 return error
             return words
 
-        self.session.ports.offload(work, lambda now, found: self._masked(now, masking, given, found))
+        self.session.ports.offload(
+            work, lambda now, found: self._masked(now, masking, given, found)
+        )
 
     def _threshold(self, masking: Masking) -> int:
         """How many vectors the smallest sum of an attempt has."""
         return self.terms.threshold if self.terms.buckets > 1 else masking.binding.threshold
 
-    def _masked(self, now: float, masking: Masking, given: Given, found: Words | str | RemoteProtocolError) -> None:
+    def _masked(
+        self, now: float, masking: Masking, given: Given, found: Words | str | RemoteProtocolError
+    ) -> None:
         self._busy, self._since = False, now
         if self.masking is not masking or self.given is not given:
             return
@@ -391,9 +474,17 @@ class SecureRounds(Beforehand):
             except StorageError as error:
                 self._fail(now, error.message)
                 raise
-            call = Call(self._op_id(masking), reducer=MASKED_SUM, weight=1, deadline_s=1e9, under=masking.config)
+            call = Call(
+                self._op_id(masking),
+                reducer=MASKED_SUM,
+                weight=1,
+                deadline_s=1e9,
+                under=masking.config,
+            )
             try:
-                session.operations.start(now, call, words.numel(), words, self.chance.randbytes(CID_BYTES))
+                session.operations.start(
+                    now, call, words.numel(), words, self.chance.randbytes(CID_BYTES)
+                )
             except (GroupError, LocalProtocolError) as error:
                 self._fail(now, str(error))
         self.session.settle(now)
@@ -411,7 +502,12 @@ class SecureRounds(Beforehand):
         if not event.op_id.startswith(OPERATION) or len(event.op_id) <= MAX_OP_ID:
             return False
         masking, now = self.masking, self.session.clock()
-        if masking is None or masking.digest is None or event.op_id != self._op_id(masking) or masking.survivors is not None:
+        if (
+            masking is None
+            or masking.digest is None
+            or event.op_id != self._op_id(masking)
+            or masking.survivors is not None
+        ):
             return True
         if isinstance(event, ev.OperationRefused):
             self._fail(now, event.reason)
@@ -420,13 +516,21 @@ class SecureRounds(Beforehand):
         self._handed = masking.me in survivors  # decided: no other sum of this attempt will ever be
         if len(survivors) < masking.binding.threshold:
             self._handed = False  # nobody consents to it
-        if len(survivors) < masking.binding.threshold or not set(survivors) <= set(masking.fixed[1]):
-            self._fail(now, f"vectors of {len(survivors)} members came together; {masking.binding.threshold} are needed")
+        if len(survivors) < masking.binding.threshold or not set(survivors) <= set(
+            masking.fixed[1]
+        ):
+            self._fail(
+                now,
+                f"vectors of {len(survivors)} members came together; {masking.binding.threshold} are needed",
+            )
             return True
         buckets = masking.buckets(self.terms)
         if len(buckets.open(survivors)) < least_buckets(self.terms):
             self._handed = False  # the same
-            self._fail(now, f"{len(buckets.open(survivors))} buckets have vectors enough; the rule needs {least_buckets(self.terms)}")
+            self._fail(
+                now,
+                f"{len(buckets.open(survivors))} buckets have vectors enough; the rule needs {least_buckets(self.terms)}",
+            )
             return True
         self._left_out = masking.me in buckets.hidden(survivors)
         numel = masking.binding.numel * len(buckets.members)
@@ -442,7 +546,12 @@ class SecureRounds(Beforehand):
     def _unmask_when_ready(self, now: float, masking: Masking) -> None:
         client, enough = masking.client, masking.binding.threshold
         consents, reveals = masking.consents(), masking.reveals()
-        if client is not None and masking.me in (masking.survivors or ()) and masking.me not in masking.said[3] and len(consents) >= enough:
+        if (
+            client is not None
+            and masking.me in (masking.survivors or ())
+            and masking.me not in masking.said[3]
+            and len(consents) >= enough
+        ):
             masking.say(client.reveal(consents))
             reveals = masking.reveals()
         if self._total is None or self.mean is not None or len(reveals) < enough:
@@ -453,7 +562,9 @@ class SecureRounds(Beforehand):
 
         def work() -> Summed | RemoteProtocolError | SecurityError:
             try:
-                unmasking = Unmasking(masking.binding, masking.keys, masking.deals, masking.survivors or (), buckets)
+                unmasking = Unmasking(
+                    masking.binding, masking.keys, masking.deals, masking.survivors or (), buckets
+                )
                 for peer, reveal in reveals.items():
                     unmasking.add(peer, reveal)
                 sums = [total[index * length : (index + 1) * length] for index in unmasking.open]
@@ -465,22 +576,47 @@ class SecureRounds(Beforehand):
 
         self.session.ports.offload(work, lambda now, found: self._unmasked(now, masking, found))
 
-    def _unmasked(self, now: float, masking: Masking, found: Summed | RemoteProtocolError | SecurityError) -> None:
+    def _unmasked(
+        self, now: float, masking: Masking, found: Summed | RemoteProtocolError | SecurityError
+    ) -> None:
         self._busy, self._since = False, now
         if self.masking is masking:
             if isinstance(found, Summed):
                 assert masking.digest is not None
                 own = blake3(masking.me.encode()).digest(CID_BYTES - KIN_BYTES)
-                survivors, moving = masking.survivors or (), self.vectors.moving if self.vectors else None
-                bound = moving.next(found.within, len(survivors)).bound if moving and found.within is not None else None
-                self.mean, self._total = (masking.digest[:KIN_BYTES] + own, found.mean, Reading(norm=bound)), None
+                survivors, moving = (
+                    masking.survivors or (),
+                    self.vectors.moving if self.vectors else None,
+                )
+                bound = (
+                    moving.next(found.within, len(survivors)).bound
+                    if moving and found.within is not None
+                    else None
+                )
+                self.mean, self._total = (
+                    (masking.digest[:KIN_BYTES] + own, found.mean, Reading(norm=bound)),
+                    None,
+                )
                 buckets = masking.buckets(self.terms)
-                sums = tuple(tuple(sorted(buckets.members[index] & set(survivors))) for index in buckets.open(survivors))
+                sums = tuple(
+                    tuple(sorted(buckets.members[index] & set(survivors)))
+                    for index in buckets.open(survivors)
+                )
                 members = tuple(sorted(peer for each in sums for peer in each))
-                terms = (members, self._threshold(masking), found.weight, found.metrics, bound, sums)
+                terms = (
+                    members,
+                    self._threshold(masking),
+                    found.weight,
+                    found.metrics,
+                    bound,
+                    sums,
+                )
                 self.session.ports.emit(ev.Unmasked(*masking.key, *terms))
                 self._give(now)
-            elif isinstance(found, RemoteProtocolError) and (peer := PeerId(found.peer)) in masking.said[3]:
+            elif (
+                isinstance(found, RemoteProtocolError)
+                and (peer := PeerId(found.peer)) in masking.said[3]
+            ):
                 del masking.said[3][peer]  # its shares are none; others may do
                 self.bad.add(peer)
                 self.session.ports.emit(ev.PeerMisbehaved(peer, found.message))

@@ -19,8 +19,15 @@ from .vectors import Summed, Vectors, least_buckets, threshold_of
 class SecureMeans:
     """Round after round of ``members`` sites that are asked. ``seed`` in place of the members' secret chances."""
 
-    def __init__(self, terms: SecureSettings, privacy: PrivacySettings | None, members: int, seed: int) -> None:
-        self._terms, self._privacy, self._members, self._chance = terms, privacy, members, random.Random(seed)
+    def __init__(
+        self, terms: SecureSettings, privacy: PrivacySettings | None, members: int, seed: int
+    ) -> None:
+        self._terms, self._privacy, self._members, self._chance = (
+            terms,
+            privacy,
+            members,
+            random.Random(seed),
+        )
         self._bound = privacy.clip if privacy is not None else 0.0
 
     def __call__(self, rows: Sequence[Tensor], samples: Sequence[int]) -> Tensor | None:
@@ -29,20 +36,36 @@ class SecureMeans:
             return None
         enough = threshold_of(self._terms, self._members)
         smallest = self._terms.threshold if self._terms.buckets > 1 else enough
-        vectors = Vectors(self._terms, self._privacy, rows[0].numel(), self._members, smallest, self._bound)
-        made = [vectors.words(row.to(torch.float32), count, self._chance) for row, count in zip(rows, samples, strict=True)]
-        words = [each for each in made if not isinstance(each, str)]  # one beyond the reach is refused
+        vectors = Vectors(
+            self._terms, self._privacy, rows[0].numel(), self._members, smallest, self._bound
+        )
+        made = [
+            vectors.words(row.to(torch.float32), count, self._chance)
+            for row, count in zip(rows, samples, strict=True)
+        ]
+        words = [
+            each for each in made if not isinstance(each, str)
+        ]  # one beyond the reach is refused
         if len(words) < enough:
             return None
         peers = [PeerId(str(number)) for number in range(len(words))]
         buckets = Buckets.one(peers)
         if self._terms.buckets > 1:
-            buckets = Buckets.dealt(self._chance.randbytes(32), peers, self._terms.buckets, self._terms.threshold)
+            buckets = Buckets.dealt(
+                self._chance.randbytes(32), peers, self._terms.buckets, self._terms.threshold
+            )
         dealt = [[int(peer) for peer in buckets.members[index]] for index in buckets.open(peers)]
         if len(dealt) < least_buckets(self._terms):
             return None
-        sums = [np.array([words[number] for number in numbers], np.uint32).sum(axis=0, dtype=np.uint32) for numbers in dealt]
-        return self._taken(vectors, vectors.ruled(sums) if self._terms.buckets > 1 else vectors.summed(sums[0]), len(words))
+        sums = [
+            np.array([words[number] for number in numbers], np.uint32).sum(axis=0, dtype=np.uint32)
+            for numbers in dealt
+        ]
+        return self._taken(
+            vectors,
+            vectors.ruled(sums) if self._terms.buckets > 1 else vectors.summed(sums[0]),
+            len(words),
+        )
 
     def _taken(self, vectors: Vectors, found: Summed, members: int) -> Tensor:
         if self._privacy is not None and vectors.moving is not None and found.within is not None:

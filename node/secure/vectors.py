@@ -56,7 +56,9 @@ def least_buckets(terms: SecureSettings) -> int:
 
 def length_of(terms: SecureSettings, privacy: PrivacySettings | None, numel: int) -> int:
     """Words of a masked vector of ``numel`` values."""
-    return numel + 2 * len(terms.metrics) + (privacy is not None and privacy.quantile is not None) + 1
+    return (
+        numel + 2 * len(terms.metrics) + (privacy is not None and privacy.quantile is not None) + 1
+    )
 
 
 def apart(words: Words, bucket: int, buckets: int) -> NDArray[np.uint32]:
@@ -113,9 +115,19 @@ class Vectors:
     def count_noise(self) -> NoisePlan | None:
         """What each member adds to the count."""
         moving, noise = self.moving, self.noise
-        return NoisePlan(2 * moving.count_noise, 0.5, 0.5 / HALF, 1, noise.honest) if moving and noise else None
+        return (
+            NoisePlan(2 * moving.count_noise, 0.5, 0.5 / HALF, 1, noise.honest)
+            if moving and noise
+            else None
+        )
 
-    def words(self, vector: Tensor, samples: int, chance: random.Random, metrics: Mapping[str, float] | None = None) -> Words | str:
+    def words(
+        self,
+        vector: Tensor,
+        samples: int,
+        chance: random.Random,
+        metrics: Mapping[str, float] | None = None,
+    ) -> Words | str:
         """What is masked; or why the vector (float32, (numel,), which stays as it is) cannot be."""
         noise = self.noise
         if self.privacy is None or noise is None:
@@ -123,11 +135,15 @@ class Vectors:
             if not largest <= self.terms.reach:  # NaN, too
                 what = f"a value of {largest:.3g}" if np.isfinite(largest) else "NaN or infinity"
                 return f"it holds {what}, and [secure] reach is {self.terms.reach:g}"
-            told = np.array([(metrics or {}).get(name, math.nan) for name in self.terms.metrics], np.float32)
+            told = np.array(
+                [(metrics or {}).get(name, math.nan) for name in self.terms.metrics], np.float32
+            )
             there = np.abs(told) <= self.terms.reach  # neither NaN nor beyond it
             pairs = np.zeros((len(told), 2), np.float32)
             pairs[there, 0] = told[there]
-            multiples = self.ring.quantise(np.concatenate([vector.numpy(), pairs.reshape(-1)]), chance)
+            multiples = self.ring.quantise(
+                np.concatenate([vector.numpy(), pairs.reshape(-1)]), chance
+            )
             multiples[self.numel + 1 :: 2] = self.ring.levels
             words = self.ring.encode(multiples, min(samples, self.heaviest))
             hidden = np.flatnonzero(np.repeat(~there, 2)) + self.numel
@@ -139,7 +155,9 @@ class Vectors:
         except ValueError:
             return "it holds NaN or infinity"
         plan = self.count_noise
-        multiples = self.ring.quantise(np.append(bounded.numpy(), np.zeros(1 if plan else 0, np.float32)), chance)
+        multiples = self.ring.quantise(
+            np.append(bounded.numpy(), np.zeros(1 if plan else 0, np.float32)), chance
+        )
         add_noise(multiples[: self.numel], noise, chance)
         if plan is not None:
             multiples[self.numel] = HALF if within else -HALF
@@ -169,5 +187,11 @@ class Vectors:
         all_there = (total[self.numel + 1 : -1 : 2] == weight * self.ring.levels).tolist()
         values = means[self.numel :: 2].tolist()
         return Summed(
-            mean, weight, {name: value for name, value, there in zip(self.terms.metrics, values, all_there, strict=True) if there}
+            mean,
+            weight,
+            {
+                name: value
+                for name, value, there in zip(self.terms.metrics, values, all_there, strict=True)
+                if there
+            },
         )

@@ -71,4 +71,6 @@ def decode(data: bytes, peer: PeerId) -> Talk:
     try:
         return _decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise RemoteProtocolError(f"malformed message about a masking: {error}", peer=peer) from None
+        raise RemoteProtocolError(
+            f"malformed message about a masking: {error}", peer=peer
+        ) from None

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("atoll")
 MESSAGE, PROOF = b"B", b"E"
 """Before the organiser's list, and before evidence against a peer, as one message of a run."""
-MOST_PROOFS = 16  # of one sender, that prove nothing or no news: then it is not listened to any more
+MOST_PROOFS = (
+    16  # of one sender, that prove nothing or no news: then it is not listened to any more
+)
 
 
 class Banning:
@@ -56,24 +58,33 @@ class Banning:
     def take_proof(self, sender: PeerId, data: bytes) -> None:
         """Evidence against a peer, from anybody; it is checked, counts here, and is handed on. Raises RemoteProtocolError."""
         about = accused(data)
-        if self._useless[sender] >= MOST_PROOFS or (about is not None and not self.lists.can_convict(about)):
+        if self._useless[sender] >= MOST_PROOFS or (
+            about is not None and not self.lists.can_convict(about)
+        ):
             return None  # what is known is handed over at every meeting, and costs no check
         self._useless[sender] += 1  # signatures cost time to check: what is news gets it back
         run = self._run
         btard = run.manifest.settings().btard if run.manifest is not None else None
         found, why = check(
-            data, run.run_id, lambda peer, payload, signature: verify(peer, DOMAIN, payload, signature), sender,
+            data,
+            run.run_id,
+            lambda peer, payload, signature: verify(peer, DOMAIN, payload, signature),
+            sender,
             btard.peers if btard is not None else (),
-        )  # fmt: skip
+        )
         try:
-            news = found != run.node.identity.peer and self.lists.convict(Ban(found, why, int(time.time()), data))
+            news = found != run.node.identity.peer and self.lists.convict(
+                Ban(found, why, int(time.time()), data)
+            )
         except (ConfigError, StorageError) as error:  # too many bans, or a full disk
             return run.troubles.tell(error)
         if not news:
             return None
         self._useless[sender] -= 1
         log.warning("run %s: %s is banned here: %s (proven)", run.run_id, found[-8:], why)
-        run.node.publish({"event": "peer.convicted", "run": run.run_id, "peer": found, "reason": why})
+        run.node.publish(
+            {"event": "peer.convicted", "run": run.run_id, "peer": found, "reason": why}
+        )
         self._shut_out()
         self._prove(self._others() - {sender}, [data])
         run.node.nursery.start_soon(self._expel)
@@ -94,7 +105,10 @@ class Banning:
 
     def _others(self) -> set[PeerId]:
         members = self._run.whole.config_peers() if self._run.whole is not None else []
-        return {*members, *(peer for peer, _ in self._run.node.network.members(self._run.run_id))} - {self._run.node.identity.peer}
+        return {
+            *members,
+            *(peer for peer, _ in self._run.node.network.members(self._run.run_id)),
+        } - {self._run.node.identity.peer}
 
     def _hand_on(self, sender: PeerId | None = None) -> None:
         if self.lists.encoded:
@@ -106,7 +120,10 @@ class Banning:
         if me in self.lists.of_run:
             run.fail(banned(self.lists.why(me) or "", me))
         elif run.session is not None:
-            run.session.membership.banned, run.session.membership.trusted = self.lists.peers, self.lists.trusted
+            run.session.membership.banned, run.session.membership.trusted = (
+                self.lists.peers,
+                self.lists.trusted,
+            )
             run.wake()
 
     async def _expel(self) -> None:

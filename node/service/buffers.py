@@ -53,7 +53,9 @@ class BufferPool:
 
     def __init__(self, folder: Path | None = None, max_free_bytes: int = MAX_FREE_BYTES) -> None:
         self._folder, self._max_free_bytes = folder, max_free_bytes
-        self._free: deque[PooledBuffer] = deque()  # newest last; single operations on a deque or a dict are atomic
+        self._free: deque[PooledBuffer] = (
+            deque()
+        )  # newest last; single operations on a deque or a dict are atomic
         self._lent: dict[int, PooledBuffer] = {}
 
     def take(self, nbytes: int) -> memoryview:
@@ -88,7 +90,10 @@ class BufferPool:
             return
         self._free.append(buffer)
         try:
-            while len(self._free) > MAX_FREE or (sum(b.nbytes for b in list(self._free)) > self._max_free_bytes and len(self._free) > 1):
+            while len(self._free) > MAX_FREE or (
+                sum(b.nbytes for b in list(self._free)) > self._max_free_bytes
+                and len(self._free) > 1
+            ):
                 self._free.popleft()  # unmapped with its last reference
         except IndexError:
             pass  # another thread took it

@@ -48,7 +48,9 @@ class Chronicle:
 
     def _tell(self, kind: str, fragment: int, **fields: Any) -> None:
         """Publish; of a run in fragments every event says of which."""
-        where = {"fragment": fragment} if self.run.whole and len(self.run.whole.sessions) > 1 else {}
+        where = (
+            {"fragment": fragment} if self.run.whole and len(self.run.whole.sessions) > 1 else {}
+        )
         self.run.node.publish({"event": kind, "run": self.run.run_id, **where, **fields})
 
     def note(self, fragment: int, event: object) -> None:
@@ -62,12 +64,21 @@ class Chronicle:
                 run.timings.timed(trio.current_time(), event)
             case ev.RoundCommitted():
                 self._note_part(fragment, event)
-                self.rounds = [*self.rounds[-HISTORY:], {"fragment": fragment, **self._describe(event)}]
+                self.rounds = [
+                    *self.rounds[-HISTORY:],
+                    {"fragment": fragment, **self._describe(event)},
+                ]
                 run.troubles.clear()
-                kind = "round.committed" if event.contributors else "entry.committed"  # the latter at most changes who is a member
+                kind = (
+                    "round.committed" if event.contributors else "entry.committed"
+                )  # the latter at most changes who is a member
                 run.node.publish({"event": kind, "run": run.run_id, **self.rounds[-1]})
             case ev.BranchBegun():
-                log.warning("run %s: no quorum; going on without certainty with %d of its members", run.run_id, len(event.members))
+                log.warning(
+                    "run %s: no quorum; going on without certainty with %d of its members",
+                    run.run_id,
+                    len(event.members),
+                )
                 self._tell("branch.begun", fragment, members=list(event.members), round=event.round)
             case ev.BranchAdvanced():
                 shares = {share.peer: share.samples for share in event.contributors}
@@ -75,22 +86,58 @@ class Chronicle:
             case ev.BranchEnded():
                 if event.lost:
                     log.warning(
-                        "run %s: %d contributions without certainty are lost (%d samples)", run.run_id, len(event.lost), event.samples
+                        "run %s: %d contributions without certainty are lost (%d samples)",
+                        run.run_id,
+                        len(event.lost),
+                        event.samples,
                     )
-                self._tell("branch.ended", fragment, adopted=event.adopted, lost=len(event.lost), lost_samples=event.samples)
+                self._tell(
+                    "branch.ended",
+                    fragment,
+                    adopted=event.adopted,
+                    lost=len(event.lost),
+                    lost_samples=event.samples,
+                )
             case ev.Unmasked():
-                self.unmasked = {"entry": event.round, "attempt": event.attempt, "members": list(event.members)}
+                self.unmasked = {
+                    "entry": event.round,
+                    "attempt": event.attempt,
+                    "members": list(event.members),
+                }
                 self.unmasked |= {"weight": event.weight, "metrics": dict(event.metrics)}
-                self.unmasked |= {"buckets": [list(members) for members in event.sums]} if len(event.sums) > 1 else {}
+                self.unmasked |= (
+                    {"buckets": [list(members) for members in event.sums]}
+                    if len(event.sums) > 1
+                    else {}
+                )
                 self.unmasked |= {"next_clip": event.bound} if event.bound is not None else {}
                 self._tell("round.unmasked", fragment, **self.unmasked)
             case ev.PrivacySpent():
-                self._tell("privacy.spent", fragment, epsilon=event.epsilon, steps=event.steps, left=event.left)
+                self._tell(
+                    "privacy.spent",
+                    fragment,
+                    epsilon=event.epsilon,
+                    steps=event.steps,
+                    left=event.left,
+                )
             case ev.MaskingFailed():
-                self._tell("masking.failed", fragment, entry=event.round, attempt=event.attempt, reason=event.reason)
+                self._tell(
+                    "masking.failed",
+                    fragment,
+                    entry=event.round,
+                    attempt=event.attempt,
+                    reason=event.reason,
+                )
             case ev.Recertified():
-                log.warning("run %s: entry %d is recertified without %d members", run.run_id, event.entry, len(event.removed))
-                self._tell("entry.recertified", fragment, entry=event.entry, removed=list(event.removed))
+                log.warning(
+                    "run %s: entry %d is recertified without %d members",
+                    run.run_id,
+                    event.entry,
+                    len(event.removed),
+                )
+                self._tell(
+                    "entry.recertified", fragment, entry=event.entry, removed=list(event.removed)
+                )
             case ev.Removed():
                 run.fail(removed_here())
             case ev.StateProgress():
@@ -113,7 +160,14 @@ class Chronicle:
             case ev.Equivocated():
                 run.guard(lambda: run.banning.take_proof(run.node.identity.peer, event.evidence))
             case ev.WorkJudged():
-                self._tell("work.judged", fragment, peer=event.peer, entry=event.entry, good=event.good, fault=event.fault)
+                self._tell(
+                    "work.judged",
+                    fragment,
+                    peer=event.peer,
+                    entry=event.entry,
+                    good=event.good,
+                    fault=event.fault,
+                )
             case ev.AnotherHistory():
                 if (twice := founded_twice(run.foreign)) is not None:
                     run.troubles.tell(twice)
@@ -137,7 +191,10 @@ class Chronicle:
         if part:
             self._without_part.discard(fragment)
         else:
-            log.warning("run %s: this node's link is too slow to add up a part for the others; it sends and receives only", self.run.run_id)
+            log.warning(
+                "run %s: this node's link is too slow to add up a part for the others; it sends and receives only",
+                self.run.run_id,
+            )
             self._without_part.add(fragment)
         self._tell("round.part", fragment, part=part)
 
@@ -165,5 +222,7 @@ def parts_of(contributors: Sequence[Share], parts: Sequence[Part]) -> dict[PeerI
     for part in parts:
         added[part.owner] += part.stop - part.first
     return {
-        share.peer: round(added[share.peer] / chunks, 4) for share in contributors if added[share.peer] or chunks >= len(contributors) > 0
+        share.peer: round(added[share.peer] / chunks, 4)
+        for share in contributors
+        if added[share.peer] or chunks >= len(contributors) > 0
     }

@@ -41,7 +41,10 @@ class NodeContext:
     def __post_init__(self) -> None:
         """Lanes are kept by this node's network and engine."""
         self.lanes = LaneKeeper(
-            lambda peer: self.network.ensure_lane(peer, min(self.engine.first_lanes, self.lanes_per_peer)), self._let_go
+            lambda peer: self.network.ensure_lane(
+                peer, min(self.engine.first_lanes, self.lanes_per_peer)
+            ),
+            self._let_go,
         )
 
     def lanes_wanted(self, peer: PeerId, count: int) -> None:

@@ -25,7 +25,10 @@ def kept_buffer(run: RunService, log: str, nbytes: int) -> memoryview | None:
 
 def kept_file(run: RunService, result: memoryview) -> Path | None:
     """The file that a result of `kept_buffer` is in."""
-    return next((file for files in run.files.values() if (file := files.votes.file_of(result)) is not None), None)
+    return next(
+        (file for files in run.files.values() if (file := files.votes.file_of(result)) is not None),
+        None,
+    )
 
 
 def abandon(run: RunService, result: memoryview) -> None:

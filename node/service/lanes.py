@@ -29,12 +29,22 @@ class LaneKeeper:
     """For all runs of a node. ``keep(peer)`` opens and keeps a lane; ``let_go(peer)`` closes and forgets it. Sans I/O."""
 
     def __init__(
-        self, keep: Callable[[PeerId], None], let_go: Callable[[PeerId], None], *, kept: int | None = None, hold_s: float | None = None
+        self,
+        keep: Callable[[PeerId], None],
+        let_go: Callable[[PeerId], None],
+        *,
+        kept: int | None = None,
+        hold_s: float | None = None,
     ) -> None:
         """``kept``, ``hold_s``: KEPT and HOLD_S where they are None."""
         self._keep, self._let_go = keep, let_go
-        self.kept, self._hold_s = KEPT if kept is None else kept, HOLD_S if hold_s is None else hold_s
-        self._used: OrderedDict[PeerId, float] = OrderedDict()  # every lane that is wanted or there; used last: last
+        self.kept, self._hold_s = (
+            KEPT if kept is None else kept,
+            HOLD_S if hold_s is None else hold_s,
+        )
+        self._used: OrderedDict[PeerId, float] = (
+            OrderedDict()
+        )  # every lane that is wanted or there; used last: last
         self._wanted = set[PeerId]()  # ... of which these are to be made again when they are lost
         self._members: dict[str, frozenset[PeerId]] = {}  # of small configurations, by run
         self._busy: dict[Hashable, Collection[PeerId]] = {}  # by what is under way
@@ -121,12 +131,16 @@ def neighbours(plan: Plan, audience: Iterable[PeerId], me: PeerId) -> frozenset[
     found, everybody = set[PeerId](), {*peers, *audience}
     for owner, parents in zip(owners, parents_of(plan.topology, peers, owners), strict=True):
         if me == owner or me in parents.values():
-            found.update(peer for peer in everybody if peer != owner and parents.get(peer, owner) == me)
+            found.update(
+                peer for peer in everybody if peer != owner and parents.get(peer, owner) == me
+            )
         if me != owner:
             found.add(parents.get(me, owner))
         for head, witness in witnesses_of(plan, owner, parents).items():
             if me == witness:
-                found.update((owner, head, *(peer for peer, above in parents.items() if above == head)))
+                found.update(
+                    (owner, head, *(peer for peer, above in parents.items() if above == head))
+                )
             elif me in (owner, head) or parents.get(me) == head:
                 found.add(witness)
     return frozenset(found - {me})
@@ -137,15 +151,26 @@ class LanedPlane:
 
     def __init__(self, plane: DataPlane, lanes: LaneKeeper, me: PeerId) -> None:
         self._plane, self._lanes, self._me = plane, lanes, me
-        self.open_round, self.freeze, self.release, self.report = plane.open_round, plane.freeze, plane.release, plane.report
+        self.open_round, self.freeze, self.release, self.report = (
+            plane.open_round,
+            plane.freeze,
+            plane.release,
+            plane.report,
+        )
         self.provide, self.withdraw = plane.provide, plane.withdraw
 
     def execute(self, plan: Plan, audience: Sequence[PeerId]) -> None:
         """See DataPlane."""
-        if len(audience) > self._lanes.kept:  # else its members are those of a small configuration, or of a group of one
-            self._lanes.begin(trio.current_time(), (plan.log, plan.round), neighbours(plan, audience, self._me))
+        if (
+            len(audience) > self._lanes.kept
+        ):  # else its members are those of a small configuration, or of a group of one
+            self._lanes.begin(
+                trio.current_time(), (plan.log, plan.round), neighbours(plan, audience, self._me)
+            )
         else:
-            self._lanes.begin(trio.current_time(), (plan.log, plan.round), frozenset(audience) - {self._me})
+            self._lanes.begin(
+                trio.current_time(), (plan.log, plan.round), frozenset(audience) - {self._me}
+            )
         self._plane.execute(plan, audience)
 
     def close_round(self, log: str, round_: int) -> None:
@@ -168,7 +193,14 @@ class LanedPlane:
         self._lanes.once(trio.current_time(), peer)
         self._plane.send_blob(peer, name, spans)
 
-    def want(self, name: bytes, destination: memoryview, bounds: Bounds, hashes: Sequence[bytes], sources: Sequence[PeerId]) -> None:
+    def want(
+        self,
+        name: bytes,
+        destination: memoryview,
+        bounds: Bounds,
+        hashes: Sequence[bytes],
+        sources: Sequence[PeerId],
+    ) -> None:
         """See DataPlane."""
         self._lanes.begin(trio.current_time(), name, frozenset(sources) - {self._me})
         self._plane.want(name, destination, bounds, hashes, sources)

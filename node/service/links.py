@@ -35,13 +35,20 @@ class Links:
 
     async def of(self, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """``rows`` of members, each with how it is connected: path of messages, round trip, bytes a second; None where not known."""
-        times = await self._network.round_trips([row["peer"] for row in rows if not row["you"]][:PINGED])
+        times = await self._network.round_trips(
+            [row["peer"] for row in rows if not row["you"]][:PINGED]
+        )
         self._sample()
         found: list[dict[str, Any]] = []
         for row in rows:
             peer = row["peer"]
             up, down = self._rates.of(peer) or (None, None)
-            link = {"link": self._network.path(peer), "rtt_ms": times.get(peer), "up_bytes_per_s": up, "down_bytes_per_s": down}
+            link = {
+                "link": self._network.path(peer),
+                "rtt_ms": times.get(peer),
+                "up_bytes_per_s": up,
+                "down_bytes_per_s": down,
+            }
             found.append({**row, **link})
         return found
 
@@ -68,7 +75,10 @@ class Links:
             return "This node is connected to nobody.", "What was tried: atoll netcheck"
         if not self._network.book.addresses(peer):
             why = "Nobody has told this node an address of it: it is off, or in no run that this node is in."
-            return why, "Who is there: atoll peers      Whether that node is connected, its user sees by: atoll netcheck"
+            return (
+                why,
+                "Who is there: atoll peers      Whether that node is connected, its user sees by: atoll netcheck",
+            )
         why = "It is off, its addresses changed, or a firewall is in between. If it is behind a NAT: no relay leads to it."
         return why, "On its side, then on this one: atoll netcheck"
 
@@ -76,7 +86,8 @@ class Links:
         """See `NodeService.check`."""
         clocks = await self._network.clocks(self._network.peers()[:CLOCKS])
         rows = [
-            {"peer": peer, "ahead_s": round(ahead, 3), "within_s": round(within, 3)} for peer, (ahead, within) in sorted(clocks.items())
+            {"peer": peer, "ahead_s": round(ahead, 3), "within_s": round(within, 3)}
+            for peer, (ahead, within) in sorted(clocks.items())
         ]
         return {"clock": rows, "bandwidth": await self._bandwidth(bandwidth) if bandwidth else None}
 
@@ -84,11 +95,19 @@ class Links:
         peer = _peer_id(named)
         await self._network.connect(peer)
         up, down = await self._network.measuring.bandwidth_to(peer)
-        return {"peer": peer, "path": self._network.path(peer), "up_bytes_per_s": up, "down_bytes_per_s": down}
+        return {
+            "peer": peer,
+            "path": self._network.path(peer),
+            "up_bytes_per_s": up,
+            "down_bytes_per_s": down,
+        }
 
     def _sample(self) -> None:
         lanes = self._engine.stats()
-        self._rates.sample(trio.current_time(), {peer: (lane.bytes_sent, lane.bytes_received) for peer, lane in lanes.items()})
+        self._rates.sample(
+            trio.current_time(),
+            {peer: (lane.bytes_sent, lane.bytes_received) for peer, lane in lanes.items()},
+        )
 
 
 def _peer_id(named: str) -> PeerId:

@@ -12,7 +12,14 @@ from typing import Any
 import msgspec
 import trio
 
-from ...collectives.errors import AtollError, ConfigError, NetworkError, RecertifyError, StorageError, SwarmClosedError
+from ...collectives.errors import (
+    AtollError,
+    ConfigError,
+    NetworkError,
+    RecertifyError,
+    StorageError,
+    SwarmClosedError,
+)
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
 from ...security.identity import Identity
@@ -37,7 +44,9 @@ REFUSED_S = 5.0  # a member that refuses us may have been the wrong one to ask
 FOUND_PATIENCE_S = 1.5  # how long the organiser looks for members before it founds its run
 DRAIN_S = 30.0
 LEAVE_S = 5.0  # how long a private node waits to be let go: without a quorum it never is
-ADMISSION_PATIENCE_S = 10.0  # how long a script waits for its node to become a member before it trains anyway
+ADMISSION_PATIENCE_S = (
+    10.0  # how long a script waits for its node to become a member before it trains anyway
+)
 
 
 LEFT = "left"
@@ -47,7 +56,11 @@ LEFT = "left"
 def left(run_id: RunId, name: str) -> SwarmClosedError:
     """What a script of a run that was left is told."""
     again = f"atoll join {run_id[:8]}"
-    return SwarmClosedError(f"this node has left run {name or run_id}; `{again}` brings it back", code="E162", hint=f"Back in: {again}")
+    return SwarmClosedError(
+        f"this node has left run {name or run_id}; `{again}` brings it back",
+        code="E162",
+        hint=f"Back in: {again}",
+    )
 
 
 class Admission(msgspec.Struct, frozen=True):
@@ -67,7 +80,9 @@ def save_admission(paths: Paths, run_id: RunId, admission: Admission) -> None:
 def load_admission(paths: Paths, run_id: RunId) -> Admission:
     """What was kept, or nothing."""
     try:
-        return msgspec.json.decode((paths.run_dir(run_id) / "admission").read_bytes(), type=Admission)
+        return msgspec.json.decode(
+            (paths.run_dir(run_id) / "admission").read_bytes(), type=Admission
+        )
     except (OSError, msgspec.MsgspecError):
         return Admission()
 
@@ -168,9 +183,18 @@ class Node:
                 raise
             if self._left_file(signed.run_id).exists():
                 raise left(signed.run_id, signed.open().name) from None
-            found = await self._enter(signed.run_id, signed.organiser, signed, load_admission(self.paths, signed.run_id))
-        if found.error is not None and found.signed is not None:  # what it failed of may be mended by now
-            found = await self._enter(found.run_id, found.organiser, found.signed, load_admission(self.paths, found.run_id))
+            found = await self._enter(
+                signed.run_id, signed.organiser, signed, load_admission(self.paths, signed.run_id)
+            )
+        if (
+            found.error is not None and found.signed is not None
+        ):  # what it failed of may be mended by now
+            found = await self._enter(
+                found.run_id,
+                found.organiser,
+                found.signed,
+                load_admission(self.paths, found.run_id),
+            )
         await found.known.wait()
         if found.error is not None:
             raise found.error
@@ -181,14 +205,22 @@ class Node:
         return stored[0] if len(stored) == 1 else None
 
     def _find(self, run: str) -> RunService:
-        named = [r for r in self.by_id.values() if not run or r.run_id.startswith(run) or (r.manifest and r.manifest.name == run)]
+        named = [
+            r
+            for r in self.by_id.values()
+            if not run or r.run_id.startswith(run) or (r.manifest and r.manifest.name == run)
+        ]
         if len(named) == 1:
             return named[0]
         known = ", ".join(sorted(self.by_id)) or "none"
         if run:
             what = f"no single run is called {run!r} here"
         else:
-            what = f"this node is in {len(self.by_id)} runs, and none was named" if self.by_id else "this node is in no run"
+            what = (
+                f"this node is in {len(self.by_id)} runs, and none was named"
+                if self.by_id
+                else "this node is in no run"
+            )
         raise ConfigError(
             what,
             why=f"Runs of this node: {known}",
@@ -197,7 +229,13 @@ class Node:
 
     def _info(self, run: RunService) -> RunInfo:
         assert run.manifest is not None
-        return RunInfo(run.run_id, run.manifest.name, self.peer, run.manifest.settings(), max(0, run.whole.completed if run.whole else 0))
+        return RunInfo(
+            run.run_id,
+            run.manifest.name,
+            self.peer,
+            run.manifest.settings(),
+            max(0, run.whole.completed if run.whole else 0),
+        )
 
     # ---- joining and leaving
     def _left_file(self, run_id: RunId) -> Path:
@@ -217,7 +255,9 @@ class Node:
         elif request.manifest:
             signed = decode_signed(request.manifest)
             self._left_file(signed.run_id).unlink(missing_ok=True)
-            run = await self._enter(signed.run_id, signed.organiser, signed, load_admission(self.paths, signed.run_id))
+            run = await self._enter(
+                signed.run_id, signed.organiser, signed, load_admission(self.paths, signed.run_id)
+            )
         else:
             raise ConfigError("neither an invite nor a manifest was given")
         if run.signed is None:
@@ -236,7 +276,9 @@ class Node:
             write_atomic(self.paths.run_dir(run.run_id) / INVITE_FILE, request.invite.encode())
         return self._info(run)
 
-    async def _enter(self, run_id: RunId, organiser: PeerId, signed: SignedManifest | None, admission: Admission) -> RunService:
+    async def _enter(
+        self, run_id: RunId, organiser: PeerId, signed: SignedManifest | None, admission: Admission
+    ) -> RunService:
         """The run, if this node is in it; else, and when it failed, it is entered as soon as its last life is over."""
         run = self.by_id.get(run_id)
         if run is not None and run.error is not None:
@@ -247,14 +289,18 @@ class Node:
                 del self._ended[run_id]
         return self._begin(run_id, organiser, signed, admission)
 
-    def _begin(self, run_id: RunId, organiser: PeerId, signed: SignedManifest | None, admission: Admission) -> RunService:
+    def _begin(
+        self, run_id: RunId, organiser: PeerId, signed: SignedManifest | None, admission: Admission
+    ) -> RunService:
         run = self.by_id.get(run_id)
         if run is None:
             stored, token = list_runs(self.paths, []).get(run_id), admission.token
             if not token and organiser == self.peer:
                 token = make_invite(run_id, (), self.identity, now_s=time.time()).token_bytes()
             self.context.network.add_bootstrap(admission.bootstrap)
-            run = self.by_id[run_id] = RunService(self.context, run_id, organiser, signed or stored, token, seeding=not self.private)
+            run = self.by_id[run_id] = RunService(
+                self.context, run_id, organiser, signed or stored, token, seeding=not self.private
+            )
             self.context.nursery.start_soon(run.run)
         return run
 
@@ -265,20 +311,29 @@ class Node:
 
     def _nobody_answered(self, run: RunService, named: Sequence[str]) -> AtollError:
         bootstrap = self.context.network.status()["bootstrap"]
-        tried = "; ".join(f"{peer[-8:]}: {state}" for peer, state in bootstrap.items()) or "no address was given"
+        tried = (
+            "; ".join(f"{peer[-8:]}: {state}" for peer, state in bootstrap.items())
+            or "no address was given"
+        )
         if any(state == "connected" for state in bootstrap.values()):
             return NetworkError(
-                f"no member of run {run.run_id} answered in {MANIFEST_PATIENCE_S:g} s", code="E113",
+                f"no member of run {run.run_id} answered in {MANIFEST_PATIENCE_S:g} s",
+                code="E113",
                 why="The bootstrap node answers, but nobody who knows the run is online: its members are off, or nobody has joined it yet.",
                 hint="On the organiser's machine: atoll status, then atoll join RUN (where it was only made: atoll new)",
-            )  # fmt: skip
+            )
         if run.organiser == self.peer:
             return NetworkError(
-                f"nobody knows run {run.run_id}: {tried}", code="E110",
+                f"nobody knows run {run.run_id}: {tried}",
+                code="E110",
                 why="This is your own run, and nothing of it is stored here.",
                 hint="Start another member first: its node hands over the run. If there never was one: atoll new RUN.toml",
-            )  # fmt: skip
-        which = f"none of {len(bootstrap)} bootstrap addresses answered" if len(bootstrap) > 1 else "the bootstrap address did not answer"
+            )
+        which = (
+            f"none of {len(bootstrap)} bootstrap addresses answered"
+            if len(bootstrap) > 1
+            else "the bootstrap address did not answer"
+        )
         why, hint = (
             "The machines of the invite are off, unreachable, or their addresses changed.",
             "Ask any member for a fresh one: atoll invite new",
@@ -287,7 +342,10 @@ class Node:
             why = "The invite names addresses of a private network only: on another one they lead nowhere. Or that machine is off."
             hint = "On the machine that made it: atoll netcheck says how to be reached from elsewhere. Then a fresh one: atoll invite new"
         return NetworkError(
-            f"{which} in {MANIFEST_PATIENCE_S:g} s ({tried}); this is not a ban and your key is fine", code="E110", why=why, hint=hint
+            f"{which} in {MANIFEST_PATIENCE_S:g} s ({tried}); this is not a ban and your key is fine",
+            code="E110",
+            why=why,
+            hint=hint,
         )
 
     def _drop(self, run: RunService, why: AtollError | None = None) -> None:
@@ -326,7 +384,9 @@ class Node:
         service.guard(lambda: session.detach(trio.current_time()))
         service.guard(lambda: session.leave(trio.current_time()))
         with trio.move_on_after(patience_s):
-            while {self.peer} < set(session.config_peers()) and service.decidable:  # the last one stays in the log as a member
+            while {self.peer} < set(
+                session.config_peers()
+            ) and service.decidable:  # the last one stays in the log as a member
                 service.wake()
                 await trio.sleep(POLL_S)
 
@@ -353,16 +413,21 @@ class Node:
             run.stop()
 
     # ---- scripts
-    async def open_script(self, run_id: str, layout: Layout, pid: int, events: ScriptEvents, progress: ProgressSink) -> AttachedScript:
+    async def open_script(
+        self, run_id: str, layout: Layout, pid: int, events: ScriptEvents, progress: ProgressSink
+    ) -> AttachedScript:
         """Attach a script once the state is here, or once it is clear that this member founds the run."""
         run = self.by_id.get(RunId(run_id))
         if run is not None and run.error is not None:
             raise run.error
         if run is None or run.whole is None:
-            raise ConfigError(f"this node is not in run {run_id}", hint="Join it first: atoll join INVITE")
+            raise ConfigError(
+                f"this node is not in run {run_id}", hint="Join it first: atoll join INVITE"
+            )
         if run.run_id in self._scripts:
             raise ConfigError(
-                f"a script is attached to run {run_id} already", hint="One script a node. A second peer: give it its own ATOLL_HOME."
+                f"a script is attached to run {run_id} already",
+                hint="One script a node. A second peer: give it its own ATOLL_HOME.",
             )
         self._scripts.add(run.run_id)
         ended = partial(self._scripts.discard, run.run_id)
@@ -388,12 +453,26 @@ class Node:
         since = trio.current_time()
         while session.phase != "running":
             waited_s = trio.current_time() - since
-            if session.phase == "seeking" and waited_s > REFUSED_S and (refusal := run.refusal()) is not None:
+            if (
+                session.phase == "seeking"
+                and waited_s > REFUSED_S
+                and (refusal := run.refusal()) is not None
+            ):
                 raise refusal
             alone = not self.context.network.members(run.run_id)
             silent = session.phase == "seeking" and alone and waited_s > REFUSED_S
-            progress(*(("finding members: nobody who knows the run answers yet", 0, 0) if silent else run.chronicle.progress))
-            if self.peer == run.organiser and session.phase == "seeking" and waited_s > FOUND_PATIENCE_S * (1 if alone else 4):
+            progress(
+                *(
+                    ("finding members: nobody who knows the run answers yet", 0, 0)
+                    if silent
+                    else run.chronicle.progress
+                )
+            )
+            if (
+                self.peer == run.organiser
+                and session.phase == "seeking"
+                and waited_s > FOUND_PATIENCE_S * (1 if alone else 4)
+            ):
                 lost = run.lost
                 if not lost:
                     return True
@@ -407,7 +486,9 @@ class Node:
     async def _await_admission(self, sessions: Sequence[Session], progress: ProgressSink) -> None:
         if sessions[0].admission.probation or not sessions[0].admission.may_enter():
             return  # it takes rounds, or never comes
-        with trio.move_on_after(ADMISSION_PATIENCE_S):  # what is trained before cannot be counted in the round that is open
+        with trio.move_on_after(
+            ADMISSION_PATIENCE_S
+        ):  # what is trained before cannot be counted in the round that is open
             while not all(session.machine and session.machine.is_member for session in sessions):
                 progress("waiting to be admitted", 0, 0)
                 await trio.sleep(POLL_S / 2)

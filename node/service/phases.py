@@ -49,9 +49,17 @@ class Phases:
         plan = taken.plan
         self._publish(
             {
-                "event": "round.phase", "run": self._run_id, "log": plan.log, "op_id": taken.op_id, "round": plan.round, "phase": phase,
-                "ballot": plan.ballot, "revision": plan.revision, "convener": taken.convener,
-                "owners": [part.owner for part in plan.parts], "contributors": [c.member.peer for c in plan.contributors],
+                "event": "round.phase",
+                "run": self._run_id,
+                "log": plan.log,
+                "op_id": taken.op_id,
+                "round": plan.round,
+                "phase": phase,
+                "ballot": plan.ballot,
+                "revision": plan.revision,
+                "convener": taken.convener,
+                "owners": [part.owner for part in plan.parts],
+                "contributors": [c.member.peer for c in plan.contributors],
                 "elapsed_s": round(now - since, 4),
             }
-        )  # fmt: skip
+        )

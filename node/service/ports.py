@@ -26,7 +26,9 @@ class RunPorts:
 
     def __init__(self, run: RunService, storage: Storage) -> None:
         self._run = run
-        self.exchange: DataPlane = LanedPlane(run.node.engine.exchange, run.node.lanes, run.node.identity.peer)
+        self.exchange: DataPlane = LanedPlane(
+            run.node.engine.exchange, run.node.lanes, run.node.identity.peer
+        )
         self.storage = storage
         self._jobs: deque[tuple[Callable[[], Any], Callable[[float, Any], None]]] = deque()
         self._work = trio.Event()
@@ -54,7 +56,9 @@ class RunPorts:
                 await self._do(*self._jobs.popleft())
 
     async def _do(self, work: Callable[[], T], done: Callable[[float, T], None]) -> None:
-        result = await trio.to_thread.run_sync(work)  # here, not in `worker`: what a job holds is let go of when it is done
+        result = await trio.to_thread.run_sync(
+            work
+        )  # here, not in `worker`: what a job holds is let go of when it is done
         self._run.guard(lambda: done(trio.current_time(), result))
         self._run.wake()
 

@@ -74,14 +74,18 @@ class NodeOptions:
     """Enter the runs of the last life again (not in a private node: its script names the run)."""
 
 
-def run_node(options: NodeOptions, on_ready: Callable[[Node, Path], None] = lambda node, path: None) -> None:
+def run_node(
+    options: NodeOptions, on_ready: Callable[[Node, Path], None] = lambda node, path: None
+) -> None:
     """Run a node until it is told to end. Raises AtollError when it cannot start; leaves no process and no socket file."""
     link = ParentLink(options.parent_fd) if options.parent_fd >= 0 else None
     lock: NodeLock | None = None
     # The node computes in small pieces beside training: more threads would wait for each other and take cores from the script. With one
     # thread torch computes in the thread that calls it.
     torch.set_num_threads(1)
-    sys.setswitchinterval(0.0005)  # libp2p's Python work holds the interpreter beside the engine thread
+    sys.setswitchinterval(
+        0.0005
+    )  # libp2p's Python work holds the interpreter beside the engine thread
     paths = find_paths(options.home)
     try:
         paths.ensure()
@@ -98,7 +102,9 @@ def run_node(options: NodeOptions, on_ready: Callable[[Node, Path], None] = lamb
         raise error from None
     finally:
         if lock is not None:
-            with suppress(OSError):  # the usual folder still holds the lock; the short one of a long path is empty now
+            with suppress(
+                OSError
+            ):  # the usual folder still holds the lock; the short one of a long path is empty now
                 paths.control_socket.parent.rmdir()
             lock.release()
         if link is not None:
@@ -106,17 +112,30 @@ def run_node(options: NodeOptions, on_ready: Callable[[Node, Path], None] = lamb
 
 
 async def _main(
-    options: NodeOptions, paths: Paths, identity: Identity, lock: NodeLock, link: ParentLink | None, on_ready: Callable[[Node, Path], None]
+    options: NodeOptions,
+    paths: Paths,
+    identity: Identity,
+    lock: NodeLock,
+    link: ParentLink | None,
+    on_ready: Callable[[Node, Path], None],
 ) -> None:
     network = PeerNetwork(
-        identity, listen=options.listen, lane_port=options.lane_port, bootstrap=options.bootstrap, announce=options.announce,
-        cache=paths.state_dir / "peers.json", rng=random.Random(os.urandom(16)),
+        identity,
+        listen=options.listen,
+        lane_port=options.lane_port,
+        bootstrap=options.bootstrap,
+        announce=options.announce,
+        cache=paths.state_dir / "peers.json",
+        rng=random.Random(os.urandom(16)),
         reach=ReachSettings(
-            relay=RelayLimits(open_to_all=options.relay_for_all), port_mapping=options.port_mapping, port_guessing=options.port_guessing,
-            relay_only=options.relay_only),
+            relay=RelayLimits(open_to_all=options.relay_for_all),
+            port_mapping=options.port_mapping,
+            port_guessing=options.port_guessing,
+            relay_only=options.relay_only,
+        ),
         lan_discovery=options.lan_discovery,
         dht=options.dht,
-    )  # fmt: skip
+    )
     token = trio.lowlevel.current_trio_token()
     nodes: list[Node] = []
     lanes: dict[tuple[PeerId, int], int] = {}  # by peer and index: the number of the newest
@@ -130,8 +149,12 @@ async def _main(
     pool = BufferPool(paths.state_dir)
     settings = EngineSettings(max_up=options.limits[0], max_down=options.limits[1])
     engine = EngineThread(
-        identity.peer, emit=from_engine, result_buffer=lambda plan: _result_buffer(nodes, pool, plan), reducers=find_reducer, settings=settings
-    )  # fmt: skip
+        identity.peer,
+        emit=from_engine,
+        result_buffer=lambda plan: _result_buffer(nodes, pool, plan),
+        reducers=find_reducer,
+        settings=settings,
+    )
     engine.start()
     try:
         async with trio.open_nursery() as outer:
@@ -156,7 +179,13 @@ async def _main(
                 server = ControlServer(node, paths.control_socket)
                 path: Path = await outer.start(server.run)
                 lock.publish(
-                    NodeFile(pid=os.getpid(), socket=str(path), peer=identity.peer, private=options.private, parent_pid=options.parent_pid)
+                    NodeFile(
+                        pid=os.getpid(),
+                        socket=str(path),
+                        peer=identity.peer,
+                        private=options.private,
+                        parent_pid=options.parent_pid,
+                    )
                 )
                 if link is not None:
                     link.ready(path)
@@ -177,7 +206,9 @@ async def _main(
         raise node.error
 
 
-def _engine_event(nodes: Sequence[Node], network: PeerNetwork, lanes: Mapping[tuple[PeerId, int], int], event: Any) -> None:
+def _engine_event(
+    nodes: Sequence[Node], network: PeerNetwork, lanes: Mapping[tuple[PeerId, int], int], event: Any
+) -> None:
     if isinstance(event, LanesWanted):
         for node in nodes:
             node.context.lanes_wanted(event.peer, event.count)
@@ -199,7 +230,11 @@ def _command_failed(node: Node, event: CommandFailed) -> None:
     if event.command == "engine":
         node.fail(coded(failure, "the data plane"))
         return
-    error = failure if isinstance(failure, AtollError) else coded(failure, f"the data plane's {event.command}")
+    error = (
+        failure
+        if isinstance(failure, AtollError)
+        else coded(failure, f"the data plane's {event.command}")
+    )
     log.warning("the data plane refused %s: %s %s", event.command, error.code, error.message)
     node.publish({"event": "engine.trouble", **described(error)})
 
@@ -210,7 +245,11 @@ def _result_buffer(nodes: Sequence[Node], pool: BufferPool, plan: Plan) -> memor
     nbytes = plan_bytes(plan)
     if run is not None:
         return run.result_buffer(plan, nbytes)
-    kept = (kept_buffer(run, plan.log, nbytes) for run in list(nodes[0].by_id.values())) if nodes else ()
+    kept = (
+        (kept_buffer(run, plan.log, nbytes) for run in list(nodes[0].by_id.values()))
+        if nodes
+        else ()
+    )
     return next((memory for memory in kept if memory is not None), None) or pool.take(nbytes)
 
 
@@ -221,7 +260,9 @@ def plan_bytes(plan: Plan) -> int:
     return Grid(plan.codec, plan.numel, plan.chunk_elements).results.nbytes
 
 
-def _connect(network: PeerNetwork, engine: EngineThread, node: Node, lanes: dict[tuple[PeerId, int], int]) -> None:
+def _connect(
+    network: PeerNetwork, engine: EngineThread, node: Node, lanes: dict[tuple[PeerId, int], int]
+) -> None:
     network.on_link, network.on_gone = node.on_link, node.on_gone
     network.on_refused = node.on_refused
     network.on_addresses, network.on_path = node.on_addresses, node.on_path
@@ -230,13 +271,24 @@ def _connect(network: PeerNetwork, engine: EngineThread, node: Node, lanes: dict
         if run in node.by_id:
             node.by_id[run].on_member()
 
-    def on_lane(peer: PeerId, sock: Any, mine: bytes, theirs: bytes, initiator: bool, path: str, index: int, plain: bool) -> None:
+    def on_lane(
+        peer: PeerId,
+        sock: Any,
+        mine: bytes,
+        theirs: bytes,
+        initiator: bool,
+        path: str,
+        index: int,
+        plain: bool,
+    ) -> None:
         if plain and not node.plain_lanes:  # allowed when it was offered, and no more
             sock.close()
             network.lane_lost(peer, index)
             return
         transcript = "|".join((*sorted((node.peer, peer)), str(index))).encode()
-        keys = derive_lane_keys(mine, theirs, transcript, initiator=initiator, cipher=PLAIN if plain else DEFAULT_CIPHER)
+        keys = derive_lane_keys(
+            mine, theirs, transcript, initiator=initiator, cipher=PLAIN if plain else DEFAULT_CIPHER
+        )
         lanes[peer, index] = engine.add_lane(peer, sock, keys, path, index)
         node.context.lanes.came(trio.current_time(), peer)
 

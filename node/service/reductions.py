@@ -51,7 +51,10 @@ class Reductions:
     def buffer_open(self, numel: int) -> PooledBuffer:
         """Memory for float32 (numel,) that operations read as it lies. Raises StorageError, LocalProtocolError."""
         if len(self._buffers) >= MAX_BUFFERS:
-            raise LocalProtocolError(f"the script holds {MAX_BUFFERS} buffers already", hint="let go of the tensors of some")
+            raise LocalProtocolError(
+                f"the script holds {MAX_BUFFERS} buffers already",
+                hint="let go of the tensors of some",
+            )
         buffer = PooledBuffer(4 * numel, self.run.node.paths.run_dir(self.run.run_id))
         self._buffers[buffer.number] = buffer
         return buffer
@@ -64,28 +67,38 @@ class Reductions:
         buffer = self._buffers.get(number)
         if buffer is None or buffer.nbytes != 4 * numel:
             raise LocalProtocolError(f"there is no buffer {number} of {numel} elements")
-        if any(reduction.buffer == number and reduction.running for reduction in self._open.values()):
+        if any(
+            reduction.buffer == number and reduction.running for reduction in self._open.values()
+        ):
             raise LocalProtocolError(f"buffer {number} is in use by another operation")
         return buffer
 
     def open(self, call: Call, numel: int, number: int = 0) -> ReduceMemory:
         """Memory for a contribution, or buffer ``number``, that holds it. Raises StorageError, and what `Operations.prepare` raises."""
         if call.op_id in self._open:
-            raise LocalProtocolError(f"{call.name} is open already", hint="give every operation its own op_id")
+            raise LocalProtocolError(
+                f"{call.name} is open already", hint="give every operation its own op_id"
+            )
         session = self.run.driven.sessions[0]
         operation = session.operations.prepare(trio.current_time(), call, numel)
-        self.run.node.lanes.soon(trio.current_time(), frozenset(operation.peers) - {self.run.node.identity.peer})
+        self.run.node.lanes.soon(
+            trio.current_time(), frozenset(operation.peers) - {self.run.node.identity.peer}
+        )
         shape = operation.machine.shape
         if number:
             shared = self._buffer(shape.numel, number)
             self._open[call.op_id] = _Reduction(call, numel, shared.tensor(), number)
-            return ReduceMemory(shared, (shape.codec, shape.chunk_elements, shape.numel), tuple(operation.peers))
+            return ReduceMemory(
+                shared, (shape.codec, shape.chunk_elements, shape.numel), tuple(operation.peers)
+            )
         grid = Grid(shape.codec, shape.numel, shape.chunk_elements)
         memory = self._sources.take(grid.nbytes)
         buffer = self._sources.buffer_of(memory)
         assert buffer is not None
         self._open[call.op_id] = _Reduction(call, numel, EncodedVector(grid, memory))
-        return ReduceMemory(buffer, (shape.codec, shape.chunk_elements, shape.numel), tuple(operation.peers))
+        return ReduceMemory(
+            buffer, (shape.codec, shape.chunk_elements, shape.numel), tuple(operation.peers)
+        )
 
     def start(self, op_id: str) -> None:
         """The script wrote its contribution: call the operation."""
@@ -96,7 +109,9 @@ class Reductions:
         reduction.cid, reduction.started_at, reduction.running = os.urandom(16), now, True
         reduction.traffic = self.run.traffic()
         try:
-            session.operations.start(now, reduction.call, reduction.numel, reduction.source, reduction.cid)
+            session.operations.start(
+                now, reduction.call, reduction.numel, reduction.source, reduction.cid
+            )
         except BaseException:
             reduction.running = False
             raise
@@ -134,13 +149,27 @@ class Reductions:
             reduction.deadline.cancel()
             sent, received = self._traffic(reduction)
             elapsed = trio.current_time() - reduction.started_at
-            self.events.reduced(op_id, Outcome("open", 0, bytes_sent=sent, bytes_received=received, elapsed_s=elapsed, reason=reason))
+            self.events.reduced(
+                op_id,
+                Outcome(
+                    "open",
+                    0,
+                    bytes_sent=sent,
+                    bytes_received=received,
+                    elapsed_s=elapsed,
+                    reason=reason,
+                ),
+            )
 
     def refused(self, cid: bytes) -> None:
         """A contribution cannot be sent."""
         for op_id, reduction in list(self._open.items()):
             if reduction.cid == cid:
-                self._end(op_id, reduction, "the tensor holds NaN or infinity, or a value too large for its codec or for the result")
+                self._end(
+                    op_id,
+                    reduction,
+                    "the tensor holds NaN or infinity, or a value too large for its codec or for the result",
+                )
 
     def hopeless(self, event: ev.OperationRefused) -> None:
         """Others have called something else under this id."""
@@ -160,14 +189,22 @@ class Reductions:
         counted, elapsed = event.cid == reduction.cid, now - reduction.started_at
         self.run.chronicle.note_operation(
             {
-                "op_id": event.op_id, "contributors": {share.peer: share.samples for share in event.contributors}, "counted": counted,
+                "op_id": event.op_id,
+                "contributors": {share.peer: share.samples for share in event.contributors},
+                "counted": counted,
                 **({"weights": weights} if (weights := weights_of(event.contributors)) else {}),
-                "elapsed_s": elapsed, "reduce_s": event.reduce_s, "decision_s": event.decision_s,
-                "bytes_sent": sent, "bytes_received": received, "at": time.time(),
+                "elapsed_s": elapsed,
+                "reduce_s": event.reduce_s,
+                "decision_s": event.decision_s,
+                "bytes_sent": sent,
+                "bytes_received": received,
+                "at": time.time(),
             }
-        )  # fmt: skip
+        )
         under = (event.config, event.members)
-        outcome = Outcome("committed", 0, event.contributors, counted, (), sent, received, elapsed, "", *under)
+        outcome = Outcome(
+            "committed", 0, event.contributors, counted, (), sent, received, elapsed, "", *under
+        )
         file = kept_file(self.run, reduction.result)
         if file is None:
             self.events.reduced(event.op_id, outcome, self._pooled(reduction))

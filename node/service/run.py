@@ -61,7 +61,14 @@ class RunService:
     """One run. Owned by the node's service; everything happens in its trio thread."""
 
     def __init__(
-        self, node: NodeContext, run_id: RunId, organiser: PeerId, signed: SignedManifest | None, token: bytes, *, seeding: bool = True
+        self,
+        node: NodeContext,
+        run_id: RunId,
+        organiser: PeerId,
+        signed: SignedManifest | None,
+        token: bytes,
+        *,
+        seeding: bool = True,
     ) -> None:
         """``seeding``: take part also while no script is attached."""
         self.node, self.run_id, self.organiser, self.seeding = node, run_id, organiser, seeding
@@ -133,7 +140,9 @@ class RunService:
                 self.whole.drop()
             for files in self.files.values():
                 files.close()
-        except Exception as error:  # a full disk, most likely: the next life finds what was written before
+        except (
+            Exception
+        ) as error:  # a full disk, most likely: the next life finds what was written before
             self.troubles.tell(coded(error, f"closing run {self.run_id}"))
         for slots in self._slots.values():
             slots.close()
@@ -154,7 +163,9 @@ class RunService:
         if self.error is not None:
             raise self.error
         if self.over:
-            raise SwarmClosedError(f"the node has ended its part in run {self.run_id}", hint="join again")
+            raise SwarmClosedError(
+                f"the node has ended its part in run {self.run_id}", hint="join again"
+            )
         assert self.whole is not None
         return self.whole
 
@@ -162,13 +173,20 @@ class RunService:
     def lost(self) -> list[RunFiles]:
         """What was founded here, or held here, and is without a genesis now."""
         sessions = self.whole.sessions if self.whole is not None else []
-        return [files for files in (self.files[s.log] for s in sessions if s.phase == "seeking") if files.was_founded]
+        return [
+            files
+            for files in (self.files[s.log] for s in sessions if s.phase == "seeking")
+            if files.was_founded
+        ]
 
     @property
     def undecided(self) -> bool:
         """Whether a contribution is frozen in an open round that can be decided."""
         sessions = self.whole.sessions if self.whole and self.error is None else []
-        return any(session.machine and session.machine.contribution for session in sessions) and self.decidable
+        return (
+            any(session.machine and session.machine.contribution for session in sessions)
+            and self.decidable
+        )
 
     @property
     def decidable(self) -> bool:
@@ -243,7 +261,12 @@ class RunService:
     def announce(self, now: float) -> None:
         """Tell the members at which addresses this node can be reached now."""
         if self.session is not None:
-            self.session.membership.announce(now, addresses=tuple(split_peer(address)[1] for address in self.node.network.addresses()))
+            self.session.membership.announce(
+                now,
+                addresses=tuple(
+                    split_peer(address)[1] for address in self.node.network.addresses()
+                ),
+            )
 
     def _make(self, manifest: Manifest, now: float) -> Session | Fragments:
         settings, identity = manifest.settings(), self.node.identity
@@ -251,24 +274,44 @@ class RunService:
             self.files[log] = self._open_files(manifest, number)
         storages = list(self.files.values())
         self.ports = RunPorts(self, storages[0])
-        make = partial(Fragments, storages=storages) if settings.fragments > 1 else partial(Session, identity=identity)
+        make = (
+            partial(Fragments, storages=storages)
+            if settings.fragments > 1
+            else partial(Session, identity=identity)
+        )
         return make(
-            run=self.run_id, me=identity.peer, organiser=self.organiser, settings=settings, ports=self.ports,
-            rng=random.Random(self.node.rng.random()), now=now, unix_offset_s=time.time() - now,
-            checkpoint_every=manifest.checkpoint.every, seeding=self.seeding, site=self.node.site,
-            branch_after_s=manifest.branch_after_s, probation=manifest.join.probation, per_hour=manifest.join.per_hour,
-        )  # fmt: skip
+            run=self.run_id,
+            me=identity.peer,
+            organiser=self.organiser,
+            settings=settings,
+            ports=self.ports,
+            rng=random.Random(self.node.rng.random()),
+            now=now,
+            unix_offset_s=time.time() - now,
+            checkpoint_every=manifest.checkpoint.every,
+            seeding=self.seeding,
+            site=self.node.site,
+            branch_after_s=manifest.branch_after_s,
+            probation=manifest.join.probation,
+            per_hour=manifest.join.per_hour,
+        )
 
     def _open_files(self, manifest: Manifest, number: int) -> RunFiles:
         settings, paths = manifest.settings(), self.node.paths
         folder = paths.state_dirs(self.run_id, settings.fragments)[number]
         make_private(folder)
         return RunFiles(
-            folder, run_id=self.run_id, outer=effective_outer(settings), slots=lambda numel: self.slots(numel, number),
-            trouble=self.troubles.tell, me=self.node.identity.peer, organiser=self.organiser,
-            founded=paths.founded_file(self.run_id, number if settings.fragments > 1 else None), first_life=int(time.time()),
+            folder,
+            run_id=self.run_id,
+            outer=effective_outer(settings),
+            slots=lambda numel: self.slots(numel, number),
+            trouble=self.troubles.tell,
+            me=self.node.identity.peer,
+            organiser=self.organiser,
+            founded=paths.founded_file(self.run_id, number if settings.fragments > 1 else None),
+            first_life=int(time.time()),
             keep_contributions=manifest.audit.keep_contributions,
-        )  # fmt: skip
+        )
 
     async def _drive(self) -> None:
         session = self.whole
@@ -287,7 +330,9 @@ class RunService:
         if self._news:
             self._news = False
             session.add_contacts(now, [peer for peer, _ in self.node.network.members(self.run_id)])
-        for peer, addresses in session.sessions[0].membership.moved().items():  # so that members find one another without any bootstrap
+        for peer, addresses in (
+            session.sessions[0].membership.moved().items()
+        ):  # so that members find one another without any bootstrap
             self.node.network.add_addresses(peer, addresses)
         if now >= session.next_due():
             session.tick(now)
@@ -305,7 +350,9 @@ class RunService:
         """Keep a lane to every member of a small configuration; let go of lanes that nobody has used."""
         assert self.whole is not None
         now, me = trio.current_time(), self.node.identity.peer
-        self.node.lanes.members(now, self.run_id, frozenset(self.whole.config_peers()) - {me} - self.banning.lists.peers)
+        self.node.lanes.members(
+            now, self.run_id, frozenset(self.whole.config_peers()) - {me} - self.banning.lists.peers
+        )
         self.node.lanes.tend(now)
 
     # ---- network
@@ -321,7 +368,13 @@ class RunService:
         free = peer == self.organiser or member or policy != "invite"
         try:
             if not free:
-                token = check_token(greeting, run_id=self.run_id, organiser=self.organiser, now_s=time.time(), peer=peer)
+                token = check_token(
+                    greeting,
+                    run_id=self.run_id,
+                    organiser=self.organiser,
+                    now_s=time.time(),
+                    peer=peer,
+                )
                 self.banning.lists.check_invite(token.nonce)
                 self.entrants.enter(peer, token)
             elif (shown := self._genuine(peer, greeting)) is not None:
@@ -346,7 +399,9 @@ class RunService:
 
     def _listed(self, peer: PeerId) -> None:
         if self.manifest is None or peer not in self.manifest.join.allow:
-            raise NotAdmittedError("this run admits only the peers that its manifest names ([join] allow)")
+            raise NotAdmittedError(
+                "this run admits only the peers that its manifest names ([join] allow)"
+            )
 
     def on_refused(self, peer: PeerId, code: str, reason: str) -> None:
         """A member does not let us in."""
@@ -354,7 +409,11 @@ class RunService:
         if code == "E205":
             self.troubles.tell(banned(f"{peer[-8:]} refuses: {reason}", peer))
         known = {member for member, _ in self.node.network.members(self.run_id)}
-        if self.signed is None and known <= self.refusals.keys() and (error := self.refusal()) is not None:
+        if (
+            self.signed is None
+            and known <= self.refusals.keys()
+            and (error := self.refusal()) is not None
+        ):
             self.fail(error)
         self._asking.refused(peer)
         self.wake()
@@ -364,23 +423,30 @@ class RunService:
         for peer, (code, reason) in self.refusals.items():
             if code == "E140":
                 return VersionMismatchError(
-                    f"{peer[-8:]} refuses: {reason}", peer=peer, why="The two come from different versions of atoll.",
+                    f"{peer[-8:]} refuses: {reason}",
+                    peer=peer,
+                    why="The two come from different versions of atoll.",
                     hint="pip install -U atoll, then: atoll down && atoll up",
-                )  # fmt: skip
+                )
             if code == "E205":
                 return banned(f"{peer[-8:]} refuses: {reason}", peer)
             if code in ("E201", "E202"):
                 return NotAdmittedError(
-                    f"{peer[-8:]} refuses: {reason}", code=code, peer=peer, why="The invite is too old, used up, revoked, or not of this run's.",
+                    f"{peer[-8:]} refuses: {reason}",
+                    code=code,
+                    peer=peer,
+                    why="The invite is too old, used up, revoked, or not of this run's.",
                     hint="Ask a member for a new one: atoll invite new",
-                )  # fmt: skip
+                )
         return None
 
     def _on_message(self, peer: PeerId, data: bytes) -> None:
         kind = data[:1]
         if peer in self.banning.lists.peers:
             return
-        if self.offences.shut_out(peer, trio.current_time()):  # to check costs more than to send: it is not listened to for a while
+        if self.offences.shut_out(
+            peer, trio.current_time()
+        ):  # to check costs more than to send: it is not listened to for a while
             return
         if kind == MESSAGE:
             self.banning.take(peer, data[1:])
@@ -401,7 +467,9 @@ class RunService:
             if signed.run_id != self.run_id or signed.organiser != self.organiser:
                 raise ConfigError("not the manifest of this run")
             signed.open()
-        except VersionMismatchError as error:  # it is the run's own: told at once, since no other will come
+        except (
+            VersionMismatchError
+        ) as error:  # it is the run's own: told at once, since no other will come
             self.fail(error)
             return
         except AtollError as error:
@@ -431,7 +499,9 @@ class RunService:
         session = self.whole
         if session is not None:
             self.guard(lambda: handle(session, trio.current_time()))
-            if session.next_due() < self._due:  # else one more step of the loop for each message, for nothing
+            if (
+                session.next_due() < self._due
+            ):  # else one more step of the loop for each message, for nothing
                 self.wake()
 
     # ---- memory
@@ -442,7 +512,9 @@ class RunService:
             slots.close()  # an earlier script would have founded it with another model
             slots = None
         if slots is None:
-            slots = self._slots[fragment] = AnchorSlots(numel, folder=self.node.paths.run_dir(self.run_id))
+            slots = self._slots[fragment] = AnchorSlots(
+                numel, folder=self.node.paths.run_dir(self.run_id)
+            )
         return slots
 
     def result_buffer(self, plan: Plan, nbytes: int) -> memoryview:
@@ -451,7 +523,9 @@ class RunService:
         if files is not None:
             try:
                 return files.allocate(nbytes)
-            except StorageError as error:  # reduce for the others; this member votes once the bytes can be kept
+            except (
+                StorageError
+            ) as error:  # reduce for the others; this member votes once the bytes can be kept
                 self.troubles.tell(error)
         return memoryview(bytearray(nbytes))
 
@@ -463,7 +537,10 @@ class RunService:
         return sent - self._traffic_before[0], received - self._traffic_before[1]
 
     def _lane_bytes(self) -> dict[PeerId, tuple[int, int]]:
-        return {peer: (lane.bytes_sent, lane.bytes_received) for peer, lane in self.node.engine.stats().items()}
+        return {
+            peer: (lane.bytes_sent, lane.bytes_received)
+            for peer, lane in self.node.engine.stats().items()
+        }
 
     def _node_traffic(self) -> tuple[int, int]:
         lanes, control = self.node.engine.totals(), self.node.network.traffic()
@@ -472,7 +549,9 @@ class RunService:
     # ---- events
     def on_event(self, event: object) -> None:
         """An event of a session."""
-        fragment, told = (event.fragment, event.event) if isinstance(event, ev.InFragment) else (0, event)
+        fragment, told = (
+            (event.fragment, event.event) if isinstance(event, ev.InFragment) else (0, event)
+        )
         self.chronicle.note(fragment, told)
         for listener in list(self.listeners):
             listener(event)

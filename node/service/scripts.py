@@ -43,7 +43,13 @@ class AttachedScript:
     """One script of one run; lives in the node's trio thread."""
 
     def __init__(
-        self, run: RunService, layout: Layout, events: ScriptEvents, *, founding: bool, ended: Callable[[], None] = lambda: None
+        self,
+        run: RunService,
+        layout: Layout,
+        events: ScriptEvents,
+        *,
+        founding: bool,
+        ended: Callable[[], None] = lambda: None,
     ) -> None:
         """``ended`` is called when the script is gone. Raises StorageError, ModelMismatchError."""
         self.run, self.layout, self.events, self.founding = run, layout, events, founding
@@ -52,8 +58,12 @@ class AttachedScript:
         folder = run.node.paths.run_dir(run.run_id)
         self.contribution = SharedBuffer(FLOAT_BYTES * layout.numel, folder=folder)
         parts = cut(layout, len(run.files))
-        self.anchors: Sequence[AnchorSlots] = [run.slots(part.numel, number) for number, part in enumerate(parts)]
-        self._stops = list(accumulate(part.numel for part in parts))  # where each fragment ends in the flat vector
+        self.anchors: Sequence[AnchorSlots] = [
+            run.slots(part.numel, number) for number, part in enumerate(parts)
+        ]
+        self._stops = list(
+            accumulate(part.numel for part in parts)
+        )  # where each fragment ends in the flat vector
         self._frozen: dict[int, tuple[bytes, float]] = {}  # by fragment
         self._reductions = Reductions(run, events)
         self._told = run.traffic()
@@ -81,10 +91,19 @@ class AttachedScript:
     def _attach(self) -> None:
         try:
             self.whole.attach(trio.current_time(), self.layout)
-        except StorageError as error:  # it is attached; what could not be written will be tried again
+        except (
+            StorageError
+        ) as error:  # it is attached; what could not be written will be tried again
             self.run.troubles.tell(error)
 
-    def contribute(self, cid: bytes, samples: int, base: int | None = None, fragment: int = 0, reading: Reading = NO_READING) -> None:
+    def contribute(
+        self,
+        cid: bytes,
+        samples: int,
+        base: int | None = None,
+        fragment: int = 0,
+        reading: Reading = NO_READING,
+    ) -> None:
         """Offer what the script wrote."""
         if fragment in self._frozen:
             raise LocalProtocolError("one contribution is frozen already")
@@ -104,7 +123,9 @@ class AttachedScript:
         """Take what the script computed by seed."""
         session = self.whole.sessions[0]
         if session.beforehand is not None:
-            session.beforehand.computed(trio.current_time(), number, self.contribution.tensor(), part)
+            session.beforehand.computed(
+                trio.current_time(), number, self.contribution.tensor(), part
+            )
             self.run.wake()
 
     def begin(self, number: int) -> bool:
@@ -139,7 +160,9 @@ class AttachedScript:
     def members(self) -> Sequence[PeerView]:
         """The members of the configuration."""
         return [
-            PeerView(row["peer"], row["round"] or 0, bool(row["live"]), row["path"], row["organiser"])
+            PeerView(
+                row["peer"], row["round"] or 0, bool(row["live"]), row["path"], row["organiser"]
+            )
             for row in self.run.peers()
             if row["member"]
         ]
@@ -157,7 +180,9 @@ class AttachedScript:
         self.run.metrics.update(metrics)
         if self.run.session is not None and self.run.session.secure is not None:
             self.run.session.secure.metrics.update(metrics)
-        self.run.node.publish({"event": "script.report", "run": self.run.run_id, "metrics": dict(metrics)})
+        self.run.node.publish(
+            {"event": "script.report", "run": self.run.run_id, "metrics": dict(metrics)}
+        )
 
     async def leave(self) -> None:
         """Contribute no more once the frozen contribution is decided, or cannot be for want of a quorum; keep seeding."""
@@ -193,7 +218,9 @@ class AttachedScript:
 
     # ---- events
     def _on_event(self, event: object) -> None:
-        fragment, event = (event.fragment, event.event) if isinstance(event, ev.InFragment) else (0, event)
+        fragment, event = (
+            (event.fragment, event.event) if isinstance(event, ev.InFragment) else (0, event)
+        )
         match event:
             case ev.RoundCommitted():
                 self._on_round(fragment, event)
@@ -202,10 +229,20 @@ class AttachedScript:
             case ev.ContributionRefused() if self._frozen.get(fragment, (b"",))[0] == event.cid:
                 del self._frozen[fragment]
                 completed = self.whole.sessions[fragment].completed
-                self.events.decided(event.cid, Outcome("committed", completed, reason=f"refused: {event.reason}", unfit=event.unfit))
+                self.events.decided(
+                    event.cid,
+                    Outcome(
+                        "committed", completed, reason=f"refused: {event.reason}", unfit=event.unfit
+                    ),
+                )
             case ev.EarlierSettled():
                 reason = "" if event.counted else "it was lost with the node"
-                self.events.decided(event.cid, Outcome("committed", event.round, event.contributors, event.counted, reason=reason))
+                self.events.decided(
+                    event.cid,
+                    Outcome(
+                        "committed", event.round, event.contributors, event.counted, reason=reason
+                    ),
+                )
             case ev.RoundClosing():
                 self.events.closing(event.round, fragment)
             case ev.WorkAsked():
@@ -225,13 +262,32 @@ class AttachedScript:
         if self._frozen.get(fragment, (b"",))[0] != event.cid:
             return
         (cid, since), before = self._frozen.pop(fragment), self._told
-        sent, received = self._told = self.run.traffic()  # each outcome has what came since the last: they add up
+        sent, received = self._told = (
+            self.run.traffic()
+        )  # each outcome has what came since the last: they add up
         moved = sent - before[0], received - before[1]
         elapsed = trio.current_time() - since
         if isinstance(event, ev.BranchAdvanced):
-            outcome = Outcome("uncertified", event.round, event.contributors, event.counted, (), *moved, elapsed, "no quorum is in sight")
+            outcome = Outcome(
+                "uncertified",
+                event.round,
+                event.contributors,
+                event.counted,
+                (),
+                *moved,
+                elapsed,
+                "no quorum is in sight",
+            )
         else:
-            outcome = Outcome("committed", event.round, event.contributors, event.counted, event.lost, *moved, elapsed)
+            outcome = Outcome(
+                "committed",
+                event.round,
+                event.contributors,
+                event.counted,
+                event.lost,
+                *moved,
+                elapsed,
+            )
         self.events.decided(cid, outcome)
 
     # ---- free-standing reductions

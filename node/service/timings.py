@@ -21,7 +21,9 @@ Lanes = Mapping[PeerId, tuple[int, int]]
 class Timings:
     """Of one run. Publishes ``reduction.timed`` events."""
 
-    def __init__(self, run_id: RunId, publish: Callable[[dict[str, Any]], None], lanes: Callable[[], Lanes]) -> None:
+    def __init__(
+        self, run_id: RunId, publish: Callable[[dict[str, Any]], None], lanes: Callable[[], Lanes]
+    ) -> None:
         self._run_id, self._publish, self._lanes = run_id, publish, lanes
         self._before: OrderedDict[tuple[str, int], Lanes] = OrderedDict()
 
@@ -45,10 +47,16 @@ class Timings:
         slowest = told.pop("slowest")
         self._publish(
             {
-                "event": "reduction.timed", "run": self._run_id, "at": time.time() - (now - event.began), **told, "lanes": lanes,
-                "slowest": dict(zip(("peer", "phase", "behind_s"), slowest, strict=True)) if slowest else None,
+                "event": "reduction.timed",
+                "run": self._run_id,
+                "at": time.time() - (now - event.began),
+                **told,
+                "lanes": lanes,
+                "slowest": dict(zip(("peer", "phase", "behind_s"), slowest, strict=True))
+                if slowest
+                else None,
             }
-        )  # fmt: skip
+        )
 
 
 def _rounded(value: Any) -> Any:

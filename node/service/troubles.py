@@ -36,7 +36,11 @@ class Troubles:
             return
         now, current = time.monotonic(), self.current
         self.current = error
-        if current is not None and current.message == error.message and now - self._told_at < REPEAT_S:
+        if (
+            current is not None
+            and current.message == error.message
+            and now - self._told_at < REPEAT_S
+        ):
             return
         self._told_at = now
         log.warning("run %s: %s %s", self._run_id, error.code, error.message)
@@ -57,12 +61,15 @@ def founded_twice(foreign: Collection[PeerId]) -> StateError | None:
     """These peers are on another history of a run: a trouble for as long as it is so."""
     if not foreign:
         return None
-    who = f"{', '.join(peer[-8:] for peer in sorted(foreign))} {'is' if len(foreign) == 1 else 'are'}"
+    who = (
+        f"{', '.join(peer[-8:] for peer in sorted(foreign))} {'is' if len(foreign) == 1 else 'are'}"
+    )
     return StateError(
-        f"{who} on another history of this run; it was founded twice", code="E305",
+        f"{who} on another history of this run; it was founded twice",
+        code="E305",
         why="The organiser's node had lost the run's state and founded it again. The two never meet: each trains without the other.",
         hint="Choose one. On every machine of the other: atoll down, move the run's folder away, atoll up, join again.",
-    )  # fmt: skip
+    )
 
 
 def removed_here() -> RemovedError:

@@ -36,7 +36,9 @@ def status_of(run: RunService) -> dict[str, Any]:
         "organiser": run.organiser,
         "phase": "failed" if run.error else session.phase if session else "seeking",
         "round": session.completed if session else -1,
-        "fragments": [part.completed for part in session.sessions] if session and len(session.sessions) > 1 else [],
+        "fragments": [part.completed for part in session.sessions]
+        if session and len(session.sessions) > 1
+        else [],
         "entry": run.session.round if run.session else -1,
         "rounds": run.manifest.train.rounds if run.manifest else None,
         "rule": run.manifest.robust.reducer if run.manifest else "mean",
@@ -53,7 +55,9 @@ def status_of(run: RunService) -> dict[str, Any]:
         "branch": _branch(run),
         "seal": sealed(run),
         "script": bool(session and session.script),
-        "progress": ["waiting for the state", 0, 0] if fetching and progress == SEEKING else list(progress),
+        "progress": ["waiting for the state", 0, 0]
+        if fetching and progress == SEEKING
+        else list(progress),
         "metrics": dict(run.metrics),
         "last_round": last,
         "part": run.chronicle.part(run.node.identity.peer),
@@ -70,19 +74,32 @@ def status_of(run: RunService) -> dict[str, Any]:
 def _drawn(run: RunService) -> list[PeerId]:
     """Who takes part in the open round, in a run that asks some of its members only; else nobody is named."""
     machine = run.session.machine if run.session else None
-    return [] if machine is None or machine.shape.sample is None else [member.peer for member in machine.draw.members]
+    return (
+        []
+        if machine is None or machine.shape.sample is None
+        else [member.peer for member in machine.draw.members]
+    )
 
 
 def _join(run: RunService) -> dict[str, Any]:
     """What newcomers go through."""
     join = run.manifest.join if run.manifest else None
-    return {} if join is None else {"policy": join.policy, "probation": join.probation, "per_hour": join.per_hour}
+    return (
+        {}
+        if join is None
+        else {"policy": join.policy, "probation": join.probation, "per_hour": join.per_hour}
+    )
 
 
 def _newcomer(run: RunService, peer: PeerId) -> dict[str, Any]:
     """Of a peer that is no member: in how many rounds its work was found to be in order here, of how many; nothing without probation."""
     probation = run.manifest.join.probation if run.manifest else 0
-    if not probation or run.session is None or peer in run.banning.lists.trusted or peer == run.organiser:
+    if (
+        not probation
+        or run.session is None
+        or peer in run.banning.lists.trusted
+        or peer == run.organiser
+    ):
         return {}
     return {"probation": {"good": run.session.admission.good.get(peer, 0), "of": probation}}
 
@@ -110,24 +127,48 @@ def spent(run: RunService) -> Spent | None:
     terms, session = budget.terms, run.session
     assert session is not None
     clip = bound_at(session, terms, session.machine.round) if session.machine else terms.clip
-    return Spent(clip, terms.quantile, budget.epsilon, terms.delta, terms.stop_at_epsilon, budget.steps, budget.room)
+    return Spent(
+        clip,
+        terms.quantile,
+        budget.epsilon,
+        terms.delta,
+        terms.stop_at_epsilon,
+        budget.steps,
+        budget.room,
+    )
 
 
 def quorum(run: RunService) -> dict[str, Any] | None:
     """Of the open round; of a run in fragments, of one that cannot be decided, if there is one. None where this node cannot tell."""
     rows, sessions = run.peers(), run.whole.sessions if run.whole is not None else []
     configs = [set(session.config_peers()) for session in sessions]
-    least = max([session.machine.shape.least for session in sessions if session.machine is not None], default=0)
-    there = [quorum_of([{**row, "member": row["peer"] in config} for row in rows], least) for config in configs]
-    return next((found for found in there if found is not None and not found["held"]), there[0] if there else None)
+    least = max(
+        [session.machine.shape.least for session in sessions if session.machine is not None],
+        default=0,
+    )
+    there = [
+        quorum_of([{**row, "member": row["peer"] in config} for row in rows], least)
+        for config in configs
+    ]
+    return next(
+        (found for found in there if found is not None and not found["held"]),
+        there[0] if there else None,
+    )
 
 
 def sealed(run: RunService) -> dict[str, Any] | None:
     """Without whom open rounds are being recertified, and whose answers the organiser waits for; None where none is."""
-    views = [view for session in (run.whole.sessions if run.whole else ()) if (view := session.recertifying.view()) is not None]
+    views = [
+        view
+        for session in (run.whole.sessions if run.whole else ())
+        if (view := session.recertifying.view()) is not None
+    ]
     if not views:
         return None
-    return {name: sorted({peer for view in views for peer in getattr(view, name)}) for name in ("removed", "awaited")}
+    return {
+        name: sorted({peer for view in views for peer in getattr(view, name)})
+        for name in ("removed", "awaited")
+    }
 
 
 def _branch(run: RunService) -> dict[str, Any]:
@@ -137,7 +178,12 @@ def _branch(run: RunService) -> dict[str, Any]:
     branching = run.session.branching
     branch, record = branching.branch, branching.record
     members = [who.peer for who in branch.machine.config] if branch is not None else []
-    return {"rounds": branching.rounds, "members": members, "lost": record.lost, "lost_samples": record.lost_samples}
+    return {
+        "rounds": branching.rounds,
+        "members": members,
+        "lost": record.lost,
+        "lost_samples": record.lost_samples,
+    }
 
 
 def peers_of(run: RunService) -> list[dict[str, Any]]:
@@ -149,7 +195,9 @@ def peers_of(run: RunService) -> list[dict[str, Any]]:
     membership = session.membership
     records = {record.peer: record for record in membership.records()}
     config = run.whole.config_peers()
-    early = () if config else session.contacts  # nobody tells anything of itself before the run is founded
+    early = (
+        () if config else session.contacts
+    )  # nobody tells anything of itself before the run is founded
     listed: Sequence[PeerId] = list(dict.fromkeys([*config, *records, *early]))
     return [
         {

@@ -39,4 +39,13 @@ from .ports import DataPlane, Replica, SessionPorts, Storage
 from .replica import ModelReplica, PlainSlots
 from .session import Session
 
-__all__ = ["DataPlane", "MemoryStorage", "ModelReplica", "PlainSlots", "Replica", "Session", "SessionPorts", "Storage"]
+__all__ = [
+    "DataPlane",
+    "MemoryStorage",
+    "ModelReplica",
+    "PlainSlots",
+    "Replica",
+    "Session",
+    "SessionPorts",
+    "Storage",
+]

@@ -34,8 +34,12 @@ class LogActions:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.results: dict[tuple[bytes, ...], memoryview] = {}  # complete result bytes of the open round, by part digests
-        self.weights: dict[tuple[bytes, ...], tuple[float, ...]] = {}  # what contributions were weighed with, by the same
+        self.results: dict[
+            tuple[bytes, ...], memoryview
+        ] = {}  # complete result bytes of the open round, by part digests
+        self.weights: dict[
+            tuple[bytes, ...], tuple[float, ...]
+        ] = {}  # what contributions were weighed with, by the same
         self._timelines: dict[int, Timeline] = {}  # of the open round and the next
         self._decided_at = 0.0
 
@@ -77,7 +81,11 @@ class LogActions:
     def on_result(self, now: float, event: ResultComplete) -> None:
         """All result bytes of a plan are here."""
         machine = self.session.machine
-        if machine is not None and machine.open.plan is not None and machine.open.plan.plan_id == event.plan_id:
+        if (
+            machine is not None
+            and machine.open.plan is not None
+            and machine.open.plan.plan_id == event.plan_id
+        ):
             self.results[event.digests], self.weights[event.digests] = event.data, event.weights
             self.session.distances.weighed(event.digests, event.spread)
             self.timeline(machine.round).reduced(now, event.since)
@@ -106,15 +114,27 @@ class LogActions:
 
     def fetch_result(self, entry: Entry, holders: Sequence[PeerId]) -> None:
         """Fetch result bytes from any holder; those of the branch that this member is on are here."""
-        state = self.session.branching.state_of(entry.part_digests[0]) if adopted_rounds(entry) else None
+        state = (
+            self.session.branching.state_of(entry.part_digests[0])
+            if adopted_rounds(entry)
+            else None
+        )
         if state is not None:
             return self.result_arrived(entry, state)
         machine, beforehand = self.session.machine, self.session.beforehand
         if beforehand is not None and not beforehand.may_fetch(entry):
             return None
-        if adopted_rounds(entry) and machine is not None and entry in (machine.convening.adopting, machine.sealing.entry):
-            entry = unproposed(entry)  # nobody has seen this one yet: by this name the members of the branch know their tip
-        self.session.transfer.fetch_result(self.session.clock(), entry, [peer for peer in holders if peer != self.session.me])
+        if (
+            adopted_rounds(entry)
+            and machine is not None
+            and entry in (machine.convening.adopting, machine.sealing.entry)
+        ):
+            entry = unproposed(
+                entry
+            )  # nobody has seen this one yet: by this name the members of the branch know their tip
+        self.session.transfer.fetch_result(
+            self.session.clock(), entry, [peer for peer in holders if peer != self.session.me]
+        )
         return None
 
     # ---- state
@@ -168,11 +188,23 @@ class LogActions:
         session, machine = self.session, self.session.machine
         assert machine is not None
         timeline = self._timelines.pop(certified.entry.round, None)
-        self._timelines = {round_: kept for round_, kept in self._timelines.items() if round_ > certified.entry.round}
-        timed = timeline.finish(session.clock(), session.me, self._decided_at) if timeline is not None else None
+        self._timelines = {
+            round_: kept
+            for round_, kept in self._timelines.items()
+            if round_ > certified.entry.round
+        }
+        timed = (
+            timeline.finish(session.clock(), session.me, self._decided_at)
+            if timeline is not None
+            else None
+        )
         if timed is not None:
             session.ports.emit(ev.Timed(*timed))
-        cid = machine.contribution[0] if machine.contribution and certified.entry.contributors else None
+        cid = (
+            machine.contribution[0]
+            if machine.contribution and certified.entry.contributors
+            else None
+        )
         self.session.decided(self.session.clock(), certified, counted, cid)
 
     def closing(self, round_: int) -> None:
@@ -238,7 +270,11 @@ class LogActions:
     def result_gone(self, entry: Entry) -> None:
         """Nobody has the result any more: where it is decided, only a newer state helps."""
         machine = self.session.machine
-        if machine is not None and machine.open.decided is not None and machine.open.decided.entry == entry:
+        if (
+            machine is not None
+            and machine.open.decided is not None
+            and machine.open.decided.entry == entry
+        ):
             self.session.transfer.seek_state()
 
     def state_arrived(self, round_: int, root: bytes, layout: Layout, data: memoryview) -> None:
@@ -267,5 +303,8 @@ class LogActions:
         machine = self.session.machine
         if machine is None or round_ < 0:
             return None
-        known = [*machine.journal.entries[round_ : round_ + 1], *(c for c in machine.frontier if c.entry.round == round_)]
+        known = [
+            *machine.journal.entries[round_ : round_ + 1],
+            *(c for c in machine.frontier if c.entry.round == round_),
+        ]
         return known[0] if known else None

@@ -59,7 +59,9 @@ class Admission:
         self.witness = Witness(session)
         self.good: dict[PeerId, int] = {}
         """Rounds in a row in which a newcomer's work was found to be in order."""
-        self._heard: dict[PeerId, int] = {}  # the round in which a member last said whose sum was wrong
+        self._heard: dict[
+            PeerId, int
+        ] = {}  # the round in which a member last said whose sum was wrong
         self._known: set[PeerId] = set()  # who has been a member since this session began
         self._entered: deque[float] = deque()
         self._trials: dict[PeerId, _Trial] = {}
@@ -70,9 +72,11 @@ class Admission:
         """Raise NotAdmittedError E206 where this member's invite is not one to train."""
         if (role := self._role(self.session.me)) != "train":
             raise NotAdmittedError(
-                f"this node's invite is to {role}: it contributes nothing", code="E206",
-                why="The organiser has made it for a member that does not train.", hint="Ask the organiser for another: atoll invite new",
-            )  # fmt: skip
+                f"this node's invite is to {role}: it contributes nothing",
+                code="E206",
+                why="The organiser has made it for a member that does not train.",
+                hint="Ask the organiser for another: atoll invite new",
+            )
 
     @property
     def trains(self) -> bool:
@@ -99,11 +103,15 @@ class Admission:
                 self._check(peer, [contributor.member.peer for contributor in plan.contributors])
             case m.Accept(entry=entry) | m.Propose(entry=entry):
                 self._check(peer, [contributor.member.peer for contributor in entry.contributors])
-            case m.Accepted() as vote if not self.session.settings.lying:  # there the machine looks itself
+            case m.Accepted() as vote if (
+                not self.session.settings.lying
+            ):  # there the machine looks itself
                 self.witness.heard(peer, envelope.round, vote)
             case m.Join():
                 if self._role(peer) == "observe":
-                    raise RemoteProtocolError("its invite is to observe: it cannot become a member", peer=peer)
+                    raise RemoteProtocolError(
+                        "its invite is to observe: it cannot become a member", peer=peer
+                    )
             case m.Disputed(wrong=wrong) if wrong:
                 self._on_dispute(peer, envelope.round, wrong)
             case m.Retained() as said:
@@ -122,14 +130,20 @@ class Admission:
     def _on_dispute(self, owner: PeerId, round_: int, wrong: tuple[PeerId, ...]) -> None:
         """Tell the user, once a round of each member, whatever it says."""
         machine, members = self.session.machine, self.session.config_peers()
-        if machine is not None and machine.round == round_ > self._heard.get(owner, 0) and {owner, *wrong} <= {*members}:
+        if (
+            machine is not None
+            and machine.round == round_ > self._heard.get(owner, 0)
+            and {owner, *wrong} <= {*members}
+        ):
             self._heard[owner] = round_
             self.session.ports.emit(ev.SumDisputed(owner, wrong))
 
     def _check(self, sender: PeerId, contributors: list[PeerId]) -> None:
         for peer in contributors:
             if (role := self._role(peer)) != "train":
-                raise RemoteProtocolError(f"a contribution of {peer[-8:]}, whose invite is to {role}", peer=sender)
+                raise RemoteProtocolError(
+                    f"a contribution of {peer[-8:]}, whose invite is to {role}", peer=sender
+                )
 
     def let_in(self, now: float, joiners: Sequence[Member]) -> list[Member]:
         """Who of those that ask, and are not banned, may become a member now: who was one, whom the organiser trusts, and of the others who has
@@ -155,42 +169,68 @@ class Admission:
         if mine is None or not mine.uses or peer in self._known:
             return False
         members = self._known.union(self.session.config_peers(), (member.peer for member in beside))
-        return sum(entrants[other].nonce == mine.nonce for other in members & entrants.keys()) >= mine.uses
+        return (
+            sum(entrants[other].nonce == mine.nonce for other in members & entrants.keys())
+            >= mine.uses
+        )
 
     def _free(self, peer: PeerId) -> bool:
         session = self.session
-        return peer in self._known or peer == session.organiser or peer in session.membership.trusted
+        return (
+            peer in self._known or peer == session.organiser or peer in session.membership.trusted
+        )
 
     def decided(self, now: float, certified: Certified) -> None:
         """An entry of the log, in its order."""
         entry, machine = certified.entry, self.session.machine
         assert machine is not None
-        config = {member.peer for member in machine.journal.entries[entry.round - 1].entry.next_config}
+        config = {
+            member.peer for member in machine.journal.entries[entry.round - 1].entry.next_config
+        }
         before = self._known | config
         after = {member.peer for member in entry.next_config}
         self._known, new = before, after - before
-        if self.per_hour and self.session.me in config:  # what was decided before this member came is no news
+        if (
+            self.per_hour and self.session.me in config
+        ):  # what was decided before this member came is no news
             self._entered.extend(now for peer in new if not self._free(peer))
         self._known |= after
         for peer in new:
             self.good.pop(peer, None)
             self._trials.pop(peer, None)
-        self._trials = {peer: trial for peer, trial in self._trials.items() if trial.round >= entry.round}
+        self._trials = {
+            peer: trial for peer, trial in self._trials.items() if trial.round >= entry.round
+        }
         mine, self._mine = self._mine, None
-        if mine is not None and mine.data is not None and mine.round == entry.round and entry.contributors:
+        if (
+            mine is not None
+            and mine.data is not None
+            and mine.round == entry.round
+            and entry.contributors
+        ):
             self._show(entry, mine, mine.data)
 
     # ---- the newcomer
     def offered(self, cid: bytes, vector: Tensor | EncodedVector) -> None:
         """The own contribution is frozen for the open round; where this is no member, the members are told what it is."""
         session, machine = self.session, self.session.machine
-        if not self.probation or machine is None or machine.is_member or self._mine is not None or not self.may_enter():
+        if (
+            not self.probation
+            or machine is None
+            or machine.is_member
+            or self._mine is not None
+            or not self.may_enter()
+        ):
             return
         round_, shape = machine.round, machine.shape
 
         def encode() -> tuple[memoryview, bytes] | None:
             grid = Grid(shape.codec, shape.numel, shape.chunk_elements)
-            room = vector if isinstance(vector, EncodedVector) else EncodedVector(grid, memoryview(bytearray(grid.nbytes)))
+            room = (
+                vector
+                if isinstance(vector, EncodedVector)
+                else EncodedVector(grid, memoryview(bytearray(grid.nbytes)))
+            )
             if isinstance(vector, Tensor) and not room.encode(vector):
                 return None
             return memoryview(bytes(room.data)), b"".join(map(chunk_hash, grid.views(room.data)))
@@ -210,19 +250,31 @@ class Admission:
         start, stop = Grid(entry.codec, entry.numel, entry.chunk_elements).span(chunk)
         if stop - start <= m.MAX_SAMPLE_BYTES:
             for peer in wardens:
-                session.actions.tell(peer, entry.round, m.Sample(trial.cid, chunk, bytes(data[start:stop])))
+                session.actions.tell(
+                    peer, entry.round, m.Sample(trial.cid, chunk, bytes(data[start:stop]))
+                )
 
     # ---- the members
     def _on_trial(self, peer: PeerId, round_: int, trial: m.Trial) -> None:
         machine = self.session.machine
-        if machine is None or round_ != machine.round or machine.open.decided is not None or peer in self.session.config_peers():
+        if (
+            machine is None
+            or round_ != machine.round
+            or machine.open.decided is not None
+            or peer in self.session.config_peers()
+        ):
             return  # after the decision anybody knows which chunk is drawn
         if peer in self._trials or len(self._trials) < MOST_TRIALS:
             self._trials[peer] = _Trial(round_, trial.cid, trial.hashes)
 
     def _on_sample(self, peer: PeerId, round_: int, sample: m.Sample) -> None:
         session, machine, trial = self.session, self.session.machine, self._trials.get(peer)
-        if machine is None or trial is None or (trial.round, trial.cid) != (round_, sample.cid) or round_ >= machine.round:
+        if (
+            machine is None
+            or trial is None
+            or (trial.round, trial.cid) != (round_, sample.cid)
+            or round_ >= machine.round
+        ):
             return
         del self._trials[peer]
         entry = machine.journal.entries[round_].entry
@@ -234,7 +286,9 @@ class Admission:
             self.good[peer] = 0 if fault else self.good.get(peer, 0) + 1
             session.ports.emit(ev.WorkJudged(peer, round_, self.good[peer], fault))
 
-        session.ports.offload(lambda: judge(entry, peer, trial.hashes, sample.chunk, sample.data, result), judged)
+        session.ports.offload(
+            lambda: judge(entry, peer, trial.hashes, sample.chunk, sample.data, result), judged
+        )
 
 
 def drawn(entry: Entry, peer: PeerId) -> tuple[int, list[PeerId]]:
@@ -242,19 +296,26 @@ def drawn(entry: Entry, peer: PeerId) -> tuple[int, list[PeerId]]:
     chunks = -(-entry.numel // entry.chunk_elements)
     chance = blake3(b"atoll/trial/1" + entry.hash() + peer.encode())
     wardens = sorted(
-        (member.peer for member in entry.next_config), key=lambda other: blake3(chance.digest() + other.encode()).digest()
-    )  # fmt: skip
+        (member.peer for member in entry.next_config),
+        key=lambda other: blake3(chance.digest() + other.encode()).digest(),
+    )
     return int.from_bytes(chance.digest(8), "big") % chunks, wardens[:WARDENS]
 
 
-def judge(entry: Entry, peer: PeerId, hashes: bytes, chunk: int, data: bytes, result: memoryview) -> str:
+def judge(
+    entry: Entry, peer: PeerId, hashes: bytes, chunk: int, data: bytes, result: memoryview
+) -> str:
     """What is wrong with a newcomer's chunk beside the round's result; "" for nothing.
 
     With n contributions that are one vector and independent noise each, one of them is at most √n times as long as their mean; thrice that
     is allowed.
     """
     grid = Grid(entry.codec, entry.numel, entry.chunk_elements)
-    if len(hashes) != HASH_BYTES * grid.chunks or chunk != drawn(entry, peer)[0] or len(data) != grid.wire_bytes(chunk):
+    if (
+        len(hashes) != HASH_BYTES * grid.chunks
+        or chunk != drawn(entry, peer)[0]
+        or len(data) != grid.wire_bytes(chunk)
+    ):
         return "it shows another chunk than the one that was drawn"
     if chunk_hash(memoryview(data)) != hashes[HASH_BYTES * chunk : HASH_BYTES * (chunk + 1)]:
         return "it shows other values than it has said before"
@@ -262,8 +323,13 @@ def judge(entry: Entry, peer: PeerId, hashes: bytes, chunk: int, data: bytes, re
     grid.codec(chunk).decode(grid.wire(memoryview(bytearray(data)), chunk), values)
     results = grid_of(entry)
     start, stop = results.span(chunk)
-    results.codec(chunk).decode(results.wire(memoryview(bytearray(result[start:stop])), chunk), mean)
-    length, bound = float(values.double().norm()), LONGER * len(entry.contributors) ** 0.5 * float(mean.double().norm())
+    results.codec(chunk).decode(
+        results.wire(memoryview(bytearray(result[start:stop])), chunk), mean
+    )
+    length, bound = (
+        float(values.double().norm()),
+        LONGER * len(entry.contributors) ** 0.5 * float(mean.double().norm()),
+    )
     if not length < float("inf"):
         return "its values are not finite"
     if bound and not 0 < length <= bound:

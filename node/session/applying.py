@@ -40,7 +40,10 @@ class Applying:
         session.actions.results.clear()
         session.actions.weights.clear()
         self.hash_state(machine.round)
-        if decided and (entry.round % min(session.checkpoint_every, MOST_REPLAYED) == 0 or session.completed == session.settings.rounds):
+        if decided and (
+            entry.round % min(session.checkpoint_every, MOST_REPLAYED) == 0
+            or session.completed == session.settings.rounds
+        ):
             self._checkpoint(decided)
         session.ports.storage.forget_results(machine.round - session.timing.keep_rounds)
         session.opened(now)
@@ -65,7 +68,10 @@ class Applying:
         session, replica = self.session, self.session.replica
         rounds = session.rounds(certified.entry.round)
         assert replica is not None
-        session.ports.offload(lambda: session.ports.storage.checkpoint(replica, certified, rounds), lambda now, _: None)
+        session.ports.offload(
+            lambda: session.ports.storage.checkpoint(replica, certified, rounds),
+            lambda now, _: None,
+        )
 
     def diverged(self, entry: Entry, mine: bytes) -> None:
         """Our state is not the one the others decided on: it must never happen; fetch the state anew."""

@@ -22,11 +22,32 @@ if TYPE_CHECKING:
 
 
 def make_genesis(
-    *, run: str, log: str, me: Member, replica: Replica, chunk_elements: int, codec: str, reducer: str, sign: Callable[[bytes], bytes]
+    *,
+    run: str,
+    log: str,
+    me: Member,
+    replica: Replica,
+    chunk_elements: int,
+    codec: str,
+    reducer: str,
+    sign: Callable[[bytes], bytes],
 ) -> Certified:
     """The first entry of a run: binds its model (``base`` is the layout's digest), its initial state and its first member."""
     layout, root = replica.layout, merkle_root(replica.hashes())
-    entry = Entry(log, 0, layout.digest(), root, (), (), (), layout.numel, chunk_elements, codec, reducer, (me,))
+    entry = Entry(
+        log,
+        0,
+        layout.digest(),
+        root,
+        (),
+        (),
+        (),
+        layout.numel,
+        chunk_elements,
+        codec,
+        reducer,
+        (me,),
+    )
     return Certified(entry, (Vote(me, 0, sign(genesis_payload(run, entry.hash()))),))
 
 
@@ -35,15 +56,26 @@ def found(session: Session, now: float, layout: Layout, initial: Tensor) -> None
     storage = session.ports.storage
     if session.machine is not None or session.me != session.organiser or storage.journal().entries:
         raise LocalProtocolError("only the organiser founds a run, and only one that has no state")
-    settings, journal, replica = session.settings, storage.journal(), storage.replica(layout, restore=False)
+    settings, journal, replica = (
+        session.settings,
+        storage.journal(),
+        storage.replica(layout, restore=False),
+    )
     replica.initialise(initial)
     replica.publish(0)
     certified = make_genesis(
-        run=session.run, log=session.log, me=Member(session.me, journal.incarnation), replica=replica,
+        run=session.run,
+        log=session.log,
+        me=Member(session.me, journal.incarnation),
+        replica=replica,
         chunk_elements=session.chunk_elements or chunk_elements(settings.codec, layout.numel),
-        codec=mixture_of(layout, settings.codec, settings.codecs), reducer=settings.reducer, sign=session.ports.sign,
-    )  # fmt: skip
-    storage.found(replica, certified)  # before anybody hears of the run: nobody else could restore it
+        codec=mixture_of(layout, settings.codec, settings.codecs),
+        reducer=settings.reducer,
+        sign=session.ports.sign,
+    )
+    storage.found(
+        replica, certified
+    )  # before anybody hears of the run: nobody else could restore it
     journal.append(certified)
     session.replica = replica
     session.make_machine(now, certified).root = certified.entry.base_state
@@ -61,7 +93,9 @@ def restore(session: Session, now: float) -> None:
     if not journal.entries:
         return None
     replica = storage.replica(layout, restore=True) if layout is not None else None
-    if replica is None or not 0 <= replica.generation < len(journal.entries):  # or killed between a fetched state and its entries
+    if replica is None or not 0 <= replica.generation < len(
+        journal.entries
+    ):  # or killed between a fetched state and its entries
         session.make_machine(now, journal.entries[0])
         return session.transfer.seek_state()
     if not replay(storage, replica, journal.entries, session.serving.matches):
@@ -75,7 +109,9 @@ def restore(session: Session, now: float) -> None:
     return session.ports.emit(ev.StateReady(session.completed))
 
 
-def replay(storage: Storage, replica: Replica, entries: Log, matches: Callable[[Entry, memoryview], bool]) -> bool:
+def replay(
+    storage: Storage, replica: Replica, entries: Log, matches: Callable[[Entry, memoryview], bool]
+) -> bool:
     """Bring a restored replica to the end of the log by kept results; False when one is missing or damaged."""
     for certified in entries.since(replica.generation + 1):
         entry = certified.entry
@@ -92,6 +128,7 @@ def check_model(mine: Layout, theirs: Layout) -> None:
     if mine != theirs:
         lines = differences(mine, theirs)
         raise ModelMismatchError(
-            f"your model is not this run's model: {len(lines)} tensors differ (it has {len(theirs.tensors)}).\n  " + "\n  ".join(lines[:8]),
+            f"your model is not this run's model: {len(lines)} tensors differ (it has {len(theirs.tensors)}).\n  "
+            + "\n  ".join(lines[:8]),
             hint="use the model the run was founded with, or found another run: atoll new RUN.toml",
         )

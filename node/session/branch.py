@@ -29,14 +29,25 @@ Step = tuple[Entry, m.Tip | None, memoryview | None]
 def measured(log: str, round_: int, blank: m.Tip, shape: Shape, state: memoryview) -> m.Tip:
     """``blank`` with the digest of the state reached: bytes of anchor and momentum. Heavy."""
     entry = tip_entry(log, round_, blank, shape)
-    hashes = [chunk_hash(view) for view in Grid(entry.codec, entry.numel, entry.chunk_elements).results.views(state)]
-    return m.Tip(blank.log, blank.base, blank.length, blank.contributors, part_digest(entry, entry.parts[0], hashes))
+    hashes = [
+        chunk_hash(view)
+        for view in Grid(entry.codec, entry.numel, entry.chunk_elements).results.views(state)
+    ]
+    return m.Tip(
+        blank.log,
+        blank.base,
+        blank.length,
+        blank.contributors,
+        part_digest(entry, entry.parts[0], hashes),
+    )
 
 
 class Branch(BesideRun):
     """One branch at this member."""
 
-    def __init__(self, branching: Branching, genesis: Certified, path: m.Tip | None, now: float) -> None:
+    def __init__(
+        self, branching: Branching, genesis: Certified, path: m.Tip | None, now: float
+    ) -> None:
         session = branching.session
         main = session.machine
         assert main is not None
@@ -47,13 +58,24 @@ class Branch(BesideRun):
         self.seen: set[PeerId] = {session.me}  # who takes part as far as we heard
         self.results: dict[tuple[bytes, ...], memoryview] = {}  # of the open round
         self._waiting: Step | None = None  # it found no room on the disk
-        self.kept: dict[bytes, tuple[Entry, memoryview]] = {}  # of the last rounds, for those who lag
+        self.kept: dict[
+            bytes, tuple[Entry, memoryview]
+        ] = {}  # of the last rounds, for those who lag
         self.journal = MemoryJournal(main.me.incarnation)
         self.journal.append(genesis)
         self.machine = RoundMachine(
-            run=session.run, log=self.log, me=main.me, organiser=session.organiser, journal=self.journal, shape=main.shape,
-            timing=session.timing, actions=self, rng=session.rng, now=now, site=session.site,
-        )  # fmt: skip
+            run=session.run,
+            log=self.log,
+            me=main.me,
+            organiser=session.organiser,
+            journal=self.journal,
+            shape=main.shape,
+            timing=session.timing,
+            actions=self,
+            rng=session.rng,
+            now=now,
+            site=session.site,
+        )
         self.machine.root = genesis.entry.base_state
         self.machine.idle = session.script is None
         self.open_round()
@@ -61,7 +83,9 @@ class Branch(BesideRun):
     def open_round(self) -> None:
         """Let the data plane accept parts of the branch's open round."""
         shape, peers = self.machine.shape, [member.peer for member in self.machine.config]
-        self.session.ports.exchange.open_round(self.log, self.machine.round, peers, shape.numel, shape.chunk_elements, shape.codec)
+        self.session.ports.exchange.open_round(
+            self.log, self.machine.round, peers, shape.numel, shape.chunk_elements, shape.codec
+        )
 
     @property
     def full(self) -> bool:
@@ -111,7 +135,13 @@ class Branch(BesideRun):
             replica.apply(entry, data)
             replica.applied = round_ - 1
             state = replica.snapshot()
-            blank = m.Tip(self.log, main.base, (before.length if before else 0) + 1, self.path_after(before, entry), bytes(HASH_BYTES))
+            blank = m.Tip(
+                self.log,
+                main.base,
+                (before.length if before else 0) + 1,
+                self.path_after(before, entry),
+                bytes(HASH_BYTES),
+            )
             tip = measured(log, round_, blank, shape, state)
             branching.at = tip.digest
             return entry, tip, state
@@ -139,8 +169,16 @@ class Branch(BesideRun):
             self._waiting, self.tip_now = None, tip
         session.ports.exchange.close_round(self.log, entry.round)
         machine.on_applied(now)
-        machine.on_root(now, machine.round, self.tip_now.digest if self.tip_now else self.genesis.entry.base_state)
-        for name in [name for name, (old, _) in self.kept.items() if old.round < machine.round - session.timing.keep_rounds]:
+        machine.on_root(
+            now,
+            machine.round,
+            self.tip_now.digest if self.tip_now else self.genesis.entry.base_state,
+        )
+        for name in [
+            name
+            for name, (old, _) in self.kept.items()
+            if old.round < machine.round - session.timing.keep_rounds
+        ]:
             session.serving.withdraw(name)
             del self.kept[name]
         self.results.clear()

@@ -45,15 +45,21 @@ class Branching:
         self.session, self.after_s = session, after_s
         self.branch: Branch | None = None
         self.record = BranchRecord()
-        self.base_state: memoryview | None = None  # the certified state, while the replica is on a branch
-        self.frozen: Given | None = None  # for the open certified round; the script may have been told of it already
+        self.base_state: memoryview | None = (
+            None  # the certified state, while the replica is on a branch
+        )
+        self.frozen: Given | None = (
+            None  # for the open certified round; the script may have been told of it already
+        )
         self.given: Given | None = None  # what the script waits for
         self.moving = False  # the replica is being brought to where a fork begins
         self._tips: dict[bytes, tuple[Entry, memoryview]] = {}  # by digest, oldest first
         self._quorum_at = session.clock()
         self._proposal: _Proposal | None = None
         self._consent: tuple[bytes, float] | None = None
-        self.promised_at = -1e9  # when the tip was last reported: it stays for a while, so that it can be adopted
+        self.promised_at = (
+            -1e9
+        )  # when the tip was last reported: it stays for a while, so that it can be adopted
         self.at = b""  # digest of the tip that the replica is at; b"": the certified state. Changed by jobs only
         self._unsaved = False
 
@@ -105,7 +111,14 @@ class Branching:
         if machine is None or not self.record.base:
             return
         if self.record.base != machine.base:
-            after = next((c.entry for c in reversed(machine.journal.entries) if c.entry.base == self.record.base), None)
+            after = next(
+                (
+                    c.entry
+                    for c in reversed(machine.journal.entries)
+                    if c.entry.base == self.record.base
+                ),
+                None,
+            )
             return self._settle(after) if after is not None else None
         if tip is not None:
             named = tip_entry(machine.log, machine.round, tip, machine.shape)
@@ -131,7 +144,13 @@ class Branching:
         """Members of the open round that can be reached, this one included; sorted."""
         machine = self.session.machine
         assert machine is not None
-        return tuple(sorted(who for who in machine.config if who == machine.me or not self.session.actions.suspected(who.peer)))
+        return tuple(
+            sorted(
+                who
+                for who in machine.config
+                if who == machine.me or not self.session.actions.suspected(who.peer)
+            )
+        )
 
     def _progressing(self, now: float, visible: Config) -> bool:
         """Whether the branch goes on: it has its own quorum in sight, and is not stuck."""
@@ -146,12 +165,27 @@ class Branching:
     def tick(self, now: float) -> None:
         """Look whether a quorum is in sight; repair loss in the branch."""
         session, machine = self.session, self.session.machine
-        if self.after_s is None or machine is None or machine.stateless or not machine.is_member or session.left:
+        if (
+            self.after_s is None
+            or machine is None
+            or machine.stateless
+            or not machine.is_member
+            or session.left
+        ):
             return
         visible = self.visible()
-        if machine.quorum(visible) or machine.open.decided is not None or session.installing.under_way or machine.sealing.active:
+        if (
+            machine.quorum(visible)
+            or machine.open.decided is not None
+            or session.installing.under_way
+            or machine.sealing.active
+        ):
             self._quorum_at, self._proposal = now, None
-        elif now - self._quorum_at > self.after_s and visible[0] == machine.me and not self._progressing(now, visible):
+        elif (
+            now - self._quorum_at > self.after_s
+            and visible[0] == machine.me
+            and not self._progressing(now, visible)
+        ):
             self._propose(now, visible)
         if self._unsaved:
             self._write(self.record)
@@ -162,14 +196,18 @@ class Branching:
         """Whether the branch stands still: its tip was just reported to somebody who may adopt it, and a quorum is in sight."""
         machine = self.session.machine
         assert machine is not None
-        promised = now - self.promised_at < 8 * self.session.timing.takeover_s and machine.quorum(self.visible())
+        promised = now - self.promised_at < 8 * self.session.timing.takeover_s and machine.quorum(
+            self.visible()
+        )
         return promised or machine.sealing.active
 
     def _tend(self, now: float, branch: Branch) -> None:
         branch.retry(now)
         for member in branch.genesis.entry.next_config:
             if member.peer not in branch.seen:
-                self.session.actions.tell(member.peer, self._round(), m.Begin(branch.genesis, branch.path))
+                self.session.actions.tell(
+                    member.peer, self._round(), m.Begin(branch.genesis, branch.path)
+                )
         if branch.machine.idle != (self.session.script is None):
             branch.machine.set_idle(now, self.session.script is None)
         branch.machine.tick(now)
@@ -186,11 +224,26 @@ class Branching:
         if tip is None and machine.root is None:
             return
         last = self._proposal
-        if last is None or last.genesis.next_config != visible or last.path != tip or now - last.at > self._patience:
+        if (
+            last is None
+            or last.genesis.next_config != visible
+            or last.path != tip
+            or now - last.at > self._patience
+        ):
             genesis = Entry(
-                branch_log(self.session.rng.randbytes(16)), 0, machine.base, tip.digest if tip else machine.root or b"", (), (), (),
-                machine.shape.numel, machine.shape.chunk_elements, machine.shape.codec, machine.shape.reducer, visible,
-            )  # fmt: skip
+                branch_log(self.session.rng.randbytes(16)),
+                0,
+                machine.base,
+                tip.digest if tip else machine.root or b"",
+                (),
+                (),
+                (),
+                machine.shape.numel,
+                machine.shape.chunk_elements,
+                machine.shape.codec,
+                machine.shape.reducer,
+                visible,
+            )
             last = self._proposal = _Proposal(genesis, tip, now, {})
         for who in visible:
             if who not in last.votes:
@@ -204,10 +257,20 @@ class Branching:
     def on_message(self, now: float, peer: PeerId, envelope: m.Envelope) -> bool:
         """A message about forks, on the main log; False when it is none."""
         machine, body = self.session.machine, envelope.body
-        if not isinstance(body, m.Fork | m.Consent | m.Begin) or machine is None or envelope.round != machine.round:
+        if (
+            not isinstance(body, m.Fork | m.Consent | m.Begin)
+            or machine is None
+            or envelope.round != machine.round
+        ):
             return False
         who = Member(peer, envelope.incarnation)
-        if self.after_s is None or who not in machine.config or not machine.is_member or machine.stateless or machine.sealing.active:
+        if (
+            self.after_s is None
+            or who not in machine.config
+            or not machine.is_member
+            or machine.stateless
+            or machine.sealing.active
+        ):
             return True
         match body:
             case m.Fork():
@@ -221,11 +284,18 @@ class Branching:
     def on_branch_message(self, now: float, peer: PeerId, envelope: m.Envelope) -> None:
         """A message in a branch's own log."""
         branch = self.branch
-        if branch is not None and branch.log == envelope.log and not branch.over and not self.moving:
+        if (
+            branch is not None
+            and branch.log == envelope.log
+            and not branch.over
+            and not self.moving
+        ):
             branch.seen.add(peer)
             if isinstance(envelope.body, m.Join) or self._held(now):
                 return
-            branch.machine.on_message(now, peer, envelope.incarnation, envelope.round, envelope.body)
+            branch.machine.on_message(
+                now, peer, envelope.incarnation, envelope.round, envelope.body
+            )
 
     def _fits(self, who: Member, genesis: Entry, path: m.Tip | None) -> bool:
         """Whether a fork is one of the open round, for this member. Raises RemoteProtocolError where it contradicts itself."""
@@ -234,12 +304,25 @@ class Branching:
         shape, members = machine.shape, genesis.next_config
         if genesis.base != machine.base or machine.me not in members or who not in members:
             return False
-        formed = genesis.log.startswith(BRANCH) and genesis.round == 0 and not genesis.contributors and shape.fits(genesis)
-        if not formed or not set(members) <= set(machine.config) or len(set(members)) != len(members):
+        formed = (
+            genesis.log.startswith(BRANCH)
+            and genesis.round == 0
+            and not genesis.contributors
+            and shape.fits(genesis)
+        )
+        if (
+            not formed
+            or not set(members) <= set(machine.config)
+            or len(set(members)) != len(members)
+        ):
             raise RemoteProtocolError("malformed fork", peer=who.peer)
         if path is not None:
             named = tip_entry(machine.log, machine.round, path, shape)
-            if path.base != machine.base or genesis.base_state != path.digest or not adopts(named, shape):
+            if (
+                path.base != machine.base
+                or genesis.base_state != path.digest
+                or not adopts(named, shape)
+            ):
                 raise RemoteProtocolError("a fork's path is not of this round", peer=who.peer)
         return True
 
@@ -250,38 +333,64 @@ class Branching:
         if not self._fits(who, body.genesis, body.path):
             return
         lone = now - self._quorum_at > 0.7 * self.after_s and machine.open.decided is None
-        other = self._consent is not None and self._consent[0] != digest and now - self._consent[1] < self._patience
+        other = (
+            self._consent is not None
+            and self._consent[0] != digest
+            and now - self._consent[1] < self._patience
+        )
         if not lone or other or self._progressing(now, self.visible()):
             return
         path = body.path
         if path is None and machine.root != body.genesis.base_state:
             return
-        if path is not None and path.digest not in self._tips:  # consent says: I hold where it begins
+        if (
+            path is not None and path.digest not in self._tips
+        ):  # consent says: I hold where it begins
             named = tip_entry(machine.log, machine.round, path, machine.shape)
             return self.session.transfer.fetch_result(now, named, [who.peer])
         self._consent = (digest, now)
-        signature = self.session.ports.sign(vote_payload(self.session.run, body.genesis.log, 0, machine.base, 0, digest))
+        signature = self.session.ports.sign(
+            vote_payload(self.session.run, body.genesis.log, 0, machine.base, 0, digest)
+        )
         return self.session.actions.tell(who.peer, machine.round, m.Consent(digest, signature))
 
     def _on_consent(self, now: float, who: Member, body: m.Consent) -> None:
         last = self._proposal
-        if last is None or body.genesis != last.genesis.hash() or who not in last.genesis.next_config:
+        if (
+            last is None
+            or body.genesis != last.genesis.hash()
+            or who not in last.genesis.next_config
+        ):
             return
         if not self._signed(last.genesis, who, body.signature):
-            raise RemoteProtocolError("consent to a fork is not signed by its sender", peer=who.peer)
+            raise RemoteProtocolError(
+                "consent to a fork is not signed by its sender", peer=who.peer
+            )
         last.votes[who] = body.signature
         if len(last.votes) == len(last.genesis.next_config):
-            votes = tuple(Vote(member, 0, last.votes[member]) for member in last.genesis.next_config)
+            votes = tuple(
+                Vote(member, 0, last.votes[member]) for member in last.genesis.next_config
+            )
             self._proposal = None
             self._begin(now, Certified(last.genesis, votes), last.path)
 
     def _on_begin(self, now: float, who: Member, body: m.Begin) -> None:
         genesis, consent, branch = body.genesis.entry, self._consent, self.branch
         if branch is not None and branch.log == genesis.log:
-            return self.session.actions.send(who.peer, branch.log, branch.machine.round, m.Fetch())  # here I am
-        if consent is None or consent[0] != genesis.hash() or not self._fits(who, genesis, body.path):
+            return self.session.actions.send(
+                who.peer, branch.log, branch.machine.round, m.Fetch()
+            )  # here I am
+        if (
+            consent is None
+            or consent[0] != genesis.hash()
+            or not self._fits(who, genesis, body.path)
+        ):
             return
-        signed = {vote.member for vote in body.genesis.votes if vote.ballot == 0 and self._signed(genesis, vote.member, vote.signature)}
+        signed = {
+            vote.member
+            for vote in body.genesis.votes
+            if vote.ballot == 0 and self._signed(genesis, vote.member, vote.signature)
+        }
         if signed != set(genesis.next_config):
             raise RemoteProtocolError("a fork begins without everyone's consent", peer=who.peer)
         self._begin(now, body.genesis, body.path)
@@ -293,13 +402,20 @@ class Branching:
     def tip_arrived(self, entry: Entry, state: memoryview) -> None:
         """Verified bytes of an entry; kept if they are a tip's."""
         machine = self.session.machine
-        if machine is not None and not entry.next_config and adopts(entry, machine.shape) and entry.base == machine.base:
+        if (
+            machine is not None
+            and not entry.next_config
+            and adopts(entry, machine.shape)
+            and entry.base == machine.base
+        ):
             self._keep_tip(entry, state)
 
     def _keep_tip(self, entry: Entry, state: memoryview) -> None:
         self._tips[entry.part_digests[0]] = (entry, state)
         present = self.tip.digest if self.tip else b""
-        for digest in [digest for digest in self._tips if digest != present][: max(0, len(self._tips) - KEPT_TIPS)]:
+        for digest in [digest for digest in self._tips if digest != present][
+            : max(0, len(self._tips) - KEPT_TIPS)
+        ]:
             self.session.serving.withdraw(self._tips.pop(digest)[0].hash())
 
     # ---- on the branch
@@ -307,7 +423,13 @@ class Branching:
         session, machine, replica = self.session, self.session.machine, self.session.replica
         assert machine is not None
         assert replica is not None
-        if self.moving or machine.open.applying or machine.open.decided or machine.sealing.active or session.installing.under_way:
+        if (
+            self.moving
+            or machine.open.applying
+            or machine.open.decided
+            or machine.sealing.active
+            or session.installing.under_way
+        ):
             return
         at, state = machine.round, self.state_of(path.digest) if path is not None else None
         if path is not None and state is None:
@@ -329,9 +451,13 @@ class Branching:
                 replica.install(state if state is not None else self.base_state, at - 1)
             return changed
 
-        session.ports.offload(move, lambda later, changed: self._moved(later, genesis, path, at, changed))
+        session.ports.offload(
+            move, lambda later, changed: self._moved(later, genesis, path, at, changed)
+        )
 
-    def _moved(self, now: float, genesis: Certified, path: m.Tip | None, at: int, changed: bool) -> None:
+    def _moved(
+        self, now: float, genesis: Certified, path: m.Tip | None, at: int, changed: bool
+    ) -> None:
         session, machine, replica = self.session, self.session.machine, self.session.replica
         assert machine is not None
         assert replica is not None
@@ -339,14 +465,21 @@ class Branching:
         if machine.round != at or machine.open.applying or session.installing.under_way:
             return
         left = self.record.left if path == self.tip else self._own()
-        self._write(BranchRecord(machine.base, path, left, self.record.lost, self.record.lost_samples))
+        self._write(
+            BranchRecord(machine.base, path, left, self.record.lost, self.record.lost_samples)
+        )
         self.branch = Branch(self, genesis, path, now)
         if changed:
             replica.generation = -1
             replica.publish(at - 1 + self.rounds)
         self._take_frozen()
         session.ports.emit(
-            ev.BranchBegun(genesis.entry.log, tuple(who.peer for who in genesis.entry.next_config), session.completed, changed)
+            ev.BranchBegun(
+                genesis.entry.log,
+                tuple(who.peer for who in genesis.entry.next_config),
+                session.completed,
+                changed,
+            )
         )
         self.offer(now)
         session.settle(now)
@@ -362,7 +495,11 @@ class Branching:
             session.ports.exchange.freeze(session.log, machine.round, cid, vector)
             self.frozen = self.given = (cid, samples, vector, reading)
         tip = branch.tip_now
-        if self.given is not None and tip is not None and any(c.cid == self.given[0] for c in tip.contributors):
+        if (
+            self.given is not None
+            and tip is not None
+            and any(c.cid == self.given[0] for c in tip.contributors)
+        ):
             self._tell(tip.contributors, self.given[0], True)
 
     def offer(self, now: float) -> None:
@@ -389,7 +526,9 @@ class Branching:
         self._write(msgspec.structs.replace(self.record, tip=tip))
         self._keep_tip(named, state)
         if before is not None:
-            session.ports.storage.drop_result(tip_entry(machine.log, machine.round, before, machine.shape))
+            session.ports.storage.drop_result(
+                tip_entry(machine.log, machine.round, before, machine.shape)
+            )
         replica.publish(machine.round - 1 + tip.length)
 
     def decided(self, entry: Entry, counted: bool) -> None:
@@ -413,15 +552,26 @@ class Branching:
     def on_report(self, now: float, event: x.Report) -> bool:
         """What the data plane waits for; False when it is none of ours."""
         branch = self.branch
-        if branch is None or branch.machine.open.plan is None or branch.machine.open.plan.plan_id != event.plan_id:
+        if (
+            branch is None
+            or branch.machine.open.plan is None
+            or branch.machine.open.plan.plan_id != event.plan_id
+        ):
             return False
-        branch.machine.on_report(now, event.plan_id, event.missing, event.lacking, event.resumed, event.disputed)
+        branch.machine.on_report(
+            now, event.plan_id, event.missing, event.lacking, event.resumed, event.disputed
+        )
         return True
 
     def result_arrived(self, now: float, entry: Entry, data: memoryview) -> None:
         """Fetched result bytes of a round of the branch."""
         branch = self.branch
-        if branch is not None and branch.log == entry.log and entry.round == branch.machine.round and not branch.over:
+        if (
+            branch is not None
+            and branch.log == entry.log
+            and entry.round == branch.machine.round
+            and not branch.over
+        ):
             branch.results[entry.part_digests] = data
             branch.machine.on_result(now, entry.part_digests)
 
@@ -490,9 +640,15 @@ class Branching:
         cids = {c.cid for c in entry.contributors} if entry is not None else set[bytes]()
         lost = tuple(c for c in self._own() if c.cid not in cids)
         before = self.record
-        adopted = before.tip is not None and entry is not None and entry.part_digests == (before.tip.digest,)
+        adopted = (
+            before.tip is not None
+            and entry is not None
+            and entry.part_digests == (before.tip.digest,)
+        )
         samples = sum(c.weight for c in lost)
-        self.record = BranchRecord(lost=before.lost + len(lost), lost_samples=before.lost_samples + samples)
+        self.record = BranchRecord(
+            lost=before.lost + len(lost), lost_samples=before.lost_samples + samples
+        )
         try:
             self._write(self.record)
         except StorageError:

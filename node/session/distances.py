@@ -27,7 +27,9 @@ class Distances:
         parsed = parse_reducer(session.settings.reducer)
         self._asked = parsed is not None and RUNNING in parsed.options
         self._radius = Radius()
-        self._weighed: dict[tuple[bytes, ...], float] = {}  # in the open round, by the digests of the result's parts
+        self._weighed: dict[
+            tuple[bytes, ...], float
+        ] = {}  # in the open round, by the digests of the result's parts
 
     def weighed(self, digests: tuple[bytes, ...], spread: float | None) -> None:
         """A plan of the open round is carried out: the contributions' median distance from its result."""
@@ -43,4 +45,8 @@ class Distances:
     def said(self, reading: Reading) -> Reading:
         """What goes with a contribution."""
         radius = self._radius() if self._asked else None
-        return reading if radius is None or radius > LARGEST else msgspec.structs.replace(reading, norm=radius)
+        return (
+            reading
+            if radius is None or radius > LARGEST
+            else msgspec.structs.replace(reading, norm=radius)
+        )

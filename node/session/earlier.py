@@ -57,4 +57,6 @@ class Earlier:
     def _settle(self, cid: bytes, entry: Entry, counted: bool = False) -> None:
         shares = shares_of(entry.contributors)
         counted = counted or entry.counts(self.session.me, cid)
-        self.session.ports.emit(ev.EarlierSettled(cid, self.session.rounds(entry.round), shares, counted))
+        self.session.ports.emit(
+            ev.EarlierSettled(cid, self.session.rounds(entry.round), shares, counted)
+        )

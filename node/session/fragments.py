@@ -55,7 +55,11 @@ def fragment_log(run: str, number: int) -> str:
 
 def logs_of(run: str, fragments: int) -> list[str]:
     """The logs of a run that is cut into so many fragments."""
-    return [main_log(run)] if fragments == 1 else [fragment_log(run, number) for number in range(fragments)]
+    return (
+        [main_log(run)]
+        if fragments == 1
+        else [fragment_log(run, number) for number in range(fragments)]
+    )
 
 
 class FragmentPlane:
@@ -64,8 +68,15 @@ class FragmentPlane:
     def __init__(self, plane: DataPlane, number: int) -> None:
         self._plane = plane
         self._wanted = set[bytes]()
-        self._mask = int.from_bytes(blake3(f"atoll/fragment/1/{number}".encode()).digest(HASH_BYTES), "big")
-        self.open_round, self.freeze, self.release, self.execute = plane.open_round, plane.freeze, plane.release, plane.execute
+        self._mask = int.from_bytes(
+            blake3(f"atoll/fragment/1/{number}".encode()).digest(HASH_BYTES), "big"
+        )
+        self.open_round, self.freeze, self.release, self.execute = (
+            plane.open_round,
+            plane.freeze,
+            plane.release,
+            plane.execute,
+        )
         self.close_round = plane.close_round
         self.resend_parts, self.resend_results = plane.resend_parts, plane.resend_results
 
@@ -85,7 +96,14 @@ class FragmentPlane:
         """See DataPlane."""
         self._plane.send_blob(peer, self.named(name), spans)
 
-    def want(self, name: bytes, destination: memoryview, bounds: Bounds, hashes: Sequence[bytes], sources: Sequence[PeerId]) -> None:
+    def want(
+        self,
+        name: bytes,
+        destination: memoryview,
+        bounds: Bounds,
+        hashes: Sequence[bytes],
+        sources: Sequence[PeerId],
+    ) -> None:
         """See DataPlane."""
         self._wanted.add(name)
         self._plane.want(self.named(name), destination, bounds, hashes, sources)
@@ -108,7 +126,12 @@ class FragmentPorts:
         self.storage: Storage = storage
         self.plane = FragmentPlane(ports.exchange, number)
         self.exchange: DataPlane = self.plane
-        self.send, self.pace, self.sign, self.verify = ports.send, ports.pace, ports.sign, ports.verify
+        self.send, self.pace, self.sign, self.verify = (
+            ports.send,
+            ports.pace,
+            ports.sign,
+            ports.verify,
+        )
 
     def offload(self, work: Callable[[], T], done: Callable[[float, T], None]) -> None:
         """See SessionPorts."""
@@ -123,25 +146,58 @@ class Fragments:
     """All fragments of a run at one member. Driven like a `Session`."""
 
     def __init__(
-        self, *, run: RunId, me: PeerId, organiser: PeerId, settings: RunSettings, ports: SessionPorts, storages: Sequence[Storage], rng: Random,
-        now: float, timing: Timing | None = None, unix_offset_s: float = 0.0, checkpoint_every: int = 10, chunk_elements: int | None = None,
-        seeding: bool = True, site: str = "", branch_after_s: float | None = None,
-        probation: int = 0, per_hour: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        run: RunId,
+        me: PeerId,
+        organiser: PeerId,
+        settings: RunSettings,
+        ports: SessionPorts,
+        storages: Sequence[Storage],
+        rng: Random,
+        now: float,
+        timing: Timing | None = None,
+        unix_offset_s: float = 0.0,
+        checkpoint_every: int = 10,
+        chunk_elements: int | None = None,
+        seeding: bool = True,
+        site: str = "",
+        branch_after_s: float | None = None,
+        probation: int = 0,
+        per_hour: int = 0,
+    ) -> None:
         """``storages``: one a fragment; that of ``ports`` is not used. Raises ConfigError where branches are wanted, too."""
         if not storages or branch_after_s is not None:
-            raise ConfigError("a run of no fragments" if not storages else "a run in fragments has no branches", key="fragments")
-        self.ports = [FragmentPorts(ports, storage, number) for number, storage in enumerate(storages)]
+            raise ConfigError(
+                "a run of no fragments" if not storages else "a run in fragments has no branches",
+                key="fragments",
+            )
+        self.ports = [
+            FragmentPorts(ports, storage, number) for number, storage in enumerate(storages)
+        ]
         self.sessions = list[Session]()
         for number, own in enumerate(self.ports):
             self.sessions.append(
                 Session(
-                    run=run, me=me, organiser=organiser, settings=settings, ports=own, rng=rng, now=now, timing=timing,
-                    unix_offset_s=unix_offset_s, checkpoint_every=checkpoint_every, chunk_elements=chunk_elements, seeding=seeding, site=site,
-                    log=fragment_log(run, number), membership=self.sessions[0].membership if number else None,
-                    probation=probation, per_hour=per_hour,
+                    run=run,
+                    me=me,
+                    organiser=organiser,
+                    settings=settings,
+                    ports=own,
+                    rng=rng,
+                    now=now,
+                    timing=timing,
+                    unix_offset_s=unix_offset_s,
+                    checkpoint_every=checkpoint_every,
+                    chunk_elements=chunk_elements,
+                    seeding=seeding,
+                    site=site,
+                    log=fragment_log(run, number),
+                    membership=self.sessions[0].membership if number else None,
+                    probation=probation,
+                    per_hour=per_hour,
                 )
-            )  # fmt: skip
+            )
         self._by_log = {session.log: session for session in self.sessions}
 
     # ---- views
@@ -252,7 +308,11 @@ class Fragments:
                 self.sessions[0].on_exchange(now, event)
 
     def _giver(self, cid: bytes) -> Session:
-        owners = [s for s in self.sessions if s.machine and s.machine.contribution and s.machine.contribution[0] == cid]
+        owners = [
+            s
+            for s in self.sessions
+            if s.machine and s.machine.contribution and s.machine.contribution[0] == cid
+        ]
         return owners[0] if owners else self.sessions[0]
 
     def tick(self, now: float) -> None:

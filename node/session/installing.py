@@ -18,14 +18,18 @@ class Installing:
         self.session = session
         self.under_way = False  # nothing may be applied meanwhile
         self._half_done = False
-        self._waiting: tuple[int, bytes, Layout, memoryview] | None = None  # it came while an entry was being applied, or found no room
+        self._waiting: tuple[int, bytes, Layout, memoryview] | None = (
+            None  # it came while an entry was being applied, or found no room
+        )
 
     @property
     def busy(self) -> bool:
         """Whether a state is being installed, or waits for that."""
         return self.under_way or self._waiting is not None
 
-    def arrived(self, now: float, round_: int, root: bytes, layout: Layout, data: memoryview) -> None:
+    def arrived(
+        self, now: float, round_: int, root: bytes, layout: Layout, data: memoryview
+    ) -> None:
         """A verified state was fetched: install it, then take over the entries up to it."""
         session, machine = self.session, self.session.machine
         assert machine is not None
@@ -51,7 +55,10 @@ class Installing:
                 replica.publish(round_)
                 session.adopt(later, round_, root)
             except StorageError:
-                self._waiting, self._half_done = (round_, root, layout, data), True  # tried again; until then nothing else is applied
+                self._waiting, self._half_done = (
+                    (round_, root, layout, data),
+                    True,
+                )  # tried again; until then nothing else is applied
                 raise
             self.under_way = False
             session.installed(later, replica, round_)

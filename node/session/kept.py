@@ -51,14 +51,24 @@ class Votes(Protocol):
 class KeptJournal(VolatileJournal):
     """Has every promise and vote written down before it is made."""
 
-    def __init__(self, incarnation: int, spend: Callable[[], None], write: Callable[[int, tuple[int, Entry] | None, bool], None]) -> None:
+    def __init__(
+        self,
+        incarnation: int,
+        spend: Callable[[], None],
+        write: Callable[[int, tuple[int, Entry] | None, bool], None],
+    ) -> None:
         super().__init__(incarnation, spend)
         self._write_down = write
         self._written: tuple[int, tuple[int, Entry] | None] = (-1, None)
 
     def take_up(self, vote: KeptVote) -> None:
         """What an earlier life of the process said. It may have said more that was ballot 0's."""
-        self.promised, self.accepted, self.restarted, self.spent = vote.promised, vote.accepted, True, True
+        self.promised, self.accepted, self.restarted, self.spent = (
+            vote.promised,
+            vote.accepted,
+            True,
+            True,
+        )
         self._written = vote.promised, vote.accepted
 
     def served(self) -> None:

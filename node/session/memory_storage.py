@@ -30,8 +30,15 @@ class MemoryVotes:
 
     def recall(self) -> list[tuple[KeptVote, memoryview | None]]:
         """All of them; bytes as a writable copy (codecs wrap writable memory)."""
-        kept = {log: self._bytes.get(log, {}).get(vote.accepted[1].part_digests) for log, vote in self._votes.items() if vote.accepted}
-        return [(vote, memoryview(bytearray(data)) if (data := kept.get(log)) else None) for log, vote in self._votes.items()]
+        kept = {
+            log: self._bytes.get(log, {}).get(vote.accepted[1].part_digests)
+            for log, vote in self._votes.items()
+            if vote.accepted
+        }
+        return [
+            (vote, memoryview(bytearray(data)) if (data := kept.get(log)) else None)
+            for log, vote in self._votes.items()
+        ]
 
     def drop(self, log: str) -> None:
         """Forget result bytes."""

@@ -29,9 +29,18 @@ def shape_of(numel: int, chunk: int, codec: str, name: str, topology: TopologyKi
     reducer = find_reducer(name)
     if reducer is None:
         raise VersionMismatchError(
-            f"the reducer {name!r} is not known to this atoll", why="A newer release has it.", hint="pip install -U atoll"
+            f"the reducer {name!r} is not known to this atoll",
+            why="A newer release has it.",
+            hint="pip install -U atoll",
         )
-    return Shape(numel, chunk, codec, name, topology if reducer.form == "streaming" else "butterfly", least_of(reducer))
+    return Shape(
+        numel,
+        chunk,
+        codec,
+        name,
+        topology if reducer.form == "streaming" else "butterfly",
+        least_of(reducer),
+    )
 
 
 def operation_key(run: str, op_id: str) -> str:
@@ -66,7 +75,9 @@ class Spec(NamedTuple):
     def log_name(self, key: str, config: Config, acceptors: Config) -> str:
         """Name of the operation's log under a configuration: at most 157 characters. A group's holds the whole configuration, too: the same
         group of another grid is another."""
-        kind = f"{'all' if self.everyone else 'any'}{self.tag}{f'@{self.group}' if self.group else ''}"
+        kind = (
+            f"{'all' if self.everyone else 'any'}{self.tag}{f'@{self.group}' if self.group else ''}"
+        )
         members = _named((config, acceptors)) if self.group else config_key(config)
         return f"{KEPT if self.durable else VOLATILE}/{self.numel}/{self.codec}/{self.reducer}/{kind}/{key}/{members}"
 
@@ -82,19 +93,32 @@ class Spec(NamedTuple):
 
     def __str__(self) -> str:
         what = f"{self.numel} {'words' if self.codec == 'bits' else 'elements'}, {self.reducer}, {self.codec}"
-        kind = (", everyone" if self.everyone else "") + (f", of kind {self.tag}" if self.tag else "")
-        return what + kind + (f", in groups {self.group}" if self.group else "") + (", durable" if self.durable else "")
+        kind = (", everyone" if self.everyone else "") + (
+            f", of kind {self.tag}" if self.tag else ""
+        )
+        return (
+            what
+            + kind
+            + (f", in groups {self.group}" if self.group else "")
+            + (", durable" if self.durable else "")
+        )
 
 
 def spec_of(call: Call, numel: int, codec: str) -> Spec:
     """The spec of a call in a run with this codec. Raises ConfigError, naming what is wrong."""
     if find_reducer(call.reducer) is None:
-        raise ConfigError(f"unknown reduction {call.reducer!r}", key="op", hint=f"one of {', '.join(REDUCERS)}, or a robust rule")
+        raise ConfigError(
+            f"unknown reduction {call.reducer!r}",
+            key="op",
+            hint=f"one of {', '.join(REDUCERS)}, or a robust rule",
+        )
     codec = call.codec or ("bits" if works_on_bits(call.reducer) else codec)
     spec = Spec(numel, codec, call.reducer, call.everyone, call.tag, call.group, call.durable)
     fault = _fault(spec)
     if fault:
-        raise ConfigError(f"operation {call.op_id!r}: {fault}", key="codec" if "codec" in fault else "op")
+        raise ConfigError(
+            f"operation {call.op_id!r}: {fault}", key="codec" if "codec" in fault else "op"
+        )
     return spec
 
 
@@ -115,7 +139,9 @@ def parse(log: str) -> tuple[Spec, str, str] | None:
     ):
         return None
     tag, grouped, group = fields[4][3:].partition("@")
-    spec = Spec(int(fields[1]), fields[2], fields[3], fields[4][:3] == "all", tag, group, fields[0] == KEPT)
+    spec = Spec(
+        int(fields[1]), fields[2], fields[3], fields[4][:3] == "all", tag, group, fields[0] == KEPT
+    )
     return None if _fault(spec) or (grouped and not group) else (spec, fields[5], fields[6])
 
 

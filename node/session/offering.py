@@ -32,7 +32,9 @@ class Offering:
         Raises LocalProtocolError for one of no samples where all members take part."""
         machine = self.session.machine
         if given[1] < 1 and (machine is None or machine.shape.sample is None):
-            raise LocalProtocolError("a contribution of no samples to a run in which all members take part")
+            raise LocalProtocolError(
+                "a contribution of no samples to a run in which all members take part"
+            )
         self._waiting.append((given, base))
 
     @property
@@ -44,7 +46,12 @@ class Offering:
     def opened(self, now: float) -> None:
         """A round opened. What was offered to the one before, where that had no contributors, stands: it is signed anew, for this one."""
         session, machine = self.session, self.session.machine
-        if machine is not None and machine.contribution is not None and self._waiting and machine.draw.takes_part:
+        if (
+            machine is not None
+            and machine.contribution is not None
+            and self._waiting
+            and machine.draw.takes_part
+        ):
             cid, _, vector, _ = self._waiting[0][0]
             if cid == machine.contribution[0]:
                 session.retaining.offered(cid, vector)
@@ -60,7 +67,12 @@ class Offering:
             return session.beforehand.offer(now)
         if session.branching.active:
             return session.branching.offer(now)
-        if machine and machine.contribution is None and not machine.open.applying and (given := self.first()) is not None:
+        if (
+            machine
+            and machine.contribution is None
+            and not machine.open.applying
+            and (given := self.first()) is not None
+        ):
             cid, samples, vector, reading = given
             session.ports.exchange.freeze(session.log, machine.round, cid, vector)
             session.admission.offered(cid, vector)
@@ -98,7 +110,13 @@ class Offering:
         """The data plane found NaN, infinity, or what its codec cannot hold, in a contribution: it is in no round. Why is told once known."""
         session, machine, replica = self.session, self.session.machine, self.session.replica
         flat = session.branching.refuse(cid)
-        if flat is None and machine and machine.contribution and machine.contribution[0] == cid and not session.branching.active:
+        if (
+            flat is None
+            and machine
+            and machine.contribution
+            and machine.contribution[0] == cid
+            and not session.branching.active
+        ):
             machine.contribution, (_, _, flat, _) = None, self.take()
         if flat is not None and machine and replica:
             session.ports.offload(

@@ -35,7 +35,15 @@ Given = tuple[bytes, int, Tensor | EncodedVector]
 class Operation(BesideRun):
     """One free-standing operation at this member."""
 
-    def __init__(self, session: Session, spec: Spec, key: str, config: Config, now: float, kept: KeptVote | None = None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        spec: Spec,
+        key: str,
+        config: Config,
+        now: float,
+        kept: KeptVote | None = None,
+    ) -> None:
         """``kept``: where an earlier life of the process stood, in an operation with durable votes."""
         self.session, self.spec, self.key, self.touched_at = session, spec, key, now
         main = session.machine
@@ -46,33 +54,67 @@ class Operation(BesideRun):
         self.pinned = False  # called under this configuration and no other
         self.timeline = Timeline()
         self.results: dict[tuple[bytes, ...], memoryview] = {}
-        self.weights: dict[tuple[bytes, ...], tuple[float, ...]] = {}  # what contributions were weighed with, by the same
-        self.storing: set[tuple[bytes, ...]] = set()  # what is here, and being written before it is voted for
+        self.weights: dict[
+            tuple[bytes, ...], tuple[float, ...]
+        ] = {}  # what contributions were weighed with, by the same
+        self.storing: set[tuple[bytes, ...]] = (
+            set()
+        )  # what is here, and being written before it is voted for
         self.holders: set[PeerId] = set()  # who voted, and so has all bytes
         self.offered: m.Ready | None = None  # what this member said when it called
         self.given: Given | None = None  # and what it called with
         self.callers: set[PeerId] = set()
-        self.others: dict[PeerId, str] = {}  # who called the same operation otherwise, and the name of that log
+        self.others: dict[
+            PeerId, str
+        ] = {}  # who called the same operation otherwise, and the name of that log
         self.entry: Entry | None = None
         self.done = self.served = False
         self.complete_at = now
         self.decision_s = 0.0
-        shape = replace(spec.shape(acceptors, session.settings.plan), single=session.settings.coordinator and spec.reducer != "gather")
-        base = blake3(b"atoll/op/1" + msgspec.msgpack.encode((session.run, log, acceptors))).digest()
-        genesis = Entry(log, 0, base, NO_STATE, (), (), (), shape.numel, shape.chunk_elements, spec.codec, spec.reducer, acceptors)
+        shape = replace(
+            spec.shape(acceptors, session.settings.plan),
+            single=session.settings.coordinator and spec.reducer != "gather",
+        )
+        base = blake3(
+            b"atoll/op/1" + msgspec.msgpack.encode((session.run, log, acceptors))
+        ).digest()
+        genesis = Entry(
+            log,
+            0,
+            base,
+            NO_STATE,
+            (),
+            (),
+            (),
+            shape.numel,
+            shape.chunk_elements,
+            spec.codec,
+            spec.reducer,
+            acceptors,
+        )
         self.journal = self._journal(main.me.incarnation)
         self.journal.append(Certified(genesis, ()))
         if kept is not None and isinstance(self.journal, KeptJournal):
             self.journal.take_up(kept)
             self.served = kept.served
         self.machine = RoundMachine(
-            run=session.run, log=log, me=main.me, organiser=acceptors[0].peer if spec.group else session.organiser, journal=self.journal, shape=shape,
-            timing=patient(session.timing) if spec.everyone else session.timing, actions=self, rng=session.rng, now=now,
+            run=session.run,
+            log=log,
+            me=main.me,
+            organiser=acceptors[0].peer if spec.group else session.organiser,
+            journal=self.journal,
+            shape=shape,
+            timing=patient(session.timing) if spec.everyone else session.timing,
+            actions=self,
+            rng=session.rng,
+            now=now,
             site=session.site,
-        )  # fmt: skip
+        )
         self.machine.root = NO_STATE
         self.peers = [member.peer for member in acceptors]
-        session.ports.exchange.open_round(log, 1, self.peers, shape.numel, shape.chunk_elements, spec.codec)
+        session.ports.exchange.open_round(
+            log, 1, self.peers, shape.numel, shape.chunk_elements, spec.codec
+        )
 
     def _journal(self, incarnation: int) -> VolatileJournal:
         votes = self.session.ports.storage.votes
@@ -83,7 +125,11 @@ class Operation(BesideRun):
         def write(promised: int, accepted: tuple[int, Entry] | None, served: bool) -> None:
             votes.record(KeptVote(self.log, self.whole, promised, accepted, served))
 
-        return KeptJournal(incarnation, spend, write) if self.spec.durable else VolatileJournal(incarnation, spend)
+        return (
+            KeptJournal(incarnation, spend, write)
+            if self.spec.durable
+            else VolatileJournal(incarnation, spend)
+        )
 
     def recall(self, entry: Entry, data: memoryview | None) -> None:
         """What an earlier life voted for, and its bytes where they are kept."""
@@ -93,7 +139,9 @@ class Operation(BesideRun):
             self.machine.open.held.add(entry.part_digests)
 
     # ---- the caller
-    def call(self, now: float, op_id: str, cid: bytes, weight: int, vector: Tensor | EncodedVector) -> None:
+    def call(
+        self, now: float, op_id: str, cid: bytes, weight: int, vector: Tensor | EncodedVector
+    ) -> None:
         """This member's script calls. The others hear of it: those who have nothing to add say so at once. Weight 0: it only listens."""
         self.op_id, self.touched_at, self.given = op_id, now, (cid, weight, vector)
         if not weight:
@@ -106,8 +154,15 @@ class Operation(BesideRun):
 
     def withdraw(self, now: float) -> None:
         """The caller waits no longer: take the contribution back unless a plan names it."""
-        self.op_id, self.given, plan, contribution = None, None, self.machine.open.plan, self.machine.contribution
-        if contribution is None or (plan is not None and any(c.cid == contribution[0] for c in plan.contributors)):
+        self.op_id, self.given, plan, contribution = (
+            None,
+            None,
+            self.machine.open.plan,
+            self.machine.contribution,
+        )
+        if contribution is None or (
+            plan is not None and any(c.cid == contribution[0] for c in plan.contributors)
+        ):
             return
         self.machine.contribution = None
         self.machine.set_idle(now, True)
@@ -116,7 +171,12 @@ class Operation(BesideRun):
     @property
     def bound(self) -> bool:
         """Whether this member has called, promised or voted here: it cannot take part in another log of the operation."""
-        return self.op_id is not None or self.done or self.journal.spent or self.machine.contribution is not None
+        return (
+            self.op_id is not None
+            or self.done
+            or self.journal.spent
+            or self.machine.contribution is not None
+        )
 
     @property
     def under_way(self) -> bool:
@@ -126,11 +186,18 @@ class Operation(BesideRun):
     @property
     def hopeless(self) -> bool:
         """Whether those who called something else leave no quorum for this; or of a group, those who are gone."""
-        machine, others = self.machine, {peer for peer, log in self.others.items() if self.pinned or not self.alike(log)}
+        machine, others = (
+            self.machine,
+            {peer for peer, log in self.others.items() if self.pinned or not self.alike(log)},
+        )
         if self.spec.group and self.session.machine is not None:
             newest = self.session.machine.config
-            others.update(who.peer for who in machine.config if who not in newest or self.suspected(who.peer))
-        return not self.done and not machine.quorum([who for who in machine.config if who.peer not in others or who == machine.me])
+            others.update(
+                who.peer for who in machine.config if who not in newest or self.suspected(who.peer)
+            )
+        return not self.done and not machine.quorum(
+            [who for who in machine.config if who.peer not in others or who == machine.me]
+        )
 
     def alike(self, log: str) -> bool:
         """Whether a log is of the same operation, under another configuration."""
@@ -149,16 +216,26 @@ class Operation(BesideRun):
         """Why it is not decided, as far as this member knows."""
         machine = self.machine
         if self.others:
-            calls = "; ".join(f"{peer} calls it with {describe(log)}" for peer, log in sorted(self.others.items()))
+            calls = "; ".join(
+                f"{peer} calls it with {describe(log)}" for peer, log in sorted(self.others.items())
+            )
             return f"{calls}; this peer with {describe(self.log)}"
         ready = {who.peer for who in machine.open.ready} | {self.session.me}
         waiting = sorted(peer for peer in self.peers if peer not in ready)
         if machine.open.plan is None and waiting:
             least = f"; it needs {machine.shape.least} callers" if machine.shape.least > 1 else ""
-            return f"{', '.join(waiting)} did not call" + (" and cannot be heard" if all(map(self.suspected, waiting)) else "") + least
+            return (
+                f"{', '.join(waiting)} did not call"
+                + (" and cannot be heard" if all(map(self.suspected, waiting)) else "")
+                + least
+            )
         if machine.waits_for_offers:
             return f"it needs {machine.shape.least} that give something"
-        return "a quorum has not voted" if machine.open.plan is not None else "nobody has given anything"
+        return (
+            "a quorum has not voted"
+            if machine.open.plan is not None
+            else "nobody has given anything"
+        )
 
     def serve(self, cid: bytes | None) -> None:
         """Give the script the result."""
@@ -187,7 +264,9 @@ class Operation(BesideRun):
         """Nobody will ask for the bytes any more."""
         self.results.clear()
         if isinstance(self.journal, KeptJournal):
-            with contextlib.suppress(StorageError):  # a call in the next life is told that it is open, then
+            with contextlib.suppress(
+                StorageError
+            ):  # a call in the next life is told that it is open, then
                 self.journal.served()
             self.session.ports.storage.votes.drop(self.log)
         if self.entry is not None:
@@ -217,7 +296,9 @@ class Operation(BesideRun):
     def execute(self, plan: Plan, audience: Sequence[PeerId]) -> None:
         """Carry out a plan."""
         self.timeline.planned(self.session.clock(), plan)
-        self.session.ports.emit(ev.PlanTaken(plan, self.machine.convener_of(plan.ballot).peer, self.op_id or ""))
+        self.session.ports.emit(
+            ev.PlanTaken(plan, self.machine.convener_of(plan.ballot).peer, self.op_id or "")
+        )
         self.session.ports.exchange.execute(plan, audience)
 
     def fetch_result(self, entry: Entry, holders: Sequence[PeerId]) -> None:
@@ -253,7 +334,9 @@ class Operation(BesideRun):
         assert decided is not None
         ballot = decided.votes[0].ballot
         if ballot >= journal.promised and journal.accepted != (ballot, entry):
-            with contextlib.suppress(StorageError):  # then they keep it for as long as for one that is gone
+            with contextlib.suppress(
+                StorageError
+            ):  # then they keep it for as long as for one that is gone
                 self.machine.acceptor.cast(now, ballot, entry)
 
     def decided(self, certified: Certified, counted: bool) -> None:

@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 
 MAX_OPERATIONS = 64
 LIFETIME_S = 120.0  # how long a decided or abandoned operation is remembered for laggards
-KEPT_BYTES = 256 << 20  # results of decided operations that somebody may still lack; the newest is kept whatever its size
+KEPT_BYTES = (
+    256 << 20
+)  # results of decided operations that somebody may still lack; the newest is kept whatever its size
 RECENT_CONFIGS = 4  # entries whose configurations an operation may be called under: a caller may be that far behind
 
 
@@ -49,7 +51,9 @@ class Operations:
         self.by_key: dict[str, Operation] = {}
         self.undone: dict[str, Operation] = {}  # those of them that are not decided
         self._spent: dict[str, None] | None = None  # oldest first
-        self._refused: dict[str, None] = {}  # what our script called in other words than the others, oldest first
+        self._refused: dict[
+            str, None
+        ] = {}  # what our script called in other words than the others, oldest first
 
     @property
     def spent(self) -> dict[str, None]:
@@ -80,7 +84,11 @@ class Operations:
         main = self.session.machine
         if main is None or not main.is_member:
             raise NotEnoughPeersError("this peer is not a member of the run yet", retryable=True)
-        op_id, spec, key = call.op_id, spec_of(call, numel, self.session.settings.codec), operation_key(self.session.run, call.op_id)
+        op_id, spec, key = (
+            call.op_id,
+            spec_of(call, numel, self.session.settings.codec),
+            operation_key(self.session.run, call.op_id),
+        )
         known = self.by_key.get(key)
         if known is not None and known.spec != spec and not known.bound:
             self._forget(known)  # what others call under this id need not be what we call
@@ -88,27 +96,45 @@ class Operations:
         if known is None and key not in self.spent:
             config = self._recent(call.under) if call.under else main.config
             if config is None:
-                raise LocalProtocolError(f"operation {op_id!r} is called under a configuration that is no longer known")
+                raise LocalProtocolError(
+                    f"operation {op_id!r} is called under a configuration that is no longer known"
+                )
             known = self._make(now, spec, key, config, ours=True)
             if known is None:
-                raise LocalProtocolError(f"{MAX_OPERATIONS} operations are under way", hint="wait() for some of them first")
+                raise LocalProtocolError(
+                    f"{MAX_OPERATIONS} operations are under way",
+                    hint="wait() for some of them first",
+                )
         if known is None:
             raise LocalProtocolError(
                 f"operation {op_id!r} was called already, or long ago without this peer",
                 why="This peer has voted in it, perhaps in an earlier life, and its result is no longer kept.",
                 hint="give every operation its own op_id",
             )
-        if known.op_id is not None or known.machine.contribution is not None or known.served or (known.done and not known.results):
-            raise LocalProtocolError(f"operation {op_id!r} was called already", hint="give every operation its own op_id")
+        if (
+            known.op_id is not None
+            or known.machine.contribution is not None
+            or known.served
+            or (known.done and not known.results)
+        ):
+            raise LocalProtocolError(
+                f"operation {op_id!r} was called already", hint="give every operation its own op_id"
+            )
         if known.spec != spec:
-            raise LocalProtocolError(f"operation {op_id!r} is of {known.spec} at other members, of {spec} here")
+            raise LocalProtocolError(
+                f"operation {op_id!r} is of {known.spec} at other members, of {spec} here"
+            )
         return known
 
-    def start(self, now: float, call: Call, numel: int, vector: Tensor | EncodedVector, cid: bytes) -> None:
+    def start(
+        self, now: float, call: Call, numel: int, vector: Tensor | EncodedVector, cid: bytes
+    ) -> None:
         """Call an operation that `prepare` made, with ``vector`` of its shape, untouched until OperationDone or `abandon`."""
         operation = self.prepare(now, call, numel)
         if vector.numel() != operation.machine.shape.numel:
-            raise LocalProtocolError(f"{vector.numel()} elements for a vector of {operation.machine.shape.numel}")
+            raise LocalProtocolError(
+                f"{vector.numel()} elements for a vector of {operation.machine.shape.numel}"
+            )
         if operation.done:
             operation.op_id = call.op_id
             operation.serve(None)
@@ -140,7 +166,11 @@ class Operations:
 
     def _give_up(self, now: float, operation: Operation) -> None:
         """Tell the caller of an operation that cannot be decided any more, since others want something else under its id."""
-        if operation.op_id is not None and (operation.spec.group or operation.machine.open.plan is None) and operation.hopeless:
+        if (
+            operation.op_id is not None
+            and (operation.spec.group or operation.machine.open.plan is None)
+            and operation.hopeless
+        ):
             op_id, says = operation.op_id, operation.standing()
             operation.withdraw(now)
             self._refused[operation.key] = None
@@ -163,7 +193,13 @@ class Operations:
         operation = self._of(now, envelope.log, peer if calls else None)
         if operation is None:
             return
-        proposal = body if isinstance(body, m.Accept) else body.accepted if isinstance(body, m.Promise) else None
+        proposal = (
+            body
+            if isinstance(body, m.Accept)
+            else body.accepted
+            if isinstance(body, m.Promise)
+            else None
+        )
         if isinstance(body, m.Join) or (proposal is not None and not proposal.entry.contributors):
             return  # nobody is let into an operation, and it decides a result
         if isinstance(body, m.PlanMessage) or calls:
@@ -193,7 +229,10 @@ class Operations:
         if key in self.spent:
             return None
         for config in self._configs():
-            if main.me in config and spec.log_name(key, config, spec.acceptors(key, config, main.me)) == log:
+            if (
+                main.me in config
+                and spec.log_name(key, config, spec.acceptors(key, config, main.me)) == log
+            ):
                 return self._make(now, spec, key, config)
         return None
 
@@ -201,20 +240,38 @@ class Operations:
         """Recent configurations of the run, the newest first."""
         main = self.session.machine
         assert main is not None
-        return [certified.entry.next_config for certified in reversed(main.journal.entries[-RECENT_CONFIGS:])]
+        return [
+            certified.entry.next_config
+            for certified in reversed(main.journal.entries[-RECENT_CONFIGS:])
+        ]
 
     def _recent(self, name: str) -> Config | None:
         """A recent configuration that this member is in, by name."""
         main = self.session.machine
-        return next((config for config in self._configs() if main and main.me in config and config_key(config) == name), None)
+        return next(
+            (
+                config
+                for config in self._configs()
+                if main and main.me in config and config_key(config) == name
+            ),
+            None,
+        )
 
     def _follow(self, now: float, known: Operation) -> None:
         """Others called the operation under the configuration that is the newest by now: come along, unless this one is under way."""
         main = self.session.machine
         under_way = known.done or known.journal.spent or known.machine.open.plan is not None
-        if main is None or under_way or known.pinned or not main.is_member or known.whole == main.config:
+        if (
+            main is None
+            or under_way
+            or known.pinned
+            or not main.is_member
+            or known.whole == main.config
+        ):
             return
-        newest = known.spec.log_name(known.key, main.config, known.spec.acceptors(known.key, main.config, main.me))
+        newest = known.spec.log_name(
+            known.key, main.config, known.spec.acceptors(known.key, main.config, main.me)
+        )
         if newest not in known.others.values():
             return
         op_id, given = known.op_id, known.given
@@ -225,7 +282,11 @@ class Operations:
         if given[2].numel() == fresh.machine.shape.numel:
             fresh.call(now, op_id, *given)
         else:  # a gather's slots are others
-            self.session.tell(ev.OperationRefused(op_id, "the members of the run have just changed: call it again"))
+            self.session.tell(
+                ev.OperationRefused(
+                    op_id, "the members of the run have just changed: call it again"
+                )
+            )
 
     def _called_otherwise(self, now: float, known: Operation, caller: PeerId, log: str) -> None:
         """A member calls the operation with other words than those we know."""
@@ -237,7 +298,9 @@ class Operations:
             return self._follow(now, known)
         known.leave_out(now, caller)
         self._give_up(now, known)
-        if not known.bound and sum(other == log for other in known.others.values()) > len(known.callers):
+        if not known.bound and sum(other == log for other in known.others.values()) > len(
+            known.callers
+        ):
             self._forget(known)
 
     def restore(self, now: float) -> None:
@@ -248,7 +311,10 @@ class Operations:
             operation = None
             if main is not None and main.me in vote.config and found is not None:
                 spec, key, _ = found
-                if spec.log_name(key, vote.config, spec.acceptors(key, vote.config, main.me)) == vote.log:
+                if (
+                    spec.log_name(key, vote.config, spec.acceptors(key, vote.config, main.me))
+                    == vote.log
+                ):
                     operation = self._make(now, spec, key, vote.config, vote)
             if operation is None:
                 votes.forget(vote.log)
@@ -256,7 +322,14 @@ class Operations:
                 operation.recall(vote.accepted[1], data)
 
     def _make(
-        self, now: float, spec: Spec, key: str, config: Config, kept: KeptVote | None = None, *, ours: bool = False
+        self,
+        now: float,
+        spec: Spec,
+        key: str,
+        config: Config,
+        kept: KeptVote | None = None,
+        *,
+        ours: bool = False,
     ) -> Operation | None:
         """None when too many are under way. ``ours``: our script is about to call it."""
         if len(self.by_key) >= MAX_OPERATIONS:
@@ -266,22 +339,34 @@ class Operations:
         operation = Operation(self.session, spec, key, config, now, kept)
         self.by_key[operation.key] = self.undone[operation.key] = operation
         if self.session.script is None or operation.key in self._refused or self._watches(spec):
-            operation.machine.set_idle(now, True)  # nobody here who could call: the others need not wait
+            operation.machine.set_idle(
+                now, True
+            )  # nobody here who could call: the others need not wait
         return operation
 
     def _least(self, ours: bool) -> Operation | None:
         """The oldest that may give its place to another: decided; or only heard of; or, for a call of our script, one that it waits for no
         longer (what was promised there is spent)."""
         known = self.by_key.values()
-        over = [operation for operation in known if operation.done] or [operation for operation in known if not operation.bound]
+        over = [operation for operation in known if operation.done] or [
+            operation for operation in known if not operation.bound
+        ]
         if not over and ours:
-            over = sorted((operation for operation in known if operation.op_id is None), key=lambda operation: operation.spec.durable)
+            over = sorted(
+                (operation for operation in known if operation.op_id is None),
+                key=lambda operation: operation.spec.durable,
+            )
         return next(iter(over), None)
 
     def _watches(self, spec: Spec) -> bool:
         """Whether this is a masked sum for a round in which this member takes no part."""
         machine = self.session.machine
-        return self.session.secure is not None and spec.reducer == MASKED_SUM and machine is not None and not machine.draw.takes_part
+        return (
+            self.session.secure is not None
+            and spec.reducer == MASKED_SUM
+            and machine is not None
+            and not machine.draw.takes_part
+        )
 
     def on_result(self, now: float, event: x.ResultComplete) -> bool:
         """Result bytes of a plan; False when it is none of ours."""
@@ -293,7 +378,14 @@ class Operations:
             self._hold(now, operation, event.digests, event.data, event.plan_id)
         return operation is not None
 
-    def _hold(self, now: float, operation: Operation, digests: tuple[bytes, ...], data: memoryview, plan_id: bytes | None = None) -> None:
+    def _hold(
+        self,
+        now: float,
+        operation: Operation,
+        digests: tuple[bytes, ...],
+        data: memoryview,
+        plan_id: bytes | None = None,
+    ) -> None:
         """A vote says that the bytes are here: where it is durable, they are, too."""
 
         def held(now: float, error: StorageError | None = None) -> None:
@@ -323,11 +415,15 @@ class Operations:
         """What the data plane waits for; False when it is none of ours."""
         operation = self._planned(event.plan_id)
         if operation is not None:
-            operation.machine.on_report(now, event.plan_id, event.missing, event.lacking, event.resumed, event.disputed)
+            operation.machine.on_report(
+                now, event.plan_id, event.missing, event.lacking, event.resumed, event.disputed
+            )
         return operation is not None
 
     def _planned(self, plan_id: bytes) -> Operation | None:
-        for operation in reversed(self.by_key.values()):  # it is one of the newest, and a plan's name is a hash
+        for operation in reversed(
+            self.by_key.values()
+        ):  # it is one of the newest, and a plan's name is a hash
             plan = operation.machine.open.plan
             if plan is not None and plan.plan_id == plan_id:
                 return operation
@@ -344,7 +440,11 @@ class Operations:
         """An operation's entry by hash, with its bytes."""
         for operation in self.by_key.values():
             entry = operation.entry or operation.machine.open.known.get(name)
-            if entry is not None and entry.hash() == name and entry.part_digests in operation.results:
+            if (
+                entry is not None
+                and entry.hash() == name
+                and entry.part_digests in operation.results
+            ):
                 return entry, operation.results[entry.part_digests]
         return None
 
@@ -352,7 +452,13 @@ class Operations:
     def trim(self) -> None:
         """Let go of results that everybody has, and of the oldest beyond KEPT_BYTES."""
         kept = 0
-        for operation in reversed([operation for operation in self.by_key.values() if operation.done and operation.results]):
+        for operation in reversed(
+            [
+                operation
+                for operation in self.by_key.values()
+                if operation.done and operation.results
+            ]
+        ):
             everywhere = operation.served and operation.holders >= set(operation.peers)
             size = sum(len(data) for data in operation.results.values())
             if everywhere or (kept and kept + size > KEPT_BYTES):
@@ -363,7 +469,9 @@ class Operations:
     def tick(self, now: float) -> None:
         """Repair loss; forget what is over."""
         for operation in list(self.by_key.values()):
-            if (operation.done or operation.op_id is None) and now - operation.touched_at > LIFETIME_S:
+            if (
+                operation.done or operation.op_id is None
+            ) and now - operation.touched_at > LIFETIME_S:
                 self._forget(operation)
                 continue
             if operation.done:

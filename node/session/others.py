@@ -35,11 +35,17 @@ class Others:
         """Peers worth asking, the likeliest first."""
         session = self.session
         config = session.config_peers()
-        known = [*config, *(record.peer for record in session.membership.records()), *session.contacts]
+        known = [
+            *config,
+            *(record.peer for record in session.membership.records()),
+            *session.contacts,
+        ]
         unique = [peer for peer in dict.fromkeys(known) if peer != session.me]
         live = [peer for peer in unique if not session.membership.suspected(now, peer)]
         session.rng.shuffle(live)
-        return [peer for peer in live if peer in config] + [peer for peer in live if peer not in config]
+        return [peer for peer in live if peer in config] + [
+            peer for peer in live if peer not in config
+        ]
 
     def knock(self, now: float, targets: Sequence[PeerId]) -> None:
         """Ask for the log while there is none, for admission while this member is not in the configuration, strangers for their history."""
@@ -51,7 +57,13 @@ class Others:
             for peer in targets[:ASKED_AT_ONCE]:
                 session.actions.tell(peer, 0, m.Fetch())
             return
-        if not machine.stateless and not machine.is_member and not machine.leaving and not machine.frontier and self._belongs():
+        if (
+            not machine.stateless
+            and not machine.is_member
+            and not machine.leaving
+            and not machine.frontier
+            and self._belongs()
+        ):
             for peer in session.config_peers():
                 session.actions.tell(peer, machine.round, m.Join())
         if session.me == session.organiser:
@@ -62,20 +74,41 @@ class Others:
         session = self.session
         if session.recertifying.removed or not session.admission.may_enter():
             return False
-        return session.seeding if session.script is None else session.replica is not None and session.script == session.replica.layout
+        return (
+            session.seeding
+            if session.script is None
+            else session.replica is not None and session.script == session.replica.layout
+        )
 
     def there(self, now: float, peer: PeerId) -> bool | None:
         """Whether a decision can count on a member; None where that is not known yet. Not on one that lost its journal and has not been let
         in again under its new incarnation."""
         membership, machine = self.session.membership, self.session.machine
-        if machine is not None and any(member.peer == peer and member.incarnation < self._lives.get(peer, 0) for member in machine.config):
+        if machine is not None and any(
+            member.peer == peer and member.incarnation < self._lives.get(peer, 0)
+            for member in machine.config
+        ):
             return False
-        return True if membership.live(now, peer) else False if membership.suspected(now, peer) else None
+        return (
+            True
+            if membership.live(now, peer)
+            else False
+            if membership.suspected(now, peer)
+            else None
+        )
 
     # ---- histories
     def _compare(self, now: float, targets: Sequence[PeerId]) -> None:
-        strangers = [peer for peer in targets if peer not in self._same and peer not in self.session.config_peers()]
-        self._compared = {peer: at for peer in strangers if now - (at := self._compared.get(peer, -1e9)) < COMPARE_S}
+        strangers = [
+            peer
+            for peer in targets
+            if peer not in self._same and peer not in self.session.config_peers()
+        ]
+        self._compared = {
+            peer: at
+            for peer in strangers
+            if now - (at := self._compared.get(peer, -1e9)) < COMPARE_S
+        }
         for peer in [peer for peer in strangers if peer not in self._compared][:ASKED_AT_ONCE]:
             self._compared[peer] = now
             self.session.actions.tell(peer, 0, m.Fetch())
@@ -94,7 +127,13 @@ class Others:
                 foreign.discard(peer)
                 self._same.add(peer)
             elif peer not in foreign:
-                check_genesis(theirs, run=session.run, organiser=session.organiser, verify=session.ports.verify, peer=peer)
+                check_genesis(
+                    theirs,
+                    run=session.run,
+                    organiser=session.organiser,
+                    verify=session.ports.verify,
+                    peer=peer,
+                )
                 foreign.add(peer)
                 self._tell(peer)
                 session.ports.emit(ev.AnotherHistory(peer))
@@ -109,4 +148,10 @@ class Others:
         """How our history begins."""
         machine = self.session.machine
         assert machine is not None
-        self.session.actions.tell(peer, 0, m.Catch((machine.journal.entries[0],), machine.round, self.session.actions.results_from()))
+        self.session.actions.tell(
+            peer,
+            0,
+            m.Catch(
+                (machine.journal.entries[0],), machine.round, self.session.actions.results_from()
+            ),
+        )

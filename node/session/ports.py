@@ -27,7 +27,15 @@ T = TypeVar("T")
 class DataPlane(Protocol):
     """Commands to the exchange (`atoll.collectives.exchange.Exchange`, or the engine thread's proxy of it). All idempotent."""
 
-    def open_round(self, log: str, round_: int, members: Sequence[PeerId], numel: int, chunk_elements: int, codec: str) -> None:
+    def open_round(
+        self,
+        log: str,
+        round_: int,
+        members: Sequence[PeerId],
+        numel: int,
+        chunk_elements: int,
+        codec: str,
+    ) -> None:
         """Accept parts of (log, round) from these members from now on."""
         ...
 
@@ -71,7 +79,14 @@ class DataPlane(Protocol):
         """Send chunks of provided content over the lane."""
         ...
 
-    def want(self, name: bytes, destination: memoryview, bounds: Bounds, hashes: Sequence[bytes], sources: Sequence[PeerId]) -> None:
+    def want(
+        self,
+        name: bytes,
+        destination: memoryview,
+        bounds: Bounds,
+        hashes: Sequence[bytes],
+        sources: Sequence[PeerId],
+    ) -> None:
         """Receive content: every chunk is checked against its hash on arrival."""
         ...
 

@@ -32,27 +32,44 @@ def recertify(sessions: Sequence[Session], now: float, peers: Collection[PeerId]
     """
     first = sessions[0]
     if first.me != first.organiser:
-        raise RecertifyError("only the run's organiser can recertify it", why=f"its organiser is {first.organiser}")
+        raise RecertifyError(
+            "only the run's organiser can recertify it", why=f"its organiser is {first.organiser}"
+        )
     if first.settings.lying:
         raise RecertifyError(
-            "this run cannot be recertified", why="Its manifest says that members may lie: the organiser's word, and answers to it, are theirs.",
+            "this run cannot be recertified",
+            why="Its manifest says that members may lie: the organiser's word, and answers to it, are theirs.",
             hint="Found a run that goes on from its model: atoll export RUN DIR",
-        )  # fmt: skip
+        )
     if any(session.machine is None or session.machine.stateless for session in sessions):
         raise RecertifyError(
-            "the run's state is not here yet", why="What is recertified goes on from this node's state, and it has none that is whole.",
+            "the run's state is not here yet",
+            why="What is recertified goes on from this node's state, and it has none that is whole.",
             hint="Start a node that has the state, or restore this node's folder of the run from a backup; wait until `atoll status` shows a round.",
-        )  # fmt: skip
+        )
     lives = [session.recertifying.lives(peers) for session in sessions]
-    if not peers or (first.me in peers and not any(who.peer == first.me for found in lives for who in found)):
+    if not peers or (
+        first.me in peers and not any(who.peer == first.me for found in lives for who in found)
+    ):
         raise RecertifyError("name the members that are lost for ever, not this node itself")
-    lost = [[who for who in found if not session.recertifying.there(now, who)] for session, found in zip(sessions, lives, strict=True)]
+    lost = [
+        [who for who in found if not session.recertifying.there(now, who)]
+        for session, found in zip(sessions, lives, strict=True)
+    ]
     for peer in peers:
         if not any(who.peer == peer for found in lives for who in found):
-            raise RecertifyError(f"{peer} was never a member of this run", why="only members can be removed")
+            raise RecertifyError(
+                f"{peer} was never a member of this run", why="only members can be removed"
+            )
         if not any(who.peer == peer for found in lost for who in found):
-            raise RecertifyError(f"{peer} is alive", why="it answers at this moment: a member that may vote must not be removed")
-    enough = [session.recertifying.enough(removed) for session, removed in zip(sessions, lost, strict=True)]
+            raise RecertifyError(
+                f"{peer} is alive",
+                why="it answers at this moment: a member that may vote must not be removed",
+            )
+    enough = [
+        session.recertifying.enough(removed)
+        for session, removed in zip(sessions, lost, strict=True)
+    ]
     if all(enough):
         raise RecertifyError("there is nothing to recertify", why=enough[0])
     for session, removed in zip(sessions, lost, strict=True):
@@ -72,7 +89,9 @@ class Recertifying:
         if machine is None:
             return None
         sealing, removed = machine.sealing, machine.sealing.record.removed
-        coming = sealing.leading and not machine.quorum([member for member in machine.config if member not in removed])
+        coming = sealing.leading and not machine.quorum(
+            [member for member in machine.config if member not in removed]
+        )
         if not sealing.active and not coming:
             return None
         awaited = sealing.awaited() - {machine.me.peer} if sealing.leading else ()
@@ -85,13 +104,21 @@ class Recertifying:
         assert machine is not None
         found = {who.peer: who for who in sorted(machine.joiners) if who.peer in peers}
         for certified in machine.journal.entries:
-            found.update((who.peer, who) for who in certified.entry.next_config if who.peer in (*peers, machine.me.peer))
+            found.update(
+                (who.peer, who)
+                for who in certified.entry.next_config
+                if who.peer in (*peers, machine.me.peer)
+            )
         return sorted(who for who in found.values() if who != machine.me)
 
     def there(self, now: float, who: Member) -> bool:
         """Whether this life answers at this moment. (A member that lost this log's journal is in another one.)"""
         session = self.session
-        return who.peer != session.me and session.membership.live(now, who.peer) and bool(session.others.there(now, who.peer))
+        return (
+            who.peer != session.me
+            and session.membership.live(now, who.peer)
+            and bool(session.others.there(now, who.peer))
+        )
 
     def enough(self, removed: Collection[Member]) -> str:
         """Why there is nothing to recertify: the others decide; "" where they do not, or a seal is under way."""
@@ -113,7 +140,11 @@ class Recertifying:
         """An entry is applied: tell where it was certified without votes, and whether this member is removed by it."""
         session, machine = self.session, self.session.machine
         if certified.removed and machine is not None:
-            session.ports.emit(ev.Recertified(certified.entry.round, tuple(member.peer for member in certified.removed)))
+            session.ports.emit(
+                ev.Recertified(
+                    certified.entry.round, tuple(member.peer for member in certified.removed)
+                )
+            )
             if self.removed:
                 session.ports.emit(ev.Removed(certified.entry.round))
 

@@ -55,10 +55,14 @@ class ModelReplica:
         self.generation = -1
         self.applied = -1
         self._step = OuterStep(outer, layout)
-        self.momentum = torch.zeros(self._step.state_numel(layout.numel), dtype=torch.float32, device="cpu")
+        self.momentum = torch.zeros(
+            self._step.state_numel(layout.numel), dtype=torch.float32, device="cpu"
+        )
         self._slot = 0  # of the newest applied generation
         self._grid = lru_cache(1)(Grid)
-        self._unchanging: dict[int, bytes] = {}  # hashes of chunks of a state that no step reads or writes, by where they start
+        self._unchanging: dict[
+            int, bytes
+        ] = {}  # hashes of chunks of a state that no step reads or writes, by where they start
 
     @property
     def anchor(self) -> Tensor:
@@ -79,7 +83,9 @@ class ModelReplica:
         elif adopted_rounds(entry):
             return self.install(result, entry.round)  # a branch's state, as it is
         else:
-            means = self._grid(entry.codec, entry.numel, entry.chunk_elements).results.decode(result)
+            means = self._grid(entry.codec, entry.numel, entry.chunk_elements).results.decode(
+                result
+            )
             said = [(c.weight, c.reading) for c in entry.contributors]
             self._step.run(self.anchor, means, self.momentum, self.slots.tensor(target), said)
         self._slot = target
@@ -96,7 +102,11 @@ class ModelReplica:
     def hashes(self) -> list[bytes]:
         """blake3 of each chunk of the state: the bytes of the anchor, then those of the momentum."""
         anchor, momentum = bytes_of(self.anchor), bytes_of(self.momentum)
-        step, size, length = state_chunk_bytes(self.layout.numel), len(anchor), len(anchor) + len(momentum)
+        step, size, length = (
+            state_chunk_bytes(self.layout.numel),
+            len(anchor),
+            len(anchor) + len(momentum),
+        )
         hashes = list[bytes]()
         for start in range(0, length, step):
             stop = min(start + step, length)
@@ -124,7 +134,9 @@ class ModelReplica:
         """Take over a state that was received and verified. Raises DigestMismatchError when its length is wrong."""
         size = 4 * self.layout.numel
         if len(data) != self._step.state_bytes(self.layout.numel):
-            raise DigestMismatchError(f"state of {len(data)} bytes for a model of {self.layout.numel} elements")
+            raise DigestMismatchError(
+                f"state of {len(data)} bytes for a model of {self.layout.numel} elements"
+            )
         self._slot = self.slots.next_slot()
         bytes_of(self.anchor)[:] = data[:size]
         bytes_of(self.momentum)[:] = data[size:]

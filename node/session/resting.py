@@ -18,7 +18,9 @@ def look_s(session: Session) -> float:
 def resting(session: Session) -> bool:
     """Whether nothing is under way as far as this member knows, no round, no operation and no transfer, and it waits for nobody."""
     machine, transfer = session.machine, session.transfer
-    if machine is None or machine.contribution is not None or session.operations.under_way:  # the likeliest, asked for every message
+    if (
+        machine is None or machine.contribution is not None or session.operations.under_way
+    ):  # the likeliest, asked for every message
         return False
     if session.beforehand is not None and session.beforehand.active:
         return False
@@ -28,7 +30,11 @@ def resting(session: Session) -> bool:
         return False
     if any(who not in machine.config for who in machine.joiners):
         return False
-    if machine.open.first_ready_at is not None or machine.voted >= machine.round or session.applying.unrecorded:
+    if (
+        machine.open.first_ready_at is not None
+        or machine.voted >= machine.round
+        or session.applying.unrecorded
+    ):
         return False
     if session.recertifying.view() is not None:
         return False

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from .session import Session
 
 DOMAIN = "atoll/contribution/1"
-MOST_SAID = 4  # contributions of one member to one round: one that was refused is followed by another
+MOST_SAID = (
+    4  # contributions of one member to one round: one that was refused is followed by another
+)
 
 
 class Statement(msgspec.Struct, frozen=True, array_like=True):
@@ -52,7 +54,9 @@ class Retaining:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._said: dict[tuple[PeerId, bytes], Statement] = {}  # of the open round and the one before, by member and cid
+        self._said: dict[
+            tuple[PeerId, bytes], Statement
+        ] = {}  # of the open round and the one before, by member and cid
 
     def offered(self, cid: bytes, vector: Tensor | EncodedVector) -> None:
         """The own contribution is frozen for the open round: encode, keep, sign and tell it. Where the disk refuses, nothing is told."""
@@ -64,7 +68,11 @@ class Retaining:
 
         def encode() -> tuple[bytes, memoryview] | None:
             grid = Grid(shape.codec, shape.numel, shape.chunk_elements)
-            room = vector if isinstance(vector, EncodedVector) else EncodedVector(grid, memoryview(bytearray(grid.nbytes)))
+            room = (
+                vector
+                if isinstance(vector, EncodedVector)
+                else EncodedVector(grid, memoryview(bytearray(grid.nbytes)))
+            )
             if isinstance(vector, Tensor) and not room.encode(vector):
                 return None
             return merkle_root([chunk_hash(view) for view in grid.views(room.data)]), room.data
@@ -72,8 +80,12 @@ class Retaining:
         def encoded(now: float, found: tuple[bytes, memoryview] | None) -> None:
             if found is None or machine.round > round_:
                 return
-            signature = session.ports.sign(statement_payload(session.run, session.log, round_, cid, found[0]))
-            kept = files.keep(Statement(session.me, session.log, round_, cid, found[0], signature), found[1])
+            signature = session.ports.sign(
+                statement_payload(session.run, session.log, round_, cid, found[0])
+            )
+            kept = files.keep(
+                Statement(session.me, session.log, round_, cid, found[0], signature), found[1]
+            )
             for peer in members if kept else ():
                 session.actions.tell(peer, round_, m.Retained(cid, found[0], signature))
 
@@ -82,13 +94,19 @@ class Retaining:
     def heard(self, peer: PeerId, round_: int, said: m.Retained) -> None:
         """What a member has signed of its contribution."""
         session, machine = self._session, self._session.machine
-        if session.ports.storage.contributions is None or machine is None or peer not in session.config_peers():
+        if (
+            session.ports.storage.contributions is None
+            or machine is None
+            or peer not in session.config_peers()
+        ):
             return
         statement = Statement(peer, session.log, round_, said.cid, said.root, said.signature)
         if round_ == machine.round and sum(who == peer for who, _ in self._said) < MOST_SAID:
             known = self._said.setdefault((peer, said.cid), statement)
             if known.root != said.root and all(map(self._genuine, (known, statement))):
-                first, second = ((each.payload(session.run), each.signature) for each in (known, statement))
+                first, second = (
+                    (each.payload(session.run), each.signature) for each in (known, statement)
+                )
                 session.ports.emit(ev.Equivocated(peer, twice(peer, first, second).encode()))
         elif 0 < round_ == machine.round - 1:  # the round was faster
             entry = machine.journal.entries[round_].entry
@@ -114,4 +132,6 @@ class Retaining:
 
     def _genuine(self, statement: Statement) -> bool:
         session = self._session
-        return session.ports.verify(statement.peer, statement.payload(session.run), statement.signature)
+        return session.ports.verify(
+            statement.peer, statement.payload(session.run), statement.signature
+        )

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from .session import Session
 
 SNAPSHOT_IDLE_S = 10.0  # a snapshot nobody has asked for this long is dropped
-SNAPSHOTS = 2  # the newest is offered; the one before it is still served to those who are fetching it
+SNAPSHOTS = (
+    2  # the newest is offered; the one before it is still served to those who are fetching it
+)
 
 
 def result_hashes(entry: Entry, data: memoryview) -> list[bytes]:
@@ -55,13 +57,20 @@ class Serving:
     # ---- recovery
     def matches(self, entry: Entry, data: memoryview) -> bool:
         """Whether kept bytes are the result of the entry."""
-        return len(data) == grid_of(entry).nbytes and part_digests(entry, result_hashes(entry, data)) == entry.part_digests
+        return (
+            len(data) == grid_of(entry).nbytes
+            and part_digests(entry, result_hashes(entry, data)) == entry.part_digests
+        )
 
     def recall(self, machine: RoundMachine) -> None:
         """After a restart: the bytes of the entry voted for in the open round."""
         for voted in (machine.journal.echoed, machine.journal.accepted):
             entry = voted[1] if voted is not None else None
-            data = self.session.ports.storage.kept(entry) if entry is not None and entry.contributors else None
+            data = (
+                self.session.ports.storage.kept(entry)
+                if entry is not None and entry.contributors
+                else None
+            )
             if entry is not None and data is not None and self.matches(entry, data):
                 self.session.actions.results[entry.part_digests] = data
                 machine.open.held.add(entry.part_digests)
@@ -78,7 +87,9 @@ class Serving:
         known = machine.open.known.get(name)
         if known is not None:
             data = session.actions.results.get(known.part_digests)
-            if data is None and machine.sealing.active:  # voted for in an earlier life, and no state is here
+            if (
+                data is None and machine.sealing.active
+            ):  # voted for in an earlier life, and no state is here
                 data = session.ports.storage.kept(known)
             return (known, data) if data is not None else None
         for certified in machine.journal.entries[max(0, session.ports.storage.results_from()) :]:
@@ -89,7 +100,9 @@ class Serving:
 
     def on_get(self, now: float, peer: PeerId, body: m.Get) -> None:
         """A member asks for chunk hashes, or for chunks."""
-        snapshot = next((snapshot for snapshot in self.snapshots if snapshot.root == body.name), None)
+        snapshot = next(
+            (snapshot for snapshot in self.snapshots if snapshot.root == body.name), None
+        )
         if snapshot is not None:
             snapshot.used_at = now
             self.session.ports.exchange.send_blob(peer, body.name, body.chunks)
@@ -118,10 +131,14 @@ class Serving:
     def on_ask_state(self, now: float, peer: PeerId) -> None:
         """A joiner asks which state it can have."""
         session = self.session
-        if session.round < 0 or session.replica is None or session.branching.base_state is not None:  # a branch's state is nobody's
+        if (
+            session.round < 0 or session.replica is None or session.branching.base_state is not None
+        ):  # a branch's state is nobody's
             return
         current = self.snapshots[-1] if self.snapshots else None
-        if current and session.round - current.round <= session.timing.keep_rounds // 2:  # what it lacks can be replayed
+        if (
+            current and session.round - current.round <= session.timing.keep_rounds // 2
+        ):  # what it lacks can be replayed
             return self._offer_state(peer, current)
         self._asking.add(peer)
         if not self._making:
@@ -131,7 +148,11 @@ class Serving:
             def copy() -> tuple[int, memoryview, list[bytes]]:
                 data = replica.snapshot()
                 step = state_chunk_bytes(replica.layout.numel)
-                return replica.applied, data, [chunk_hash(data[at : at + step]) for at in range(0, len(data), step)]
+                return (
+                    replica.applied,
+                    data,
+                    [chunk_hash(data[at : at + step]) for at in range(0, len(data), step)],
+                )
 
             session.ports.offload(copy, self._copied)
         return None
@@ -143,14 +164,20 @@ class Serving:
         others = [snapshot for snapshot in self.snapshots if snapshot.root != made_now.root]
         self._keep([*others[-(SNAPSHOTS - 1) :], made_now])
         assert self.session.replica is not None
-        self.session.ports.exchange.provide(made_now.root, data, state_chunk_bytes(self.session.replica.layout.numel))
+        self.session.ports.exchange.provide(
+            made_now.root, data, state_chunk_bytes(self.session.replica.layout.numel)
+        )
         asking, self._asking = self._asking, set()
         for peer in sorted(asking):
             self._offer_state(peer, made_now)
 
     def _offer_state(self, peer: PeerId, snapshot: Snapshot) -> None:
         assert self.session.replica is not None
-        self.session.actions.tell(peer, snapshot.round, m.Offer(snapshot.root, b"".join(snapshot.hashes), self.session.replica.layout))
+        self.session.actions.tell(
+            peer,
+            snapshot.round,
+            m.Offer(snapshot.root, b"".join(snapshot.hashes), self.session.replica.layout),
+        )
 
     def _keep(self, keep: list[Snapshot]) -> None:
         for snapshot in self.snapshots:
@@ -161,10 +188,20 @@ class Serving:
     def tick(self, now: float) -> None:
         """Drop what nobody needs any more."""
         if any(now - snapshot.used_at > SNAPSHOT_IDLE_S for snapshot in self.snapshots):
-            self._keep([snapshot for snapshot in self.snapshots if now - snapshot.used_at <= SNAPSHOT_IDLE_S])
+            self._keep(
+                [
+                    snapshot
+                    for snapshot in self.snapshots
+                    if now - snapshot.used_at <= SNAPSHOT_IDLE_S
+                ]
+            )
         if self._provided:
             oldest = self.session.ports.storage.results_from()
-            for name in [name for name, (log, round_) in self._provided.items() if log == self.session.log and round_ < oldest]:
+            for name in [
+                name
+                for name, (log, round_) in self._provided.items()
+                if log == self.session.log and round_ < oldest
+            ]:
                 self.withdraw(name)
 
     def drop_all(self) -> None:

@@ -17,7 +17,12 @@ from torch import Tensor
 
 from ...collectives import exchange as x
 from ...collectives import messages as m
-from ...collectives.errors import BadSignatureError, LocalProtocolError, OutOfDateError, RemoteProtocolError
+from ...collectives.errors import (
+    BadSignatureError,
+    LocalProtocolError,
+    OutOfDateError,
+    RemoteProtocolError,
+)
 from ...collectives.group import NO_READING, Certified, Entry, Member, Reading
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
@@ -60,12 +65,29 @@ class Session:
     """State machine of one run at one member."""
 
     def __init__(
-        self, *, run: RunId, me: PeerId, organiser: PeerId, settings: RunSettings, ports: SessionPorts, rng: Random, now: float,
-        timing: Timing | None = None, unix_offset_s: float = 0.0, checkpoint_every: int = 10,
-        chunk_elements: int | None = None, seeding: bool = True, site: str = "", branch_after_s: float | None = None, log: str = "",
-        membership: Membership | None = None, identity: Identity | None = None, secrets: Random | None = None,
-        probation: int = 0, per_hour: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        run: RunId,
+        me: PeerId,
+        organiser: PeerId,
+        settings: RunSettings,
+        ports: SessionPorts,
+        rng: Random,
+        now: float,
+        timing: Timing | None = None,
+        unix_offset_s: float = 0.0,
+        checkpoint_every: int = 10,
+        chunk_elements: int | None = None,
+        seeding: bool = True,
+        site: str = "",
+        branch_after_s: float | None = None,
+        log: str = "",
+        membership: Membership | None = None,
+        identity: Identity | None = None,
+        secrets: Random | None = None,
+        probation: int = 0,
+        per_hour: int = 0,
+    ) -> None:
         """With ``seeding`` this member takes part also while no script is attached. ``site``: the label of the place where it is.
 
         ``branch_after_s``: those who see no quorum for so long go on together, uncertified; None: the run waits for one.
@@ -73,14 +95,27 @@ class Session:
         ``secrets``: what makes their secrets in a simulation. ``probation``, ``per_hour``: see `Admission`.
         Raises LocalProtocolError for a secure run without an identity.
         """
-        self.run, self.me, self.organiser, self.settings, self.ports, self.rng = run, me, organiser, settings, ports, rng
+        self.run, self.me, self.organiser, self.settings, self.ports, self.rng = (
+            run,
+            me,
+            organiser,
+            settings,
+            ports,
+            rng,
+        )
         self.log = log or main_log(run)
         self.timing = timing or Timing()
         self.checkpoint_every, self.seeding, self.site = checkpoint_every, seeding, site
         self.chunk_elements = chunk_elements
         watch = MembershipTiming(beat_s=self.timing.heartbeat_s, detect_s=self.timing.detect_s)
         self.membership = membership or Membership(
-            me, run, sign=ports.sign, verify=ports.verify, rng=rng, timing=watch, unix_offset_s=unix_offset_s
+            me,
+            run,
+            sign=ports.sign,
+            verify=ports.verify,
+            rng=rng,
+            timing=watch,
+            unix_offset_s=unix_offset_s,
         )
         self._follows = membership is not None  # another session speaks for the peer
         self.sessions = [self]  # of a run in fragments there are several
@@ -110,8 +145,14 @@ class Session:
         self.branching = Branching(self, branch_after_s)
         self.recertifying = Recertifying(self)
         if (settings.secure or settings.btard) is not None and (identity is None or log):
-            raise LocalProtocolError("a secure run, or one with BTARD, takes an identity, and is in one piece")
-        self.secure = SecureRounds(self, settings.secure, identity, secrets) if settings.secure and identity else None
+            raise LocalProtocolError(
+                "a secure run, or one with BTARD, takes an identity, and is in one piece"
+            )
+        self.secure = (
+            SecureRounds(self, settings.secure, identity, secrets)
+            if settings.secure and identity
+            else None
+        )
         self.beforehand: Beforehand | None = self.secure
         if settings.btard and identity:
             self.beforehand = BtardRounds(self, settings.btard, identity, secrets)
@@ -141,7 +182,11 @@ class Session:
         if entry > self.round >= 0 and self.branching.rounds:
             return self.rounds(self.round) + entry - self.round  # generations of a branch
         applied = self.machine.journal.entries
-        ahead = [certified.entry for certified in self.machine.frontier if len(applied) <= certified.entry.round <= entry]
+        ahead = [
+            certified.entry
+            for certified in self.machine.frontier
+            if len(applied) <= certified.entry.round <= entry
+        ]
         return applied.rounds(entry) + sum(map(rounds_in, ahead))
 
     def samples(self, entry: int) -> int:
@@ -149,9 +194,15 @@ class Session:
         if self.machine is None:
             return 0
         if entry > self.round >= 0 and (tip := self.branching.reached) is not None:
-            return self.samples(self.round) + sum(contributor.weight for contributor in tip.contributors)
+            return self.samples(self.round) + sum(
+                contributor.weight for contributor in tip.contributors
+            )
         applied = self.machine.journal.entries
-        ahead = [certified.entry for certified in self.machine.frontier if len(applied) <= certified.entry.round <= entry]
+        ahead = [
+            certified.entry
+            for certified in self.machine.frontier
+            if len(applied) <= certified.entry.round <= entry
+        ]
         return applied.samples(entry) + sum(map(samples_in, ahead))
 
     @property
@@ -169,7 +220,10 @@ class Session:
             return []
         newest = self.machine.tail
         if self._config_of is not newest:  # asked for with every message
-            self._config_of, self._config_peers = newest, tuple(member.peer for member in newest.entry.next_config)
+            self._config_of, self._config_peers = (
+                newest,
+                tuple(member.peer for member in newest.entry.next_config),
+            )
         return list(self._config_peers)
 
     # ---- life
@@ -191,13 +245,30 @@ class Session:
         entry, settings = genesis.entry, self.settings
         if not journal.entries:
             journal.append(genesis)
-        shape = shape_of(entry.numel, entry.chunk_elements, entry.codec, entry.reducer, settings.plan)
+        shape = shape_of(
+            entry.numel, entry.chunk_elements, entry.codec, entry.reducer, settings.plan
+        )
         self.machine = RoundMachine(
-            run=self.run, log=self.log, me=Member(self.me, journal.incarnation), organiser=self.organiser, journal=journal,
-            shape=replace(shape, kin=self.beforehand is not None, single=settings.coordinator, sample=settings.sample, arrivals=settings.arrivals),
-            timing=self.timing, actions=self.actions, rng=self.rng, now=now, site=self.site, merges=self.branching.after_s is not None,
+            run=self.run,
+            log=self.log,
+            me=Member(self.me, journal.incarnation),
+            organiser=self.organiser,
+            journal=journal,
+            shape=replace(
+                shape,
+                kin=self.beforehand is not None,
+                single=settings.coordinator,
+                sample=settings.sample,
+                arrivals=settings.arrivals,
+            ),
+            timing=self.timing,
+            actions=self.actions,
+            rng=self.rng,
+            now=now,
+            site=self.site,
+            merges=self.branching.after_s is not None,
             lying=settings.lying,
-        )  # fmt: skip
+        )
         self.machine.stateless = self.replica is None
         self.machine.idle = self.script is None or not self.admission.trains
         return self.machine
@@ -247,8 +318,14 @@ class Session:
         self._drain(now)
 
     def contribute(
-        self, now: float, cid: bytes, samples: int, vector: Tensor, base: int | None = None, reading: Reading = NO_READING
-    ) -> None:  # fmt: skip
+        self,
+        now: float,
+        cid: bytes,
+        samples: int,
+        vector: Tensor,
+        base: int | None = None,
+        reading: Reading = NO_READING,
+    ) -> None:
         """Offer ``vector`` (float32, (numel,), untouched until RoundCommitted) to the open round, or to the next one.
 
         With ``base``, the rounds in the anchor it was made on, it is refused (ContributionRefused) once that anchor is no longer current. Of no samples
@@ -259,7 +336,9 @@ class Session:
         if self.machine is None or self.machine.stateless:
             raise OutOfDateError("the run's state is not here yet")
         if vector.numel() != self.machine.shape.numel:
-            raise LocalProtocolError(f"contribution of {vector.numel()} elements to a run of {self.machine.shape.numel}")
+            raise LocalProtocolError(
+                f"contribution of {vector.numel()} elements to a run of {self.machine.shape.numel}"
+            )
         self.offering.put((cid, samples, vector, reading), base)
         self.offering.offer(now)
         self._drain(now)
@@ -329,15 +408,31 @@ class Session:
             self.transfer.on_offer(now, peer, envelope.round, body)
         elif isinstance(body, m.Gone):
             self.transfer.on_gone(now, peer, body.name)
-        elif self.branching.on_message(now, peer, envelope) or (isinstance(body, m.Seal) and self.installing.under_way):
+        elif self.branching.on_message(now, peer, envelope) or (
+            isinstance(body, m.Seal) and self.installing.under_way
+        ):
             pass  # (a seal forgets entries that the state being installed may be of; the organiser repeats it)
         elif self.machine is not None:
             self.actions.timeline(envelope.round).heard(now, peer, body)
             self.machine.on_message(now, peer, envelope.incarnation, envelope.round, body)
-            if isinstance(body, m.Catch) and self.machine.open.decided and self.machine.round < body.results_from:
+            if (
+                isinstance(body, m.Catch)
+                and self.machine.open.decided
+                and self.machine.round < body.results_from
+            ):
                 self.transfer.seek_state()
-        elif isinstance(body, m.Catch) and body.entries and (body.entries[0].entry.round, body.entries[0].entry.log) == (0, self.log):
-            check_genesis(body.entries[0], run=self.run, organiser=self.organiser, verify=self.ports.verify, peer=peer)
+        elif (
+            isinstance(body, m.Catch)
+            and body.entries
+            and (body.entries[0].entry.round, body.entries[0].entry.log) == (0, self.log)
+        ):
+            check_genesis(
+                body.entries[0],
+                run=self.run,
+                organiser=self.organiser,
+                verify=self.ports.verify,
+                peer=peer,
+            )
             machine = self.make_machine(now, body.entries[0])
             self.transfer.seek_state()
             machine.on_message(now, peer, envelope.incarnation, 1, body)
@@ -348,11 +443,24 @@ class Session:
         machine = self.machine
         match event:
             case x.ResultComplete():
-                if not self.branching.on_result(now, event) and not self.operations.on_result(now, event):
+                if not self.branching.on_result(now, event) and not self.operations.on_result(
+                    now, event
+                ):
                     self.actions.on_result(now, event)
             case x.Report():
-                if not self.branching.on_report(now, event) and not self.operations.on_report(now, event) and machine:
-                    machine.on_report(now, event.plan_id, event.missing, event.lacking, event.resumed, event.disputed)
+                if (
+                    not self.branching.on_report(now, event)
+                    and not self.operations.on_report(now, event)
+                    and machine
+                ):
+                    machine.on_report(
+                        now,
+                        event.plan_id,
+                        event.missing,
+                        event.lacking,
+                        event.resumed,
+                        event.disputed,
+                    )
             case x.BlobProgress():
                 if self.beforehand is None or not self.beforehand.on_blob(now, event):
                     self.transfer.on_blob(now, event.name, event.have, event.missing)
@@ -360,7 +468,9 @@ class Session:
                 pass  # told by the last BlobProgress
             case x.BadChunk():
                 self.transfer.on_bad_chunk(event.peer, event.name)
-                self.ports.emit(ev.PeerMisbehaved(event.peer, f"chunk {event.chunk} fails its hash"))
+                self.ports.emit(
+                    ev.PeerMisbehaved(event.peer, f"chunk {event.chunk} fails its hash")
+                )
             case x.PeerFault():
                 self.ports.emit(ev.PeerMisbehaved(event.peer, event.reason))
             case x.NonFinite():
@@ -401,7 +511,9 @@ class Session:
         self._now = now
         machine = self.machine
         assert machine is not None
-        machine.adopt_snapshot(now, [c for c in machine.frontier if machine.round <= c.entry.round <= round_], root)
+        machine.adopt_snapshot(
+            now, [c for c in machine.frontier if machine.round <= c.entry.round <= round_], root
+        )
 
     def installed(self, now: float, replica: Replica, round_: int) -> None:
         """A fetched state and its entries are in place: the next round opens."""
@@ -450,17 +562,27 @@ class Session:
             cid, counted = branched
         elif self.beforehand is not None:
             cid, counted = self.beforehand.decided(entry)
-        elif cid is not None:  # one that was handed over while this entry was being applied stays, for the next round
+        elif (
+            cid is not None
+        ):  # one that was handed over while this entry was being applied stays, for the next round
             self.offering.take()
             self.ports.exchange.release(cid)
-        before = {member.peer for member in machine.journal.entries[entry.round - 1].entry.next_config}
+        before = {
+            member.peer for member in machine.journal.entries[entry.round - 1].entry.next_config
+        }
         after = tuple(member.peer for member in entry.next_config)
         shares = shares_of(entry.contributors, self.actions.weights.get(entry.part_digests, ()))
         lost = tuple(sorted(before - set(after)))
         elapsed = machine.round_s or 0.0
         round_ = self.rounds(entry.round)
-        parts = () if machine.merges and len(entry.parts) == 1 else entry.parts  # a branch that was taken over names one owner of all
-        self.ports.emit(ev.RoundCommitted(round_, entry.round, shares, after, lost, cid, counted, entry.hash(), elapsed, parts))
+        parts = (
+            () if machine.merges and len(entry.parts) == 1 else entry.parts
+        )  # a branch that was taken over names one owner of all
+        self.ports.emit(
+            ev.RoundCommitted(
+                round_, entry.round, shares, after, lost, cid, counted, entry.hash(), elapsed, parts
+            )
+        )
         self.earlier.decided(entry)
         self.admission.decided(now, certified)
         self.retaining.decided(entry)
@@ -475,7 +597,9 @@ class Session:
             return
         peers = [member.peer for member in machine.config]
         shape = machine.shape
-        self.ports.exchange.open_round(self.log, machine.round, peers, shape.numel, shape.chunk_elements, shape.codec)
+        self.ports.exchange.open_round(
+            self.log, machine.round, peers, shape.numel, shape.chunk_elements, shape.codec
+        )
         self.membership.watch(now, peers, self.log)
         if not self._follows:
             self.membership.announce(now, round=self.completed + 1)
@@ -493,7 +617,9 @@ class Session:
                 try:
                     self._on_envelope(now, self.me, envelope)
                 except RemoteProtocolError as error:
-                    raise LocalProtocolError(f"a message to oneself broke a rule: {error.message}") from error
+                    raise LocalProtocolError(
+                        f"a message to oneself broke a rule: {error.message}"
+                    ) from error
             for peer, data in self.membership.drain():
                 self.ports.send(peer, MEMBERSHIP + data)
         finally:

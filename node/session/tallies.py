@@ -18,10 +18,15 @@ if TYPE_CHECKING:
 AT_ONCE = 12  # entries of 256 members are a megabyte, which a control frame holds
 
 
-def shares_of(contributors: Sequence[Contributor], weights: Sequence[float] = ()) -> tuple[Share, ...]:
+def shares_of(
+    contributors: Sequence[Contributor], weights: Sequence[float] = ()
+) -> tuple[Share, ...]:
     """Who was counted; ``weights``: what a rule of whole vectors gave to each, where that is known."""
     known = list(weights) or [None] * len(contributors)
-    return tuple(Share(c.member.peer, c.weight, weight) for c, weight in zip(contributors, known, strict=True))
+    return tuple(
+        Share(c.member.peer, c.weight, weight)
+        for c, weight in zip(contributors, known, strict=True)
+    )
 
 
 def tallies(session: Session, first: int) -> list[Tally]:
@@ -35,7 +40,9 @@ def tallies(session: Session, first: int) -> list[Tally]:
         for each in entry.contributors:
             shares[each.member] += each.weight
         round_ += rounds_in(entry)
-        told.append(Tally(entry.round, round_, tuple(shares.items()), entry.next_config, entry.hash()))
+        told.append(
+            Tally(entry.round, round_, tuple(shares.items()), entry.next_config, entry.hash())
+        )
     return told
 
 

@@ -32,31 +32,54 @@ class Timeline:
         """A control message of ours."""
         if isinstance(body, m.Ready):
             self.heard(now, me, body)
-        self.asked_again += isinstance(body, m.Need) or (isinstance(body, m.Missing) and any(spans for _, spans in body.lacking))
+        self.asked_again += isinstance(body, m.Need) or (
+            isinstance(body, m.Missing) and any(spans for _, spans in body.lacking)
+        )
 
     def planned(self, now: float, plan: Plan) -> None:
         """A plan is carried out; one that was before it has come to nothing."""
         self.plan, self._planned_at = plan, now
         self._seen["part"], self._seen["result"] = {}, {}
 
-    def reduced(self, now: float, since: Iterable[tuple[Literal["part", "result"], PeerId, float]]) -> None:
+    def reduced(
+        self, now: float, since: Iterable[tuple[Literal["part", "result"], PeerId, float]]
+    ) -> None:
         """All result bytes are here."""
         self._reduced_at = now
         for phase, peer, ago in since:
             self._seen[phase][peer] = now - ago
 
-    def finish(self, now: float, me: PeerId, decided_at: float, op_id: str = "") -> tuple[float, ReductionTimed] | None:
+    def finish(
+        self, now: float, me: PeerId, decided_at: float, op_id: str = ""
+    ) -> tuple[float, ReductionTimed] | None:
         """(when it began, where the time went), or None where this member took no part in the reduction."""
         plan = self.plan
         if plan is None or not self._reduced_at:
             return None
         began = min([*self._seen["ready"].values(), self._planned_at])
-        phases = {phase: {peer: at - began for peer, at in seen.items()} for phase, seen in self._seen.items()}
+        phases = {
+            phase: {peer: at - began for peer, at in seen.items()}
+            for phase, seen in self._seen.items()
+        }
         return began, ReductionTimed(
-            me, plan.log, plan.round, op_id, plan.reducer, plan.codec, plan.numel, tuple(c.member.peer for c in plan.contributors), plan.ballot,
-            plan.revision, self.asked_again, self._planned_at - began, self._reduced_at - began, decided_at - began, now - began, phases,
+            me,
+            plan.log,
+            plan.round,
+            op_id,
+            plan.reducer,
+            plan.codec,
+            plan.numel,
+            tuple(c.member.peer for c in plan.contributors),
+            plan.ballot,
+            plan.revision,
+            self.asked_again,
+            self._planned_at - began,
+            self._reduced_at - began,
+            decided_at - began,
+            now - began,
+            phases,
             _slowest(phases),
-        )  # fmt: skip
+        )
 
 
 def _slowest(phases: dict[str, dict[PeerId, float]]) -> tuple[PeerId, str, float] | None:

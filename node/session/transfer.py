@@ -104,7 +104,14 @@ class Fetching:
 class Transfer:
     """Everything this member is fetching for the main log of a run."""
 
-    def __init__(self, actions: TransferActions, organiser: PeerId, timing: Timing, rng: Random, lying: int = 0) -> None:
+    def __init__(
+        self,
+        actions: TransferActions,
+        organiser: PeerId,
+        timing: Timing,
+        rng: Random,
+        lying: int = 0,
+    ) -> None:
         self.lying = lying
         self.actions, self.organiser, self.timing, self.rng = actions, organiser, timing, rng
         self.fetching: dict[bytes, Fetching] = {}
@@ -119,7 +126,9 @@ class Transfer:
         known = self.fetching.get(name)
         if known is None:
             bounds = Grid(entry.codec, entry.numel, entry.chunk_elements).results.bounds
-            self.fetching[name] = known = Fetching(name, [], entry=entry, round=entry.round, bounds=bounds)
+            self.fetching[name] = known = Fetching(
+                name, [], entry=entry, round=entry.round, bounds=bounds
+            )
         fresh = [peer for peer in holders if peer not in known.sources]
         known.sources.extend(fresh)
         if fresh:
@@ -162,7 +171,9 @@ class Transfer:
         if item is None or peer not in item.sources:
             return
         item.refused.add(peer)
-        if not all(source in item.refused or self.actions.suspected(source) for source in item.sources):
+        if not all(
+            source in item.refused or self.actions.suspected(source) for source in item.sources
+        ):
             return
         if item.entry is None:
             self._forget(name)  # all have moved on: look for a newer state
@@ -184,7 +195,10 @@ class Transfer:
             item.asked_at = item.moved_at = now
             self._advance(item)
         else:
-            self._request(item, [(first, min(stop, item.cursor)) for first, stop in missing if first < item.cursor])
+            self._request(
+                item,
+                [(first, min(stop, item.cursor)) for first, stop in missing if first < item.cursor],
+            )
             self._advance(item)
 
     def on_bad_chunk(self, peer: PeerId, name: bytes) -> None:
@@ -195,7 +209,11 @@ class Transfer:
 
     def tick(self, now: float, targets: Sequence[PeerId]) -> None:
         """Repair loss by asking again; ``targets`` are members that may serve a state."""
-        if self.seeking_state and not self._state_comes(now) and now - self._asked_state_at > self.timing.fetch_s:
+        if (
+            self.seeking_state
+            and not self._state_comes(now)
+            and now - self._asked_state_at > self.timing.fetch_s
+        ):
             self._asked_state_at = now
             self.offers.clear()
             for peer in list(targets)[:8]:
@@ -204,7 +222,9 @@ class Transfer:
             if now - item.asked_at > 4 * self.timing.pull_s:
                 item.asked_at = now
                 if item.data is not None:
-                    self.actions.exchange.report(item.name)  # answered by `on_blob` with what is missing
+                    self.actions.exchange.report(
+                        item.name
+                    )  # answered by `on_blob` with what is missing
                 else:
                     self._ask(now, item)
 
@@ -215,7 +235,9 @@ class Transfer:
         assert isinstance(item.bounds, tuple)
         if len(hashes) != len(item.bounds) - 1 or part_digests(entry, hashes) != entry.part_digests:
             item.refused.add(peer)
-            raise RemoteProtocolError(f"hashes of round {entry.round} do not give its digests", peer=peer)
+            raise RemoteProtocolError(
+                f"hashes of round {entry.round} do not give its digests", peer=peer
+            )
         item.hashes, item.data = hashes, self.actions.allocate(item.bounds[-1])
         self._want(now, item)
 
@@ -223,7 +245,11 @@ class Transfer:
     def _take_state_offer(self, now: float, peer: PeerId, round_: int, offer: m.Offer) -> None:
         offers = self.offers.setdefault((round_, offer.name), {})
         offers[peer] = offer
-        if self._state_comes(now) or offer.name in self.fetching or not self._believed(round_, offer.name, list(offers)):
+        if (
+            self._state_comes(now)
+            or offer.name in self.fetching
+            or not self._believed(round_, offer.name, list(offers))
+        ):
             running = self.fetching.get(offer.name)
             if running and peer not in running.sources:
                 running.sources.append(peer)
@@ -236,14 +262,27 @@ class Transfer:
             raise RemoteProtocolError("state offer is for another model", peer=peer)
         for stalled in [name for name, each in self.fetching.items() if each.layout is not None]:
             self._forget(stalled)
-        item = Fetching(offer.name, sorted(offers), round=round_, root=offer.name, layout=layout, hashes=_split(offer.hashes))
-        item.bounds, item.data = state_chunk_bytes(layout.numel), self.actions.allocate_state(layout)
+        item = Fetching(
+            offer.name,
+            sorted(offers),
+            round=round_,
+            root=offer.name,
+            layout=layout,
+            hashes=_split(offer.hashes),
+        )
+        item.bounds, item.data = (
+            state_chunk_bytes(layout.numel),
+            self.actions.allocate_state(layout),
+        )
         self.fetching[offer.name] = item
         self._want(now, item)
 
     def _state_comes(self, now: float) -> bool:
         """Whether a state is on its way. Whoever joins watches nobody, and a source that died says nothing."""
-        return any(item.layout is not None and now - item.moved_at <= STALLED_S for item in self.fetching.values())
+        return any(
+            item.layout is not None and now - item.moved_at <= STALLED_S
+            for item in self.fetching.values()
+        )
 
     def _believed(self, round_: int, root: bytes, offering: list[PeerId]) -> bool:
         entry, following = self.actions.entry_at(round_), self.actions.entry_at(round_ + 1)
@@ -260,7 +299,9 @@ class Transfer:
         assert item.data is not None
         self.actions.exchange.want(item.name, item.data, item.bounds, item.hashes, item.sources)
         item.asked_at = item.moved_at = now
-        self.actions.exchange.report(item.name)  # answered by `on_blob`: what came before need not be asked for
+        self.actions.exchange.report(
+            item.name
+        )  # answered by `on_blob`: what came before need not be asked for
 
     def _ask(self, now: float, item: Fetching) -> None:
         """Ask one source for the chunk hashes; a new source of what is already coming is told to the data plane."""
@@ -272,7 +313,9 @@ class Transfer:
 
     def _advance(self, item: Fetching) -> None:
         """Keep a window of chunks asked for, spread over the sources."""
-        room = WINDOW_CHUNKS - sum(min(stop, item.cursor) - first for first, stop in item.missing if first < item.cursor)
+        room = WINDOW_CHUNKS - sum(
+            min(stop, item.cursor) - first for first, stop in item.missing if first < item.cursor
+        )
         for first, stop in item.missing:
             at = max(first, item.cursor)
             while at < stop:

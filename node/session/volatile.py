@@ -66,7 +66,9 @@ class BesideRun:
 
     def fetch_result(self, entry: Entry, holders: Sequence[PeerId]) -> None:
         """Fetch result bytes."""
-        self.session.transfer.fetch_result(self.session.clock(), entry, [peer for peer in holders if peer != self.session.me])
+        self.session.transfer.fetch_result(
+            self.session.clock(), entry, [peer for peer in holders if peer != self.session.me]
+        )
 
     def keep(self, entry: Entry) -> None:
         """Votes are volatile."""

@@ -23,12 +23,19 @@ class Witness:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._round = -1
-        self._votes: dict[PeerId, dict[int, tuple[bytes, bytes]]] = {}  # by ballot: what was voted for, and the signature
+        self._votes: dict[
+            PeerId, dict[int, tuple[bytes, bytes]]
+        ] = {}  # by ballot: what was voted for, and the signature
 
     def heard(self, peer: PeerId, round_: int, vote: m.Accepted) -> None:
         """A vote has come from ``peer`` itself. Raises RemoteProtocolError where it is not signed, and another for this ballot is known."""
         session = self._session
-        if session.machine is None or round_ != session.machine.round or peer == session.me or peer not in session.config_peers():
+        if (
+            session.machine is None
+            or round_ != session.machine.round
+            or peer == session.me
+            or peer not in session.config_peers()
+        ):
             return
         if round_ != self._round:
             self._round, self._votes = round_, {}
@@ -46,6 +53,9 @@ class Witness:
         if all(genuine):
             session.ports.emit(ev.Equivocated(peer, twice(peer, both[0], both[1]).encode()))
         elif genuine[1]:
-            ballots[vote.ballot] = (vote.entry_hash, vote.signature)  # what was there before is nothing
+            ballots[vote.ballot] = (
+                vote.entry_hash,
+                vote.signature,
+            )  # what was there before is nothing
         else:
             raise RemoteProtocolError("a vote that it has not signed", peer=peer)

@@ -22,7 +22,9 @@ from ...collectives.round import Timing
 from ...collectives.swarm import RunSettings
 from ..local import LocalSwarm
 
-TIMING = Timing(pull_s=0.25, heartbeat_s=1.0, detect_s=3.0, revise_s=3.0, takeover_s=3.5, fetch_s=1.0)
+TIMING = Timing(
+    pull_s=0.25, heartbeat_s=1.0, detect_s=3.0, revise_s=3.0, takeover_s=3.5, fetch_s=1.0
+)
 """Heartbeats are what a simulation of n members costs: n squared of them in every interval."""
 BEGIN_S = 20.0  # by then all have joined
 STEP_S = 9.0  # longer than the grace for a member that does not call, and than to find out that one is dead
@@ -53,16 +55,29 @@ class GridVerdict:
 
 def values_of(seed: int, round_: int, index: int, numel: int) -> Tensor:
     """What a member gives: float32 (numel,)."""
-    return torch.randn(numel, generator=torch.Generator().manual_seed((seed * 1000 + round_) * 1000 + index))
+    return torch.randn(
+        numel, generator=torch.Generator().manual_seed((seed * 1000 + round_) * 1000 + index)
+    )
 
 
 def simulate_grid(
-    members: int, *, churn: float, rounds: int, seed: int = 0, dims: tuple[int, ...] | None = None, numel: int = 64
+    members: int,
+    *,
+    churn: float,
+    rounds: int,
+    seed: int = 0,
+    dims: tuple[int, ...] | None = None,
+    numel: int = 64,
 ) -> GridVerdict:
     """Play it. Deterministic."""
     sizes = dims or grid_dims(members)
-    swarm = LocalSwarm(members, settings=RunSettings(codec="fp32"), seed=seed, jitter_s=0.01, timing=TIMING)
-    killed, span = _arrange_churn(swarm, len(sizes), rounds, churn, Random(f"grid/{seed}")), len(sizes) * STEP_S + BACK_S
+    swarm = LocalSwarm(
+        members, settings=RunSettings(codec="fp32"), seed=seed, jitter_s=0.01, timing=TIMING
+    )
+    killed, span = (
+        _arrange_churn(swarm, len(sizes), rounds, churn, Random(f"grid/{seed}")),
+        len(sizes) * STEP_S + BACK_S,
+    )
     found = [dict[int, tuple[Averaged, Tensor]]() for _ in range(rounds)]
     met = _watch(swarm)
 
@@ -76,12 +91,16 @@ def simulate_grid(
                 continue
             member.sleep(began - member.clock())
             flat = values_of(seed, round_, member.index, numel)
-            handle = average(member, flat, op_id=f"round {round_}", dims=dims, deadline_s=STEP_S * len(sizes))
+            handle = average(
+                member, flat, op_id=f"round {round_}", dims=dims, deadline_s=STEP_S * len(sizes)
+            )
             for step in range(1, len(sizes) + 1):
                 member.sleep(began + step * STEP_S - member.clock())
                 handle.done()
             found[round_][member.index] = handle.wait(), flat
-        member.sleep(BEGIN_S + rounds * span - member.clock())  # all stay to the end: nobody's script is missed
+        member.sleep(
+            BEGIN_S + rounds * span - member.clock()
+        )  # all stay to the end: nobody's script is missed
 
     swarm.run(script, limit_s=BEGIN_S + rounds * span + 60.0)
     return _judge(swarm, found, seed, numel, sizes, churn, killed, met)
@@ -95,7 +114,9 @@ def _arrange_churn(swarm: LocalSwarm, steps: int, rounds: int, churn: float, rng
             step = next((step for step in range(steps) if rng.random() < churn), None)
             if step is not None:
                 when, killed = began + step * STEP_S + rng.uniform(-0.05, 0.1), killed + 1
-                swarm.crash_at(index, when, back_after_s=began + span - BACK_S + rng.uniform(0.0, 0.5) - when)
+                swarm.crash_at(
+                    index, when, back_after_s=began + span - BACK_S + rng.uniform(0.0, 0.5) - when
+                )
     return killed
 
 
@@ -113,9 +134,15 @@ def _watch(swarm: LocalSwarm) -> dict[PeerId, set[PeerId]]:
 
 
 def _judge(
-    swarm: LocalSwarm, found: list[dict[int, tuple[Averaged, Tensor]]], seed: int, numel: int, dims: tuple[int, ...], churn: float,
-    killed: int, met: dict[PeerId, set[PeerId]],
-) -> GridVerdict:  # fmt: skip
+    swarm: LocalSwarm,
+    found: list[dict[int, tuple[Averaged, Tensor]]],
+    seed: int,
+    numel: int,
+    dims: tuple[int, ...],
+    churn: float,
+    killed: int,
+    met: dict[PeerId, set[PeerId]],
+) -> GridVerdict:
     members, squares, told, split = len(swarm.names), list[float](), list[float](), 0
     for round_, results in enumerate(found):
         given = torch.stack([values_of(seed, round_, index, numel) for index in range(members)])
@@ -129,7 +156,17 @@ def _judge(
                 split += bits.setdefault(group, flat.numpy().tobytes()) != flat.numpy().tobytes()
     judged = [averaged for results in found for averaged, _ in results.values()]
     return GridVerdict(
-        members, dims, churn, expected_error(members, dims, churn=churn), sqrt(sum(squares) / len(squares)), sqrt(sum(told) / len(told)),
-        tuple(sqrt(square) for square in squares), killed, len(judged), sum(averaged.exact for averaged in judged), split,
-        max(map(len, met.values())), swarm.now,
-    )  # fmt: skip
+        members,
+        dims,
+        churn,
+        expected_error(members, dims, churn=churn),
+        sqrt(sum(squares) / len(squares)),
+        sqrt(sum(told) / len(told)),
+        tuple(sqrt(square) for square in squares),
+        killed,
+        len(judged),
+        sum(averaged.exact for averaged in judged),
+        split,
+        max(map(len, met.values())),
+        swarm.now,
+    )

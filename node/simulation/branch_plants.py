@@ -30,7 +30,12 @@ class _StaleBase(branching_module.Branching):
         tip, machine = self.tip, self.session.machine
         state = self.state_of(tip.digest) if tip is not None else None
         told = super().settled(entry)
-        if tip is not None and state is not None and machine is not None and adopted_rounds(entry) == 0:
+        if (
+            tip is not None
+            and state is not None
+            and machine is not None
+            and adopted_rounds(entry) == 0
+        ):
             blank = msgspec.structs.replace(tip, base=entry.hash())
             moved = branch_module.measured(machine.log, machine.round, blank, machine.shape, state)
             self.record = msgspec.structs.replace(self.record, base=moved.base, tip=moved)
@@ -61,7 +66,17 @@ class _CallsCommitted(branching_module.Branching):
         """A round of a branch is told as if it were certified."""
         peers = tuple(who.peer for who in entry.next_config)
         self.session.ports.emit(
-            ev.RoundCommitted(self.session.completed, self.session.round + 1, (), peers, (), None, False, entry.hash(), 0.0)
+            ev.RoundCommitted(
+                self.session.completed,
+                self.session.round + 1,
+                (),
+                peers,
+                (),
+                None,
+                False,
+                entry.hash(),
+                0.0,
+            )
         )
         super().decided(entry, counted)
 

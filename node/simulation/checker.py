@@ -17,7 +17,15 @@ from torch import Tensor
 
 from ...collectives.codec import Grid, Wire
 from ...collectives.digest import chunk_hash, part_digest
-from ...collectives.group import Certified, Config, Contributor, Entry, Member, is_quorum, least_members
+from ...collectives.group import (
+    Certified,
+    Config,
+    Contributor,
+    Entry,
+    Member,
+    is_quorum,
+    least_members,
+)
 from ...collectives.identifiers import PeerId
 from ...collectives.messages import Tip as TipMessage
 from ...collectives.reduce import MEAN, TwoPhaseReducer, Weighing, least_of
@@ -71,7 +79,13 @@ class Checker:
     """Watches one log. ``holders`` answers who holds an entry durably at the moment it is asked."""
 
     def __init__(
-        self, *, organiser: PeerId | None, outer: OuterSettings, holders: Holders, lying: int = 0, liars: Collection[PeerId] = ()
+        self,
+        *,
+        organiser: PeerId | None,
+        outer: OuterSettings,
+        holders: Holders,
+        lying: int = 0,
+        liars: Collection[PeerId] = (),
     ) -> None:
         """``lying``: how many members of a configuration may lie; ``liars``: who does."""
         self.lying, self.liars = lying, liars
@@ -85,13 +99,17 @@ class Checker:
         self.tips: dict[bytes, Tip] = {}  # uncertified states, by digest
         self._momenta: list[Tensor] = []  # after each entry
         self.absorbed = self.branch_rounds = 0
-        self.retired: set[Member] = set()  # whose votes the organiser has said will never come; that is so
+        self.retired: set[Member] = (
+            set()
+        )  # whose votes the organiser has said will never come; that is so
         self.recertified = self.revoked = 0
         self._voters: dict[tuple[int, int, bytes], set[Member]] = {}  # (round, ballot, entry hash)
         self._appliers: dict[int, set[Member]] = {}  # by round, of the value in `entries`
         self._step = OuterStep(outer)
         self._ballots: dict[tuple[int, int], bytes] = {}  # (round, ballot) -> entry hash
-        self._applied: dict[tuple[PeerId, int], int] = {}  # (peer, incarnation) -> last applied round
+        self._applied: dict[
+            tuple[PeerId, int], int
+        ] = {}  # (peer, incarnation) -> last applied round
 
     # ---- what members do
     def found(self, genesis: Certified, initial: Tensor) -> None:
@@ -105,37 +123,66 @@ class Checker:
 
     def settled(self, who: PeerId, cid: bytes, counted: bool) -> None:
         """A script that outlived its node is told whether an earlier contribution is counted, so that it may contribute the work again."""
-        if counted != any(c.cid == cid for certified in self.entries for c in certified.entry.contributors):
-            raise Violation("honest verdict", f"{who} is told that its earlier contribution is {'' if counted else 'not '}counted")
+        if counted != any(
+            c.cid == cid for certified in self.entries for c in certified.entry.contributors
+        ):
+            raise Violation(
+                "honest verdict",
+                f"{who} is told that its earlier contribution is {'' if counted else 'not '}counted",
+            )
         if not counted:
             self._given_up.add(cid)
 
-    def voted(self, who: Member, ballot: int, entry: Entry, *, holds_bytes: bool, generation: int) -> None:
+    def voted(
+        self, who: Member, ballot: int, entry: Entry, *, holds_bytes: bool, generation: int
+    ) -> None:
         """A member records a vote: with all bytes and the state before stored, as a member of the configuration."""
         self._one_entry(entry.round, ballot, entry, who.peer)
         if who in self.retired:
-            raise Violation("silence", f"{who.peer}/{who.incarnation} votes in round {entry.round} after it was removed")
+            raise Violation(
+                "silence",
+                f"{who.peer}/{who.incarnation} votes in round {entry.round} after it was removed",
+            )
         if self.lying and ballot > MOST_BALLOTS:
-            raise Violation("turns", f"{who.peer} votes in ballot {ballot} of round {entry.round}, which no honest member has come to")
+            raise Violation(
+                "turns",
+                f"{who.peer} votes in ballot {ballot} of round {entry.round}, which no honest member has come to",
+            )
         self._voters.setdefault((entry.round, ballot, entry.hash()), set()).add(who)
         if entry.contributors and not holds_bytes:
-            raise Violation("vote without bytes", f"{who.peer} votes in round {entry.round}, ballot {ballot}")
+            raise Violation(
+                "vote without bytes", f"{who.peer} votes in round {entry.round}, ballot {ballot}"
+            )
         if generation != entry.round - 1:
-            raise Violation("vote without state", f"{who.peer} votes in round {entry.round} and holds state {generation}")
+            raise Violation(
+                "vote without state",
+                f"{who.peer} votes in round {entry.round} and holds state {generation}",
+            )
         config = self._config(entry.round)
         if config is not None and who not in config:
-            raise Violation("vote of a stranger", f"{who.peer}/{who.incarnation} is no acceptor of round {entry.round}")
+            raise Violation(
+                "vote of a stranger",
+                f"{who.peer}/{who.incarnation} is no acceptor of round {entry.round}",
+            )
 
     def applied(self, who: Member, certified: Certified, *, last: int) -> None:
         """A member appends an entry to its log after ``last`` entries."""
         entry = certified.entry
         if entry.round != last:
-            raise Violation("contiguity", f"{who.peer} appends entry {entry.round} to a log of {last} entries")
-        if entry.round < len(self.entries) and certified.removed and self.entries[entry.round].entry.hash() != entry.hash():
+            raise Violation(
+                "contiguity", f"{who.peer} appends entry {entry.round} to a log of {last} entries"
+            )
+        if (
+            entry.round < len(self.entries)
+            and certified.removed
+            and self.entries[entry.round].entry.hash() != entry.hash()
+        ):
             self._revoke(certified)
         if entry.round < len(self.entries):
             if self.entries[entry.round].entry.hash() != entry.hash():
-                raise Violation("agreement", f"round {entry.round}: {who.peer} applies another value")
+                raise Violation(
+                    "agreement", f"round {entry.round}: {who.peer} applies another value"
+                )
         else:
             self._decide(certified)
         self._appliers.setdefault(entry.round, set()).add(who)
@@ -146,14 +193,22 @@ class Checker:
         if tip.digest in self.tips:
             return
         config = genesis.next_config
-        if not is_quorum(config, {vote.member for vote in decided.votes}, self.organiser) and entry.round == 1:
-            raise Violation("certificate", f"{who} applies round {entry.round} of {tip.log} without a quorum of the branch")
+        if (
+            not is_quorum(config, {vote.member for vote in decided.votes}, self.organiser)
+            and entry.round == 1
+        ):
+            raise Violation(
+                "certificate",
+                f"{who} applies round {entry.round} of {tip.log} without a quorum of the branch",
+            )
         before = self.tips.get(entry.base_state)
         if before is None:
             index = next(i for i, c in enumerate(self.entries) if c.entry.hash() == tip.base)
             before = Tip(tip.base, (), self.anchors[index], self._momenta[index])
         if before.base != tip.base or tip.contributors != (*before.path, *entry.contributors):
-            raise Violation("honest outcome", f"the tip of {who}'s {tip.log} does not name all that is in it")
+            raise Violation(
+                "honest outcome", f"the tip of {who}'s {tip.log} does not name all that is in it"
+            )
         result = self._honest(entry)
         anchor, momentum = self._outer(entry, result, before.anchor, before.momentum)
         self.tips[tip.digest] = Tip(tip.base, tip.contributors, anchor, momentum)
@@ -162,8 +217,12 @@ class Checker:
     def shown(self, who: PeerId, tip: bytes, anchor: Tensor) -> None:
         """A member makes the anchor of a branch current."""
         known = self.tips.get(tip)
-        if known is None or not torch.equal(anchor.view(torch.int32), known.anchor.view(torch.int32)):
-            raise Violation("agreement", f"{who} publishes an anchor of a branch that its rounds do not give")
+        if known is None or not torch.equal(
+            anchor.view(torch.int32), known.anchor.view(torch.int32)
+        ):
+            raise Violation(
+                "agreement", f"{who} publishes an anchor of a branch that its rounds do not give"
+            )
 
     def called_committed(self, who: PeerId, entry: int, digest: bytes) -> None:
         """A member tells its script that a round is committed."""
@@ -178,37 +237,65 @@ class Checker:
     def published(self, who: PeerId, round_: int, anchor: Tensor) -> None:
         """A member makes an anchor current."""
         if round_ >= len(self.anchors):
-            raise Violation("agreement", f"{who} publishes the anchor of round {round_}, which nobody decided")
+            raise Violation(
+                "agreement", f"{who} publishes the anchor of round {round_}, which nobody decided"
+            )
         if not torch.equal(anchor.view(torch.int32), self.anchors[round_].view(torch.int32)):
             raise Violation("agreement", f"{who} publishes another anchor of round {round_}")
 
-    def finished(self, who: PeerId, *, produced: Iterable[int], held: Collection[int], destroyed: Collection[int], log: int) -> None:
+    def finished(
+        self,
+        who: PeerId,
+        *,
+        produced: Iterable[int],
+        held: Collection[int],
+        destroyed: Collection[int],
+        log: int,
+    ) -> None:
         """At the end: every unit of work is in one entry, or still held, or was destroyed with its process."""
         for unit in produced:
             used = self.used.get(unit)
             if used is None and unit not in held and unit not in destroyed:
                 raise Violation("nothing lost", f"unit {unit} of {who} is neither counted nor held")
             if used is not None and used < log and unit in held:
-                raise Violation("nothing lost", f"unit {unit} of {who} was counted in round {used} and is still held")
+                raise Violation(
+                    "nothing lost",
+                    f"unit {unit} of {who} was counted in round {used} and is still held",
+                )
 
     # ---- recertifying
     def _lost_only_with_the_removed(self, certified: Certified) -> None:
         """No value that was chosen in this round is passed over, unless all who voted for it are removed."""
         entry, config = certified.entry, self._config(certified.entry.round)
-        if not set(certified.removed) <= self.retired or [vote.member.peer for vote in certified.votes] != [self.organiser]:
-            raise Violation("certificate", f"entry {entry.round} is recertified without the organiser's word")
+        if not set(certified.removed) <= self.retired or [
+            vote.member.peer for vote in certified.votes
+        ] != [self.organiser]:
+            raise Violation(
+                "certificate", f"entry {entry.round} is recertified without the organiser's word"
+            )
         for (round_, ballot, digest), voters in self._voters.items():
-            chosen = round_ == entry.round and digest != entry.hash() and config is not None and is_quorum(config, voters, self.organiser)
+            chosen = (
+                round_ == entry.round
+                and digest != entry.hash()
+                and config is not None
+                and is_quorum(config, voters, self.organiser)
+            )
             if chosen and not voters <= self.retired:
                 names = ", ".join(sorted(member.peer for member in voters - self.retired))
-                raise Violation("chosen", f"entry {entry.round} is recertified over a value of ballot {ballot} for which {names} voted")
+                raise Violation(
+                    "chosen",
+                    f"entry {entry.round} is recertified over a value of ballot {ballot} for which {names} voted",
+                )
 
     def _revoke(self, certified: Certified) -> None:
         """The organiser's word overrides a value that only removed members knew."""
         round_ = certified.entry.round
         left = self._appliers[round_] - self.retired
         if left:
-            raise Violation("agreement", f"round {round_} is recertified; {', '.join(sorted(m.peer for m in left))} applied another value")
+            raise Violation(
+                "agreement",
+                f"round {round_} is recertified; {', '.join(sorted(m.peer for m in left))} applied another value",
+            )
         self.revoked += 1
         gone = {member.peer for member in self.retired}
         for kept in (self.entries, self.results, self.anchors, self._momenta):
@@ -223,37 +310,61 @@ class Checker:
     def _one_entry(self, round_: int, ballot: int, entry: Entry, who: PeerId) -> None:
         known = self._ballots.setdefault((round_, ballot), entry.hash())
         if known != entry.hash():
-            raise Violation("one entry a ballot", f"round {round_}, ballot {ballot}: a second entry, seen at {who}")
+            raise Violation(
+                "one entry a ballot",
+                f"round {round_}, ballot {ballot}: a second entry, seen at {who}",
+            )
 
     def _claimed(self, entry: Entry, config: Config) -> None:
         """What liars cannot invent: contributions of others, members that nobody let in."""
         for contributor in entry.contributors if self.liars else ():
             frozen, peer = self.frozen.get(contributor.cid), contributor.member.peer
-            if peer not in self.liars and (frozen is None or (frozen.peer, frozen.weight) != (peer, contributor.weight)):
-                raise Violation("honest outcome", f"entry {entry.round} names what {peer} did not contribute")
-        if self.lying and len(entry.next_config) < len(config) and len(entry.next_config) < least_members(self.lying) <= len(config):
-            raise Violation("membership", f"entry {entry.round} leaves {len(entry.next_config)} members")
+            if peer not in self.liars and (
+                frozen is None or (frozen.peer, frozen.weight) != (peer, contributor.weight)
+            ):
+                raise Violation(
+                    "honest outcome", f"entry {entry.round} names what {peer} did not contribute"
+                )
+        if (
+            self.lying
+            and len(entry.next_config) < len(config)
+            and len(entry.next_config) < least_members(self.lying) <= len(config)
+        ):
+            raise Violation(
+                "membership", f"entry {entry.round} leaves {len(entry.next_config)} members"
+            )
 
     def _quorum(self, config: Config, voters: set[Member]) -> bool:
         return is_quorum(config, voters, self.organiser, self.lying)
 
     def _config(self, round_: int) -> Config | None:
-        return self.entries[round_ - 1].entry.next_config if 0 < round_ <= len(self.entries) else None
+        return (
+            self.entries[round_ - 1].entry.next_config if 0 < round_ <= len(self.entries) else None
+        )
 
     def _decide(self, certified: Certified) -> None:
         entry, config = certified.entry, self._config(certified.entry.round)
         if config is None or entry.base != self.entries[-1].entry.hash():
-            raise Violation("contiguity", f"entry {entry.round} does not follow entry {len(self.entries) - 1}")
+            raise Violation(
+                "contiguity", f"entry {entry.round} does not follow entry {len(self.entries) - 1}"
+            )
         if certified.removed:
             self._lost_only_with_the_removed(certified)
             self.recertified += 1
         elif not self._quorum(config, {vote.member for vote in certified.votes}):
-            raise Violation("certificate", f"entry {entry.round} is applied without the votes of a quorum")
+            raise Violation(
+                "certificate", f"entry {entry.round} is applied without the votes of a quorum"
+            )
         self._claimed(entry, config)
         holders = set(self._holders(entry))
-        if not certified.removed and not self._quorum(config, holders | {who for who in config if who.peer in self.liars}):
+        if not certified.removed and not self._quorum(
+            config, holders | {who for who in config if who.peer in self.liars}
+        ):
             names = ", ".join(sorted(member.peer for member in holders))
-            raise Violation("durability", f"entry {entry.round} is applied while only {names or 'nobody'} of {len(config)} holds it")
+            raise Violation(
+                "durability",
+                f"entry {entry.round} is applied while only {names or 'nobody'} of {len(config)} holds it",
+            )
         if adopted_rounds(entry):
             result, (anchor, momentum) = b"", self._adopted(entry)
         else:
@@ -269,9 +380,15 @@ class Checker:
         """The state of the branch that an entry takes over; raises unless it is one of the entry before."""
         tip = self.tips.get(entry.part_digests[0])
         if tip is None or tip.base != entry.base:
-            raise Violation("one base", f"entry {entry.round} adopts a branch of another entry than the one before it")
+            raise Violation(
+                "one base",
+                f"entry {entry.round} adopts a branch of another entry than the one before it",
+            )
         if tip.path != entry.contributors:
-            raise Violation("honest outcome", f"entry {entry.round} does not name all that is in the branch it adopts")
+            raise Violation(
+                "honest outcome",
+                f"entry {entry.round} does not name all that is in the branch it adopts",
+            )
         self.absorbed += 1
         return tip.anchor, tip.momentum
 
@@ -281,10 +398,16 @@ class Checker:
             raise Violation("honest outcome", f"entry {entry.round} counts a member twice")
         for contributor in entry.contributors:
             if contributor.cid in self._given_up:
-                raise Violation("honest verdict", f"entry {entry.round} counts what {contributor.member.peer} was told is lost")
+                raise Violation(
+                    "honest verdict",
+                    f"entry {entry.round} counts what {contributor.member.peer} was told is lost",
+                )
             for unit in self.frozen[contributor.cid].units:
                 if unit in self.used:
-                    raise Violation("nothing counted twice", f"unit {unit} in rounds {self.used[unit]} and {entry.round}")
+                    raise Violation(
+                        "nothing counted twice",
+                        f"unit {unit} in rounds {self.used[unit]} and {entry.round}",
+                    )
                 self.used[unit] = entry.round
 
     def _honest(self, entry: Entry) -> bytes:
@@ -293,29 +416,51 @@ class Checker:
             return b""
         robust = find_reducer(entry.reducer) if parse_reducer(entry.reducer) else None
         if len(entry.contributors) < least_of(robust or MEAN):
-            raise Violation("honest outcome", f"entry {entry.round} is the {entry.reducer} of {len(entry.contributors)} contributions")
+            raise Violation(
+                "honest outcome",
+                f"entry {entry.round} is the {entry.reducer} of {len(entry.contributors)} contributions",
+            )
         for contributor in entry.contributors:
             frozen = self.frozen.get(contributor.cid)
-            if frozen is None or frozen.peer != contributor.member.peer or frozen.weight != contributor.weight:
-                raise Violation("honest outcome", f"entry {entry.round} names a contribution that {contributor.member.peer} did not freeze")
+            if (
+                frozen is None
+                or frozen.peer != contributor.member.peer
+                or frozen.weight != contributor.weight
+            ):
+                raise Violation(
+                    "honest outcome",
+                    f"entry {entry.round} names a contribution that {contributor.member.peer} did not freeze",
+                )
         grid = _grid(entry.codec, entry.numel, entry.chunk_elements)
         result = bytearray(grid.results.nbytes)
         hashes: list[bytes] = []
-        weighing = self._weigh(grid, entry, robust) if robust is not None and robust.form == "two-phase" else None
+        weighing = (
+            self._weigh(grid, entry, robust)
+            if robust is not None and robust.form == "two-phase"
+            else None
+        )
         for chunk, view in enumerate(grid.results.views(memoryview(result))):
             self._reduce_chunk(grid, entry, chunk, view, weighing)
             hashes.append(chunk_hash(view))
         for part, digest in zip(entry.parts, entry.part_digests, strict=True):
             if part_digest(entry, part, hashes[part.first : part.stop]) != digest:
                 raise Violation(
-                    "honest outcome", f"entry {entry.round}: part of {part.owner} is not the {entry.reducer} over its contributors"
+                    "honest outcome",
+                    f"entry {entry.round}: part of {part.owner} is not the {entry.reducer} over its contributors",
                 )
         return bytes(result)
 
     def _encoded(self, grid: Grid, entry: Entry, chunk: int) -> tuple[dict[bytes, Wire], Tensor]:
         """What was contributed to a chunk, as it travels and decoded."""
-        codec, first, elements = grid.codec(chunk), chunk * entry.chunk_elements, grid.elements(chunk)
-        wires = {c.cid: grid.wire(memoryview(bytearray(grid.wire_bytes(chunk))), chunk) for c in entry.contributors}
+        codec, first, elements = (
+            grid.codec(chunk),
+            chunk * entry.chunk_elements,
+            grid.elements(chunk),
+        )
+        wires = {
+            c.cid: grid.wire(memoryview(bytearray(grid.wire_bytes(chunk))), chunk)
+            for c in entry.contributors
+        }
         rows = torch.empty(len(wires), elements)
         for (cid, wire), row in zip(wires.items(), rows, strict=True):
             codec.encode(self.frozen[cid].vector[first : first + elements], wire)
@@ -330,14 +475,27 @@ class Checker:
             for chunk in range(part.first, part.stop):
                 of_part += reducer.measure(self._encoded(grid, entry, chunk)[1])
             total += of_part
-        return reducer.weigh(total, [c.cid for c in entry.contributors], [c.reading.norm for c in entry.contributors])
+        return reducer.weigh(
+            total, [c.cid for c in entry.contributors], [c.reading.norm for c in entry.contributors]
+        )
 
-    def _reduce_chunk(self, grid: Grid, entry: Entry, chunk: int, out: memoryview, weighing: Weighing | None) -> None:
+    def _reduce_chunk(
+        self, grid: Grid, entry: Entry, chunk: int, out: memoryview, weighing: Weighing | None
+    ) -> None:
         codec, (wires, rows) = grid.codec(chunk), self._encoded(grid, entry, chunk)
         robust = find_reducer(entry.reducer) if parse_reducer(entry.reducer) else None
         if weighing is not None and weighing.factors is not None:
-            used = [(wire, weight) for wire, weight in zip(wires.values(), weighing.weights, strict=True) if weight]
-            codec.weighted_mean([wire for wire, _ in used], [weight for _, weight in used], 1.0, grid.results.wire(out, chunk))
+            used = [
+                (wire, weight)
+                for wire, weight in zip(wires.values(), weighing.weights, strict=True)
+                if weight
+            ]
+            codec.weighted_mean(
+                [wire for wire, _ in used],
+                [weight for _, weight in used],
+                1.0,
+                grid.results.wire(out, chunk),
+            )
             return
         if robust is not None and robust.form in ("rows", "two-phase"):
             value = torch.empty(rows.shape[1])
@@ -349,22 +507,42 @@ class Checker:
             return
         if entry.topology.kind == "butterfly":
             factors = MEAN.factors([c.weight for c in entry.contributors])
-            codec.weighted_mean(list(wires.values()), factors.multipliers, factors.divisor, grid.results.wire(out, chunk))
+            codec.weighted_mean(
+                list(wires.values()),
+                factors.multipliers,
+                factors.divisor,
+                grid.results.wire(out, chunk),
+            )
             return
-        tree = next(tree for part, tree in zip(entry.parts, trees_of(entry, MEAN), strict=True) if part.first <= chunk < part.stop)
+        tree = next(
+            tree
+            for part, tree in zip(entry.parts, trees_of(entry, MEAN), strict=True)
+            if part.first <= chunk < part.stop
+        )
 
         def add(peer: PeerId, target: memoryview) -> Wire:
             total, wire = tree.sum(peer), grid.wire(target, chunk)
             assert total is not None
-            terms = [wires[term.cid] if term.cid in wires else add(term.peer, memoryview(bytearray(len(out)))) for term in total.terms]
+            terms = [
+                wires[term.cid]
+                if term.cid in wires
+                else add(term.peer, memoryview(bytearray(len(out))))
+                for term in total.terms
+            ]
             codec.weighted_mean(terms, total.factors.multipliers, total.factors.divisor, wire)
             return wire
 
         add(tree.owner, out)
 
-    def _outer(self, entry: Entry, result: bytes, before: Tensor, momentum: Tensor) -> tuple[Tensor, Tensor]:
+    def _outer(
+        self, entry: Entry, result: bytes, before: Tensor, momentum: Tensor
+    ) -> tuple[Tensor, Tensor]:
         anchor, momentum = before.clone(), momentum.clone()
         if result:
-            means = _grid(entry.codec, entry.numel, entry.chunk_elements).results.decode(memoryview(bytearray(result)))
-            self._step.run(before, means, momentum, anchor, [(c.weight, c.reading) for c in entry.contributors])
+            means = _grid(entry.codec, entry.numel, entry.chunk_elements).results.decode(
+                memoryview(bytearray(result))
+            )
+            self._step.run(
+                before, means, momentum, anchor, [(c.weight, c.reading) for c in entry.contributors]
+            )
         return anchor, momentum

@@ -54,11 +54,20 @@ class SimMember:
         swarm, self.life = self.swarm, self.life + 1
         now, rng = swarm.world.now, swarm.world.stream(f"{self.peer}/{self.life}")
         storage, *others = [disk.storage for disk in self.disks]
-        make = partial(LyingProcess, lies=swarm.options.lies, tell=swarm.count) if self.peer in swarm.liars else NodeProcess
+        make = (
+            partial(LyingProcess, lies=swarm.options.lies, tell=swarm.count)
+            if self.peer in swarm.liars
+            else NodeProcess
+        )
         process = self.process = make(
-            swarm.place, self.peer, storage, rng, emit=self._hear, died=lambda back_after_s: swarm.died(self.peer, back_after_s),
+            swarm.place,
+            self.peer,
+            storage,
+            rng,
+            emit=self._hear,
+            died=lambda back_after_s: swarm.died(self.peer, back_after_s),
             others=others,
-        )  # fmt: skip
+        )
         for disk in self.disks:
             disk.script = Script(disk.watch, rng, disk, disk.units, peer=self.peer, life=self.life)
         process.start(swarm.contacts(self.peer))
@@ -66,7 +75,11 @@ class SimMember:
             return
         with process.alive():
             known = process.run.attach(now, swarm.layout)
-            if not known and self.peer == swarm.organiser and not all(watch.checker.entries for watch in swarm.watches):
+            if (
+                not known
+                and self.peer == swarm.organiser
+                and not all(watch.checker.entries for watch in swarm.watches)
+            ):
                 process.run.found(now, swarm.layout, swarm.initial)
             if self.leaving:
                 process.run.leave(now)
@@ -103,7 +116,9 @@ class Disk(Observer):
         self.storage = SimStorage(self.swarm.settings.outer, self)
         self.units = Units()
         self.script: Script | None = None
-        self.undecided: list[bytes] = []  # contributions of earlier lives whose fate a script still wants to know
+        self.undecided: list[
+            bytes
+        ] = []  # contributions of earlier lives whose fate a script still wants to know
 
     @property
     def log(self) -> Sequence[Certified]:
@@ -112,7 +127,11 @@ class Disk(Observer):
 
     @property
     def _session(self) -> Session | None:
-        return self.member.process.run.sessions[self.watch.number] if self.member.process is not None else None
+        return (
+            self.member.process.run.sessions[self.watch.number]
+            if self.member.process is not None
+            else None
+        )
 
     def die(self) -> None:
         """The process is gone."""
@@ -127,17 +146,27 @@ class Disk(Observer):
     def wipe(self) -> None:
         """It is lost, and with it what a branch had of it."""
         self.storage.wipe()
-        self.units.destroyed.update(unit for staked in self.units.staked.values() for unit in staked)
+        self.units.destroyed.update(
+            unit for staked in self.units.staked.values() for unit in staked
+        )
 
     def contribute(self, cid: bytes, contribution: Frozen, base: int | None) -> None:
         """The script offers a contribution."""
         process, script = self.member.process, self.script
-        if process is None or script is None or not process.runs(lambda: self.contribute(cid, contribution, base)):
+        if (
+            process is None
+            or script is None
+            or not process.runs(lambda: self.contribute(cid, contribution, base))
+        ):
             return
-        vector = contribution.vector.clone()  # the checker keeps what was frozen, whatever becomes of the buffer
+        vector = (
+            contribution.vector.clone()
+        )  # the checker keeps what was frozen, whatever becomes of the buffer
         self.checker.freeze(cid, contribution)
         with process.alive():
-            process.run.sessions[self.watch.number].contribute(self.swarm.world.now, cid, contribution.weight, vector, base)
+            process.run.sessions[self.watch.number].contribute(
+                self.swarm.world.now, cid, contribution.weight, vector, base
+            )
         self.swarm.world.after(LATE_S, lambda: script.late(cid, vector))
 
     def hear(self, event: object) -> None:
@@ -176,7 +205,13 @@ class Disk(Observer):
         generation = replica.generation if replica is not None else -1
         if session is not None and session.branching.base_state is not None:
             generation = len(self.log) - 1  # it is put aside while the replica is on a branch
-        self.checker.voted(self.member.me, ballot, entry, holds_bytes=self.storage.holds(entry), generation=generation)
+        self.checker.voted(
+            self.member.me,
+            ballot,
+            entry,
+            holds_bytes=self.storage.holds(entry),
+            generation=generation,
+        )
 
     def appended(self, certified: Certified, last: int) -> None:
         """An applied entry was recorded."""
@@ -193,7 +228,12 @@ class Disk(Observer):
         session = self._session
         branch = session.branching.branch if session is not None else None
         decided = branch.machine.open.decided if branch is not None else None
-        if branch is not None and decided is not None and branch.machine.open.applying and record.tip is not None:
+        if (
+            branch is not None
+            and decided is not None
+            and branch.machine.open.applying
+            and record.tip is not None
+        ):
             self.checker.branched(self.peer, record.tip, decided, branch.genesis.entry)
 
     def published(self, replica: ModelReplica, round_: int) -> None:

@@ -57,10 +57,16 @@ class _OwnerDecides(Exchange):
     def report(self, plan_id: bytes) -> None:
         """Reduce over what is here, without those that have not come."""
         state = self._plans.get(plan_id)
-        for job in dict.fromkeys(way.job for way in state.ways if way.job) if state is not None else ():
+        for job in (
+            dict.fromkeys(way.job for way in state.ways if way.job) if state is not None else ()
+        ):
             assert state is not None
             waiting = [chunk for chunk in state.waiting if state.job(chunk) is job]
-            kept = [i for i, (peer, _, held) in enumerate(job.sources) if peer == self.me or all(chunk in held for chunk in waiting)]
+            kept = [
+                i
+                for i, (peer, _, held) in enumerate(job.sources)
+                if peer == self.me or all(chunk in held for chunk in waiting)
+            ]
             if waiting and 0 < len(kept) < len(job.sources) and state.reducer.form == "streaming":
                 job.sources = [job.sources[i] for i in kept]
                 job.factors = state.reducer.factors([job.weights[i] for i in kept])
@@ -90,8 +96,18 @@ class VoteWithoutBytes(Plant):
 class _LiveConvener(machine_module.RoundMachine):
     def convener_of(self, ballot: int) -> Member:
         """The first in order that is not suspected *here*."""
-        owners = [super(_LiveConvener, self).convener_of(ballot + step) for step in range(len(self.config))]
-        return next((owner for owner in owners if owner == self.me or not self.actions.suspected(owner.peer)), owners[0])
+        owners = [
+            super(_LiveConvener, self).convener_of(ballot + step)
+            for step in range(len(self.config))
+        ]
+        return next(
+            (
+                owner
+                for owner in owners
+                if owner == self.me or not self.actions.suspected(owner.peer)
+            ),
+            owners[0],
+        )
 
 
 class _TrustingLiveConvener(_LiveConvener):
@@ -131,7 +147,9 @@ class _EarlyApply(convener_module.Convening):
         machine = self.machine
         if self.entry is entry and machine.open.decided is None:
             payload = vote_payload(*machine.slot, self.ballot, entry.hash())
-            machine.open.decided = Certified(entry, (Vote(machine.me, self.ballot, machine.actions.sign(payload)),))
+            machine.open.decided = Certified(
+                entry, (Vote(machine.me, self.ballot, machine.actions.sign(payload)),)
+            )
             machine._try_apply(now)
 
 
@@ -168,10 +186,15 @@ class _SilentSnapshot(machine_module.RoundMachine):
     def adopt_snapshot(self, now: float, skipped: Sequence[Certified], root: bytes) -> None:
         """The state without the entries it skips: nobody asks whether one's own contribution is in them."""
         cid = self.contribution[0] if self.contribution else None
-        blind = [Certified(_without(certified.entry, cid), certified.votes) for certified in skipped]
+        blind = [
+            Certified(_without(certified.entry, cid), certified.votes) for certified in skipped
+        ]
         before = len(self.journal.entries)
         journal = cast(Any, self.journal)
-        append, journal.append = journal.append, lambda certified: append(skipped[len(self.journal.entries) - before])
+        append, journal.append = (
+            journal.append,
+            lambda certified: append(skipped[len(self.journal.entries) - before]),
+        )
         try:
             super().adopt_snapshot(now, blind, root)
         finally:
@@ -179,7 +202,9 @@ class _SilentSnapshot(machine_module.RoundMachine):
 
 
 def _without(entry: Entry, cid: bytes | None) -> Entry:
-    return msgspec.structs.replace(entry, contributors=tuple(c for c in entry.contributors if c.cid != cid))
+    return msgspec.structs.replace(
+        entry, contributors=tuple(c for c in entry.contributors if c.cid != cid)
+    )
 
 
 class SnapshotWithoutEntries(Plant):

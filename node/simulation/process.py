@@ -48,11 +48,17 @@ class Place:
     branch_after_s: float | None = None
     probation: int = 0
     per_hour: int = 0
-    paces: dict[PeerId, Pace] = field(default_factory=dict[PeerId, Pace])  # what members have measured of their links
+    paces: dict[PeerId, Pace] = field(
+        default_factory=dict[PeerId, Pace]
+    )  # what members have measured of their links
     sites: Mapping[PeerId, str] = field(default_factory=dict[PeerId, str])
-    plot: dict[tuple[str, int, int], dict[bytes, Entry]] = field(default_factory=dict[tuple[str, int, int], dict[bytes, Entry]])
+    plot: dict[tuple[str, int, int], dict[bytes, Entry]] = field(
+        default_factory=dict[tuple[str, int, int], dict[bytes, Entry]]
+    )
     """What liars have proposed, by log, round and ballot: they know of one another."""
-    identities: Mapping[PeerId, Identity] = field(default_factory=dict[PeerId, Identity])  # of a secure run
+    identities: Mapping[PeerId, Identity] = field(
+        default_factory=dict[PeerId, Identity]
+    )  # of a secure run
 
 
 def sign_as(peer: PeerId, payload: bytes) -> bytes:
@@ -76,7 +82,12 @@ class Input:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
         if error is None:
             try:
                 self._process.settle(self._pulled)
@@ -115,18 +126,30 @@ class NodeProcess:
             reducers=find_reducer,
             clock=lambda: place.world.now,
             resend_after_s=lambda: 8 * place.timing.pull_s,
-            lead=lambda: Lead(self.pace().up or 1, 0.1),  # where nothing is known as little as can be: three chunks an owner
+            lead=lambda: Lead(
+                self.pace().up or 1, 0.1
+            ),  # where nothing is known as little as can be: three chunks an owner
             beside=lambda work: self.offload(work, lambda _, done: done()),
         )
         self.exchange = cast(DataPlane, self.plane)
         alone = partial(Session, identity=place.identities.get(peer), secrets=rng)
         make = partial(Fragments, storages=[storage, *others]) if others else alone
         self.run: Session | Fragments = make(
-            run=place.run_id, me=peer, organiser=place.organiser, settings=place.settings, ports=self, rng=rng, now=place.world.now,
-            timing=place.timing, checkpoint_every=place.checkpoint_every, chunk_elements=place.chunk_elements,
-            branch_after_s=place.branch_after_s, probation=place.probation, per_hour=place.per_hour,
+            run=place.run_id,
+            me=peer,
+            organiser=place.organiser,
+            settings=place.settings,
+            ports=self,
+            rng=rng,
+            now=place.world.now,
+            timing=place.timing,
+            checkpoint_every=place.checkpoint_every,
+            chunk_elements=place.chunk_elements,
+            branch_after_s=place.branch_after_s,
+            probation=place.probation,
+            per_hour=place.per_hour,
             site=place.sites.get(peer, ""),
-        )  # fmt: skip
+        )
         self.session = self.run.sessions[0]
         self._rng, self._emit, self._died = rng, emit, died
         self._events: deque[Any] = deque()
@@ -245,7 +268,9 @@ class NodeProcess:
     def _pump(self, peer: PeerId) -> None:
         """Send what there is for a peer as fast as the link takes it."""
         while (record := self.plane.next_record(peer)) is not None:
-            free_at = self.network.send(self.peer, peer, "record", (bytes(record.header), bytes(record.payload)))
+            free_at = self.network.send(
+                self.peer, peer, "record", (bytes(record.header), bytes(record.payload))
+            )
             if free_at > self.world.now:
                 self._pumps[peer] = self.world.at(free_at, lambda: self._room(peer))
                 return
@@ -270,11 +295,15 @@ class NodeProcess:
 
     def _begin(self) -> None:
         work, done = self._jobs[0]
-        early = self._rng.random() < 0.5  # a thread may do the work at once or only at the end: both must be right
+        early = (
+            self._rng.random() < 0.5
+        )  # a thread may do the work at once or only at the end: both must be right
         result = work() if early else None
         self.world.after(self.place.work_s, lambda: self._finish(work, done, early, result))
 
-    def _finish(self, work: Callable[[], T], done: Callable[[float, T], None], early: bool, result: Any) -> None:
+    def _finish(
+        self, work: Callable[[], T], done: Callable[[float, T], None], early: bool, result: Any
+    ) -> None:
         if self.runs(lambda: self._finish(work, done, early, result)):
             with self.alive():
                 done(self.world.now, result if early else work())

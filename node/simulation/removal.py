@@ -66,7 +66,9 @@ class Removal:
             if self.rng.random() < 0.5:
                 swarm.network.cut(peer, swarm.organiser)
             swarm.world.after(self.rng.random() * 0.3, partial(self._crash, peer))
-        if self.reboots and all(len(watch.config) > 3 for watch in swarm.watches):  # else nobody goes on after it unless its user says so
+        if self.reboots and all(
+            len(watch.config) > 3 for watch in swarm.watches
+        ):  # else nobody goes on after it unless its user says so
             swarm.world.after(self.rng.random() * 0.3, partial(swarm.reboot, swarm.organiser))
 
     def _crash(self, peer: PeerId) -> None:
@@ -75,9 +77,19 @@ class Removal:
     def ask(self) -> None:
         """Whoever is dead now is lost, and the organiser is told so, if the others are no quorum."""
         swarm, process = self.swarm, self._organiser()
-        if self.lost or swarm.faults.healed or self._others_wiped() or process is None or not self._known_to(process):
+        if (
+            self.lost
+            or swarm.faults.healed
+            or self._others_wiped()
+            or process is None
+            or not self._known_to(process)
+        ):
             return
-        dead = [member for member in swarm.members.values() if member.process is None and member.life >= 0]
+        dead = [
+            member
+            for member in swarm.members.values()
+            if member.process is None and member.life >= 0
+        ]
         if not self._say(process, dead):
             return
         self.lost = dead
@@ -85,7 +97,9 @@ class Removal:
         for watch, disk in zip(swarm.watches, swarm.members[swarm.organiser].disks, strict=True):
             record = disk.storage.journal().sealed
             watch.checker.retired.update(member.me for member in dead)
-            watch.checker.retired.update(who for who in (record.removed if record else ()) if who.peer == swarm.organiser)
+            watch.checker.retired.update(
+                who for who in (record.removed if record else ()) if who.peer == swarm.organiser
+            )
         for member in dead:
             swarm.wipe(member)
             for disk in member.disks:
@@ -96,13 +110,17 @@ class Removal:
         """Whether the word was given, for one fragment at least: where the organiser died before it was for all, its user repeats it."""
         try:
             with process.alive():
-                recertify(process.run.sessions, self.swarm.world.now, [member.peer for member in dead])
+                recertify(
+                    process.run.sessions, self.swarm.world.now, [member.peer for member in dead]
+                )
         except RecertifyError:
             return False  # the others are enough, or one of the dead still seems to be there, or was never a member
         if process.ended:
             self.swarm.world.after(AGAIN_S, self._repeat)
         disks = self.swarm.members[self.swarm.organiser].disks
-        return any((record := disk.storage.journal().sealed) is not None and record.asked for disk in disks)
+        return any(
+            (record := disk.storage.journal().sealed) is not None and record.asked for disk in disks
+        )
 
     def _repeat(self) -> None:
         process = self._organiser()
@@ -120,9 +138,15 @@ class Removal:
 
     def _known_to(self, process: NodeProcess) -> bool:
         """Its user knows the swarm, and waits until the node does."""
-        alive = {member.peer for member in self.swarm.members.values() if member.process is not None}
+        alive = {
+            member.peer for member in self.swarm.members.values() if member.process is not None
+        }
         for session in process.run.sessions:
             config = session.machine.config if session.machine is not None else ()
-            if not alive <= {session.me, *(member.peer for member in config), *session.actions.nodes()}:
+            if not alive <= {
+                session.me,
+                *(member.peer for member in config),
+                *session.actions.nodes(),
+            }:
                 return False
         return True

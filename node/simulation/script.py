@@ -14,7 +14,15 @@ import torch
 from ...collectives.identifiers import PeerId
 from ...collectives.layout import Layout
 from ...collectives.simulation import Timer, World
-from ..session.events import BranchAdvanced, BranchBegun, BranchEnded, ContributionRefused, RoundClosing, RoundCommitted, StateReady
+from ..session.events import (
+    BranchAdvanced,
+    BranchBegun,
+    BranchEnded,
+    ContributionRefused,
+    RoundClosing,
+    RoundCommitted,
+    StateReady,
+)
 from .checker import Frozen
 from .plant import Plant
 
@@ -49,8 +57,16 @@ class Units:
 class Script:
     """One life of a script."""
 
-    def __init__(self, scene: Scene, rng: random.Random, node: Node, units: Units, *, peer: PeerId, life: int) -> None:
-        self.scene, self.world, self.rng, self.node, self.units = scene, scene.world, rng, node, units
+    def __init__(
+        self, scene: Scene, rng: random.Random, node: Node, units: Units, *, peer: PeerId, life: int
+    ) -> None:
+        self.scene, self.world, self.rng, self.node, self.units = (
+            scene,
+            scene.world,
+            rng,
+            node,
+            units,
+        )
         self.peer, self.life = peer, life
         self.rounds = 0  # contributions of this life
         self.held: list[int] = []
@@ -74,7 +90,9 @@ class Script:
                         self.held = [unit for unit in self.held if unit not in self.pending[1]]
                     self.pending = None
                 self._train()
-            case BranchAdvanced(cid=cid, counted=counted) if self.pending and cid == self.pending[0]:
+            case BranchAdvanced(cid=cid, counted=counted) if (
+                self.pending and cid == self.pending[0]
+            ):
                 self.base = event.round
                 if counted:
                     self.units.staked[cid] = self.pending[1]
@@ -89,7 +107,9 @@ class Script:
             case ContributionRefused(cid=cid) if self.pending and cid == self.pending[0]:
                 self.pending = None  # made on an older anchor: to be offered again
                 self._train()
-            case RoundClosing() if self._timer is not None and self.held and self.rng.random() < 0.5:
+            case RoundClosing() if (
+                self._timer is not None and self.held and self.rng.random() < 0.5
+            ):
                 self._timer.cancel()
                 self._timer = self.world.after(0.0, self._trained)
             case _:
@@ -109,7 +129,9 @@ class Script:
 
     def _train(self) -> None:
         if self._timer is None and self.has_state and not self.stopped:
-            self._timer = self.world.after(self.scene.train_s * self.rng.uniform(0.3, 1.7), self._trained)
+            self._timer = self.world.after(
+                self.scene.train_s * self.rng.uniform(0.3, 1.7), self._trained
+            )
 
     def _trained(self) -> None:
         self._timer = None
@@ -125,4 +147,6 @@ class Script:
             generator = torch.Generator().manual_seed(self.rng.getrandbits(48))
             vector = torch.randn(self.scene.layout.numel, generator=generator)
             base = self.base if self.careful else None
-            self.node.contribute(cid, Frozen(self.peer, self.life, 8 * len(units), units, vector), base)
+            self.node.contribute(
+                cid, Frozen(self.peer, self.life, 8 * len(units), units, vector), base
+            )

@@ -72,8 +72,16 @@ class _Automatic(sealing_module.Sealing):
     def tick(self, now: float) -> bool:
         """Whoever is silent when no quorum is in sight for a while is removed, without anybody's word."""
         machine = self.machine
-        if machine.me.peer == machine.organiser and not self.leading and now - machine.open.born > IMPATIENT_S:
-            silent = [who for who in machine.config if who != machine.me and machine.actions.suspected(who.peer)]
+        if (
+            machine.me.peer == machine.organiser
+            and not self.leading
+            and now - machine.open.born > IMPATIENT_S
+        ):
+            silent = [
+                who
+                for who in machine.config
+                if who != machine.me and machine.actions.suspected(who.peer)
+            ]
             if silent and not machine.quorum([who for who in machine.config if who not in silent]):
                 self.ask(silent)
         return super().tick(now)

@@ -136,9 +136,13 @@ class Stage:
         try:
             while self._turns() or not (until() or self._failed()):
                 if not self.world.step():
-                    raise SwarmClosedError(f"all scripts wait and nothing will ever happen ({self._waiting()})")
+                    raise SwarmClosedError(
+                        f"all scripts wait and nothing will ever happen ({self._waiting()})"
+                    )
                 if self.world.now > limit_s:
-                    raise SwarmClosedError(f"scripts have not ended after {limit_s:g} virtual seconds ({self._waiting()})")
+                    raise SwarmClosedError(
+                        f"scripts have not ended after {limit_s:g} virtual seconds ({self._waiting()})"
+                    )
         finally:
             for actor in self.actors:
                 actor.dismiss()
@@ -164,7 +168,9 @@ class Stage:
         return any(actor.error is not None for actor in self.actors)
 
     def _waiting(self) -> str:
-        return ", ".join(actor.name for actor in self.actors if not actor.finished and not actor.dead)
+        return ", ".join(
+            actor.name for actor in self.actors if not actor.finished and not actor.dead
+        )
 
 
 def _chance() -> tuple[Any, ...]:
@@ -178,4 +184,8 @@ def _set_chance(state: tuple[Any, ...]) -> None:
 
 
 def _fresh_chance(seed: int) -> tuple[Any, ...]:
-    return random.Random(seed).getstate(), np.random.RandomState(seed).get_state(), torch.Generator().manual_seed(seed).get_state()
+    return (
+        random.Random(seed).getstate(),
+        np.random.RandomState(seed).get_state(),
+        torch.Generator().manual_seed(seed).get_state(),
+    )

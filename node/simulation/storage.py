@@ -104,13 +104,24 @@ class SimStorage(MemoryStorage):
     def wipe(self) -> None:
         """The disk is lost, but for the number of lives."""
         self._journal = SimJournal(self.observer, self.incarnation + 1)
-        self._layout, self._checkpoint, self._kept, self._from, self._branch = None, None, {}, 0, None
+        self._layout, self._checkpoint, self._kept, self._from, self._branch = (
+            None,
+            None,
+            {},
+            0,
+            None,
+        )
         self.votes: Votes = MemoryVotes()
 
     def reboot(self) -> None:
         """The machine lost power: what was voted for is not known any more, so the next life is a new one with the same log."""
         journal = self._journal
-        journal.incarnation, journal.promised, journal.accepted, journal.echoed = journal.incarnation + 1, -1, None, None
+        journal.incarnation, journal.promised, journal.accepted, journal.echoed = (
+            journal.incarnation + 1,
+            -1,
+            None,
+            None,
+        )
 
     def end_of_life(self) -> None:
         """The process died; the next one reads what is here."""

@@ -16,7 +16,13 @@ from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import cut, make_layout
 from ...collectives.round import Timing
 from ...collectives.simulation import Faults, Network, World, quiet_plan, random_plan
-from ...collectives.simulation.faults import ALL_FAULTS, LYING_MESSAGES, ROUND_MESSAGES, FaultKind, shatter_plan
+from ...collectives.simulation.faults import (
+    ALL_FAULTS,
+    LYING_MESSAGES,
+    ROUND_MESSAGES,
+    FaultKind,
+    shatter_plan,
+)
 from ...collectives.swarm import OuterSettings, RunSettings
 from ..session.events import (
     BranchBegun,
@@ -38,7 +44,9 @@ from .removal import Removal
 from .watch import Watch
 
 CUTS = (1, 1, 1, 2, 3)  # in how many fragments the model is, in seeds without branches
-RECERTIFIED = 0.15  # share of the seeds in which a quorum is lost for ever, and the organiser recertifies
+RECERTIFIED = (
+    0.15  # share of the seeds in which a quorum is lost for ever, and the organiser recertifies
+)
 CHECKED = 0.5  # share of the seeds with two levels in which heads of sites are checked
 BRANCHED = 0.4  # share of the seeds in which members without a quorum go on in branches
 RECORD_KINDS = {
@@ -103,11 +111,15 @@ class Verdict:
 class SimSwarm:
     """All of one run. Implements `Subject` for the faults."""
 
-    def __init__(self, seed: int, options: Options | None = None, plant: Plant | None = None) -> None:
+    def __init__(
+        self, seed: int, options: Options | None = None, plant: Plant | None = None
+    ) -> None:
         branches = BRANCHED if plant is None else plant.branches
         self.options, self.plant = options or Options(), plant or Plant()
         if self.plant.lying:
-            self.options = replace(self.options, peers=(4, 6), lying=self.plant.lying, lies=self.plant.lies or LIES)
+            self.options = replace(
+                self.options, peers=(4, 6), lying=self.plant.lying, lies=self.plant.lies or LIES
+            )
         self.world = World(seed)
         self.rng, self.knocks = self.world.stream("swarm"), self.world.stream("knocks")
         self.network = Network(self.world, latency_s=0.0005, jitter_s=0.004)
@@ -115,14 +127,24 @@ class SimSwarm:
         count = self.rng.randint(*self.options.peers)
         self.names = [PeerId(f"p{index}") for index in range(count)]
         kinds, policy = self.options.faults, self.world.stream("policy")
-        branching = "shatter" in kinds and policy.random() < branches and self.options.fragments in (None, 1)
-        drawn = self.world.stream("fragments").choice(CUTS) if kinds and plant is None and not branching else 1
+        branching = (
+            "shatter" in kinds
+            and policy.random() < branches
+            and self.options.fragments in (None, 1)
+        )
+        drawn = (
+            self.world.stream("fragments").choice(CUTS)
+            if kinds and plant is None and not branching
+            else 1
+        )
         fragments = self.options.fragments or drawn
         self.organiser = self.names[0]
         self.run_id = RunId(f"run{seed}")
         ways = self.world.stream("ways")
         plain = self.rng.choice(("fp32", "int8"))
-        coarse = self.world.stream("codecs").choice((plain, plain, "stat2", "sparse64"))  # results travel in another codec
+        coarse = self.world.stream("codecs").choice(
+            (plain, plain, "stat2", "sparse64")
+        )  # results travel in another codec
         self.settings = RunSettings(
             codec=plain if plant is not None or self.options.reducer != "mean" else coarse,
             outer=OuterSettings(lr=0.7, momentum=0.5),
@@ -132,25 +154,49 @@ class SimSwarm:
             lying=self.options.lying,
         )
         length = self.rng.choice((1, 40, 90, 140))
-        self.layout = make_layout([("w" if fragments == 1 else f"w{number}", (length,)) for number in range(fragments)])
+        self.layout = make_layout(
+            [("w" if fragments == 1 else f"w{number}", (length,)) for number in range(fragments)]
+        )
         self.initial = torch.randn(self.layout.numel, generator=torch.Generator().manual_seed(seed))
         self.place = Place(
-            self.world, self.network, self.names, self.run_id, self.organiser, self.settings, TIMING,
-            chunk_elements=16, exchange=self.plant.exchange, sites={peer: ways.choice(("", "a", "b")) for peer in self.names},
-        )  # fmt: skip
+            self.world,
+            self.network,
+            self.names,
+            self.run_id,
+            self.organiser,
+            self.settings,
+            TIMING,
+            chunk_elements=16,
+            exchange=self.plant.exchange,
+            sites={peer: ways.choice(("", "a", "b")) for peer in self.names},
+        )
         self.liars = frozenset(self.world.stream("liars").sample(self.names, self.options.lying))
         self.stats: dict[str, int] = {}
-        self.watches = [Watch(self, number, part) for number, part in enumerate(cut(self.layout, fragments))]
+        self.watches = [
+            Watch(self, number, part) for number, part in enumerate(cut(self.layout, fragments))
+        ]
         self.members = {peer: SimMember(self, peer) for peer in self.names}
         self.wiped: set[Member] = set()
         self.left = False
-        messages, chance = LYING_MESSAGES if self.options.lying else ROUND_MESSAGES, self.world.stream("plan")
-        plan = random_plan(chance, self.names, horizon_s=self.options.horizon_s, kinds=kinds, messages=messages) if kinds else quiet_plan()
+        messages, chance = (
+            LYING_MESSAGES if self.options.lying else ROUND_MESSAGES,
+            self.world.stream("plan"),
+        )
+        plan = (
+            random_plan(
+                chance, self.names, horizon_s=self.options.horizon_s, kinds=kinds, messages=messages
+            )
+            if kinds
+            else quiet_plan()
+        )
         if branching:
             self.place.branch_after_s = policy.choice((0.5, 0.8, 1.5))
             shatter_plan(policy, self.names, plan)
         self.removal = Removal(self, self.world.stream("removal"))
-        self.removal.plan(0.0 if self.options.lying else RECERTIFIED if plant is None else plant.recertified, kinds)
+        self.removal.plan(
+            0.0 if self.options.lying else RECERTIFIED if plant is None else plant.recertified,
+            kinds,
+        )
         self.faults = Faults(self.world, self.network, self, plan, self.world.stream("faults"))
         self.network.tap = self._tap
 
@@ -169,7 +215,9 @@ class SimSwarm:
             self.world.run(until=horizon)
             top = max(len(watch.checker.entries) for watch in self.watches)
             target = max(top + 2, self.options.rounds + 1)
-            if not self.world.run(until=horizon + self.options.patience_s, stop=lambda: self._settled(target)):
+            if not self.world.run(
+                until=horizon + self.options.patience_s, stop=lambda: self._settled(target)
+            ):
                 unfinished = True
                 raise Violation("liveness", self._stuck(target))
             for watch in self.watches:
@@ -180,14 +228,29 @@ class SimSwarm:
             for member in self.members.values():
                 if member.process is not None:
                     member.process.end()
-        seed, entries = self.world.seed if isinstance(self.world.seed, int) else 0, [len(watch.checker.entries) for watch in self.watches]
-        return Verdict(seed, problem, unfinished, self.world.now, min(entries) - 1, self.world.trace(), self.faults.struck, self.stats)
+        seed, entries = (
+            self.world.seed if isinstance(self.world.seed, int) else 0,
+            [len(watch.checker.entries) for watch in self.watches],
+        )
+        return Verdict(
+            seed,
+            problem,
+            unfinished,
+            self.world.now,
+            min(entries) - 1,
+            self.world.trace(),
+            self.faults.struck,
+            self.stats,
+        )
 
     def _start(self) -> None:
         self.members[self.organiser].boot()
         for peer in self.names[1:]:
             late = self.rng.random() < 0.2
-            self.world.at(self.rng.random() * (0.6 * self.options.horizon_s if late else 0.05), self.members[peer].boot)
+            self.world.at(
+                self.rng.random() * (0.6 * self.options.horizon_s if late else 0.05),
+                self.members[peer].boot,
+            )
         self.faults.start()
         self.removal.start()
 
@@ -196,19 +259,24 @@ class SimSwarm:
 
     def _stuck(self, target: int) -> str:
         where = "; ".join(watch.where() for watch in self.watches)
-        return (
-            f"not all reached {target} entries within {self.options.patience_s:g} s after healing ({where}; ! = not in the configuration)"
-        )
+        return f"not all reached {target} entries within {self.options.patience_s:g} s after healing ({where}; ! = not in the configuration)"
 
     def _drawn(self, ways: Random) -> TopologyKind:
         kind = ways.choice(("butterfly", "ring", "two-level"))
-        return "checked" if kind == "two-level" and self.world.stream("checks").random() < CHECKED else kind
+        return (
+            "checked"
+            if kind == "two-level" and self.world.stream("checks").random() < CHECKED
+            else kind
+        )
 
     # ---- what members report
     def heard(self, disk: Disk, event: object) -> None:
         """An event of a session."""
         if isinstance(event, StateDiverged):
-            raise Violation("agreement", f"{disk.peer}'s state before entry {event.entry} is not the decided one")
+            raise Violation(
+                "agreement",
+                f"{disk.peer}'s state before entry {event.entry} is not the decided one",
+            )
         if isinstance(event, PeerMisbehaved | Equivocated):
             self._accused(disk.peer, event)
         if isinstance(event, PeerMisbehaved) and not self.liars & {event.peer, disk.peer}:
@@ -220,13 +288,26 @@ class SimSwarm:
             self.count("contribution lost with a branch", len(event.lost))
         if isinstance(event, RoundCommitted):
             disk.checker.called_committed(disk.peer, event.entry, event.entry_hash)
-            self.count("contribution counted" if event.counted else "contribution left out" if event.cid else "nothing contributed")
+            self.count(
+                "contribution counted"
+                if event.counted
+                else "contribution left out"
+                if event.cid
+                else "nothing contributed"
+            )
             if event.lost:
                 self.count("eviction or leave")
             if unknown := {*event.config} - {*self.names}:
                 raise Violation("membership", f"{sorted(unknown)} are members, whom nobody has met")
-            if self.options.lying and not self.options.faults and not self.liars.issuperset(event.lost):
-                raise Violation("membership", f"{', '.join(event.lost)} of which some are honest and there are removed from the run")
+            if (
+                self.options.lying
+                and not self.options.faults
+                and not self.liars.issuperset(event.lost)
+            ):
+                raise Violation(
+                    "membership",
+                    f"{', '.join(event.lost)} of which some are honest and there are removed from the run",
+                )
         if isinstance(event, ContributionRefused):
             self.count("stale contribution refused")
         if isinstance(event, EarlierSettled):
@@ -241,9 +322,13 @@ class SimSwarm:
         _, peer, one, one_signature, other, other_signature = msgspec.msgpack.decode(event.evidence)
         kind, *slot = msgspec.msgpack.decode(one)
         same = [kind, *slot[:-1]] == msgspec.msgpack.decode(other)[:-1] and one != other
-        proved = same and verify_as(peer, one, one_signature) and verify_as(peer, other, other_signature)
+        proved = (
+            same and verify_as(peer, one, one_signature) and verify_as(peer, other, other_signature)
+        )
         if peer not in self.liars or not proved:
-            raise Violation("honest peers", f"{by} has proof that {peer} signed two values for {kind}")
+            raise Violation(
+                "honest peers", f"{by} has proof that {peer} signed two values for {kind}"
+            )
         return self.count(f"proof of two for {kind}")
 
     def count(self, what: str, by: int = 1) -> None:
@@ -254,7 +339,11 @@ class SimSwarm:
     def contacts(self, peer: PeerId) -> Sequence[PeerId]:
         """What discovery tells a starting process."""
         others = [name for name in self.names if name != peer]
-        return [self.organiser] * (peer != self.organiser) + [self.rng.choice(others)] if others else []
+        return (
+            [self.organiser] * (peer != self.organiser) + [self.rng.choice(others)]
+            if others
+            else []
+        )
 
     def _tap(self, sender: PeerId, receiver: PeerId, channel: str, payload: Any) -> bool:
         data = payload if channel == "control" else payload[0]
@@ -279,7 +368,9 @@ class SimSwarm:
         member = self.members[peer]
         if member.process is None:
             return False
-        if amnesia and (self.wiped or self.left or self.removal.planned or not self._expendable(peer)):
+        if amnesia and (
+            self.wiped or self.left or self.removal.planned or not self._expendable(peer)
+        ):
             return False
         self._kill(member)
         if amnesia:
@@ -307,7 +398,9 @@ class SimSwarm:
         Of those that were voted on as well: a vote may still be adopted, with a configuration of two that counts on the lost one."""
         held = all(2 * len(watch.holding(peer)) > len(watch.config) >= 3 for watch in self.watches)
         configs = [config for watch in self.watches for config in watch.proposed()]
-        return held and all(2 * sum(who.peer != peer for who in config) > len(config) for config in configs)
+        return held and all(
+            2 * sum(who.peer != peer for who in config) > len(config) for config in configs
+        )
 
     def died(self, peer: PeerId, back_after_s: float) -> None:
         """A trap killed the process inside a call."""
@@ -322,8 +415,13 @@ class SimSwarm:
             if other is not member and other.process is not None and self.rng.random() < 0.5:
                 process = other.process
                 self.world.after(0.001, lambda p=process: p.link(member.peer, False))
-                if self.options.faults and self.knocks.random() < 0.5:  # a machine that refuses connections tells more than a lost one
-                    self.world.after(0.002, lambda p=process: p.gone(member.peer) if member.process is None else None)
+                if (
+                    self.options.faults and self.knocks.random() < 0.5
+                ):  # a machine that refuses connections tells more than a lost one
+                    self.world.after(
+                        0.002,
+                        lambda p=process: p.gone(member.peer) if member.process is None else None,
+                    )
 
     def restart(self, peer: PeerId) -> None:
         """Start a process again."""
@@ -354,8 +452,16 @@ class SimSwarm:
         """Leave in good order (once a run)."""
         member = self.members[peer]
         configs = [watch.config for watch in self.watches]
-        refused = member.process is None or member.process.frozen or self.left or self.wiped or peer == self.organiser
-        fewest = max(4, least_members(self.options.lying))  # a run that is still being founded waits for everybody
+        refused = (
+            member.process is None
+            or member.process.frozen
+            or self.left
+            or self.wiped
+            or peer == self.organiser
+        )
+        fewest = max(
+            4, least_members(self.options.lying)
+        )  # a run that is still being founded waits for everybody
         if refused or any(member.me not in config or len(config) < fewest for config in configs):
             return False
         self.left = True

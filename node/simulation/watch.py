@@ -23,7 +23,11 @@ class Watch:
         self.swarm, self.number, self.layout = swarm, number, layout
         self.world, self.plant, self.train_s = swarm.world, swarm.plant, swarm.train_s
         self.checker = Checker(
-            organiser=swarm.organiser, outer=swarm.settings.outer, holders=self._holders, lying=swarm.options.lying, liars=swarm.liars
+            organiser=swarm.organiser,
+            outer=swarm.settings.outer,
+            holders=self._holders,
+            lying=swarm.options.lying,
+            liars=swarm.liars,
         )
         self._votes: dict[bytes, set[Member]] = {}
         self._first_ballot: dict[bytes, int] = {}
@@ -68,10 +72,16 @@ class Watch:
 
     def _holders(self, entry: Entry) -> set[Member]:
         digest = entry.hash()
-        found = {who for who in self._votes.get(digest, ()) if who in self.swarm.wiped}  # it did hold it, and will never vote again
+        found = {
+            who for who in self._votes.get(digest, ()) if who in self.swarm.wiped
+        }  # it did hold it, and will never vote again
         for disk in self.disks:
             journal = disk.storage.journal()
-            accepted = journal.accepted is not None and journal.accepted[1].hash() == digest and len(journal.entries) == entry.round
+            accepted = (
+                journal.accepted is not None
+                and journal.accepted[1].hash() == digest
+                and len(journal.entries) == entry.round
+            )
             if accepted and disk.storage.holds(entry):
                 found.add(disk.member.me)
         return found
@@ -84,7 +94,12 @@ class Watch:
     def holding(self, without: PeerId) -> list[Member]:
         """Whoever else of the configuration has all that was decided."""
         top = len(self.checker.entries)
-        return [who for who in self.config if who.peer != without and len(self.swarm.members[who.peer].disks[self.number].log) >= top]
+        return [
+            who
+            for who in self.config
+            if who.peer != without
+            and len(self.swarm.members[who.peer].disks[self.number].log) >= top
+        ]
 
     def settled(self, target: int) -> bool:
         """Whether every member (but one that leaves) has so many entries and is in the configuration."""
@@ -100,7 +115,10 @@ class Watch:
     def where(self) -> str:
         """How far everybody is: entries, and ! where a member is not in the configuration."""
         of = f"fragment {self.number}: " if len(self.swarm.watches) > 1 else ""
-        return of + ", ".join(f"{disk.member.peer}:{len(disk.log)}{'' if disk.member.me in self.config else '!'}" for disk in self.disks)
+        return of + ", ".join(
+            f"{disk.member.peer}:{len(disk.log)}{'' if disk.member.me in self.config else '!'}"
+            for disk in self.disks
+        )
 
     def finish(self) -> None:
         """At the end: every unit of work is accounted for."""
@@ -111,6 +129,17 @@ class Watch:
         for disk in self.disks:
             units, held = disk.units, set(disk.script.held if disk.script is not None else ())
             if disk.member.leaving:  # it may have left before its branch was over
-                held.update(unit for staked in units.staked.values() for unit in staked if unit not in self.checker.used)
+                held.update(
+                    unit
+                    for staked in units.staked.values()
+                    for unit in staked
+                    if unit not in self.checker.used
+                )
             destroyed = units.destroyed | units.lost
-            self.checker.finished(disk.member.peer, produced=units.produced, held=held, destroyed=destroyed, log=len(disk.log))
+            self.checker.finished(
+                disk.member.peer,
+                produced=units.produced,
+                held=held,
+                destroyed=destroyed,
+                log=len(disk.log),
+            )

@@ -30,7 +30,12 @@ class Saved(NamedTuple):
 def save(folder: Path, layout: Layout, saved: Saved, *, run_id: str, entry_hash: bytes) -> None:
     """Write a checkpoint in place of the last one; a kill or a full disk leaves the last one. Raises StorageError."""
     counts = {"entry": saved.entry, "round": saved.rounds}
-    meta = {**{name: str(count) for name, count in counts.items()}, "root": saved.root.hex(), "hash": entry_hash.hex(), "run_id": run_id}
+    meta = {
+        **{name: str(count) for name, count in counts.items()},
+        "root": saved.root.hex(),
+        "hash": entry_hash.hex(),
+        "run_id": run_id,
+    }
     path, temporary = folder / "state.safetensors", folder / "state.safetensors.new"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -48,7 +53,11 @@ def _write(path: Path, tensors: dict[str, Tensor], meta: dict[str, str]) -> None
     header: dict[str, object] = {"__metadata__": meta}
     at = 0
     for name, tensor in tensors.items():
-        header[name] = {"dtype": "F32", "shape": [tensor.numel()], "data_offsets": [at, at := at + 4 * tensor.numel()]}
+        header[name] = {
+            "dtype": "F32",
+            "shape": [tensor.numel()],
+            "data_offsets": [at, at := at + 4 * tensor.numel()],
+        }
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % 8)
     with path.open("wb") as file:
@@ -57,7 +66,9 @@ def _write(path: Path, tensors: dict[str, Tensor], meta: dict[str, str]) -> None
             file.write(tensor.numpy().data.cast("B"))
 
 
-def load(folder: Path, numel: int, state_numel: int | None = None, *, alone: bool = False) -> Saved | None:
+def load(
+    folder: Path, numel: int, state_numel: int | None = None, *, alone: bool = False
+) -> Saved | None:
     """The last checkpoint, or None when there is none. Raises StorageError E303 when it cannot be read (``alone``: see `damaged`)."""
     path = folder / "state.safetensors"
     if not path.exists():
@@ -66,7 +77,9 @@ def load(folder: Path, numel: int, state_numel: int | None = None, *, alone: boo
         with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
             meta = file.metadata()
             anchor, momentum = file.get_tensor("anchor"), file.get_tensor("momentum")
-        saved = Saved(int(meta["entry"]), int(meta["round"]), bytes.fromhex(meta["root"]), anchor, momentum)
+        saved = Saved(
+            int(meta["entry"]), int(meta["round"]), bytes.fromhex(meta["root"]), anchor, momentum
+        )
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise damaged(path, str(error), alone=alone) from error
     sizes = ((anchor, numel), (momentum, momentum.numel() if state_numel is None else state_numel))
@@ -81,7 +94,11 @@ def damaged(path: Path, why: str, *, alone: bool = False) -> StorageError:
         f"{path} is damaged: {why}",
         code="E303",
         why="the file was changed or the disk returned other bytes"
-        + ("; no other member is known that has the state, so nothing here was touched" if alone else ""),
+        + (
+            "; no other member is known that has the state, so nothing here was touched"
+            if alone
+            else ""
+        ),
         hint=(
             f"restore it from a backup and try again; or, if others do have the run's state, move {path.parent} away and join again"
             if alone
@@ -95,5 +112,10 @@ def saved_layout(folder: Path) -> Layout | None:
     """The layout that the checkpoint was written with, if it can be read."""
     try:
         return msgspec.convert(json.loads((folder / "atoll.json").read_bytes())["layout"], Layout)
-    except (OSError, ValueError, KeyError, TypeError):  # ValueError: also what msgspec and json raise
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+    ):  # ValueError: also what msgspec and json raise
         return None

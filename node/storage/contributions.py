@@ -70,7 +70,9 @@ def find_kept(folders: Iterable[Path], entry: int) -> dict[bytes, Kept]:
             try:
                 statement = _decoder.decode(path.read_bytes())
             except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
-                raise StorageError(f"{path} is damaged: {error}", code="E303", exit_code=74) from None
+                raise StorageError(
+                    f"{path} is damaged: {error}", code="E303", exit_code=74
+                ) from None
             data = path.with_suffix(DATA)
             if statement.cid not in found or found[statement.cid].data is None:
                 found[statement.cid] = Kept(statement, data if data.exists() else None)

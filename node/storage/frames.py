@@ -38,9 +38,11 @@ def read_frames(file: BinaryIO, path: Path, *, growing: bool = False) -> Iterato
             return
         if len(head) < FRAME.size or len(body) != size or check_of(body) != check:
             raise StorageError(
-                f"{path} is damaged: frame {number} fails its check", code="E303", exit_code=74,
+                f"{path} is damaged: frame {number} fails its check",
+                code="E303",
+                exit_code=74,
                 why="the file was changed, cut short, or the disk returned other bytes",
                 hint="Ask whoever wrote it for another copy; a node's own journal is fetched from the other members.",
-            )  # fmt: skip
+            )
         yield body
         number += 1

@@ -105,7 +105,9 @@ def stored_entries(folder: Path) -> Iterator[Certified]:
             for number, body in enumerate(read_frames(file, path, growing=True)):
                 certified = _decoded(body)
                 if certified is None:
-                    raise StorageError(f"{path} is damaged: frame {number} is no entry", code="E303", exit_code=74)
+                    raise StorageError(
+                        f"{path} is damaged: frame {number} is no entry", code="E303", exit_code=74
+                    )
                 yield certified
     except FileNotFoundError:
         return
@@ -135,7 +137,9 @@ class FileJournal:
             raise storage_error(folder, error) from error
         self.entries = Log(self._read)
         self._marks = array("Q")  # where every SPANth frame begins
-        self.newest: Certified | None = None  # the newest entry that can be read, also behind damage
+        self.newest: Certified | None = (
+            None  # the newest entry that can be read, also behind damage
+        )
         self.promised = -1
         self.accepted: tuple[int, Entry] | None = None
         self.proof: tuple[Vote, ...] = ()
@@ -186,7 +190,9 @@ class FileJournal:
 
     def seal(self, record: SealRecord) -> None:
         """Record a seal."""
-        write_atomically(self._folder.with_name("seal"), framed(msgspec.msgpack.encode(record)), forced=True)
+        write_atomically(
+            self._folder.with_name("seal"), framed(msgspec.msgpack.encode(record)), forced=True
+        )
         self.sealed = record
 
     # ---- life
@@ -216,7 +222,9 @@ class FileJournal:
         path = self._folder / name
         try:
             path.touch(mode=0o600)
-            return open(path, "r+b", buffering=0)  # a buffer would keep what could not be written, and write it later
+            return open(
+                path, "r+b", buffering=0
+            )  # a buffer would keep what could not be written, and write it later
         except OSError as error:
             raise storage_error(path, error) from error
 
@@ -271,7 +279,9 @@ class FileJournal:
         before, self.newest = self.newest, certified
         if self.damaged:
             return None
-        if certified.entry.round != len(self.entries) or (before is not None and certified.entry.base != before.entry.hash()):
+        if certified.entry.round != len(self.entries) or (
+            before is not None and certified.entry.base != before.entry.hash()
+        ):
             return self._damage(f"entries: frame {len(self.entries)} does not continue the log")
         return self._take(certified, at)
 
@@ -296,9 +306,12 @@ class FileJournal:
                 certified = _decoded(body) if (size, check) == (len(body), check_of(body)) else None
                 if certified is None or certified.entry.round != number:
                     raise StorageError(
-                        f"{self._folder / 'entries'} is damaged: frame {number} is not what was written", code="E303", exit_code=74,
-                        why="the file was changed, or the disk returned other bytes", hint="check the disk, then start the node again",
-                    )  # fmt: skip
+                        f"{self._folder / 'entries'} is damaged: frame {number} is not what was written",
+                        code="E303",
+                        exit_code=74,
+                        why="the file was changed, or the disk returned other bytes",
+                        hint="check the disk, then start the node again",
+                    )
                 yield certified
             at += FRAME.size + size
 
@@ -312,7 +325,9 @@ class FileJournal:
             size, check = FRAME.unpack(data[: FRAME.size].ljust(FRAME.size, b"\0"))
             body = data[FRAME.size :]
             try:
-                self.sealed = _seal.decode(body) if (size, check) == (len(body), check_of(body)) else None
+                self.sealed = (
+                    _seal.decode(body) if (size, check) == (len(body), check_of(body)) else None
+                )
             except msgspec.MsgspecError:
                 self.sealed = None
             if self.sealed is None:
@@ -321,9 +336,15 @@ class FileJournal:
     def _load_vote(self) -> None:
         votes = [self._read_vote(slot) for slot in range(2)]
         unreadable = votes.count("unreadable")
-        if unreadable == 2 or (unreadable and self._was_clean):  # more than the one write that a kill may cut short
+        if unreadable == 2 or (
+            unreadable and self._was_clean
+        ):  # more than the one write that a kill may cut short
             self._damage("vote: a record fails its check")
-        newest = max((vote for vote in votes if isinstance(vote, _Vote)), key=lambda vote: vote.sequence, default=None)
+        newest = max(
+            (vote for vote in votes if isinstance(vote, _Vote)),
+            key=lambda vote: vote.sequence,
+            default=None,
+        )
         if newest is not None:
             self._sequence = newest.sequence
             if newest.round == len(self.entries):
@@ -335,7 +356,11 @@ class FileJournal:
         if not any(head):
             return ""
         size, check = FRAME.unpack(head.ljust(FRAME.size, b"\0"))
-        body = os.pread(self._votes.fileno(), size, slot * _SLOT_BYTES + FRAME.size) if size < _SLOT_BYTES else b""
+        body = (
+            os.pread(self._votes.fileno(), size, slot * _SLOT_BYTES + FRAME.size)
+            if size < _SLOT_BYTES
+            else b""
+        )
         if len(body) != size or check_of(body) != check:
             return "unreadable"
         try:
@@ -344,11 +369,19 @@ class FileJournal:
             return "unreadable"
 
     def _write_vote(
-        self, promised: int, accepted: tuple[int, Entry] | None, proof: tuple[Vote, ...], echoed: tuple[int, Entry] | None
+        self,
+        promised: int,
+        accepted: tuple[int, Entry] | None,
+        proof: tuple[Vote, ...],
+        echoed: tuple[int, Entry] | None,
     ) -> None:
         vote = _Vote(self._sequence + 1, len(self.entries), promised, accepted, proof, echoed)
         try:
-            write_at(self._votes.fileno(), framed(msgspec.msgpack.encode(vote)), (vote.sequence % 2) * _SLOT_BYTES)
+            write_at(
+                self._votes.fileno(),
+                framed(msgspec.msgpack.encode(vote)),
+                (vote.sequence % 2) * _SLOT_BYTES,
+            )
         except OSError as error:
             raise storage_error(self._folder / "vote", error) from error
         self._sequence, self.promised, self.accepted = vote.sequence, promised, accepted

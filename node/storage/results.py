@@ -49,10 +49,16 @@ class ResultFiles:
         except OSError as error:
             raise storage_error(folder, error) from error
         self._lock = threading.Lock()
-        self._mapped: dict[int, weakref.ref[Any]] = {}  # file number -> array over the mapping in use: what is only kept is not mapped
-        self._warm: dict[int, mmap.mmap] = {}  # the mappings used last: a new one costs a fault for every page that is written
+        self._mapped: dict[
+            int, weakref.ref[Any]
+        ] = {}  # file number -> array over the mapping in use: what is only kept is not mapped
+        self._warm: dict[
+            int, mmap.mmap
+        ] = {}  # the mappings used last: a new one costs a fault for every page that is written
         self._index: dict[str, tuple[int, int, int]] = {}  # entry hash -> round, file number, bytes
-        self._inherited = set(range(MAX_FILES))  # what an earlier life lent, a script may read for ever: not to be written over
+        self._inherited = set(
+            range(MAX_FILES)
+        )  # what an earlier life lent, a script may read for ever: not to be written over
         self._load()
 
     def _path(self, number: int) -> Path:
@@ -61,7 +67,9 @@ class ResultFiles:
     def _load(self) -> None:
         try:
             raw = json.loads((self._folder / "index.json").read_text())
-            self._index = {str(name): (int(r), int(n), int(size)) for name, (r, n, size) in raw.items()}
+            self._index = {
+                str(name): (int(r), int(n), int(size)) for name, (r, n, size) in raw.items()
+            }
         except FileNotFoundError:
             return
         except (OSError, ValueError, TypeError):
@@ -142,7 +150,10 @@ class ResultFiles:
     def file_of(self, data: memoryview) -> Path | None:
         """Where a buffer of `allocate` lies."""
         with self._lock:
-            return next((self._path(number) for number, ref in self._mapped.items() if ref() is data.obj), None)
+            return next(
+                (self._path(number) for number, ref in self._mapped.items() if ref() is data.obj),
+                None,
+            )
 
     def kept(self, name: str) -> memoryview | None:
         """Bytes kept under a name."""
@@ -158,11 +169,17 @@ class ResultFiles:
         with self._lock:
             reference = self._mapped.get(number)
             memory = reference() if reference is not None else None
-            return memoryview((memory if memory is not None else self._map(number, nbytes)).data)[:nbytes]
+            return memoryview((memory if memory is not None else self._map(number, nbytes)).data)[
+                :nbytes
+            ]
 
     def forget(self, before: int, keep: set[str]) -> None:
         """Names of older rounds are dropped, except ``keep``; their files are used again once nobody reads them."""
-        old = [name for name, (round_, _, _) in self._index.items() if round_ < before and name not in keep]
+        old = [
+            name
+            for name, (round_, _, _) in self._index.items()
+            if round_ < before and name not in keep
+        ]
         if old:
             with self._lock:
                 for name in old:

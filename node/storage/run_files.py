@@ -42,18 +42,35 @@ class RunFiles:
     """
 
     def __init__(
-        self, folder: Path, *, run_id: str, outer: OuterSettings, slots: Callable[[int], Slots], trouble: Callable[[StorageError], None],
-        me: str = "", organiser: str | None = None, founded: Path | None = None, first_life: int = 0,
+        self,
+        folder: Path,
+        *,
+        run_id: str,
+        outer: OuterSettings,
+        slots: Callable[[int], Slots],
+        trouble: Callable[[StorageError], None],
+        me: str = "",
+        organiser: str | None = None,
+        founded: Path | None = None,
+        first_life: int = 0,
         keep_contributions: int = 0,
-    ) -> None:  # fmt: skip
-        self._folder, self._run_id, self._outer, self._slots, self._trouble = folder, run_id, outer, slots, trouble
+    ) -> None:
+        self._folder, self._run_id, self._outer, self._slots, self._trouble = (
+            folder,
+            run_id,
+            outer,
+            slots,
+            trouble,
+        )
         self._first_life = first_life
         self._me, self._organiser, self._founded = me, organiser, founded or folder / "founded"
         self.damage: StorageError | None = None
         """What of the local state could not be used in this life."""
         self.unsaved: StorageError | None = None
         """Why the state could not be written last time."""
-        self.contributions = ContributionFiles(folder, keep_contributions, trouble) if keep_contributions else None
+        self.contributions = (
+            ContributionFiles(folder, keep_contributions, trouble) if keep_contributions else None
+        )
         self._results, self.votes = ResultFiles(folder / "results"), VoteFiles(folder / "votes")
         self._journal = FileJournal(folder / "journal", incarnation=self._life())
         self._checkpoint_round = -1
@@ -84,10 +101,12 @@ class RunFiles:
     def lost(self) -> StorageError:
         """The error for an organiser whose run was founded here, whose state is gone, and who reaches no other member."""
         return self.damage or StorageError(
-            f"this run was founded here and its state is missing: {self._folder / 'journal'}", code="E303", exit_code=74,
+            f"this run was founded here and its state is missing: {self._folder / 'journal'}",
+            code="E303",
+            exit_code=74,
             why="Founded again it would have two histories. No other member answers that has its state.",
             hint="Start another member's node first: the state comes from there. Or restore the folder from a backup.",
-        )  # fmt: skip
+        )
 
     def _damaged(self, error: StorageError) -> None:
         self.damage = error
@@ -111,7 +130,9 @@ class RunFiles:
             return cp.saved_layout(self._folder / "checkpoint")
         except (OSError, msgspec.MsgspecError) as error:
             copy = cp.saved_layout(self._folder / "checkpoint")
-            self._damaged(cp.damaged(self._folder / "layout", str(error), alone=self.alone and copy is None))
+            self._damaged(
+                cp.damaged(self._folder / "layout", str(error), alone=self.alone and copy is None)
+            )
             return copy
 
     def save_layout(self, layout: Layout) -> None:
@@ -166,7 +187,9 @@ class RunFiles:
         self._from = max(self._from, limit)
         try:
             self._results.forget(limit, set())
-        except StorageError as error:  # the list on disk still names them: they are only kept for longer
+        except (
+            StorageError
+        ) as error:  # the list on disk still names them: they are only kept for longer
             self._trouble(error)
 
     def installed(self, round_: int) -> None:
@@ -195,7 +218,9 @@ class RunFiles:
         if saved is None:
             raise cp.damaged(folder, "it is missing", alone=self.alone)
         if saved.entry >= len(self._journal.entries):
-            raise cp.damaged(folder, f"it is of entry {saved.entry}, the journal ends before", alone=self.alone)
+            raise cp.damaged(
+                folder, f"it is of entry {saved.entry}, the journal ends before", alone=self.alone
+            )
         both = bytearray(bytes_of(saved.anchor)) + bytes_of(saved.momentum)
         replica.install(memoryview(both), saved.entry)
         if merkle_root(replica.hashes()) != saved.root:
@@ -218,8 +243,16 @@ class RunFiles:
 
     def _save(self, replica: Replica, entry: Certified, rounds: int) -> None:
         assert isinstance(replica, ModelReplica)
-        saved = cp.Saved(replica.applied, rounds, merkle_root(replica.hashes()), replica.anchor, replica.momentum)
-        cp.save(self._folder / "checkpoint", replica.layout, saved, run_id=self._run_id, entry_hash=entry.entry.hash())
+        saved = cp.Saved(
+            replica.applied, rounds, merkle_root(replica.hashes()), replica.anchor, replica.momentum
+        )
+        cp.save(
+            self._folder / "checkpoint",
+            replica.layout,
+            saved,
+            run_id=self._run_id,
+            entry_hash=entry.entry.hash(),
+        )
         self._checkpoint_round = saved.entry
 
     def checkpoint(self, replica: Replica, entry: Certified, rounds: int) -> None:
@@ -272,9 +305,11 @@ class RunFiles:
             raise storage_error(file, error) from error
         except ValueError:
             raise StorageError(
-                f"{file} is damaged", code="E303", why="It says what this node has spent of its privacy in the run.",
+                f"{file} is damaged",
+                code="E303",
+                why="It says what this node has spent of its privacy in the run.",
                 hint="Write into it how many rounds this node has contributed to, or more.",
-            ) from None  # fmt: skip
+            ) from None
 
     def spend_noisy(self) -> None:
         """One more; on the medium before it is handed over."""
@@ -283,7 +318,13 @@ class RunFiles:
     # ---- life
     def reset(self) -> None:
         """The results since the checkpoint are not all here: a new incarnation with an empty log. Raises StorageError."""
-        self._damaged(cp.damaged(self._folder / "results", "results since the checkpoint are missing or changed", alone=self.alone))
+        self._damaged(
+            cp.damaged(
+                self._folder / "results",
+                "results since the checkpoint are missing or changed",
+                alone=self.alone,
+            )
+        )
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -291,7 +332,9 @@ class RunFiles:
         self.check()
         incarnation, aside = self._journal.incarnation + 1, self._folder / SET_ASIDE
         self._journal.close(clean=False)
-        write_atomically(self._folder / "life", b"%d\n" % incarnation)  # also where a kill leaves us without a journal
+        write_atomically(
+            self._folder / "life", b"%d\n" % incarnation
+        )  # also where a kill leaves us without a journal
         try:
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir(mode=0o700)

@@ -64,8 +64,22 @@ class VoteFiles:
                 continue
             except OSError as error:
                 raise storage_error(path, error) from error
-            found.append((vote, self._results.kept(_result(vote.log, vote.accepted[1].part_digests)) if vote.accepted else None))
-        self._results.forget(1, {_result(vote.log, vote.accepted[1].part_digests) for vote, _ in found if vote.accepted})
+            found.append(
+                (
+                    vote,
+                    self._results.kept(_result(vote.log, vote.accepted[1].part_digests))
+                    if vote.accepted
+                    else None,
+                )
+            )
+        self._results.forget(
+            1,
+            {
+                _result(vote.log, vote.accepted[1].part_digests)
+                for vote, _ in found
+                if vote.accepted
+            },
+        )
         return found
 
     def drop(self, log: str) -> None:

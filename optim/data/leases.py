@@ -50,7 +50,9 @@ class Leases:
 
     def decided(self, tally: Tally) -> None:
         """The next entry, or the first that is known."""
-        shares = {member: min(samples, MAX_BLOCKS * self._block) for member, samples in tally.shares}
+        shares = {
+            member: min(samples, MAX_BLOCKS * self._block) for member, samples in tally.shares
+        }
         keep = self._keep_after(shares, tally.members)
         done, kept = list[Span](), dict[Member, list[Span]]()
         for member in self.members:
@@ -66,9 +68,14 @@ class Leases:
         self._block = max([1, *keep.values()])
         self.entry, self.members = tally.entry, tally.members
 
-    def _keep_after(self, shares: dict[Member, int], members: tuple[Member, ...]) -> dict[Member, int]:
+    def _keep_after(
+        self, shares: dict[Member, int], members: tuple[Member, ...]
+    ) -> dict[Member, int]:
         """How many positions each member keeps: a newcomer as many as the one that keeps most."""
-        keep = {member: count - (-(-count // 8) if shares else 0) for member, count in self._keep.items()}
+        keep = {
+            member: count - (-(-count // 8) if shares else 0)
+            for member, count in self._keep.items()
+        }
         for member, samples in shares.items():
             keep[member] = max(MARGIN * samples, keep.get(member, 0))
         most = max(keep.values(), default=self._first)

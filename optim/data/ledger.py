@@ -13,7 +13,9 @@ class Ledger:
         self.used = False  # whether a shard gives samples
         self.given = 0  # and not yet taken by a step
         self.turns = 0  # grows whenever the anchor, or what is contributed, may be another
-        self.uncertified = 0  # counted on a branch since the last certified round: the log does not say so yet
+        self.uncertified = (
+            0  # counted on a branch since the last certified round: the log does not say so yet
+        )
 
     def step(self, declared: int | None) -> int:
         """The samples of a step; ``declared``: what the script says. Raises ConfigError where that is more than it was given."""

@@ -12,7 +12,9 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 ROUNDS = 4
-_GOLDEN, _FIRST, _SECOND = (np.uint64(value) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))  # splitmix64's
+_GOLDEN, _FIRST, _SECOND = (
+    np.uint64(value) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)  # splitmix64's
 
 
 class Order:

@@ -60,7 +60,10 @@ class Shard:
                 why="They are shared out by what each contribution is said to stand for, and there nobody is told.",
                 hint="Each site reads data of its own: an ordinary DataLoader.",
             )
-        loader = cast("DataLoader[Any]", source if isinstance(source, DataLoader) else DataLoader(source, batch_size=None))
+        loader = cast(
+            "DataLoader[Any]",
+            source if isinstance(source, DataLoader) else DataLoader(source, batch_size=None),
+        )
         _check(loader)
         self._swarm = swarm
         self._size = len(cast("Any", loader.dataset))
@@ -69,7 +72,9 @@ class Shard:
         self._leases = Leases(self._size // FIRST_PART)
         self._turn = -1  # of the ledger, when the lease was looked up
         self._next = 0  # in this member's stream since the newest entry: what comes out next
-        self._drawn = deque[NDArray[np.int64]]()  # positions of the batches that the loader is at work on
+        self._drawn = deque[
+            NDArray[np.int64]
+        ]()  # positions of the batches that the loader is at work on
         self._checked = True  # since then: whether what was drawn is still this member's
         self._pass = 0
         self._displaced = 0
@@ -80,7 +85,11 @@ class Shard:
 
     def __iter__(self) -> Iterator[Any]:
         attachment = self._attachment()
-        attachment.ledger.used, attachment.ledger.given, self._turn = True, 0, -1  # what was given and led to no step is given again
+        attachment.ledger.used, attachment.ledger.given, self._turn = (
+            True,
+            0,
+            -1,
+        )  # what was given and led to no step is given again
         self._follow(attachment)
         self._pass = int(self._positions(self._next)[0]) // self._size
         batches: Iterator[Any] | None = None
@@ -120,7 +129,10 @@ class Shard:
         if self._checked:
             return False
         self._checked, step = True, self._batch * self._ranks
-        return any((self._positions(self._next + at * step) != drawn).any() for at, drawn in enumerate(self._drawn))
+        return any(
+            (self._positions(self._next + at * step) != drawn).any()
+            for at, drawn in enumerate(self._drawn)
+        )
 
     def _catch_up(self, attachment: Attachment) -> None:
         """Take up what the log says since the last turn, and where this member stands in it."""
@@ -130,7 +142,9 @@ class Shard:
         round_, begun = attachment.begun
         self._turn, self._checked = ledger.turns, False
         try:
-            self._learn(list(self._news(round_)), 0 if attachment.done else begun, ledger)  # after the end it will be in no round
+            self._learn(
+                list(self._news(round_)), 0 if attachment.done else begun, ledger
+            )  # after the end it will be in no round
         except SwarmClosedError:
             pass  # the lease holds until there is a node again
         begun += ledger.uncertified
@@ -149,7 +163,9 @@ class Shard:
     def _learn(self, news: list[Tally], begun: int, ledger: Ledger) -> None:
         """Go on to the newest of these entries. ``begun`` samples of this member are in none of them."""
         me, known = self._swarm.peer, self._leases.entry >= 0
-        counts = [sum(samples for member, samples in tally.shares if member.peer == me) for tally in news]
+        counts = [
+            sum(samples for member, samples in tally.shares if member.peer == me) for tally in news
+        ]
         for at, tally in enumerate(news):
             ahead, begun_then = list[Span](), begun + sum(counts[at + 1 :]) if known else 0
             if begun_then:
@@ -161,7 +177,10 @@ class Shard:
             if self._lost < begun_then and ahead != self._leases.stream(self._me).take(begun_then):
                 lost, self._lost = begun_then - self._lost, begun_then
                 self._displaced += lost
-                logger.warning("%d samples that were read here are others' to read, too: this member was away too long", lost)
+                logger.warning(
+                    "%d samples that were read here are others' to read, too: this member was away too long",
+                    lost,
+                )
             if tally.shares:
                 ledger.uncertified = 0
 
@@ -175,7 +194,10 @@ class Shard:
     @property
     def _me(self) -> Member | None:
         """This member, in its newest life; None while it is not in the configuration."""
-        return max((member for member in self._leases.members if member.peer == self._swarm.peer), default=None)
+        return max(
+            (member for member in self._leases.members if member.peer == self._swarm.peer),
+            default=None,
+        )
 
     def _attached(self) -> Attachment | None:
         from ..script.attachment import attachment_of  # which imports this package
@@ -208,13 +230,17 @@ def _check(loader: DataLoader[Any]) -> None:
     """Raise ConfigError for a loader whose samples cannot be leased."""
     dataset, sampler = cast("Any", loader.dataset), loader.sampler
     why = ""
-    if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+    if isinstance(dataset, IterableDataset) or not (
+        hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    ):
         why = "a stream has no numbered samples"
     elif not len(dataset):
         why = "the data set is empty"
     elif loader.batch_size is None and loader.batch_sampler is not None:
         why = "it has a batch sampler of its own"
-    elif type(sampler) not in (SequentialSampler, RandomSampler) or getattr(sampler, "replacement", False):
+    elif type(sampler) not in (SequentialSampler, RandomSampler) or getattr(
+        sampler, "replacement", False
+    ):
         why = f"it has a sampler of its own, {type(sampler).__name__}"
     if why:
         raise ConfigError(
@@ -229,7 +255,11 @@ def _check(loader: DataLoader[Any]) -> None:
 def _reordered(loader: DataLoader[Any], shard: Shard) -> DataLoader[Any]:
     """The same loader, of the samples that ``shard`` draws. It takes nothing from torch's global random numbers."""
     draws: Any = _Draws(shard, collated=loader.batch_size is not None)
-    how: dict[str, Any] = {"batch_sampler": draws} if loader.batch_size is not None else {"sampler": draws, "batch_size": None}
+    how: dict[str, Any] = (
+        {"batch_sampler": draws}
+        if loader.batch_size is not None
+        else {"sampler": draws, "batch_size": None}
+    )
     return DataLoader(
         loader.dataset,
         num_workers=loader.num_workers,

@@ -26,7 +26,11 @@ def staleness_factor(kind: Staleness, staleness: int, a: float | None = None, b:
         raise ConfigError(f"a contribution of {-staleness} steps in the future")
     value = {"constant": 0.0, "polynomial": 0.5, "hinge": 10.0}[kind] if a is None else a
     if not (value >= 0 and math.isfinite(value)) or b < 0:
-        raise ConfigError(f"staleness: a = {value}, b = {b}", key="a", why="below 0 stale contributions would count more than fresh ones")
+        raise ConfigError(
+            f"staleness: a = {value}, b = {b}",
+            key="a",
+            why="below 0 stale contributions would count more than fresh ones",
+        )
     if kind == "polynomial":
         return (1 + staleness) ** -value
     return 1.0 if kind == "constant" or staleness <= b else 1 / (value * (staleness - b) + 1)
@@ -55,7 +59,9 @@ def check_shares(shares: Mapping[PeerId, float]) -> None:
         raise ConfigError("shares of members must be above 0 and add up to 1", key="shares")
 
 
-def fixed_weights(shares: Mapping[PeerId, float], seconds: Mapping[PeerId, float], period: float) -> dict[PeerId, float]:
+def fixed_weights(
+    shares: Mapping[PeerId, float], seconds: Mapping[PeerId, float], period: float
+) -> dict[PeerId, float]:
     """FedFix (arXiv 2206.10189): weights of those that arrive within a step every ``period`` seconds: ``ceil(T_i / period) p_i``.
 
     On average every member moves the anchor by its share then, however slow it is; equal weights lead to an optimum weighted by speed.
@@ -73,19 +79,25 @@ def fixed_weight(share: float, seconds: float, period: float) -> float:
     return math.ceil(seconds / period - 1e-9) * share
 
 
-def async_weights(shares: Mapping[PeerId, float], seconds: Mapping[PeerId, float]) -> dict[PeerId, float]:
+def async_weights(
+    shares: Mapping[PeerId, float], seconds: Mapping[PeerId, float]
+) -> dict[PeerId, float]:
     """The same for steps at each arrival: ``T_i p_i · sum_j 1 / T_j``."""
     _check_times(shares, seconds)
     rate = math.fsum(1 / seconds[peer] for peer in shares)
     return {peer: rate * seconds[peer] * share for peer, share in shares.items()}
 
 
-def buffer_weights(shares: Mapping[PeerId, float], present: Mapping[PeerId, float]) -> dict[PeerId, float]:
+def buffer_weights(
+    shares: Mapping[PeerId, float], present: Mapping[PeerId, float]
+) -> dict[PeerId, float]:
     """The same for FedBuff: ``p_i / P(i is in the buffer)``; ``present``: how often it is there on average, as measured, above 1 for one that comes
     more than once a step."""
     check_shares(shares)
     if any(not present.get(peer, 0) > 0 for peer in shares):
-        raise ConfigError("FedBuff: how often a member is in the buffer is a number above 0", key="present")
+        raise ConfigError(
+            "FedBuff: how often a member is in the buffer is a number above 0", key="present"
+        )
     return {peer: share / present[peer] for peer, share in shares.items()}
 
 

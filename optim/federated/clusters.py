@@ -40,7 +40,9 @@ def same_names(before: Sequence[int], after: Sequence[int]) -> list[int]:
     if len(before) != len(after):
         raise ConfigError(f"{len(after)} members in clusters, {len(before)} before", key="after")
     names: dict[int, int] = {}
-    for (new, old), _ in sorted(Counter(zip(after, before, strict=True)).items(), key=lambda item: (-item[1], item[0])):
+    for (new, old), _ in sorted(
+        Counter(zip(after, before, strict=True)).items(), key=lambda item: (-item[1], item[0])
+    ):
         if new not in names and old not in names.values():
             names[new] = old
     fresh = max(before, default=-1) + 1
@@ -56,7 +58,9 @@ def alike(deltas: Tensor, found: Sequence[int]) -> tuple[float | None, float | N
     same = names[:, None] == names[None, :]
     pairs = np.triu(np.ones_like(same), 1).astype(bool)
     within, between = cosines[pairs & same], cosines[pairs & ~same]
-    return (float(within.mean()) if within.size else None), (float(between.mean()) if between.size else None)
+    return (float(within.mean()) if within.size else None), (
+        float(between.mean()) if between.size else None
+    )
 
 
 def adjusted_rand(a: Sequence[int], b: Sequence[int]) -> float:
@@ -76,9 +80,11 @@ def _distances(deltas: Tensor) -> np.ndarray:
     norms = np.sqrt(np.diagonal(products))
     if len(lost := np.flatnonzero(~(np.isfinite(norms) & (norms > 0)))):
         raise ConfigError(
-            f"the update of member {lost[0]} is zero or no number, and has no direction", key="deltas",
-            why=f"So it is with {len(lost)} of {len(deltas)}: it has trained nothing, or its training diverged.", hint="Another learning rate.",
-        )  # fmt: skip
+            f"the update of member {lost[0]} is zero or no number, and has no direction",
+            key="deltas",
+            why=f"So it is with {len(lost)} of {len(deltas)}: it has trained nothing, or its training diverged.",
+            hint="Another learning rate.",
+        )
     return 1 - products / np.outer(norms, norms)
 
 

@@ -35,12 +35,23 @@ class PrivateExamples:
     """
 
     def __init__(
-        self, count: int, *, rate: float, noise: float, bound: float, delta: float, stop_at_epsilon: float = math.inf, steps: int = 0,
+        self,
+        count: int,
+        *,
+        rate: float,
+        noise: float,
+        bound: float,
+        delta: float,
+        stop_at_epsilon: float = math.inf,
+        steps: int = 0,
         chance: random.Random | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``steps``: made in earlier lives."""
         if count < 1 or not 0 < rate <= 1 or not noise > 0 or not bound > 0:
-            raise ConfigError(f"private examples: {count} of them, rate {rate}, noise {noise}, bound {bound}", why="all are above 0")
+            raise ConfigError(
+                f"private examples: {count} of them, rate {rate}, noise {noise}, bound {bound}",
+                why="all are above 0",
+            )
         self.count, self.rate, self.noise, self.bound = count, rate, noise, bound
         self.accountant = Accountant(delta, stop_at_epsilon)
         self.accountant.spend(rate, noise, steps)
@@ -55,25 +66,39 @@ class PrivateExamples:
         """The examples of a step: a Poisson sample, perhaps empty."""
         return [index for index in range(self.count) if self._chance.random() < self.rate]
 
-    def step(self, model: nn.Module, examples: Sequence[object], loss: Callable[[object], Tensor]) -> None:
+    def step(
+        self, model: nn.Module, examples: Sequence[object], loss: Callable[[object], Tensor]
+    ) -> None:
         """Fill ``grad`` of the model's parameters: the noisy sum over ``examples`` by the batch's expected size. ``loss``: of one example, a scalar.
 
         Raises ConfigError where it would pass the limit, ValueError for a gradient that is not finite; then ``grad`` is as it was.
         """
         if not self.allows:
-            raise ConfigError(f"private examples: epsilon {self.accountant.epsilon:.3g} is spent", key="stop_at_epsilon")
+            raise ConfigError(
+                f"private examples: epsilon {self.accountant.epsilon:.3g} is spent",
+                key="stop_at_epsilon",
+            )
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         total = torch.zeros(sum(parameter.numel() for parameter in parameters), dtype=torch.float64)
         for example in examples:
-            found = torch.autograd.grad(loss(example), parameters, materialize_grads=True)  # zeros where it does not go
-            gradient = torch.cat([each.detach().reshape(-1).to("cpu", torch.float32) for each in found])
+            found = torch.autograd.grad(
+                loss(example), parameters, materialize_grads=True
+            )  # zeros where it does not go
+            gradient = torch.cat(
+                [each.detach().reshape(-1).to("cpu", torch.float32) for each in found]
+            )
             clip(gradient, self.bound)
             total += gradient
         step = self.bound / GRID
         multiples = torch.round(total / step).to(torch.int64).numpy()
-        add_noise(multiples, NoisePlan(self.noise, self.bound, step, len(multiples), 1), self._chance)
+        add_noise(
+            multiples, NoisePlan(self.noise, self.bound, step, len(multiples), 1), self._chance
+        )
         self.accountant.spend(self.rate, self.noise)
-        noisy, at = torch.from_numpy(multiples).to(torch.float64) * (step / (self.rate * self.count)), 0
+        noisy, at = (
+            torch.from_numpy(multiples).to(torch.float64) * (step / (self.rate * self.count)),
+            0,
+        )
         for parameter in parameters:
             piece = noisy[at : at + parameter.numel()].view(parameter.shape)
             parameter.grad, at = piece.to(parameter.device, parameter.dtype), at + parameter.numel()

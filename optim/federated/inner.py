@@ -16,7 +16,9 @@ from ...collectives.errors import ConfigError
 def proximal(gradient: Tensor, live: Tensor, anchor: Tensor, mu: float) -> Tensor:
     """``g + mu (y - x)``: of the loss with mu/2 |y - x|² added (FedProx, arXiv 1812.06127). mu = 0 is FedAvg, bit for bit."""
     if not mu >= 0:
-        raise ConfigError(f"FedProx: mu is {mu}", key="mu", why="it must be at least 0; usual are 0.001 to 1")
+        raise ConfigError(
+            f"FedProx: mu is {mu}", key="mu", why="it must be at least 0; usual are 0.001 to 1"
+        )
     return gradient if mu == 0 else gradient + mu * (live - anchor)
 
 
@@ -31,7 +33,11 @@ def with_momentum(direction: Tensor, momentum: Tensor, beta: float) -> Tensor:
     Not FedAvgM, whose momentum is the server's. With d = `controlled` it is SCAFFOLD-M; with beta = 1 nothing is changed. G = 0 at first.
     """
     if not 0 < beta <= 1:
-        raise ConfigError(f"FedAvg-M: beta is {beta}", key="beta", why="it is a share above 0, at most 1; 0.1 is usual")
+        raise ConfigError(
+            f"FedAvg-M: beta is {beta}",
+            key="beta",
+            why="it is a share above 0, at most 1; 0.1 is usual",
+        )
     return direction if beta == 1 else beta * direction + (1 - beta) * momentum
 
 
@@ -42,7 +48,9 @@ def variance_reduced(direction: Tensor, before: Tensor, momentum: Tensor, beta: 
     d = g - beta (c_i - c) it is SCAFFOLD-M-VR.
     """
     if not 0 < beta <= 1:
-        raise ConfigError(f"FedAvg-M-VR: beta is {beta}", key="beta", why="it is a share above 0, at most 1")
+        raise ConfigError(
+            f"FedAvg-M-VR: beta is {beta}", key="beta", why="it is a share above 0, at most 1"
+        )
     return direction + (1 - beta) * (momentum - before)
 
 
@@ -50,13 +58,20 @@ def met_ahead(live: Tensor, gradient: Tensor, ahead: float) -> Tensor:
     """``y - ahead g``: where Per-FedAvg takes the gradient that it steps along, so that one step of fine-tuning does most (arXiv 2002.07948, first
     order)."""
     if not ahead > 0:
-        raise ConfigError(f"Per-FedAvg: a step of {ahead} ahead", key="ahead", why="it is a learning rate, above 0")
+        raise ConfigError(
+            f"Per-FedAvg: a step of {ahead} ahead",
+            key="ahead",
+            why="it is a learning rate, above 0",
+        )
     return live - ahead * gradient
 
 
 def _check_steps(steps: float, lr: float) -> None:
     if steps < 1 or not lr > 0:
-        raise ConfigError(f"{steps} inner steps with learning rate {lr}", why="control variates are means over the steps of a round")
+        raise ConfigError(
+            f"{steps} inner steps with learning rate {lr}",
+            why="control variates are means over the steps of a round",
+        )
 
 
 def mean_direction(pseudo: Tensor, steps: float, lr: float) -> Tensor:
@@ -74,6 +89,14 @@ def next_control(own: Tensor, common: Tensor, pseudo: Tensor, steps: int, lr: fl
     return own - common + mean_direction(pseudo, steps, lr)
 
 
-def next_control_with_momentum(own: Tensor, common: Tensor, momentum: Tensor, pseudo: Tensor, steps: int, lr: float, beta: float) -> Tensor:
+def next_control_with_momentum(
+    own: Tensor,
+    common: Tensor,
+    momentum: Tensor,
+    pseudo: Tensor,
+    steps: int,
+    lr: float,
+    beta: float,
+) -> Tensor:
     """SCAFFOLD-M's c_i: the mean of the gradients, from what the steps were: ``(x - y) / (K lr) = beta (mean g - c_i + c) + (1 - beta) G``."""
     return own - common + (mean_direction(pseudo, steps, lr) - (1 - beta) * momentum) / beta

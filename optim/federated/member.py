@@ -7,7 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .inner import controlled, met_ahead, next_control, next_control_with_momentum, proximal, variance_reduced, with_momentum
+from .inner import (
+    controlled,
+    met_ahead,
+    next_control,
+    next_control_with_momentum,
+    proximal,
+    variance_reduced,
+    with_momentum,
+)
 from .methods import Method
 
 
@@ -37,9 +45,13 @@ class Knobs:
 class Turn:
     """One member's inner steps in one round. ``own``: its c_i, None where the method keeps none."""
 
-    def __init__(self, method: Method, knobs: Knobs, served: Served, own: Tensor | None = None) -> None:
+    def __init__(
+        self, method: Method, knobs: Knobs, served: Served, own: Tensor | None = None
+    ) -> None:
         self._method, self._knobs, self._served, self._own = method, knobs, served, own
-        self._sum: Tensor | None = None  # of the uncorrected gradients, where the steps do not tell it
+        self._sum: Tensor | None = (
+            None  # of the uncorrected gradients, where the steps do not tell it
+        )
 
     def second_at(self, gradient: Tensor, live: Tensor) -> Tensor | None:
         """Where the method wants another gradient of the same batch, the first being ``gradient`` at ``live``: variance reduced ones at the anchor
@@ -54,7 +66,11 @@ class Turn:
         if method.ahead:
             assert second is not None
             return second
-        d = proximal(gradient, live, served.anchor[: live.shape[-1]], knobs.mu) if method.proximal else gradient
+        d = (
+            proximal(gradient, live, served.anchor[: live.shape[-1]], knobs.mu)
+            if method.proximal
+            else gradient
+        )
         if method.reduced:
             assert second is not None
             assert served.momentum is not None
@@ -86,10 +102,14 @@ class Turn:
             return self._sum / steps
         if method.momentum:
             assert served.momentum is not None
-            return next_control_with_momentum(own, served.common, served.momentum, pseudo, steps, lr, knobs.beta)
+            return next_control_with_momentum(
+                own, served.common, served.momentum, pseudo, steps, lr, knobs.beta
+            )
         return next_control(own, served.common, pseudo, steps, lr)
 
 
-def first_control(method: Method, parameters: int, dtype: torch.dtype = torch.float32) -> Tensor | None:
+def first_control(
+    method: Method, parameters: int, dtype: torch.dtype = torch.float32
+) -> Tensor | None:
     """The c_i that a member begins with."""
     return torch.zeros(parameters, dtype=dtype) if method.control else None

@@ -44,9 +44,24 @@ METHODS: dict[str, Method] = {
         Method("scaffold", "arXiv 1910.06378, option II", down=2, up=2, kept=1, control=True),
         Method("fedavg_m", "arXiv 2306.16504: momentum in inner steps", down=2, momentum=True),
         Method("scaffold_m", "arXiv 2306.16504", down=3, up=2, kept=1, control=True, momentum=True),
-        Method("fedavg_m_vr", "arXiv 2306.16504: variance reduced", down=3, momentum=True, reduced=True),
-        Method("scaffold_m_vr", "arXiv 2306.16504: variance reduced", down=4, up=2, kept=1, control=True, momentum=True, reduced=True),
-        Method("per_fedavg", "arXiv 2002.07948, first order: an anchor for being fine-tuned", ahead=True),
+        Method(
+            "fedavg_m_vr", "arXiv 2306.16504: variance reduced", down=3, momentum=True, reduced=True
+        ),
+        Method(
+            "scaffold_m_vr",
+            "arXiv 2306.16504: variance reduced",
+            down=4,
+            up=2,
+            kept=1,
+            control=True,
+            momentum=True,
+            reduced=True,
+        ),
+        Method(
+            "per_fedavg",
+            "arXiv 2002.07948, first order: an anchor for being fine-tuned",
+            ahead=True,
+        ),
     )
 }
 """A name stands for one method for ever."""
@@ -66,17 +81,31 @@ SUMS = ("atoll.controls", "atoll.clients")
 
 
 def server_settings(
-    name: str, *, lr: float = 1.0, momentum: float = 0.9, beta2: float = 0.99, epsilon: float = 1e-3, bias_correction: bool = False
-) -> OuterSettings:  # fmt: skip
+    name: str,
+    *,
+    lr: float = 1.0,
+    momentum: float = 0.9,
+    beta2: float = 0.99,
+    epsilon: float = 1e-3,
+    bias_correction: bool = False,
+) -> OuterSettings:
     """The outer step of a method's server. lr, momentum, beta2, epsilon (the papers' tau): only those that its rule reads count.
 
     ``bias_correction`` is fedadam's, as torch's Adam has it; the paper has none. Raises ConfigError for a name or a combination that is none.
     """
     if name not in METHODS and name not in ARRIVING:
-        raise ConfigError(f"no federated method {name!r}", key="$.train.method", hint=f"one of: {', '.join((*METHODS, *ARRIVING))}")
+        raise ConfigError(
+            f"no federated method {name!r}",
+            key="$.train.method",
+            hint=f"one of: {', '.join((*METHODS, *ARRIVING))}",
+        )
     kind = method_of_steps(name).outer
     if bias_correction:
         if kind != "adam":
-            raise ConfigError(f"{name} has no bias correction", key="$.train.outer.bias_correction", why="fedadam has")
+            raise ConfigError(
+                f"{name} has no bias correction",
+                key="$.train.outer.bias_correction",
+                why="fedadam has",
+            )
         kind = "adamw"  # without weight decay it is Adam
     return OuterSettings(kind=kind, lr=lr, momentum=momentum, beta2=beta2, epsilon=epsilon)  # type: ignore[arg-type]

@@ -17,7 +17,9 @@ Gradient = Callable[[Tensor], Tensor]
 """Parameters -> the gradient there, of a batch that is another one in every call."""
 
 
-def ditto(personal: Tensor, anchor: Tensor, gradient: Gradient, steps: int, lr: float, pull: float) -> Tensor:
+def ditto(
+    personal: Tensor, anchor: Tensor, gradient: Gradient, steps: int, lr: float, pull: float
+) -> Tensor:
     """The personal model after so many steps on its own loss plus ``pull``/2 |v - x|². pull = 0: the member's own training, and no more."""
     return _stepped(personal, steps, lr, lambda v: proximal(gradient(v), v, anchor, pull))
 
@@ -37,4 +39,6 @@ def _stepped(start: Tensor, steps: int, lr: float, direction: Gradient) -> Tenso
 
 def _check(steps: int, lr: float, key: str) -> None:
     if steps < 0 or not lr > 0:
-        raise ConfigError(f"{steps} steps of {lr}", key=key, why="steps are counted from 0, rates are above 0")
+        raise ConfigError(
+            f"{steps} steps of {lr}", key=key, why="steps are counted from 0, rates are above 0"
+        )

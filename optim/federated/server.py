@@ -25,25 +25,41 @@ class Server:
     `step_with` it.
     """
 
-    def __init__(self, method: Method, outer: OuterSettings, anchor: Tensor, layout: Layout | None = None) -> None:
+    def __init__(
+        self, method: Method, outer: OuterSettings, anchor: Tensor, layout: Layout | None = None
+    ) -> None:
         self.method, self.anchor, self.version = method, anchor.clone(), 0
-        self.parameters = anchor.numel() if layout is None else sum(spec.numel for spec in layout.tensors if spec.role == "parameter")
+        self.parameters = (
+            anchor.numel()
+            if layout is None
+            else sum(spec.numel for spec in layout.tensors if spec.role == "parameter")
+        )
         self._outer = OuterStep(outer, layout)
         self._state = torch.zeros(self._outer.state_numel(anchor.numel()))
         self._next = torch.empty_like(self.anchor)
         self._sum, self._weight = torch.zeros_like(self.anchor), 0.0
         self.common = torch.zeros(self.parameters, dtype=anchor.dtype) if method.control else None
-        self.momentum = torch.zeros(self.parameters, dtype=anchor.dtype) if method.momentum else None
+        self.momentum = (
+            torch.zeros(self.parameters, dtype=anchor.dtype) if method.momentum else None
+        )
         self.before = self.anchor[: self.parameters].clone() if method.reduced else None
 
     def served(self) -> Served:
         """What a member gets now: a copy of the anchor, and the method's vectors."""
-        return Served(self.anchor.clone(), _copy(self.common), _copy(self.momentum), _copy(self.before), self.version)
+        return Served(
+            self.anchor.clone(),
+            _copy(self.common),
+            _copy(self.momentum),
+            _copy(self.before),
+            self.version,
+        )
 
     def add(self, pseudo: Tensor, weight: float) -> None:
         """A contribution, anchor - parameters, with its weight in the mean of this round."""
         if not weight > 0:
-            raise ConfigError(f"a contribution with weight {weight}", key="weight", why="weights are above 0")
+            raise ConfigError(
+                f"a contribution with weight {weight}", key="weight", why="weights are above 0"
+            )
         self._sum.add_(pseudo, alpha=weight)
         self._weight += weight
 

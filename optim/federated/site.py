@@ -40,7 +40,10 @@ def sums_beside(settings: RunSettings, parameters: int) -> dict[str, Tensor]:
     """What the run's flat vector has beside a model of so many parameters, by name, float32 and zero at first: nothing, or SCAFFOLD's sums."""
     if settings.site is None or not method_of(settings.site).control:
         return {}
-    return {name: torch.zeros(numel, dtype=torch.float32, device="cpu") for name, numel in ((CONTROLS, parameters), (CLIENTS, 1))}
+    return {
+        name: torch.zeros(numel, dtype=torch.float32, device="cpu")
+        for name, numel in ((CONTROLS, parameters), (CLIENTS, 1))
+    }
 
 
 @dataclass(slots=True)
@@ -73,15 +76,27 @@ class Kept:
         """As bytes."""
         from safetensors.torch import save
 
-        tensors = {name: tensor.contiguous() for name, tensor in self._vectors().items() if tensor is not None}
-        numbers = {"version": VERSION, "round": self.round, "open": self.open, "member": self.member, "rate": self.rate}
+        tensors = {
+            name: tensor.contiguous()
+            for name, tensor in self._vectors().items()
+            if tensor is not None
+        }
+        numbers = {
+            "version": VERSION,
+            "round": self.round,
+            "open": self.open,
+            "member": self.member,
+            "rate": self.rate,
+        }
         return save(
             tensors or {"nothing": torch.zeros(1, dtype=torch.float32, device="cpu")},
             metadata={"kept": msgspec.json.encode(numbers).decode()},
         )
 
     def _vectors(self) -> Mapping[str, Tensor | None]:
-        return {name: getattr(self, name) for name in ("own", "next", "anchor", "before", "personal")}
+        return {
+            name: getattr(self, name) for name in ("own", "next", "anchor", "before", "personal")
+        }
 
 
 class _Numbers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -109,9 +124,18 @@ def unpack(data: bytes, parameters: int) -> Kept:
             hint="Without it this site's share in the run's control variates is unknown: found a new run from the model (atoll export).",
         ) from None
     if numbers.version != VERSION:
-        raise StateError(f"what this member keeps has version {numbers.version}, this program reads {VERSION}", hint="pip install -U atoll")
+        raise StateError(
+            f"what this member keeps has version {numbers.version}, this program reads {VERSION}",
+            hint="pip install -U atoll",
+        )
     known = {field.name for field in fields(Kept)}
     vectors = {name: tensor for name, tensor in tensors.items() if name in known}
-    if wrong := [name for name, tensor in vectors.items() if tensor.dtype != torch.float32 or tensor.shape != (parameters,)]:
-        raise StateError(f"what this member keeps is of another model: {wrong[0]} has shape {list(vectors[wrong[0]].shape)}")
+    if wrong := [
+        name
+        for name, tensor in vectors.items()
+        if tensor.dtype != torch.float32 or tensor.shape != (parameters,)
+    ]:
+        raise StateError(
+            f"what this member keeps is of another model: {wrong[0]} has shape {list(vectors[wrong[0]].shape)}"
+        )
     return Kept(numbers.round, numbers.open, numbers.member, numbers.rate, **vectors)

@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 
 
 def fine_tuned_model(
-    attachment: Attachment, model: nn.Module, loss: Callable[[nn.Module, Any], torch.Tensor], batches: Iterable[Any], steps: int, lr: float
+    attachment: Attachment,
+    model: nn.Module,
+    loss: Callable[[nn.Module, Any], torch.Tensor],
+    batches: Iterable[Any],
+    steps: int,
+    lr: float,
 ) -> nn.Module:
     """A copy of ``model`` with the newest anchor's values, after ``steps`` steps of plain SGD on ``loss(copy, batch)``, a scalar; batches are taken
     round and round. `personal.fine_tuned` with a module: what a site uses after Reptile or ``per_fedavg``.
@@ -26,11 +31,17 @@ def fine_tuned_model(
     that is not above 0, no batches; interrupted, it leaves nothing behind.
     """
     if steps < 0 or not lr > 0:
-        raise ConfigError(f"{steps} steps of {lr}", key="steps", why="Steps are counted from 0, rates are above 0.")
+        raise ConfigError(
+            f"{steps} steps of {lr}",
+            key="steps",
+            why="Steps are counted from 0, rates are above 0.",
+        )
     with attachment.evaluate_anchor():
         own = copy.deepcopy(model)
     own.train()
-    optimizer = torch.optim.SGD([parameter for parameter in own.parameters() if parameter.requires_grad], lr=lr)
+    optimizer = torch.optim.SGD(
+        [parameter for parameter in own.parameters() if parameter.requires_grad], lr=lr
+    )
     made = 0
     while made < steps:
         before = made
@@ -40,5 +51,7 @@ def fine_tuned_model(
             optimizer.step()
             made += 1
         if made == before:
-            raise ConfigError(f"{made} of {steps} steps are made, and there are no more batches", key="batches")
+            raise ConfigError(
+                f"{made} of {steps} steps are made, and there are no more batches", key="batches"
+            )
     return own

@@ -17,7 +17,11 @@ from ..script.attachment import Attachment, attach
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
 except ImportError as error:
-    raise ConfigError(f"AtollLightningCallback needs lightning: {error}", key="callbacks", hint="pip install 'atoll[lightning]'") from error
+    raise ConfigError(
+        f"AtollLightningCallback needs lightning: {error}",
+        key="callbacks",
+        hint="pip install 'atoll[lightning]'",
+    ) from error
 
 
 def batch_size(batch: Any) -> int:
@@ -33,7 +37,10 @@ def _first(batch: Any) -> Tensor | None:
         batch = cast("Mapping[Any, Any]", batch).values()
     elif not isinstance(batch, (list, tuple)):
         return None
-    return next((found for part in cast("Iterable[Any]", batch) if (found := _first(part)) is not None), None)
+    return next(
+        (found for part in cast("Iterable[Any]", batch) if (found := _first(part)) is not None),
+        None,
+    )
 
 
 class AtollLightningCallback(Callback):
@@ -67,17 +74,31 @@ class AtollLightningCallback(Callback):
             )
         if self.attachment is not None:
             self.attachment.detach()
-        self.attachment = attach(pl_module, trainer.optimizers[0], self._swarm, on_round=self._on_round, strict=self._strict)
+        self.attachment = attach(
+            pl_module,
+            trainer.optimizers[0],
+            self._swarm,
+            on_round=self._on_round,
+            strict=self._strict,
+        )
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         """Declare the batch's samples."""
         assert self.attachment is not None
         self.attachment.samples(self._samples(batch))
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """The node is shown the loss; stop when the run is done."""
         assert self.attachment is not None
-        loss = cast("Mapping[str, Any]", outputs).get("loss") if isinstance(outputs, Mapping) else outputs
+        loss = (
+            cast("Mapping[str, Any]", outputs).get("loss")
+            if isinstance(outputs, Mapping)
+            else outputs
+        )
         if isinstance(loss, Tensor):
             self.attachment.log(loss=loss)
         if self.attachment.done:

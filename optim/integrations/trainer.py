@@ -19,7 +19,9 @@ try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 except ImportError as error:
     raise ConfigError(
-        f"AtollCallback needs transformers and accelerate: {error}", key="callbacks", hint="pip install 'atoll[trainer]'"
+        f"AtollCallback needs transformers and accelerate: {error}",
+        key="callbacks",
+        hint="pip install 'atoll[trainer]'",
     ) from error
 
 
@@ -31,35 +33,57 @@ class AtollCallback(TrainerCallback):
     samples. ``attachment``: the newest one, None before the first `train()`; it stays readable after the end.
     """
 
-    def __init__(self, swarm: Swarm | None, *, on_round: Callable[[Outcome], None] | None = None, strict: bool = False) -> None:
+    def __init__(
+        self,
+        swarm: Swarm | None,
+        *,
+        on_round: Callable[[Outcome], None] | None = None,
+        strict: bool = False,
+    ) -> None:
         """As for `attach`, which is called when training begins and raises there (under torchrun: None in all ranks but the first)."""
         self.attachment: Attachment | None = None
         self._swarm, self._on_round, self._strict = swarm, on_round, strict
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Attach."""
         if self.attachment is not None:
             self.attachment.detach()
-        self.attachment = attach(kwargs["model"], kwargs["optimizer"], self._swarm, on_round=self._on_round, strict=self._strict)
+        self.attachment = attach(
+            kwargs["model"],
+            kwargs["optimizer"],
+            self._swarm,
+            on_round=self._on_round,
+            strict=self._strict,
+        )
 
-    def on_pre_optimizer_step(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Declare the step's samples."""
         assert self.attachment is not None
         self.attachment.samples(args.train_batch_size * args.gradient_accumulation_steps)
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Stop when the run is done."""
         assert self.attachment is not None
         if self.attachment.done:
             control.should_training_stop = True
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """The node is shown the loss."""
         loss = kwargs.get("logs", {}).get("loss")
         if loss is not None and self.attachment is not None:
             self.attachment.log(loss=loss)
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Contribute what is left, and detach."""
         assert self.attachment is not None
         self.attachment.sync()

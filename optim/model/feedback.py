@@ -22,7 +22,9 @@ from ...collectives.swarm import RunSettings
 
 def has_feedback(settings: RunSettings) -> bool:
     """Whether members of a run carry what encoding loses: where its manifest says so, or a codec loses most of it."""
-    return settings.feedback or not RESULTS.keys().isdisjoint({settings.codec, *settings.codecs.values()})
+    return settings.feedback or not RESULTS.keys().isdisjoint(
+        {settings.codec, *settings.codecs.values()}
+    )
 
 
 def contribution_grid(layout: Layout, settings: RunSettings) -> Grid:
@@ -64,7 +66,9 @@ class Feedback:
     def add_to(self, contribution: Tensor) -> None:
         """Add the residual to a contribution (float32 (numel,)), in place. Nobody may write to it any more until `settle`."""
         for into, residual in zip(
-            contribution.split(self._grid.chunk_elements), self.residual.split(self._grid.chunk_elements), strict=True
+            contribution.split(self._grid.chunk_elements),
+            self.residual.split(self._grid.chunk_elements),
+            strict=True,
         ):
             into.add_(residual if self._kept == 1.0 else residual * self._kept)
         self._offered = contribution
@@ -73,7 +77,9 @@ class Feedback:
     def settle(self, counted: bool) -> None:
         """The contribution was decided, or given up (then it is taken for not counted)."""
         if counted and self._offered is not None:
-            for part, decoded in _decoded(self._grid, self._offered):  # once more from the start, if this is interrupted
+            for part, decoded in _decoded(
+                self._grid, self._offered
+            ):  # once more from the start, if this is interrupted
                 torch.sub(self._offered[part], decoded, out=self.residual[part])
         self._offered = None
 

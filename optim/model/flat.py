@@ -36,9 +36,14 @@ from ..federated.site import sums_beside
 logger = logging.getLogger("atoll")
 
 SEGMENT_ELEMENTS = 1 << 20
-HOST_ELEMENTS = 1 << 17  # of a segment on the CPU: as fast as longer ones, and its scratch is no part of a model
+HOST_ELEMENTS = (
+    1 << 17
+)  # of a segment on the CPU: as fast as longer ones, and its scratch is no part of a model
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")  # torch.compile and activation checkpointing put these into names
+WRAPPERS = (
+    "_orig_mod.",
+    "_checkpoint_wrapped_module.",
+)  # torch.compile and activation checkpointing put these into names
 
 
 class Source(Protocol):
@@ -89,7 +94,9 @@ class FlatVector:
     ``layout`` names the tensors; ``tensors`` are the live ones, in its order. Nothing is copied when it is made.
     """
 
-    def __init__(self, model: nn.Module, settings: RunSettings | None = None, *, sharded: bool = False) -> None:
+    def __init__(
+        self, model: nn.Module, settings: RunSettings | None = None, *, sharded: bool = False
+    ) -> None:
         """``sharded``: DTensors are taken, for `optim.ranks` to cut; such a vector itself can only be described."""
         named = list(_named_tensors(model))
         if not any(role == "parameter" for _, _, role in named):
@@ -104,13 +111,20 @@ class FlatVector:
             _check_tensor(name, tensor, sharded)
             specs.append(TensorSpec(name, tuple(tensor.shape), 0, role))
         settings = settings or RunSettings()
-        self._sums = sums_beside(settings, sum(spec.numel for spec in specs if spec.role == "parameter"))
-        specs += [TensorSpec(name, tuple(tensor.shape), 0, "sum") for name, tensor in self._sums.items()]
+        self._sums = sums_beside(
+            settings, sum(spec.numel for spec in specs if spec.role == "parameter")
+        )
+        specs += [
+            TensorSpec(name, tuple(tensor.shape), 0, "sum") for name, tensor in self._sums.items()
+        ]
         specs = arranged(specs, settings.codec, settings.codecs)
         live = {name: tensor for name, tensor, _ in named} | self._sums
         offset = specs[-1].offset + specs[-1].numel
         if len(specs) > MAX_TENSORS or offset == 0:
-            raise ConfigError(f"the model has {len(specs)} tensors of {offset} elements in all, limit {MAX_TENSORS} tensors", key="model")
+            raise ConfigError(
+                f"the model has {len(specs)} tensors of {offset} elements in all, limit {MAX_TENSORS} tensors",
+                key="model",
+            )
         self._take(Layout(tuple(specs), offset), [live[spec.name] for spec in specs])
         self._model = weakref.ref(model)
 
@@ -123,16 +137,23 @@ class FlatVector:
 
     def _take(self, layout: Layout, tensors: list[Tensor]) -> None:
         self.layout, self.tensors, self.numel = layout, tensors, layout.numel
-        self.parameters = sum(spec.numel for spec in layout.tensors if spec.role == "parameter")  # they come first
+        self.parameters = sum(
+            spec.numel for spec in layout.tensors if spec.role == "parameter"
+        )  # they come first
         self._slots = (_Slot(), _Slot())
         self._parts: list[FlatVector] = []
         self._known = {spec.name for spec in layout.tensors}
-        self._model: Callable[[], nn.Module | None] = lambda: None  # a vector that was made of tensors has none to follow
+        self._model: Callable[[], nn.Module | None] = lambda: (
+            None
+        )  # a vector that was made of tensors has none to follow
 
     def cut(self, fragments: int) -> list[FlatVector]:
         """The vector in so many fragments (`collectives.layout.cut`), each a vector of its own over the same live tensors."""
         tensors = iter(self.tensors)
-        self._parts = [FlatVector.of(layout, [next(tensors) for _ in layout.tensors]) for layout in cut(self.layout, fragments)]
+        self._parts = [
+            FlatVector.of(layout, [next(tensors) for _ in layout.tensors])
+            for layout in cut(self.layout, fragments)
+        ]
         return self._parts
 
     def follow(self) -> None:
@@ -141,7 +162,10 @@ class FlatVector:
         if (model := self._model()) is None:
             return
         inner = unwrap(model)
-        named = chain(inner.named_parameters(remove_duplicate=False), inner.named_buffers(remove_duplicate=False))
+        named = chain(
+            inner.named_parameters(remove_duplicate=False),
+            inner.named_buffers(remove_duplicate=False),
+        )
         live = {_clean(name): tensor for name, tensor in named} | self._sums
         for spec in self.layout.tensors:
             shape = tuple(live[spec.name].shape) if spec.name in live else None
@@ -159,7 +183,10 @@ class FlatVector:
             part.tensors[:] = [next(tensors) for _ in part.tensors]
         if strange := [name for name, _, _ in _named_tensors(model) if name not in self._known]:
             self._known.update(strange)
-            logger.warning("frozen when the model was attached, trained here by now, and in no other member: %s", ", ".join(strange))
+            logger.warning(
+                "frozen when the model was attached, trained here by now, and in no other member: %s",
+                ", ".join(strange),
+            )
 
     def segments(self) -> Iterator[Segment]:
         """The vector cut into segments of at most `SEGMENT_ELEMENTS` elements (`HOST_ELEMENTS` on the CPU), or one tensor that is not contiguous."""
@@ -171,7 +198,9 @@ class FlatVector:
             done = 0
             while done < spec.numel:
                 longest = SEGMENT_ELEMENTS if live.is_cuda else min(HOST_ELEMENTS, SEGMENT_ELEMENTS)
-                if pieces and (whole or end - begin == longest or pieces[0].live.device != live.device):
+                if pieces and (
+                    whole or end - begin == longest or pieces[0].live.device != live.device
+                ):
                     yield Segment(begin, end, tuple(pieces))
                     pieces, begin = [], end
                 count = spec.numel if whole else min(spec.numel - done, longest - (end - begin))
@@ -245,7 +274,9 @@ class FlatVector:
         for index, tensor in enumerate(self.tensors):
             if tensor.numel():
                 low, high = torch.aminmax(tensor.detach())  # NaN spreads to both
-                bounds.setdefault(tensor.device, []).append((index, torch.stack((low.float(), high.float()))))
+                bounds.setdefault(tensor.device, []).append(
+                    (index, torch.stack((low.float(), high.float())))
+                )
         bad: list[int] = []
         for found in bounds.values():
             finite = torch.isfinite(torch.stack([pair for _, pair in found])).all(1).tolist()
@@ -339,7 +370,9 @@ def unwrap(model: nn.Module) -> nn.Module:
     """The user's own module inside DistributedDataParallel, DataParallel and torch.compile, so that names agree between peers."""
     while True:
         inner = getattr(model, "_orig_mod", None)
-        if inner is None and isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+        if inner is None and isinstance(
+            model, (nn.parallel.DistributedDataParallel, nn.DataParallel)
+        ):
             inner = model.module
         if not isinstance(inner, nn.Module):
             return model
@@ -358,7 +391,11 @@ def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor, Role]]:
         for attribute, role in (("running_mean", "mean"), ("running_var", "variance")):
             buffer = cast("Tensor | None", getattr(module, attribute, None))
             if buffer is not None and _first(buffer, seen):
-                yield _clean(f"{prefix}.{attribute}" if prefix else attribute), buffer, cast("Role", role)
+                yield (
+                    _clean(f"{prefix}.{attribute}" if prefix else attribute),
+                    buffer,
+                    cast("Role", role),
+                )
 
 
 def _first(tensor: Tensor, seen: set[object]) -> bool:
@@ -391,8 +428,15 @@ def _check_tensor(name: str, tensor: Tensor, sharded: bool) -> None:
             hint="attach(model, optimizer, swarm) in every rank, with swarm None in all but rank 0.",
         )
     if tensor.dtype not in FLOATS:
-        raise ConfigError(f"{name} has dtype {tensor.dtype}; only float32, bfloat16, float16 and float64 can be averaged", key="model")
+        raise ConfigError(
+            f"{name} has dtype {tensor.dtype}; only float32, bfloat16, float16 and float64 can be averaged",
+            key="model",
+        )
     if tensor.device.type == "meta":
-        raise ConfigError(f"{name} is on the meta device and has no values", key="model", hint="Materialise the model before attach().")
+        raise ConfigError(
+            f"{name} is on the meta device and has no values",
+            key="model",
+            hint="Materialise the model before attach().",
+        )
     if tensor.dim() > MAX_DIMS:
         raise ConfigError(f"{name} has {tensor.dim()} dimensions, limit {MAX_DIMS}", key="model")

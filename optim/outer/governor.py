@@ -17,10 +17,17 @@ from ...collectives.telemetry import Event
 
 WINDOW = 15  # values remembered
 LEAST = 5  # before so many were seen nothing is a jump
-DEVIATIONS = 3 * 1.4826  # three standard deviations, by the median absolute deviation of normal values
-SHARES = {"norm": 0.5, "loss": 0.1}  # of the median that a jump exceeds it by at least: in a quiet run values hardly differ
+DEVIATIONS = (
+    3 * 1.4826
+)  # three standard deviations, by the median absolute deviation of normal values
+SHARES = {
+    "norm": 0.5,
+    "loss": 0.1,
+}  # of the median that a jump exceeds it by at least: in a quiet run values hardly differ
 CALM_ROUNDS = 8
-NUMBERS = 2 * (1 + WINDOW) + 2  # of norms, then of losses: how many, and these, newest first; rounds left at half rate; how often it acted
+NUMBERS = (
+    2 * (1 + WINDOW) + 2
+)  # of norms, then of losses: how many, and these, newest first; rounds left at half rate; how often it acted
 
 Kind = Literal["norm", "loss"]
 
@@ -41,12 +48,23 @@ def judge(numbers: Tensor, norm: float, loss: float | None = None) -> tuple[floa
     """
     values = numbers.tolist()
     norms, losses, (calm, acted) = values[: 1 + WINDOW], values[1 + WINDOW : -2], values[-2:]
-    seen: tuple[tuple[Kind, list[float], float | None], ...] = (("norm", norms, norm), ("loss", losses, loss))
-    jumps = [event for what, window, value in seen if value is not None and (event := _see(what, window, value)) is not None]
+    seen: tuple[tuple[Kind, list[float], float | None], ...] = (
+        ("norm", norms, norm),
+        ("loss", losses, loss),
+    )
+    jumps = [
+        event
+        for what, window, value in seen
+        if value is not None and (event := _see(what, window, value)) is not None
+    ]
     if jumps:
         calm, acted = float(CALM_ROUNDS), acted + 1
     factor = 0.5 if calm else 1.0
-    numbers.copy_(torch.tensor([*norms, *losses, max(0.0, calm - 1), acted], dtype=torch.float32, device="cpu"))
+    numbers.copy_(
+        torch.tensor(
+            [*norms, *losses, max(0.0, calm - 1), acted], dtype=torch.float32, device="cpu"
+        )
+    )
     return factor, jumps[0] if jumps else None
 
 

@@ -30,69 +30,124 @@ class Preset:
     peers: int = 1 << 30  # at most
     mixing: float | None = None  # of late results, where the manifest says nothing
 
-    def fits(self, *, rounds: int | None, peers: int, sync_every: int | None, overlap: Overlap, delay: int | None) -> bool:
+    def fits(
+        self,
+        *,
+        rounds: int | None,
+        peers: int,
+        sync_every: int | None,
+        overlap: Overlap,
+        delay: int | None,
+    ) -> bool:
         """Whether it is for such runs."""
         short = rounds is not None and rounds < FEW_ROUNDS
         part = delay is not None and sync_every is not None and 2 * delay <= sync_every
-        return overlap in self.overlap and short == self.short and part >= self.part and peers <= self.peers
+        return (
+            overlap in self.overlap
+            and short == self.short
+            and part >= self.part
+            and peers <= self.peers
+        )
 
 
 PRESETS = (
     Preset(
-        "alone", OuterSettings("nesterov", 0.7, 0.8), peers=1,
+        "alone",
+        OuterSettings("nesterov", 0.7, 0.8),
+        peers=1,
         source="one peer, many rounds: as published for AdamW with one worker (arXiv 2505.23725)",
     ),
     Preset(
-        "published", OuterSettings("nesterov", 0.7, 0.9),
+        "published",
+        OuterSettings("nesterov", 0.7, 0.9),
         source="many rounds: as published (DiLoCo, 8 workers, H = 500, arXiv 2311.08105; INTELLECT-1, 14 peers, H = 100, arXiv 2412.01152)",
     ),
     Preset(
-        "published-overlap", OuterSettings("nesterov", 0.4, 0.9), overlap=("late", "eager"), mixing=0.5,
+        "published-overlap",
+        OuterSettings("nesterov", 0.4, 0.9),
+        overlap=("late", "eager"),
+        mixing=0.5,
         source="many rounds with overlap: as published (Streaming DiLoCo, H = 30 and 100, arXiv 2501.18512; eager updates, H = 30, arXiv 2502.12996)",
     ),
     Preset(
-        "short", OuterSettings("nesterov", 0.9, 0.6), short=True,
+        "short",
+        OuterSettings("nesterov", 0.9, 0.6),
+        short=True,
         source="few rounds: best of the values tried with 2, 4 and 8 peers, H = 10 to 50, 6 to 30 rounds",
     ),
     Preset(
-        "short-delay", OuterSettings("nesterov", 0.9, 0.6), short=True, overlap=("late", "eager"), part=True,
+        "short-delay",
+        OuterSettings("nesterov", 0.9, 0.6),
+        short=True,
+        overlap=("late", "eager"),
+        part=True,
         source="few rounds, results adopted before half the next is over: as without overlap, tried with 4 peers, H = 10, delay = 3",
     ),
     Preset(
-        "short-late", OuterSettings("nesterov", 1.0, 0.4), short=True, overlap=("late",),
+        "short-late",
+        OuterSettings("nesterov", 1.0, 0.4),
+        short=True,
+        overlap=("late",),
         source="few rounds, results a whole round late: less momentum, best of the values tried with 4 peers, H = 10, 30 rounds",
     ),
     Preset(
-        "short-eager", OuterSettings("nesterov", 0.9, 0.0), short=True, overlap=("eager",),
+        "short-eager",
+        OuterSettings("nesterov", 0.9, 0.0),
+        short=True,
+        overlap=("eager",),
         source="few rounds with eager updates: no momentum, best of the values tried with 4 peers, H = 10, 30 rounds",
     ),
     Preset(
-        "co2", OuterSettings("co2", 1.0, 0.5), short=True, overlap=(),
+        "co2",
+        OuterSettings("co2", 1.0, 0.5),
+        short=True,
+        overlap=(),
         source="CO2 with late results: best of the values tried with 4 peers, H = 10, 30 rounds; best with a delay; take it by name",
     ),
     Preset(
-        "sparse", OuterSettings("sgd", 1.0), overlap=(),
+        "sparse",
+        OuterSettings("sgd", 1.0),
+        overlap=(),
         source="many rounds of sparse contributions, whose residual is the momentum: as published (SparseLoCo, arXiv 2508.15706); take it by name",
     ),
     Preset(
-        "short-sparse", OuterSettings("sgd", 2.0), short=True, overlap=(),
+        "short-sparse",
+        OuterSettings("sgd", 2.0),
+        short=True,
+        overlap=(),
         source="few rounds of sparse contributions: tried with 4 peers, H = 10, 30 rounds, 64 to 256 of each 4,096 values; take it by name",
     ),
-)  # fmt: skip
+)
 """In the order in which they are looked through: the first that fits is taken."""
 
 
 def choose(
-    *, rounds: int | None, peers: int = 4, sync_every: int | None = None, overlap: Overlap = "none", delay: int | None = None
-) -> Preset:  # fmt: skip
+    *,
+    rounds: int | None,
+    peers: int = 4,
+    sync_every: int | None = None,
+    overlap: Overlap = "none",
+    delay: int | None = None,
+) -> Preset:
     """The preset for a run of so many rounds (None: open-ended) and peers, H = ``sync_every`` inner steps (None: it ends rounds otherwise)."""
     return next(
-        preset for preset in PRESETS if preset.fits(rounds=rounds, peers=peers, sync_every=sync_every, overlap=overlap, delay=delay)
+        preset
+        for preset in PRESETS
+        if preset.fits(
+            rounds=rounds, peers=peers, sync_every=sync_every, overlap=overlap, delay=delay
+        )
     )
 
 
 def outer_preset(
-    rounds: int | None, *, peers: int = 4, sync_every: int | None = None, overlap: Overlap = "none", delay: int | None = None
+    rounds: int | None,
+    *,
+    peers: int = 4,
+    sync_every: int | None = None,
+    overlap: Overlap = "none",
+    delay: int | None = None,
 ) -> OuterSettings:
     """The values of `choose`."""
-    return choose(rounds=rounds, peers=peers, sync_every=sync_every, overlap=overlap, delay=delay).outer
+    return choose(
+        rounds=rounds, peers=peers, sync_every=sync_every, overlap=overlap, delay=delay
+    ).outer

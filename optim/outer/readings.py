@@ -23,17 +23,29 @@ Said = Sequence[tuple[int, Reading]]
 LARGEST = 1e30
 
 
-def reading_of(vector: Tensor, layout: Layout, outer: OuterSettings, loss: float | None, lag: float | None = None) -> Reading:
+def reading_of(
+    vector: Tensor,
+    layout: Layout,
+    outer: OuterSettings,
+    loss: float | None,
+    lag: float | None = None,
+) -> Reading:
     """What the run wants to know of a contribution, float32 (numel,): of what its outer step does not ask for, nothing."""
     norm = None
     if outer.stretch:
-        pieces = [vector[spec.offset : spec.offset + spec.numel] for spec in layout.tensors if spec.role == "parameter" and spec.numel]
+        pieces = [
+            vector[spec.offset : spec.offset + spec.numel]
+            for spec in layout.tensors
+            if spec.role == "parameter" and spec.numel
+        ]
         norm = _sayable(math.hypot(*(float(torch.linalg.vector_norm(piece)) for piece in pieces)))
     return Reading(_sayable(loss) if outer.governor else None, norm, _sayable(lag))
 
 
 def _sayable(value: float | None) -> float | None:
-    return value if value is not None and abs(value) <= LARGEST else None  # neither NaN nor infinity
+    return (
+        value if value is not None and abs(value) <= LARGEST else None
+    )  # neither NaN nor infinity
 
 
 def stretch(said: Said, norm: float) -> float:
@@ -44,7 +56,9 @@ def stretch(said: Said, norm: float) -> float:
     told = [(weight, reading.norm) for weight, reading in said if reading.norm is not None]
     if not told or not norm > 0:
         return 1.0
-    typical = math.fsum(weight * length for weight, length in told) / sum(weight for weight, _ in told)
+    typical = math.fsum(weight * length for weight, length in told) / sum(
+        weight for weight, _ in told
+    )
     return min(max(1.0, typical / norm), math.sqrt(len(said)))
 
 
@@ -61,4 +75,6 @@ def median_loss(said: Said) -> float | None:
 
 def median_lag(readings: Sequence[Reading]) -> float:
     """The median of the lags that were told, 0 where none was: half of the contributors have to lie to move it far."""
-    return statistics.median([reading.lag for reading in readings if reading.lag is not None] or [0.0])
+    return statistics.median(
+        [reading.lag for reading in readings if reading.lag is not None] or [0.0]
+    )

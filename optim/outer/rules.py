@@ -41,7 +41,15 @@ class Rule(Protocol):
     whole: bool
     numbers: int
 
-    def step(self, old: Tensor, g: Tensor, state: Sequence[Tensor], new: Tensor, lr: float, scratch: Sequence[Tensor]) -> None:
+    def step(
+        self,
+        old: Tensor,
+        g: Tensor,
+        state: Sequence[Tensor],
+        new: Tensor,
+        lr: float,
+        scratch: Sequence[Tensor],
+    ) -> None:
         """Write ``new`` from ``old`` and ``g``; update ``state``. All float32 (n,), as are the two scratch vectors."""
         ...
 
@@ -54,7 +62,15 @@ class Sgd:
     def __init__(self, settings: OuterSettings) -> None:
         pass
 
-    def step(self, old: Tensor, g: Tensor, state: Sequence[Tensor], new: Tensor, lr: float, scratch: Sequence[Tensor]) -> None:
+    def step(
+        self,
+        old: Tensor,
+        g: Tensor,
+        state: Sequence[Tensor],
+        new: Tensor,
+        lr: float,
+        scratch: Sequence[Tensor],
+    ) -> None:
         """See Rule."""
         if lr == 1.0:  # the same bits, without a pass
             torch.sub(old, g, out=new)
@@ -72,7 +88,15 @@ class Nesterov:
     def __init__(self, settings: OuterSettings) -> None:
         self._mu = as_float32(settings.momentum)
 
-    def step(self, old: Tensor, g: Tensor, state: Sequence[Tensor], new: Tensor, lr: float, scratch: Sequence[Tensor]) -> None:
+    def step(
+        self,
+        old: Tensor,
+        g: Tensor,
+        state: Sequence[Tensor],
+        new: Tensor,
+        lr: float,
+        scratch: Sequence[Tensor],
+    ) -> None:
         """See Rule."""
         momentum, update = state[0], scratch[0]
         momentum.mul_(self._mu)
@@ -86,7 +110,15 @@ class Nesterov:
 class Momentum(Nesterov):
     """``m ← μ·m + g``; ``θ ← θ - lr·m`` (FedAvgM, arXiv 1909.06335). Not in a manifest yet."""
 
-    def step(self, old: Tensor, g: Tensor, state: Sequence[Tensor], new: Tensor, lr: float, scratch: Sequence[Tensor]) -> None:
+    def step(
+        self,
+        old: Tensor,
+        g: Tensor,
+        state: Sequence[Tensor],
+        new: Tensor,
+        lr: float,
+        scratch: Sequence[Tensor],
+    ) -> None:
         """See Rule."""
         momentum, update = state[0], scratch[0]
         momentum.mul_(self._mu)
@@ -105,7 +137,15 @@ class Adam:
         self._beta, self._one_beta = as_float32(settings.beta2), as_float32(1 - settings.beta2)
         self._epsilon = as_float32(settings.epsilon)
 
-    def step(self, old: Tensor, g: Tensor, state: Sequence[Tensor], new: Tensor, lr: float, scratch: Sequence[Tensor]) -> None:
+    def step(
+        self,
+        old: Tensor,
+        g: Tensor,
+        state: Sequence[Tensor],
+        new: Tensor,
+        lr: float,
+        scratch: Sequence[Tensor],
+    ) -> None:
         """See Rule."""
         (m, v), (a, b) = state, scratch
         m.mul_(self._mu)
@@ -141,7 +181,15 @@ class Adagrad:
     def __init__(self, settings: OuterSettings) -> None:
         self._epsilon = as_float32(settings.epsilon)
 
-    def step(self, old: Tensor, g: Tensor, state: Sequence[Tensor], new: Tensor, lr: float, scratch: Sequence[Tensor]) -> None:
+    def step(
+        self,
+        old: Tensor,
+        g: Tensor,
+        state: Sequence[Tensor],
+        new: Tensor,
+        lr: float,
+        scratch: Sequence[Tensor],
+    ) -> None:
         """See Rule."""
         v, (a, b) = state[0], scratch
         torch.mul(g, g, out=a)
@@ -150,7 +198,9 @@ class Adagrad:
         torch.sub(old, b, out=new)
 
 
-def _divided(above: Tensor, square: Tensor, epsilon: float, lr: float, low: Tensor, out: Tensor) -> None:
+def _divided(
+    above: Tensor, square: Tensor, epsilon: float, lr: float, low: Tensor, out: Tensor
+) -> None:
     """out = lr · above / (√square + ε)."""
     np.sqrt(square.numpy(), out=low.numpy())
     low.add_(epsilon)
@@ -172,7 +222,15 @@ class Co2:
     def __init__(self, settings: OuterSettings) -> None:
         self._mu, self._clip = as_float32(settings.momentum), settings.clip
 
-    def step(self, old: Tensor, g: Tensor, state: Sequence[Tensor], new: Tensor, lr: float, scratch: Sequence[Tensor]) -> None:
+    def step(
+        self,
+        old: Tensor,
+        g: Tensor,
+        state: Sequence[Tensor],
+        new: Tensor,
+        lr: float,
+        scratch: Sequence[Tensor],
+    ) -> None:
         """See Rule; ``state`` ends with this tensor's three numbers."""
         (momentum, numbers), update = state, scratch[0]
         gap, mean_gap, mean_norm = numbers.tolist()
@@ -186,7 +244,13 @@ class Co2:
         torch.mul(momentum, lr, out=update)
         torch.sub(old, update, out=new)
         gap = norm(update)
-        numbers.copy_(torch.tensor([gap, _mean(mean_gap, gap), _mean(mean_norm, size)], dtype=torch.float32, device="cpu"))
+        numbers.copy_(
+            torch.tensor(
+                [gap, _mean(mean_gap, gap), _mean(mean_norm, size)],
+                dtype=torch.float32,
+                device="cpu",
+            )
+        )
 
 
 class AdamW:
@@ -200,7 +264,15 @@ class AdamW:
         self._beta, self._one_beta = as_float32(settings.beta2), as_float32(1 - settings.beta2)
         self._epsilon, self._decay = as_float32(settings.epsilon), settings.weight_decay
 
-    def step(self, old: Tensor, g: Tensor, state: Sequence[Tensor], new: Tensor, lr: float, scratch: Sequence[Tensor]) -> None:
+    def step(
+        self,
+        old: Tensor,
+        g: Tensor,
+        state: Sequence[Tensor],
+        new: Tensor,
+        lr: float,
+        scratch: Sequence[Tensor],
+    ) -> None:
         """See Rule; ``state`` ends with this tensor's two numbers."""
         (m, v, numbers), (a, b) = state, scratch
         first, second = numbers.tolist()
@@ -228,7 +300,9 @@ def _mean(before: float, value: float) -> float:
 
 def norm(x: Tensor) -> float:
     """The Euclidean norm of a float32 vector, with the same bits on every machine."""
-    scratch = torch.empty(1 << max(0, x.numel() - 1).bit_length(), dtype=torch.float64, device="cpu")
+    scratch = torch.empty(
+        1 << max(0, x.numel() - 1).bit_length(), dtype=torch.float64, device="cpu"
+    )
     return math.sqrt(kernels.square_sum(x, scratch))
 
 

@@ -52,8 +52,14 @@ class OuterStep:
         self._rule = RULES[settings.kind](settings)
         self._lr = as_float32(settings.lr)
         self._special = statistics_ranges(layout) if layout is not None else ()
-        self._tensors = [spec for spec in layout.tensors if spec.role == "parameter" and spec.numel] if layout is not None else []
-        self._scratch = tuple(torch.empty(BLOCK_ELEMENTS, dtype=torch.float32, device="cpu") for _ in range(2))
+        self._tensors = (
+            [spec for spec in layout.tensors if spec.role == "parameter" and spec.numel]
+            if layout is not None
+            else []
+        )
+        self._scratch = tuple(
+            torch.empty(BLOCK_ELEMENTS, dtype=torch.float32, device="cpu") for _ in range(2)
+        )
 
     @property
     def needs_momentum(self) -> bool:
@@ -76,13 +82,22 @@ class OuterStep:
         return 4 * (numel + self.state_numel(numel))
 
     def run(
-        self, anchor_in: Tensor, means: Iterable[tuple[int, Tensor]], state: Tensor, anchor_out: Tensor, said: Said = ()
-    ) -> None:  # fmt: skip
+        self,
+        anchor_in: Tensor,
+        means: Iterable[tuple[int, Tensor]],
+        state: Tensor,
+        anchor_out: Tensor,
+        said: Said = (),
+    ) -> None:
         """The step of a round whose mean comes in pieces: (first element, float32 values), which cover the vector in order. ``said``: what its
         contributors say."""
-        if not self.whole and anchor_in.numel() > BLOCK_ELEMENTS:  # of a short one the pieces are so small that calls outweigh arithmetic
+        if (
+            not self.whole and anchor_in.numel() > BLOCK_ELEMENTS
+        ):  # of a short one the pieces are so small that calls outweigh arithmetic
             for start, mean in means:
-                self.apply_range(anchor_in, mean, state, anchor_out, start, start + mean.numel(), said)
+                self.apply_range(
+                    anchor_in, mean, state, anchor_out, start, start + mean.numel(), said
+                )
             return
         mean = torch.empty(anchor_in.numel(), dtype=torch.float32, device="cpu")
         for start, part in means:
@@ -90,7 +105,14 @@ class OuterStep:
         self.apply(anchor_in, mean, state, anchor_out, said)
 
     @torch.no_grad()
-    def apply(self, anchor_in: Tensor, mean: Tensor, state: Tensor | None, anchor_out: Tensor, said: Said = ()) -> None:
+    def apply(
+        self,
+        anchor_in: Tensor,
+        mean: Tensor,
+        state: Tensor | None,
+        anchor_out: Tensor,
+        said: Said = (),
+    ) -> None:
         """One step on whole vectors, all float32, contiguous, on the CPU; see `apply_range` and `run`. A ``mean`` to be stretched is scaled
         in place."""
         numel = anchor_in.numel()
@@ -105,20 +127,34 @@ class OuterStep:
                 if role == "parameter":
                     mean[first:last].mul_(factor)
         if self.settings.governor:
-            factor, event = governor.judge(state[tail : tail + governor.NUMBERS], length, median_loss(said))
+            factor, event = governor.judge(
+                state[tail : tail + governor.NUMBERS], length, median_loss(said)
+            )
             lr, tail = as_float32(factor * lr), tail + governor.NUMBERS
             if event is not None:
                 state[: self._rule.momenta * numel].zero_()
-                logger.warning("the %s jumped to %.4g, usual is %.4g: the outer momentum restarts, its lr is halved for %d rounds",
-                               event.what, event.value, event.median, governor.CALM_ROUNDS)  # fmt: skip
+                logger.warning(
+                    "the %s jumped to %.4g, usual is %.4g: the outer momentum restarts, its lr is halved for %d rounds",
+                    event.what,
+                    event.value,
+                    event.median,
+                    governor.CALM_ROUNDS,
+                )
                 emit(event)
         if self._rule.whole:
             return self._apply_tensors(anchor_in, mean, state, anchor_out, tail, lr, total(said))
         return self._apply(anchor_in, mean, state, anchor_out, (0, numel), lr, total(said))
 
     def apply_range(
-        self, anchor_in: Tensor, mean: Tensor, state: Tensor | None, anchor_out: Tensor, start: int, stop: int, said: Said = ()
-    ) -> None:  # fmt: skip
+        self,
+        anchor_in: Tensor,
+        mean: Tensor,
+        state: Tensor | None,
+        anchor_out: Tensor,
+        start: int,
+        stop: int,
+        said: Said = (),
+    ) -> None:
         """One step on elements [start, stop), where the step is not `whole`.
 
         ``anchor_in`` (read) and ``anchor_out`` (written) are whole vectors, float32, shape (numel,), ``state`` (updated in place; None
@@ -135,28 +171,59 @@ class OuterStep:
 
     @torch.no_grad()
     def _apply(
-        self, old: Tensor, mean: Tensor, state: Tensor | None, new: Tensor, bounds: tuple[int, int], lr: float, weight: int
-    ) -> None:  # fmt: skip
+        self,
+        old: Tensor,
+        mean: Tensor,
+        state: Tensor | None,
+        new: Tensor,
+        bounds: tuple[int, int],
+        lr: float,
+        weight: int,
+    ) -> None:
         (start, stop), numel, rule = bounds, old.numel(), self._rule
         for first, last, role in self._pieces(start, stop):
             for a in range(first, last, BLOCK_ELEMENTS):
                 b = min(a + BLOCK_ELEMENTS, last)
                 g = mean[a - start : b - start]
                 if role == "parameter":
-                    vectors = [state[i * numel + a : i * numel + b] for i in range(rule.vectors)] if state is not None else []
-                    rule.step(old[a:b], g, vectors, new[a:b], lr, [each[: b - a] for each in self._scratch])
+                    vectors = (
+                        [state[i * numel + a : i * numel + b] for i in range(rule.vectors)]
+                        if state is not None
+                        else []
+                    )
+                    rule.step(
+                        old[a:b],
+                        g,
+                        vectors,
+                        new[a:b],
+                        lr,
+                        [each[: b - a] for each in self._scratch],
+                    )
                 else:
                     _average(old[a:b], g, new[a:b], role, weight)
 
-    def _apply_tensors(self, old: Tensor, mean: Tensor, state: Tensor, new: Tensor, tail: int, lr: float, weight: int) -> None:
+    def _apply_tensors(
+        self,
+        old: Tensor,
+        mean: Tensor,
+        state: Tensor,
+        new: Tensor,
+        tail: int,
+        lr: float,
+        weight: int,
+    ) -> None:
         for first, last, role in self._special:
             _average(old[first:last], mean[first:last], new[first:last], role, weight)
         rule, numel = self._rule, old.numel()
         for index, (first, last) in enumerate(self._whole_tensors(numel)):
             vectors = [state[i * numel + first : i * numel + last] for i in range(rule.vectors)]
             numbers = state[tail + rule.numbers * index : tail + rule.numbers * (index + 1)]
-            scratch = [torch.empty(last - first, dtype=torch.float32, device="cpu") for _ in range(2)]
-            rule.step(old[first:last], mean[first:last], (*vectors, numbers), new[first:last], lr, scratch)
+            scratch = [
+                torch.empty(last - first, dtype=torch.float32, device="cpu") for _ in range(2)
+            ]
+            rule.step(
+                old[first:last], mean[first:last], (*vectors, numbers), new[first:last], lr, scratch
+            )
 
     def _whole_tensors(self, numel: int) -> list[tuple[int, int]]:
         return [(spec.offset, spec.offset + spec.numel) for spec in self._tensors] or [(0, numel)]
@@ -187,14 +254,23 @@ def check_outer(settings: OuterSettings) -> None:
     positive = {"lr": settings.lr, "epsilon": settings.epsilon, "clip": settings.clip}
     for name, value in positive.items():
         if not (math.isfinite(value) and value > 0):
-            raise ConfigError(f"outer {name} {value} is not a positive number", key=f"$.train.outer.{name}")
+            raise ConfigError(
+                f"outer {name} {value} is not a positive number", key=f"$.train.outer.{name}"
+            )
     for name, value in {"momentum": settings.momentum, "beta2": settings.beta2}.items():
         if not 0 <= value < 1:
             raise ConfigError(f"outer {name} {value} is not in [0, 1)", key=f"$.train.outer.{name}")
     if not (math.isfinite(settings.weight_decay) and settings.weight_decay >= 0):
-        raise ConfigError(f"outer weight_decay {settings.weight_decay} is not a number >= 0", key="$.train.outer.weight_decay")
+        raise ConfigError(
+            f"outer weight_decay {settings.weight_decay} is not a number >= 0",
+            key="$.train.outer.weight_decay",
+        )
     if settings.kind not in RULES:
-        raise ConfigError(f"no outer optimizer {settings.kind!r}", key="$.train.outer.optimizer", hint=f"one of: {', '.join(RULES)}")
+        raise ConfigError(
+            f"no outer optimizer {settings.kind!r}",
+            key="$.train.outer.optimizer",
+            hint=f"one of: {', '.join(RULES)}",
+        )
 
 
 def _average(old: Tensor, g: Tensor, new: Tensor, role: Role, weight: int) -> None:

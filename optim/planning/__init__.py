@@ -11,4 +11,15 @@ from .conditions import Conditions, Peer
 from .estimate import Choice, Estimate, estimate
 from .planner import Plan, plan
 
-__all__ = ["Choice", "Conditions", "Estimate", "Lag", "Pace", "Peer", "Plan", "again", "estimate", "plan"]
+__all__ = [
+    "Choice",
+    "Conditions",
+    "Estimate",
+    "Lag",
+    "Pace",
+    "Peer",
+    "Plan",
+    "again",
+    "estimate",
+    "plan",
+]

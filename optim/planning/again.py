@@ -68,4 +68,6 @@ class Lag:
     @property
     def steps(self) -> float | None:
         """How many inner steps a round takes; None before both were measured."""
-        return median(self._round_s) / median(self._step_s) if self._round_s and self._step_s else None
+        return (
+            median(self._round_s) / median(self._step_s) if self._round_s and self._step_s else None
+        )

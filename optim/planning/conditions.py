@@ -43,18 +43,26 @@ class Conditions:
     links: Mapping[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "peers", tuple(sorted(self.peers, key=lambda peer: peer.name)))  # in whatever order they were named
+        object.__setattr__(
+            self, "peers", tuple(sorted(self.peers, key=lambda peer: peer.name))
+        )  # in whatever order they were named
         _check("parameters", self.parameters, 1, MAX_PARAMETERS)
         _check("rtt", self.rtt_s, 0, 3600)
         if not 0 < self.share < 1:
             raise ConfigError(
-                f"a training share of {self.share:g}", key="share", why="It is the part of the time spent on training, below 1.",
+                f"a training share of {self.share:g}",
+                key="share",
+                why="It is the part of the time spent on training, below 1.",
                 hint="For example 0.95",
-            )  # fmt: skip
+            )
         if self.max_steps is not None:
             _check("max_steps", self.max_steps, 1, 1_000_000)
         if not 1 <= len(self.peers) <= MAX_MEMBERS:
-            raise ConfigError(f"{len(self.peers)} peers", key="peers", why=f"A run has 1 to {MAX_MEMBERS} members.")
+            raise ConfigError(
+                f"{len(self.peers)} peers",
+                key="peers",
+                why=f"A run has 1 to {MAX_MEMBERS} members.",
+            )
         names = {peer.name for peer in self.peers}
         if len(names) < len(self.peers):
             raise ConfigError("two peers have the same name", key="peers")
@@ -64,7 +72,11 @@ class Conditions:
             _check("down", peer.down, 1, 1e15)
         for (one, other), rate in self.links.items():
             if one == other or not {one, other} <= names:
-                raise ConfigError(f"there is no link from {one!r} to {other!r}", key="links", hint=f"The peers: {', '.join(sorted(names))}")
+                raise ConfigError(
+                    f"there is no link from {one!r} to {other!r}",
+                    key="links",
+                    hint=f"The peers: {', '.join(sorted(names))}",
+                )
             _check("links", rate, 1, 1e15)
 
     @property
@@ -87,6 +99,8 @@ def longest_round(parameters: int) -> int:
 def _check(key: str, value: float, low: float, high: float) -> None:
     if not (math.isfinite(value) and low <= value <= high):
         raise ConfigError(
-            f"{key} is {value:g}", key=key, why=f"A plan needs a value from {low:g} to {high:g}.",
+            f"{key} is {value:g}",
+            key=key,
+            why=f"A plan needs a value from {low:g} to {high:g}.",
             hint="Measured values: atoll peers, atoll netcheck --bandwidth PEER; the step's time is your script's.",
-        )  # fmt: skip
+        )

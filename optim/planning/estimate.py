@@ -22,9 +22,7 @@ from ...collectives.identifiers import PeerId
 from ...collectives.partition import comparable, parts_for
 from .conditions import Conditions
 
-EFFICIENCY = (
-    0.92  # of the line that payload gets: frames' heads take 4.4 %, records and the rest the others (measured, `scripts/bench_link.py`)
-)
+EFFICIENCY = 0.92  # of the line that payload gets: frames' heads take 4.4 %, records and the rest the others (measured, `scripts/bench_link.py`)
 ROUND_TRIPS = 3.0
 WORK_S = 20e-9  # a value, in the node (measured, `scripts/bench_wan.py`)
 SCRIPT_S = 4e-9  # a value, in the script: making the contribution and taking over the anchor
@@ -96,13 +94,20 @@ def estimate(conditions: Conditions, choice: Choice) -> Estimate:
     one = round_of(conditions, choice.codec, choice.fragments)
     steps = [peer.step_s for peer in conditions.peers]
     passes_s = SCRIPT_S if choice.overlap == "none" else SCRIPT_S + LATE_S
-    compute_s, script_s = choice.sync_every * min(steps), passes_s * conditions.parameters + ASK_S * choice.fragments
+    compute_s, script_s = (
+        choice.sync_every * min(steps),
+        passes_s * conditions.parameters + ASK_S * choice.fragments,
+    )
     if len(steps) == 1:
         return Estimate(compute_s, one, 0.0, script_s, choice.fragments)
     apart = LATE_SHARE * max(steps) if max(steps) > min(steps) else 0.0
     waiting_s = apart + one.seconds
     if choice.overlap != "none":
-        waiting_s = max(0.0, one.seconds - (choice.sync_every if choice.delay is None else choice.delay) * min(steps))
+        waiting_s = max(
+            0.0,
+            one.seconds
+            - (choice.sync_every if choice.delay is None else choice.delay) * min(steps),
+        )
     return Estimate(compute_s, one, choice.fragments * waiting_s, script_s, choice.fragments)
 
 
@@ -115,16 +120,30 @@ def round_of(conditions: Conditions, codec: str, fragments: int = 1) -> Round:
     share = _shares(conditions, codec, values)
     moved = {name: nbytes * (1 + (n - 2) * part) for name, part in share.items()}
     times = [(moved[peer.name] / peer.up, f"{peer.name}'s uplink") for peer in conditions.peers]
-    times += [(moved[peer.name] / peer.down, f"{peer.name}'s downlink") for peer in conditions.peers]
-    times += [(nbytes * (share[a] + share[b]) / rate, f"the link from {a} to {b}") for (a, b), rate in conditions.links.items()]
+    times += [
+        (moved[peer.name] / peer.down, f"{peer.name}'s downlink") for peer in conditions.peers
+    ]
+    times += [
+        (nbytes * (share[a] + share[b]) / rate, f"the link from {a} to {b}")
+        for (a, b), rate in conditions.links.items()
+    ]
     slowest_s, bound = max(times, key=lambda row: row[0])
-    return Round(slowest_s / EFFICIENCY, ROUND_TRIPS * conditions.rtt_s, WORK_S * values, round(max(moved.values())), bound)
+    return Round(
+        slowest_s / EFFICIENCY,
+        ROUND_TRIPS * conditions.rtt_s,
+        WORK_S * values,
+        round(max(moved.values())),
+        bound,
+    )
 
 
 def _shares(conditions: Conditions, codec: str, values: int) -> dict[str, float]:
     """What part of the vector each peer reduces, as the convener of a round divides it."""
     chunks = values / chunk_elements(codec, values)
     rates = comparable([(round(peer.up), round(peer.down)) for peer in conditions.peers])
-    parts = parts_for(chunks, [(PeerId(peer.name), rate) for peer, rate in zip(conditions.peers, rates, strict=True)])
+    parts = parts_for(
+        chunks,
+        [(PeerId(peer.name), rate) for peer, rate in zip(conditions.peers, rates, strict=True)],
+    )
     owned = {str(part.owner): (part.stop - part.first) / math.ceil(chunks) for part in parts}
     return {peer.name: owned.get(peer.name, 0.0) for peer in conditions.peers}

@@ -51,23 +51,35 @@ class Plan:
 
 def plan(conditions: Conditions) -> Plan:
     """The settings for these conditions, and the group of peers that trains most with them."""
-    order = sorted(conditions.peers, key=lambda peer: (-min(peer.up, peer.down), peer.step_s, peer.name))
+    order = sorted(
+        conditions.peers, key=lambda peer: (-min(peer.up, peer.down), peer.step_s, peer.name)
+    )
     best = whole = _plan(conditions)
     left = conditions
     for count in range(len(order) - 1, 1, -1):  # of one peer there is no swarm
-        if min(order[count].up, order[count].down) >= min(order[count - 1].up, order[count - 1].down):
+        if min(order[count].up, order[count].down) >= min(
+            order[count - 1].up, order[count - 1].down
+        ):
             continue  # alike: leaving one of them out gains nothing
         smaller = conditions.only({peer.name for peer in order[:count]})
         found = _plan(smaller)
         if _speed(smaller, found) > _speed(left, best):
             best, left = found, smaller
-    return replace(best, why=(*_given(left), *best.why, *_group_words(conditions, whole, left, best)))
+    return replace(
+        best, why=(*_given(left), *best.why, *_group_words(conditions, whole, left, best))
+    )
 
 
 def _plan(conditions: Conditions) -> Plan:
     if len(conditions.peers) == 1:
         choice = Choice(min(conditions.longest, 100))
-        return Plan(choice, estimate(conditions, choice), (conditions.peers[0].name,), ("One peer waits for nobody.",), True)
+        return Plan(
+            choice,
+            estimate(conditions, choice),
+            (conditions.peers[0].name,),
+            ("One peer waits for nobody.",),
+            True,
+        )
     why: list[str] = []
     short: list[Choice] = []
     chosen: Choice | None = None
@@ -121,14 +133,21 @@ def _in_fragments(conditions: Conditions, codec: str, fragments: int) -> Choice:
 
 def _steps(conditions: Conditions, lost_s: float) -> int:
     """How many inner steps must share the loss of so many seconds a round."""
-    needed = conditions.share / (1 - conditions.share) * lost_s / min(peer.step_s for peer in conditions.peers)
+    needed = (
+        conditions.share
+        / (1 - conditions.share)
+        * lost_s
+        / min(peer.step_s for peer in conditions.peers)
+    )
     return max(min(LEAST_STEPS, conditions.longest), math.ceil(needed - 1e-9))
 
 
 def _cut(choice: Choice, longest: int) -> Choice:
     """The same with a round as long as is allowed."""
     delay = None if choice.delay is None else max(0, min(choice.delay, longest - 1))
-    return replace(choice, sync_every=longest, delay=delay, fragments=min(choice.fragments, longest))
+    return replace(
+        choice, sync_every=longest, delay=delay, fragments=min(choice.fragments, longest)
+    )
 
 
 def _speed(conditions: Conditions, found: Plan) -> float:
@@ -141,7 +160,9 @@ def _speed(conditions: Conditions, found: Plan) -> float:
 
 def _given(conditions: Conditions) -> Sequence[str]:
     steps = [peer.step_s for peer in conditions.peers]
-    step = f"a step takes {_ms(min(steps))}" + (f" to {_ms(max(steps))}" if max(steps) > min(steps) else "")
+    step = f"a step takes {_ms(min(steps))}" + (
+        f" to {_ms(max(steps))}" if max(steps) > min(steps) else ""
+    )
     slow = min(conditions.peers, key=lambda peer: min(peer.up, peer.down))
     count = len(conditions.peers)
     return [
@@ -152,7 +173,11 @@ def _given(conditions: Conditions) -> Sequence[str]:
 
 def _round_words(conditions: Conditions, codec: str, fragments: int) -> str:
     one = round_of(conditions, codec, fragments)
-    costs = {f"transfer over {one.bound}": one.transfer_s, "round trips": one.latency_s, "work on the values": one.work_s}
+    costs = {
+        f"transfer over {one.bound}": one.transfer_s,
+        "round trips": one.latency_s,
+        "work on the values": one.work_s,
+    }
     parts = " + ".join(f"{_s(seconds)} {what}" for what, seconds in costs.items())
     return f"{'a round' if fragments == 1 else 'the round of one fragment'} takes {_s(one.seconds)} ({parts})"
 
@@ -160,7 +185,11 @@ def _round_words(conditions: Conditions, codec: str, fragments: int) -> str:
 def _limit(conditions: Conditions, steps: int) -> str:
     if steps <= conditions.longest:
         return "."
-    source = "as you say" if conditions.max_steps else f"for a model of {conditions.parameters:,} parameters"
+    source = (
+        "as you say"
+        if conditions.max_steps
+        else f"for a model of {conditions.parameters:,} parameters"
+    )
     return f", more than the {conditions.longest} that are allowed {source}."
 
 
@@ -176,7 +205,9 @@ def _verdict(conditions: Conditions, choice: Choice, found: Estimate, reached: b
     return f"Chosen: {choice.codec}, overlap {choice.overlap!r}, {why}: {found.share:.1%} of the time is training."
 
 
-def _group_words(conditions: Conditions, whole: Plan, left: Conditions, best: Plan) -> Sequence[str]:
+def _group_words(
+    conditions: Conditions, whole: Plan, left: Conditions, best: Plan
+) -> Sequence[str]:
     kept = {peer.name for peer in left.peers}
     out = [peer.name for peer in conditions.peers if peer.name not in kept]
     if not out:

@@ -62,20 +62,30 @@ class Slices:
     @property
     def whole(self) -> bool:
         """Whether every rank holds all of every tensor."""
-        return all(shape == spec.shape for held in self._boxes for spec, (_, shape) in zip(self.layout.tensors, held, strict=True))
+        return all(
+            shape == spec.shape
+            for held in self._boxes
+            for spec, (_, shape) in zip(self.layout.tensors, held, strict=True)
+        )
 
     def put(self, rank: int, values: Tensor, out: Tensor) -> str:
         """Write what this rank is to write into the whole vector ``out``. Returns the first parameter of which it has other values than the rank
         before it that holds the same, or ""."""
         at, other = 0, ""
-        for spec, box, written in zip(self.layout.tensors, self._boxes[rank], self._written[rank], strict=True):
+        for spec, box, written in zip(
+            self.layout.tensors, self._boxes[rank], self._written[rank], strict=True
+        ):
             numel = _numel(box)
             if numel:
                 part = _part(out[spec.offset : spec.offset + spec.numel].view(spec.shape), box)
                 mine = values[at : at + numel].view(box[1])
                 if written:
                     part.copy_(mine)
-                elif not other and spec.role == "parameter" and bool((part - mine).norm() > UNLIKE * part.norm()):
+                elif (
+                    not other
+                    and spec.role == "parameter"
+                    and bool((part - mine).norm() > UNLIKE * part.norm())
+                ):
                     other = spec.name
             at += numel
         return other
@@ -106,7 +116,9 @@ def _part(tensor: Tensor, box: Box) -> Tensor:
 
 def slice_model(model: nn.Module, flat: FlatVector, ranks: Ranks) -> tuple[Slices, RankVector]:
     """What each rank holds of the whole vector ``flat``, and this rank's own. Raises ConfigError (at all ranks) for what is not DDP or FSDP2."""
-    fault = next((why for name, tensor in _dtensors(model) if (why := _why_refused(model, name, tensor))), "")
+    fault = next(
+        (why for name, tensor in _dtensors(model) if (why := _why_refused(model, name, tensor))), ""
+    )
     if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
         fault = "the model is in FullyShardedDataParallel, whose ranks hold slices that do not say of what"
     if fault := ranks.agreed(fault):
@@ -117,7 +129,11 @@ def slice_model(model: nn.Module, flat: FlatVector, ranks: Ranks) -> tuple[Slice
             hint="Train with data parallelism only: DistributedDataParallel or fully_shard.",
         )
     first = ranks.tell(flat.layout.digest, bytes)
-    if fault := ranks.agreed("" if flat.layout.digest() == first else f"rank {ranks.rank} has other parameters than rank 0"):
+    if fault := ranks.agreed(
+        ""
+        if flat.layout.digest() == first
+        else f"rank {ranks.rank} has other parameters than rank 0"
+    ):
         raise ConfigError(
             fault,
             key="model",
@@ -126,7 +142,10 @@ def slice_model(model: nn.Module, flat: FlatVector, ranks: Ranks) -> tuple[Slice
         )
     boxes = ranks.gathered([_box(tensor) for tensor in flat.tensors], list[Box])
     slices = Slices(flat.layout, boxes, ranks.rank)
-    mine = RankVector.of(slices.mine, [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in flat.tensors])
+    mine = RankVector.of(
+        slices.mine,
+        [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in flat.tensors],
+    )
     mine.ranks = ranks
     return slices, mine
 
@@ -139,14 +158,22 @@ def reshard(model: nn.Module) -> None:
 
 
 def _dtensors(model: nn.Module) -> list[tuple[str, DTensor]]:
-    return [(name, parameter) for name, parameter in unwrap(model).named_parameters() if isinstance(parameter, DTensor)]
+    return [
+        (name, parameter)
+        for name, parameter in unwrap(model).named_parameters()
+        if isinstance(parameter, DTensor)
+    ]
 
 
 def _why_refused(model: nn.Module, name: str, tensor: DTensor) -> str:
     if not any(isinstance(module, FSDPModule) for module in unwrap(model).modules()):
         return f"parameter {name} is a DTensor of a model without fully_shard (tensor parallelism)"
     *outer, last = tensor.placements
-    if len(outer) > 1 or type(last) is not Shard or any(type(placement) is not Replicate for placement in outer):
+    if (
+        len(outer) > 1
+        or type(last) is not Shard
+        or any(type(placement) is not Replicate for placement in outer)
+    ):
         return f"parameter {name} has placements {tensor.placements} (tensor parallelism)"
     return ""
 
@@ -156,6 +183,8 @@ def _box(tensor: Tensor) -> Box:
         return (0,) * tensor.dim(), tuple(tensor.shape)
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    shape, first = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    shape, first = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
     inside = tuple(0 if not length else start for start, length in zip(first, shape, strict=True))
     return inside, tuple(shape)

@@ -12,7 +12,17 @@ from torch import Tensor, nn
 from ...collectives.errors import ConfigError, LocalProtocolError
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
-from ...collectives.swarm import AnchorView, Call, Outcome, PeerView, Pending, RunSettings, Spent, Swarm, Tally
+from ...collectives.swarm import (
+    AnchorView,
+    Call,
+    Outcome,
+    PeerView,
+    Pending,
+    RunSettings,
+    Spent,
+    Swarm,
+    Tally,
+)
 from ..data.shard import Shard
 from ..model.feedback import has_feedback
 from ..model.flat import FlatVector
@@ -33,7 +43,13 @@ class _Head(msgspec.Struct):
 class RankView:
     """One rank's slices of an anchor; an AnchorView. `digest` is the whole anchor's, and asked by all ranks."""
 
-    def __init__(self, ranks: Ranks, head: tuple[int, int, float, int], values: Tensor, view: AnchorView | None) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        head: tuple[int, int, float, int],
+        values: Tensor,
+        view: AnchorView | None,
+    ) -> None:
         self.round, self.samples, self.lag, self.steps = head
         self.numel = values.numel()
         self._ranks, self._values, self._view = ranks, values, view
@@ -43,7 +59,9 @@ class RankView:
     def digest(self) -> str:
         """See AnchorView."""
         if not self._digest:
-            self._digest = self._ranks.tell(lambda: self._view.digest if self._view is not None else "", str)
+            self._digest = self._ranks.tell(
+                lambda: self._view.digest if self._view is not None else "", str
+            )
         return self._digest
 
     def copy_into(self, destination: Tensor, start: int = 0) -> None:
@@ -82,7 +100,9 @@ class RankSwarm:
     def __init__(self, swarm: Swarm | None, ranks: Ranks) -> None:
         """``swarm``: rank 0's; None at the others, or ConfigError is raised at all ranks."""
         self.ranks = ranks
-        if fault := ranks.agreed(f"rank {ranks.rank} has a swarm of its own" if ranks.rank and swarm is not None else ""):
+        if fault := ranks.agreed(
+            f"rank {ranks.rank} has a swarm of its own" if ranks.rank and swarm is not None else ""
+        ):
             raise ConfigError(
                 fault,
                 key="swarm",
@@ -90,7 +110,10 @@ class RankSwarm:
                 hint="swarm = join(INVITE) if torch.distributed.get_rank() == 0 else None",
             )
         self._swarm = swarm
-        head = ranks.tell(lambda: _Head(self._at_rank_0.peer, self._at_rank_0.run_id, self._at_rank_0.settings), _Head)
+        head = ranks.tell(
+            lambda: _Head(self._at_rank_0.peer, self._at_rank_0.run_id, self._at_rank_0.settings),
+            _Head,
+        )
         self.peer, self.run_id, self.settings = head.peer, head.run_id, head.settings
         self._model: nn.Module | None = None
         self._slices: Slices | None = None
@@ -104,8 +127,18 @@ class RankSwarm:
         settings, several, cut = self.settings, "job of several ranks", "sharded model"
         for refused, what, who, key in (
             (settings.fragments > 1, "fragments", several, "$.exchange.fragments"),
-            (settings.method == "gradient_averaging", "gradient averaging", several, "$.train.method"),
-            (has_feedback(settings) and not self._slices.whole, "error feedback", cut, "$.exchange.feedback"),
+            (
+                settings.method == "gradient_averaging",
+                "gradient averaging",
+                several,
+                "$.train.method",
+            ),
+            (
+                has_feedback(settings) and not self._slices.whole,
+                "error feedback",
+                cut,
+                "$.exchange.feedback",
+            ),
         ):
             if refused:
                 raise ConfigError(
@@ -129,11 +162,20 @@ class RankSwarm:
         return self._lease(view)
 
     def contribute(
-        self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None, lag: float | None = None
+        self,
+        *,
+        samples: int,
+        write: Callable[[Tensor], None],
+        base: int | None = None,
+        loss: float | None = None,
+        lag: float | None = None,
     ) -> RankPending:
         """See Swarm; ``write`` fills the vector of this rank's slices, ``samples`` are those of all ranks."""
         pending = self._written(
-            lambda whole: self._at_rank_0.contribute(samples=samples, write=whole, base=base, loss=loss, lag=lag), write
+            lambda whole: self._at_rank_0.contribute(
+                samples=samples, write=whole, base=base, loss=loss, lag=lag
+            ),
+            write,
         )
         return RankPending(self.ranks, pending)
 
@@ -201,14 +243,25 @@ class RankSwarm:
         self._refuse(call.name)
 
     def all_reduce(
-        self, flat: Tensor, *, op_id: str, op: Literal["mean", "sum", "max"] = "mean", weight: int = 1, deadline_s: float = 60.0,
-        codec: str = "", everyone: bool = False, durable: bool = False,
-    ) -> Any:  # fmt: skip
+        self,
+        flat: Tensor,
+        *,
+        op_id: str,
+        op: Literal["mean", "sum", "max"] = "mean",
+        weight: int = 1,
+        deadline_s: float = 60.0,
+        codec: str = "",
+        everyone: bool = False,
+        durable: bool = False,
+    ) -> Any:
         """Refused."""
         self._refuse("all_reduce")
 
     def _refuse(self, what: str) -> NoReturn:
-        raise LocalProtocolError(f"{what} is not for all ranks of a job", hint="call it at rank 0, on the swarm that it joined")
+        raise LocalProtocolError(
+            f"{what} is not for all ranks of a job",
+            hint="call it at rank 0, on the swarm that it joined",
+        )
 
     @property
     def _at_rank_0(self) -> Swarm:
@@ -226,7 +279,9 @@ class RankSwarm:
         self.ranks.tell(lambda: found.append(ask(self._at_rank_0)), None)
         return found[0] if found else None
 
-    def _written(self, ask: Callable[[Callable[[Tensor], None]], Any], write: Callable[[Tensor], None]) -> Any:
+    def _written(
+        self, ask: Callable[[Callable[[Tensor], None]], Any], write: Callable[[Tensor], None]
+    ) -> Any:
         """Rank 0 asks with a writer of the whole vector; when that is called, every rank writes its slices. What rank 0 gets; None elsewhere."""
         ranks, slices, found = self.ranks, self._sliced(), list[Any]()
         mine = torch.empty(slices.mine.numel, dtype=torch.float32, device="cpu")
@@ -240,7 +295,9 @@ class RankSwarm:
                 theirs = torch.empty(slices.of(rank).numel, dtype=torch.float32, device="cpu")
                 ranks.receive(theirs, rank)
                 if name := slices.put(rank, theirs, out):
-                    strange.append(f"{name} is not the same at rank {rank} as at the ranks before it")
+                    strange.append(
+                        f"{name} is not the same at rank {rank} as at the ranks before it"
+                    )
             if strange:
                 raise ConfigError(
                     strange[0],
@@ -261,7 +318,12 @@ class RankSwarm:
         """A view of every rank's slices of rank 0's view; they travel once a round."""
         ranks, slices = self.ranks, self._sliced()
         head = ranks.tell(
-            lambda: (view.round, view.samples, view.lag, view.steps) if view is not None else (0, 0, 0.0, 0), tuple[int, int, float, int]
+            lambda: (
+                (view.round, view.samples, view.lag, view.steps)
+                if view is not None
+                else (0, 0, 0.0, 0)
+            ),
+            tuple[int, int, float, int],
         )
         if self._newest is None or self._newest[0] != head:
             values = torch.empty(slices.mine.numel, dtype=torch.float32, device="cpu")

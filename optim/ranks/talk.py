@@ -20,7 +20,9 @@ from ...collectives.errors import AtollError, ConfigError
 T = TypeVar("T")
 
 FIRST_BYTES = 256  # of a message; most need no second broadcast
-WAIT = timedelta(days=1)  # rank 0 may wait for a round as long as its deadline says; one that dies is noticed at once
+WAIT = timedelta(
+    days=1
+)  # rank 0 may wait for a round as long as its deadline says; one that dies is noticed at once
 
 
 class _Failed(msgspec.Struct, array_like=True):
@@ -34,11 +36,19 @@ class _Failed(msgspec.Struct, array_like=True):
 
     @classmethod
     def of(cls, error: AtollError) -> _Failed:
-        return cls(type(error).__name__, error.message, error.why, error.hint, str(getattr(error, "key", "")))
+        return cls(
+            type(error).__name__,
+            error.message,
+            error.why,
+            error.hint,
+            str(getattr(error, "key", "")),
+        )
 
     def error(self) -> AtollError:
         kind: type[AtollError] = getattr(errors, self.kind, AtollError)
-        error = ConfigError(self.message, key=self.key) if kind is ConfigError else kind(self.message)
+        error = (
+            ConfigError(self.message, key=self.key) if kind is ConfigError else kind(self.message)
+        )
         error.why, error.hint = self.why, self.hint
         return error
 
@@ -70,7 +80,9 @@ class Ranks:
         first[: len(head)].copy_(torch.frombuffer(bytearray(head), dtype=torch.uint8))
         dist.broadcast(first, 0, group=self._group)
         if rest := data[FIRST_BYTES - 9 :]:
-            dist.broadcast(torch.frombuffer(bytearray(rest), dtype=torch.uint8), 0, group=self._group)
+            dist.broadcast(
+                torch.frombuffer(bytearray(rest), dtype=torch.uint8), 0, group=self._group
+            )
 
     def hear(self, kind: Any) -> Any:
         """The other ranks: rank 0's next message, of type ``kind``. Raises the error that it carries."""
@@ -97,12 +109,17 @@ class Ranks:
         """Every rank's value, by rank, at all ranks."""
         data = msgspec.msgpack.encode(mine)
         lengths = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(self.size)]
-        dist.all_gather(lengths, torch.tensor([len(data)], dtype=torch.int64, device="cpu"), group=self._group)
+        dist.all_gather(
+            lengths, torch.tensor([len(data)], dtype=torch.int64, device="cpu"), group=self._group
+        )
         longest = max(int(length) for length in lengths)
         padded = torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8)
         parts = [torch.empty(longest, dtype=torch.uint8, device="cpu") for _ in range(self.size)]
         dist.all_gather(parts, padded, group=self._group)
-        texts = (part.numpy().tobytes()[: int(length)] for part, length in zip(parts, lengths, strict=True))
+        texts = (
+            part.numpy().tobytes()[: int(length)]
+            for part, length in zip(parts, lengths, strict=True)
+        )
         return [msgspec.msgpack.decode(text, type=kind) for text in texts]
 
     def agreed(self, found: str) -> str:

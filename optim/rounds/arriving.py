@@ -43,10 +43,15 @@ class ArrivingReplica(Replica):
         if settings.arrivals is None:
             raise ConfigError("rounds of this run wait for all members", key="arrivals")
         self._arrivals, self._run = settings.arrivals, swarm
-        self._began, self._took_s = clock(), 0.0  # the turn; how long its steps took, once it is offered
+        self._began, self._took_s = (
+            clock(),
+            0.0,
+        )  # the turn; how long its steps took, once it is offered
         self._factor = 1.0
 
-    def turn(self, deadline_s: float, decidable: Callable[[], bool] = lambda: True) -> Iterator[Look]:
+    def turn(
+        self, deadline_s: float, decidable: Callable[[], bool] = lambda: True
+    ) -> Iterator[Look]:
         """See Replica: offers until a round counts it, or the wait is over; a period is waited for in any case."""
         left_s = max(deadline_s, 2 * (self._arrivals.period_s or 0.0))
         if self.frozen is not None:
@@ -55,7 +60,10 @@ class ArrivingReplica(Replica):
                 return
         while self.unsent and not self.finished:
             if bad := self.not_finite():
-                return self.drop(self.swarm.anchor(), f"what was trained holds NaN or infinity ({bad}); the model goes back to the anchor")
+                return self.drop(
+                    self.swarm.anchor(),
+                    f"what was trained holds NaN or infinity ({bad}); the model goes back to the anchor",
+                )
             before = self._newest_round()
             yield (look := self._offer(left_s, decidable))
             left_s = max(0.0, left_s - look.waited_s)
@@ -98,7 +106,9 @@ class ArrivingReplica(Replica):
         if self._arrivals.period_s is None:
             return
         for start, stop, role in statistics_ranges(self.flat.layout):
-            if role != "sum":  # by the share, whatever the weight: `federated.arrivals.fixed_weights`
+            if (
+                role != "sum"
+            ):  # by the share, whatever the weight: `federated.arrivals.fixed_weights`
                 out[start:stop].div_(self._factor * max(1, len(self._run.members())))
 
     def _adopt(self, frozen: Frozen, counted: bool, new: AnchorView) -> None:

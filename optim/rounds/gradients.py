@@ -34,7 +34,9 @@ class GradientReplica(Replica):
     ) -> None:
         """As for Replica."""
         super().__init__(flat, swarm, clock, dropped, settings)
-        self._sums: dict[int, Tensor] = {}  # by index of the tensor: samples times gradient, float32
+        self._sums: dict[
+            int, Tensor
+        ] = {}  # by index of the tensor: samples times gradient, float32
 
     def forget(self) -> None:
         """See Replica."""
@@ -45,15 +47,21 @@ class GradientReplica(Replica):
     def stepped(self, samples: int) -> None:
         """See Replica: the gradients that lie at the parameters are means over ``samples``."""
         self.unsent += samples
-        for index, (spec, tensor) in enumerate(zip(self.flat.layout.tensors, self.flat.tensors, strict=True)):
+        for index, (spec, tensor) in enumerate(
+            zip(self.flat.layout.tensors, self.flat.tensors, strict=True)
+        ):
             if spec.role == "parameter" and tensor.grad is not None:
                 part = tensor.grad.to(torch.float32) * float(samples)
                 self._sums[index] = self._sums[index].add_(part) if index in self._sums else part
 
     def not_finite(self) -> str:
         """See Replica."""
-        bad = (index for index, total in self._sums.items() if not bool(torch.isfinite(total).all()))
-        return super().not_finite() or next((f"the gradient of {self.flat.layout.tensors[index].name}" for index in bad), "")
+        bad = (
+            index for index, total in self._sums.items() if not bool(torch.isfinite(total).all())
+        )
+        return super().not_finite() or next(
+            (f"the gradient of {self.flat.layout.tensors[index].name}" for index in bad), ""
+        )
 
     def collect(self, samples: int) -> None:
         """Nothing: they were counted with their gradients."""

@@ -37,7 +37,10 @@ class GroupedReplica(ArrivingReplica):
         if self._arrivals.groups is None or self._arrivals.fading is None:
             raise ConfigError("members of this run come in no groups", key="arrivals")
         self._groups, self._fading = self._arrivals.groups, self._arrivals.fading
-        self._made, self._stepped_at = 0, self._began  # steps since the turn began, or since a late contribution was offered
+        self._made, self._stepped_at = (
+            0,
+            self._began,
+        )  # steps since the turn began, or since a late contribution was offered
 
     @property
     def settled(self) -> bool:
@@ -53,7 +56,9 @@ class GroupedReplica(ArrivingReplica):
         super().enter()
         self._ordered(self.base)
 
-    def turn(self, deadline_s: float, decidable: Callable[[], bool] = lambda: True) -> Iterator[Look]:
+    def turn(
+        self, deadline_s: float, decidable: Callable[[], bool] = lambda: True
+    ) -> Iterator[Look]:
         """See Replica: a turn that is not over is not offered, only looked after."""
         if self.frozen is not None:
             over = self._made >= (self.steps or 1)

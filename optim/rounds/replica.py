@@ -38,7 +38,9 @@ class Frozen:
 
     pending: Pending[Outcome]
     samples: int
-    snapshot: Tensor | None = None  # live values when training went on; None: the live values are still those
+    snapshot: Tensor | None = (
+        None  # live values when training went on; None: the live values are still those
+    )
     own: Tensor | None = None  # live values when it was frozen, where training went on from others
 
 
@@ -63,7 +65,13 @@ class Log(Protocol):
         ...
 
     def contribute(
-        self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None, lag: float | None = None
+        self,
+        *,
+        samples: int,
+        write: Callable[[Tensor], None],
+        base: int | None = None,
+        loss: float | None = None,
+        lag: float | None = None,
     ) -> Pending[Outcome]:
         """See Swarm."""
         ...
@@ -93,7 +101,9 @@ class Replica:
         self.unsent = 0
         self.frozen: Frozen | None = None
         self.settings = settings or RunSettings()
-        self.feedback = Feedback(flat.layout, self.settings) if has_feedback(self.settings) else None
+        self.feedback = (
+            Feedback(flat.layout, self.settings) if has_feedback(self.settings) else None
+        )
         beta = self.settings.worker_momentum
         self.momentum = Momentum(flat.parameters, beta) if beta else None
         self.loss: float | None = None  # mean of the inner steps that are contributed next
@@ -130,7 +140,10 @@ class Replica:
             outcome = frozen.pending.wait(0.0)
         except SwarmClosedError:
             self._adopt(frozen, self._fate(), new)
-            self._dropped(frozen.samples, "the node was lost while they were being exchanged; they may or may not have been counted")
+            self._dropped(
+                frozen.samples,
+                "the node was lost while they were being exchanged; they may or may not have been counted",
+            )
             return None
         if outcome.status == "open":
             new.release()
@@ -138,14 +151,18 @@ class Replica:
         self._decided(frozen, outcome, new)
         return Turn(outcome, frozen.samples, 0.0)
 
-    def turn(self, deadline_s: float, decidable: Callable[[], bool] = lambda: True) -> Iterator[Turn]:
+    def turn(
+        self, deadline_s: float, decidable: Callable[[], bool] = lambda: True
+    ) -> Iterator[Turn]:
         """One boundary: look at what is frozen; once that is decided, offer what was trained since and wait up to ``deadline_s``, but no
         longer than `FLOOR_S` at a time once it is not ``decidable``."""
         if self.frozen is not None:
             yield (turn := self.settle(deadline_s if self.overlap else 0.0, decidable))
             if turn.outcome.status == "open":
                 return
-        self._rebase(self.swarm.anchor())  # a contribution is made on the newest anchor, or it is refused
+        self._rebase(
+            self.swarm.anchor()
+        )  # a contribution is made on the newest anchor, or it is refused
         if self.unsent == 0 or self.finished:
             return
         if bad := self.not_finite():
@@ -161,7 +178,9 @@ class Replica:
 
     def own_model(self) -> Source:
         """This member's personal model. Raises ConfigError in a run without."""
-        raise ConfigError("this run has no personal models", key="own", hint='[federated] personal = "ditto"')
+        raise ConfigError(
+            "this run has no personal models", key="own", hint='[federated] personal = "ditto"'
+        )
 
     def not_finite(self) -> str:
         """What of the next contribution holds NaN or infinity, "" when nothing does."""
@@ -220,7 +239,13 @@ class Replica:
 
     def _offer(self, deadline_s: float, decidable: Callable[[], bool]) -> Turn:
         started, samples, base = self._clock(), self.unsent, self._offered_on()
-        pending = self.swarm.contribute(samples=samples if self.drawn else 0, write=self._write, base=base, loss=self.loss, lag=self.lag)
+        pending = self.swarm.contribute(
+            samples=samples if self.drawn else 0,
+            write=self._write,
+            base=base,
+            loss=self.loss,
+            lag=self.lag,
+        )
         frozen = self.frozen = Frozen(pending, samples)
         self.unsent = 0
         decided = False
@@ -231,7 +256,9 @@ class Replica:
                 decided = True
                 self._decided(frozen, outcome, new)
         finally:
-            if not decided:  # open, the node was lost, or somebody interrupted the wait: training will go on
+            if (
+                not decided
+            ):  # open, the node was lost, or somebody interrupted the wait: training will go on
                 self._remember(frozen)
         return Turn(outcome, samples, self._clock() - started)
 
@@ -305,11 +332,15 @@ class Replica:
 
     def _is_base(self, new: AnchorView) -> bool:
         """One run has one anchor a round; a branch that is lost may have had as many rounds as the one that was adopted."""
-        return new.round == self.base.round and not (self._on_branch and new.digest != self.base.digest)
+        return new.round == self.base.round and not (
+            self._on_branch and new.digest != self.base.digest
+        )
 
     def _carry(self, new: AnchorView, frozen: Tensor | None = None) -> None:
         """Make live parameters with progress that was not counted start from ``new``; ``frozen``: live values that had some of it, and no other."""
-        if new.round == self.base.round:  # what the node gave for it may be another view, of the same values
+        if (
+            new.round == self.base.round
+        ):  # what the node gave for it may be another view, of the same values
             rebase(self.flat, new, self.base)
         elif self.settings.mixing is None:
             mix(self.flat, new, LOST_SHARE, frozen)
@@ -325,7 +356,11 @@ class Replica:
                 frozen.snapshot = self._snapshot()
 
     def _snapshot(self) -> Tensor:
-        snapshot = self._spare.pop() if self._spare else torch.empty(self.flat.numel, dtype=torch.float32, device="cpu")
+        snapshot = (
+            self._spare.pop()
+            if self._spare
+            else torch.empty(self.flat.numel, dtype=torch.float32, device="cpu")
+        )
         self.flat.write_to(snapshot)
         return snapshot
 

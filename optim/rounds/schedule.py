@@ -12,7 +12,9 @@ from torch import Tensor
 from ...collectives.errors import ConfigError
 from ...collectives.swarm import RunSettings
 
-UNMEASURED_DEADLINE_S = 60.0  # before any round was measured: long enough for a slow first link, short enough to notice
+UNMEASURED_DEADLINE_S = (
+    60.0  # before any round was measured: long enough for a slow first link, short enough to notice
+)
 FLOOR_S = 5.0  # detection of a lost peer and a second attempt must fit in
 CEILING_S = 600.0
 FACTOR = 4.0
@@ -37,7 +39,9 @@ class StepCounter:
 
     def __init__(self) -> None:
         self._steps = self._samples = self._skipped = 0
-        self._unread: dict[torch.device, Tensor] = {}  # float64 (2,): skipped steps, skipped samples
+        self._unread: dict[
+            torch.device, Tensor
+        ] = {}  # float64 (2,): skipped steps, skipped samples
 
     @property
     def fired(self) -> int:
@@ -52,9 +56,13 @@ class StepCounter:
                 return
         elif found_inf is not None:
             flag = (found_inf != 0).any().to(torch.float64)
-            weights = torch.tensor([1.0, float(samples)], dtype=torch.float64).to(flag.device, non_blocking=True)
+            weights = torch.tensor([1.0, float(samples)], dtype=torch.float64).to(
+                flag.device, non_blocking=True
+            )
             unread = self._unread.get(flag.device)
-            self._unread[flag.device] = weights * flag if unread is None else unread + weights * flag
+            self._unread[flag.device] = (
+                weights * flag if unread is None else unread + weights * flag
+            )
         self._steps += 1
         self._samples += samples
 
@@ -105,7 +113,9 @@ class Since:
 
 
 def _less(one: Counted, other: Counted) -> Counted:
-    return Counted(one.steps - other.steps, one.samples - other.samples, one.skipped - other.skipped)
+    return Counted(
+        one.steps - other.steps, one.samples - other.samples, one.skipped - other.skipped
+    )
 
 
 class Schedule:
@@ -121,14 +131,34 @@ class Schedule:
     members = 1
 
     def __init__(self, settings: RunSettings, clock: Callable[[], float]) -> None:
-        if settings.sync_every is None and settings.round_s is None and settings.target_samples is None:
-            raise ConfigError("the run says neither sync_every nor round_s nor target_samples", key="$.train.sync_every")
+        if (
+            settings.sync_every is None
+            and settings.round_s is None
+            and settings.target_samples is None
+        ):
+            raise ConfigError(
+                "the run says neither sync_every nor round_s nor target_samples",
+                key="$.train.sync_every",
+            )
         if settings.sync_every is not None and settings.sync_every < 1:
-            raise ConfigError(f"sync_every {settings.sync_every} is not a positive number of steps", key="$.train.sync_every")
+            raise ConfigError(
+                f"sync_every {settings.sync_every} is not a positive number of steps",
+                key="$.train.sync_every",
+            )
         if settings.target_samples is not None and settings.target_samples < 1:
-            raise ConfigError(f"target_samples {settings.target_samples} is not a positive number", key="$.train.target_samples")
-        if settings.sync_every is None and settings.round_s is not None and not settings.round_s > 0:
-            raise ConfigError(f"round_s {settings.round_s} is not a positive number of seconds", key="$.train.round_s")
+            raise ConfigError(
+                f"target_samples {settings.target_samples} is not a positive number",
+                key="$.train.target_samples",
+            )
+        if (
+            settings.sync_every is None
+            and settings.round_s is not None
+            and not settings.round_s > 0
+        ):
+            raise ConfigError(
+                f"round_s {settings.round_s} is not a positive number of seconds",
+                key="$.train.round_s",
+            )
         self._sync_every = settings.sync_every
         self._round_s = settings.round_s
         self._target = settings.target_samples

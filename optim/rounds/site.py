@@ -55,28 +55,45 @@ class SiteReplica(Replica):
         """As for Replica. Raises ConfigError for a swarm without a shelf, StateError and StorageError for what lies on it."""
         super().__init__(flat, swarm, clock, dropped, settings)
         if not isinstance(swarm, Shelved):
-            raise ConfigError("this swarm has no shelf for a member's own state", key="swarm", hint="Use atoll.node.join(INVITE).")
+            raise ConfigError(
+                "this swarm has no shelf for a member's own state",
+                key="swarm",
+                hint="Use atoll.node.join(INVITE).",
+            )
         self._run: Swarm = swarm
         self._site = settings.site or SiteSettings()
         self.method = method_of(self._site)
         self._shelf = swarm.shelf()
         saved = self._shelf.load()
-        self.kept = Kept(own=first_control(self.method, flat.parameters)) if saved is None else unpack(saved, flat.parameters)
+        self.kept = (
+            Kept(own=first_control(self.method, flat.parameters))
+            if saved is None
+            else unpack(saved, flat.parameters)
+        )
         self._blank = saved is None
-        self._ranges = {spec.name: slice(spec.offset, spec.offset + spec.numel) for spec in flat.layout.tensors}
+        self._ranges = {
+            spec.name: slice(spec.offset, spec.offset + spec.numel) for spec in flat.layout.tensors
+        }
         self._seen = 0  # the newest entry of the log that the draw was made from
-        self._steps, self._rates = 0, 0.0  # of the turn under way, and the sum of their learning rates
+        self._steps, self._rates = (
+            0,
+            0.0,
+        )  # of the turn under way, and the sum of their learning rates
         self._inner: Turn | None = None
         self._anchor = self._personal = torch.empty(0, dtype=torch.float32, device="cpu")
         known = {self.kept.round: self.kept.anchor, self.kept.round - 1: self.kept.before}
-        self._anchors = {round_: anchor for round_, anchor in known.items() if anchor is not None}  # parameters of the last two
+        self._anchors = {
+            round_: anchor for round_, anchor in known.items() if anchor is not None
+        }  # parameters of the last two
 
     # ---- a turn
     def enter(self) -> None:
         """See Replica."""
         super().enter()
         if self.kept.own is not None and self._blank and self.base.round and self._was_counted():
-            logger.warning("this member was in the run before, and what it kept is gone: its old control variate stays in the run's sum")
+            logger.warning(
+                "this member was in the run before, and what it kept is gone: its old control variate stays in the run's sum"
+            )
         self._begin()
 
     def _begin(self) -> None:
@@ -89,15 +106,24 @@ class SiteReplica(Replica):
         common, own = None, None
         if self.method.control:
             clients = round(float(self._vector(base, self._ranges[CLIENTS].start, 1)))
-            common = self._vector(base, self._ranges[CONTROLS].start, self.flat.parameters).div_(max(1, clients))
+            common = self._vector(base, self._ranges[CONTROLS].start, self.flat.parameters).div_(
+                max(1, clients)
+            )
             assert kept.own is not None
             own = kept.own.to(device)
         momentum = before = None
         if self.method.momentum:
-            self._anchors = {round_: each for round_, each in self._anchors.items() if round_ == base.round - 1}
+            self._anchors = {
+                round_: each for round_, each in self._anchors.items() if round_ == base.round - 1
+            }
             momentum, before = self._direction(self._anchors.get(base.round - 1))
             self._anchors[base.round] = self._anchor.cpu()
-        self._inner = Turn(self.method, knobs_of(self._site), Served(self._anchor, common, momentum, before, base.round), own)
+        self._inner = Turn(
+            self.method,
+            knobs_of(self._site),
+            Served(self._anchor, common, momentum, before, base.round),
+            own,
+        )
         self._steps, self._rates = 0, 0.0
         if self._site.pull is not None and not self._personal.numel():
             self._personal = self._anchor if kept.personal is None else kept.personal.to(device)
@@ -110,7 +136,8 @@ class SiteReplica(Replica):
         while told := self._run.tallies(self._seen + (chosen is not None)):
             chosen, self._seen = told[-1], told[-1].entry
         return chosen is None or any(
-            member.peer == self._run.peer for member in drawn(self._run.run_id, chosen.hash, chosen.members, self.settings.sample)
+            member.peer == self._run.peer
+            for member in drawn(self._run.run_id, chosen.hash, chosen.members, self.settings.sample)
         )
 
     def _direction(self, before: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -119,7 +146,9 @@ class SiteReplica(Replica):
         if before is None or not self.kept.rate:
             return torch.zeros_like(self._anchor), self._anchor
         before = before.to(self._device)
-        return mean_direction((before - self._anchor) / self.settings.outer.lr, 1, self.kept.rate), before
+        return mean_direction(
+            (before - self._anchor) / self.settings.outer.lr, 1, self.kept.rate
+        ), before
 
     @property
     def _device(self) -> torch.device:
@@ -172,7 +201,14 @@ class SiteReplica(Replica):
             if (at := turn.second_at(gradient, live)) is not None:
                 second = self._gradient_at(at, closure)
             if self._site.pull is not None:
-                self._personal = ditto(self._personal, self._anchor, lambda v: self._gradient_at(v, closure), 1, rate, self._site.pull)
+                self._personal = ditto(
+                    self._personal,
+                    self._anchor,
+                    lambda v: self._gradient_at(v, closure),
+                    1,
+                    rate,
+                    self._site.pull,
+                )
             self.flat.read_from(FlatTensor(kept))
             self._spare.append(kept)
         self._steps, self._rates = self._steps + 1, self._rates + rate
@@ -208,7 +244,11 @@ class SiteReplica(Replica):
             start += tensor.numel()
 
     def _parameters(self) -> list[Tensor]:
-        return [t for spec, t in zip(self.flat.layout.tensors, self.flat.tensors, strict=True) if spec.role == "parameter"]
+        return [
+            t
+            for spec, t in zip(self.flat.layout.tensors, self.flat.tensors, strict=True)
+            if spec.role == "parameter"
+        ]
 
     def own_model(self) -> Source:
         """The personal model, with the anchor's running statistics. Raises ConfigError in a run without."""
@@ -217,7 +257,9 @@ class SiteReplica(Replica):
         return _Personal(self._personal.to("cpu"), self.base)
 
     # ---- rounds
-    def turn(self, deadline_s: float, decidable: Callable[[], bool] = lambda: True) -> Iterator[Look]:
+    def turn(
+        self, deadline_s: float, decidable: Callable[[], bool] = lambda: True
+    ) -> Iterator[Look]:
         """See Replica."""
         if self.frozen is None and self.kept.round > self.base.round:
             new = self.swarm.anchor()
@@ -239,10 +281,16 @@ class SiteReplica(Replica):
         new = Kept(base.round, True, kept.member, kept.rate, kept.own)
         if self.method.momentum:
             new.anchor, new.before = self._anchors[base.round], self._anchors.get(base.round - 1)
-            new.rate = self._rates * (self.settings.sync_every or self._steps) / max(1, self._steps)  # the same at all whose lr is the same
+            new.rate = (
+                self._rates * (self.settings.sync_every or self._steps) / max(1, self._steps)
+            )  # the same at all whose lr is the same
         if self.method.control:
-            again = kept.round == base.round and kept.next is not None  # the same change, whichever of the two contributions is counted
-            control = turn.control(self._anchor - self._live(), self._steps, self._rates / max(1, self._steps))
+            again = (
+                kept.round == base.round and kept.next is not None
+            )  # the same change, whichever of the two contributions is counted
+            control = turn.control(
+                self._anchor - self._live(), self._steps, self._rates / max(1, self._steps)
+            )
             new.next = kept.next if again or control is None else control.cpu()
         if self._site.pull is not None:
             new.personal = self._personal.cpu()
@@ -268,7 +316,10 @@ class SiteReplica(Replica):
 
     def _counted_in(self, round_: int) -> bool:
         """Whether this member is among those that this round counted. Its entry's number is not below the round's."""
-        return any(tally.round == round_ and self._in(tally.shares) for tally in self._tallies(round_, round_))
+        return any(
+            tally.round == round_ and self._in(tally.shares)
+            for tally in self._tallies(round_, round_)
+        )
 
     def _was_counted(self) -> bool:
         return any(self._in(tally.shares) for tally in self._tallies(1, self.base.round))

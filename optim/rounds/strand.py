@@ -38,10 +38,18 @@ class FragmentLog:
         return self._swarm.fragment_anchor(self._fragment)
 
     def contribute(
-        self, *, samples: int, write: Callable[[Tensor], None], base: int | None = None, loss: float | None = None, lag: float | None = None
+        self,
+        *,
+        samples: int,
+        write: Callable[[Tensor], None],
+        base: int | None = None,
+        loss: float | None = None,
+        lag: float | None = None,
     ) -> Pending[Outcome]:
         """See Log."""
-        return self._swarm.contribute_fragment(self._fragment, samples=samples, write=write, base=base, loss=loss, lag=lag)
+        return self._swarm.contribute_fragment(
+            self._fragment, samples=samples, write=write, base=base, loss=loss, lag=lag
+        )
 
 
 class Bases:
@@ -51,8 +59,15 @@ class Bases:
 
     def __init__(self, views: Sequence[AnchorView]) -> None:
         self._views = views
-        self.round, self.numel = min(view.round for view in views), sum(view.numel for view in views)
-        self.samples, self.lag, self.steps = min(view.samples for view in views), views[0].lag, views[0].steps
+        self.round, self.numel = (
+            min(view.round for view in views),
+            sum(view.numel for view in views),
+        )
+        self.samples, self.lag, self.steps = (
+            min(view.samples for view in views),
+            views[0].lag,
+            views[0].steps,
+        )
 
     def copy_into(self, destination: Tensor, start: int = 0) -> None:
         """See AnchorView."""
@@ -71,7 +86,12 @@ class Strand:
     """A replica, when its rounds end, and what was counted since the last one did."""
 
     def __init__(
-        self, replica: Replica, closing: Callable[[], int], counter: StepCounter, clock: Callable[[], float], ahead: float
+        self,
+        replica: Replica,
+        closing: Callable[[], int],
+        counter: StepCounter,
+        clock: Callable[[], float],
+        ahead: float,
     ) -> None:
         """``ahead``: share of the first round that is taken as past already."""
         self.replica = replica
@@ -109,20 +129,31 @@ class Strand:
         under_way = replica.overlap and frozen is not None
         if not (self.since.fired > 0 and self._closing() > replica.base.round + under_way):
             return False
-        return frozen is None or replica.overlap or frozen.pending.done()  # what was waited for in vain is looked at once it is decided
+        return (
+            frozen is None or replica.overlap or frozen.pending.done()
+        )  # what was waited for in vain is looked at once it is decided
 
     @property
     def late(self) -> bool:
         """Whether it is time to adopt the result of what is under way."""
         replica = self.replica
         delay = self.pace.delay if self._lag is not None else replica.settings.delay
-        return delay is not None and replica.overlap and replica.frozen is not None and self._offered.fired >= delay
+        return (
+            delay is not None
+            and replica.overlap
+            and replica.frozen is not None
+            and self._offered.fired >= delay
+        )
 
     @property
     def unsent(self) -> int:
         """Samples trained and in no decided contribution."""
         frozen = self.replica.frozen
-        return self.replica.unsent + self.since.settle().samples + (frozen.samples if frozen is not None else 0)
+        return (
+            self.replica.unsent
+            + self.since.settle().samples
+            + (frozen.samples if frozen is not None else 0)
+        )
 
     @property
     def position(self) -> int:
@@ -157,7 +188,11 @@ class Strand:
 
 
 def make_strands(
-    swarm: Swarm, flat: FlatVector, counter: StepCounter, clock: Callable[[], float], dropped: Callable[[int, str], None]
+    swarm: Swarm,
+    flat: FlatVector,
+    counter: StepCounter,
+    clock: Callable[[], float],
+    dropped: Callable[[int, str], None],
 ) -> list[Strand]:
     """One strand a fragment of the run, over the parts of ``flat``."""
     settings = swarm.settings
@@ -167,14 +202,38 @@ def make_strands(
         return [Strand(replica, lambda: swarm.closing, counter, clock, 0.0)]
     if settings.arrivals is not None:
         arriving = ArrivingReplica if settings.arrivals.groups is None else GroupedReplica
-        return [Strand(arriving(flat, swarm, clock, dropped, settings), lambda: swarm.closing, counter, clock, 0.0)]
+        return [
+            Strand(
+                arriving(flat, swarm, clock, dropped, settings),
+                lambda: swarm.closing,
+                counter,
+                clock,
+                0.0,
+            )
+        ]
     if settings.fragments == 1:
-        return [Strand(kind(flat, swarm, clock, dropped, settings), lambda: swarm.closing, counter, clock, 0.0)]
+        return [
+            Strand(
+                kind(flat, swarm, clock, dropped, settings),
+                lambda: swarm.closing,
+                counter,
+                clock,
+                0.0,
+            )
+        ]
     cut, strands = cast("FragmentSwarm", swarm), list[Strand]()
     for fragment, part in enumerate(flat.cut(settings.fragments)):
         replica = kind(part, FragmentLog(cut, fragment), clock, dropped, settings)
         ahead = (settings.fragments - fragment) % settings.fragments / settings.fragments
-        strands.append(Strand(replica, lambda fragment=fragment: cut.fragment_closing(fragment), counter, clock, ahead))
+        strands.append(
+            Strand(
+                replica,
+                lambda fragment=fragment: cut.fragment_closing(fragment),
+                counter,
+                clock,
+                ahead,
+            )
+        )
     return strands
 
 

@@ -23,7 +23,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...collectives.errors import AtollError, ConfigError, DeadlineExceededError, LocalProtocolError, SwarmClosedError
+from ...collectives.errors import (
+    AtollError,
+    ConfigError,
+    DeadlineExceededError,
+    LocalProtocolError,
+    SwarmClosedError,
+)
 from ...collectives.swarm import AnchorView, Outcome, Swarm, sample_count
 from ...collectives.telemetry import emit
 from ..data.ledger import Ledger
@@ -32,7 +38,17 @@ from ..rounds.events import ProgressDropped, Reentered, RoundSeen, TrainingAlone
 from ..rounds.replica import Turn
 from ..rounds.schedule import Since, StepCounter, WaitBudget
 from ..rounds.strand import Bases, Strand, enter, make_strands
-from .checks import check_arguments, check_capture, check_method, check_optimizer, check_site, check_swarm, in_job, innermost, moves_nothing
+from .checks import (
+    check_arguments,
+    check_capture,
+    check_method,
+    check_optimizer,
+    check_site,
+    check_swarm,
+    in_job,
+    innermost,
+    moves_nothing,
+)
 from .lookout import Lookout, reached
 from .resume import Resume, save
 from .state import Totals
@@ -44,7 +60,9 @@ logger = logging.getLogger("atoll")
 
 RETRY_FACTOR = 10.0  # after a failed attempt to re-enter that took t seconds, train at least 10 t before the next
 
-_attached: weakref.WeakKeyDictionary[Any, weakref.ref[Attachment]] = weakref.WeakKeyDictionary()  # by model, optimizer and swarm
+_attached: weakref.WeakKeyDictionary[Any, weakref.ref[Attachment]] = (
+    weakref.WeakKeyDictionary()
+)  # by model, optimizer and swarm
 
 
 def attach(
@@ -90,8 +108,16 @@ def attach(
         check_method(swarm.settings)
         check_optimizer(model, inner)
     for thing, key in ((model, "model"), (inner, "optimizer"), (swarm, "swarm")):
-        if thing is not None and (found := _attached.get(thing)) is not None and found() is not None:
-            raise ConfigError(f"this {key} is attached already", key=key, hint="Call detach() on the first attachment.")
+        if (
+            thing is not None
+            and (found := _attached.get(thing)) is not None
+            and found() is not None
+        ):
+            raise ConfigError(
+                f"this {key} is attached already",
+                key=key,
+                hint="Call detach() on the first attachment.",
+            )
     return Attachment(model, inner, swarm, on_round=on_round, strict=strict, clock=clock)
 
 
@@ -131,8 +157,14 @@ class Attachment:
         self._hooks: list[Any] = []
         if optimizer is not None:
             # A compiled function around optimizer.step() must break its graph here, not trace through a round.
-            before, after = (cast("Any", torch.compiler.disable(hook)) for hook in (self._before_step, self._after_step))
-            self._hooks = [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
+            before, after = (
+                cast("Any", torch.compiler.disable(hook))
+                for hook in (self._before_step, self._after_step)
+            )
+            self._hooks = [
+                optimizer.register_step_pre_hook(before),
+                optimizer.register_step_post_hook(after),
+            ]
             _attached[optimizer] = weakref.ref(self)
         _attached[model] = _attached[swarm] = weakref.ref(self)
         self._look_around()
@@ -144,14 +176,18 @@ class Attachment:
         their samples."""
         count = sample_count(count)
         if count < 0:
-            raise ConfigError(f"samples({count}): a number of samples cannot be negative", key="samples")
+            raise ConfigError(
+                f"samples({count}): a number of samples cannot be negative", key="samples"
+            )
         self._declared = (self._declared or 0) + count
 
     def step(self) -> None:
         """Count one inner step by hand; only for an attachment without an optimizer, after each step."""
         if self._hooks:
             raise ConfigError(
-                "the optimizer's hook counts its steps already", key="optimizer", hint="Leave step() out, or attach(model, None, swarm)."
+                "the optimizer's hook counts its steps already",
+                key="optimizer",
+                hint="Leave step() out, or attach(model, None, swarm).",
             )
         self._finish_resume()
         self._count(None)
@@ -203,7 +239,9 @@ class Attachment:
         under_way = [strand for strand in self._strands if strand.replica.frozen is not None]
         return self._sync(under_way, only_settle=True) if under_way and not self._detached else None
 
-    @torch.inference_mode(mode=False)  # snapshots outlive the with block of a script that synchronises before it evaluates
+    @torch.inference_mode(
+        mode=False
+    )  # snapshots outlive the with block of a script that synchronises before it evaluates
     def _sync(self, strands: Sequence[Strand], *, only_settle: bool = False) -> Outcome | None:
         """A boundary of these strands: adopt what was decided and contribute; or, some steps into a round, adopt only."""
         self._flat.follow()
@@ -234,7 +272,11 @@ class Attachment:
     def _outside(self, call: str) -> None:
         """Of the with block, and with what a load has left to do."""
         if self._evaluating:
-            raise ConfigError(f"{call} inside evaluate_anchor()", key="evaluate_anchor", hint="Call it outside of the with block.")
+            raise ConfigError(
+                f"{call} inside evaluate_anchor()",
+                key="evaluate_anchor",
+                hint="Call it outside of the with block.",
+            )
         self._finish_resume()
 
     def _told(self, turns: Sequence[Turn], failure: AtollError | None) -> Outcome | None:
@@ -256,12 +298,16 @@ class Attachment:
         self._totals.steps += counted.steps
         self._totals.skipped_steps += counted.skipped
         self._uncollected.clear()
-        if not self._hooks and (declared := self._of_all_ranks(self._declared or 0)):  # by hand, without step(): what samples() was told
+        if not self._hooks and (
+            declared := self._of_all_ranks(self._declared or 0)
+        ):  # by hand, without step(): what samples() was told
             for strand in self._strands:
                 strand.replica.collect(declared)
             self._declared = None
 
-    def _boundary(self, strands: Sequence[Strand], only_settle: bool) -> Iterator[tuple[Strand, Turn]]:
+    def _boundary(
+        self, strands: Sequence[Strand], only_settle: bool
+    ) -> Iterator[tuple[Strand, Turn]]:
         """What there is to learn at a boundary; after the node was lost, by entering the run again."""
         if self._node_lost:
             yield from self._reenter()
@@ -330,14 +376,21 @@ class Attachment:
     def _look_around(self) -> None:
         """Who is there, and what the node is to show. Nothing of it may cost a round."""
         self._lookout.mean()
-        if not self._node_lost and not getattr(self.swarm, "connected", True):  # where waits only say "open" when the node goes
-            self._failed(SwarmClosedError(getattr(self.swarm, "trouble", "") or "the connection ended"))
+        if not self._node_lost and not getattr(
+            self.swarm, "connected", True
+        ):  # where waits only say "open" when the node goes
+            self._failed(
+                SwarmClosedError(getattr(self.swarm, "trouble", "") or "the connection ended")
+            )
         if self._node_lost:
             self._lookout.peers = 0
             return
         undecided = self._last is not None and self._last.outcome.status == "open"
         try:
-            self._lookout.look({"step": self._totals.steps, "samples": self._totals.samples_counted}, undecided=undecided)
+            self._lookout.look(
+                {"step": self._totals.steps, "samples": self._totals.samples_counted},
+                undecided=undecided,
+            )
         except AtollError as error:
             self._failed(error)
             return
@@ -385,13 +438,17 @@ class Attachment:
             "skipped_steps": totals.skipped_steps + since.skipped,
             "samples_unsent": max(strand.unsent for strand in self._strands),
             "deadline_s": self._budget.seconds,
-            "sync_every": self._strands[0].pace.steps if self.swarm.settings.sync_every is not None else None,
+            "sync_every": self._strands[0].pace.steps
+            if self.swarm.settings.sync_every is not None
+            else None,
             "peers": self._lookout.peers,
             "alone": self._lookout.peers == 0,
             "node_lost": self._node_lost,
             "last_status": last.outcome.status if last else "",
             "last_counted": last.outcome.counted if last else False,
-            "last_contributors": [share.peer for share in last.outcome.contributors] if last else [],
+            "last_contributors": [share.peer for share in last.outcome.contributors]
+            if last
+            else [],
             "last_wait_s": last.waited_s if last else 0.0,
             "metrics": dict(self._lookout.metrics),
             "privacy": self._lookout.privacy,
@@ -468,7 +525,9 @@ class Attachment:
         self._finish_resume()
         self._collect()
         if any(strand.replica.frozen is not None for strand in self._strands):
-            logger.warning("saved while a contribution is under way: who resumes from this state drops it; call settle() before saving")
+            logger.warning(
+                "saved while a contribution is under way: who resumes from this state drops it; call settle() before saving"
+            )
         return save(self.swarm, self._strands, self._totals)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

@@ -35,7 +35,9 @@ def innermost(optimizer: object) -> Optimizer:
 
 def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
     """Raise ConfigError when steps of ``optimizer`` do not reach the hook, or do not train ``model``."""
-    if not isinstance(getattr(optimizer, "state", None), dict) or not getattr(optimizer, "param_groups", None):
+    if not isinstance(getattr(optimizer, "state", None), dict) or not getattr(
+        optimizer, "param_groups", None
+    ):
         raise ConfigError(
             f"{type(optimizer).__name__} has no state or no parameter groups",
             key="optimizer",
@@ -57,7 +59,9 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
             hint=f"Leave optimizer.step uncompiled (the model may be compiled), or attach by hand: {BY_HAND}",
         )
     mine = {id(parameter): name for name, parameter in unwrap(model).named_parameters()}
-    if any(hasattr(parameter, "_in_backward_optimizers") for parameter in unwrap(model).parameters()):
+    if any(
+        hasattr(parameter, "_in_backward_optimizers") for parameter in unwrap(model).parameters()
+    ):
         raise ConfigError(
             "the parameters are stepped inside backward()",
             key="optimizer",
@@ -121,14 +125,18 @@ def check_site(swarm: Swarm, optimizer: Optimizer | None) -> None:
             if optimizer is None
             else "a member of this run keeps something for itself",
             key="optimizer" if optimizer is None else "swarm",
-            why="It corrects each gradient before the step." if optimizer is None else "A job of several ranks has no place for that.",
+            why="It corrects each gradient before the step."
+            if optimizer is None
+            else "A job of several ranks has no place for that.",
             hint="attach(model, optimizer, swarm) with a torch optimizer, in one process",
         )
     groups = optimizer.param_groups
     plain = type(optimizer) is torch.optim.SGD and not any(
         group["momentum"] or group["weight_decay"] or group["maximize"] for group in groups
     )
-    if (method.control or method.momentum) and (not plain or len({float(group["lr"]) for group in groups}) > 1):
+    if (method.control or method.momentum) and (
+        not plain or len({float(group["lr"]) for group in groups}) > 1
+    ):
         raise ConfigError(
             f"the run's method {method.name} with {type(optimizer).__name__} as it is",
             key="optimizer",
@@ -204,7 +212,13 @@ def moves_nothing(optimizer: Optimizer) -> bool:
         lr = group.get("lr")
         if lr is None or (isinstance(lr, Tensor) and lr.device.type != "cpu") or float(lr) != 0.0:
             return False
-    gradients = (parameter.grad for group in optimizer.param_groups for parameter in group["params"])
+    gradients = (
+        parameter.grad for group in optimizer.param_groups for parameter in group["params"]
+    )
     return not any(
-        grad is not None and grad.layout is torch.strided and not hasattr(grad, "device_mesh") and bool(grad.any()) for grad in gradients
+        grad is not None
+        and grad.layout is torch.strided
+        and not hasattr(grad, "device_mesh")
+        and bool(grad.any())
+        for grad in gradients
     )

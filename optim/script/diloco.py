@@ -53,9 +53,14 @@ class SwarmOptimizer(Optimizer):
                 key="params",
                 hint=f"{type(self).__name__}(model.parameters(), inner=AdamW(model.parameters()), swarm=swarm, model=model)",
             )
-        if type(inner).state_dict is not Optimizer.state_dict or type(inner).load_state_dict is not Optimizer.load_state_dict:
+        if (
+            type(inner).state_dict is not Optimizer.state_dict
+            or type(inner).load_state_dict is not Optimizer.load_state_dict
+        ):
             raise ConfigError(
-                f"{type(inner).__name__} keeps its state in its own way", key="inner", hint="Use attach(model, inner, swarm)."
+                f"{type(inner).__name__} keeps its state in its own way",
+                key="inner",
+                hint="Use attach(model, inner, swarm).",
             )
         if swarm.settings.method != self.method:
             raise ConfigError(
@@ -67,7 +72,14 @@ class SwarmOptimizer(Optimizer):
         self._inner = inner
         self._own.clear()
         self._attachment = attach(
-            model, inner, swarm, sync_every=sync_every, round_s=round_s, on_round=on_round, strict=strict, clock=clock
+            model,
+            inner,
+            swarm,
+            sync_every=sync_every,
+            round_s=round_s,
+            on_round=on_round,
+            strict=strict,
+            clock=clock,
         )
 
     @property

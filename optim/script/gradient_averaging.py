@@ -67,15 +67,24 @@ class GradientAveraging(Optimizer):
 
 def _check_groups(groups: list[dict[str, Any]], model: nn.Module) -> None:
     """Raise ConfigError where the groups would say something else than what the run's outer optimizer does."""
-    given = {id(parameter) for group in groups for parameter in group["params"] if parameter.requires_grad}
-    if stray := given ^ {id(parameter) for parameter in model.parameters() if parameter.requires_grad}:
+    given = {
+        id(parameter)
+        for group in groups
+        for parameter in group["params"]
+        if parameter.requires_grad
+    }
+    if stray := given ^ {
+        id(parameter) for parameter in model.parameters() if parameter.requires_grad
+    }:
         raise ConfigError(
             f"{len(stray)} parameters are in one of params and the model only",
             key="params",
             why="A run steps on its whole model.",
             hint="GradientAveraging(model.parameters(), swarm=swarm, model=model), and freeze what is not to be trained.",
         )
-    if options := sorted({name for group in groups for name in group if name not in ("params", "param_names")}):
+    if options := sorted(
+        {name for group in groups for name in group if name not in ("params", "param_names")}
+    ):
         raise ConfigError(
             f"parameter groups with {', '.join(options)} of their own",
             key="params",

@@ -34,10 +34,22 @@ class Lookout:
     def add(self, name: str, value: Any) -> None:
         """One more value of a metric: a number, or a tensor of one element, which stays where it is until the round ends."""
         try:
-            value = value.detach().reshape(()).to(torch.float32) if isinstance(value, Tensor) else float(value)
+            value = (
+                value.detach().reshape(()).to(torch.float32)
+                if isinstance(value, Tensor)
+                else float(value)
+            )
         except (TypeError, ValueError, RuntimeError):
-            what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
-            raise ConfigError(f"log({name}=…): {what} is no number", key=name, hint=f"log({name}=float(…)), or leave it out.") from None
+            what = (
+                f"a tensor of shape {tuple(value.shape)}"
+                if isinstance(value, Tensor)
+                else repr(value)
+            )
+            raise ConfigError(
+                f"log({name}=…): {what} is no number",
+                key=name,
+                hint=f"log({name}=float(…)), or leave it out.",
+            ) from None
         total, count = self._sums.get(name, (0.0, 0))
         self._sums[name] = (total + value, count + 1)
 
@@ -57,7 +69,9 @@ class Lookout:
 
     def mean(self) -> None:
         """The metrics are the means of what was added since the last time."""
-        self.metrics = {name: float(total) / count for name, (total, count) in self._sums.items()} or self.metrics
+        self.metrics = {
+            name: float(total) / count for name, (total, count) in self._sums.items()
+        } or self.metrics
         self._sums.clear()
 
     def look(self, report: dict[str, float], *, undecided: bool) -> None:

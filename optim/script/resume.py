@@ -28,7 +28,9 @@ def save(swarm: Swarm, strands: list[Strand], totals: Totals) -> dict[str, Any]:
             saved["strands"][str(index)]["momentum"] = strand.replica.momentum.value.clone()
         if swarm.settings.overlap == "eager":
             own, numel = strand.replica.own, strand.replica.flat.numel
-            saved["strands"][str(index)]["own"] = torch.zeros(numel, device="cpu") if own is None else own.clone()
+            saved["strands"][str(index)]["own"] = (
+                torch.zeros(numel, device="cpu") if own is None else own.clone()
+            )
     keeper = _keeper(swarm)
     if keeper is not None:
         saved["swarm"] = keeper.state_dict()
@@ -39,8 +41,14 @@ def _saved(strand: Strand) -> SavedStrand:
     replica = strand.replica
     frozen = replica.frozen.samples if replica.frozen is not None else 0
     return SavedStrand(
-        replica.base.round, replica.base.digest, replica.unsent, frozen, strand.since.settle(), strand.schedule.elapsed_s, replica.share
-    )  # fmt: skip
+        replica.base.round,
+        replica.base.digest,
+        replica.unsent,
+        frozen,
+        strand.since.settle(),
+        strand.schedule.elapsed_s,
+        replica.share,
+    )
 
 
 class Resume:
@@ -49,14 +57,22 @@ class Resume:
     def __init__(self, swarm: Swarm, strands: list[Strand], state: Mapping[str, Any]) -> None:
         """Take the anchors. Raises OutOfDateError when the saved state is not in the run's past, StateError for a damaged one."""
         if any(strand.replica.frozen is not None for strand in strands):
-            raise LocalProtocolError("a contribution is undecided", hint="Load the state right after attach().")
+            raise LocalProtocolError(
+                "a contribution is undecided", hint="Load the state right after attach()."
+            )
         saved = unpack(state, len(strands))
         if saved.run != swarm.run_id:
-            raise OutOfDateError(f"the saved state is of run {saved.run}, this is run {swarm.run_id}", hint="Join the run it was saved in.")
+            raise OutOfDateError(
+                f"the saved state is of run {saved.run}, this is run {swarm.run_id}",
+                hint="Join the run it was saved in.",
+            )
         keeper = _keeper(swarm)
         if keeper is not None:
             if "swarm" not in state:
-                raise StateError("the saved state lacks the swarm's own state", why="It was saved in a run with a log.")
+                raise StateError(
+                    "the saved state lacks the swarm's own state",
+                    why="It was saved in a run with a log.",
+                )
             keeper.load_state_dict(state["swarm"])
         self.totals = saved.totals
         self._left: list[tuple[Strand, int, str]] = []
@@ -64,18 +80,31 @@ class Resume:
         try:
             for strand in strands:
                 views.append(strand.replica.swarm.anchor())
-            current = [is_current(old, view.round, view.digest) for old, view in zip(saved.strands, views, strict=True)]
+            current = [
+                is_current(old, view.round, view.digest)
+                for old, view in zip(saved.strands, views, strict=True)
+            ]
         except AtollError:
             for view in views:
                 view.release()
             raise
-        for index, (strand, old, view) in enumerate(zip(strands, saved.strands, views, strict=True)):
+        for index, (strand, old, view) in enumerate(
+            zip(strands, saved.strands, views, strict=True)
+        ):
             tensors = state["strands"][str(index)]
-            self._take(strand, old, view, current[index], tensors.get("residual"), tensors.get("own"))
+            self._take(
+                strand, old, view, current[index], tensors.get("residual"), tensors.get("own")
+            )
             self._go_on(strand, tensors.get("momentum"))
 
     def _take(
-        self, strand: Strand, old: SavedStrand, view: AnchorView, current: bool, residual: torch.Tensor | None, own: torch.Tensor | None
+        self,
+        strand: Strand,
+        old: SavedStrand,
+        view: AnchorView,
+        current: bool,
+        residual: torch.Tensor | None,
+        own: torch.Tensor | None,
     ) -> None:
         replica = strand.replica
         replica.take(view)
@@ -84,7 +113,9 @@ class Resume:
         exact = current and not old.frozen and replica.resumes
         if current and replica.feedback is not None and residual is not None:
             if residual.shape != replica.feedback.residual.shape:
-                raise StateError(f"a residual of {residual.numel()} elements, for {replica.feedback.residual.numel()}")
+                raise StateError(
+                    f"a residual of {residual.numel()} elements, for {replica.feedback.residual.numel()}"
+                )
             replica.feedback.residual.copy_(residual)
         if exact and own is not None:
             replica.own = own.clone()
@@ -95,14 +126,22 @@ class Resume:
             self._left.append((strand, old.progress, ""))
         else:
             strand.since.clear()
-            self._left.append((strand, old.progress + old.frozen, (UNDECIDED if replica.resumes else BEGINS) if current else MOVED))
+            self._left.append(
+                (
+                    strand,
+                    old.progress + old.frozen,
+                    (UNDECIDED if replica.resumes else BEGINS) if current else MOVED,
+                )
+            )
 
     def _go_on(self, strand: Strand, momentum: torch.Tensor | None) -> None:
         """Worker momentum is of no one anchor: it goes on wherever the run is."""
         own = strand.replica.momentum
         if own is not None and momentum is not None:
             if momentum.shape != own.value.shape:
-                raise StateError(f"a momentum of {momentum.numel()} elements, for {own.value.numel()}")
+                raise StateError(
+                    f"a momentum of {momentum.numel()} elements, for {own.value.numel()}"
+                )
             own.restore(momentum)
 
     def finish(self, drop: Callable[[int, str], None]) -> None:

@@ -48,7 +48,10 @@ class SeededTraining:
         raises."""
         if swarm.settings.btard is None or not isinstance(swarm, Seeded):
             raise ConfigError(
-                "this run has no [btard]", key="swarm", why="Its nodes ask for nothing by seed.", hint="attach(model, opt, swarm)"
+                "this run has no [btard]",
+                key="swarm",
+                why="Its nodes ask for nothing by seed.",
+                hint="attach(model, opt, swarm)",
             )
         self.flat = FlatVector(model, swarm.settings)
         self.round = 0
@@ -65,9 +68,11 @@ class SeededTraining:
             self.round = view.round
         finally:
             view.release()
-        self._anchors = {round_: kept for round_, kept in self._anchors.items() if self.round - KEPT < round_ < self.round} | {
-            self.round: flat
-        }
+        self._anchors = {
+            round_: kept
+            for round_, kept in self._anchors.items()
+            if self.round - KEPT < round_ < self.round
+        } | {self.round: flat}
         self.flat.read_from(FlatTensor(flat))
 
     @property
@@ -90,7 +95,8 @@ class SeededTraining:
         outcome = pending.wait(0.0)
         if outcome.unfit:
             raise NotAdmittedError(
-                outcome.reason.removeprefix("refused: "), hint="What others have against it: atoll bans, at one of them."
+                outcome.reason.removeprefix("refused: "),
+                hint="What others have against it: atoll bans, at one of them.",
             )
         self._take(self._swarm.anchor())
         return outcome
@@ -105,7 +111,9 @@ class SeededTraining:
             return
         if not self._intervals:
             self._train(work.seed)
-            self._seeded.answer(work, lambda out: write_pseudo_gradient(self.flat, FlatTensor(anchor), out))
+            self._seeded.answer(
+                work, lambda out: write_pseudo_gradient(self.flat, FlatTensor(anchor), out)
+            )
         elif work.interval >= 0:
             self._seeded.answer(work, self._looked(work))
         else:
@@ -119,14 +127,20 @@ class SeededTraining:
         try:
             self._work(_number(work.seed), work.interval)
         except Exception as error:
-            logger.warning("atoll: work from a state that another peer says it was in has failed; it is taken for wrong: %r", error)
+            logger.warning(
+                "atoll: work from a state that another peer says it was in has failed; it is taken for wrong: %r",
+                error,
+            )
             return _wrong
         return self.flat.write_to
 
     def _train(self, seed: bytes, *interval: int) -> None:
         self._work(_number(seed), *interval)
         if bad := self.flat.not_finite():
-            raise StateError(f"after work by seed {bad} holds NaN or infinity", hint="A smaller learning rate, or clipped gradients.")
+            raise StateError(
+                f"after work by seed {bad} holds NaN or infinity",
+                hint="A smaller learning rate, or clipped gradients.",
+            )
 
 
 def _number(seed: bytes) -> int:

@@ -63,16 +63,25 @@ class Saved:
     def pack(self) -> dict[str, Any]:
         """As a dict of numbers and strings."""
         strands = {str(index): asdict(strand) for index, strand in enumerate(self.strands)}
-        return {"version": VERSION, "run": self.run, "strands": strands, "totals": asdict(self.totals)}
+        return {
+            "version": VERSION,
+            "run": self.run,
+            "strands": strands,
+            "totals": asdict(self.totals),
+        }
 
 
 def unpack(state: Mapping[str, Any], strands: int) -> Saved:
     """The inverse of `Saved.pack`. Raises StateError for anything else, also for another number of strands."""
     try:
         if int(state["version"]) != VERSION:
-            raise StateError(f"the saved state has version {state['version']}, this program reads {VERSION}")
+            raise StateError(
+                f"the saved state has version {state['version']}, this program reads {VERSION}"
+            )
         if len(state["strands"]) != strands:
-            raise StateError(f"the saved state is of {len(state['strands'])} fragments, this run has {strands}")
+            raise StateError(
+                f"the saved state is of {len(state['strands'])} fragments, this run has {strands}"
+            )
         return Saved(
             str(state["run"]),
             tuple(_strand(state["strands"][str(index)]) for index in range(strands)),
@@ -80,14 +89,23 @@ def unpack(state: Mapping[str, Any], strands: int) -> Saved:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(
-            f"this is no saved state of an attachment: {error!r}", hint="Pass what attachment.state_dict() returned."
+            f"this is no saved state of an attachment: {error!r}",
+            hint="Pass what attachment.state_dict() returned.",
         ) from None
 
 
 def _strand(state: Mapping[str, Any]) -> SavedStrand:
     since = Counted(*(int(state["since"][field.name]) for field in fields(Counted)))
     unsent, frozen = int(state["unsent"]), int(state["frozen"])
-    return SavedStrand(int(state["round"]), str(state["digest"]), unsent, frozen, since, float(state["elapsed_s"]), float(state["share"]))
+    return SavedStrand(
+        int(state["round"]),
+        str(state["digest"]),
+        unsent,
+        frozen,
+        since,
+        float(state["elapsed_s"]),
+        float(state["share"]),
+    )
 
 
 def is_current(saved: SavedStrand, round_: int, digest: str) -> bool:

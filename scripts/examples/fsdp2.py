@@ -19,7 +19,11 @@ from atoll.optim import SoloSwarm, attach
 
 dist.init_process_group()  # torchrun says who is who
 rank = dist.get_rank()
-device = torch.device("cuda", rank % torch.cuda.device_count()) if torch.cuda.is_available() else torch.device("cpu")
+device = (
+    torch.device("cuda", rank % torch.cuda.device_count())
+    if torch.cuda.is_available()
+    else torch.device("cpu")
+)
 swarm = None
 if rank == 0:
     swarm = join(sys.argv[1]) if sys.argv[1:] else SoloSwarm(RunSettings(sync_every=10, rounds=6))
@@ -30,7 +34,9 @@ fully_shard(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 attachment = attach(model, optimizer, swarm)
 
-draw = torch.Generator().manual_seed(crc32(attachment.swarm.peer.encode()) + rank)  # other data for every rank of every peer
+draw = torch.Generator().manual_seed(
+    crc32(attachment.swarm.peer.encode()) + rank
+)  # other data for every rank of every peer
 while not attachment.done:
     inputs = torch.randn(32, 8, generator=draw).to(device)
     loss = (model(inputs) - inputs.sin().sum(1, keepdim=True)).square().mean()
@@ -44,7 +50,9 @@ with attachment.evaluate_anchor() as anchor, torch.no_grad():
     inputs = torch.randn(512, 8, generator=torch.Generator().manual_seed(1)).to(device)
     held_out = (model(inputs) - inputs.sin().sum(1, keepdim=True)).square().mean()
 if rank == 0:
-    print(f"round {anchor.round}, {attachment.stats['samples_counted']} samples counted, held-out loss {held_out:.3f}")
+    print(
+        f"round {anchor.round}, {attachment.stats['samples_counted']} samples counted, held-out loss {held_out:.3f}"
+    )
 if swarm is not None:
     swarm.close()
 dist.barrier()  # whoever goes first takes the connections of the others with it

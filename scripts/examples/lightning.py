@@ -42,12 +42,19 @@ data = DataLoader(TensorDataset(inputs, inputs.sin().sum(1, keepdim=True)), batc
 
 callback = AtollLightningCallback(swarm)
 trainer = Trainer(
-    max_epochs=10, accelerator="auto", callbacks=[callback], logger=False, enable_checkpointing=False,
-    enable_progress_bar=False, enable_model_summary=False,
-)  # fmt: skip
+    max_epochs=10,
+    accelerator="auto",
+    callbacks=[callback],
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
+    enable_model_summary=False,
+)
 trainer.fit(module, data)
 
 assert callback.attachment is not None
 stats = callback.attachment.stats
-print(f"round {stats['round']}, {stats['samples_counted']} samples counted, loss {stats['metrics']['loss']:.3f}")
+print(
+    f"round {stats['round']}, {stats['samples_counted']} samples counted, loss {stats['metrics']['loss']:.3f}"
+)
 swarm.close()

@@ -46,7 +46,9 @@ attachment.sync()  # also in the middle of a round
 with attachment.evaluate_anchor() as anchor, torch.no_grad():
     inputs = torch.randn(512, 8, generator=torch.Generator().manual_seed(1))
     held_out = (model(inputs) - inputs.sin().sum(1, keepdim=True)).square().mean()
-print(f"round {anchor.round}, {attachment.stats['samples_counted']} samples counted, held-out loss {held_out:.3f}")
+print(
+    f"round {anchor.round}, {attachment.stats['samples_counted']} samples counted, held-out loss {held_out:.3f}"
+)
 
 # %% leave; the node goes on where there is one
 attachment.detach()

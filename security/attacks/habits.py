@@ -26,5 +26,8 @@ class Delayed:
 def flipped_labels(labels: Tensor, classes: int) -> Tensor:
     """Every label y becomes classes - 1 - y: an honest procedure on poisoned data. Raises ConfigError for labels of other classes."""
     if labels.numel() and (int(labels.min()) < 0 or int(labels.max()) >= classes):
-        raise ConfigError(f"labels from {int(labels.min())} to {int(labels.max())} of {classes} classes", key="classes")
+        raise ConfigError(
+            f"labels from {int(labels.min())} to {int(labels.max())} of {classes} classes",
+            key="classes",
+        )
     return classes - 1 - labels

@@ -39,7 +39,11 @@ def alie_factor(n: int, f: int) -> float:
     Raises ConfigError unless 0 < f < n / 2.
     """
     if not 0 < 2 * f < n:
-        raise ConfigError(f"ALIE with f = {f} of {n}", key="f", why="The attackers are fewer than half, and at least one.")
+        raise ConfigError(
+            f"ALIE with f = {f} of {n}",
+            key="f",
+            why="The attackers are fewer than half, and at least one.",
+        )
     supporters = n // 2 + 1 - f
     return NormalDist().inv_cdf((n - f - supporters) / (n - f))
 
@@ -51,7 +55,9 @@ def mimic(honest: Tensor, row: int = 0) -> Tensor:
 
 def random_direction(honest: Tensor, seed: int = 0, scale: float = 1000.0) -> Tensor:
     """A random direction that the attackers have agreed upon, ``scale`` times as long as the mean."""
-    direction = torch.randn(honest.shape[1], generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    direction = torch.randn(
+        honest.shape[1], generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
     return (direction / direction.norm() * scale * _mean(honest).norm()).float()
 
 
@@ -82,7 +88,9 @@ def optimised_ipm(honest: Tensor, f: int, rule: Rule, evaluations: int = 20) -> 
     return _worst(honest, f, rule, lambda epsilon: ipm(honest, epsilon), evaluations)
 
 
-def _worst(honest: Tensor, f: int, rule: Rule, attack: Callable[[float], Tensor], evaluations: int) -> Tensor:
+def _worst(
+    honest: Tensor, f: int, rule: Rule, attack: Callable[[float], Tensor], evaluations: int
+) -> Tensor:
     """A grid over half of the evaluations, then a search around the best of it: the harm need not have one peak."""
     mean = _mean(honest)
 

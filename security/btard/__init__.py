@@ -29,4 +29,14 @@ from .messages import Bundle, Fault, Signer
 from .peer import Host, Peer, Task
 from .settings import Settings
 
-__all__ = ["Bundle", "Fault", "Host", "Peer", "Settings", "Signer", "Task", "verify_evidence", "verify_removals"]
+__all__ = [
+    "Bundle",
+    "Fault",
+    "Host",
+    "Peer",
+    "Settings",
+    "Signer",
+    "Task",
+    "verify_evidence",
+    "verify_removals",
+]

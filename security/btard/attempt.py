@@ -69,10 +69,17 @@ class Attempt:
         previous = around.previous
         self.seeds = previous.draw if previous else draw.first_draw(context.run)
         drawn = {} if previous is None else previous.validators(around.settings.validators)
-        self.targets = {validator: target for validator, target in drawn.items() if validator in self.roster}
-        self.contributors = [number for number, peer in enumerate(self.roster) if peer not in self.targets]
+        self.targets = {
+            validator: target for validator, target in drawn.items() if validator in self.roster
+        }
+        self.contributors = [
+            number for number, peer in enumerate(self.roster) if peer not in self.targets
+        ]
         self.bounds = draw.bounds(len(around.gradient), len(self.roster))
-        self.radii = [around.distances.radius(stop - start) for start, stop in zip(self.bounds, self.bounds[1:], strict=False)]
+        self.radii = [
+            around.distances.radius(stop - start)
+            for start, stop in zip(self.bounds, self.bounds[1:], strict=False)
+        ]
         self.table = Table(context)
         self.vectors = Vectors(self.table, self.bounds, previous)
         self.draw = b""
@@ -93,7 +100,9 @@ class Attempt:
         if self.me in self.contributors:
             for part in range(len(self.roster)):
                 self.vectors.held[Kind.PART, self.me, part] = self.mine(part)
-                parts += draw.part_commitment(self.context, self.roster[self.me], part, self.mine(part))
+                parts += draw.part_commitment(
+                    self.context, self.roster[self.me], part, self.mine(part)
+                )
         self._enter(now, Stage.COMMITS)
         self.say(now, Commit(parts, self.around.trail if parts else b""))
         self.show()
@@ -130,7 +139,10 @@ class Attempt:
         self.vectors.held[Kind.AGGREGATE, self.me, 0] = found
         self.share = self.around.rng.randbytes(32)
         me = self.roster[self.me]
-        committed = draw.aggregate_commitment(self.context, me, found), draw.share_commitment(self.context, me, self.share)
+        committed = (
+            draw.aggregate_commitment(self.context, me, found),
+            draw.share_commitment(self.context, me, self.share),
+        )
         self._enter(now, Stage.RESULTS)
         self.say(now, Result(self.table.view(Kind.COMMIT), *committed))
 
@@ -148,9 +160,17 @@ class Attempt:
         if wrong:
             self.around.convict(now, wrong)
             return
-        self.draw = draw.drawn(self.context, [each.share for each in self.table.all(Kind.REVEAL, Reveal)])
-        found = [self.residual_of(self.mine(part), part) for part in range(len(self.roster))] if self.me in self.contributors else []
-        projections, norms = (np.array([each[i] for each in found], FLOAT).tobytes() for i in (0, 1))
+        self.draw = draw.drawn(
+            self.context, [each.share for each in self.table.all(Kind.REVEAL, Reveal)]
+        )
+        found = (
+            [self.residual_of(self.mine(part), part) for part in range(len(self.roster))]
+            if self.me in self.contributors
+            else []
+        )
+        projections, norms = (
+            np.array([each[i] for each in found], FLOAT).tobytes() for i in (0, 1)
+        )
         self._enter(now, Stage.RESIDUALS)
         self.say(now, Residuals(self.table.view(Kind.REVEAL), projections, norms))
 
@@ -160,10 +180,17 @@ class Attempt:
         for number in self.contributors:
             row = self.vectors.held[Kind.PART, number, self.me]
             found = self.residual_of(row, self.me)
-            if differs(self.said(number)[self.me], found, self.radii[self.me], ACCUSED) or not np.isfinite(row).all():
+            if (
+                differs(self.said(number)[self.me], found, self.radii[self.me], ACCUSED)
+                or not np.isfinite(row).all()
+            ):
                 accusations.append(Accusation(Fault.RESIDUAL, number))
         target = self.targets.get(self.roster[self.me])
-        if target is not None and target in self.roster and (self.around.examine(target) or 0.0) > self.around.settings.tolerance:
+        if (
+            target is not None
+            and target in self.roster
+            and (self.around.examine(target) or 0.0) > self.around.settings.tolerance
+        ):
             accusations.append(Accusation(Fault.GRADIENT, self.roster.index(target)))
         other = self._questions.eliminates()
         if other is not None:
@@ -207,12 +234,16 @@ class Attempt:
     def on_signed(self, now: float, signed: Signed) -> bool:
         """A message of this attempt, from whomever. False for one that its sender did not sign, which is dropped."""
         body = decode(signed.body)
-        if self.knows(signed) or (isinstance(body, Ask | Lacking) and self._questions.answered(signed.sender, body)):
+        if self.knows(signed) or (
+            isinstance(body, Ask | Lacking) and self._questions.answered(signed.sender, body)
+        ):
             return True  # heard already, which costs no check
         if not is_signed(self.context, signed, self.around.verify):
             return False
         if body is None or not fits(body, len(self.roster)):
-            self.around.convict(now, [Bundle(self.context, Fault.NONSENSE, signed.sender, None, (signed,))])
+            self.around.convict(
+                now, [Bundle(self.context, Fault.NONSENSE, signed.sender, None, (signed,))]
+            )
         elif isinstance(body, Ask | Lacking):
             self._questions.heard(now, signed, body)
         else:
@@ -223,7 +254,11 @@ class Attempt:
         """Whether this message is in its slot already."""
         body = decode(signed.body)
         kind = None if body is None else kind_of(body)
-        return kind is not None and signed.tag == self.context.tag and self.table.signed(kind, signed.sender) == signed
+        return (
+            kind is not None
+            and signed.tag == self.context.tag
+            and self.table.signed(kind, signed.sender) == signed
+        )
 
     def on_piece(self, now: float, sender: PeerId, piece: Piece) -> None:
         """A vector of this attempt."""
@@ -243,7 +278,12 @@ class Attempt:
             return bool(self.around.settings.intervals) and any(
                 self.roster[item[1] % len(self.roster)] == each for each in self.targets.values()
             )
-        if item[0] != Kind.PART or item[2] == self.me or self._waiting.is_appealed(item) or (item[1], item[2]) in self.cases.exhibits:
+        if (
+            item[0] != Kind.PART
+            or item[2] == self.me
+            or self._waiting.is_appealed(item)
+            or (item[1], item[2]) in self.cases.exhibits
+        ):
             return True
         self._uninvited += 1
         return self._uninvited <= len(self.roster)
@@ -256,7 +296,9 @@ class Attempt:
         proof = self.table.put(kind, signed, body)
         self._questions.arrived(kind, signed)
         if proof is not None:
-            self.table.replace(kind, signed, body)  # what others were told: with it they may have ended this attempt
+            self.table.replace(
+                kind, signed, body
+            )  # what others were told: with it they may have ended this attempt
             self.around.convict(now, [proof])
         if kind in (Kind.COMMIT, Kind.RESULT):
             self.vectors.settle()
@@ -285,7 +327,11 @@ class Attempt:
     def ready(self) -> bool:
         """Whether the stage is complete."""
         heard = HEARD.get(self.stage)
-        return (heard is None or self.table.full(heard)) and not self.lacking() and not self._computing()
+        return (
+            (heard is None or self.table.full(heard))
+            and not self.lacking()
+            and not self._computing()
+        )
 
     def _leave(self, now: float) -> None:
         match self.stage:
@@ -310,24 +356,36 @@ class Attempt:
         """Whether this attempt, which another has replaced here, ended for somebody who has everybody's last word in it, this peer's included."""
         if self.stage < Stage.CHECKS or not self._unanimous(Kind.CHECKS):
             return False
-        return not open_cases(self).any() or (self._unanimous(Kind.JUDGEMENT) and not sentence(self))
+        return not open_cases(self).any() or (
+            self._unanimous(Kind.JUDGEMENT) and not sentence(self)
+        )
 
     def _unanimous(self, kind: Kind) -> bool:
-        return self.table.full(kind) and all(self.acceptable(kind, number) for number in range(len(self.roster)))
+        return self.table.full(kind) and all(
+            self.acceptable(kind, number) for number in range(len(self.roster))
+        )
 
     def lacking(self) -> list[Item]:
         """What keeps this peer in its stage."""
         heard = HEARD.get(self.stage)
         items: list[Item] = []
         if heard is not None:
-            items = [(heard, number, 0) for number in range(len(self.roster)) if not self.acceptable(heard, number)]
+            items = [
+                (heard, number, 0)
+                for number in range(len(self.roster))
+                if not self.acceptable(heard, number)
+            ]
         if self.stage == Stage.PARTS:
             items = [(Kind.PART, number, self.me) for number in self.contributors]
         elif self.stage == Stage.REVEALS:
             items += [(Kind.AGGREGATE, number, 0) for number in range(len(self.roster))]
         elif self.stage == Stage.EXHIBITS:
             items = [(Kind.PART, whose, part) for whose, part in sorted(self.cases.exhibits)]
-            items += [(Kind.STATES, number, 0) for number in sorted(self.cases.targets) if self.around.settings.intervals]
+            items += [
+                (Kind.STATES, number, 0)
+                for number in sorted(self.cases.targets)
+                if self.around.settings.intervals
+            ]
         elif self.stage == Stage.RESIDUALS and self.around.settings.intervals:
             target = self.targets.get(self.roster[self.me])
             items += [(Kind.STATES, self.roster.index(target), 0)] if target in self.roster else []
@@ -340,7 +398,9 @@ class Attempt:
         if body is None:
             return False
         if isinstance(body, Commit):
-            return bool(body.parts) == contributes and bool(body.trail) == (contributes and self.around.settings.intervals > 0)
+            return bool(body.parts) == contributes and bool(body.trail) == (
+                contributes and self.around.settings.intervals > 0
+            )
         before = BEFORE[kind]
         if body.seen != self.table.view(before):
             if (sender, before) not in self._shown:
@@ -367,7 +427,11 @@ class Attempt:
         targets = [self.targets.get(self.roster[self.me])] if self.stage == Stage.RESIDUALS else []
         if self.stage == Stage.EXHIBITS:
             targets = [self.roster[number] for number in self.cases.targets]
-        return any(target in self.roster and self.around.examine(target) is None for target in targets if target is not None)
+        return any(
+            target in self.roster and self.around.examine(target) is None
+            for target in targets
+            if target is not None
+        )
 
     def _enter(self, now: float, stage: Stage) -> None:
         self.stage, self._since, self._further = stage, now, float("inf")
@@ -376,8 +440,13 @@ class Attempt:
         """Whose revealed share is not the one it committed to."""
         wrong: list[Bundle] = []
         for number, peer in enumerate(self.roster):
-            result, reveal = (self.table.signed(kind, number) for kind in (Kind.RESULT, Kind.REVEAL))
-            committed, share = self.table.body(Kind.RESULT, number, Result), self.table.body(Kind.REVEAL, number, Reveal)
+            result, reveal = (
+                self.table.signed(kind, number) for kind in (Kind.RESULT, Kind.REVEAL)
+            )
+            committed, share = (
+                self.table.body(Kind.RESULT, number, Result),
+                self.table.body(Kind.REVEAL, number, Reveal),
+            )
             if result is None or reveal is None or committed is None or share is None:
                 continue  # nobody is missing here
             if committed.share != draw.share_commitment(self.context, peer, share.share):
@@ -396,17 +465,26 @@ class Attempt:
 
     def residual_of(self, row: Vector, part: int) -> Residual:
         """Of a contribution to a part."""
-        return residual(row, self.centre(part), draw.direction(self.draw, part, len(row)), self.radii[part])
+        return residual(
+            row, self.centre(part), draw.direction(self.draw, part, len(row)), self.radii[part]
+        )
 
     def states_of(self, target: PeerId) -> Vector | None:
         """What a target has shown of its trail."""
-        return self.vectors.held.get((Kind.STATES, self.roster.index(target), 0)) if target in self.roster else None
+        return (
+            self.vectors.held.get((Kind.STATES, self.roster.index(target), 0))
+            if target in self.roster
+            else None
+        )
 
     def said(self, number: int) -> list[Residual]:
         """What a contributor said of its residuals, by part."""
         body = self.table.body(Kind.RESIDUALS, number, Residuals)
         assert body is not None
-        columns = (np.frombuffer(each, FLOAT).astype(np.float64).tolist() for each in (body.projections, body.norms))
+        columns = (
+            np.frombuffer(each, FLOAT).astype(np.float64).tolist()
+            for each in (body.projections, body.norms)
+        )
         return [Residual(*pair) for pair in zip(*columns, strict=True)]
 
     def outcome(self) -> Finished:
@@ -417,7 +495,17 @@ class Attempt:
         trails = {self.roster[number]: commits[number].trail for number in self.contributors}
         centres = [self.centre(part) for part in parts]
         intervals = self.around.settings.intervals
-        return Finished(self.context, self.seeds, self.draw, centres, self.radii, said, trails, self.around.start, intervals)
+        return Finished(
+            self.context,
+            self.seeds,
+            self.draw,
+            centres,
+            self.radii,
+            said,
+            trails,
+            self.around.start,
+            intervals,
+        )
 
     # What it says.
 
@@ -443,7 +531,13 @@ class Attempt:
             self._tell(None, self._piece(item))
 
     def _piece(self, item: Item) -> Piece:
-        return Piece(self.context.step, self.context.tag, item, self.vectors.held[item], self.vectors.paths.get(item, ()))
+        return Piece(
+            self.context.step,
+            self.context.tag,
+            item,
+            self.vectors.held[item],
+            self.vectors.paths.get(item, ()),
+        )
 
     def _tell(self, to: int | None, frame: Frame) -> None:
         if not self.muted:

@@ -51,18 +51,30 @@ def seed_of(draw: bytes, step: int, peer: PeerId) -> bytes:
 
 def direction(draw: bytes, part: int, length: int) -> NDArray[np.float64]:
     """The direction on which residuals of a part are projected: independent, uniform, of variance 1. Not normal as the paper's: these are exact."""
-    data = blake3(b"atoll/btard/direction\0" + draw + part.to_bytes(2, "big")).digest(length=4 * length)
+    data = blake3(b"atoll/btard/direction\0" + draw + part.to_bytes(2, "big")).digest(
+        length=4 * length
+    )
     return np.frombuffer(data, "<i4") * (_ROOT3 / 2**31)
 
 
-def validators(draw: bytes, roster: Sequence[PeerId], contributors: Collection[PeerId], count: int) -> dict[PeerId, PeerId]:
+def validators(
+    draw: bytes, roster: Sequence[PeerId], contributors: Collection[PeerId], count: int
+) -> dict[PeerId, PeerId]:
     """Who computes no gradient in the next step but checks whose last one; all arguments are of the step that is over."""
-    chosen = sorted(roster, key=lambda peer: _hash(b"validator", draw, peer.encode()))[: min(count, (len(roster) - 1) // 2)]
+    chosen = sorted(roster, key=lambda peer: _hash(b"validator", draw, peer.encode()))[
+        : min(count, (len(roster) - 1) // 2)
+    ]
     targets: dict[PeerId, PeerId] = {}
     for validator in chosen:
-        left = [peer for peer in roster if peer in contributors and peer != validator and peer not in targets.values()]
+        left = [
+            peer
+            for peer in roster
+            if peer in contributors and peer != validator and peer not in targets.values()
+        ]
         if left:
-            targets[validator] = min(left, key=lambda peer: _hash(b"target", draw, validator.encode(), peer.encode()))
+            targets[validator] = min(
+                left, key=lambda peer: _hash(b"target", draw, validator.encode(), peer.encode())
+            )
     return targets
 
 

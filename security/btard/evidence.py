@@ -58,7 +58,9 @@ def verify_evidence(bundle: Bundle, verify: Verify) -> PeerId:
     return roster[whom]
 
 
-def verify_removals(run: RunId, roster: Sequence[PeerId], bundles: Iterable[Bundle], verify: Verify) -> dict[PeerId, Fault]:
+def verify_removals(
+    run: RunId, roster: Sequence[PeerId], bundles: Iterable[Bundle], verify: Verify
+) -> dict[PeerId, Fault]:
     """All removals of a run that began with ``roster``: each was in an attempt from which nobody was missing but who had been removed before it.
 
     Raises SecurityError E203 at the first that was not proven.
@@ -71,7 +73,9 @@ def verify_removals(run: RunId, roster: Sequence[PeerId], bundles: Iterable[Bund
     return removed
 
 
-def belongs(context: Context, run: RunId, roster: Iterable[PeerId], removed: Iterable[PeerId]) -> bool:
+def belongs(
+    context: Context, run: RunId, roster: Iterable[PeerId], removed: Iterable[PeerId]
+) -> bool:
     """Whether an attempt of this run can have these peers: all that the run began with, but for some of those that were removed."""
     there, first = set(context.roster), set(roster)
     return context.run == run and there <= first and first - there <= set(removed)
@@ -83,33 +87,54 @@ def _two_for_one_slot(bundle: Bundle) -> bool:
     first, second = bundle.messages
     bodies = [decode(each.body) for each in bundle.messages]
     kinds = {None if body is None else kind_of(body) for body in bodies}
-    return first.sender == second.sender == bundle.whom and first.body != second.body and len(kinds) == 1 and None not in kinds
+    return (
+        first.sender == second.sender == bundle.whom
+        and first.body != second.body
+        and len(kinds) == 1
+        and None not in kinds
+    )
 
 
 def _no_message(bundle: Bundle) -> bool:
     said = bundle.messages[0]
     body = decode(said.body)
-    return said.sender == bundle.whom and (body is None or not fits(body, len(bundle.context.roster)))
+    return said.sender == bundle.whom and (
+        body is None or not fits(body, len(bundle.context.roster))
+    )
 
 
 def _other_share(bundle: Bundle) -> bool:
     bodies = [decode(each.body) for each in bundle.messages]
     match bodies:
         case [Result() as result, Reveal() as reveal]:
-            committed = share_commitment(bundle.context, bundle.context.roster[bundle.whom], reveal.share)
-            return {each.sender for each in bundle.messages} == {bundle.whom} and result.share != committed
+            committed = share_commitment(
+                bundle.context, bundle.context.roster[bundle.whom], reveal.share
+            )
+            return {each.sender for each in bundle.messages} == {
+                bundle.whom
+            } and result.share != committed
         case _:
             return False
 
 
 def _withheld(bundle: Bundle) -> bool:
     item = bundle.item
-    return item is not None and item[1] == bundle.whom and _most(bundle, lambda body: isinstance(body, Lacking) and item in body.items)
+    return (
+        item is not None
+        and item[1] == bundle.whom
+        and _most(bundle, lambda body: isinstance(body, Lacking) and item in body.items)
+    )
 
 
 def _judged(bundle: Bundle) -> bool:
     wanted = (bundle.whom, bundle.fault)
-    return _most(bundle, lambda body: isinstance(body, Judgement) and any((each.whom, each.fault) == wanted for each in body.verdicts))
+    return _most(
+        bundle,
+        lambda body: (
+            isinstance(body, Judgement)
+            and any((each.whom, each.fault) == wanted for each in body.verdicts)
+        ),
+    )
 
 
 def _most(bundle: Bundle, says: Callable[[Body], bool]) -> bool:
@@ -136,4 +161,7 @@ _PROOFS: dict[Fault, Callable[[Bundle], bool]] = {
 
 
 def _unproven(bundle: Bundle, why: str) -> SecurityError:
-    return SecurityError(f"evidence of step {bundle.context.step} against peer number {bundle.whom} proves nothing: {why}", code="E203")
+    return SecurityError(
+        f"evidence of step {bundle.context.step} against peer number {bundle.whom} proves nothing: {why}",
+        code="E203",
+    )

@@ -47,7 +47,9 @@ class Finished(NamedTuple):
 
     def shows(self, peer: PeerId, values: Vector, path: tuple[bytes, ...]) -> bool:
         """Whether these are both ends of that interval."""
-        return opens(self.trails[peer], self.start, self.interval(peer), self.intervals, values, path)
+        return opens(
+            self.trails[peer], self.start, self.interval(peer), self.intervals, values, path
+        )
 
     def interval_error(self, peer: PeerId, values: Vector, end: Vector) -> float:
         """How far the interval that ``peer`` has shown is from the right one, which ends at ``end``; the last must also end where its gradient says."""
@@ -67,4 +69,6 @@ class Finished(NamedTuple):
             row = gradient[start : start + len(centre)]
             found.append(residual(row, centre, direction(self.draw, part, len(centre)), radius))
             start += len(centre)
-        return sketch_error(self.residuals[peer], found, float(np.linalg.norm(gradient.astype(np.float64))))
+        return sketch_error(
+            self.residuals[peer], found, float(np.linalg.norm(gradient.astype(np.float64)))
+        )

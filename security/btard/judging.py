@@ -34,7 +34,14 @@ class Cases(msgspec.Struct):
 
     def any(self) -> bool:
         """Whether something is open."""
-        return bool(self.residuals or self.gradients or self.columns or self.pairs or self.impossible or self.void)
+        return bool(
+            self.residuals
+            or self.gradients
+            or self.columns
+            or self.pairs
+            or self.impossible
+            or self.void
+        )
 
     @property
     def targets(self) -> set[int]:
@@ -61,10 +68,14 @@ def open_cases(attempt: Attempt) -> Cases:
         column = [residuals[part] for residuals in said.values()]
         length = attempt.bounds[part + 1] - attempt.bounds[part]
         far = attempt.around.distances.too_far(length)
-        if unbalanced(column, attempt.centre(part), radius) or 2 * sum(each.norm > far for each in column) > len(column):
+        if unbalanced(column, attempt.centre(part), radius) or 2 * sum(
+            each.norm > far for each in column
+        ) > len(column):
             cases.columns.add(part)
         reach = float(np.linalg.norm(direction(attempt.draw, part, length)))
-        cases.impossible |= {number for number in said if impossible(said[number][part], reach, radius)}
+        cases.impossible |= {
+            number for number in said if impossible(said[number][part], reach, radius)
+        }
     cases.exhibits = {(whom, accuser) for accuser, whom in cases.residuals}
     cases.exhibits |= {(number, part) for part in cases.columns for number in attempt.contributors}
     return cases
@@ -77,17 +88,29 @@ def verdicts(attempt: Attempt) -> tuple[Verdict, ...]:
     guilty |= {Verdict(number, Fault.RESIDUAL) for number in cases.impossible}
     leaving = set[int]()
     for pair in cases.pairs.items():
-        if not leaving & set(pair):  # in the order of the roster: nobody takes two along, nor one who is taken
+        if not leaving & set(
+            pair
+        ):  # in the order of the roster: nobody takes two along, nor one who is taken
             leaving |= set(pair)
     guilty |= {Verdict(number, Fault.ELIMINATION) for number in leaving}
     for accuser, whom in cases.residuals:
-        guilty.add(Verdict(whom, Fault.RESIDUAL) if _misstated(attempt, whom, accuser) else Verdict(accuser, Fault.ACCUSATION))
+        guilty.add(
+            Verdict(whom, Fault.RESIDUAL)
+            if _misstated(attempt, whom, accuser)
+            else Verdict(accuser, Fault.ACCUSATION)
+        )
     for accuser, whom in cases.gradients:
-        wrong = (attempt.around.examine(attempt.roster[whom]) or 0.0) > attempt.around.settings.tolerance / 2
+        wrong = (
+            attempt.around.examine(attempt.roster[whom]) or 0.0
+        ) > attempt.around.settings.tolerance / 2
         guilty.add(Verdict(whom, Fault.GRADIENT) if wrong else Verdict(accuser, Fault.ACCUSATION))
     for part in cases.columns:
         rows = [attempt.vectors.held[Kind.PART, number, part] for number in attempt.contributors]
-        guilty |= {Verdict(number, Fault.RESIDUAL) for number in attempt.contributors if _misstated(attempt, number, part)}
+        guilty |= {
+            Verdict(number, Fault.RESIDUAL)
+            for number in attempt.contributors
+            if _misstated(attempt, number, part)
+        }
         if off_centre(rows, attempt.vectors.held[Kind.AGGREGATE, part, 0], attempt.radii[part]):
             guilty.add(Verdict(part, Fault.AGGREGATE))
     return tuple(sorted(guilty))
@@ -102,8 +125,14 @@ def sentence(attempt: Attempt) -> list[Bundle]:
     found: dict[int, Bundle] = {}
     for verdict, judges in sorted(votes.items()):
         if 2 * len(judges) > len(attempt.roster):
-            signed = tuple(each for judge in judges if (each := attempt.table.signed(Kind.JUDGEMENT, judge)) is not None)
-            found.setdefault(verdict.whom, Bundle(attempt.context, verdict.fault, verdict.whom, None, signed))
+            signed = tuple(
+                each
+                for judge in judges
+                if (each := attempt.table.signed(Kind.JUDGEMENT, judge)) is not None
+            )
+            found.setdefault(
+                verdict.whom, Bundle(attempt.context, verdict.fault, verdict.whom, None, signed)
+            )
     return list(found.values())
 
 
@@ -111,4 +140,6 @@ def _misstated(attempt: Attempt, whom: int, part: int) -> bool:
     """Whether a contributor said of its part what is not so, or sent what is no number."""
     row = attempt.vectors.held[Kind.PART, whom, part]
     found = attempt.residual_of(row, part)
-    return not np.isfinite(row).all() or differs(attempt.said(whom)[part], found, attempt.radii[part], CONVICTED)
+    return not np.isfinite(row).all() or differs(
+        attempt.said(whom)[part], found, attempt.radii[part], CONVICTED
+    )

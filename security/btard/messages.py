@@ -71,7 +71,8 @@ class Context(msgspec.Struct, frozen=True, array_like=True, dict=True):
     step: Step
     state: Hash
     roster: Annotated[
-        tuple[Annotated[PeerId, msgspec.Meta(min_length=1, max_length=128)], ...], msgspec.Meta(min_length=1, max_length=MAX_PEERS)
+        tuple[Annotated[PeerId, msgspec.Meta(min_length=1, max_length=128)], ...],
+        msgspec.Meta(min_length=1, max_length=MAX_PEERS),
     ]
 
     @cached_property
@@ -231,14 +232,29 @@ def sign(context: Context, signer: Signer, body: Body) -> Signed:
 def sign_bytes(context: Context, signer: Signer, data: bytes) -> Signed:
     """`sign` of a body that is encoded."""
     number = context.roster.index(signer.peer)
-    return Signed(context.step, context.tag, number, data, signer.sign(DOMAIN, _covered(context, number, data)))
+    return Signed(
+        context.step,
+        context.tag,
+        number,
+        data,
+        signer.sign(DOMAIN, _covered(context, number, data)),
+    )
 
 
 def is_signed(context: Context, signed: Signed, verify: Verify) -> bool:
     """Whether it is its sender's message in this attempt."""
-    if signed.tag != context.tag or signed.step != context.step or signed.sender >= len(context.roster):
+    if (
+        signed.tag != context.tag
+        or signed.step != context.step
+        or signed.sender >= len(context.roster)
+    ):
         return False
-    return verify(context.roster[signed.sender], DOMAIN, _covered(context, signed.sender, signed.body), signed.signature)
+    return verify(
+        context.roster[signed.sender],
+        DOMAIN,
+        _covered(context, signed.sender, signed.body),
+        signed.signature,
+    )
 
 
 def _covered(context: Context, sender: int, body: bytes) -> bytes:
@@ -251,7 +267,11 @@ def fits(body: Body, peers: int) -> bool:
         case Commit(parts, trail):
             return len(parts) in (0, HASH_BYTES * peers) and len(trail) in (0, HASH_BYTES)
         case Residuals(_, projections, norms):
-            return len(projections) == len(norms) and len(norms) in (0, 4 * peers) and all(_finite(each) for each in (projections, norms))
+            return (
+                len(projections) == len(norms)
+                and len(norms) in (0, 4 * peers)
+                and all(_finite(each) for each in (projections, norms))
+            )
         case Checks(_, accusations):
             return all(each.whom < peers for each in accusations)
         case Judgement(_, verdicts):

@@ -71,10 +71,25 @@ class Peer:
     attempt_type: type[Attempt] = Attempt
 
     def __init__(
-        self, run: RunId, signer: Signer, verify: Verify, roster: Sequence[PeerId], size: int, settings: Settings, host: Host, rng: Random
+        self,
+        run: RunId,
+        signer: Signer,
+        verify: Verify,
+        roster: Sequence[PeerId],
+        size: int,
+        settings: Settings,
+        host: Host,
+        rng: Random,
     ) -> None:
         """``roster``: all that the run begins with; ``size``: values of a gradient; ``rng``: unpredictable to others."""
-        self.run, self.signer, self.verify, self.settings, self.host, self.rng = run, signer, verify, settings, host, rng
+        self.run, self.signer, self.verify, self.settings, self.host, self.rng = (
+            run,
+            signer,
+            verify,
+            settings,
+            host,
+            rng,
+        )
         self.first = tuple(sorted(roster))
         self.size = size
         self.distances = Distances(settings.radius, size)
@@ -115,7 +130,9 @@ class Peer:
         self._offences.clear()
         self._attempt(now)
 
-    def computed(self, now: float, task: Task, gradient: Vector, trail: Trail | None = None) -> None:
+    def computed(
+        self, now: float, task: Task, gradient: Vector, trail: Trail | None = None
+    ) -> None:
         """A gradient is there, with its trail where there are local steps; or the end of an interval."""
         if self.attempt is None:
             return
@@ -125,7 +142,11 @@ class Peer:
             self.attempt.commit(now)
         elif self.previous is not None and task.step == self.step - 1 and task.peer in self._errors:
             ends = None if task.interval < 0 else self.attempt.states_of(task.peer)
-            error = self.previous.error(task.peer, gradient) if ends is None else self.previous.interval_error(task.peer, ends, gradient)
+            error = (
+                self.previous.error(task.peer, gradient)
+                if ends is None
+                else self.previous.interval_error(task.peer, ends, gradient)
+            )
             self._errors[task.peer] = error
             self.attempt.advance(now)
 
@@ -136,7 +157,11 @@ class Peer:
         if isinstance(frame, Bundle):
             self._on_evidence(now, sender, frame)
             return
-        open_ = [each for each in (self.attempt, *self._left) if each is not None and each.context.tag == frame.tag]
+        open_ = [
+            each
+            for each in (self.attempt, *self._left)
+            if each is not None and each.context.tag == frame.tag
+        ]
         if not open_:
             self._elsewhere(now, sender, frame)
         elif isinstance(frame, Piece):
@@ -176,10 +201,21 @@ class Peer:
 
     def shown(self) -> Piece | None:
         """Both ends of the interval of one's own last trail that is looked at; None where there is none."""
-        me, trail, previous, attempt = self.signer.peer, self._trails[0], self.previous, self.attempt
+        me, trail, previous, attempt = (
+            self.signer.peer,
+            self._trails[0],
+            self.previous,
+            self.attempt,
+        )
         if trail is None or previous is None or attempt is None or me not in previous.trails:
             return None
-        return Piece(self.step, attempt.context.tag, (Kind.STATES, attempt.me, 0), trail.show(previous.interval(me)), trail.path)
+        return Piece(
+            self.step,
+            attempt.context.tag,
+            (Kind.STATES, attempt.me, 0),
+            trail.show(previous.interval(me)),
+            trail.path,
+        )
 
     def appealed(self, maker: PeerId, owner: PeerId) -> bool:
         """A part went from maker to owner in public only; whether that is once too often."""
@@ -189,13 +225,20 @@ class Peer:
     def finished(self, now: float, attempt: Attempt) -> None:
         """The step is over. One whose place another attempt has taken counts where this peer has not yet spoken its last word in that one."""
         current = self.attempt
-        if current is None or (attempt is not current and (current.context.step != attempt.context.step or current.stage >= Stage.CHECKS)):
+        if current is None or (
+            attempt is not current
+            and (current.context.step != attempt.context.step or current.stage >= Stage.CHECKS)
+        ):
             return
         self.closed, self.attempt, self._left = attempt, None, []
         current.muted = attempt.muted = True
         step = self.previous = attempt.outcome()
         lengths = [len(centre) for centre in step.centres]
-        self.distances.saw((each.norm, length) for row in step.residuals.values() for each, length in zip(row, lengths, strict=True))
+        self.distances.saw(
+            (each.norm, length)
+            for row in step.residuals.values()
+            for each, length in zip(row, lengths, strict=True)
+        )
         self.host.finished(now, step)
 
     def convict(self, now: float, bundles: list[Bundle]) -> None:
@@ -243,12 +286,16 @@ class Peer:
         if self.attempt is not None:
             self.attempt.muted = True
             self._left.append(self.attempt)
-        self.attempt = attempt = self.attempt_type(Context(self.run, self.step, self._state, self.roster), self)
+        self.attempt = attempt = self.attempt_type(
+            Context(self.run, self.step, self._state, self.roster), self
+        )
         if self._computed or self.signer.peer in attempt.targets:
             attempt.commit(now)
         else:
             draw = self.previous.draw if self.previous else attempt.seeds
-            self.host.compute(Task(self.step, self.signer.peer, seed_of(draw, self.step, self.signer.peer)))
+            self.host.compute(
+                Task(self.step, self.signer.peer, seed_of(draw, self.step, self.signer.peer))
+            )
         early, self._early = self._early, {}
         for peer, messages in early.items():
             for signed in messages:
@@ -269,7 +316,9 @@ class Peer:
 
     def _behind(self, sender: PeerId, frame: Signed) -> None:
         """Send, once per attempt, what ends it: all evidence of this step and the last, and the messages that ended the last."""
-        if (sender, frame.tag) in self._told or sum(each == sender for each, _ in self._told) > len(self.first):
+        if (sender, frame.tag) in self._told or sum(each == sender for each, _ in self._told) > len(
+            self.first
+        ):
             return
         self._told.add((sender, frame.tag))
         for bundle in self.evidence:

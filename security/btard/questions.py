@@ -25,21 +25,29 @@ class Questions:
         self._attempt, self._waiting = attempt, waiting
         self._served: set[tuple[int, type[Ask | Lacking], Item]] = set()
         self._testimonies: dict[Item, dict[int, Signed]] = {}
-        self._standing: dict[Item, set[int]] = {}  # who has asked for a message that was not here yet
+        self._standing: dict[
+            Item, set[int]
+        ] = {}  # who has asked for a message that was not here yet
         self._early: list[tuple[Signed, Ask | Lacking]] = []  # for parts, before all have committed
         self._behind: set[int] = set()  # who has lacked a commitment
-        self._public: set[tuple[int, int]] = set()  # (maker, owner) of parts that were asked for in public
+        self._public: set[tuple[int, int]] = (
+            set()
+        )  # (maker, owner) of parts that were asked for in public
 
     def answered(self, sender: int, body: Ask | Lacking) -> bool:
         """The cheap test: whether a question changes nothing, as it was heard before, or too many were."""
         waiting = [signed.sender for signed, _ in self._early].count(sender)
-        return waiting >= MOST_EARLY or all((sender, type(body), item) in self._served for item in body.items)
+        return waiting >= MOST_EARLY or all(
+            (sender, type(body), item) in self._served for item in body.items
+        )
 
     def heard(self, now: float, signed: Signed, body: Ask | Lacking) -> None:
         """A question or a testimony."""
         attempt = self._attempt
         if attempt.stage == Stage.COMMITS and any(item[0] == Kind.PART for item in body.items):
-            self._early.append((signed, body))  # nobody owes a part yet; but who asks may have the commitments that are lacking here
+            self._early.append(
+                (signed, body)
+            )  # nobody owes a part yet; but who asks may have the commitments that are lacking here
             attempt.hurry(now)
             return
         for item in body.items:
@@ -52,7 +60,9 @@ class Questions:
                 witnesses = self._testimonies.setdefault(item, {})
                 witnesses[signed.sender] = signed
                 if 2 * len(witnesses) > len(attempt.roster):
-                    proof = Bundle(attempt.context, Fault.WITHHELD, item[1], item, tuple(witnesses.values()))
+                    proof = Bundle(
+                        attempt.context, Fault.WITHHELD, item[1], item, tuple(witnesses.values())
+                    )
                     attempt.around.convict(now, [proof])
                     return
 
@@ -72,7 +82,9 @@ class Questions:
         itself, by who told its commitment to others only."""
         attempt, found = self._attempt, None
         for maker, owner in sorted(self._public):
-            if maker not in self._behind and attempt.around.appealed(attempt.roster[maker], attempt.roster[owner]):
+            if maker not in self._behind and attempt.around.appealed(
+                attempt.roster[maker], attempt.roster[owner]
+            ):
                 found = owner if attempt.me == maker else maker
         return found
 
@@ -103,8 +115,12 @@ class Questions:
         attempt, (kind, whose, part) = self._attempt, item
         committed = attempt.table.signed(Kind.COMMIT if kind == Kind.PART else Kind.RESULT, whose)
         if committed is not None and asker != attempt.me:
-            attempt.hand(asker, committed)  # what it was sent may not open another commitment that it was told
-        owner_asks = kind == Kind.PART and asker == part and whose in attempt.contributors and whose != part
+            attempt.hand(
+                asker, committed
+            )  # what it was sent may not open another commitment that it was told
+        owner_asks = (
+            kind == Kind.PART and asker == part and whose in attempt.contributors and whose != part
+        )
         if owner_asks and whose == attempt.me:
             attempt.publish(item)
         elif item in attempt.vectors.held:
@@ -122,5 +138,8 @@ class Questions:
                 attempt.publish(item)
         elif item in attempt.vectors.held:
             attempt.send(item, asker)
-        elif asker != attempt.me and attempt.targets.get(attempt.roster[asker]) == attempt.roster[item[1]]:
+        elif (
+            asker != attempt.me
+            and attempt.targets.get(attempt.roster[asker]) == attempt.roster[item[1]]
+        ):
             self._waiting.appealed(now, item, asker)

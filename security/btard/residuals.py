@@ -18,8 +18,12 @@ from ..rules.gram import gram
 from .messages import Vector
 
 ROUNDING = 2.0**-24
-SMALLEST = 2.0**-149  # of float32 above zero: what is nearer to zero than 2^-126 is rounded to a multiple of it
-ACCUSED = 32.0  # roundings above which something is wrong; what honest peers differ by is below CONVICTED
+SMALLEST = (
+    2.0**-149
+)  # of float32 above zero: what is nearer to zero than 2^-126 is rounded to a multiple of it
+ACCUSED = (
+    32.0  # roundings above which something is wrong; what honest peers differ by is below CONVICTED
+)
 CONVICTED = 8.0
 CHUNK = 1 << 14  # values of all rows at a time in float64
 _LARGEST = float(np.finfo(np.float32).max)
@@ -43,15 +47,21 @@ def aggregate(rows: Sequence[Vector], radius: float) -> Vector:
     weights = centred_clip(gram(torch.from_numpy(stacked)), 0, radius=radius)
     found = np.empty(stacked.shape[1], np.float32)
     for start in range(0, len(found), CHUNK):
-        found[start : start + CHUNK] = weights @ stacked[:, start : start + CHUNK].astype(np.float64)
+        found[start : start + CHUNK] = weights @ stacked[:, start : start + CHUNK].astype(
+            np.float64
+        )
     return found
 
 
-def residual(row: Vector, centre: Vector, direction: NDArray[np.float64], radius: float) -> Residual:
+def residual(
+    row: Vector, centre: Vector, direction: NDArray[np.float64], radius: float
+) -> Residual:
     """What a contributor says of its part, in float64."""
     apart = readable(row).astype(np.float64) - centre
     norm = float(np.sqrt(np.dot(apart, apart)))
-    return Residual(float(np.dot(direction, apart)) * min(1.0, radius / max(norm, radius)), min(norm, _LARGEST))
+    return Residual(
+        float(np.dot(direction, apart)) * min(1.0, radius / max(norm, radius)), min(norm, _LARGEST)
+    )
 
 
 def differs(said: Residual, found: Residual, radius: float, roundings: float) -> bool:
@@ -65,7 +75,9 @@ def differs(said: Residual, found: Residual, radius: float, roundings: float) ->
 
 def impossible(said: Residual, reach: float, radius: float) -> bool:
     """Whether no vector has this residual; ``reach``: norm of the direction."""
-    most = min(said.norm, radius) * reach * (1 + ACCUSED * ROUNDING) + ACCUSED * SMALLEST * (1 + reach)
+    most = min(said.norm, radius) * reach * (1 + ACCUSED * ROUNDING) + ACCUSED * SMALLEST * (
+        1 + reach
+    )
     return said.norm < 0 or abs(said.projection) > most
 
 
@@ -92,7 +104,11 @@ def sketch_error(said: Sequence[Residual], found: Sequence[Residual], size: floa
     clipping brings points no further apart.
     """
     if not size:
-        return 0.0 if all(np.isclose(a, b).all() for a, b in zip(said, found, strict=True)) else float("inf")
+        return (
+            0.0
+            if all(np.isclose(a, b).all() for a, b in zip(said, found, strict=True))
+            else float("inf")
+        )
     apart = np.array(said, np.float64) - np.array(found, np.float64)
     return float(np.sqrt((apart * apart).sum(axis=0).max())) / size
 
@@ -100,4 +116,6 @@ def sketch_error(said: Sequence[Residual], found: Sequence[Residual], size: floa
 def _unit(rows: int, centre: Vector, radius: float) -> float:
     """About one rounding of a sum of clipped residuals, the centre's own included."""
     wide = centre.astype(np.float64)
-    return rows * (ROUNDING * (float(np.sqrt(np.dot(wide, wide))) + radius) + SMALLEST * len(centre) ** 0.5)
+    return rows * (
+        ROUNDING * (float(np.sqrt(np.dot(wide, wide))) + radius) + SMALLEST * len(centre) ** 0.5
+    )

@@ -30,13 +30,20 @@ class Stage(IntEnum):
 
 
 HEARD = {
-    Stage.COMMITS: Kind.COMMIT, Stage.RESULTS: Kind.RESULT, Stage.REVEALS: Kind.REVEAL, Stage.RESIDUALS: Kind.RESIDUALS,
-    Stage.CHECKS: Kind.CHECKS, Stage.JUDGEMENTS: Kind.JUDGEMENT,
-}  # fmt: skip
+    Stage.COMMITS: Kind.COMMIT,
+    Stage.RESULTS: Kind.RESULT,
+    Stage.REVEALS: Kind.REVEAL,
+    Stage.RESIDUALS: Kind.RESIDUALS,
+    Stage.CHECKS: Kind.CHECKS,
+    Stage.JUDGEMENTS: Kind.JUDGEMENT,
+}
 BEFORE = {
-    Kind.RESULT: Kind.COMMIT, Kind.REVEAL: Kind.RESULT, Kind.RESIDUALS: Kind.REVEAL, Kind.CHECKS: Kind.RESIDUALS,
+    Kind.RESULT: Kind.COMMIT,
+    Kind.REVEAL: Kind.RESULT,
+    Kind.RESIDUALS: Kind.REVEAL,
+    Kind.CHECKS: Kind.RESIDUALS,
     Kind.JUDGEMENT: Kind.CHECKS,
-}  # fmt: skip
+}
 
 
 class Surroundings(Protocol):

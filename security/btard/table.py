@@ -8,7 +8,20 @@ from blake3 import blake3
 
 from .draw import aggregate_commitment, part_commitment
 from .finished import Finished
-from .messages import SLOTTED, Bundle, Commit, Context, Fault, Item, Kind, Piece, Result, Signed, Slotted, Vector
+from .messages import (
+    SLOTTED,
+    Bundle,
+    Commit,
+    Context,
+    Fault,
+    Item,
+    Kind,
+    Piece,
+    Result,
+    Signed,
+    Slotted,
+    Vector,
+)
 
 S = TypeVar("S", bound=Slotted)
 
@@ -55,7 +68,11 @@ class Table:
 
     def all(self, kind: Kind, type_: type[S]) -> list[S]:
         """What all peers said, in order; only when nobody is missing."""
-        return [body for sender in range(self.size) if (body := self.body(kind, sender, type_)) is not None]
+        return [
+            body
+            for sender in range(self.size)
+            if (body := self.body(kind, sender, type_)) is not None
+        ]
 
     def full(self, kind: Kind) -> bool:
         """Whether everybody's message is here."""
@@ -84,7 +101,11 @@ class Vectors:
         if kind == Kind.STATES:
             return self._put_states(piece)
         place = whose if kind == Kind.AGGREGATE else part
-        if kind not in (Kind.PART, Kind.AGGREGATE) or max(whose, part) >= self._table.size or piece.item in self.held:
+        if (
+            kind not in (Kind.PART, Kind.AGGREGATE)
+            or max(whose, part) >= self._table.size
+            or piece.item in self.held
+        ):
             return False
         if len(piece.values) != self._bounds[place + 1] - self._bounds[place]:
             return False
@@ -98,7 +119,13 @@ class Vectors:
     def _put_states(self, piece: Piece) -> bool:
         _, whose, part = piece.item
         roster, previous = self._table.context.roster, self._previous
-        if previous is None or part or whose >= len(roster) or roster[whose] not in previous.trails or piece.item in self.held:
+        if (
+            previous is None
+            or part
+            or whose >= len(roster)
+            or roster[whose] not in previous.trails
+            or piece.item in self.held
+        ):
             return False
         if not previous.intervals or not previous.shows(roster[whose], piece.values, piece.path):
             return False
@@ -120,8 +147,15 @@ class Vectors:
         context = self._table.context
         if kind == Kind.AGGREGATE:
             result = self._table.body(Kind.RESULT, whose, Result)
-            return None if result is None else result.aggregate == aggregate_commitment(context, context.roster[whose], values)
+            return (
+                None
+                if result is None
+                else result.aggregate
+                == aggregate_commitment(context, context.roster[whose], values)
+            )
         commit = self._table.body(Kind.COMMIT, whose, Commit)
         if commit is None:
             return None
-        return commit.parts[32 * part : 32 * part + 32] == part_commitment(context, context.roster[whose], part, values)
+        return commit.parts[32 * part : 32 * part + 32] == part_commitment(
+            context, context.roster[whose], part, values
+        )

@@ -45,11 +45,21 @@ def interval_of(draw: bytes, peer: PeerId, intervals: int) -> int:
     return int.from_bytes(digest, "big") % intervals
 
 
-def opens(root: bytes, start: Vector, interval: int, intervals: int, values: Vector, path: Sequence[bytes]) -> bool:
+def opens(
+    root: bytes, start: Vector, interval: int, intervals: int, values: Vector, path: Sequence[bytes]
+) -> bool:
     """Whether ``values`` are both ends of an interval of the trail with this root, and the trail begins at ``start``."""
-    if len(path) != intervals + 1 or len(values) != 2 * len(start) or root_of(path) != root or path[0] != state_hash(start):
+    if (
+        len(path) != intervals + 1
+        or len(values) != 2 * len(start)
+        or root_of(path) != root
+        or path[0] != state_hash(start)
+    ):
         return False
-    return tuple(path[interval : interval + 2]) == (state_hash(values[: len(start)]), state_hash(values[len(start) :]))
+    return tuple(path[interval : interval + 2]) == (
+        state_hash(values[: len(start)]),
+        state_hash(values[len(start) :]),
+    )
 
 
 def interval_error(values: Vector, end: Vector) -> float:

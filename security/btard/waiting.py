@@ -42,7 +42,9 @@ class Waiting:
         found = self._appeals.pop(item, None)
         return None if found is None else found[0]
 
-    def look(self, now: float, lacking: Iterable[Item], since: float, further: float) -> tuple[list[Item], list[Item]]:
+    def look(
+        self, now: float, lacking: Iterable[Item], since: float, further: float
+    ) -> tuple[list[Item], list[Item]]:
         """What to ask for now, and what to testify. ``lacking``: what keeps this peer from going on, from ``since`` on; ``further``: since when
         somebody is known to have all the messages."""
         excused = {by for by, _ in self._appeals.values()}

@@ -38,8 +38,14 @@ def encode(frame: Frame) -> tuple[bytes, bytes]:
 def decode(control: bytes, values: bytes, *, peer: str, elements: int) -> Frame:
     """A frame from ``peer``. ``elements``: as many values as any vector of the run can have. Raises RemoteProtocolError E141 that names the peer."""
     limit = MAX_HEADER_BYTES if values else MAX_CONTROL_BYTES
-    if len(control) > limit or len(values) > FLOAT.itemsize * elements or len(values) % FLOAT.itemsize:
-        raise RemoteProtocolError(f"a frame of {len(control)} and {len(values)} bytes is no frame of a step", peer=peer)
+    if (
+        len(control) > limit
+        or len(values) > FLOAT.itemsize * elements
+        or len(values) % FLOAT.itemsize
+    ):
+        raise RemoteProtocolError(
+            f"a frame of {len(control)} and {len(values)} bytes is no frame of a step", peer=peer
+        )
     try:
         if not values:
             return _control.decode(control)

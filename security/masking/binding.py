@@ -36,18 +36,38 @@ class Binding:
     def __post_init__(self) -> None:
         n = len(self.roster)
         if not LEAST_MEMBERS <= n <= MOST_MEMBERS:
-            raise ConfigError(f"secure aggregation of {n} members", why=f"{LEAST_MEMBERS} to {MOST_MEMBERS} members can hide in a sum")
+            raise ConfigError(
+                f"secure aggregation of {n} members",
+                why=f"{LEAST_MEMBERS} to {MOST_MEMBERS} members can hide in a sum",
+            )
         if self.roster != tuple(sorted(set(self.roster))):
-            raise ConfigError("secure aggregation: the members are not in order, or one is there twice")
+            raise ConfigError(
+                "secure aggregation: the members are not in order, or one is there twice"
+            )
         if not n < 2 * self.threshold <= 2 * n:
-            raise ConfigError(f"secure aggregation: threshold {self.threshold} of {n}", key="threshold", why="more than half, at most all")
+            raise ConfigError(
+                f"secure aggregation: threshold {self.threshold} of {n}",
+                key="threshold",
+                why="more than half, at most all",
+            )
         if self.bits not in (32, 64) or self.numel < 1 or self.round < 0 or self.attempt < 0:
-            raise ConfigError(f"secure aggregation of {self.numel} elements of {self.bits} bits", why="elements of 32 or 64 bits")
+            raise ConfigError(
+                f"secure aggregation of {self.numel} elements of {self.bits} bits",
+                why="elements of 32 or 64 bits",
+            )
 
     @cached_property
     def digest(self) -> bytes:
         """32 bytes that stand for all of it."""
-        fields = (self.run, self.round, self.attempt, self.roster, self.threshold, self.numel, self.bits)
+        fields = (
+            self.run,
+            self.round,
+            self.attempt,
+            self.roster,
+            self.threshold,
+            self.numel,
+            self.bits,
+        )
         return hashlib.sha256(b"atoll/masking/1\0" + msgspec.msgpack.encode(fields)).digest()
 
     @cached_property
@@ -62,7 +82,9 @@ class Binding:
     def number(self, peer: PeerId) -> int:
         """Its index in the roster. Raises RemoteProtocolError for a peer that is not in it."""
         if peer not in self._numbers:
-            raise RemoteProtocolError(f"{peer} is not among those whose vectors are masked", peer=peer)
+            raise RemoteProtocolError(
+                f"{peer} is not among those whose vectors are masked", peer=peer
+            )
         return self._numbers[peer]
 
     def enough(self, peers: int, what: str) -> None:
@@ -70,5 +92,6 @@ class Binding:
         if peers < self.threshold:
             raise NotEnoughPeersError(
                 f"secure aggregation: {what} of {peers} members, the threshold is {self.threshold}",
-                why="below it a sum would say too much about single members", hint="the round is tried again with fresh masks",
-            )  # fmt: skip
+                why="below it a sum would say too much about single members",
+                hint="the round is tried again with fresh masks",
+            )

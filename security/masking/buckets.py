@@ -32,7 +32,12 @@ class Buckets:
         """``peers`` dealt at random, the same wherever ``seed`` is the same: as many buckets as ``most`` and ``least`` allow, one at least,
         equally large but for one member."""
         count = max(1, min(most, len(peers) // least))
-        order = sorted(peers, key=lambda peer: hashlib.sha256(b"atoll/masking/buckets/1\0" + seed + peer.encode()).digest())
+        order = sorted(
+            peers,
+            key=lambda peer: hashlib.sha256(
+                b"atoll/masking/buckets/1\0" + seed + peer.encode()
+            ).digest(),
+        )
         return cls(tuple(frozenset(order[index::count]) for index in range(count)), least)
 
     def of(self, peer: PeerId) -> int:
@@ -41,9 +46,18 @@ class Buckets:
 
     def open(self, survivors: Collection[PeerId]) -> tuple[int, ...]:
         """The buckets of which enough vectors are there."""
-        return tuple(index for index, members in enumerate(self.members) if len(members & set(survivors)) >= self.least)
+        return tuple(
+            index
+            for index, members in enumerate(self.members)
+            if len(members & set(survivors)) >= self.least
+        )
 
     def hidden(self, survivors: Collection[PeerId]) -> frozenset[PeerId]:
         """Members, also such as dropped out, of the others: nothing of theirs is revealed."""
         opened = set(self.open(survivors))
-        return frozenset(peer for index, members in enumerate(self.members) if index not in opened for peer in members)
+        return frozenset(
+            peer
+            for index, members in enumerate(self.members)
+            if index not in opened
+            for peer in members
+        )

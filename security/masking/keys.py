@@ -33,9 +33,13 @@ def public_of(secret: bytes) -> bytes:
 def agree(secret: bytes, public: bytes, peer: PeerId, binding: bytes, purpose: bytes) -> bytes:
     """A key of 32 bytes that only the two have. Raises RemoteProtocolError for a public key (of ``peer``) that gives everybody the same."""
     try:
-        shared = X25519PrivateKey.from_private_bytes(secret).exchange(X25519PublicKey.from_public_bytes(public))
+        shared = X25519PrivateKey.from_private_bytes(secret).exchange(
+            X25519PublicKey.from_public_bytes(public)
+        )
     except ValueError:
-        raise RemoteProtocolError(f"{peer} sent a public key that agrees on nothing secret", peer=peer) from None
+        raise RemoteProtocolError(
+            f"{peer} sent a public key that agrees on nothing secret", peer=peer
+        ) from None
     return HKDF(SHA256(), 32, salt=binding, info=b"atoll/masking/1\0" + purpose).derive(shared)
 
 

@@ -18,7 +18,9 @@ Key = Hash
 Signature = Annotated[bytes, msgspec.Meta(max_length=64)]
 Number = Annotated[int, msgspec.Meta(ge=0, lt=MOST_MEMBERS)]
 Share = Annotated[bytes, msgspec.Meta(min_length=SHARE_BYTES, max_length=SHARE_BYTES)]
-Box = Annotated[bytes, msgspec.Meta(min_length=2 * SHARE_BYTES + 16, max_length=2 * SHARE_BYTES + 16)]
+Box = Annotated[
+    bytes, msgspec.Meta(min_length=2 * SHARE_BYTES + 16, max_length=2 * SHARE_BYTES + 16)
+]
 
 
 class Keys(msgspec.Struct, frozen=True, array_like=True, tag="mask-keys"):
@@ -78,11 +80,15 @@ M = TypeVar("M", Keys, Deal, Consent, Reveal)
 
 def signed(message: M, binding: Binding, identity: Identity) -> M:
     """The message with its sender's signature, which holds for this binding only."""
-    return msgspec.structs.replace(message, signature=identity.sign("masking", _signed_bytes(binding, message)))
+    return msgspec.structs.replace(
+        message, signature=identity.sign("masking", _signed_bytes(binding, message))
+    )
 
 
 def check(message: Message, binding: Binding, peer: PeerId) -> None:
     """Raises BadSignatureError where ``peer`` did not sign this for this binding, RemoteProtocolError where it is no member."""
     binding.number(peer)
     if not verify(peer, "masking", _signed_bytes(binding, message), message.signature):
-        raise BadSignatureError(f"secure aggregation: a message of {peer} is not signed by it for this round", peer=peer)
+        raise BadSignatureError(
+            f"secure aggregation: a message of {peer} is not signed by it for this round", peer=peer
+        )

@@ -43,12 +43,24 @@ class Ring:
 
     def __post_init__(self) -> None:
         if not (
-            self.clip > 0 and np.isfinite(self.clip) and self.numel > 0 and self.members > 0 and self.weight > 0 and 0 <= self.spare < 1
+            self.clip > 0
+            and np.isfinite(self.clip)
+            and self.numel > 0
+            and self.members > 0
+            and self.weight > 0
+            and 0 <= self.spare < 1
         ):
-            raise ConfigError("secure aggregation: a ring needs a clip range, elements, members and weights above 0")
+            raise ConfigError(
+                "secure aggregation: a ring needs a clip range, elements, members and weights above 0"
+            )
         if self.bits not in (32, 64) or self.levels < _LEAST_LEVELS:
             why = f"{self.members} members of weight {self.weight} leave {self.levels} steps for a value, and {_LEAST_LEVELS} are the least"
-            raise ConfigError(f"secure aggregation: {self.bits} bits are too few", key="bits", why=why, hint="64 bits, or smaller weights")
+            raise ConfigError(
+                f"secure aggregation: {self.bits} bits are too few",
+                key="bits",
+                why=why,
+                hint="64 bits, or smaller weights",
+            )
 
     @property
     def length(self) -> int:
@@ -58,7 +70,10 @@ class Ring:
     @property
     def levels(self) -> int:
         """Steps between 0 and ``clip``."""
-        return min(_MOST_LEVELS, int((1 - self.spare) * ((1 << (self.bits - 1)) - 1)) // (self.members * self.weight))
+        return min(
+            _MOST_LEVELS,
+            int((1 - self.spare) * ((1 << (self.bits - 1)) - 1)) // (self.members * self.weight),
+        )
 
     @property
     def step(self) -> float:
@@ -68,7 +83,9 @@ class Ring:
     def quantise(self, values: NDArray[np.float32], chance: random.Random) -> NDArray[np.int64]:
         """Multiples of `step`: int64 (numel,). Raises LocalProtocolError for another length and values that are not finite."""
         if values.shape != (self.numel,) or not bool(np.isfinite(values).all()):
-            raise LocalProtocolError(f"secure aggregation of {values.shape} values: not {self.numel} finite ones")
+            raise LocalProtocolError(
+                f"secure aggregation of {values.shape} values: not {self.numel} finite ones"
+            )
         exact = np.clip(values.astype(np.float64), -self.clip, self.clip) / self.step
         drawn = np.frombuffer(chance.randbytes(4 * self.numel), "<u4") * 2.0**-32
         return np.clip(np.floor(exact + drawn).astype(np.int64), -self.levels, self.levels)
@@ -76,9 +93,13 @@ class Ring:
     def encode(self, multiples: NDArray[np.int64], weight: int) -> Words:
         """What is masked: (length,), unsigned. ``multiples`` of the step, noise included. Raises LocalProtocolError for a weight out of range."""
         if not 1 <= weight <= self.weight or multiples.shape != (self.numel,):
-            raise LocalProtocolError(f"secure aggregation: weight {weight} is not 1 to {self.weight}, or the length is wrong")
+            raise LocalProtocolError(
+                f"secure aggregation: weight {weight} is not 1 to {self.weight}, or the length is wrong"
+            )
         words = np.empty(self.length, np.dtype(f"<u{self.bits // 8}"))
-        words[:-1] = (multiples * weight).astype(words.dtype)  # two's complement: wraps as the sum does
+        words[:-1] = (multiples * weight).astype(
+            words.dtype
+        )  # two's complement: wraps as the sum does
         words[-1] = weight
         return words
 
@@ -88,10 +109,13 @@ class Ring:
         Raises SecurityError for a sum of weights that honest members cannot have.
         """
         if total.shape != (self.length,) or total.dtype.itemsize * 8 != self.bits:
-            raise LocalProtocolError(f"secure aggregation: {total.shape} {total.dtype} is no sum on this ring")
+            raise LocalProtocolError(
+                f"secure aggregation: {total.shape} {total.dtype} is no sum on this ring"
+            )
         weights = int(total[-1])
         if not 1 <= weights <= self.members * self.weight:
             raise SecurityError(
-                f"secure aggregation: the weights add up to {weights}", why=f"{self.members} members have at most {self.weight} each"
+                f"secure aggregation: the weights add up to {weights}",
+                why=f"{self.members} members have at most {self.weight} each",
             )
         return total[:-1].view(np.dtype(f"<i{self.bits // 8}")) * (self.step / weights), weights

@@ -14,14 +14,26 @@ SECRET_BYTES = 32
 SHARE_BYTES = 66
 
 
-def split(secret: bytes, threshold: int, places: Sequence[int], chance: random.Random) -> list[bytes]:
+def split(
+    secret: bytes, threshold: int, places: Sequence[int], chance: random.Random
+) -> list[bytes]:
     """A share of ``secret`` (32 bytes) for each of ``places`` (distinct, above 0): 66 bytes each.
 
     ``chance`` draws the coefficients: `random.SystemRandom()`, except in a test.
     """
-    if len(secret) != SECRET_BYTES or not 1 <= threshold <= len(places) or len(set(places)) < len(places) or min(places) < 1:
-        raise ValueError(f"{len(secret)} bytes as {len(places)} shares of which {threshold} are needed")
-    coefficients = [int.from_bytes(secret, "big"), *(chance.randrange(PRIME) for _ in range(threshold - 1))]
+    if (
+        len(secret) != SECRET_BYTES
+        or not 1 <= threshold <= len(places)
+        or len(set(places)) < len(places)
+        or min(places) < 1
+    ):
+        raise ValueError(
+            f"{len(secret)} bytes as {len(places)} shares of which {threshold} are needed"
+        )
+    coefficients = [
+        int.from_bytes(secret, "big"),
+        *(chance.randrange(PRIME) for _ in range(threshold - 1)),
+    ]
     return [_value(coefficients, place).to_bytes(SHARE_BYTES, "big") for place in places]
 
 
@@ -47,7 +59,13 @@ def weights_of(places: Sequence[int]) -> list[int]:
 
 def join(shares: Mapping[int, bytes], weights: Sequence[int]) -> bytes:
     """The secret from shares by place and the weights of these places. Raises ValueError where they are no shares of 32 bytes."""
-    total = sum(int.from_bytes(share, "big") * weight for share, weight in zip(shares.values(), weights, strict=True)) % PRIME
+    total = (
+        sum(
+            int.from_bytes(share, "big") * weight
+            for share, weight in zip(shares.values(), weights, strict=True)
+        )
+        % PRIME
+    )
     if total >> (8 * SECRET_BYTES):
         raise ValueError("shares that do not belong together")
     return total.to_bytes(SECRET_BYTES, "big")

@@ -26,13 +26,19 @@ class Unmasking:
     """
 
     def __init__(
-        self, binding: Binding, keys: Mapping[PeerId, Keys], deals: Mapping[PeerId, Deal], survivors: Collection[PeerId],
+        self,
+        binding: Binding,
+        keys: Mapping[PeerId, Keys],
+        deals: Mapping[PeerId, Deal],
+        survivors: Collection[PeerId],
         buckets: Buckets | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         for peer, message in (*keys.items(), *deals.items()):
             check(message, binding, peer)
         if not set(survivors) <= deals.keys() or not deals.keys() <= keys.keys():
-            raise LocalProtocolError("secure aggregation: a survivor without shares, or shares without keys")
+            raise LocalProtocolError(
+                "secure aggregation: a survivor without shares, or shares without keys"
+            )
         binding.enough(len(set(survivors)), "vectors")
         self.binding, self._keys = binding, dict(keys)
         self.buckets = buckets or Buckets.one(deals)
@@ -40,8 +46,12 @@ class Unmasking:
         hidden = self.buckets.hidden(survivors)
         self._survivors = sorted(set(survivors) - hidden)
         self._dropped = sorted(deals.keys() - set(survivors) - hidden)
-        self._dealt = {peer: {dealt.to: dealt for dealt in deal.shares} for peer, deal in deals.items()}
-        self._revealed: dict[int, dict[PeerId, bytes]] = {}  # by who revealed: one share of each dealer
+        self._dealt = {
+            peer: {dealt.to: dealt for dealt in deal.shares} for peer, deal in deals.items()
+        }
+        self._revealed: dict[
+            int, dict[PeerId, bytes]
+        ] = {}  # by who revealed: one share of each dealer
         self._secrets: dict[PeerId, bytes] | None = None
 
     @property
@@ -55,14 +65,23 @@ class Unmasking:
         check(reveal, self.binding, peer)
         number, roster = self.binding.number(peer), self.binding.roster
         for shares, dealers in ((reveal.seeds, self._survivors), (reveal.pairs, self._dropped)):
-            if [entry[0] for entry in shares] != [self.binding.number(dealer) for dealer in dealers]:
-                raise RemoteProtocolError(f"{peer} revealed shares of other members than it was asked for", peer=peer)
+            if [entry[0] for entry in shares] != [
+                self.binding.number(dealer) for dealer in dealers
+            ]:
+                raise RemoteProtocolError(
+                    f"{peer} revealed shares of other members than it was asked for", peer=peer
+                )
         found: dict[PeerId, bytes] = {}
         for of_seed, shares in ((True, reveal.seeds), (False, reveal.pairs)):
             for dealer, share in shares:
                 promised: Dealt | None = self._dealt[roster[dealer]].get(number)
-                if promised is None or share_hash(share) != (promised.seed if of_seed else promised.pair):
-                    raise RemoteProtocolError(f"{peer} revealed a share that {roster[dealer]} did not deal to it", peer=peer)
+                if promised is None or share_hash(share) != (
+                    promised.seed if of_seed else promised.pair
+                ):
+                    raise RemoteProtocolError(
+                        f"{peer} revealed a share that {roster[dealer]} did not deal to it",
+                        peer=peer,
+                    )
                 found[roster[dealer]] = share
         self._revealed[number] = found
 
@@ -74,10 +93,18 @@ class Unmasking:
         Then ``total`` is as it was.
         """
         if not self.ready:
-            raise NotEnoughPeersError(f"secure aggregation: shares of {len(self._revealed)} members, {self.binding.threshold} are needed")
+            raise NotEnoughPeersError(
+                f"secure aggregation: shares of {len(self._revealed)} members, {self.binding.threshold} are needed"
+            )
         if bucket not in self.open:
-            raise NotEnoughPeersError(f"secure aggregation: bucket {bucket} has fewer than {self.buckets.least} vectors")
-        if total.dtype.itemsize * 8 != self.binding.bits or total.dtype.kind != "u" or not 0 <= first <= self.binding.numel - len(total):
+            raise NotEnoughPeersError(
+                f"secure aggregation: bucket {bucket} has fewer than {self.buckets.least} vectors"
+            )
+        if (
+            total.dtype.itemsize * 8 != self.binding.bits
+            or total.dtype.kind != "u"
+            or not 0 <= first <= self.binding.numel - len(total)
+        ):
             raise LocalProtocolError(
                 f"secure aggregation: elements {first} to {first + len(total)} of {total.dtype}: not what was agreed on"
             )
@@ -104,8 +131,14 @@ class Unmasking:
             except ValueError:
                 secret = b""
             keys = self._keys[peer]
-            good = share_hash(secret) == keys.seed if peer in self._survivors else secret != b"" and public_of(secret) == keys.pair
+            good = (
+                share_hash(secret) == keys.seed
+                if peer in self._survivors
+                else secret != b"" and public_of(secret) == keys.pair
+            )
             if not good:
-                raise RemoteProtocolError(f"{peer} dealt shares that are not of the secret it committed to", peer=peer)
+                raise RemoteProtocolError(
+                    f"{peer} dealt shares that are not of the secret it committed to", peer=peer
+                )
             secrets[peer] = secret
         return secrets

@@ -17,4 +17,12 @@ from .clipping import AdaptiveBound, clip
 from .discrete import discrete_gaussian
 from .noise import NoisePlan, add_noise
 
-__all__ = ["Accountant", "AdaptiveBound", "NoisePlan", "add_noise", "clip", "discrete_gaussian", "noise_for"]
+__all__ = [
+    "Accountant",
+    "AdaptiveBound",
+    "NoisePlan",
+    "add_noise",
+    "clip",
+    "discrete_gaussian",
+    "noise_for",
+]

@@ -40,9 +40,16 @@ class Accountant:
     def __post_init__(self) -> None:
         check_delta(self.delta)
         if not self.stop_at_epsilon > 0:
-            raise ConfigError(f"privacy: stop_at_epsilon is {self.stop_at_epsilon}", key="stop_at_epsilon", why="it must be above 0")
+            raise ConfigError(
+                f"privacy: stop_at_epsilon is {self.stop_at_epsilon}",
+                key="stop_at_epsilon",
+                why="it must be above 0",
+            )
         if self.costs.shape != (len(ORDERS),) or not bool(np.all(self.costs >= 0)):
-            raise ConfigError("privacy: the stored costs are no costs", why=f"one number of at least 0 for each of {len(ORDERS)} orders")
+            raise ConfigError(
+                "privacy: the stored costs are no costs",
+                why=f"one number of at least 0 for each of {len(ORDERS)} orders",
+            )
 
     @property
     def epsilon(self) -> float:
@@ -96,7 +103,11 @@ def noise_for(epsilon: float, delta: float, rate: float, steps: int) -> float:
         high *= 2
         if high > MOST_NOISE:
             why = f"the orders calculated with prove no epsilon below {epsilon_of(_nothing(), delta):.3g} for this delta"
-            raise ConfigError(f"privacy: no noise gives epsilon {epsilon} at delta {delta}", key="epsilon", why=why)
+            raise ConfigError(
+                f"privacy: no noise gives epsilon {epsilon} at delta {delta}",
+                key="epsilon",
+                why=why,
+            )
     low = high / 2
     while low > 1e-3 and enough(low):
         low, high = low / 2, low

@@ -29,13 +29,17 @@ def clip(vector: Tensor, bound: float) -> bool:
         raise ValueError("a vector that is not finite cannot be clipped")
     if norm <= bound:
         return True
-    vector.mul_(bound / norm * (1 - 2.0**-20))  # rounding to float32 must not carry it past the bound
+    vector.mul_(
+        bound / norm * (1 - 2.0**-20)
+    )  # rounding to float32 must not carry it past the bound
     return False
 
 
 def _check_bound(bound: float) -> None:
     if not (bound > 0 and math.isfinite(bound)):
-        raise ConfigError(f"privacy: the clipping bound is {bound}", key="clip", why="it is a norm above 0")
+        raise ConfigError(
+            f"privacy: the clipping bound is {bound}", key="clip", why="it is a norm above 0"
+        )
 
 
 FARTHEST = 2.0  # from the quantile that a noisy share may be
@@ -56,15 +60,27 @@ class AdaptiveBound:
     def __post_init__(self) -> None:
         _check_bound(self.bound)
         if not 0 <= self.quantile <= 1:
-            raise ConfigError(f"privacy: the clipping quantile is {self.quantile}", key="quantile", why="it is a share: 0 to 1")
+            raise ConfigError(
+                f"privacy: the clipping quantile is {self.quantile}",
+                key="quantile",
+                why="it is a share: 0 to 1",
+            )
         if not 0 < self.rate <= 1:
-            raise ConfigError(f"privacy: the rate of the clipping bound is {self.rate}", key="rate", why="it must be above 0, at most 1")
+            raise ConfigError(
+                f"privacy: the rate of the clipping bound is {self.rate}",
+                key="rate",
+                why="it must be above 0, at most 1",
+            )
 
     def next(self, within: float, expected: float) -> AdaptiveBound:
         """The next round's. ``within``: the noisy sum of (1 if within the bound else 0) - ½ over the clients that took part (centring halves
         what one client changes); ``expected``: how many take part on average, a constant, as the true number would tell something."""
-        off = min(FARTHEST, max(-FARTHEST, within / expected + 0.5 - self.quantile))  # evenly: at 0 and 1 noise would pull it to the middle
-        return AdaptiveBound(self.bound * _exp(-self.rate * off), self.quantile, self.rate, self.count_noise)
+        off = min(
+            FARTHEST, max(-FARTHEST, within / expected + 0.5 - self.quantile)
+        )  # evenly: at 0 and 1 noise would pull it to the middle
+        return AdaptiveBound(
+            self.bound * _exp(-self.rate * off), self.quantile, self.rate, self.count_noise
+        )
 
     def vector_noise(self, noise: float) -> float:
         """The multiplier for the vectors that, together with the noisy count, costs as much as ``noise`` on the vectors alone
@@ -73,11 +89,19 @@ class AdaptiveBound:
         Raises ConfigError where the count alone costs more.
         """
         twice = 2 * self.count_noise
-        left = 1 / (noise * noise) - 1 / (twice * twice) if self.count_noise > 0 and noise > 0 else 0.0
+        left = (
+            1 / (noise * noise) - 1 / (twice * twice) if self.count_noise > 0 and noise > 0 else 0.0
+        )
         if left <= 0:
             why = "the noise on the count must be above half the noise multiplier"
-            raise ConfigError(f"privacy: a count with noise {self.count_noise} leaves nothing of {noise}", key="count_noise", why=why)
-        return 1 / math.sqrt(left)  # and no power: members' grids follow from it, so it must have the same bits on every machine
+            raise ConfigError(
+                f"privacy: a count with noise {self.count_noise} leaves nothing of {noise}",
+                key="count_noise",
+                why=why,
+            )
+        return (
+            1 / math.sqrt(left)
+        )  # and no power: members' grids follow from it, so it must have the same bits on every machine
 
 
 def _exp(x: float) -> float:

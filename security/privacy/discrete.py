@@ -38,7 +38,10 @@ def discrete_gaussian(variance: Fraction | int, count: int, chance: random.Rando
     """
     variance = Fraction(variance)
     if not 0 <= variance <= MOST_VARIANCE:
-        raise ConfigError(f"privacy: noise of variance {float(variance):g}", why=f"0 to {MOST_VARIANCE:g}, in units of the grid")
+        raise ConfigError(
+            f"privacy: noise of variance {float(variance):g}",
+            why=f"0 to {MOST_VARIANCE:g}, in units of the grid",
+        )
     out = np.zeros(count, np.int64)
     if variance == 0:
         return out
@@ -62,7 +65,9 @@ def _accepted(tried: Integers, variance: Fraction, scale: int, chance: random.Ra
     """Heads with probability exp(-(|x| - σ²/t)² / 2σ²): what makes of a Laplace sample one of the Gaussian (algorithm 3)."""
     centre = variance / scale
     gamma = (np.abs(tried) - float(centre)) ** 2 / float(2 * variance)
-    pieces = np.floor(gamma) + 2  # exp(-γ) is as many coins of exp(-γ / pieces), each of an exponent below 1
+    pieces = (
+        np.floor(gamma) + 2
+    )  # exp(-γ) is as many coins of exp(-γ / pieces), each of an exponent below 1
 
     def exact(index: int) -> Fraction:
         return (abs(int(tried[index])) - centre) ** 2 / (2 * variance) / int(pieces[index])
@@ -76,12 +81,24 @@ def _laplace(scale: int, count: int, chance: random.Random) -> Integers:
     missing = np.arange(count)
     while len(missing):
         low = _below(scale, len(missing), chance)
-        taken = _all_heads(low / scale, lambda index: Fraction(int(low[index]), scale), np.ones(len(low), np.int64), chance)  # noqa: B023
+        taken = _all_heads(
+            low / scale,
+            lambda index: Fraction(int(low[index]), scale),  # noqa: B023
+            np.ones(len(low), np.int64),
+            chance,
+        )
         low, places = low[taken], missing[taken]
         high = np.zeros(len(low), np.int64)
         going = np.arange(len(low))
         while len(going):
-            going = going[_all_heads(np.ones(len(going)), lambda _: Fraction(1), np.ones(len(going), np.int64), chance)]
+            going = going[
+                _all_heads(
+                    np.ones(len(going)),
+                    lambda _: Fraction(1),
+                    np.ones(len(going), np.int64),
+                    chance,
+                )
+            ]
             high[going] += 1
         value = low + scale * high
         negative = (_bits(len(value), chance) & np.uint64(1)).astype(bool)

@@ -36,12 +36,22 @@ class NoisePlan:
     honest: int
 
     def __post_init__(self) -> None:
-        if not (self.noise >= 0 and self.clip > 0 and self.step > 0 and self.numel > 0 and self.honest > 0):
-            raise ConfigError("privacy: a plan of noise needs a bound, a step, elements and honest members above 0")
+        if not (
+            self.noise >= 0
+            and self.clip > 0
+            and self.step > 0
+            and self.numel > 0
+            and self.honest > 0
+        ):
+            raise ConfigError(
+                "privacy: a plan of noise needs a bound, a step, elements and honest members above 0"
+            )
         deviation = math.sqrt(self.share)
         if self.noise and deviation < LEAST_DEVIATION:
             why = f"one member's noise deviates by {deviation:.3g} steps; {LEAST_DEVIATION:g} are needed to be as good as continuous noise"
-            raise ConfigError(f"privacy: a grid with steps of {self.step:g} is too coarse", key="step", why=why)
+            raise ConfigError(
+                f"privacy: a grid with steps of {self.step:g} is too coarse", key="step", why=why
+            )
 
     @property
     def sensitivity(self) -> float:
@@ -60,7 +70,10 @@ def add_noise(values: Integers, plan: NoisePlan, chance: random.Random) -> None:
     Raises ConfigError for a vector of another length.
     """
     if values.shape != (plan.numel,):
-        raise ConfigError(f"privacy: {values.shape} values, noise for {plan.numel}", why="rounding is accounted by the number of elements")
+        raise ConfigError(
+            f"privacy: {values.shape} values, noise for {plan.numel}",
+            why="rounding is accounted by the number of elements",
+        )
     values += discrete_gaussian(plan.share, plan.numel, chance)
 
 

@@ -24,8 +24,13 @@ from ...collectives.errors import ConfigError
 Costs = NDArray[np.float64]
 """Rényi divergence at each of ORDERS; costs of steps add up."""
 
-ORDERS: tuple[float, ...] = (*(1 + tenth / 10 for tenth in range(1, 100)), *range(12, 64))  # opacus' own
-SMALLEST = 0.1  # noise multiplier; below it sampling is not counted on, which costs more than it could
+ORDERS: tuple[float, ...] = (
+    *(1 + tenth / 10 for tenth in range(1, 100)),
+    *range(12, 64),
+)  # opacus' own
+SMALLEST = (
+    0.1  # noise multiplier; below it sampling is not counted on, which costs more than it could
+)
 SLACK = 1e-6  # relative; results are rounded up by it, which is more than their error
 _REACH = 12  # standard deviations around the integrand's peaks
 _FINE = 8  # points in the distance to the integrand's nearest singularity, π z² off the real line, or in a standard deviation
@@ -37,13 +42,21 @@ _offset = np.log1p(-1 / _orders) - np.log(_orders) / (_orders - 1)
 def check_rate(rate: float) -> None:
     """Raises ConfigError for a sampling rate that is no probability."""
     if not 0 <= rate <= 1:
-        raise ConfigError(f"privacy: the sampling rate is {rate}", key="sampling_rate", why="it is a probability: 0 to 1")
+        raise ConfigError(
+            f"privacy: the sampling rate is {rate}",
+            key="sampling_rate",
+            why="it is a probability: 0 to 1",
+        )
 
 
 def check_delta(delta: float) -> None:
     """Raises ConfigError for a delta that promises nothing."""
     if not 0 < delta < 1:
-        raise ConfigError(f"privacy: delta is {delta}", key="delta", why="it is a probability above 0 and below 1; far below 1 / clients")
+        raise ConfigError(
+            f"privacy: delta is {delta}",
+            key="delta",
+            why="it is a probability above 0 and below 1; far below 1 / clients",
+        )
 
 
 @lru_cache(maxsize=1024)
@@ -54,7 +67,11 @@ def step_costs(rate: float, noise: float) -> Costs:
     """
     check_rate(rate)
     if not (noise >= 0 and math.isfinite(noise)):
-        raise ConfigError(f"privacy: the noise multiplier is {noise}", key="noise", why="it is the noise's deviation / the clipping bound")
+        raise ConfigError(
+            f"privacy: the noise multiplier is {noise}",
+            key="noise",
+            why="it is the noise's deviation / the clipping bound",
+        )
     if rate == 0:
         costs = np.zeros(len(ORDERS))
     elif noise == 0:
@@ -79,7 +96,13 @@ def _log_moment(rate: float, noise: float, order: float) -> float:
     if (peak := float(both.max())) > 1:
         return peak + math.log(float(np.exp(both - peak).sum()))
     near = np.minimum(power, 1)
-    return math.log1p(float(np.where(power < 1, np.expm1(near) * np.exp(weight), np.exp(both) - np.exp(weight)).sum()))
+    return math.log1p(
+        float(
+            np.where(
+                power < 1, np.expm1(near) * np.exp(weight), np.exp(both) - np.exp(weight)
+            ).sum()
+        )
+    )
 
 
 def epsilon_of(costs: Costs, delta: float) -> float:

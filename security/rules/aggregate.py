@@ -25,7 +25,11 @@ from .spectral import caf, flag
 
 CHUNK = 1 << 16  # elements of mixed rows at a time
 
-BY_COORDINATE: dict[str, Callable[..., Tensor]] = {"median": median, "trimmed_mean": trimmed_mean, "meamed": meamed}
+BY_COORDINATE: dict[str, Callable[..., Tensor]] = {
+    "median": median,
+    "trimmed_mean": trimmed_mean,
+    "meamed": meamed,
+}
 """name -> rule(rows, f, out=None) -> result; works on any range of the elements."""
 
 BY_GRAM: dict[str, Callable[..., Vector]] = {
@@ -72,13 +76,17 @@ def aggregate(
     """
     if rule not in RULES or any(step not in STEPS for step in before):
         raise ConfigError(
-            f"no rule {rule!r} or step in {list(before)}", key="rule", hint=f"rules: {', '.join(RULES)}; steps: {', '.join(STEPS)}"
+            f"no rule {rule!r} or step in {list(before)}",
+            key="rule",
+            hint=f"rules: {', '.join(RULES)}; steps: {', '.join(STEPS)}",
         )
     check_rows(rows)
     n = rows.shape[0]
     kept = finite_rows(rows)
     if n - len(kept) > f or not kept:
-        raise NotEnoughPeersError(f"{n - len(kept)} of {n} rows are not finite, at most {f} may be hostile")
+        raise NotEnoughPeersError(
+            f"{n - len(kept)} of {n} rows are not finite, at most {f} may be hostile"
+        )
     if len(kept) < n:
         rows, f = rows[kept], f - (n - len(kept))
     mixing, products = _mixed(rows, f, before, size, longest, chance)
@@ -87,9 +95,13 @@ def aggregate(
         return Aggregate(_by_coordinate(BY_COORDINATE[rule], rows, f, mixing), dropped, None)
     if rule == "monna":
         if mine not in kept or "bucketing" in before:
-            raise ConfigError("MoNNA needs its own row, finite and not in a bucket with others", key="mine")
+            raise ConfigError(
+                "MoNNA needs its own row, finite and not in a bucket with others", key="mine"
+            )
         own = kept.index(mine)
-        weights = monna(squares(rows, rows[own]) if products is None else distances(products)[own], f)
+        weights = monna(
+            squares(rows, rows[own]) if products is None else distances(products)[own], f
+        )
     else:
         weights = BY_GRAM[rule](gram(rows) if products is None else products, f, **(options or {}))
     if mixing is not None:
@@ -100,7 +112,12 @@ def aggregate(
 
 
 def _mixed(
-    rows: Tensor, f: int, before: Sequence[str], size: int, longest: float, chance: random.Random | None
+    rows: Tensor,
+    f: int,
+    before: Sequence[str],
+    size: int,
+    longest: float,
+    chance: random.Random | None,
 ) -> tuple[Matrix | None, Matrix | None]:
     """What all steps together make of the rows, and the Gram matrix of that; None and None without steps."""
     if not before:
@@ -111,15 +128,27 @@ def _mixed(
         norms = np.diagonal(products)
         if step == "bucketing":
             if chance is None:
-                raise ConfigError("bucketing without common randomness", key="chance", why="groups that can be foreseen can be filled")
+                raise ConfigError(
+                    "bucketing without common randomness",
+                    key="chance",
+                    why="groups that can be foreseen can be filled",
+                )
             one = bucketing(len(products), size, chance)
         else:
-            one = nnm(products, f) if step == "nnm" else arc(norms, f) if step == "arc" else clipping(norms, longest)
+            one = (
+                nnm(products, f)
+                if step == "nnm"
+                else arc(norms, f)
+                if step == "arc"
+                else clipping(norms, longest)
+            )
         mixing, products = product(one, mixing), mixed_gram(products, one)
     return mixing, products
 
 
-def _by_coordinate(rule: Callable[..., Tensor], rows: Tensor, f: int, mixing: Matrix | None) -> Tensor:
+def _by_coordinate(
+    rule: Callable[..., Tensor], rows: Tensor, f: int, mixing: Matrix | None
+) -> Tensor:
     if mixing is None:
         return rule(rows, f)
     d = rows.shape[1]

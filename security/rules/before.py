@@ -33,7 +33,9 @@ def bucketing(n: int, size: int, chance: random.Random) -> Matrix:
     """
     need("bucketing", n, 0, 1)
     if size < 1:
-        raise ConfigError(f"bucketing: groups of {size}", key="size", why="a group has at least one row")
+        raise ConfigError(
+            f"bucketing: groups of {size}", key="size", why="a group has at least one row"
+        )
     order = list(range(n))
     chance.shuffle(order)
     return buckets(order, size)
@@ -41,7 +43,9 @@ def bucketing(n: int, size: int, chance: random.Random) -> Matrix:
 
 def buckets(order: list[int], size: int) -> Matrix:
     """`bucketing` with the rows in a given order."""
-    return np.stack([uniform(len(order), order[at : at + size]) for at in range(0, len(order), size)])
+    return np.stack(
+        [uniform(len(order), order[at : at + size]) for at in range(0, len(order), size)]
+    )
 
 
 def clipping(norms: Vector, longest: float) -> Matrix:

@@ -19,9 +19,17 @@ MAX_ROWS = 4096  # what is quadratic in the rows stays below 128 MiB
 def need(rule: str, n: int, f: int, least: int) -> None:
     """Raises NotEnoughPeersError where n rows are fewer than ``least``, ConfigError where f or n is no such number."""
     if f < 0:
-        raise ConfigError(f"{rule}: f is {f}", key="f", why="it counts the rows that may be hostile", hint="use 0 or more")
+        raise ConfigError(
+            f"{rule}: f is {f}",
+            key="f",
+            why="it counts the rows that may be hostile",
+            hint="use 0 or more",
+        )
     if n > MAX_ROWS:
-        raise ConfigError(f"{rule}: {n} rows, at most {MAX_ROWS}", why="the work grows with the square of the rows")
+        raise ConfigError(
+            f"{rule}: {n} rows, at most {MAX_ROWS}",
+            why="the work grows with the square of the rows",
+        )
     if n < max(least, 1):
         raise NotEnoughPeersError(
             f"{rule} with f = {f} needs at least {max(least, 1)} rows, got {n}",
@@ -39,11 +47,23 @@ def positive(rule: str, key: str, value: float) -> float:
 
 def check_rows(rows: Tensor) -> None:
     """Raises ConfigError unless rows are float32 (n, d) with n and d at least 1 and each row contiguous."""
-    if rows.dtype != torch.float32 or rows.ndim != 2 or 0 in rows.shape or (rows.shape[1] > 1 and rows.stride(1) != 1):
-        raise ConfigError(f"rows are {rows.dtype} {tuple(rows.shape)}", why="rules take float32 (rows, elements), each row contiguous")
+    if (
+        rows.dtype != torch.float32
+        or rows.ndim != 2
+        or 0 in rows.shape
+        or (rows.shape[1] > 1 and rows.stride(1) != 1)
+    ):
+        raise ConfigError(
+            f"rows are {rows.dtype} {tuple(rows.shape)}",
+            why="rules take float32 (rows, elements), each row contiguous",
+        )
 
 
 def finite_rows(rows: Tensor) -> list[int]:
     """Indices of the rows without NaN and infinity. One pass: a sum is finite only if its terms are; only an overflow looks twice."""
     sums = rows.sum(1)
-    return [i for i, total in enumerate(sums.tolist()) if math.isfinite(total) or bool(torch.isfinite(rows[i]).all().item())]
+    return [
+        i
+        for i, total in enumerate(sums.tolist())
+        if math.isfinite(total) or bool(torch.isfinite(rows[i]).all().item())
+    ]

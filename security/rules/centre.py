@@ -27,7 +27,9 @@ def geometric_median(products: Matrix, f: int, *, nu: float = 1e-6) -> Vector:
     """
     need("geometric median", len(products), f, 2 * f + 1)
     start = robust_start(products)
-    floor = positive("geometric median", "nu", nu) * lower_median(np.sqrt(from_point(products, start)))
+    floor = positive("geometric median", "nu", nu) * lower_median(
+        np.sqrt(from_point(products, start))
+    )
     if floor == 0:
         return start  # most rows are one point
     return _reweighted(products, start, lambda lengths: 1 / np.maximum(lengths, floor))
@@ -42,7 +44,11 @@ def centred_clip(products: Matrix, f: int, *, radius: float | None = None) -> Ve
     """
     need("centred clipping", len(products), f, 2 * f + 1)
     start = robust_start(products)
-    bound = lower_median(np.sqrt(from_point(products, start))) if radius is None else positive("centred clipping", "radius", radius)
+    bound = (
+        lower_median(np.sqrt(from_point(products, start)))
+        if radius is None
+        else positive("centred clipping", "radius", radius)
+    )
     if bound == 0:
         return start  # most rows are one point
     return _reweighted(products, start, lambda lengths: bound / np.maximum(lengths, bound))

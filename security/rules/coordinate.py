@@ -44,7 +44,14 @@ def meamed(rows: Tensor, f: int, out: Tensor | None = None) -> Tensor:
     return _sorted_mean(rows, f, n - f, f, out)
 
 
-def _sorted_mean(rows: Tensor, low: int, high: int, window: int, out: Tensor | None, compiled: Kernel | None = KERNEL) -> Tensor:
+def _sorted_mean(
+    rows: Tensor,
+    low: int,
+    high: int,
+    window: int,
+    out: Tensor | None,
+    compiled: Kernel | None = KERNEL,
+) -> Tensor:
     """The mean of the sorted values low to high - 1 and, of ``window`` pairs of a lower and a higher value, of the one nearer to the median.
 
     In ascending order the n - f nearest to the median are neighbours, and among them are all from f to n - f - 1. Whether they begin after the

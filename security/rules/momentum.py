@@ -16,7 +16,11 @@ class WorkerMomentum:
 
     def __init__(self, beta: float = 0.9) -> None:
         if not 0 <= beta < 1:
-            raise ConfigError(f"worker momentum: beta is {beta}", key="beta", why="it must be at least 0 and below 1")
+            raise ConfigError(
+                f"worker momentum: beta is {beta}",
+                key="beta",
+                why="it must be at least 0 and below 1",
+            )
         self.beta = beta
         self.value: Tensor | None = None
 
@@ -26,7 +30,8 @@ class WorkerMomentum:
             self.value = torch.zeros_like(gradient)
         if self.value.shape != gradient.shape:
             raise ConfigError(
-                f"worker momentum: {tuple(gradient.shape)} after {tuple(self.value.shape)}", why="one object serves one vector"
+                f"worker momentum: {tuple(gradient.shape)} after {tuple(self.value.shape)}",
+                why="one object serves one vector",
             )
         self.value.mul_(self.beta).add_(gradient * (1 - self.beta))
         return self.value

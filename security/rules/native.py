@@ -24,22 +24,51 @@ class Kernel:
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
         self._sorted_mean, self._squares = library.atoll_sorted_mean, library.atoll_squares
-        self._clip, self._product, self._triangle = library.atoll_clip, library.atoll_product, library.atoll_triangle
-        self._sorted_mean.argtypes = [_ADDRESS, *[_LENGTH] * 3, _ADDRESS, *[_LENGTH] * 4, _ADDRESS, _ADDRESS]
+        self._clip, self._product, self._triangle = (
+            library.atoll_clip,
+            library.atoll_product,
+            library.atoll_triangle,
+        )
+        self._sorted_mean.argtypes = [
+            _ADDRESS,
+            *[_LENGTH] * 3,
+            _ADDRESS,
+            *[_LENGTH] * 4,
+            _ADDRESS,
+            _ADDRESS,
+        ]
         self._squares.argtypes = [_ADDRESS, *[_LENGTH] * 3, _ADDRESS, _ADDRESS]
         self._clip.argtypes = [_ADDRESS, *[_LENGTH] * 3, ctypes.c_double]
         self._product.argtypes = [_ADDRESS, _ADDRESS, *[_LENGTH] * 3, _ADDRESS]
         self._triangle.argtypes = [_ADDRESS, *[_LENGTH] * 3, _ADDRESS, _ADDRESS]
-        for function in (self._sorted_mean, self._squares, self._clip, self._product, self._triangle):
+        for function in (
+            self._sorted_mean,
+            self._squares,
+            self._clip,
+            self._product,
+            self._triangle,
+        ):
             function.restype = None
 
-    def sorted_mean(self, rows: Tensor, steps: Sequence[int], low: int, high: int, window: int, out: Tensor) -> None:
+    def sorted_mean(
+        self, rows: Tensor, steps: Sequence[int], low: int, high: int, window: int, out: Tensor
+    ) -> None:
         """See coordinate.py. rows: (n, d), each row contiguous; steps: pairs of rows; out: contiguous (d,)."""
         n, d = rows.shape
         program = (ctypes.c_uint16 * len(steps))(*steps)
         scratch = torch.zeros(n * STRIP)
         self._sorted_mean(
-            rows.data_ptr(), _stride(rows), n, d, program, len(steps) // 2, low, high, window, scratch.data_ptr(), out.data_ptr()
+            rows.data_ptr(),
+            _stride(rows),
+            n,
+            d,
+            program,
+            len(steps) // 2,
+            low,
+            high,
+            window,
+            scratch.data_ptr(),
+            out.data_ptr(),
         )
 
     def squares(self, rows: Tensor, origin: Tensor | None) -> NDArray[np.float64]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-Step = tuple[int, int, bool, bool]  # rows i < j; whether the minimum, for i, is needed, and the maximum, for j
+Step = tuple[
+    int, int, bool, bool
+]  # rows i < j; whether the minimum, for i, is needed, and the maximum, for j
 
 
 @lru_cache(maxsize=64)
@@ -18,7 +20,9 @@ def network(labels: tuple[int, ...]) -> tuple[Step, ...]:
     ``labels[i]``: 0 where the i-th smallest is not needed; rows of one positive label may hold their values in any order.
     """
     wanted = [label != 0 for label in labels]
-    last: list[int | None] = list(labels)  # the label of the place where a row's value ends up, or None once a step has touched it
+    last: list[int | None] = list(
+        labels
+    )  # the label of the place where a row's value ends up, or None once a step has touched it
     steps: list[Step] = []
     for i, j in reversed(_batcher(len(labels))):
         if last[i] is not None and last[i] == last[j]:

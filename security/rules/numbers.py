@@ -86,7 +86,10 @@ def eigen(a: Matrix) -> tuple[Vector, Matrix]:
     work, vectors = np.zeros((size, size)), np.eye(size)
     work[:n, :n] = (a + a.T) / 2
     for _ in range(SWEEPS):
-        if np.abs(work - np.diag(np.diagonal(work))).max() <= 2.0**-53 * np.abs(np.diagonal(work)).max():
+        if (
+            np.abs(work - np.diag(np.diagonal(work))).max()
+            <= 2.0**-53 * np.abs(np.diagonal(work)).max()
+        ):
             break
         for first, second in _tournament(size):
             cosine, sine = _rotation(work, first, second)
@@ -99,7 +102,9 @@ def eigen(a: Matrix) -> tuple[Vector, Matrix]:
     return values[order], vectors[:n, :n][:, order]
 
 
-def _rotation(a: Matrix, first: NDArray[np.intp], second: NDArray[np.intp]) -> tuple[Vector, Vector]:
+def _rotation(
+    a: Matrix, first: NDArray[np.intp], second: NDArray[np.intp]
+) -> tuple[Vector, Vector]:
     """Cosine and sine that make a[first, second] zero (Golub and Van Loan, section 8.5)."""
     across = a[first, second]
     still = across == 0
@@ -111,7 +116,9 @@ def _rotation(a: Matrix, first: NDArray[np.intp], second: NDArray[np.intp]) -> t
     return cosine, tangent * cosine
 
 
-def _rotate(a: Matrix, first: NDArray[np.intp], second: NDArray[np.intp], cosine: Vector, sine: Vector) -> None:
+def _rotate(
+    a: Matrix, first: NDArray[np.intp], second: NDArray[np.intp], cosine: Vector, sine: Vector
+) -> None:
     """Rows ``first`` and ``second`` of a, turned in place."""
     x, y = a[first], a[second]
     a[first] = cosine[:, None] * x - sine[:, None] * y
@@ -124,6 +131,8 @@ def _tournament(size: int) -> list[tuple[NDArray[np.intp], NDArray[np.intp]]]:
     players, rounds = list(range(size)), []
     for _ in range(size - 1):
         pairs = [(players[i], players[size - 1 - i]) for i in range(size // 2)]
-        rounds.append((np.array([min(pair) for pair in pairs]), np.array([max(pair) for pair in pairs])))
+        rounds.append(
+            (np.array([min(pair) for pair in pairs]), np.array([max(pair) for pair in pairs]))
+        )
         players = [players[0], players[-1], *players[1:-1]]
     return rounds

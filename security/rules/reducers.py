@@ -45,7 +45,9 @@ class WeightedSum:
 
     def __init__(self, weights: Sequence[float], spread: float | None = None) -> None:
         self.spread = spread
-        self.weights = tuple(to_float32(weight) if math.isfinite(weight) else 0.0 for weight in weights)  # no vectors have such a matrix
+        self.weights = tuple(
+            to_float32(weight) if math.isfinite(weight) else 0.0 for weight in weights
+        )  # no vectors have such a matrix
         self.factors = Factors(self.weights, 1.0)
 
     def reduce(self, rows: Tensor, out: Tensor) -> None:
@@ -99,12 +101,18 @@ class ByGram:
         """See TwoPhaseReducer."""
         return impossible(statistics, contributors)
 
-    def weigh(self, statistics: Statistics, cids: Sequence[bytes], norms: Sequence[float | None] = ()) -> WeightedSum | OfMixtures:
+    def weigh(
+        self, statistics: Statistics, cids: Sequence[bytes], norms: Sequence[float | None] = ()
+    ) -> WeightedSum | OfMixtures:
         """See TwoPhaseReducer."""
-        with np.errstate(all="ignore"):  # owners may state what no vectors have: then any weights will do, the same at all
+        with np.errstate(
+            all="ignore"
+        ):  # owners may state what no vectors have: then any weights will do, the same at all
             return self._weigh(square(statistics, len(cids)), cids, norms)
 
-    def _weigh(self, products: Matrix, cids: Sequence[bytes], norms: Sequence[float | None]) -> WeightedSum | OfMixtures:
+    def _weigh(
+        self, products: Matrix, cids: Sequence[bytes], norms: Sequence[float | None]
+    ) -> WeightedSum | OfMixtures:
         rule, f, before, options = self._parsed
         mixing = np.eye(len(cids))
         for step in before:
@@ -138,7 +146,9 @@ def _mixing(step: Step, products: Matrix, f: int, cids: Sequence[bytes]) -> Matr
     if step.kind == "clipping":
         return clipping(np.diagonal(products), step.number)
     seed = blake3(b"atoll/buckets/1" + b"".join(sorted(cids))).digest()
-    order = sorted(range(len(products)), key=lambda row: blake3(seed + row.to_bytes(2, "big")).digest())
+    order = sorted(
+        range(len(products)), key=lambda row: blake3(seed + row.to_bytes(2, "big")).digest()
+    )
     return buckets(order, int(step.number))
 
 

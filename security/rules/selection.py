@@ -22,7 +22,9 @@ def krum(products: Matrix, f: int, *, neighbours: int | None = None) -> Vector:
     return uniform(len(products), nearest(_scores("Krum", products, f, neighbours), 1))
 
 
-def multi_krum(products: Matrix, f: int, *, neighbours: int | None = None, chosen: int | None = None) -> Vector:
+def multi_krum(
+    products: Matrix, f: int, *, neighbours: int | None = None, chosen: int | None = None
+) -> Vector:
     """The mean of the ``chosen`` rows that Krum likes best (arXiv 1703.02757), 1 to n - f of them.
 
     chosen: n - f, as byzfl; the paper leaves it open (1 is Krum, n the mean). neighbours: as Krum's.
@@ -31,7 +33,11 @@ def multi_krum(products: Matrix, f: int, *, neighbours: int | None = None, chose
     scores = _scores("Multi-Krum", products, f, neighbours)
     count = n - f if chosen is None else chosen
     if not 1 <= count <= n - f:
-        raise ConfigError(f"Multi-Krum: {count} rows chosen of {n}, f = {f}", key="chosen", why="it must be 1 to n - f")
+        raise ConfigError(
+            f"Multi-Krum: {count} rows chosen of {n}, f = {f}",
+            key="chosen",
+            why="it must be 1 to n - f",
+        )
     return uniform(n, nearest(scores, count))
 
 
@@ -40,7 +46,11 @@ def _scores(rule: str, products: Matrix, f: int, neighbours: int | None) -> Vect
     need(rule, n, f, 2 * f + (3 if neighbours is None else 1))
     count = n - f - 2 if neighbours is None else neighbours
     if not 0 <= count <= n - f - 1:
-        raise ConfigError(f"{rule}: {count} neighbours of {n} rows, f = {f}", key="neighbours", why="it must be 0 to n - f - 1")
+        raise ConfigError(
+            f"{rule}: {count} neighbours of {n} rows, f = {f}",
+            key="neighbours",
+            why="it must be 0 to n - f - 1",
+        )
     return total(np.sort(distances(products), axis=1)[:, 1 : count + 1]) if count else np.zeros(n)
 
 

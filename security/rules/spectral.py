@@ -54,7 +54,9 @@ def flag(products: Matrix, f: int, *, rank: int | None = None) -> Vector:
     need("Flag Aggregator", n, f, 2 * f + 1)
     size = (n + 1) // 2 if rank is None else rank
     if not 1 <= size <= n:
-        raise ConfigError(f"Flag Aggregator: rank {size} with {n} rows", key="rank", why="it must be 1 to n")
+        raise ConfigError(
+            f"Flag Aggregator: rank {size} with {n} rows", key="rank", why="it must be 1 to n"
+        )
     norms = np.sqrt(np.diagonal(products))
     there = norms > TINY * lower_median(norms)
     scale = np.where(there, 1 / np.where(there, norms, 1.0), 0.0)
@@ -63,7 +65,9 @@ def flag(products: Matrix, f: int, *, rank: int | None = None) -> Vector:
     for _ in range(FLAG_ITERATIONS):
         values, vectors = eigen(shares[:, None] * angles * shares)
         kept = values[:size] > 1e-12 * max(float(values[0]), 1e-300)
-        basis = shares[:, None] * vectors[:, :size][:, kept] / np.sqrt(values[:size][kept])  # of the subspace, in terms of the rows
+        basis = (
+            shares[:, None] * vectors[:, :size][:, kept] / np.sqrt(values[:size][kept])
+        )  # of the subspace, in terms of the rows
         onto = product(angles, basis)
         apart = np.abs(there - total(onto * onto)) if basis.size else np.ones(n)
         objective = float(total(np.sqrt(apart)))

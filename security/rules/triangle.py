@@ -57,4 +57,8 @@ def impossible(values: Vector, n: int) -> str | None:
     if (norms < 0).any() or (norms > LARGEST).any():
         return "a squared norm is negative, or none of float32 values"
     matrix, lengths = square(values, n), np.sqrt(norms) * SLACK
-    return "an inner product is larger than the norms allow" if (np.abs(matrix) > lengths[:, None] * lengths).any() else None
+    return (
+        "an inner product is larger than the norms allow"
+        if (np.abs(matrix) > lengths[:, None] * lengths).any()
+        else None
+    )

@@ -80,7 +80,9 @@ class Table:
     def _nft(text: str) -> None:
         subprocess.run(["nft", "-f", "-"], input=text, text=True, check=True)
 
-    def add(self, protocol: str, outer: int, address: str, port: int, about: str, lease_s: float) -> None:
+    def add(
+        self, protocol: str, outer: int, address: str, port: int, about: str, lease_s: float
+    ) -> None:
         """Open a port, or renew it. Raises RefusedError where it leads to another host already."""
         with self._lock:
             older = self._open.get((protocol, outer))
@@ -89,7 +91,9 @@ class Table:
             if older is not None:
                 self._nft(f"delete element ip igd {protocol}_open {{ {outer} }}\n")
             self._nft(f"add element ip igd {protocol}_open {{ {outer} : {address} . {port} }}\n")
-            self._open[protocol, outer] = Mapping(address, port, about, time.monotonic() + lease_s if lease_s else float("inf"))
+            self._open[protocol, outer] = Mapping(
+                address, port, about, time.monotonic() + lease_s if lease_s else float("inf")
+            )
 
     def remove(self, protocol: str, outer: int, address: str = "") -> None:
         """Close a port, if it leads to ``address``. Raises RefusedError."""
@@ -121,9 +125,12 @@ def entry(mapping: Mapping) -> dict[str, str]:
     """A mapping in UPnP's words."""
     left = 0 if mapping.until == float("inf") else max(1, round(mapping.until - time.monotonic()))
     return {
-        "NewInternalPort": str(mapping.port), "NewInternalClient": mapping.address, "NewEnabled": "1",
-        "NewPortMappingDescription": mapping.about, "NewLeaseDuration": str(left),
-    }  # fmt: skip
+        "NewInternalPort": str(mapping.port),
+        "NewInternalClient": mapping.address,
+        "NewEnabled": "1",
+        "NewPortMappingDescription": mapping.about,
+        "NewLeaseDuration": str(left),
+    }
 
 
 def act(action: str, values: dict[str, str], client: str, wan: str, table: Table) -> dict[str, str]:
@@ -131,7 +138,11 @@ def act(action: str, values: dict[str, str], client: str, wan: str, table: Table
     if action == "GetExternalIPAddress":
         return {"NewExternalIPAddress": wan}
     if action == "GetStatusInfo":
-        return {"NewConnectionStatus": "Connected", "NewLastConnectionError": "ERROR_NONE", "NewUptime": "1000"}
+        return {
+            "NewConnectionStatus": "Connected",
+            "NewLastConnectionError": "ERROR_NONE",
+            "NewUptime": "1000",
+        }
     if action == "GetConnectionTypeInfo":
         return {"NewConnectionType": "IP_Routed", "NewPossibleConnectionTypes": "IP_Routed"}
     if action == "GetGenericPortMappingEntry":
@@ -139,7 +150,12 @@ def act(action: str, values: dict[str, str], client: str, wan: str, table: Table
         if index >= len(everything):
             raise RefusedError(713, "SpecifiedArrayIndexInvalid")
         protocol, outer, mapping = everything[index]
-        return {"NewRemoteHost": "", "NewExternalPort": str(outer), "NewProtocol": protocol.upper(), **entry(mapping)}
+        return {
+            "NewRemoteHost": "",
+            "NewExternalPort": str(outer),
+            "NewProtocol": protocol.upper(),
+            **entry(mapping),
+        }
     protocol, outer = values.get("NewProtocol", "").lower(), int(values.get("NewExternalPort", "0"))
     if action not in ("AddPortMapping", "DeletePortMapping", "GetSpecificPortMappingEntry"):
         raise RefusedError(401, "Invalid Action")
@@ -148,7 +164,10 @@ def act(action: str, values: dict[str, str], client: str, wan: str, table: Table
     if action == "AddPortMapping":
         if values["NewInternalClient"] != client:
             raise RefusedError(606, "Action not authorized")
-        about, lease_s = values.get("NewPortMappingDescription", ""), float(values.get("NewLeaseDuration") or 0)
+        about, lease_s = (
+            values.get("NewPortMappingDescription", ""),
+            float(values.get("NewLeaseDuration") or 0),
+        )
         table.add(protocol, outer, client, int(values["NewInternalPort"]), about, lease_s)
     elif action == "DeletePortMapping":
         table.remove(protocol, outer, client)
@@ -170,7 +189,9 @@ def serve_http(lan: str, wan: str, table: Table) -> None:
             self._answer(200, DESCRIPTION if self.path == "/rootDesc.xml" else "<scpd/>")
 
         def do_POST(self) -> None:
-            text = self.rfile.read(min(int(self.headers.get("Content-Length", "0")), 65536)).decode()
+            text = self.rfile.read(
+                min(int(self.headers.get("Content-Length", "0")), 65536)
+            ).decode()
             action = self.headers.get("SOAPAction", "").strip('"').rpartition("#")[2]
             values = dict(re.findall(r"<(New\w+)[^>]*>([^<]*)</", text))
             try:
@@ -178,11 +199,18 @@ def serve_http(lan: str, wan: str, table: Table) -> None:
                     raise RefusedError(401, "Invalid Action")
                 answer = act(action, values, self.client_address[0], wan, table)
             except (RefusedError, KeyError, ValueError) as error:
-                number, why = error.args if isinstance(error, RefusedError) else (402, "Invalid Args")
+                number, why = (
+                    error.args if isinstance(error, RefusedError) else (402, "Invalid Args")
+                )
                 self._answer(500, ENVELOPE.format(FAULT.format(number, why)))
                 return
             inner = "".join(f"<{name}>{value}</{name}>" for name, value in answer.items())
-            self._answer(200, ENVELOPE.format(f'<u:{action}Response xmlns:u="{SERVICE}">{inner}</u:{action}Response>'))
+            self._answer(
+                200,
+                ENVELOPE.format(
+                    f'<u:{action}Response xmlns:u="{SERVICE}">{inner}</u:{action}Response>'
+                ),
+            )
 
         def _answer(self, status: int, text: str) -> None:
             data = text.encode()
@@ -205,7 +233,9 @@ def discovery(lan: str) -> socket.socket:
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.bind(("", SSDP))
-    sock.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, socket.inet_aton(GROUP) + socket.inet_aton(lan))
+    sock.setsockopt(
+        socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, socket.inet_aton(GROUP) + socket.inet_aton(lan)
+    )
     return sock
 
 
@@ -218,9 +248,16 @@ def searched(sock: socket.socket, lan: str) -> None:
     target = wanted[1].decode(errors="replace")
     for found in TARGETS[1:] if target == "ssdp:all" else [target] * (target in TARGETS):
         lines = (
-            "HTTP/1.1 200 OK", "CACHE-CONTROL: max-age=120", f"ST: {found}", f"USN: uuid:00000000-0000-0000-0000-000000000001::{found}",
-            "EXT:", "SERVER: lab/1 UPnP/1.0 lab/1", f"LOCATION: http://{lan}:{HTTP}/rootDesc.xml", "", "",
-        )  # fmt: skip
+            "HTTP/1.1 200 OK",
+            "CACHE-CONTROL: max-age=120",
+            f"ST: {found}",
+            f"USN: uuid:00000000-0000-0000-0000-000000000001::{found}",
+            "EXT:",
+            "SERVER: lab/1 UPnP/1.0 lab/1",
+            f"LOCATION: http://{lan}:{HTTP}/rootDesc.xml",
+            "",
+            "",
+        )
         sock.sendto("\r\n".join(lines).encode(), asker)
 
 
@@ -246,7 +283,10 @@ def pmp(sock: socket.socket, wan: str, table: Table, began: float) -> None:
                         table.remove(kind, number, client)
         except RefusedError:
             result = 2
-        sock.sendto(struct.pack(">BBHIHHI", 0, 128 + data[1], result, epoch, inner, outer, lease_s), (client, port))
+        sock.sendto(
+            struct.pack(">BBHIHHI", 0, 128 + data[1], result, epoch, inner, outer, lease_s),
+            (client, port),
+        )
 
 
 def main() -> int:

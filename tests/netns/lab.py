@@ -46,7 +46,14 @@ CLONE_NEWNET = 0x40000000
 BURST = "32k"  # of a token bucket: 2.6 ms of 100 Mbit/s
 QUEUE_MS = 100
 MAX_HOSTS = 64
-UNPRIVILEGED = ("unshare", "-Urnm", "sh", "-c", 'mount -t tmpfs none /run && mkdir /run/netns && exec "$@"', "sh")
+UNPRIVILEGED = (
+    "unshare",
+    "-Urnm",
+    "sh",
+    "-c",
+    'mount -t tmpfs none /run && mkdir /run/netns && exec "$@"',
+    "sh",
+)
 """Before a command: it runs as root of namespaces of its own, where the kernel lets users have them."""
 PINGS = 15
 FORWARDING = {
@@ -169,7 +176,16 @@ class Switch:
 
     def __init__(self, commands: Sequence[tuple[Sequence[str], str]]) -> None:
         self._waiting = [
-            (subprocess.Popen(list(command), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True), text)
+            (
+                subprocess.Popen(
+                    list(command),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                ),
+                text,
+            )
             for command, text in commands
         ]
 
@@ -179,7 +195,9 @@ class Switch:
         for process, text in waiting:
             _, errors = process.communicate(text)
             if process.returncode:
-                raise LabError(f"{' '.join(process.args if isinstance(process.args, list) else [])}: {errors.strip()}\n{text}")
+                raise LabError(
+                    f"{' '.join(process.args if isinstance(process.args, list) else [])}: {errors.strip()}\n{text}"
+                )
 
     def cancel(self) -> None:
         """It will not be thrown."""
@@ -235,10 +253,24 @@ class Host:
             with contextlib.suppress(LabError):  # there may be none
                 run(["tc", "-n", namespace, "qdisc", "del", "dev", device, "root"])
             if mbit is not None:
-                run(["tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *_bucket(mbit).split()])
+                run(
+                    [
+                        "tc",
+                        "-n",
+                        namespace,
+                        "qdisc",
+                        "add",
+                        "dev",
+                        device,
+                        "root",
+                        *_bucket(mbit).split(),
+                    ]
+                )
         self.mbit = mbit
 
-    def prepare(self, fault: Fault, *, mbit: float = 1.0, port: int = 0, share: float = 0.0) -> Switch:
+    def prepare(
+        self, fault: Fault, *, mbit: float = 1.0, port: int = 0, share: float = 0.0
+    ) -> Switch:
         """A fault that is ready to strike when the switch is thrown. It lasts until `heal`.
 
         "blackhole": nothing gets to the host or away from it any more, and nobody is told. "lose": this share (0 to 1) of arriving packets
@@ -246,18 +278,44 @@ class Host:
         is not 0) is changed, and checksums fit. "reset": all TCP connections end by RST at both ends, once.
         """
         if fault == "slow":
-            batch = ["tc", "-n", self.namespace, "-batch", "-"], ["tc", "-n", self.lab.hub, "-batch", "-"]
+            batch = (
+                ["tc", "-n", self.namespace, "-batch", "-"],
+                ["tc", "-n", self.lab.hub, "-batch", "-"],
+            )
             devices = "eth0", self.hub_device
             return Switch(
-                [(command, f"qdisc replace dev {device} root {_bucket(mbit)}\n") for command, device in zip(batch, devices, strict=True)]
+                [
+                    (command, f"qdisc replace dev {device} root {_bucket(mbit)}\n")
+                    for command, device in zip(batch, devices, strict=True)
+                ]
             )
         if fault == "reset":
-            return Switch([(self.command(["sh", "-c", "read go; exec ss -K -t -n -H state connected"]), "go\n")])
+            return Switch(
+                [
+                    (
+                        self.command(["sh", "-c", "read go; exec ss -K -t -n -H state connected"]),
+                        "go\n",
+                    )
+                ]
+            )
         if fault == "corrupt":
-            return Switch([(self.command(["nft", "-f", "-"]), _table(fault, "output", _corruption(port)))])
+            return Switch(
+                [(self.command(["nft", "-f", "-"]), _table(fault, "output", _corruption(port)))]
+            )
         both = f'iifname "{self.hub_device}" {{0}}', f'oifname "{self.hub_device}" {{0}}'
-        rules = [rule.format("drop") for rule in both] if fault == "blackhole" else [both[1].format(_drop(share))]
-        return Switch([(["ip", "netns", "exec", self.lab.hub, "nft", "-f", "-"], _table(self._fault, "forward", rules))])
+        rules = (
+            [rule.format("drop") for rule in both]
+            if fault == "blackhole"
+            else [both[1].format(_drop(share))]
+        )
+        return Switch(
+            [
+                (
+                    ["ip", "netns", "exec", self.lab.hub, "nft", "-f", "-"],
+                    _table(self._fault, "forward", rules),
+                )
+            ]
+        )
 
     def corrupted(self) -> int:
         """How many segments "corrupt" has changed."""
@@ -267,7 +325,10 @@ class Host:
     def heal(self) -> None:
         """Undo the faults; the rate is again what `rate` was given last."""
         run(self.command(["nft", "-f", "-"]), "table inet corrupt {}\ndelete table inet corrupt\n")
-        run(["ip", "netns", "exec", self.lab.hub, "nft", "-f", "-"], f"table inet {self._fault} {{}}\ndelete table inet {self._fault}\n")
+        run(
+            ["ip", "netns", "exec", self.lab.hub, "nft", "-f", "-"],
+            f"table inet {self._fault} {{}}\ndelete table inet {self._fault}\n",
+        )
         self.rate(self.mbit)
 
     def setting(self, path: str, value: str) -> None:
@@ -283,14 +344,21 @@ class Lab:
     """
 
     def __init__(
-        self, hosts: int, *, mbit: float | Sequence[float | None] | None = None, rtt_ms: float = 0.0, loss: float = 0.0,
+        self,
+        hosts: int,
+        *,
+        mbit: float | Sequence[float | None] | None = None,
+        rtt_ms: float = 0.0,
+        loss: float = 0.0,
         internet: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if not 1 <= hosts <= MAX_HOSTS:
             raise LabError(f"{hosts} hosts; 1 to {MAX_HOSTS} are possible")
         sweep()
         self.name = f"{PREFIX}-{os.getpid()}-{_started(os.getpid())}-{next(_serial)}"
-        self.net = 16 + next(_serial) % 200  # every laboratory has its own hub: these only need not be alike in one
+        self.net = (
+            16 + next(_serial) % 200
+        )  # every laboratory has its own hub: these only need not be alike in one
         self.hub = f"{self.name}-hub"
         self.rtt_ms, self.loss, self.internet = rtt_ms, loss, internet
         self.block = 11 if internet else 10
@@ -334,25 +402,54 @@ class Lab:
     # ---- building
     def _wire(self) -> None:
         names = [self.hub, *(host.namespace for host in self.hosts)]
-        links = [f"link add name {host.hub_device} netns {self.hub} type veth peer name eth0 netns {host.namespace}" for host in self.hosts]
-        run(["ip", "-batch", "-"], "\n".join([*(f"netns add {name}" for name in names), *links]) + "\n")
+        links = [
+            f"link add name {host.hub_device} netns {self.hub} type veth peer name eth0 netns {host.namespace}"
+            for host in self.hosts
+        ]
+        run(
+            ["ip", "-batch", "-"],
+            "\n".join([*(f"netns add {name}" for name in names), *links]) + "\n",
+        )
         hub = ["link set lo up"]
         for host in self.hosts:
-            hub += [f"addr add {host.gateway}/24 dev {host.hub_device}", f"link set {host.hub_device} up"]
+            hub += [
+                f"addr add {host.gateway}/24 dev {host.hub_device}",
+                f"link set {host.hub_device} up",
+            ]
             if self.internet:
                 hub.append(f"addr add {host.prefix6}::1/64 dev {host.hub_device} nodad")
         configure(self.hub, hub)
         for host in self.hosts:
-            own = ["link set lo up", f"addr add {host.address}/24 dev eth0", "link set eth0 up", f"route add default via {host.gateway}"]
+            own = [
+                "link set lo up",
+                f"addr add {host.address}/24 dev eth0",
+                "link set eth0 up",
+                f"route add default via {host.gateway}",
+            ]
             if self.internet:
-                own += [f"addr add {host.prefix6}::2/64 dev eth0 nodad", f"route add default via {host.prefix6}::1"]
+                own += [
+                    f"addr add {host.prefix6}::2/64 dev eth0 nodad",
+                    f"route add default via {host.prefix6}::1",
+                ]
             configure(host.namespace, own)
         write_settings(self.hub, FORWARDING)
 
     def _start_router(self) -> None:
-        command = ["ip", "netns", "exec", self.hub, str(router()), "tun0", str(round(self.rtt_ms * 500))]
+        command = [
+            "ip",
+            "netns",
+            "exec",
+            self.hub,
+            str(router()),
+            "tun0",
+            str(round(self.rtt_ms * 500)),
+        ]
         self.fifo = self.start(command) == "ready fifo"
-        lines = ["link set tun0 up txqueuelen 10000", "addr add 10.255.255.1/32 dev tun0", "route add default dev tun0 table 100"]
+        lines = [
+            "link set tun0 up txqueuelen 10000",
+            "addr add 10.255.255.1/32 dev tun0",
+            "route add default dev tun0 table 100",
+        ]
         lines += [f"rule add iif {host.hub_device} lookup 100" for host in self.hosts]
         if self.internet:
             lines += ["route add ::/0 dev tun0 table 100"]
@@ -362,7 +459,9 @@ class Lab:
 
     def start(self, command: Sequence[str]) -> str:
         """Start a helper that ends when its stdin does, at the latest with the laboratory; its first line. Raises LabError."""
-        process = subprocess.Popen(list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         self.processes.append(process)
         assert process.stdout is not None
         line = process.stdout.readline().strip()
@@ -382,7 +481,9 @@ class Lab:
         near, far = self.hosts[a], self.hosts[b]
         with far.inside(lambda: socket.create_server((far.address, 0))) as server:
             port = server.getsockname()[1]
-            dialled = near.inside(lambda: socket.create_connection((far.address, port), timeout=PATIENCE_S))
+            dialled = near.inside(
+                lambda: socket.create_connection((far.address, port), timeout=PATIENCE_S)
+            )
             accepted, _ = server.accept()
             accepted.settimeout(PATIENCE_S)
             return dialled, accepted
@@ -407,7 +508,9 @@ class Lab:
     def ping_ms(self, a: int = 0, b: int = 1, count: int = PINGS) -> float:
         """Median round-trip time from host ``a`` to host ``b``; infinite when half of the packets do not come back."""
         sender, target = self.hosts[a], self.hosts[b]
-        with sender.inside(lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)) as sock:
+        with sender.inside(
+            lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
+        ) as sock:
             sock.settimeout(max(0.25, self.rtt_ms / 1000 * 4))
             times = [_ping(sock, target.address, number) for number in range(count)]
         return statistics.median(times)
@@ -420,7 +523,9 @@ class Lab:
         """The round-trip time in ms. Raises OffTargetError when it is not the one that was asked for."""
         found = self.ping_ms(a, b)
         if not self.on_target(found):
-            raise OffTargetError(f"ping is {found:.2f} ms, wanted {self.rtt_ms:g} ms; the machine is too busy, or the laboratory broken")
+            raise OffTargetError(
+                f"ping is {found:.2f} ms, wanted {self.rtt_ms:g} ms; the machine is too busy, or the laboratory broken"
+            )
         return found
 
 
@@ -465,7 +570,9 @@ def router() -> Path:
     """The delay router, compiled once a version of its source. Raises LabError."""
     source = Path(__file__).with_name("router.c")
     digest = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
-    user = Path("/proc/self/uid_map").read_text(encoding="ascii").split()[1]  # who root of a user namespace is outside of it
+    user = (
+        Path("/proc/self/uid_map").read_text(encoding="ascii").split()[1]
+    )  # who root of a user namespace is outside of it
     folder = Path(tempfile.gettempdir()) / f"atoll-netlab-{user}-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():

@@ -28,7 +28,9 @@ class Peer:
     def __init__(self, host: Host | Inner, listen: str, log: Path) -> None:
         self.log = log
         with open(log, "wb") as errors:
-            self.process = fork(host, "netns.lane_peer", listen, host.address, stderr=errors.fileno())
+            self.process = fork(
+                host, "netns.lane_peer", listen, host.address, stderr=errors.fileno()
+            )
 
     def say(self, do: str, **values: Any) -> None:
         """A command."""
@@ -58,7 +60,9 @@ class Line:
         while True:
             try:
                 near, _ = self._server.accept()
-                far = self._public.inside(lambda: socket.create_connection(self._target, timeout=PATIENCE_S))
+                far = self._public.inside(
+                    lambda: socket.create_connection(self._target, timeout=PATIENCE_S)
+                )
             except OSError:
                 return
             far.settimeout(None)
@@ -91,7 +95,16 @@ class Pair:
     ``ends``: between which peers lanes are made, and which of them sends.
     """
 
-    def __init__(self, folder: Path, a: Kind, b: Kind, *, rtt_ms: float = 0.0, mbit: float | None = None, loss: float = 0.0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        a: Kind,
+        b: Kind,
+        *,
+        rtt_ms: float = 0.0,
+        mbit: float | None = None,
+        loss: float = 0.0,
+    ) -> None:
         self.lab = Lab(4, internet=True, rtt_ms=rtt_ms, mbit=mbit, loss=loss)
         self.peers: list[Peer] = []
         self.ends: tuple[int, int] = (2, 3)
@@ -108,16 +121,24 @@ class Pair:
         self.homes[1].open6(PORT)
         self._line = Line(self.lab.hosts[0], (other.address6, PORT))
         for index, host in enumerate(self.lab.hosts[:2]):
-            self.peers.append(Peer(host, f"/ip4/{host.address}/tcp/{PORT}", folder / f"public{index}"))
+            self.peers.append(
+                Peer(host, f"/ip4/{host.address}/tcp/{PORT}", folder / f"public{index}")
+            )
         self.peers.append(Peer(one, f"/ip4/{one.address}/tcp/{PORT}", folder / "a"))
         self.peers.append(Peer(other, f"/ip6/{other.address6}/tcp/{PORT}", folder / "b"))
         told = [peer.expect("ready") for peer in self.peers]
         self.ids = [said["peer"] for said in told]
         for peer in self.peers[2:]:
             for public in (0, 1):
-                peer.say("connect", peer=self.ids[public], addresses=[f"/ip4/{self.lab.hosts[public].address}/tcp/{PORT}"])
+                peer.say(
+                    "connect",
+                    peer=self.ids[public],
+                    addresses=[f"/ip4/{self.lab.hosts[public].address}/tcp/{PORT}"],
+                )
                 assert peer.expect("connected")["observers"] == public + 1
-        self.peers[2].say("connect", peer=self.ids[3], addresses=[f"/ip4/{self.lab.hosts[0].address}/tcp/{LINE}"])
+        self.peers[2].say(
+            "connect", peer=self.ids[3], addresses=[f"/ip4/{self.lab.hosts[0].address}/tcp/{LINE}"]
+        )
         self.peers[2].expect("connected")
 
     def become(self, a: Kind, b: Kind) -> None:
@@ -158,19 +179,30 @@ class Pair:
             self.peers[end].say(do, peer=self.ids[partner], **values)
         return [self.peers[one], self.peers[other]]
 
-    def bulk(self, warm_s: float, seconds: float, congestion: str) -> tuple[float, list[int], set[str]]:
+    def bulk(
+        self, warm_s: float, seconds: float, congestion: str
+    ) -> tuple[float, list[int], set[str]]:
         """Bytes a second over the lanes that are open, from the first end to the second, the bytes of each second, and the congestion controls they
         had at the end."""
         sender, receiver = (self.peers[end] for end in self.ends)
         receiver.say("receive", warm_s=warm_s, seconds=seconds)
         sender.say("send", seconds=warm_s + seconds + 2.0, congestion=congestion)
         found = receiver.expect("received")
-        return found["nbytes"] / found["seconds"], found["by_second"], set(sender.expect("sent")["congestion"])
+        return (
+            found["nbytes"] / found["seconds"],
+            found["by_second"],
+            set(sender.expect("sent")["congestion"]),
+        )
 
     def __enter__(self) -> Pair:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def close(self) -> None:

@@ -49,8 +49,12 @@ class LanePeer:
         self.book: dict[PeerId, list[str]] = {}
         self.helpers = Helpers(self.host, lambda peer: self.book.get(peer, ()))
         self.relay = Relay(self.host, self.listener, lambda run, peer: True)
-        self.ways = ways.Ways(self.listener, self.helpers, lambda peer: "a run", lambda peer, address: True, self.rng)
-        self.lanes = Lanes(self.host, self.ways, self.connect, lambda peer: True, Faults(), self.rng)
+        self.ways = ways.Ways(
+            self.listener, self.helpers, lambda peer: "a run", lambda peer, address: True, self.rng
+        )
+        self.lanes = Lanes(
+            self.host, self.ways, self.connect, lambda peer: True, Faults(), self.rng
+        )
         self.lanes.on_lane = self.on_lane
         self.began: dict[PeerId, float] = {}
         self.synced: dict[PeerId, float] = {}
@@ -73,12 +77,30 @@ class LanePeer:
         """Make sure of a connection."""
         await self.host.connect(peer, self.book.get(peer, ()))
 
-    def on_lane(self, peer: PeerId, sock: socket.socket, mine: bytes, theirs: bytes, drives: bool, path: str, index: int, _: bool) -> None:
+    def on_lane(
+        self,
+        peer: PeerId,
+        sock: socket.socket,
+        mine: bytes,
+        theirs: bytes,
+        drives: bool,
+        path: str,
+        index: int,
+        _: bool,
+    ) -> None:
         """See `lanes.OnLane`."""
         now = trio.current_time()
         seconds, from_sync = now - self.began.get(peer, now), now - self.synced.get(peer, now)
         self.nursery.start_soon(
-            self.talk, peer, trio.socket.from_stdlib_socket(sock), mine + theirs, drives, path, index, seconds, from_sync
+            self.talk,
+            peer,
+            trio.socket.from_stdlib_socket(sock),
+            mine + theirs,
+            drives,
+            path,
+            index,
+            seconds,
+            from_sync,
         )
 
     async def talk(
@@ -102,9 +124,17 @@ class LanePeer:
                 break
             got += piece
         say(
-            "lane", peer=peer, path=path, index=index, seconds=seconds, from_sync=from_sync, drives=drives, right=got == GREETING + bytes([index]),
-            why=self.ways.why.get(peer, ""), congestion=congestion(sock),
-        )  # fmt: skip
+            "lane",
+            peer=peer,
+            path=path,
+            index=index,
+            seconds=seconds,
+            from_sync=from_sync,
+            drives=drives,
+            right=got == GREETING + bytes([index]),
+            why=self.ways.why.get(peer, ""),
+            congestion=congestion(sock),
+        )
 
     async def obey(self, command: dict[str, Any]) -> None:
         """One command."""
@@ -156,7 +186,12 @@ class LanePeer:
                 await trio.sleep(min(1.0, left))
                 marks.append(total[0])
             rates = [after - mark for mark, after in itertools.pairwise(marks)]
-            say("received", nbytes=total[0] - before, seconds=trio.current_time() - began, by_second=rates)
+            say(
+                "received",
+                nbytes=total[0] - before,
+                seconds=trio.current_time() - began,
+                by_second=rates,
+            )
             nursery.cancel_scope.cancel()
 
     async def run(self) -> None:

@@ -33,11 +33,20 @@ class Meetings:
             self.lab = stack.enter_context(Lab(4, internet=True, rtt_ms=rtt_ms))
             public = [stack.enter_context(Node(host, run="run")) for host in self.lab.hosts[:2]]
             known = [node.address for node in public]
-            homes = [Router(host, kind) for host, kind in zip(self.lab.hosts[2:], (a, b), strict=True)]
+            homes = [
+                Router(host, kind) for host, kind in zip(self.lab.hosts[2:], (a, b), strict=True)
+            ]
             counts = (first, math.ceil(tries / first))
             self.sides = [
                 [
-                    stack.enter_context(Node(home.hosts[0], run="run", bootstrap=known, listen=[f"/ip4/0.0.0.0/tcp/{FIRST_PORT + number}"]))
+                    stack.enter_context(
+                        Node(
+                            home.hosts[0],
+                            run="run",
+                            bootstrap=known,
+                            listen=[f"/ip4/0.0.0.0/tcp/{FIRST_PORT + number}"],
+                        )
+                    )
                     for number in range(count)
                 ]
                 for home, count in zip(homes, counts, strict=True)
@@ -55,7 +64,12 @@ class Meetings:
     def _meet(one: Node, other: Node, patience_s: float, crossing: bool) -> Meeting:
         ends = ((one, other), (other, one))
         for node, met in ends:
-            node.until("member", lambda member, peer=met.peer: member[0] == peer and "/p2p-circuit" in str(member[1]))
+            node.until(
+                "member",
+                lambda member, peer=met.peer: (
+                    member[0] == peer and "/p2p-circuit" in str(member[1])
+                ),
+            )
         for node, met in ends if crossing else ends[:1]:
             node.tell(connect=met.peer)
         one.tell(send=other.peer)
@@ -67,7 +81,9 @@ class Meetings:
             one.until("path", direct, patience_s=patience_s)
         except AssertionError:
             return Meeting("relay", None)
-        told: list[dict[str, Any]] = [event for event in one.events if "path" in event and event["path"][0] == other.peer]
+        told: list[dict[str, Any]] = [
+            event for event in one.events if "path" in event and event["path"][0] == other.peer
+        ]
         at = {event["path"][1]: event["at"] for event in reversed(told)}
         path = next(event["path"][1] for event in told if direct(event["path"]))
         return Meeting(path, round(at[path] - at["relay"], 3) if "relay" in at else None)
@@ -79,5 +95,10 @@ class Meetings:
     def __enter__(self) -> Meetings:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()

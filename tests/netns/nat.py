@@ -28,7 +28,9 @@ from typing import Literal, TypeVar, get_args
 from netns.lab import FORWARDING, Host, configure, inside, run, write_settings
 
 T = TypeVar("T")
-Kind = Literal["full-cone", "port-restricted", "port-shifting", "symmetric", "no-udp", "rst", "upnp"]
+Kind = Literal[
+    "full-cone", "port-restricted", "port-shifting", "symmetric", "no-udp", "rst", "upnp"
+]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SHIFT = 0x1555
 """Exclusive or with this is what a port-shifting router does to a port: every port has another one, and none two."""
@@ -79,12 +81,17 @@ _SHIFT = """oifname "eth0" meta l4proto tcp snat to {wan} : tcp sport ^ {shift}
 def rules(kind: Kind, wan: str) -> str:
     """What nft makes a router of this kind from. Who is not let in is dropped: answering at all spoils simultaneous opens."""
     plain = 'oifname "eth0" masquerade'
-    post = {"port-shifting": f"{_SHIFT.format(wan=wan, shift=SHIFT)}\n  {plain}", "symmetric": f"{plain} fully-random"}.get(kind, plain)
+    post = {
+        "port-shifting": f"{_SHIFT.format(wan=wan, shift=SHIFT)}\n  {plain}",
+        "symmetric": f"{plain} fully-random",
+    }.get(kind, plain)
     return _RULES.format(
         maps=_MAPS.format() if kind == "full-cone" else "",
         pre=_OPEN if kind == "full-cone" else "",
         post=post,
-        refuse='iifname "eth0" meta l4proto tcp ct state new reject with tcp reset' if kind == "rst" else "",
+        refuse='iifname "eth0" meta l4proto tcp ct state new reject with tcp reset'
+        if kind == "rst"
+        else "",
         udp="meta l4proto udp drop" if kind == "no-udp" else "",
     )
 
@@ -110,7 +117,9 @@ class Inner:
 class Router:
     """A host of a laboratory, made a router of this kind, and the hosts behind it. It ends with the laboratory."""
 
-    def __init__(self, host: Host, kind: Kind, behind: int = 1, *, lan: str = "", isolated: bool = False) -> None:
+    def __init__(
+        self, host: Host, kind: Kind, behind: int = 1, *, lan: str = "", isolated: bool = False
+    ) -> None:
         """``lan``: the first three numbers of the house's addresses (default 192.168.N); ``isolated``: its hosts do not see each other."""
         self.host, self.kind = host, kind
         self.address = host.address
@@ -127,21 +136,48 @@ class Router:
     def become(self, kind: Kind) -> None:
         """Be of another kind for new connections, but for the service of "upnp"; ports that were opened are closed."""
         self.kind = kind
-        run(self.host.command(["nft", "-f", "-"]), "flush ruleset\n" + rules(kind, self.host.address))
+        run(
+            self.host.command(["nft", "-f", "-"]),
+            "flush ruleset\n" + rules(kind, self.host.address),
+        )
 
     def open6(self, port: int) -> None:
         """Let IPv6 connections in to this port of any host of the house, as its owner may tell the firewall to."""
         run(
             self.host.command(
-                ["nft", "insert", "rule", "inet", "firewall", "forward", "meta", "nfproto", "ipv6", "tcp", "dport", str(port), "accept"]
+                [
+                    "nft",
+                    "insert",
+                    "rule",
+                    "inet",
+                    "firewall",
+                    "forward",
+                    "meta",
+                    "nfproto",
+                    "ipv6",
+                    "tcp",
+                    "dport",
+                    str(port),
+                    "accept",
+                ]
             )
         )
 
     def _wire(self, isolated: bool) -> None:
         mine, lab = self.host.namespace, self.host.lab
-        links = [f"link add name in{inner.index} netns {mine} type veth peer name eth0 netns {inner.namespace}" for inner in self.hosts]
-        run(["ip", "-batch", "-"], "\n".join([*(f"netns add {inner.namespace}" for inner in self.hosts), *links]) + "\n")
-        own = ["link add name lan type bridge", f"addr add {self.lan}.1/24 dev lan", "link set lan up"]
+        links = [
+            f"link add name in{inner.index} netns {mine} type veth peer name eth0 netns {inner.namespace}"
+            for inner in self.hosts
+        ]
+        run(
+            ["ip", "-batch", "-"],
+            "\n".join([*(f"netns add {inner.namespace}" for inner in self.hosts), *links]) + "\n",
+        )
+        own = [
+            "link add name lan type bridge",
+            f"addr add {self.lan}.1/24 dev lan",
+            "link set lan up",
+        ]
         for inner in self.hosts:
             own += [
                 f"link set in{inner.index} master lan up",
@@ -152,7 +188,15 @@ class Router:
             configure(lab.hub, [f"route add {self.prefix6}::/64 via {self.host.prefix6}::2"])
         configure(mine, own)
         for inner in self.hosts:
-            lines = ["link set lo up", f"addr add {inner.address}/24 dev eth0", "link set eth0 up", f"route add default via {self.lan}.1"]
+            lines = [
+                "link set lo up",
+                f"addr add {inner.address}/24 dev eth0",
+                "link set eth0 up",
+                f"route add default via {self.lan}.1",
+            ]
             if lab.internet:
-                lines += [f"addr add {inner.address6}/64 dev eth0 nodad", f"route add default via {self.prefix6}::1"]
+                lines += [
+                    f"addr add {inner.address6}/64 dev eth0 nodad",
+                    f"route add default via {self.prefix6}::1",
+                ]
             configure(inner.namespace, lines)

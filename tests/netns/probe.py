@@ -48,7 +48,9 @@ class Server:
         self.tcp.close()
 
 
-def udp_mappings(inner: Inner, port: int, servers: Sequence[Server], patience_s: float = PATIENCE_S) -> list[Address | None]:
+def udp_mappings(
+    inner: Inner, port: int, servers: Sequence[Server], patience_s: float = PATIENCE_S
+) -> list[Address | None]:
     """How each server sees the host's UDP port; None where nothing arrives."""
     found: list[Address | None] = []
     with inner.inside(lambda: bound(socket.SOCK_DGRAM, inner.address, port)) as sock:
@@ -81,7 +83,9 @@ def tcp_mappings(inner: Inner, port: int, servers: Sequence[Server]) -> Iterator
     with ExitStack() as stack:
         found: list[Address] = []
         for server in servers:
-            sock = stack.enter_context(inner.inside(lambda: bound(socket.SOCK_STREAM, inner.address, port)))
+            sock = stack.enter_context(
+                inner.inside(lambda: bound(socket.SOCK_STREAM, inner.address, port))
+            )
             sock.settimeout(PATIENCE_S)
             sock.connect(server.address)
             accepted, seen = server.tcp.accept()
@@ -103,12 +107,24 @@ def knock(host: Host | Inner, target: Address, port: int = 0) -> Verdict:
         return "open"
 
 
-def simultaneous_open(a: Inner, a_port: int, b: Inner, b_port: int, a_seen: Address, b_seen: Address, limit_s: float = 4.0) -> bool:
+def simultaneous_open(
+    a: Inner,
+    a_port: int,
+    b: Inner,
+    b_port: int,
+    a_seen: Address,
+    b_seen: Address,
+    limit_s: float = 4.0,
+) -> bool:
     """Whether two hosts that dial each other's mappings at once are connected."""
     ends: list[tuple[socket.socket, Address]] = []
     with ExitStack() as stack:
         for inner, port, target in ((a, a_port, b_seen), (b, b_port, a_seen)):
-            sock = stack.enter_context(inner.inside(lambda inner=inner, port=port: bound(socket.SOCK_STREAM, inner.address, port)))
+            sock = stack.enter_context(
+                inner.inside(
+                    lambda inner=inner, port=port: bound(socket.SOCK_STREAM, inner.address, port)
+                )
+            )
             sock.setblocking(False)
             ends.append((sock, target))
         for sock, target in ends:
@@ -117,7 +133,9 @@ def simultaneous_open(a: Inner, a_port: int, b: Inner, b_port: int, a_seen: Addr
         for sock, _ in ends:
             poll = select.poll()
             poll.register(sock, select.POLLOUT)
-            if not poll.poll(max(0.0, until - time.monotonic()) * 1000) or sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            if not poll.poll(max(0.0, until - time.monotonic()) * 1000) or sock.getsockopt(
+                socket.SOL_SOCKET, socket.SO_ERROR
+            ):
                 return False
         ends[0][0].send(b"hello")
         ends[1][0].settimeout(PATIENCE_S)

@@ -11,7 +11,9 @@ from typing import Any, ClassVar
 
 from netns.warm import fork
 
-PATIENCE_S = 240.0  # a bound for hangs: a machine with a lot to do needs a minute for what takes a second
+PATIENCE_S = (
+    240.0  # a bound for hangs: a machine with a lot to do needs a minute for what takes a second
+)
 POLL_S = 0.05
 """Between two questions for a status: what answers has something to do as well."""
 STORY_LINES = 60
@@ -34,7 +36,13 @@ class Node:
         """One line to its stdin."""
         self.process.tell(json.dumps(what))
 
-    def until(self, key: str, holds: Callable[[Any], bool] = lambda found: True, *, patience_s: float = PATIENCE_S) -> Any:
+    def until(
+        self,
+        key: str,
+        holds: Callable[[Any], bool] = lambda found: True,
+        *,
+        patience_s: float = PATIENCE_S,
+    ) -> Any:
         """The first thing said under ``key`` that ``holds``, if it was said already or is within ``patience_s``."""
         for event in self.events:
             if key in event and holds(event[key]):
@@ -66,7 +74,9 @@ class Node:
             told += [f"--- {node.name}", *lines[-STORY_LINES:]]
         return "\n".join(told)
 
-    def status_when(self, holds: Callable[[dict[str, Any]], bool], *, patience_s: float = PATIENCE_S) -> dict[str, Any]:
+    def status_when(
+        self, holds: Callable[[dict[str, Any]], bool], *, patience_s: float = PATIENCE_S
+    ) -> dict[str, Any]:
         """Its status document, asked for again and again until it ``holds``."""
         end = time.monotonic() + patience_s
         while True:
@@ -81,7 +91,9 @@ class Node:
             if holds(found):
                 return found
             if time.monotonic() > end:
-                raise AssertionError(f"{self.name}: not within {patience_s:g} s: {found}\n" + self.stories())
+                raise AssertionError(
+                    f"{self.name}: not within {patience_s:g} s: {found}\n" + self.stories()
+                )
             time.sleep(POLL_S)
 
     @property
@@ -104,5 +116,10 @@ class Node:
     def __enter__(self) -> Node:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()

@@ -64,7 +64,8 @@ async def live() -> None:
         announce=start.get("announce", []),
         rng=random.Random(start.get("seed", 1)),
         reach=ReachSettings(
-            relay=RelayLimits(open_to_all=start.get("open", False), **start.get("limits", {})), relay_only=bool(start.get("relay_only"))
+            relay=RelayLimits(open_to_all=start.get("open", False), **start.get("limits", {})),
+            relay_only=bool(start.get("relay_only")),
         ),
         lan_discovery=start.get("lan", False),
     )

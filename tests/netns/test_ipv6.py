@@ -24,11 +24,17 @@ class Street:
         self.homes = [Router(host, "symmetric", behind=2) for host in self.lab.hosts[2:]]
         self.known: list[str] = []
         self.public = [self.add(host, listen=BOTH) for host in self.lab.hosts[:2]]
-        self.known = [f"/ip6/{node.place.prefix6}::2/tcp/4001/p2p/{node.peer}" for node in self.public]
+        self.known = [
+            f"/ip6/{node.place.prefix6}::2/tcp/4001/p2p/{node.peer}" for node in self.public
+        ]
 
     def add(self, place: Any, **start: Any) -> Node:
         known = self.known or [node.address for node in getattr(self, "public", [])]
-        return self._stack.enter_context(Node(place, **{"bootstrap": known, "run": "run", "listen": ["/ip6/::/tcp/4001"], **start}))
+        return self._stack.enter_context(
+            Node(
+                place, **{"bootstrap": known, "run": "run", "listen": ["/ip6/::/tcp/4001"], **start}
+            )
+        )
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +66,16 @@ def test_behind_a_closed_firewall_relays_are_told_and_connections_punched(street
     inside = [home.hosts[0] for home in street.homes]
     one, other = (street.add(place) for place in inside)
     for node in (one, other):
-        status = node.status_when(lambda found: found["reach"]["reach"] == "private" and len(found["reach"]["relays"]) == 2)
+        status = node.status_when(
+            lambda found: (
+                found["reach"]["reach"] == "private" and len(found["reach"]["relays"]) == 2
+            )
+        )
         assert status["addresses"]
-        assert all("/p2p-circuit" in address and address.startswith("/ip6/") for address in status["addresses"])
+        assert all(
+            "/p2p-circuit" in address and address.startswith("/ip6/")
+            for address in status["addresses"]
+        )
         assert status["reach"]["nat"] == "none"
     meet(one, other, "punched")
     next_door = street.add(street.homes[0].hosts[1])
@@ -75,7 +88,9 @@ def test_an_address_that_the_firewall_lets_in_is_told_once_it_was_reached(street
     home.open6(4002)
     node = street.add(home.hosts[1], listen=["/ip4/0.0.0.0/tcp/4002", "/ip6/::/tcp/4002"])
     own = f"/ip6/{home.hosts[1].address6}/tcp/4002"
-    status = node.status_when(lambda found: found["reach"]["candidates"].get(own, {}).get("verdict") == "reachable")
+    status = node.status_when(
+        lambda found: found["reach"]["candidates"].get(own, {}).get("verdict") == "reachable"
+    )
     assert status["addresses"][0] == f"{own}/p2p/{node.peer}"
     for public in street.public:
         public.until("member", lambda member: member[0] == node.peer and own in member[1])
@@ -89,9 +104,13 @@ def test_an_address_that_the_firewall_lets_in_is_told_once_it_was_reached(street
 def test_who_has_both_in_a_house_is_told_of_by_its_relays(street: Street) -> None:
     """Its IPv6 address is one of the internet's and does not answer; what its router does to IPv4 is seen all the same."""
     node = street.add(
-        street.homes[0].hosts[1], listen=["/ip4/0.0.0.0/tcp/4004", "/ip6/::/tcp/4004"], bootstrap=[p.address for p in street.public]
+        street.homes[0].hosts[1],
+        listen=["/ip4/0.0.0.0/tcp/4004", "/ip6/::/tcp/4004"],
+        bootstrap=[p.address for p in street.public],
     )
-    status = node.status_when(lambda found: found["reach"]["observers"] == 2 and len(found["reach"]["relays"]) == 2)
+    status = node.status_when(
+        lambda found: found["reach"]["observers"] == 2 and len(found["reach"]["relays"]) == 2
+    )
     assert status["reach"]["nat"] == "address-dependent"
     assert all("/p2p-circuit" in address for address in status["addresses"])
     assert f"/ip6/{street.homes[0].hosts[1].address6}/tcp/4004" in status["reach"]["interfaces"]

@@ -51,7 +51,9 @@ def test_a_run_off_target_is_void(build: Build) -> None:
 
 def test_loss(build: Build) -> None:
     lab = build(2, loss=0.5)
-    lost = sum(lab.ping_ms(count=1) == math.inf for _ in range(8))  # each way: a ping in four comes back
+    lost = sum(
+        lab.ping_ms(count=1) == math.inf for _ in range(8)
+    )  # each way: a ping in four comes back
     assert lost >= 1
     free = build(2)
     free.hosts[0].prepare("lose", share=1.0)()
@@ -127,7 +129,9 @@ def test_laboratories_do_not_meet(build: Build) -> None:
 
 def test_nothing_outlives_its_maker(tmp_path: Path) -> None:
     program = CHILD.format(tests=str(Path(__file__).resolve().parent.parent))
-    child = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert child.stdin is not None
     assert child.stdout is not None
     with child.stdin, child.stdout:
@@ -139,7 +143,10 @@ def test_nothing_outlives_its_maker(tmp_path: Path) -> None:
     assert not list(FOLDER.glob(f"{name}-*"))
     for pid in pids:
         for _ in range(500):
-            if not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]:
+            if (
+                not Path(f"/proc/{pid}").exists()
+                or "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            ):
                 break
             time.sleep(0.01)
         else:
@@ -161,6 +168,9 @@ def test_hosts_are_cut_off_from_this_machine(build: Build) -> None:
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert missing.__wrapped__() == "not found: ip, tc, ss, nft, cc (apt-get install gcc iproute2 nftables)"
+    assert (
+        missing.__wrapped__()
+        == "not found: ip, tc, ss, nft, cc (apt-get install gcc iproute2 nftables)"
+    )
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert missing.__wrapped__().startswith("network namespaces need root on Linux")

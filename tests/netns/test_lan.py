@@ -29,7 +29,9 @@ def sent(place: Inner) -> int:
     return int(text.split("counter packets ")[1].split()[0])
 
 
-def test_two_in_a_house_meet_and_train_without_a_bootstrap(houses: tuple[ExitStack, list[Inner], list[Inner]]) -> None:
+def test_two_in_a_house_meet_and_train_without_a_bootstrap(
+    houses: tuple[ExitStack, list[Inner], list[Inner]],
+) -> None:
     stack, (a, b), (c, _) = houses
     one = stack.enter_context(Node(a, run="run", lan=True))
     stranger = stack.enter_context(Node(c, run="run", lan=True))
@@ -37,19 +39,27 @@ def test_two_in_a_house_meet_and_train_without_a_bootstrap(houses: tuple[ExitSta
     other = stack.enter_context(Node(b, run="run", lan=True))
     for node, met in ((one, other), (other, one)):
         node.until("member", lambda member, peer=met.peer: member[0] == peer)
-        node.status_when(lambda found, peer=met.peer: (found["paths"], list(found["lan"]["found"])) == ({peer: "lan"}, [peer]))
+        node.status_when(
+            lambda found, peer=met.peer: (
+                (found["paths"], list(found["lan"]["found"])) == ({peer: "lan"}, [peer])
+            )
+        )
     one.tell(send=other.peer)
     other.until("got", lambda got: got == [one.peer, "hello"])
     assert stranger.status_when(lambda found: True)["connected"] == []
 
 
-def test_who_turns_it_off_or_is_alone_on_his_machine_sends_nothing(houses: tuple[ExitStack, list[Inner], list[Inner]]) -> None:
+def test_who_turns_it_off_or_is_alone_on_his_machine_sends_nothing(
+    houses: tuple[ExitStack, list[Inner], list[Inner]],
+) -> None:
     """The third, which does take part, is the clock: it has asked and said who it is."""
     stack, (a, b), (c, _) = houses
     for place in (a, b, c):
         run(place.command(["nft", "-f", "-"]), _COUNT)
     stack.enter_context(Node(a, run="run", lan=False)).until("up")
-    stack.enter_context(Node(b, run="run", lan=True, listen=["/ip4/127.0.0.1/tcp/4001"])).until("up")
+    stack.enter_context(Node(b, run="run", lan=True, listen=["/ip4/127.0.0.1/tcp/4001"])).until(
+        "up"
+    )
     there = stack.enter_context(Node(c, run="run", lan=True))
     there.status_when(lambda _: sent(c) >= 3)
     assert (sent(a), sent(b)) == (0, 0)

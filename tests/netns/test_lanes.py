@@ -14,7 +14,9 @@ pytestmark = pytest.mark.netns
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """Two peers, 80 ms from each other, whose routers become what a test wants."""
-    with Pair(tmp_path_factory.mktemp("pair"), "port-restricted", "port-restricted", rtt_ms=80) as found:
+    with Pair(
+        tmp_path_factory.mktemp("pair"), "port-restricted", "port-restricted", rtt_ms=80
+    ) as found:
         yield found
 
 
@@ -23,7 +25,9 @@ def paths(pair: Pair, count: int, times: int = 1) -> list[str]:
     return [lane["path"] for _ in range(times) for lane in pair.lanes(count)]
 
 
-@pytest.mark.parametrize(("a", "b"), [("port-restricted", "port-restricted"), ("port-shifting", "port-shifting")])
+@pytest.mark.parametrize(
+    ("a", "b"), [("port-restricted", "port-restricted"), ("port-shifting", "port-shifting")]
+)
 def test_a_pair_of_routers_is_punched_through(pair: Pair, a: Kind, b: Kind) -> None:
     pair.become(a, b)
     assert paths(pair, 1, 5) == ["punched"] * 5
@@ -52,7 +56,9 @@ def test_where_no_punch_can_work_a_relay_does(pair: Pair, b: Kind) -> None:
     assert "every destination another port" in lane["why"]
 
 
-@pytest.mark.parametrize(("a", "b"), [("symmetric", "port-restricted"), ("port-restricted", "symmetric")])
+@pytest.mark.parametrize(
+    ("a", "b"), [("symmetric", "port-restricted"), ("port-restricted", "symmetric")]
+)
 def test_ports_are_guessed_where_both_were_told_to(pair: Pair, a: Kind, b: Kind) -> None:
     """One of 50 lanes finds none; the second lane of a pair is not worth hundreds of sockets."""
     pair.become(a, b)

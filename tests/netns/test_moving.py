@@ -27,17 +27,41 @@ class Scene:
         self.homes = [Router(host, "port-restricted") for host in self.lab.hosts[2:]]
         self.place = self.homes[0].hosts[0]
         name, other = self.place.namespace, self.homes[1]
-        run(["ip", "link", "add", "name", "second", "netns", other.host.namespace, "type", "veth", "peer", "name", "eth1", "netns", name])
+        run(
+            [
+                "ip",
+                "link",
+                "add",
+                "name",
+                "second",
+                "netns",
+                other.host.namespace,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "eth1",
+                "netns",
+                name,
+            ]
+        )
         configure(other.host.namespace, ["link set second master lan up"])
         configure(name, [f"addr add {other.lan}.77/24 dev eth1", "link set eth1 up"])
-        self.public = [stack.enter_context(Node(host, run="run", silent_s=SILENT_S)) for host in self.lab.hosts[:2]]
+        self.public = [
+            stack.enter_context(Node(host, run="run", silent_s=SILENT_S))
+            for host in self.lab.hosts[:2]
+        ]
         known = [node.address for node in self.public]
-        self.node = stack.enter_context(Node(self.place, run="run", bootstrap=known, silent_s=SILENT_S))
+        self.node = stack.enter_context(
+            Node(self.place, run="run", bootstrap=known, silent_s=SILENT_S)
+        )
         self.settled()
 
     def settled(self) -> dict[str, object]:
         """The node's status once it is where it wants to be."""
-        return self.node.status_when(lambda found: len(found["reach"]["relays"]) == 2 and found["reach"]["observers"] == 2)
+        return self.node.status_when(
+            lambda found: len(found["reach"]["relays"]) == 2 and found["reach"]["observers"] == 2
+        )
 
     def talk(self) -> None:
         """A message each way arrives that was sent after now."""
@@ -70,8 +94,19 @@ def scene() -> Iterator[Scene]:
 def test_another_address_in_the_same_house(scene: Scene) -> None:
     scene.talk()
     lan, name = scene.homes[0].lan, scene.place.namespace
-    configure(name, [f"addr del {lan}.2/24 dev eth0", f"addr add {lan}.99/24 dev eth0", f"route replace default via {lan}.1"])
-    scene.node.status_when(lambda found: any(address.startswith(f"/ip4/{lan}.99/") for address in found["reach"]["interfaces"]))
+    configure(
+        name,
+        [
+            f"addr del {lan}.2/24 dev eth0",
+            f"addr add {lan}.99/24 dev eth0",
+            f"route replace default via {lan}.1",
+        ],
+    )
+    scene.node.status_when(
+        lambda found: any(
+            address.startswith(f"/ip4/{lan}.99/") for address in found["reach"]["interfaces"]
+        )
+    )
     assert len(scene.settled()["addresses"]) == 2
     scene.talk()
 

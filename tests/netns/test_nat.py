@@ -49,10 +49,14 @@ def test_a_router_maps_and_filters_as_its_kind_says(build: Build, kind: Kind) ->
             assert answers_udp(inner, PORT + 3, first, other_host) == (kind == "full-cone")
         with tcp_mappings(inner, PORT, everywhere) as mappings:
             check(kind, router, list(mappings))
-            want = {"full-cone": "refused", "rst": "refused"}.get(kind, "silent")  # by the host, and by the router
+            want = {"full-cone": "refused", "rst": "refused"}.get(
+                kind, "silent"
+            )  # by the host, and by the router
             assert knock(lab.hosts[1], mappings[0]) == want
             if kind == "full-cone":
-                with inner.inside(lambda: socket.create_server((inner.address, PORT), reuse_port=True)):
+                with inner.inside(
+                    lambda: socket.create_server((inner.address, PORT), reuse_port=True)
+                ):
                     assert knock(lab.hosts[1], mappings[0]) == "open"
 
 
@@ -66,8 +70,13 @@ def check(kind: Kind, router: Router, mappings: list[tuple[str, int] | None]) ->
         assert ports == [PORT if kind in SAME else PORT ^ SHIFT] * 3
 
 
-@pytest.mark.parametrize(("kind", "delay", "meets"), [("port-restricted", 0, True), ("port-shifting", 0, True), ("rst", 80, True)])
-def test_two_hosts_meet_by_a_simultaneous_open(build: Build, kind: Kind, delay: float, meets: bool) -> None:
+@pytest.mark.parametrize(
+    ("kind", "delay", "meets"),
+    [("port-restricted", 0, True), ("port-shifting", 0, True), ("rst", 80, True)],
+)
+def test_two_hosts_meet_by_a_simultaneous_open(
+    build: Build, kind: Kind, delay: float, meets: bool
+) -> None:
     lab = build(2, internet=True, rtt_ms=delay)
     homes = [Router(host, kind) for host in lab.hosts]
     port = PORT ^ SHIFT if kind == "port-shifting" else PORT
@@ -84,12 +93,17 @@ def test_symmetric_routers_do_not_let_hosts_meet(build: Build) -> None:
 
 def test_two_hosts_behind_one_router_see_each_other_unless_isolated(build: Build) -> None:
     lab = build(4, internet=True)
-    together, apart = Router(lab.hosts[2], "port-restricted", 2), Router(lab.hosts[3], "port-restricted", 2, isolated=True)
+    together, apart = (
+        Router(lab.hosts[2], "port-restricted", 2),
+        Router(lab.hosts[3], "port-restricted", 2, isolated=True),
+    )
     assert knock(together.hosts[0], (together.hosts[1].address, 9)) == "refused"
     assert knock(apart.hosts[0], (apart.hosts[1].address, 9)) == "silent"
     with servers(lab) as (server, *_):
         for inner in (*together.hosts, *apart.hosts):
-            assert udp_mappings(inner, PORT + inner.index, [server]) == [(inner.router.address, PORT + inner.index)]
+            assert udp_mappings(inner, PORT + inner.index, [server]) == [
+                (inner.router.address, PORT + inner.index)
+            ]
 
 
 def test_two_hosts_of_one_port_get_two(build: Build) -> None:
@@ -107,7 +121,9 @@ def test_a_house_has_ipv6_and_a_firewall(build: Build) -> None:
     there = f"{outside.prefix6}::2"
     with outside.inside(lambda: socket.create_server((there, 0), family=socket.AF_INET6)) as server:
         port = server.getsockname()[1]
-        with inner.inside(lambda: socket.create_connection((there, port), timeout=PATIENCE_S)) as dialled:
+        with inner.inside(
+            lambda: socket.create_connection((there, port), timeout=PATIENCE_S)
+        ) as dialled:
             accepted, seen = server.accept()
             with accepted:
                 assert seen[0] == inner.address6
@@ -138,7 +154,8 @@ def search(inner: Inner) -> str:
     with inner.inside(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as sock:
         sock.settimeout(PATIENCE_S)
         sock.sendto(
-            f'M-SEARCH * HTTP/1.1\r\nHOST: {GROUP}:{SSDP}\r\nMAN: "ssdp:discover"\r\nMX: 1\r\nST: {SERVICE}\r\n\r\n'.encode(), (GROUP, SSDP)
+            f'M-SEARCH * HTTP/1.1\r\nHOST: {GROUP}:{SSDP}\r\nMAN: "ssdp:discover"\r\nMX: 1\r\nST: {SERVICE}\r\n\r\n'.encode(),
+            (GROUP, SSDP),
         )
         found = re.search(r"LOCATION: (\S+)", sock.recv(2048).decode())
     assert found is not None
@@ -161,7 +178,15 @@ def test_a_router_with_upnp_opens_a_port_and_closes_it(build: Build) -> None:
     with inner.inside(lambda: socket.create_server((inner.address, 4001))):
         mine = {"RemoteHost": "", "ExternalPort": "5001", "Protocol": "TCP"}
         assert knock(outside, (router.address, 5001)) == "silent"
-        soap(inner, control, "AddPortMapping", **mine, InternalPort="4001", InternalClient=inner.address, LeaseDuration="0")
+        soap(
+            inner,
+            control,
+            "AddPortMapping",
+            **mine,
+            InternalPort="4001",
+            InternalClient=inner.address,
+            LeaseDuration="0",
+        )
         assert knock(outside, (router.address, 5001)) == "open"
         soap(inner, control, "DeletePortMapping", **mine)
         assert knock(outside, (router.address, 5001)) == "silent"

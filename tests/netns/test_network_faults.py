@@ -21,7 +21,10 @@ WARM = 3  # rounds after which all have measured their links, and own parts alik
 @pytest.fixture(scope="module")
 def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peers]:
     """Four peers far from each other: no phase of a round is over before a fault can strike."""
-    with Lab(4, mbit=200, rtt_ms=RTT_MS) as lab, Peers(tmp_path_factory.mktemp("netns"), 4, NUMEL, hosts=lab.hosts) as peers:
+    with (
+        Lab(4, mbit=200, rtt_ms=RTT_MS) as lab,
+        Peers(tmp_path_factory.mktemp("netns"), 4, NUMEL, hosts=lab.hosts) as peers,
+    ):
         yield peers
 
 
@@ -36,9 +39,16 @@ def ledger(swarm: Peers) -> Ledger:
 
 @pytest.mark.parametrize(
     ("kind", "target", "phase"),
-    [("blackhole", "owner", "reduce"), ("reset", "convener", "gather"), ("corrupt", "owner", "reduce"), ("slow", "member", "reduce")],
+    [
+        ("blackhole", "owner", "reduce"),
+        ("reset", "convener", "gather"),
+        ("corrupt", "owner", "reduce"),
+        ("slow", "member", "reduce"),
+    ],
 )
-def test_the_network_of_one_peer_fails(swarm: Peers, ledger: Ledger, kind: Kind, target: Target, phase: Phase) -> None:
+def test_the_network_of_one_peer_fails(
+    swarm: Peers, ledger: Ledger, kind: Kind, target: Target, phase: Phase
+) -> None:
     for attempt in range(TRIES):
         seed = 10_000 * attempt + 100
         with Armed(swarm, fault(kind).of(target).during(phase), slow_mbit=2.0) as armed:

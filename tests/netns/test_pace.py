@@ -23,7 +23,11 @@ def test_a_host_with_a_slow_link_comes_to_own_nothing_and_is_counted(tmp_path: P
     told = threading.Lock()
 
     def heard(seen: Seen) -> None:
-        if seen.event["event"] == "round.phase" and seen.event["phase"] == "reduce" and seen.event["log"].startswith("op/"):
+        if (
+            seen.event["event"] == "round.phase"
+            and seen.event["phase"] == "reduce"
+            and seen.event["log"].startswith("op/")
+        ):
             with told:
                 owners.append(set(seen.event["owners"]))
 
@@ -39,7 +43,11 @@ def test_a_host_with_a_slow_link_comes_to_own_nothing_and_is_counted(tmp_path: P
             digests, counted = reduced(swarm, f"op {number}")
             assert len(digests) == 1
             # How parts are divided among the fast ones is their measurement's affair: what they saw of a link shared with other work may differ.
-            if counted == everybody and owners and all(found and swarm.all[3].peer not in found for found in owners):
+            if (
+                counted == everybody
+                and owners
+                and all(found and swarm.all[3].peer not in found for found in owners)
+            ):
                 return
     raise AssertionError(f"the slow host was given a part {TRIES} times: {owners}")
 
@@ -47,7 +55,14 @@ def test_a_host_with_a_slow_link_comes_to_own_nothing_and_is_counted(tmp_path: P
 def reduced(swarm: Peers, name: str) -> tuple[set[str], set[str]]:
     """One operation of all: the digests of the results, and who is counted."""
     for index, peer in enumerate(swarm.all):
-        op: dict[str, Any] = {"op": name, "seed": index, "weight": 1, "numel": NUMEL, "deadline_s": 120.0, "noise": True}
+        op: dict[str, Any] = {
+            "op": name,
+            "seed": index,
+            "weight": 1,
+            "numel": NUMEL,
+            "deadline_s": 120.0,
+            "noise": True,
+        }
         peer.say(do="reduce", ops=[op])
     for peer in swarm.all:
         peer.expect("started", 120.0)

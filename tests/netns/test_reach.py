@@ -25,7 +25,9 @@ class Town:
         self.stack = stack
         self.lab = stack.enter_context(Lab(9, internet=True))
         self.kinds = ["port-restricted", "port-shifting", "symmetric", "symmetric", "full-cone"]
-        self.homes = [Router(host, kind) for host, kind in zip(self.lab.hosts[3:8], self.kinds, strict=True)]  # type: ignore[arg-type]
+        self.homes = [
+            Router(host, kind) for host, kind in zip(self.lab.hosts[3:8], self.kinds, strict=True)
+        ]  # type: ignore[arg-type]
         self.generous = Router(self.lab.hosts[8], "upnp", behind=2)
         self.public = [self.add(self.lab.hosts[0], bootstrap=[])]
         self.public += [self.add(host) for host in self.lab.hosts[1:3]]
@@ -51,9 +53,15 @@ def hidden(town: Town) -> list[Node]:
 @contextmanager
 def apart(lab: Lab, one: str, other: str) -> Generator[None]:
     """Nothing passes between these hosts of the internet."""
-    rules = "\n".join(f"ip saddr {source} ip daddr {target} drop" for source, target in ((one, other), (other, one)))
+    rules = "\n".join(
+        f"ip saddr {source} ip daddr {target} drop"
+        for source, target in ((one, other), (other, one))
+    )
     nft = ["ip", "netns", "exec", lab.hub, "nft", "-f", "-"]
-    run(nft, f"table inet apart {{ chain c {{ type filter hook forward priority 0;\n{rules}\n}}\n}}\n")
+    run(
+        nft,
+        f"table inet apart {{ chain c {{ type filter hook forward priority 0;\n{rules}\n}}\n}}\n",
+    )
     try:
         yield
     finally:
@@ -62,7 +70,11 @@ def apart(lab: Lab, one: str, other: str) -> Generator[None]:
 
 def circuits(addresses: list[str]) -> set[str]:
     """The ids of the relays among somebody's addresses."""
-    return {address.split("/p2p/")[1].removesuffix("/p2p-circuit") for address in addresses if "/p2p-circuit" in address}
+    return {
+        address.split("/p2p/")[1].removesuffix("/p2p-circuit")
+        for address in addresses
+        if "/p2p-circuit" in address
+    }
 
 
 def verdicts(status: dict[str, Any]) -> set[str]:
@@ -80,27 +92,46 @@ def test_public_nodes_are_told_so(town: Town, hidden: list[Node]) -> None:
         assert status["addresses"] == [f"/ip4/{host.address}/tcp/4001/p2p/{node.peer}"]
 
 
-@pytest.mark.parametrize(("index", "nat"), [(0, "endpoint-independent"), (1, "endpoint-independent"), (2, "address-dependent")])
-def test_who_is_behind_a_router_has_relays_and_no_address_of_its_own(town: Town, hidden: list[Node], index: int, nat: str) -> None:
-    status = hidden[index].status_when(lambda found: judged("private")(found) and len(found["reach"]["relays"]) == 2)
+@pytest.mark.parametrize(
+    ("index", "nat"),
+    [(0, "endpoint-independent"), (1, "endpoint-independent"), (2, "address-dependent")],
+)
+def test_who_is_behind_a_router_has_relays_and_no_address_of_its_own(
+    town: Town, hidden: list[Node], index: int, nat: str
+) -> None:
+    status = hidden[index].status_when(
+        lambda found: judged("private")(found) and len(found["reach"]["relays"]) == 2
+    )
     assert status["reach"]["nat"] == nat
     assert circuits(status["addresses"]) == set(status["reach"]["relays"])
-    assert len(status["addresses"]) == 2  # nothing but circuits: neither the house's address nor one that was not reached
+    assert (
+        len(status["addresses"]) == 2
+    )  # nothing but circuits: neither the house's address nor one that was not reached
     assert "reachable" not in verdicts(status)
     seen = {address.split("/")[2] for address in status["reach"]["candidates"]}
     assert seen <= {town.lab.hosts[3 + index].address}
 
 
 def test_an_open_router_lets_us_be_dialled(town: Town, hidden: list[Node]) -> None:
-    status = hidden[4].status_when(lambda found: judged("public")(found) and not found["reach"]["relays"])
-    assert status["addresses"] == [f"/ip4/{town.lab.hosts[7].address}/tcp/4001/p2p/{hidden[4].peer}"]
+    status = hidden[4].status_when(
+        lambda found: judged("public")(found) and not found["reach"]["relays"]
+    )
+    assert status["addresses"] == [
+        f"/ip4/{town.lab.hosts[7].address}/tcp/4001/p2p/{hidden[4].peer}"
+    ]
     assert status["reach"]["nat"] == "endpoint-independent"
 
 
 @pytest.mark.parametrize(("index", "means", "port"), [(0, "nat-pmp", 4001), (1, "upnp", 4002)])
-def test_a_router_that_is_asked_opens_a_port(town: Town, hidden: list[Node], index: int, means: str, port: int) -> None:
-    node = town.add(town.generous.hosts[index], listen=[f"/ip4/0.0.0.0/tcp/{port}"], only_upnp=means == "upnp")
-    status = node.status_when(lambda found: judged("public")(found) and not found["reach"]["relays"])
+def test_a_router_that_is_asked_opens_a_port(
+    town: Town, hidden: list[Node], index: int, means: str, port: int
+) -> None:
+    node = town.add(
+        town.generous.hosts[index], listen=[f"/ip4/0.0.0.0/tcp/{port}"], only_upnp=means == "upnp"
+    )
+    status = node.status_when(
+        lambda found: judged("public")(found) and not found["reach"]["relays"]
+    )
     address = f"/ip4/{town.lab.hosts[8].address}/tcp/{port}"
     assert status["reach"]["mappings"] == {means: address}
     assert status["addresses"] == [f"{address}/p2p/{node.peer}"]
@@ -111,7 +142,9 @@ def test_a_router_that_is_asked_opens_a_port(town: Town, hidden: list[Node], ind
     caller.tell(send=node.peer)
     node.until("got", lambda got: got[0] == caller.peer)
     caller.tell(lane=node.peer)
-    caller.until("lane", lambda lane: lane == [node.peer, "direct"])  # on a busy machine one over a relay may come before
+    caller.until(
+        "lane", lambda lane: lane == [node.peer, "direct"]
+    )  # on a busy machine one over a relay may come before
 
 
 @pytest.mark.parametrize(("a", "b"), [(0, 1), (2, 4), (4, 3)])
@@ -121,22 +154,35 @@ def test_two_hidden_peers_meet_directly(hidden: list[Node], a: int, b: int) -> N
     for node in (hidden[a], hidden[b]):
         node.until("told")
     hidden[a].status_when(lambda found: bool(found["addresses"]))
-    hidden[b].until("member", lambda member: member[0] == hidden[a].peer and "192.168" not in member[1][0])
-    hidden[a].until("member", lambda member: member[0] == hidden[b].peer and "192.168" not in member[1][0])
+    hidden[b].until(
+        "member", lambda member: member[0] == hidden[a].peer and "192.168" not in member[1][0]
+    )
+    hidden[a].until(
+        "member", lambda member: member[0] == hidden[b].peer and "192.168" not in member[1][0]
+    )
     hidden[a].tell(send=hidden[b].peer)
     hidden[b].until("got", lambda got: got == [hidden[a].peer, "hello"])
     for node, other in ((hidden[a], hidden[b]), (hidden[b], hidden[a])):
-        node.until("path", lambda path, peer=other.peer: path[0] == peer and path[1] in ("direct", "punched"))
-        node.status_when(lambda found, peer=other.peer: found["paths"].get(peer) in ("direct", "punched"))
+        node.until(
+            "path",
+            lambda path, peer=other.peer: path[0] == peer and path[1] in ("direct", "punched"),
+        )
+        node.status_when(
+            lambda found, peer=other.peer: found["paths"].get(peer) in ("direct", "punched")
+        )
 
 
-@pytest.mark.parametrize(("a", "b", "crossing"), [("rst", "rst", False), ("port-restricted", "no-udp", True)])
+@pytest.mark.parametrize(
+    ("a", "b", "crossing"), [("rst", "rst", False), ("port-restricted", "no-udp", True)]
+)
 def test_pairs_meet_at_a_distance(a: Kind, b: Kind, crossing: bool) -> None:
     """Each time two that never met; a RST-ing router punishes who dials out of step, so one in ten may stay on its relay for now. Two that call each
     other at the same moment punch once."""
     with Meetings(a, b, 10, rtt_ms=80) as meetings:
         found = meetings.meet(20.0, crossing=crossing)
-    assert sum(meeting.path in ("punched", "direct") for meeting in found) >= (9 if a == "rst" else 10), found
+    assert sum(meeting.path in ("punched", "direct") for meeting in found) >= (
+        9 if a == "rst" else 10
+    ), found
 
 
 def test_two_symmetric_routers_leave_the_relay(hidden: list[Node]) -> None:
@@ -150,10 +196,16 @@ def test_two_symmetric_routers_leave_the_relay(hidden: list[Node]) -> None:
     assert other.status_when(lambda found: True)["paths"][one.peer] == "relay"
 
 
-def test_a_direct_path_comes_back_though_a_relayed_one_was_there_before_it_broke(town: Town, hidden: list[Node]) -> None:
+def test_a_direct_path_comes_back_though_a_relayed_one_was_there_before_it_broke(
+    town: Town, hidden: list[Node]
+) -> None:
     """The public end loses the connection, calls through a relay, and the one that it calls has heard of nothing yet."""
     public, node = town.public[0], hidden[0]
-    node.status_when(lambda found: len(found["reach"]["relays"]) == 2 and found["paths"].get(public.peer) == "direct")
+    node.status_when(
+        lambda found: (
+            len(found["reach"]["relays"]) == 2 and found["paths"].get(public.peer) == "direct"
+        )
+    )
     with apart(town.lab, town.lab.hosts[0].address, town.homes[0].address):
         run(town.lab.hosts[0].command(["ss", "-K", "-t", "-n", "-H", "dst", town.homes[0].address]))
         public.tell(send=node.peer)
@@ -177,21 +229,43 @@ def test_addresses_of_other_houses_are_not_dialled(town: Town, hidden: list[Node
     """Whoever makes others believe that a peer is at a private address, or at their own machine, makes them send nothing."""
     victim = town.add(town.lab.hosts[2], listen=["/ip4/0.0.0.0/tcp/4010"], run="other")
     name = "12D3KooWQnwEGNqcM2nAcPtRR9rAX8Hrg4k9kJLCHoTR5chJfz6d"
-    victim.tell(add=[name, ["/ip4/192.168.4.2/tcp/4001", "/ip4/127.0.0.1/tcp/4010", "/ip4/10.0.0.1/tcp/22", "/ip4/169.254.169.254/tcp/80"]])
+    victim.tell(
+        add=[
+            name,
+            [
+                "/ip4/192.168.4.2/tcp/4001",
+                "/ip4/127.0.0.1/tcp/4010",
+                "/ip4/10.0.0.1/tcp/22",
+                "/ip4/169.254.169.254/tcp/80",
+            ],
+        ]
+    )
     victim.tell(connect=name)
-    assert victim.until("connected", lambda found: found[0] == name)[1] == f"no address of {name} is known"
+    assert (
+        victim.until("connected", lambda found: found[0] == name)[1]
+        == f"no address of {name} is known"
+    )
 
 
 def test_a_relay_dies_and_another_takes_its_place(town: Town, hidden: list[Node]) -> None:
     """Last: it takes a public node from the town."""
     node = hidden[1]
-    relays = set(node.status_when(lambda found: len(found["reach"]["relays"]) == 2)["reach"]["relays"])
+    relays = set(
+        node.status_when(lambda found: len(found["reach"]["relays"]) == 2)["reach"]["relays"]
+    )
     dead = next(public for public in town.public if public.peer in relays)
     dead.close()
     status = node.status_when(lambda found: len(set(found["reach"]["relays"]) - {dead.peer}) == 2)
     assert dead.peer not in circuits(status["addresses"])
     caller = hidden[3]
-    caller.until("member", lambda member: member[0] == node.peer and bool(circuits(member[1])) and dead.peer not in circuits(member[1]))
+    caller.until(
+        "member",
+        lambda member: (
+            member[0] == node.peer
+            and bool(circuits(member[1]))
+            and dead.peer not in circuits(member[1])
+        ),
+    )
     caller.tell(send=node.peer)
     node.until("got", lambda got: got == [caller.peer, "hello"])
 
@@ -222,7 +296,9 @@ def test_a_peer_of_the_internet_cannot_make_us_dial_our_own_house(town: Town) ->
             trap.close()
 
 
-def test_a_node_that_is_reached_through_relays_only_shows_no_member_where_it_is(town: Town, hidden: list[Node]) -> None:
+def test_a_node_that_is_reached_through_relays_only_shows_no_member_where_it_is(
+    town: Town, hidden: list[Node]
+) -> None:
     """Whatever a member gets of it, and whatever it dials: circuits, and nobody but bootstrap nodes."""
     place = town.generous.hosts[0]  # behind a router that would open a port, if it were asked
     shy = town.add(place, listen=["/ip4/127.0.0.1/tcp/4150"], relay_only=True, lan=True)
@@ -230,8 +306,14 @@ def test_a_node_that_is_reached_through_relays_only_shows_no_member_where_it_is(
     status = shy.status_when(lambda found: bool(found["reach"]["relays"]))
     assert circuits(status["addresses"]) == set(status["reach"]["relays"])
     assert len(status["addresses"]) == len(status["reach"]["relays"])
-    assert (status["reach"]["mappings"], status["reach"]["candidates"], status["lan"]["on"]) == ({}, {}, False)
-    told = member.until("member", lambda found: found[0] == shy.peer and circuits(found[1]) != set())[1]
+    assert (status["reach"]["mappings"], status["reach"]["candidates"], status["lan"]["on"]) == (
+        {},
+        {},
+        False,
+    )
+    told = member.until(
+        "member", lambda found: found[0] == shy.peer and circuits(found[1]) != set()
+    )[1]
     assert [address for address in told if "/p2p-circuit" not in address] == []
     member.tell(send=shy.peer)
     shy.until("got", lambda got: got == [member.peer, "hello"])
@@ -246,6 +328,15 @@ def test_a_node_that_is_reached_through_relays_only_shows_no_member_where_it_is(
     shy.tell(send=third.peer)
     third.until("got", lambda got: got == [shy.peer, "hello"])
     for node in (member, third):
-        assert node.status_when(lambda found: shy.peer in found["paths"])["paths"][shy.peer] == "relay"
-        said = [event for event in node.events if "log" not in event and "status" not in event]  # others of that house are in its status
-        assert [event for event in said if any(name in str(event) for name in (place.address, outside)) and shy.peer in str(event)] == []
+        assert (
+            node.status_when(lambda found: shy.peer in found["paths"])["paths"][shy.peer] == "relay"
+        )
+        said = [
+            event for event in node.events if "log" not in event and "status" not in event
+        ]  # others of that house are in its status
+        assert [
+            event
+            for event in said
+            if any(name in str(event) for name in (place.address, outside))
+            and shy.peer in str(event)
+        ] == []

@@ -30,15 +30,25 @@ def three() -> Iterator[tuple[Node, Node, Node]]:
     with ExitStack() as stack:
         lab = stack.enter_context(Lab(3, internet=True))
         relay = stack.enter_context(Node(lab.hosts[0], open=True, listen=["/ip4/0.0.0.0/tcp/443"]))
-        inside = [stack.enter_context(Node(shut(host), run="run", bootstrap=[relay.address])) for host in lab.hosts[1:]]
+        inside = [
+            stack.enter_context(Node(shut(host), run="run", bootstrap=[relay.address]))
+            for host in lab.hosts[1:]
+        ]
         yield relay, inside[0], inside[1]
 
 
-def test_members_talk_and_have_a_lane_by_a_relay_on_port_443(three: tuple[Node, Node, Node]) -> None:
+def test_members_talk_and_have_a_lane_by_a_relay_on_port_443(
+    three: tuple[Node, Node, Node],
+) -> None:
     relay, one, other = three
     for node, met in ((one, other), (other, one)):
-        node.until("member", lambda member, peer=met.peer: member[0] == peer and "/p2p-circuit" in str(member[1]))
-        assert set(node.status_when(lambda found: bool(found["reach"]["relays"]))["reach"]["relays"]) == {relay.peer}
+        node.until(
+            "member",
+            lambda member, peer=met.peer: member[0] == peer and "/p2p-circuit" in str(member[1]),
+        )
+        assert set(
+            node.status_when(lambda found: bool(found["reach"]["relays"]))["reach"]["relays"]
+        ) == {relay.peer}
     one.tell(send=other.peer)
     assert other.until("got", lambda got: got[0] == one.peer)[1] == "hello"
     one.tell(lane=other.peer)
@@ -46,5 +56,9 @@ def test_members_talk_and_have_a_lane_by_a_relay_on_port_443(three: tuple[Node, 
         assert (
             node.until("lane", lambda lane, peer=met.peer: lane[0] == peer)[1] == "stream"
         )  # no second port: the relay's lanes are at 444
-        paths = {path for peer, path in (event["path"] for event in node.events if "path" in event) if peer == met.peer}
+        paths = {
+            path
+            for peer, path in (event["path"] for event in node.events if "path" in event)
+            if peer == met.peer
+        }
         assert paths == {"relay"}

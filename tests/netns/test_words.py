@@ -44,7 +44,9 @@ PINGED = {
     "public": ("port-restricted", "symmetric"),
     "no-relay": ("third", "nobody"),
 }
-PINGED |= dict.fromkeys(("full-cone", "upnp"), ("public", "port-restricted", "symmetric")) | {"alone": ("nobody",)}
+PINGED |= dict.fromkeys(("full-cone", "upnp"), ("public", "port-restricted", "symmetric")) | {
+    "alone": ("nobody",)
+}
 
 
 class Peer:
@@ -54,7 +56,15 @@ class Peer:
         listen = "--listen", "/ip4/0.0.0.0/tcp/4001"
         with open(os.devnull, "wb") as nowhere:
             self.process = fork(
-                place, "atoll.node.__main__", "--home", str(home), "--json", *listen, *options, stderr=nowhere.fileno(), **environ
+                place,
+                "atoll.node.__main__",
+                "--home",
+                str(home),
+                "--json",
+                *listen,
+                *options,
+                stderr=nowhere.fileno(),
+                **environ,
             )
         self.home = home
 
@@ -90,16 +100,29 @@ class Town:
         lab = stack.enter_context(Lab(3 + len(KINDS) + 1, internet=True))
         homes = [Router(host, kind) for host, kind in zip(lab.hosts[3:], KINDS, strict=False)]
         house = Router(lab.hosts[-1], "port-restricted", 2)
-        public = [Peer(host, folder / f"public{host.index}", "--relay-for-all") for host in lab.hosts[:2]]
+        public = [
+            Peer(host, folder / f"public{host.index}", "--relay-for-all") for host in lab.hosts[:2]
+        ]
         third = Peer(lab.hosts[2], folder / "third")
         entry = [part for peer in public for part in ("--bootstrap", peer.address)]
         nobody = str(Identity.generate().peer)
-        dead = [f"/ip4/{host.address}/tcp/4999/p2p/{Identity.generate().peer}" for host in (lab.hosts[2], lab.hosts[3])]
+        dead = [
+            f"/ip4/{host.address}/tcp/4999/p2p/{Identity.generate().peer}"
+            for host in (lab.hosts[2], lab.hosts[3])
+        ]
         self.peers = {"public": public[0], "second": public[1], "third": third}
         self.peers |= {home.kind: Peer(home.hosts[0], folder / home.kind, *entry) for home in homes}
-        self.peers["no-relay"] = Peer(house.hosts[0], folder / "no-relay", "--bootstrap", third.address)
+        self.peers["no-relay"] = Peer(
+            house.hosts[0], folder / "no-relay", "--bootstrap", third.address
+        )
         self.peers["alone"] = Peer(
-            house.hosts[1], folder / "alone", "--bootstrap", dead[0], "--bootstrap", dead[1], ATOLL_NETWORK__LAN_DISCOVERY="true"
+            house.hosts[1],
+            folder / "alone",
+            "--bootstrap",
+            dead[0],
+            "--bootstrap",
+            dead[1],
+            ATOLL_NETWORK__LAN_DISCOVERY="true",
         )
         for peer in self.peers.values():
             stack.callback(peer.process.kill)
@@ -121,7 +144,10 @@ class Town:
 
 MASKS = [
     (r"[\d.]+ ms\b", "_ ms"),
-    (r"[+-]\d+\.\d\d s against \d+ peers?|not compared: no peer is connected that tells its own", "+_ s against _ peers"),
+    (
+        r"[+-]\d+\.\d\d s against \d+ peers?|not compared: no peer is connected that tells its own",
+        "+_ s against _ peers",
+    ),
     (r"reached by (\d+) of \1 public", "reached by all public"),
     (r"reached by 0 of \d+ public", "reached by none of the public"),
     (r"connected to \d+ peers?", "connected to _ peers"),
@@ -146,7 +172,9 @@ def join_all(town: Town, folder: Path) -> None:
     manifest = load_run(find_paths(str(organiser.home)), "tiny").encode()
     for place in MEMBERS:
         with town.peers[place].client() as client:
-            client.join(JoinRequest(manifest=manifest) if place == "public" else JoinRequest(invite=invite))
+            client.join(
+                JoinRequest(manifest=manifest) if place == "public" else JoinRequest(invite=invite)
+            )
 
 
 def settled(town: Town, place: str) -> str:
@@ -154,22 +182,34 @@ def settled(town: Town, place: str) -> str:
     network = town.peers[place].network()
     reach = network["reach"]
     if place == "alone":
-        return "" if "connecting" not in network["bootstrap"].values() else str(network["bootstrap"])
-    tried = [len(found["reached_by"]) + len(found["not_reached_by"]) for found in reach["candidates"].values()]
+        return (
+            "" if "connecting" not in network["bootstrap"].values() else str(network["bootstrap"])
+        )
+    tried = [
+        len(found["reached_by"]) + len(found["not_reached_by"])
+        for found in reach["candidates"].values()
+    ]
     if place in OPEN:
-        known = reach["reach"] == "public" and not reach["relays"] and bool(tried) and min(tried) > 1
+        known = (
+            reach["reach"] == "public" and not reach["relays"] and bool(tried) and min(tried) > 1
+        )
     else:
         known = reach["reach"] == "private" and reach["port_mapping"] == "none"
         known &= bool(reach["relays_refused"]) if place == "no-relay" else len(reach["relays"]) == 2
         known &= place in ("symmetric", "no-relay") or min(tried) > 1
     if place == "no-relay":
         return "" if known else str(reach)
-    wrong = {other: network["paths"].get(town.ids[other], "") for other in MEMBERS if other != place}
+    wrong = {
+        other: network["paths"].get(town.ids[other], "") for other in MEMBERS if other != place
+    }
     wrong = {other: path for other, path in wrong.items() if path not in ways(place, other)}
     if known and not wrong:
         return ""
     theirs = {other: town.peers[other].network() for other in wrong}
-    said = {other: (found["paths"].get(town.ids[place]), found["faults"]) for other, found in theirs.items()}
+    said = {
+        other: (found["paths"].get(town.ids[place]), found["faults"])
+        for other, found in theirs.items()
+    }
     return f"{wrong}, they say {said}; faults {network['faults']}; {reach}"
 
 
@@ -196,14 +236,23 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
         for place in PLACES:
             while left := settled(found, place):
                 assert time.monotonic() < end, f"{place}: {left}"
-                time.sleep(0.5)  # between questions to a node, which has no event for "nothing more is to be found out"
+                time.sleep(
+                    0.5
+                )  # between questions to a node, which has no event for "nothing more is to be found out"
         yield found
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_the_words(town: Town, place: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_words(
+    town: Town, place: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("FORCE_COLOR", raising=False)
-    commands = [["netcheck"], ["doctor"], ["peers"], *(["ping", town.ids[other], "--count", "1"] for other in PINGED.get(place, USUAL))]
+    commands = [
+        ["netcheck"],
+        ["doctor"],
+        ["peers"],
+        *(["ping", town.ids[other], "--count", "1"] for other in PINGED.get(place, USUAL)),
+    ]
     text, document = "", dict[str, Any]()
     for command in commands:
         capsys.readouterr()
@@ -216,12 +265,18 @@ def test_the_words(town: Town, place: str, capsys: pytest.CaptureFixture[str], m
         document[asked] = {"exit": status, "said": ordered(town, said, place)}
     compare(GOLDEN / f"{place}.txt", text)
     spread = json.dumps(document, indent=1, ensure_ascii=False, sort_keys=True)
-    compare(GOLDEN / f"{place}.json", re.sub(r"[{\[][^{}\[\]]*[}\]]", lambda inner: re.sub(r"\n\s*", " ", inner[0]), spread) + "\n")
+    compare(
+        GOLDEN / f"{place}.json",
+        re.sub(r"[{\[][^{}\[\]]*[}\]]", lambda inner: re.sub(r"\n\s*", " ", inner[0]), spread)
+        + "\n",
+    )
 
 
 def test_bandwidth_to_a_member(town: Town, capsys: pytest.CaptureFixture[str]) -> None:
     public, hidden = town.peers["public"], town.peers["port-restricted"]
-    assert atoll(["ping", public.peer, "--count", "1", "--bandwidth", "--home", str(hidden.home)]) == 0
+    assert (
+        atoll(["ping", public.peer, "--count", "1", "--bandwidth", "--home", str(hidden.home)]) == 0
+    )
     pong, flow = (town.mask(line) for line in capsys.readouterr().out.splitlines())
     assert pong == "pong from <public>  _ ms  direct 11.0.1.2"
     assert re.fullmatch(r"to <public> up [\d.]+ Mbit/s, down [\d.]+ Mbit/s, path direct", flow)
@@ -230,7 +285,10 @@ def test_bandwidth_to_a_member(town: Town, capsys: pytest.CaptureFixture[str]) -
 def test_a_punched_path_says_so(town: Town, capsys: pytest.CaptureFixture[str]) -> None:
     target, home = town.peers["port-restricted"].peer, str(town.peers["port-shifting"].home)
     assert atoll(["ping", target, "--until-direct", "--count", "60", "--home", home]) == 0
-    assert town.mask(capsys.readouterr().out).splitlines()[-1] == "pong from <port-restricted>  _ ms  punched 11.0.5.2"
+    assert (
+        town.mask(capsys.readouterr().out).splitlines()[-1]
+        == "pong from <port-restricted>  _ ms  punched 11.0.5.2"
+    )
 
 
 def test_a_path_that_stays_relayed(town: Town, capsys: pytest.CaptureFixture[str]) -> None:
@@ -238,7 +296,9 @@ def test_a_path_that_stays_relayed(town: Town, capsys: pytest.CaptureFixture[str
     assert atoll(["ping", target, "--until-direct", "--count", "2", "--home", home]) == 1
     out, err = (town.mask(text) for text in capsys.readouterr())
     assert out == 2 * "pong from <symmetric>  _ ms  through a relay\n"
-    assert err.startswith("It works, but slowly: the two routers do not let a direct connection through.")
+    assert err.startswith(
+        "It works, but slowly: the two routers do not let a direct connection through."
+    )
 
 
 def compare(file: Path, text: str) -> None:
@@ -251,9 +311,21 @@ def compare(file: Path, text: str) -> None:
 
 def lines(text: str, place: str) -> list[str]:
     """Those of a table, with what may come in any order sorted, and without what only some nodes happen to do."""
-    found = [soft(line, place, line) for line in text.splitlines(keepends=True) if place == "public" or not line.startswith(" ok  serves")]
-    first = 1 if text.startswith("PEER") else next((i for i, line in enumerate(found) if line.startswith(" ok  relay")), len(found))
-    last = len(found) if text.startswith("PEER") else first + sum(line.startswith(" ok  relay") for line in found)
+    found = [
+        soft(line, place, line)
+        for line in text.splitlines(keepends=True)
+        if place == "public" or not line.startswith(" ok  serves")
+    ]
+    first = (
+        1
+        if text.startswith("PEER")
+        else next((i for i, line in enumerate(found) if line.startswith(" ok  relay")), len(found))
+    )
+    last = (
+        len(found)
+        if text.startswith("PEER")
+        else first + sum(line.startswith(" ok  relay") for line in found)
+    )
     return [*found[:first], *sorted(found[first:last]), *found[last:]]
 
 
@@ -261,13 +333,18 @@ def soft(text: str, place: str, about: str) -> str:
     """``text`` that names the member ``about``, with the path masked where either may come out."""
     other = next((other for other in MEMBERS if f"<{other}>" in about), place)
     either = ways(place, other) if other != place else ()
-    return re.sub(r"\b(direct|punched|relay)\b", "/".join(either), text) if len(either) > 1 else text
+    return (
+        re.sub(r"\b(direct|punched|relay)\b", "/".join(either), text) if len(either) > 1 else text
+    )
 
 
 def ordered(town: Town, value: Any, place: str) -> Any:
     """A document masked, its lists sorted, without repetitions."""
     if isinstance(value, list):
-        rows = {json.dumps(ordered(town, inner, place), sort_keys=True, ensure_ascii=False) for inner in value}
+        rows = {
+            json.dumps(ordered(town, inner, place), sort_keys=True, ensure_ascii=False)
+            for inner in value
+        }
         return [json.loads(row) for row in sorted(rows) if row != "null"]
     if not isinstance(value, dict):
         return town.mask(value) if isinstance(value, str) else value
@@ -285,6 +362,13 @@ def ordered(town: Town, value: Any, place: str) -> Any:
     if "port_mapping" in value and place == "full-cone":
         value["port_mapping"] = "_"  # it may have asked before it knew that it can be dialled
     found = {
-        town.mask(str(key)): "_" if key in COUNTS and inner is not None else ordered(town, inner, place) for key, inner in value.items()
+        town.mask(str(key)): "_"
+        if key in COUNTS and inner is not None
+        else ordered(town, inner, place)
+        for key, inner in value.items()
     }
-    return found | {key: soft(found[key], place, found["peer"]) for key in ("path", "link") if "peer" in found and found.get(key)}
+    return found | {
+        key: soft(found[key], place, found["peer"])
+        for key in ("path", "link")
+        if "peer" in found and found.get(key)
+    }

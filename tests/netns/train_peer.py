@@ -39,15 +39,24 @@ def main() -> None:
     swarm = join(run, home=home, private=True)
     torch.manual_seed(1)
     model = torch.nn.Sequential(
-        torch.nn.Linear(64, width), torch.nn.GELU(), torch.nn.Linear(width, 64), torch.nn.GELU(), torch.nn.Linear(64, 1)
+        torch.nn.Linear(64, width),
+        torch.nn.GELU(),
+        torch.nn.Linear(width, 64),
+        torch.nn.GELU(),
+        torch.nn.Linear(64, 1),
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     sync = attach(
-        model, optimizer, swarm,
+        model,
+        optimizer,
+        swarm,
         on_round=lambda outcome: say(
-            "round", round=outcome.round, status=outcome.status, contributors=[share.peer for share in outcome.contributors]
+            "round",
+            round=outcome.round,
+            status=outcome.status,
+            contributors=[share.peer for share in outcome.contributors],
         ),
-    )  # fmt: skip
+    )
     torch.manual_seed(int.from_bytes(swarm.peer.encode()[-4:], "big"))
     say("ready", peer=swarm.peer)
     go = threading.Event()

@@ -89,9 +89,13 @@ def _warm() -> socket.socket:
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with its:
         process = subprocess.Popen(
-            [sys.executable, "-m", "netns.warm", str(its.fileno())], cwd=Path(__file__).parents[1], pass_fds=[its.fileno()],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+            [sys.executable, "-m", "netns.warm", str(its.fileno())],
+            cwd=Path(__file__).parents[1],
+            pass_fds=[its.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
 
     def end() -> None:
         mine.close()
@@ -127,7 +131,15 @@ def main(line: socket.socket) -> None:
         os.waitpid(pid, 0)
 
 
-def _live(line: socket.socket, fds: Sequence[int], *, namespace: str, program: str, argv: list[str], environ: dict[str, str]) -> NoReturn:
+def _live(
+    line: socket.socket,
+    fds: Sequence[int],
+    *,
+    namespace: str,
+    program: str,
+    argv: list[str],
+    environ: dict[str, str],
+) -> NoReturn:
     """The life of a forked process."""
     status = 1
     try:

@@ -39,7 +39,11 @@ LENGTH = 300_001
 
 def state(index: int, odd: bool) -> dict[str, torch.Tensor]:
     """Tensors that all hold, but for one of one peer."""
-    return {"a": torch.arange(LENGTH), "b": torch.full((7, 3), float(index if odd else -1)), "c": torch.ones(3, dtype=torch.bfloat16)}
+    return {
+        "a": torch.arange(LENGTH),
+        "b": torch.full((7, 3), float(index if odd else -1)),
+        "c": torch.ones(3, dtype=torch.bfloat16),
+    }
 
 
 def begin(swarm: Any, command: dict[str, Any]) -> tuple[Any, Any]:
@@ -53,7 +57,9 @@ def begin(swarm: Any, command: dict[str, Any]) -> tuple[Any, Any]:
             }
         case "modular":
             mine = torch.arange(LENGTH) * (index + 1) - (1 << 40)
-            return modular_sum(swarm, mine, op_id=op, bits=20, deadline_s=deadline_s), lambda _: {"digest": tensor_digest(mine)}
+            return modular_sum(swarm, mine, op_id=op, bits=20, deadline_s=deadline_s), lambda _: {
+                "digest": tensor_digest(mine)
+            }
         case "broadcast":
             mine = torch.full((LENGTH,), index, dtype=torch.uint8)
             root = sorted(member.peer for member in swarm.members())[command["root"]]
@@ -63,20 +69,32 @@ def begin(swarm: Any, command: dict[str, Any]) -> tuple[Any, Any]:
             }
         case "scatter":
             mine = torch.arange(10.0)
-            return reduce_scatter(swarm, mine, op_id=op, op="sum", codec="fp32", deadline_s=deadline_s), lambda found: {
-                "start": found.start, "values": found.values.tolist() if found.values is not None else None,
-            }  # fmt: skip
+            return reduce_scatter(
+                swarm, mine, op_id=op, op="sum", codec="fp32", deadline_s=deadline_s
+            ), lambda found: {
+                "start": found.start,
+                "values": found.values.tolist() if found.values is not None else None,
+            }
         case "barrier":
             return barrier(swarm, op_id=op, deadline_s=deadline_s), lambda _: {"at": time.time()}
         case "average":
             mine = torch.randn(LENGTH, generator=torch.Generator().manual_seed(index))
-            return average(swarm, mine, op_id=op, codec="fp32", deadline_s=deadline_s), lambda found: {
-                "steps": [[share.peer for share in outcome.contributors] for outcome in found.steps],
-                "exact": found.exact, "weight": found.weight, "digest": tensor_digest(mine), "first": mine[0].item(),
-            }  # fmt: skip
+            return average(
+                swarm, mine, op_id=op, codec="fp32", deadline_s=deadline_s
+            ), lambda found: {
+                "steps": [
+                    [share.peer for share in outcome.contributors] for outcome in found.steps
+                ],
+                "exact": found.exact,
+                "weight": found.weight,
+                "digest": tensor_digest(mine),
+                "first": mine[0].item(),
+            }
         case "sum":
             mine = torch.full((command.get("numel", LENGTH),), 2.0**index)
-            handle = all_reduce(swarm, mine, op_id=op, op="sum", codec="fp32", deadline_s=deadline_s, everyone=True)
+            handle = all_reduce(
+                swarm, mine, op_id=op, op="sum", codec="fp32", deadline_s=deadline_s, everyone=True
+            )
             if command.get("cancel"):
                 handle.cancel()
             return handle, lambda _: {"values": mine.unique().tolist()}
@@ -85,8 +103,12 @@ def begin(swarm: Any, command: dict[str, Any]) -> tuple[Any, Any]:
             check = check_state(swarm, held, op_id=op, deadline_s=deadline_s)
             return check, lambda found: {
                 "differing": {peer: list(names) for peer, names in found.differing.items()},
-                "repaired": repair_state(swarm, held, found, op_id=f"{op} repair").wait().status if found.differing else "",
-                "equal": all(torch.equal(held[key], tensor) for key, tensor in state(index, False).items()),
+                "repaired": repair_state(swarm, held, found, op_id=f"{op} repair").wait().status
+                if found.differing
+                else "",
+                "equal": all(
+                    torch.equal(held[key], tensor) for key, tensor in state(index, False).items()
+                ),
             }
 
 
@@ -96,11 +118,22 @@ def call(swarm: Any, command: dict[str, Any]) -> None:
         handle, answer = begin(swarm, command)
         say(event="called")
         found = handle.wait()
-        outcome = found if isinstance(found, Outcome) else found.steps[-1] if isinstance(found, Averaged) else found.outcome
+        outcome = (
+            found
+            if isinstance(found, Outcome)
+            else found.steps[-1]
+            if isinstance(found, Averaged)
+            else found.outcome
+        )
         say(
-            event="result", status=outcome.status, counted=outcome.counted, reason=outcome.reason, elapsed_s=outcome.elapsed_s,
-            contributors=[share.peer for share in outcome.contributors], **answer(found),
-        )  # fmt: skip
+            event="result",
+            status=outcome.status,
+            counted=outcome.counted,
+            reason=outcome.reason,
+            elapsed_s=outcome.elapsed_s,
+            contributors=[share.peer for share in outcome.contributors],
+            **answer(found),
+        )
     except AtollError as error:
         say(event="refused", kind=type(error).__name__, message=error.message)
 

@@ -69,7 +69,9 @@ def offer(swarm: Any, earlier: Any, seed: int, weight: int, numel: int) -> Any:
             if earlier is not None:
                 earlier.wait(60)
             swarm.report({"loss": seed / 64})
-            return swarm.contribute(samples=weight, write=lambda out: contribution(seed, numel, out))
+            return swarm.contribute(
+                samples=weight, write=lambda out: contribution(seed, numel, out)
+            )
         except SwarmClosedError:
             continue
 
@@ -93,13 +95,23 @@ def main() -> None:
         say(event="frozen")
         outcome = pending.wait(command["wait_s"])
         at, round_, hexdigest = time.monotonic(), -1, ""
-        with contextlib.suppress(SwarmClosedError):  # the node was killed between the decision and now
+        with contextlib.suppress(
+            SwarmClosedError
+        ):  # the node was killed between the decision and now
             round_, hexdigest = digest(swarm, numel) if outcome.status == "committed" else (-1, "")
         say(
-            event="outcome", status=outcome.status, round=outcome.round, counted=outcome.counted, reason=outcome.reason, anchor_round=round_,
-            contributors={share.peer: share.samples for share in outcome.contributors}, digest=hexdigest, elapsed_s=at - since, at=at,
+            event="outcome",
+            status=outcome.status,
+            round=outcome.round,
+            counted=outcome.counted,
+            reason=outcome.reason,
+            anchor_round=round_,
+            contributors={share.peer: share.samples for share in outcome.contributors},
+            digest=hexdigest,
+            elapsed_s=at - since,
+            at=at,
             node_pid=node_pid(home),
-        )  # fmt: skip
+        )
     swarm.close()
 
 

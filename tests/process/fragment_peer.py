@@ -51,7 +51,10 @@ def anchors(swarm: Any) -> dict[str, Any]:
 
 def main() -> None:
     """Join, open, obey."""
-    from fault_peer import node_pid, say  # beside this script; the test, which imports it for `values`, needs neither
+    from fault_peer import (
+        node_pid,
+        say,
+    )  # beside this script; the test, which imports it for `values`, needs neither
 
     home, run = sys.argv[1], sys.argv[2]
     swarm: Any = join(run, home=home, private=True)
@@ -67,12 +70,25 @@ def main() -> None:
             continue
         for fragment in command["fragments"]:
             pending[fragment] = offer(swarm, pending.get(fragment), fragment, command)
-        say(event="frozen", undecided=sum(not pending[fragment].done() for fragment in command["fragments"]))
-        outcomes = {fragment: pending[fragment].wait(WAIT_S) for fragment in reversed(command["fragments"])}
-        say(event="outcome", outcomes={
-            fragment: {"status": o.status, "round": o.round, "counted": o.counted, "contributors": {s.peer: s.samples for s in o.contributors}}
-            for fragment, o in outcomes.items()
-        })  # fmt: skip
+        say(
+            event="frozen",
+            undecided=sum(not pending[fragment].done() for fragment in command["fragments"]),
+        )
+        outcomes = {
+            fragment: pending[fragment].wait(WAIT_S) for fragment in reversed(command["fragments"])
+        }
+        say(
+            event="outcome",
+            outcomes={
+                fragment: {
+                    "status": o.status,
+                    "round": o.round,
+                    "counted": o.counted,
+                    "contributors": {s.peer: s.samples for s in o.contributors},
+                }
+                for fragment, o in outcomes.items()
+            },
+        )
     swarm.close()
 
 

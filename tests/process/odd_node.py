@@ -81,7 +81,14 @@ def echo_twice() -> None:
         honest(self, ballot, entry)
         if defective():
             machine, digest = self.machine, b"another value".ljust(32)
-            self.broadcast(m.Echo(ballot, digest, machine.actions.sign(slot_payload("echo", *machine.slot, ballot, digest)), b""))
+            self.broadcast(
+                m.Echo(
+                    ballot,
+                    digest,
+                    machine.actions.sign(slot_payload("echo", *machine.slot, ballot, digest)),
+                    b"",
+                )
+            )
 
     Witness._send_echo = both  # type: ignore[method-assign]
 
@@ -94,7 +101,9 @@ def state_another_aggregate() -> None:
         if isinstance(body, Result) and self.context.step > 0:
             held = self.vectors.held[Kind.AGGREGATE, self.me, 0]
             held[0] += 0.01
-            body = replace(body, aggregate=aggregate_commitment(self.context, self.roster[self.me], held))
+            body = replace(
+                body, aggregate=aggregate_commitment(self.context, self.roster[self.me], held)
+            )
         honest(self, now, body)
 
     Attempt.say = wrong  # type: ignore[method-assign]

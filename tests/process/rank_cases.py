@@ -60,7 +60,13 @@ def data(step: int, rank: int | None) -> tuple[Tensor, Tensor]:
     return inputs[part], inputs.sin().sum(1, keepdim=True)[part]
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, attachment: Attachment, steps: range, rank: int | None) -> None:
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    attachment: Attachment,
+    steps: range,
+    rank: int | None,
+) -> None:
     for step in steps:
         inputs, targets = data(step, rank)
         (model(inputs) - targets).square().mean().backward()
@@ -72,7 +78,12 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, attachment: Attach
 def full(model: nn.Module) -> Tensor:
     """All trained parameters."""
     found = (parameter for parameter in model.parameters() if parameter.requires_grad)
-    return torch.cat([(each.full_tensor() if isinstance(each, DTensor) else each).detach().reshape(-1) for each in found])
+    return torch.cat(
+        [
+            (each.full_tensor() if isinstance(each, DTensor) else each).detach().reshape(-1)
+            for each in found
+        ]
+    )
 
 
 def adamw(model: nn.Module) -> torch.optim.AdamW:
@@ -130,14 +141,20 @@ def case_ddp(rank: int) -> None:
 
 def case_fsdp2(rank: int) -> None:
     equals_one_process(sharded, rank)
-    assert [each.to_local().shape[0] for each in (sharded().first.weight, sharded().last.weight)] == [[4, 1], [3, 0]][rank]
+    assert [
+        each.to_local().shape[0] for each in (sharded().first.weight, sharded().last.weight)
+    ] == [[4, 1], [3, 0]][rank]
 
 
 def case_a_sharded_job_meets_a_peer_of_one_process(rank: int) -> None:
     """Whose layout is that of the unsharded model; the anchor is the weighted mean of both."""
     plain = FlatVector(net(), SETTINGS)
     table = RoundTable(
-        ["job", "plain"], RunSettings(sync_every=H, codec="fp32", outer=OuterSettings("sgd", 1.0, 0.0), deadline_s=0.0), auto=False
+        ["job", "plain"],
+        RunSettings(
+            sync_every=H, codec="fp32", outer=OuterSettings("sgd", 1.0, 0.0), deadline_s=0.0
+        ),
+        auto=False,
     )
     model = sharded()
     optimizer = adamw(model)
@@ -154,7 +171,9 @@ def case_a_sharded_job_meets_a_peer_of_one_process(rank: int) -> None:
     attachment.sync()
     assert attachment.round == 1
     weight = 2 * ROWS * H / (2 * ROWS * H + 8 * ROWS)
-    torch.testing.assert_close(full(model), start - weight * mine - (1 - weight) * 0.5, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        full(model), start - weight * mine - (1 - weight) * 0.5, rtol=1e-5, atol=1e-6
+    )
     assert attachment.stats["last_contributors"] == ["job", "plain"]
 
 
@@ -170,7 +189,9 @@ def case_the_anchor_is_evaluated_and_gives_way(rank: int) -> None:
             assert view.round == 1
             anchor, plain = full(model), net()
             seen = model(torch.ones(2, 5))
-        nn.utils.vector_to_parameters(anchor, [each for each in plain.parameters() if each.requires_grad])
+        nn.utils.vector_to_parameters(
+            anchor, [each for each in plain.parameters() if each.requires_grad]
+        )
         torch.testing.assert_close(seen, plain(torch.ones(2, 5)))
         assert not torch.equal(seen, live)
         assert torch.equal(model(torch.ones(2, 5)), live)
@@ -269,23 +290,37 @@ def case_refusals(rank: int) -> None:
     refused("rank 1 has a swarm of its own", net(), SoloSwarm(SETTINGS))
     refused("NoneType is not a swarm", net(), None)
     tensor_parallel = net()
-    tensor_parallel.first.weight = nn.Parameter(distribute_tensor(tensor_parallel.first.weight.detach(), mesh, [Shard(0)]))
+    tensor_parallel.first.weight = nn.Parameter(
+        distribute_tensor(tensor_parallel.first.weight.detach(), mesh, [Shard(0)])
+    )
     refused("first.weight is a DTensor of a model without fully_shard", tensor_parallel, solo(rank))
     both = net()
-    both.second.weight = nn.Parameter(distribute_tensor(both.second.weight.detach(), mesh, [Replicate()]))
+    both.second.weight = nn.Parameter(
+        distribute_tensor(both.second.weight.detach(), mesh, [Replicate()])
+    )
     fully_shard(both.first)
     refused("second.weight has placements", both, solo(rank))
     whole = FullyShardedDataParallel(net(), device_id=torch.device("cpu"), use_orig_params=True)
     refused("the model is in FullyShardedDataParallel", whole, solo(rank))
-    refused("rank 1 has other parameters than rank 0", net() if rank else nn.Linear(2, 2), solo(rank))
+    refused(
+        "rank 1 has other parameters than rank 0", net() if rank else nn.Linear(2, 2), solo(rank)
+    )
     averaging = RunSettings(method="gradient_averaging", sync_every=None, target_samples=8)
-    refused("gradient averaging, which a job of several", DistributedDataParallel(net()), solo(rank, averaging))
+    refused(
+        "gradient averaging, which a job of several",
+        DistributedDataParallel(net()),
+        solo(rank, averaging),
+    )
     model = net()
     with pytest.raises(ConfigError, match="DiLoCo is for a job of one process"):
         DiLoCo(adamw(model).param_groups, adamw(model), swarm=SoloSwarm(SETTINGS), model=model)
     refused("error feedback, which a sharded", sharded(), solo(rank, RunSettings(feedback=True)))
     cut = RoundTable(["job"], RunSettings(fragments=2))
-    refused("fragments, which a job of several", DistributedDataParallel(net()), None if rank else Cut(cut, cut.peers[0]))
+    refused(
+        "fragments, which a job of several",
+        DistributedDataParallel(net()),
+        None if rank else Cut(cut, cut.peers[0]),
+    )
 
 
 CASES = {name: case for name, case in sorted(globals().items()) if name.startswith("case_")}

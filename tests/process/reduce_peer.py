@@ -52,7 +52,11 @@ def reduce(swarm: Any, ops: list[dict[str, Any]]) -> None:
         before = tensor_digest(flat)
         try:
             pending = swarm.all_reduce(
-                flat, weight=op["weight"], op_id=op["op"], deadline_s=op["deadline_s"], durable=op.get("durable", False)
+                flat,
+                weight=op["weight"],
+                op_id=op["op"],
+                deadline_s=op["deadline_s"],
+                durable=op.get("durable", False),
             )
         except AtollError as error:
             pending = error
@@ -65,10 +69,17 @@ def reduce(swarm: Any, ops: list[dict[str, Any]]) -> None:
         outcome = pending.wait()
         digest = tensor_digest(flat)
         say(
-            event="reduced", op=op["op"], status=outcome.status, counted=outcome.counted, reason=outcome.reason, digest=digest,
-            contributors={share.peer: share.samples for share in outcome.contributors}, untouched=digest == before,
-            bytes_sent=outcome.bytes_sent, bytes_received=outcome.bytes_received,
-        )  # fmt: skip
+            event="reduced",
+            op=op["op"],
+            status=outcome.status,
+            counted=outcome.counted,
+            reason=outcome.reason,
+            digest=digest,
+            contributors={share.peer: share.samples for share in outcome.contributors},
+            untouched=digest == before,
+            bytes_sent=outcome.bytes_sent,
+            bytes_received=outcome.bytes_received,
+        )
 
 
 def ready(swarm: Any, home: str, without: int) -> None:
@@ -99,10 +110,20 @@ def main() -> None:
                 pending = swarm.contribute(samples=command["weight"], write=zero)
                 say(event="frozen")
                 outcome = pending.wait(command["wait_s"])
-                say(event="outcome", status=outcome.status, contributors={share.peer: share.samples for share in outcome.contributors})
+                say(
+                    event="outcome",
+                    status=outcome.status,
+                    contributors={share.peer: share.samples for share in outcome.contributors},
+                )
             case "traffic":
                 with NodeClient.connect(find_paths(home)) as client:
-                    say(event="traffic", **{key: client.status()["runs"][0][key] for key in ("bytes_sent", "bytes_received")})
+                    say(
+                        event="traffic",
+                        **{
+                            key: client.status()["runs"][0][key]
+                            for key in ("bytes_sent", "bytes_received")
+                        },
+                    )
             case _:
                 reduce(swarm, command["ops"])
     swarm.close()

@@ -72,9 +72,16 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         state = attachment.state_dict()
-        torch.save((model.state_dict(), optimizer.state_dict(), state), checkpoint.with_suffix(".new"))
+        torch.save(
+            (model.state_dict(), optimizer.state_dict(), state), checkpoint.with_suffix(".new")
+        )
         os.replace(checkpoint.with_suffix(".new"), checkpoint)
-        say(event="stepped", round=attachment.round, digest=state["strands"]["0"]["digest"], samples=numbers.tolist())
+        say(
+            event="stepped",
+            round=attachment.round,
+            digest=state["strands"]["0"]["digest"],
+            samples=numbers.tolist(),
+        )
     swarm.close()
 
 

@@ -35,7 +35,11 @@ class Training(SeededTraining):
 def main() -> None:
     """Join, train, tell."""
     home, run, numel = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    odd = [sys.executable, str(Path(__file__).with_name("odd_node.py")), (home / "odd").read_text()] if (home / "odd").exists() else []
+    odd = (
+        [sys.executable, str(Path(__file__).with_name("odd_node.py")), (home / "odd").read_text()]
+        if (home / "odd").exists()
+        else []
+    )
     swarm = join(run, home=home, private=True, command=odd)
     model = nn.ParameterDict({"w": nn.Parameter(torch.zeros(numel))})
     optimum = torch.linspace(-1, 1, numel)

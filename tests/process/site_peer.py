@@ -58,12 +58,24 @@ def main() -> None:
             view.copy_into(anchor)
             saved = swarm.shelf().load()
             kept = unpack(saved, numel) if saved is not None else None
-            own = torch.zeros(numel) if kept is None else kept.next if kept.open and outcomes[-1].counted else kept.own
+            own = (
+                torch.zeros(numel)
+                if kept is None
+                else kept.next
+                if kept.open and outcomes[-1].counted
+                else kept.own
+            )
             own = torch.zeros(numel) if own is None else own  # a method without
             sums = anchor[numel : 2 * numel] if len(anchor) > numel else torch.zeros(numel)
             clients = round(float(anchor[-1])) if len(anchor) > numel else 0
-            return {"anchor_round": view.round, "digest": view.digest, "anchor": anchor[:numel].tolist(),
-                    "own": own.tolist(), "sum": sums.tolist(), "clients": clients}  # fmt: skip
+            return {
+                "anchor_round": view.round,
+                "digest": view.digest,
+                "anchor": anchor[:numel].tolist(),
+                "own": own.tolist(),
+                "sum": sums.tolist(),
+                "clients": clients,
+            }
 
     say(event="ready", peer=swarm.peer, node_pid=node_pid(home))
     for line in sys.stdin:
@@ -77,12 +89,23 @@ def main() -> None:
                 step()
                 for each in outcomes[before:]:
                     if each.status != "open":
-                        say(event="met", round=each.round, counted=each.counted, contributors=samples_of(each))
+                        say(
+                            event="met",
+                            round=each.round,
+                            counted=each.counted,
+                            contributors=samples_of(each),
+                        )
         before = len(outcomes) if command["do"] == "train" else 0
         while len(outcomes) == before or outcomes[-1].status == "open":
             step()
         last = outcomes[-1]
-        say(event="outcome", status=last.status, counted=last.counted, contributors=samples_of(last), **told())
+        say(
+            event="outcome",
+            status=last.status,
+            counted=last.counted,
+            contributors=samples_of(last),
+            **told(),
+        )
     swarm.close()
 
 

@@ -51,20 +51,36 @@ def start(swarm: Peers, who: list[Peer], *ops: dict[str, Any]) -> None:
     """These peers call these operations, all of them before any waits."""
     for peer in who:
         index = swarm.all.index(peer)
-        own = [{"weight": index + 1, "numel": NUMEL, "deadline_s": 60.0, **op, "seed": op["seed"] + index} for op in ops]
+        own = [
+            {
+                "weight": index + 1,
+                "numel": NUMEL,
+                "deadline_s": 60.0,
+                **op,
+                "seed": op["seed"] + index,
+            }
+            for op in ops
+        ]
         peer.say(do="reduce", ops=own)
     for peer in who:
         peer.expect("started")
 
 
-def committed(swarm: Peers, outcomes: list[dict[str, Any]], seed: int, numel: int = NUMEL) -> dict[str, int]:
+def committed(
+    swarm: Peers, outcomes: list[dict[str, Any]], seed: int, numel: int = NUMEL
+) -> dict[str, int]:
     """All committed, with one another's bits, which are those of the mean over exactly whom they name. Returns the contributors."""
     first = outcomes[0]
     for outcome in outcomes:
         assert outcome["status"] == "committed", outcome
-        assert (outcome["contributors"], outcome["digest"]) == (first["contributors"], first["digest"]), outcomes
+        assert (outcome["contributors"], outcome["digest"]) == (
+            first["contributors"],
+            first["digest"],
+        ), outcomes
     for peer, weight in first["contributors"].items():
-        assert weight == 1 + next(index for index, known in enumerate(swarm.all) if known.peer == peer)
+        assert weight == 1 + next(
+            index for index, known in enumerate(swarm.all) if known.peer == peer
+        )
     before, swarm.numel = swarm.numel, numel
     mean = swarm.mean(seed, first["contributors"])
     swarm.numel = before
@@ -83,7 +99,9 @@ def test_two_at_once_count_everybody_and_their_bytes(swarm: Peers) -> None:
     outcomes = [[peer.expect("reduced") for _ in ops] for peer in swarm.all]
     assert committed(swarm, [own[0] for own in outcomes], 100) == weights(swarm, 0, 1, 2, 3)
     assert committed(swarm, [own[1] for own in outcomes], 200, 70_001) == weights(swarm, 0, 1, 2, 3)
-    part = NUMEL * (1 + 4 / 256) * 3 / 4  # int8 with its scales: what each sends of its own, and again of the result
+    part = (
+        NUMEL * (1 + 4 / 256) * 3 / 4
+    )  # int8 with its scales: what each sends of its own, and again of the result
     for own in outcomes:
         assert part < own[0]["bytes_sent"] < 4 * part
         assert part < own[0]["bytes_received"] < 4 * part
@@ -121,10 +139,16 @@ def test_a_deadline_leaves_the_tensor_alone(swarm: Peers) -> None:
     start(swarm, swarm.all[:2], op)
     for peer in swarm.all[:2]:
         outcome = peer.expect("reduced")
-        assert (outcome["status"], outcome["untouched"], outcome["contributors"]) == ("open", True, {}), outcome
+        assert (outcome["status"], outcome["untouched"], outcome["contributors"]) == (
+            "open",
+            True,
+            {},
+        ), outcome
         assert outcome["reason"].startswith("the deadline passed: ")
     start(swarm, swarm.all, {"op": name(), "seed": 510})
-    assert committed(swarm, [peer.expect("reduced") for peer in swarm.all], 510) == weights(swarm, 0, 1, 2, 3)
+    assert committed(swarm, [peer.expect("reduced") for peer in swarm.all], 510) == weights(
+        swarm, 0, 1, 2, 3
+    )
 
 
 def test_nan_is_refused_and_the_others_go_on(swarm: Peers) -> None:
@@ -134,7 +158,9 @@ def test_nan_is_refused_and_the_others_go_on(swarm: Peers) -> None:
     refused = swarm.all[0].expect("reduced")
     assert (refused["status"], refused["untouched"]) == ("open", True)
     assert "NaN" in refused["reason"]
-    assert committed(swarm, [peer.expect("reduced") for peer in swarm.all[1:]], 600) == weights(swarm, 1, 2, 3)
+    assert committed(swarm, [peer.expect("reduced") for peer in swarm.all[1:]], 600) == weights(
+        swarm, 1, 2, 3
+    )
 
 
 @pytest.mark.parametrize("trial", range(2), ids=["votes in memory", "durable votes"])
@@ -146,20 +172,33 @@ def test_a_peer_is_killed_in_the_middle(swarm: Peers, trial: int) -> None:
     decided = [peer.expect("reduced") for peer in swarm.all]
     committed(swarm, decided, seed + 5)
     start(swarm, swarm.all, {"op": name(), "seed": seed, "durable": durable})
-    time.sleep(random.Random(trial).uniform(0, 0.2))  # a moment inside the reduction, not a synchronisation
+    time.sleep(
+        random.Random(trial).uniform(0, 0.2)
+    )  # a moment inside the reduction, not a synchronisation
     victim.signal("node", signal.SIGKILL)
     contributors = committed(swarm, [peer.expect("reduced") for peer in survivors], seed)
-    assert contributors.items() >= {peer.peer: 1 + swarm.all.index(peer) for peer in survivors}.items()
+    assert (
+        contributors.items() >= {peer.peer: 1 + swarm.all.index(peer) for peer in survivors}.items()
+    )
     outcome = victim.expect("reduced")
-    assert outcome["status"] == "committed" or (outcome["status"] == "open" and outcome["untouched"])
+    assert outcome["status"] == "committed" or (
+        outcome["status"] == "open" and outcome["untouched"]
+    )
     victim.say(do="node", without=victim.node_pid)
     victim.expect("ready")
     await_members(swarm)
-    start(swarm, [victim], earlier)  # its earlier life voted there (or, hardly ever, did not): it must not do so again
+    start(
+        swarm, [victim], earlier
+    )  # its earlier life voted there (or, hardly ever, did not): it must not do so again
     answer = victim.expect_any(60)
-    assert "was called already" in answer.get("message", "") or answer["digest"] == decided[0]["digest"], answer
+    assert (
+        "was called already" in answer.get("message", "")
+        or answer["digest"] == decided[0]["digest"]
+    ), answer
     for attempt in range(20):  # its lanes and the others' trust in it come back one by one
         start(swarm, swarm.all, {"op": name(), "seed": seed + 1000 * attempt})
-        if len(committed(swarm, [peer.expect("reduced") for peer in swarm.all], seed + 1000 * attempt)) == len(swarm.all):
+        if len(
+            committed(swarm, [peer.expect("reduced") for peer in swarm.all], seed + 1000 * attempt)
+        ) == len(swarm.all):
             return
     raise AssertionError("no operation counted everybody")

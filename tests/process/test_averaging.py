@@ -20,7 +20,8 @@ def test_four_peers_average_on_a_grid_and_three_know_what_they_lack(tmp_path: Pa
             await_members(peer, 4)
         order = sorted(swarm.all, key=lambda peer: peer.peer)
         given = {
-            peer.peer: torch.randn(LENGTH, generator=torch.Generator().manual_seed(index)).numpy() for index, peer in enumerate(swarm.all)
+            peer.peer: torch.randn(LENGTH, generator=torch.Generator().manual_seed(index)).numpy()
+            for index, peer in enumerate(swarm.all)
         }
         names, half = peers_of(swarm), np.float32(0.5)
         rows = [(given[names[at]] + given[names[at + 1]]) * half for at in (0, 2)]
@@ -31,7 +32,11 @@ def test_four_peers_average_on_a_grid_and_three_know_what_they_lack(tmp_path: Pa
         for at, name in enumerate(names):
             row = names[at // 2 * 2 : at // 2 * 2 + 2]
             assert found[name]["steps"] == [row, names[at % 2 :: 2]]
-            assert (found[name]["status"], found[name]["exact"], found[name]["weight"]) == ("committed", True, 4)
+            assert (found[name]["status"], found[name]["exact"], found[name]["weight"]) == (
+                "committed",
+                True,
+                4,
+            )
             assert found[name]["digest"] == digest(torch.from_numpy(mean))
 
         lost = order[-1]
@@ -45,6 +50,10 @@ def test_four_peers_average_on_a_grid_and_three_know_what_they_lack(tmp_path: Pa
             assert name in line
             assert name in column
             assert lost.peer not in reached
-            assert (found[name]["status"], found[name]["exact"], found[name]["weight"]) == ("committed", False, len(reached))
+            assert (found[name]["status"], found[name]["exact"], found[name]["weight"]) == (
+                "committed",
+                False,
+                len(reached),
+            )
             expected = np.mean([given[giver][0] for giver in reached])
             assert found[name]["first"] == pytest.approx(float(expected), rel=1e-5, abs=1e-6)

@@ -14,9 +14,25 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bad_input_kit import LAYOUT, Member, Run, atoll, ended, new_home, new_run, odd, one_round, refused
+from bad_input_kit import (
+    LAYOUT,
+    Member,
+    Run,
+    atoll,
+    ended,
+    new_home,
+    new_run,
+    odd,
+    one_round,
+    refused,
+)
 
-from atoll.collectives.errors import AtollError, ModelMismatchError, NotAdmittedError, VersionMismatchError
+from atoll.collectives.errors import (
+    AtollError,
+    ModelMismatchError,
+    NotAdmittedError,
+    VersionMismatchError,
+)
 from atoll.collectives.layout import make_layout
 from atoll.node import join
 from atoll.node.invite import make_invite
@@ -109,7 +125,12 @@ def test_a_key_file_that_may_not_be_read(tmp_path: Path) -> None:
     if os.geteuid() == 0:  # root may read every file, unless it gives that up
         if shutil.which("setpriv") is None:
             pytest.skip("root may read every file, and setpriv is not here to give that up")
-        command = ["setpriv", "--inh-caps=-all", "--bounding-set=-dac_override,-dac_read_search", *command]
+        command = [
+            "setpriv",
+            "--inh-caps=-all",
+            "--bounding-set=-dac_override,-dac_read_search",
+            *command,
+        ]
     done = subprocess.run(
         command,
         env={**os.environ, "ATOLL_HOME": str(home)},
@@ -171,9 +192,13 @@ def test_an_invite_that_is_cut_changed_expired_or_none_at_all(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_an_invite_that_the_organiser_did_not_sign(swarm: tuple[Run, Member], tmp_path: Path) -> None:
+def test_an_invite_that_the_organiser_did_not_sign(
+    swarm: tuple[Run, Member], tmp_path: Path
+) -> None:
     run, _ = swarm
-    forged = str(make_invite(run.signed.run_id, [run.address], Identity.generate(), now_s=time.time()))
+    forged = str(
+        make_invite(run.signed.run_id, [run.address], Identity.generate(), now_s=time.time())
+    )
     error = refused(new_home(tmp_path / "home"), "E201", 77, "join", forged, "--yes")
     assert "refuses" in error["message"]
     assert "atoll invite new" in error["hints"][0]
@@ -204,19 +229,34 @@ def test_another_model_than_the_runs(swarm: tuple[Run, Member], tmp_path: Path) 
     assert re.search(r"\bw\b.*\[10, 10\].*\[1000\]", told.value.message)
     assert "extra" in told.value.message
     (tmp_path / "train.py").write_text(SCRIPT)
-    told_cli = atoll(new_home(tmp_path / "home"), "join", run.invite(), "--yes", "--script", str(tmp_path / "train.py"))
+    told_cli = atoll(
+        new_home(tmp_path / "home"),
+        "join",
+        run.invite(),
+        "--yes",
+        "--script",
+        str(tmp_path / "train.py"),
+    )
     assert told_cli.status == 76, told_cli
     assert "E301" in told_cli.err
     assert "weight" in told_cli.err
-    assert (a.state()["phase"], a.state()["entry"]) == ("running", before)  # no entry of the log ever let it in
+    assert (a.state()["phase"], a.state()["entry"]) == (
+        "running",
+        before,
+    )  # no entry of the log ever let it in
 
 
 @pytest.mark.slow
 def test_a_run_is_founded_with_the_model_that_its_manifest_promises(tmp_path: Path) -> None:
     run = new_run(tmp_path, model="parameters = 1000")
-    swarm = join(run.signed.run_id, home=run.home, private=True, progress=lambda stage, done, total: None)
+    swarm = join(
+        run.signed.run_id, home=run.home, private=True, progress=lambda stage, done, total: None
+    )
     with swarm:
-        with pytest.raises(ModelMismatchError, match=r"your model has 999 parameters, .* promises local:test with 1,000") as told:
+        with pytest.raises(
+            ModelMismatchError,
+            match=r"your model has 999 parameters, .* promises local:test with 1,000",
+        ) as told:
             swarm.open(make_layout([("w", (999,))]), lambda initial: initial.zero_())
         assert "local:NAME" in told.value.hint
         swarm.open(LAYOUT, lambda initial: initial.zero_()).release()
@@ -226,7 +266,9 @@ def test_a_run_is_founded_with_the_model_that_its_manifest_promises(tmp_path: Pa
 @pytest.mark.slow
 def test_a_script_that_fails_to_found_a_run_leaves_nothing_of_its_model(tmp_path: Path) -> None:
     run = new_run(tmp_path)
-    swarm = join(run.signed.run_id, home=run.home, private=True, progress=lambda stage, done, total: None)
+    swarm = join(
+        run.signed.run_id, home=run.home, private=True, progress=lambda stage, done, total: None
+    )
     with swarm:
         with pytest.raises(ZeroDivisionError):
             swarm.open(make_layout([("w", (7,))]), lambda initial: initial.fill_(1 // 0))
@@ -264,9 +306,18 @@ def test_a_codec_that_a_member_does_not_know(swarm: tuple[Run, Member]) -> None:
 def test_a_script_without_atoll_join_ends_with_the_error_of_its_own(tmp_path: Path) -> None:
     """`python train.py`: the exception is the user's, and carries the code."""
     (tmp_path / "train.py").write_text(SCRIPT)
-    environment = {**os.environ, "ATOLL_HOME": str(new_home(tmp_path / "home")), "ATOLL_RUN": "no-such-run"}
+    environment = {
+        **os.environ,
+        "ATOLL_HOME": str(new_home(tmp_path / "home")),
+        "ATOLL_RUN": "no-such-run",
+    }
     done = subprocess.run(
-        [sys.executable, str(tmp_path / "train.py")], env=environment, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, str(tmp_path / "train.py")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
     )
     assert done.returncode == 1
     assert "ConfigError: " in done.stderr

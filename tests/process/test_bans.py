@@ -63,7 +63,10 @@ def test_the_organisers_ban_evicts_one_of_four_and_a_lift_lets_it_back(tmp_path:
         outcomes = one_round(organiser, b, c)
         assert all(who not in outcome.contributors for outcome in outcomes)
         one_round(organiser, b, c)  # an entry begins after the ban was known
-        soon(lambda: all(who not in member.state()["members"] for member in (organiser, b, c)), "it is evicted")
+        soon(
+            lambda: all(who not in member.state()["members"] for member in (organiser, b, c)),
+            "it is evicted",
+        )
         soon(lambda: "E205" in bad.codes() or bad.state()["phase"] == "failed", "it is told")
 
         assert atoll(b.home, "allow", who).status == 78  # not b's to lift
@@ -75,7 +78,9 @@ def test_the_organisers_ban_evicts_one_of_four_and_a_lift_lets_it_back(tmp_path:
             one_round(organiser, b, c, back)
 
 
-def test_a_ban_on_one_machine_is_its_own_and_the_organisers_outlives_its_node(tmp_path: Path) -> None:
+def test_a_ban_on_one_machine_is_its_own_and_the_organisers_outlives_its_node(
+    tmp_path: Path,
+) -> None:
     with four(tmp_path) as (run, (organiser, b, c, d)):
         assert "from this machine" in atoll(b.home, "ban", c.swarm.peer).out
         assert list(others(b)) == [c.swarm.peer]
@@ -86,7 +91,10 @@ def test_a_ban_on_one_machine_is_its_own_and_the_organisers_outlives_its_node(tm
         stranger = "12D3KooWGmMhkEcrdKBj9sqTYGDuiKMv1hDF5vjJoYk1uuheBuBS"
         assert atoll(organiser.home, "ban", stranger).status == 0
         soon(lambda: stranger in others(b), "b has the list")
-        for invite, told in ((run.invite(peer=stranger), "only"), (withdrawn := run.invite(), "revoked")):
+        for invite, told in (
+            (run.invite(peer=stranger), "only"),
+            (withdrawn := run.invite(), "revoked"),
+        ):
             if invite is withdrawn:
                 assert atoll(organiser.home, "invite", "revoke", invite).status == 0
             with pytest.raises(NotAdmittedError, match=told):
@@ -120,7 +128,11 @@ def test_an_observer_that_greets_again_without_its_invite_stays_an_observer(tmp_
     organiser, b = run.organiser(), run.member("b")
     with ended(organiser, b):
         one_round(organiser, b)
-        stranger = Stranger(run, organiser, parse_invite(run.invite(role="observe"), now_s=time.time()).token_bytes())
+        stranger = Stranger(
+            run,
+            organiser,
+            parse_invite(run.invite(role="observe"), now_s=time.time()).token_bytes(),
+        )
         victim, topic, members = PeerId(organiser.swarm.peer), stranger.topic, list[list[str]]()
         join = ROUND + encode(Envelope(main_log(topic), 1, 0, Join()))
 
@@ -128,13 +140,20 @@ def test_an_observer_that_greets_again_without_its_invite_stays_an_observer(tmp_
             answered = trio.Event()
             async with trio.open_nursery() as nursery:
                 await nursery.start(stranger.network.run)
-                stranger.network.on_message(topic, lambda *_: answered.set(), greet=lambda _: stranger.token, admit=lambda *_: True)
+                stranger.network.on_message(
+                    topic,
+                    lambda *_: answered.set(),
+                    greet=lambda _: stranger.token,
+                    admit=lambda *_: True,
+                )
                 await stranger.greet()
                 with trio.fail_after(PATIENCE_S):
                     while not answered.is_set():
                         stranger.network.send(topic, victim, MEMBERSHIP + beat(Beat(answer=True)))
                         await trio.sleep(0.1)
-                await stranger.pour(PROTOCOL, frame(msgspec.msgpack.encode(Hello(VERSION, topic, b""))))
+                await stranger.pour(
+                    PROTOCOL, frame(msgspec.msgpack.encode(Hello(VERSION, topic, b"")))
+                )
                 for _ in range(3):
                     stranger.network.send(topic, victim, join)
                     await trio.to_thread.run_sync(one_round, organiser, b)
@@ -148,18 +167,30 @@ def test_an_observer_that_greets_again_without_its_invite_stays_an_observer(tmp_
 def test_a_proof_is_checked_by_each_member_handed_on_and_bans_everywhere(tmp_path: Path) -> None:
     with four(tmp_path) as (run, (organiser, b, c, bad)):
         liar = load_or_create(find_paths(bad.home).identity_file)
-        votes = [vote_payload(run.signed.run_id, "main/x", 1, bytes(32), 0, bytes([i]) * 32) for i in (1, 2)]
+        votes = [
+            vote_payload(run.signed.run_id, "main/x", 1, bytes(32), 0, bytes([i]) * 32)
+            for i in (1, 2)
+        ]
         one, other = ((payload, liar.sign(DOMAIN, payload)) for payload in votes)
         framed = twice(PeerId(c.swarm.peer), one, other)  # c has not signed these
-        witness = Stranger(run, organiser, parse_invite(run.invite(), now_s=time.time()).token_bytes())
+        witness = Stranger(
+            run, organiser, parse_invite(run.invite(), now_s=time.time()).token_bytes()
+        )
 
         async def hand_over() -> None:
             async with trio.open_nursery() as nursery:
                 await nursery.start(witness.network.run)
-                witness.network.on_message(witness.topic, lambda *_: None, greet=lambda _: witness.token, admit=lambda *_: True)
+                witness.network.on_message(
+                    witness.topic,
+                    lambda *_: None,
+                    greet=lambda _: witness.token,
+                    admit=lambda *_: True,
+                )
                 await witness.greet()
                 for evidence in (framed, twice(liar.peer, one, other)):
-                    witness.network.send(witness.topic, PeerId(organiser.swarm.peer), PROOF + evidence.encode())
+                    witness.network.send(
+                        witness.topic, PeerId(organiser.swarm.peer), PROOF + evidence.encode()
+                    )
                     with trio.fail_after(PATIENCE_S):
                         while evidence.peer == liar.peer and liar.peer not in others(organiser):
                             await trio.sleep(0.05)
@@ -168,12 +199,20 @@ def test_a_proof_is_checked_by_each_member_handed_on_and_bans_everywhere(tmp_pat
 
         trio.run(hand_over)
         for member in (organiser, b, c):
-            soon(lambda member=member: list(others(member)) == [liar.peer], "the proof is everywhere, and nobody else is banned")
+            soon(
+                lambda member=member: list(others(member)) == [liar.peer],
+                "the proof is everywhere, and nobody else is banned",
+            )
         one_round(organiser, b, c)
         one_round(organiser, b, c)
-        soon(lambda: all(liar.peer not in member.state()["members"] for member in (organiser, b, c)), "it is evicted")
+        soon(
+            lambda: all(liar.peer not in member.state()["members"] for member in (organiser, b, c)),
+            "it is evicted",
+        )
         audited = json.loads(atoll(b.home, "audit", run.signed.run_id, "--json").out)
-        assert [(row["peer"], row["by"]) for row in audited["bans"]] == [(liar.peer, "this machine")]
+        assert [(row["peer"], row["by"]) for row in audited["bans"]] == [
+            (liar.peer, "this machine")
+        ]
         assert atoll(b.home, "allow", liar.peer).status == 0
         assert others(b) == {}
 
@@ -192,7 +231,11 @@ def test_an_invite_to_observe_gives_the_model_and_no_part_in_the_run(tmp_path: P
             soon(lambda: observer.anchor() == organiser.anchor(), "it has the model")
             assert observer.state()["role"] == "observe"
             assert set(organiser.state()["members"]) == {organiser.swarm.peer, b.swarm.peer}
-            row = next(row for row in json.loads(atoll(b.home, "peers", "--json").out)["peers"] if row["peer"] == observer.swarm.peer)
+            row = next(
+                row
+                for row in json.loads(atoll(b.home, "peers", "--json").out)["peers"]
+                if row["peer"] == observer.swarm.peer
+            )
             assert (row["role"], row["member"]) == ("observe", False)
 
 
@@ -203,20 +246,44 @@ def test_a_round_of_real_nodes_is_computed_again_from_what_they_kept(tmp_path: P
         for _ in range(3):
             done = one_round(organiser, b)[0].round
         theirs = b.folder / "contributions"
-        soon(lambda: len(list((organiser.folder / "contributions").rglob("*.signed"))) == 4, "both have signed the newest two")
+        soon(
+            lambda: len(list((organiser.folder / "contributions").rglob("*.signed"))) == 4,
+            "both have signed the newest two",
+        )
         soon(lambda: len(list(theirs.rglob("*.data"))) == 2, "b has kept its own")
-        told = atoll(organiser.home, "audit", run.signed.run_id, "--recompute", str(done), "--from", str(theirs), "--json")
+        told = atoll(
+            organiser.home,
+            "audit",
+            run.signed.run_id,
+            "--recompute",
+            str(done),
+            "--from",
+            str(theirs),
+            "--json",
+        )
         assert told.status == 0, told
         (found,) = json.loads(told.out)["recomputed"]
         assert (found["same"], found["round"], len(found["contributors"])) == (True, done, 2)
-        assert atoll(organiser.home, "audit", run.signed.run_id, "--recompute", str(done)).status == 78
+        assert (
+            atoll(organiser.home, "audit", run.signed.run_id, "--recompute", str(done)).status == 78
+        )
         for file in theirs.rglob("*.data"):
             file.write_bytes(bytes(len(file.read_bytes())))
-        told = atoll(organiser.home, "audit", run.signed.run_id, "--recompute", str(done), "--from", str(theirs))
+        told = atoll(
+            organiser.home,
+            "audit",
+            run.signed.run_id,
+            "--recompute",
+            str(done),
+            "--from",
+            str(theirs),
+        )
         assert (told.status, "has signed" in told.err) == (77, True), told
 
 
-def test_a_run_with_a_list_lets_in_whom_it_names_and_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_with_a_list_lets_in_whom_it_names_and_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`[join] policy = "allow"`, without the DHT: who is listed gets in with an invite's addresses; an invite alone is worth nothing."""
     monkeypatch.setenv("ATOLL_NETWORK__DHT", "false")
     listed = load_or_create(find_paths(new_home(tmp_path / "listed")).identity_file).peer
@@ -227,7 +294,9 @@ def test_a_run_with_a_list_lets_in_whom_it_names_and_nobody_else(tmp_path: Path,
         with ended(member):
             one_round(organiser, member)
             assert organiser.status()["network"]["dht_peers"] == 0
-            with pytest.raises(NotAdmittedError, match="only the peers that its manifest names") as caught:
+            with pytest.raises(
+                NotAdmittedError, match="only the peers that its manifest names"
+            ) as caught:
                 run.member("stranger")
             assert caught.value.code == "E201"
 
@@ -249,7 +318,9 @@ def test_a_newcomer_of_an_open_run_is_a_member_after_rounds_of_good_work(tmp_pat
             assert time.monotonic() < until, row()
             ticket = new.swarm.contribute(samples=1, write=lambda out: out.fill_(1.0))
             time.sleep(0.3)  # its hashes come before the round is decided
-            outcome = organiser.swarm.contribute(samples=1, write=lambda out: out.fill_(1.0)).wait(PATIENCE_S)
+            outcome = organiser.swarm.contribute(samples=1, write=lambda out: out.fill_(1.0)).wait(
+                PATIENCE_S
+            )
             assert {share.peer for share in outcome.contributors} == {organiser.swarm.peer}
             ticket.wait(PATIENCE_S)
             time.sleep(0.2)

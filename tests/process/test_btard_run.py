@@ -50,10 +50,17 @@ def peers(folder: Path, count: int) -> Generator[list[Peer]]:
     for home in homes:
         find_paths(home).ensure()
     people = [load_or_create(find_paths(home).identity_file) for home in homes]
-    signed = sign_manifest(parse_manifest(MANIFEST.format(allow=json.dumps([each.peer for each in people]))), people[0])
+    signed = sign_manifest(
+        parse_manifest(MANIFEST.format(allow=json.dumps([each.peer for each in people]))), people[0]
+    )
     save_run(find_paths(homes[0]), signed)
     port = free_port()
-    invite = make_invite(signed.run_id, [f"/ip4/127.0.0.1/tcp/{port}/p2p/{people[0].peer}"], people[0], now_s=time.time())
+    invite = make_invite(
+        signed.run_id,
+        [f"/ip4/127.0.0.1/tcp/{port}/p2p/{people[0].peer}"],
+        people[0],
+        now_s=time.time(),
+    )
     found = [Peer("p0", homes[0], signed.run_id, NUMEL, port, SCRIPT)]
     try:
         found[0].expect("ready")
@@ -71,7 +78,12 @@ def peers(folder: Path, count: int) -> Generator[list[Peer]]:
 def test_two_of_eight_lie_and_are_banned_with_evidence(tmp_path: Path) -> None:
     with peers(tmp_path, 8) as all_:
         honest, (vector, aggregate) = all_[:-LIARS], all_[-LIARS:]
-        wanted, banned, rounds, away = {vector.peer, aggregate.peer}, dict[str, str](), 0, list[float]()
+        wanted, banned, rounds, away = (
+            {vector.peer, aggregate.peer},
+            dict[str, str](),
+            0,
+            list[float](),
+        )
         while set(banned) < wanted or rounds < 3:
             for peer in all_:
                 peer.say(do="steps", rounds=1, lie=peer is vector)
@@ -82,11 +94,17 @@ def test_two_of_eight_lie_and_are_banned_with_evidence(tmp_path: Path) -> None:
             assert rounds < 150, banned
             with NodeClient.connect(find_paths(honest[0].home)) as client:
                 banned = client.status()["runs"][0]["banned"]
-        banned = {ban["peer"]: ban["reason"] for ban in json.loads(atoll(honest[0].home, "bans", "--json").out)["bans"] if ban["evidence"]}
+        banned = {
+            ban["peer"]: ban["reason"]
+            for ban in json.loads(atoll(honest[0].home, "bans", "--json").out)["bans"]
+            if ban["evidence"]
+        }
         assert set(banned) == wanted
         assert banned[vector.peer].startswith("its vector is not what follows from its seed")
         assert banned[aggregate.peer].startswith("its aggregate is not that of the vectors")
         assert away[-1] < away[0]
-    told = json.loads(atoll(honest[-1].home, "audit", honest[0].run, "--json").out)  # another member's evidence; nobody is left to ask
+    told = json.loads(
+        atoll(honest[-1].home, "audit", honest[0].run, "--json").out
+    )  # another member's evidence; nobody is left to ask
     assert told["proven"]
     assert {ban["peer"]: ban["proves"] for ban in told["bans"]} == banned

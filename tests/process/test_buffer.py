@@ -17,7 +17,10 @@ from atoll.collectives.errors import LocalProtocolError
 from atoll.collectives.swarm import Outcome
 from atoll.node.client import RunSwarm
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="buffers are ordinary tensors elsewhere")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="buffers are ordinary tensors elsewhere"),
+]
 
 NUMEL = 1_000_003
 
@@ -38,10 +41,13 @@ def shared(tensor: Tensor) -> bool:
     return False
 
 
-def call(swarms: list[RunSwarm], flats: list[Tensor], op_id: str, codec: str = "fp32") -> list[Handle[Outcome]]:
+def call(
+    swarms: list[RunSwarm], flats: list[Tensor], op_id: str, codec: str = "fp32"
+) -> list[Handle[Outcome]]:
     """All of them call a sum."""
     return [
-        s.all_reduce(flat, op_id=op_id, op="sum", codec=codec, deadline_s=60, everyone=True) for s, flat in zip(swarms, flats, strict=True)
+        s.all_reduce(flat, op_id=op_id, op="sum", codec=codec, deadline_s=60, everyone=True)
+        for s, flat in zip(swarms, flats, strict=True)
     ]
 
 
@@ -54,7 +60,9 @@ def counted(swarms: list[RunSwarm], outcome: Outcome) -> list[int]:
 
 @pytest.mark.parametrize("codec", ["fp32", "int8", "bf16", "stat2", "sparse64"])
 def test_the_same_bits_as_of_an_ordinary_tensor(swarms: list[RunSwarm], codec: str) -> None:
-    values = [torch.randn(NUMEL, generator=torch.Generator().manual_seed(index)) for index in range(3)]
+    values = [
+        torch.randn(NUMEL, generator=torch.Generator().manual_seed(index)) for index in range(3)
+    ]
     plain = [flat.clone() for flat in values]
     for handle in call(swarms, plain, f"plain {codec}", codec):
         assert counted(swarms, handle.wait(60)) == [0, 1, 2]
@@ -80,7 +88,11 @@ def test_in_use_until_it_is_over(swarms: list[RunSwarm]) -> None:
 
 def test_an_open_operation_leaves_it_free(swarms: list[RunSwarm]) -> None:
     flat = swarms[0].buffer(NUMEL).fill_(3)
-    outcome = swarms[0].all_reduce(flat, op_id="alone", op="sum", codec="fp32", everyone=True, deadline_s=0.3).wait(60)
+    outcome = (
+        swarms[0]
+        .all_reduce(flat, op_id="alone", op="sum", codec="fp32", everyone=True, deadline_s=0.3)
+        .wait(60)
+    )
     assert (outcome.status, flat.unique().tolist(), shared(flat)) == ("open", [3.0], False)
     flats = [flat.fill_(8), torch.ones(NUMEL), torch.ones(NUMEL)]
     for handle in call(swarms, flats, "after it"):
@@ -92,7 +104,11 @@ def test_nan_is_refused(swarms: list[RunSwarm]) -> None:
     flats = [s.buffer(NUMEL).fill_(1) for s in swarms]
     flats[1][NUMEL - 1] = float("nan")
     outcomes = [handle.wait(60) for handle in call(swarms, flats, "nan")]
-    assert (outcomes[1].status, counted(swarms, outcomes[0]), counted(swarms, outcomes[2])) == ("open", [0, 2], [0, 2])
+    assert (outcomes[1].status, counted(swarms, outcomes[0]), counted(swarms, outcomes[2])) == (
+        "open",
+        [0, 2],
+        [0, 2],
+    )
     assert [flats[index].unique().tolist() for index in (0, 2)] == [[2.0]] * 2
 
 

@@ -54,7 +54,14 @@ def _nothing_stays() -> Iterator[None]:
 def start(home: Path, *argv: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "ATOLL_HOME": str(home), "CI": "1"}
     pipe = subprocess.PIPE
-    process = subprocess.Popen([*ATOLL, *argv], stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, env=environment)
+    process = subprocess.Popen(
+        [*ATOLL, *argv],
+        stdin=subprocess.DEVNULL,
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+        env=environment,
+    )
     _started.append(process)
     return process
 
@@ -102,7 +109,9 @@ def test_a_run_from_beginning_to_end(home: Path, tmp_path: Path) -> None:
         status = atoll(home, "status", "tiny")
         assert status["running"]
         assert status["runs"][0]["round"] == 6
-        assert [peer["you"] for peer in atoll(home, "peers")["peers"] if peer["member"]].count(True) == 1
+        assert [peer["you"] for peer in atoll(home, "peers")["peers"] if peer["member"]].count(
+            True
+        ) == 1
         exported = atoll(home, "export", "tiny", str(tmp_path / "out"))
         assert exported["round"] == 6
         weights = load_file(tmp_path / "out" / "model.safetensors")
@@ -118,13 +127,18 @@ def test_a_run_from_beginning_to_end(home: Path, tmp_path: Path) -> None:
 def test_own_script_in_a_private_node_and_ctrl_c(home: Path, tmp_path: Path) -> None:
     text = TINY.replace('name = "tiny"', 'name = "own"').replace("rounds = 6", "rounds = 3")
     (tmp_path / "run.toml").write_text(
-        text.replace("[model]\nconfig = { width = 32, layers = 1, heads = 2, context = 16 }", '[model]\nentry = "local:x"')
+        text.replace(
+            "[model]\nconfig = { width = 32, layers = 1, heads = 2, context = 16 }",
+            '[model]\nentry = "local:x"',
+        )
     )
     (tmp_path / "train.py").write_text(SCRIPT)
     atoll(home, "new", str(tmp_path / "run.toml"))
     refused = atoll(home, "join", "own", "--yes", status=78)
     assert refused["error"]["key"] == "$.model.entry"
-    with start(home, "join", "own", "--yes", "--script", str(tmp_path / "train.py"), "--", "--mine", "7") as process:
+    with start(
+        home, "join", "own", "--yes", "--script", str(tmp_path / "train.py"), "--", "--mine", "7"
+    ) as process:
         out, err = process.communicate(timeout=150)
     assert process.returncode == 0, err
     assert out == "arguments ['--mine', '7'] round 3\n"
@@ -132,7 +146,9 @@ def test_own_script_in_a_private_node_and_ctrl_c(home: Path, tmp_path: Path) -> 
 
 
 def test_ctrl_c_drains_and_leaves_nothing_behind(home: Path, tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text(TINY.replace("rounds = 6\n", "").replace("steps = 60", "steps = 1000000"))
+    (tmp_path / "run.toml").write_text(
+        TINY.replace("rounds = 6\n", "").replace("steps = 60", "steps = 1000000")
+    )
     atoll(home, "new", str(tmp_path / "run.toml"))
     with start(home, "join", "tiny", "--yes") as process:
         assert process.stderr is not None

@@ -76,11 +76,16 @@ def test_gathers_sums_broadcasts_and_shares_are_exact(swarm: Peers) -> None:
     start(swarm, "gather")
     for found in results(swarm):
         assert found["contributors"] == peers_of(swarm)
-        expected = {peer.peer: digest(torch.arange(LENGTH, dtype=torch.int16) * index) for index, peer in enumerate(swarm.all)}
+        expected = {
+            peer.peer: digest(torch.arange(LENGTH, dtype=torch.int16) * index)
+            for index, peer in enumerate(swarm.all)
+        }
         assert found["tensors"] == expected
     start(swarm, "modular")
     total = digest((6 * torch.arange(LENGTH) - 3 * (1 << 40)) % (1 << 20))
-    assert [(found["digest"], found["contributors"]) for found in results(swarm)] == [(total, peers_of(swarm))] * 3
+    assert [(found["digest"], found["contributors"]) for found in results(swarm)] == [
+        (total, peers_of(swarm))
+    ] * 3
     start(swarm, "broadcast", root=1)
     for found in results(swarm):
         root = next(index for index, peer in enumerate(swarm.all) if peer.peer == found["root"])
@@ -96,7 +101,11 @@ def test_states_are_compared_and_repaired(swarm: Peers) -> None:
     for peer in swarm.all:
         start(swarm, "check", [peer], op="check", odd=peer is swarm.all[1])
     for found in results(swarm):
-        assert (found["differing"], found["repaired"], found["equal"]) == ({swarm.all[1].peer: ["b"]}, "committed", True)
+        assert (found["differing"], found["repaired"], found["equal"]) == (
+            {swarm.all[1].peer: ["b"]},
+            "committed",
+            True,
+        )
 
 
 def test_a_barrier_waits_for_the_last(swarm: Peers) -> None:
@@ -129,7 +138,10 @@ def test_an_odd_caller_hears_at_once_and_the_others_go_on_without_it(swarm: Peer
         assert "300001 elements" in odd["message"]
     for peer in others:
         found = peer.expect("result", 30)
-        assert (found["contributors"], found["values"]) == (sorted(other.peer for other in others), [5.0])
+        assert (found["contributors"], found["values"]) == (
+            sorted(other.peer for other in others),
+            [5.0],
+        )
 
 
 def test_who_cancels_is_left_out(swarm: Peers) -> None:
@@ -139,7 +151,10 @@ def test_who_cancels_is_left_out(swarm: Peers) -> None:
     assert found["reason"].startswith("cancelled by its caller: ")
     start(swarm, "sum", swarm.all[1:], op="cancel")
     for found in results(swarm, swarm.all[1:]):
-        assert (found["contributors"], found["values"]) == (sorted(peer.peer for peer in swarm.all[1:]), [6.0])
+        assert (found["contributors"], found["values"]) == (
+            sorted(peer.peer for peer in swarm.all[1:]),
+            [6.0],
+        )
 
 
 def test_time_is_told_by_phase_and_drawn(swarm: Peers, tmp_path: Path) -> None:
@@ -166,12 +181,27 @@ def test_time_is_told_by_phase_and_drawn(swarm: Peers, tmp_path: Path) -> None:
     assert done.wait(30)
     me = swarm.all[0].peer
     for event, reducer in zip(events, ("sum", "gather"), strict=True):
-        assert (event["peer"], event["reducer"], event["numel"] >= LENGTH // 2) == (me, reducer, True)
+        assert (event["peer"], event["reducer"], event["numel"] >= LENGTH // 2) == (
+            me,
+            reducer,
+            True,
+        )
         assert event["contributors"] == peers_of(swarm)
-        assert 0 <= event["planned_s"] <= event["reduced_s"] <= event["decided_s"] <= event["elapsed_s"] < 60
+        assert (
+            0
+            <= event["planned_s"]
+            <= event["reduced_s"]
+            <= event["decided_s"]
+            <= event["elapsed_s"]
+            < 60
+        )
         assert set(event["lanes"]) == set(peers_of(swarm)) - {me}
-        moved = {way: [lane[way] for lane in event["lanes"].values()] for way in ("sent", "received")}
-        assert all(min(bytes_) >= 0 and sum(bytes_) > 0 for bytes_ in moved.values()), moved  # to a peer that lags, it may be later
+        moved = {
+            way: [lane[way] for lane in event["lanes"].values()] for way in ("sent", "received")
+        }
+        assert all(min(bytes_) >= 0 and sum(bytes_) > 0 for bytes_ in moved.values()), (
+            moved
+        )  # to a peer that lags, it may be later
         assert set(event["phases"]["ready"]) == set(peers_of(swarm))
         assert set(event["phases"]["result"]) == set(peers_of(swarm)) - {me}
         assert event["slowest"]["peer"] in peers_of(swarm)
@@ -205,7 +235,10 @@ def test_a_caller_that_dies_holds_nobody_up(swarm: Peers, what: str) -> None:
     victim.signal(what, signal.SIGKILL)
     for peer in survivors:
         found = peer.expect("result", 60)
-        assert (found["status"], found["contributors"]) == ("committed", sorted(survivor.peer for survivor in survivors))
+        assert (found["status"], found["contributors"]) == (
+            "committed",
+            sorted(survivor.peer for survivor in survivors),
+        )
     start(swarm, "sum", survivors)
     for found in results(swarm, survivors):
         assert found["values"] == [sum(2.0 ** swarm.all.index(peer) for peer in survivors)]

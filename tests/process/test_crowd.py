@@ -14,7 +14,16 @@ pytestmark = pytest.mark.slow
 
 def test_no_round_is_lost_to_a_crowd_and_a_tenth_of_a_core_at_most() -> None:
     """Some in each phase. Processor time is compared, which others' load does not change."""
-    command = [sys.executable, str(ROOT / "scripts" / "bench_crowd.py"), "--connections", "200", "--seconds", "10", "--phases", "all"]
+    command = [
+        sys.executable,
+        str(ROOT / "scripts" / "bench_crowd.py"),
+        "--connections",
+        "200",
+        "--seconds",
+        "10",
+        "--phases",
+        "all",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     result = json.loads(done.stdout.splitlines()[-1])

@@ -9,7 +9,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from bad_input_kit import LAYOUT, Member, Run, atoll, ended, new_home, new_run, one_round, refused, soon
+from bad_input_kit import (
+    LAYOUT,
+    Member,
+    Run,
+    atoll,
+    ended,
+    new_home,
+    new_run,
+    one_round,
+    refused,
+    soon,
+)
 
 from atoll.collectives.errors import StorageError
 from atoll.node.manifest import parse_manifest, save_run, sign_manifest
@@ -51,7 +62,11 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], None]]] = {
 
 def contents(folder: Path) -> dict[str, bytes]:
     """All that lies below a folder."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def test_the_only_member_is_told_and_loses_nothing(tmp_path: Path) -> None:
@@ -61,7 +76,10 @@ def test_the_only_member_is_told_and_loses_nothing(tmp_path: Path) -> None:
         one_round(a)
         one_round(a)
         before = a.anchor()
-        soon(lambda: json.loads((a.folder / "checkpoint" / "atoll.json").read_text())["round"] == 2, "the checkpoint of round 2")
+        soon(
+            lambda: json.loads((a.folder / "checkpoint" / "atoll.json").read_text())["round"] == 2,
+            "the checkpoint of round 2",
+        )
     for name, (file, damage) in DAMAGE.items():
         shutil.copytree(a.folder, tmp_path / "backup", symlinks=True)
         damage(a.folder / file)
@@ -70,7 +88,9 @@ def test_the_only_member_is_told_and_loses_nothing(tmp_path: Path) -> None:
             run.organiser()
         assert (told.value.code, told.value.exit_code) == ("E303", 74), name
         assert "backup" in told.value.hint
-        assert contents(a.folder) == damaged, name  # nothing was made of it: no second founding, no new incarnation
+        assert contents(a.folder) == damaged, (
+            name
+        )  # nothing was made of it: no second founding, no new incarnation
         shutil.rmtree(a.folder)
         (tmp_path / "backup").rename(a.folder)
     flip(a.folder / "checkpoint" / "state.safetensors")
@@ -105,9 +125,16 @@ def test_a_daemon_lives_on_and_enters_the_run_once_the_file_is_back(tmp_path: Pa
         assert shown.count("E303") == 2
         refused(run.home, "E303", 74, "join", run.signed.run_id, "--yes")
         flip(a.folder / "checkpoint" / "state.safetensors")
-        again = json.loads(atoll(run.home, "join", run.signed.run_id, "--yes", "--dry-run", "--json").out)
+        again = json.loads(
+            atoll(run.home, "join", run.signed.run_id, "--yes", "--dry-run", "--json").out
+        )
         assert again["name"] == "bad"
-        assert json.loads(atoll(run.home, "status", run.signed.run_id, "--json").out)["runs"][0]["phase"] == "running"
+        assert (
+            json.loads(atoll(run.home, "status", run.signed.run_id, "--json").out)["runs"][0][
+                "phase"
+            ]
+            == "running"
+        )
     finally:
         assert atoll(run.home, "down").status == 0
     assert "Traceback" not in (a.paths.log_dir / "node.log").read_text()
@@ -132,7 +159,9 @@ def test_a_member_fetches_the_state_from_the_others(tmp_path: Path, name: str) -
             one_round(a, b)
             assert b.anchor() == a.anchor()
             reborn = json.loads(meta.read_text())["incarnation"] > before
-            assert reborn == (not name.startswith("checkpoint"))  # whose votes are whole needs no new life
+            assert reborn == (
+                not name.startswith("checkpoint")
+            )  # whose votes are whole needs no new life
             assert not (b.folder / "set-aside").exists()
 
 
@@ -141,7 +170,10 @@ def test_a_damaged_layout_or_list_of_results_is_mended_at_home(tmp_path: Path) -
     with ended(a := run.organiser()):
         one_round(a)
         before = a.anchor()
-        soon(lambda: json.loads((a.folder / "checkpoint" / "atoll.json").read_text())["round"] == 1, "the checkpoint of round 1")
+        soon(
+            lambda: json.loads((a.folder / "checkpoint" / "atoll.json").read_text())["round"] == 1,
+            "the checkpoint of round 1",
+        )
     (a.folder / "layout").write_bytes(b"\xff")
     (a.folder / "results" / "index.json").write_bytes(b"{")
     with ended(a := run.organiser()):
@@ -178,5 +210,13 @@ def test_the_homes_settings_name_the_wrong_key(tmp_path: Path) -> None:
     find_paths(home).config_file.write_text("[node]\nports = 1\n")
     assert refused(home, "E400", 78, "up")["key"] == "$.node.ports"
     with pytest.raises(Exception) as told:
-        Member(home, Run(tmp_path, new_run(tmp_path).signed, new_run(tmp_path / "x").identity, "/ip4/127.0.0.1/tcp/9").signed.run_id)
+        Member(
+            home,
+            Run(
+                tmp_path,
+                new_run(tmp_path).signed,
+                new_run(tmp_path / "x").identity,
+                "/ip4/127.0.0.1/tcp/9",
+            ).signed.run_id,
+        )
     assert getattr(told.value, "code", "") == "E400"

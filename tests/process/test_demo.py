@@ -31,20 +31,55 @@ def _processes_of(folder: Path) -> list[str]:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
 def test_nothing_outlives_the_demo(tmp_path: Path, number: signal.Signals) -> None:
     out = tmp_path / "demo"
-    command = [sys.executable, "-m", "atoll.node.cli", "demo", "--quick", "--no-baseline", "--json", "--out", str(out)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={**os.environ, "ATOLL_HOME": ""}) as demo:
+    command = [
+        sys.executable,
+        "-m",
+        "atoll.node.cli",
+        "demo",
+        "--quick",
+        "--no-baseline",
+        "--json",
+        "--out",
+        str(out),
+    ]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "ATOLL_HOME": ""},
+    ) as demo:
         soon(lambda: len(_processes_of(out / "homes")) >= 6, "three nodes and three scripts")
         demo.send_signal(number)
         told, _ = demo.communicate(timeout=60)
     soon(lambda: not _processes_of(out / "homes"), "all of them have ended")
-    ending = (-9, "") if number == signal.SIGKILL else (130, '{"schema": 1, "interrupted": true, "exit": 130}\n')
+    ending = (
+        (-9, "")
+        if number == signal.SIGKILL
+        else (130, '{"schema": 1, "interrupted": true, "exit": 130}\n')
+    )
     assert (demo.returncode, told.decode()) == ending
 
 
 def test_quick_demo(tmp_path: Path) -> None:
     out = tmp_path / "demo"
-    command = [sys.executable, "-m", "atoll.node.cli", "demo", "--quick", "--json", "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env={**os.environ, "ATOLL_HOME": ""}, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "atoll.node.cli",
+        "demo",
+        "--quick",
+        "--json",
+        "--out",
+        str(out),
+    ]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={**os.environ, "ATOLL_HOME": ""},
+        check=False,
+    )
     assert done.stdout.count("\n") == 1, done.stdout + done.stderr
     result = json.loads(done.stdout)
     assert result.get("failures") == [], done.stdout + done.stderr

@@ -20,7 +20,12 @@ from atoll.node.control.protocol import JoinRequest
 from atoll.node.paths import find_paths
 from atoll.node.service.buffers import MAX_FREE
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="descriptors are counted in /proc")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not Path("/proc/self/maps").exists(), reason="descriptors are counted in /proc"
+    ),
+]
 SCRIPTS = 20
 
 
@@ -29,7 +34,12 @@ def daemon(tmp_path: Path) -> Iterator[tuple[Run, int]]:
     """A run, and the process of a daemon that is in it."""
     run = new_run(tmp_path)
     with open(tmp_path / "log", "wb") as log:
-        process = subprocess.Popen([*odd("counting"), "--home", str(run.home), "--json"], stdout=subprocess.PIPE, stderr=log, text=True)
+        process = subprocess.Popen(
+            [*odd("counting"), "--home", str(run.home), "--json"],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
     try:
         assert process.stdout is not None
         assert json.loads(process.stdout.readline())["pid"] == process.pid
@@ -43,11 +53,15 @@ def daemon(tmp_path: Path) -> Iterator[tuple[Run, int]]:
 
 def one_script(run: Run, number: int) -> None:
     """Attach, contribute, reduce, and go: every other one without waiting for what it asked for."""
-    swarm = join(run.signed.run_id, home=run.home, private=False, progress=lambda stage, done, total: None)
+    swarm = join(
+        run.signed.run_id, home=run.home, private=False, progress=lambda stage, done, total: None
+    )
     try:
         swarm.open(LAYOUT, lambda initial: initial.zero_()).release()
         contribution = swarm.contribute(samples=1, write=lambda out: out.fill_(1.0))
-        reduction = swarm.all_reduce(torch.ones(2 * NUMEL), weight=1, op_id=f"op-{number}", deadline_s=30)
+        reduction = swarm.all_reduce(
+            torch.ones(2 * NUMEL), weight=1, op_id=f"op-{number}", deadline_s=30
+        )
         if number % 2:
             assert contribution.wait(30).counted
             assert reduction.wait(30).status == "committed"
@@ -63,7 +77,9 @@ def held(pid: int) -> tuple[int, int]:
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
             links.append(os.readlink(fd))
     maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    return sum("/results/" not in link for link in links), sum("memfd:atoll" in line for line in maps)
+    return sum("/results/" not in link for link in links), sum(
+        "memfd:atoll" in line for line in maps
+    )
 
 
 def test_scripts_come_and_go(daemon: tuple[Run, int]) -> None:
@@ -76,5 +92,11 @@ def test_scripts_come_and_go(daemon: tuple[Run, int]) -> None:
         for number in range(SCRIPTS):
             one_script(run, 2 + number)
         soon(lambda: not client.status()["runs"][0]["script"], "the last script has gone")
-        limits = before[0] + 3 * MAX_FREE, before[1] + MAX_FREE  # a pool keeps a few buffers, of three descriptors and a mapping each
-        soon(lambda: all(map(operator.le, held(pid), limits)), f"descriptors and mappings are {before} again, but for what a pool keeps")
+        limits = (
+            before[0] + 3 * MAX_FREE,
+            before[1] + MAX_FREE,
+        )  # a pool keeps a few buffers, of three descriptors and a mapping each
+        soon(
+            lambda: all(map(operator.le, held(pid), limits)),
+            f"descriptors and mappings are {before} again, but for what a pool keeps",
+        )

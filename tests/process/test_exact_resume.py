@@ -20,8 +20,14 @@ from atoll.security.identity import load_or_create
 
 pytestmark = pytest.mark.slow
 
-H, KILLED_AFTER, STEPS = 3, 2 * 3 + 1, 8 * 3  # in the middle of the third round; more than five rounds on
-RECIPE = MANIFEST.replace("sync_every = 1", f"sync_every = {H}").replace('codec = "int8"', 'codec = "int8"\ndeadline_s = 100.0')
+H, KILLED_AFTER, STEPS = (
+    3,
+    2 * 3 + 1,
+    8 * 3,
+)  # in the middle of the third round; more than five rounds on
+RECIPE = MANIFEST.replace("sync_every = 1", f"sync_every = {H}").replace(
+    'codec = "int8"', 'codec = "int8"\ndeadline_s = 100.0'
+)
 SCRIPT = Path(__file__).parent / "resume_peer.py"
 
 
@@ -65,7 +71,9 @@ class Play:
 
 def facts(play: Play) -> list[list[tuple[int, str, list[int]]]]:
     """Of each step of each peer: round and hash of the anchor it started from, and what it read."""
-    return [[(each["round"], each["digest"], each["samples"]) for each in step] for step in play.steps]
+    return [
+        [(each["round"], each["digest"], each["samples"]) for each in step] for step in play.steps
+    ]
 
 
 def test_one_or_all_are_killed_and_every_later_anchor_has_the_same_bits(tmp_path: Path) -> None:
@@ -77,7 +85,14 @@ def test_one_or_all_are_killed_and_every_later_anchor_has_the_same_bits(tmp_path
     identity = load_or_create(find_paths(origin / "p0").identity_file)
     signed = sign_manifest(parse_manifest(RECIPE), identity)
     save_run(find_paths(origin / "p0"), signed)
-    invite = str(make_invite(signed.run_id, [f"/ip4/127.0.0.1/tcp/{port}/p2p/{identity.peer}"], identity, now_s=time.time()))
+    invite = str(
+        make_invite(
+            signed.run_id,
+            [f"/ip4/127.0.0.1/tcp/{port}/p2p/{identity.peer}"],
+            identity,
+            now_s=time.time(),
+        )
+    )
     found = list[list[list[tuple[int, str, list[int]]]]]()
     for killed in ([], [0], [1], [0, 1]):
         play = Play(origin, tmp_path / f"killed {killed}", signed.run_id, invite, port)

@@ -31,7 +31,11 @@ EXAMPLE = str(ROOT / "scripts/examples/{}.py")
 def test_all_are_here() -> None:
     folder = ROOT / "scripts/examples"
     there = {path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.py")}
-    assert there == {*EXAMPLES, "hospital/site", "hospital/task"}  # data of the one beside them, in a run and in a simulation
+    assert there == {
+        *EXAMPLES,
+        "hospital/site",
+        "hospital/task",
+    }  # data of the one beside them, in a run and in a simulation
 
 
 @pytest.mark.slow
@@ -44,9 +48,15 @@ def test_example(name: str) -> None:
         "ATOLL_DATA__FACTORY": f"{EXAMPLE.format('hospital/site')}:make",
     }
     command = [sys.executable, *(TORCHRUN if name == "fsdp2" else []), EXAMPLE.format(name)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr
-    said = re.search(r"^round (\d+), (\d+) samples counted, (?:held-out )?loss ([\d.]+)$", done.stdout, re.MULTILINE)
+    said = re.search(
+        r"^round (\d+), (\d+) samples counted, (?:held-out )?loss ([\d.]+)$",
+        done.stdout,
+        re.MULTILINE,
+    )
     assert said is not None, done.stdout
     rounds, samples, most = EXAMPLES[name]
     assert (int(said[1]), int(said[2])) == (rounds, samples)
@@ -67,14 +77,23 @@ rounds = 30
 def atoll(home: Path, *argv: str) -> dict[str, Any]:
     """A command's one object."""
     command = [sys.executable, "-m", "atoll.node.cli", *argv, "--json"]
-    done = subprocess.run(command, env=around(home), capture_output=True, text=True, timeout=150, check=False)
+    done = subprocess.run(
+        command, env=around(home), capture_output=True, text=True, timeout=150, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
 def around(home: Path, **more: str) -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "ATOLL_HOME": str(home), "ATOLL_NODE__LISTEN": "/ip4/127.0.0.1/tcp/0", "CI": "1", **more}
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "ATOLL_HOME": str(home),
+        "ATOLL_NODE__LISTEN": "/ip4/127.0.0.1/tcp/0",
+        "CI": "1",
+        **more,
+    }
 
 
 @pytest.mark.slow
@@ -84,23 +103,37 @@ def test_two_peers_with_nodes_of_their_own(what: str, tmp_path: Path) -> None:
     first, second, plain = tmp_path / "one", tmp_path / "two", [EXAMPLE.format("plain")]
     if what == "readme":
         plain = [str(tmp_path / "train.py")]
-        readme = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)[0]
+        readme = re.findall(
+            r"```python\n(.*?)```",
+            (ROOT / "README.md").read_text(encoding="utf-8"),
+            flags=re.DOTALL,
+        )[0]
         (tmp_path / "train.py").write_text(readme)
-    other = [*TORCHRUN, EXAMPLE.format("fsdp2")] if what == "fsdp2" else plain  # of one mesh size and of another: the same model
+    other = (
+        [*TORCHRUN, EXAMPLE.format("fsdp2")] if what == "fsdp2" else plain
+    )  # of one mesh size and of another: the same model
     (tmp_path / "run.toml").write_text(RUN)
     atoll(first, "up", "--background")
     try:
         invite = atoll(first, "new", str(tmp_path / "run.toml"))["invite"]
         pipe = subprocess.PIPE
         scripts = [
-            subprocess.Popen([sys.executable, *command, *argv], env=environment, stdout=pipe, stderr=pipe, text=True)
+            subprocess.Popen(
+                [sys.executable, *command, *argv],
+                env=environment,
+                stdout=pipe,
+                stderr=pipe,
+                text=True,
+            )
             for command, argv, environment in (
                 (plain, [] if what == "readme" else [invite], around(second, ATOLL_INVITE=invite)),
                 (other, [] if what == "readme" else ["mine"], around(first)),
             )
         ]
         said = [process.communicate(timeout=200) for process in scripts]
-        assert [process.returncode for process in scripts] == [0, 0], "\n".join(f"{out}\n{err}" for out, err in said)
+        assert [process.returncode for process in scripts] == [0, 0], "\n".join(
+            f"{out}\n{err}" for out, err in said
+        )
         rounds = atoll(first, "status", "mine")["runs"][0]
         assert rounds["round"] == 30
         if what != "readme":
@@ -116,7 +149,11 @@ def test_two_peers_with_nodes_of_their_own(what: str, tmp_path: Path) -> None:
 def test_the_hospital_template_with_four_sites(tmp_path: Path) -> None:
     """From `atoll new --template` to a trained model, on tiny data: each site with a data file of its own, none of which a manifest names."""
     text = atoll(tmp_path / "p0", "new", "--template", "federated-hospital")["text"]
-    text = text.replace("sync_every = 50", "sync_every = 10").replace("rounds = 50", "rounds = 3").replace("noise = 5.0", "noise = 0.5")
+    text = (
+        text.replace("sync_every = 50", "sync_every = 10")
+        .replace("rounds = 50", "rounds = 3")
+        .replace("noise = 5.0", "noise = 0.5")
+    )
     (tmp_path / "run.toml").write_text(text.replace("epsilon = 12\n", "epsilon = 60\n"))
     script, data = EXAMPLE.format("hospital/train"), f"{EXAMPLE.format('hospital/site')}:make"
     homes = [tmp_path / f"p{index}" for index in range(4)]
@@ -125,14 +162,37 @@ def test_the_hospital_template_with_four_sites(tmp_path: Path) -> None:
         invite = atoll(homes[0], "new", str(tmp_path / "run.toml"))["invite"]
         sites = [
             subprocess.Popen(
-                [sys.executable, "-m", "atoll.node.cli", "join", target, "--script", script, "--data", data, "--yes", *form],
-                env=around(home, SITE=home.name), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL,
+                [
+                    sys.executable,
+                    "-m",
+                    "atoll.node.cli",
+                    "join",
+                    target,
+                    "--script",
+                    script,
+                    "--data",
+                    data,
+                    "--yes",
+                    *form,
+                ],
+                env=around(home, SITE=home.name),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                stdin=subprocess.DEVNULL,
             )
-            for home, target, form in zip(homes, ["hospitals", invite, invite, invite], [(), ("--json",), (), ()], strict=True)
-        ]  # fmt: skip
+            for home, target, form in zip(
+                homes, ["hospitals", invite, invite, invite], [(), ("--json",), (), ()], strict=True
+            )
+        ]
         said = [site.communicate(timeout=250) for site in sites]
-        assert [site.returncode for site in sites] == [0] * 4, "\n".join(f"{out}\n{err}" for out, err in said)
-        losses = [re.search(r"round 3, \d+ samples counted, held-out loss ([\d.]+)", out + err) for out, err in said]
+        assert [site.returncode for site in sites] == [0] * 4, "\n".join(
+            f"{out}\n{err}" for out, err in said
+        )
+        losses = [
+            re.search(r"round 3, \d+ samples counted, held-out loss ([\d.]+)", out + err)
+            for out, err in said
+        ]
         assert all(losses), said
         assert len({found[1] for found in losses if found}) == 1  # they have the same anchor
         (run,) = atoll(homes[0], "status")["runs"]
@@ -141,7 +201,11 @@ def test_the_hospital_template_with_four_sites(tmp_path: Path) -> None:
         told = re.search(r"^epsilon ([\d.]+) spent here at delta", said[0][0], re.MULTILINE)
         assert told, said[0]
         assert 0 < float(told[1]) <= round(run["privacy"]["epsilon"], 3)
-        right = re.search(r"^accuracy at this site: ([\d.]+) with the run's model, ([\d.]+) with one of its own", said[0][0], re.MULTILINE)
+        right = re.search(
+            r"^accuracy at this site: ([\d.]+) with the run's model, ([\d.]+) with one of its own",
+            said[0][0],
+            re.MULTILINE,
+        )
         assert right, said[0]
         reported = [run["metrics"][name] for name in ("accuracy_here", "accuracy_own")]
         assert [round(value, 3) for value in reported] == [float(right[1]), float(right[2])]

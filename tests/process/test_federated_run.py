@@ -29,14 +29,23 @@ from atoll.optim.federated.arrivals import buffered_factor
 pytestmark = pytest.mark.slow
 
 SITE = Path(__file__).parent / "site_peer.py"
-FEDERATED = 'mode = "federated"\n' + MANIFEST.replace('method = "local_sgd"\n', "").replace("sync_every = 1", "sync_every = 5")
+FEDERATED = 'mode = "federated"\n' + MANIFEST.replace('method = "local_sgd"\n', "").replace(
+    "sync_every = 1", "sync_every = 5"
+)
 SCAFFOLD = FEDERATED + '[federated]\nmethod = "scaffold"\n'
 SAMPLED = FEDERATED + "[federated]\nsample = 1\n"
-BUFFERED = FEDERATED.replace("int8", "fp32") + '[federated]\nmethod = "fedbuff"\nbuffer = 2\ntopology = "coordinator"\n'
-GROUPED = FEDERATED.replace("int8", "fp32").replace("sync_every = 5", "sync_every = 5\nrounds = 14") + (
-    '[federated]\nmethod = "fedcompass"\nlongest = 4.0\ntopology = "coordinator"\n'
+BUFFERED = (
+    FEDERATED.replace("int8", "fp32")
+    + '[federated]\nmethod = "fedbuff"\nbuffer = 2\ntopology = "coordinator"\n'
 )
-STAR = 'mode = "federated"\n' + MANIFEST.replace('method = "local_sgd"\n', "") + '[federated]\ntopology = "coordinator"\n'
+GROUPED = FEDERATED.replace("int8", "fp32").replace(
+    "sync_every = 5", "sync_every = 5\nrounds = 14"
+) + ('[federated]\nmethod = "fedcompass"\nlongest = 4.0\ntopology = "coordinator"\n')
+STAR = (
+    'mode = "federated"\n'
+    + MANIFEST.replace('method = "local_sgd"\n', "")
+    + '[federated]\ntopology = "coordinator"\n'
+)
 
 
 def trained(swarm: Peers, who: list[int]) -> list[dict[str, Any]]:
@@ -112,19 +121,30 @@ def after_five(anchor: torch.Tensor, peer: Peer) -> torch.Tensor:
     return anchor - live
 
 
-def test_sites_that_are_slower_are_not_waited_for_and_count_by_their_staleness(tmp_path: Path) -> None:
+def test_sites_that_are_slower_are_not_waited_for_and_count_by_their_staleness(
+    tmp_path: Path,
+) -> None:
     """FedBuff with a coordinator, two contributions a round, three sites. Who is told to train is fast; the others are slow, and on an old anchor."""
     with Peers(tmp_path, 3, 40, SITE, manifest=BUFFERED) as swarm:
         with NodeClient.connect(find_paths(swarm.all[0].home)) as client:
-            soon(lambda: len(client.status()["runs"][0]["members"]) == 3, "all are members")  # else a round is of all that there are
+            soon(
+                lambda: len(client.status()["runs"][0]["members"]) == 3, "all are members"
+            )  # else a round is of all that there are
         anchors, bases = {0: torch.zeros(40)}, dict.fromkeys(range(3), 0)
         for who in ((0, 1), (0, 1), (1, 2), (0, 2)):
             told = trained(swarm, list(who))
             assert len({each["digest"] for each in told}) == 1
-            assert [each["contributors"] for each in told] == [{swarm.all[site].peer: 5 for site in who}] * 2
+            assert [each["contributors"] for each in told] == [
+                {swarm.all[site].peer: 5 for site in who}
+            ] * 2
             newest = max(anchors)
             step = sum(
-                (buffered_factor(newest - bases[site]) * after_five(anchors[bases[site]], swarm.all[site]) for site in who), torch.zeros(40)
+                (
+                    buffered_factor(newest - bases[site])
+                    * after_five(anchors[bases[site]], swarm.all[site])
+                    for site in who
+                ),
+                torch.zeros(40),
             )
             bases |= dict.fromkeys(who, newest + 1)
             anchors[newest + 1] = anchors[newest] - step / 2
@@ -133,10 +153,14 @@ def test_sites_that_are_slower_are_not_waited_for_and_count_by_their_staleness(t
         swarm.all[0].signal("both", signal.SIGKILL)  # the coordinator
         told = trained(swarm, [1, 2])
         assert told[0]["digest"] == told[1]["digest"]
-        assert [each["contributors"] for each in told] == [{swarm.all[site].peer: 5 for site in (1, 2)}] * 2
+        assert [each["contributors"] for each in told] == [
+            {swarm.all[site].peer: 5 for site in (1, 2)}
+        ] * 2
 
 
-def test_sites_get_their_steps_from_the_log_and_a_killed_coordinator_does_not_end_the_schedule(tmp_path: Path) -> None:
+def test_sites_get_their_steps_from_the_log_and_a_killed_coordinator_does_not_end_the_schedule(
+    tmp_path: Path,
+) -> None:
     """FedCompass with three sites of unlike speed; the organiser's, which adds up and is the fastest, is killed once it was in a group."""
     with Peers(tmp_path, 3, 40, SITE, manifest=GROUPED) as swarm:
         with NodeClient.connect(find_paths(swarm.all[0].home)) as client:
@@ -161,11 +185,18 @@ def test_sites_get_their_steps_from_the_log_and_a_killed_coordinator_does_not_en
             ends.append(met)
         assert {(end["anchor_round"], end["status"]) for end in ends} == {(14, "committed")}
         assert len({end["digest"] for end in ends}) == 1
-        steps = {peer.peer: [who[peer.peer] for _, who in sorted(rounds.items()) if peer.peer in who] for peer in swarm.all}
+        steps = {
+            peer.peer: [who[peer.peer] for _, who in sorted(rounds.items()) if peer.peer in who]
+            for peer in swarm.all
+        }
         assert all(made[0] == 5 for made in steps.values())  # the first turn is as short as may be
         assert all(count >= 5 for made in steps.values() for count in made)
-        assert all(max(steps[peer.peer]) > 5 for peer in swarm.all[:2])  # then the faster ones get more
-        assert any(len(who) == 2 and first.peer not in who for who in rounds.values())  # those that are left have a group
+        assert all(
+            max(steps[peer.peer]) > 5 for peer in swarm.all[:2]
+        )  # then the faster ones get more
+        assert any(
+            len(who) == 2 and first.peer not in who for who in rounds.values()
+        )  # those that are left have a group
 
 
 def refusals(by: Peer, of: str) -> list[str]:
@@ -174,13 +205,19 @@ def refusals(by: Peer, of: str) -> list[str]:
     refusal = re.compile(f"{of} contributes to round [0-9]+, for which it was not drawn")
 
     def follow() -> None:
-        told.extend(event["reason"] for event in events if event["event"] == "peer.misbehaved" and refusal.fullmatch(event["reason"]))
+        told.extend(
+            event["reason"]
+            for event in events
+            if event["event"] == "peer.misbehaved" and refusal.fullmatch(event["reason"])
+        )
 
     threading.Thread(target=follow, daemon=True).start()  # until the node ends
     return told
 
 
-def test_only_those_contribute_that_the_log_draws_and_a_member_that_was_not_is_refused(tmp_path: Path) -> None:
+def test_only_those_contribute_that_the_log_draws_and_a_member_that_was_not_is_refused(
+    tmp_path: Path,
+) -> None:
     """One of three a round. The third's node takes part in every round, drawn or not: the others name it, and count it where it was drawn only."""
     told, enough = list[tuple[Peer, dict[str, Any]]](), threading.Event()
 
@@ -191,7 +228,12 @@ def test_only_those_contribute_that_the_log_draws_and_a_member_that_was_not_is_r
                 told.append((swarm.all[index], *trained(swarm, [index])))
 
     with Peers(tmp_path, 2, 40, SITE, manifest=SAMPLED) as swarm:
-        greedy = Member(new_home(tmp_path / "greedy"), swarm.invite, command=odd("undrawn"), layout=make_layout([("w", (40,))]))
+        greedy = Member(
+            new_home(tmp_path / "greedy"),
+            swarm.invite,
+            command=odd("undrawn"),
+            layout=make_layout([("w", (40,))]),
+        )
         home, run = swarm.all[0].home, swarm.all[0].run
         with ended(greedy):
             heard = [refusals(peer, greedy.swarm.peer) for peer in swarm.all]
@@ -200,18 +242,29 @@ def test_only_those_contribute_that_the_log_draws_and_a_member_that_was_not_is_r
                 thread.start()
             while len(told) < 12 or not all(heard):
                 assert len(told) < 240, "never drawn by chance, or never refused"
-                assert all(thread.is_alive() for thread in threads), "a site hears nothing of its rounds"
+                assert all(thread.is_alive() for thread in threads), (
+                    "a site hears nothing of its rounds"
+                )
                 greedy.swarm.contribute(samples=1000, write=lambda out: out.fill_(1000.0)).wait(10)
             enough.set()
             for peer in swarm.all:
-                peer.signal("both", signal.SIGKILL)  # whoever waits for a round of somebody that has stopped would wait on
+                peer.signal(
+                    "both", signal.SIGKILL
+                )  # whoever waits for a round of somebody that has stopped would wait on
     for thread in threads:
         thread.join()
     audited = json.loads(atoll(home, "audit", run, "--json").out)
     (log,) = of_node(find_paths(home), load_run(find_paths(home), run)).logs.values()
     entries = [certified.entry for certified in log()]
-    counted = {entry.round: {each.member.peer for each in entry.contributors} for entry in entries if entry.contributors}
-    chosen = {after.round: drawn(run, before.hash(), before.next_config, Sample(count=1)) for before, after in pairwise(entries)}
+    counted = {
+        entry.round: {each.member.peer for each in entry.contributors}
+        for entry in entries
+        if entry.contributors
+    }
+    chosen = {
+        after.round: drawn(run, before.hash(), before.next_config, Sample(count=1))
+        for before, after in pairwise(entries)
+    }
     assert all(counted[round_] == {member.peer for member in chosen[round_]} for round_ in counted)
     assert any(greedy.swarm.peer not in peers for peers in counted.values())
     for peer, each in told:

@@ -26,7 +26,9 @@ from atoll.security.identity import Identity
 FLOOD_BYTES = 40 << 20
 
 
-async def stranger(nursery: trio.Nursery, node: PeerNetwork, identity: Identity | None = None) -> Host:
+async def stranger(
+    nursery: trio.Nursery, node: PeerNetwork, identity: Identity | None = None
+) -> Host:
     """Connected to ``node``."""
     host = Host(identity or Identity.generate(), LISTEN)
     await nursery.start(host.run, lambda peer, up: None)
@@ -37,7 +39,11 @@ async def stranger(nursery: trio.Nursery, node: PeerNetwork, identity: Identity 
 def unread(node: PeerNetwork, of: Host) -> int:
     """Bytes of a peer that nobody has read."""
     connections: list[Any] = node._host._open_connections(of.peer)
-    return sum(len(buffer) for connection in connections for buffer in connection.muxed_conn.stream_buffers.values())
+    return sum(
+        len(buffer)
+        for connection in connections
+        for buffer in connection.muxed_conn.stream_buffers.values()
+    )
 
 
 def test_who_sends_beyond_its_window_is_cut_off() -> None:
@@ -90,7 +96,9 @@ def test_one_machine_does_not_keep_others_out() -> None:
         where = host_and_port(without_peer(node.addresses()[0]))
         idle = [socket.create_connection(where, source_address=("127.0.0.2", 0)) for _ in range(20)]
         try:
-            peers = [await stranger(nursery, node) for _ in range(4)]  # more than eight of the idle were shown out, or never got in
+            peers = [
+                await stranger(nursery, node) for _ in range(4)
+            ]  # more than eight of the idle were shown out, or never got in
             for peer in peers:
                 assert await peer.ping(node.peer) > 0
         finally:
@@ -107,7 +115,9 @@ def test_a_peer_has_a_few_connections_and_no_more(monkeypatch: pytest.MonkeyPatc
         node, identity = network(), Identity.generate()
         await nursery.start(node.run)
         ends = [await stranger(nursery, node, identity) for _ in range(5)]
-        await wait_for(lambda: [end.connected(node.peer) for end in ends] == [False, False, False, True, True])
+        await wait_for(
+            lambda: [end.connected(node.peer) for end in ends] == [False, False, False, True, True]
+        )
         assert await ends[-1].ping(node.peer) > 0
 
     run(main)
@@ -125,8 +135,13 @@ def test_one_peer_does_not_take_all_places_where_members_are_told() -> None:
         other.add_bootstrap(node.addresses()[:1])
         other.announce_run(run_id)
         await nursery.start(other.run)
-        await wait_for(lambda: other.peer in {news.peer for news in node._rendezvous.members(run_id)})
-        assert sum(exchange.peer == crowd.peer for exchange in node._rendezvous._exchanges) <= rendezvous.STREAMS_PER_PEER
+        await wait_for(
+            lambda: other.peer in {news.peer for news in node._rendezvous.members(run_id)}
+        )
+        assert (
+            sum(exchange.peer == crowd.peer for exchange in node._rendezvous._exchanges)
+            <= rendezvous.STREAMS_PER_PEER
+        )
 
     run(main)
 
@@ -149,7 +164,9 @@ def test_peers_that_do_not_exist_leave_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize("length", [1 << 32, 1 << 46, (1 << 64) - 1])
-def test_a_greeting_that_announces_much_is_given_no_memory(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_greeting_that_announces_much_is_given_no_memory(
+    length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[int] = []
     receive = trio.SocketStream.receive_some
 

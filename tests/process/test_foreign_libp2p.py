@@ -36,7 +36,9 @@ BOUND_S = 60
 KEY = records.run_key(RunId("run"))
 LISTEN = ["/ip4/127.0.0.1/tcp/0"]
 
-pytestmark = pytest.mark.skipif(not (shutil.which("node") and shutil.which("npm")), reason="there is no Node")
+pytestmark = pytest.mark.skipif(
+    not (shutil.which("node") and shutil.which("npm")), reason="there is no Node"
+)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +79,10 @@ class Foreign:
     async def do(self, action: str, **arguments: object) -> Any:
         """Have it do something (see tests/libp2p_js/peer.mjs)."""
         assert self._process.stdin is not None
-        values = {key: base64.b64encode(value).decode() if isinstance(value, bytes) else value for key, value in arguments.items()}
+        values = {
+            key: base64.b64encode(value).decode() if isinstance(value, bytes) else value
+            for key, value in arguments.items()
+        }
         await self._process.stdin.send_all(json.dumps({"do": action, **values}).encode() + b"\n")
         return await self.answer()
 
@@ -86,7 +91,9 @@ class Foreign:
 async def foreign(folder: Path) -> AsyncIterator[Foreign]:
     """A running foreign peer."""
     command = ["node", str(folder / "peer.mjs"), PROTOCOL]
-    process = await trio.lowlevel.open_process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = await trio.lowlevel.open_process(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     try:
         peer = Foreign(process)
         hello = await peer.answer()
@@ -117,7 +124,13 @@ async def node(nursery: trio.Nursery, *bootstrap: str, relays: bool = False) -> 
     """A running node of ours."""
     listen = [f"/ip4/127.0.0.1/tcp/{free_port()}"] if relays else LISTEN
     settings = ReachSettings(relay=RelayLimits(open_to_all=True), port_mapping=False)
-    ours = PeerNetwork(Identity.generate(), listen=listen, bootstrap=bootstrap, announce=listen if relays else (), reach=settings)
+    ours = PeerNetwork(
+        Identity.generate(),
+        listen=listen,
+        bootstrap=bootstrap,
+        announce=listen if relays else (),
+        reach=settings,
+    )
     await nursery.start(ours.run)
     return ours
 
@@ -160,7 +173,9 @@ def test_what_one_puts_the_other_gets(folder: Path) -> None:
         key, value = records.sign(owner, "status", b"from there", 1, int(time.time()) + 600)
         await js.do("put", key=key, value=value)
         assert await ours.dht.get(owner.peer, "status") == b"from there"
-        assert ours.dht.engine.server.values.get(key, time.time()) == value  # it was stored with us, too
+        assert (
+            ours.dht.engine.server.values.get(key, time.time()) == value
+        )  # it was stored with us, too
 
         assert await ours.dht.put("status", b"from here") == 1
         mine = records.owner_key(ours.peer, "status")
@@ -179,7 +194,9 @@ def test_a_value_that_its_owner_did_not_sign_is_refused_on_store_and_on_read(fol
         await js.do("put", key=key, value=b"forged")
         assert ours.dht.engine.server.values.get(key, time.time()) is None
         faults = ours.status()["faults"][js.peer]
-        assert await ours.dht.get(victim, "status") is None  # although the other one keeps it and answers with it
+        assert (
+            await ours.dht.get(victim, "status") is None
+        )  # although the other one keeps it and answers with it
         assert ours.status()["faults"][js.peer] > faults
 
     run(main, folder)

@@ -47,7 +47,9 @@ def mounted(path: Path, size: str) -> Iterator[Disk]:
     path.mkdir(parents=True)
     if (
         shutil.which("mount") is None
-        or subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)], check=False).returncode
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)], check=False
+        ).returncode
     ):
         pytest.skip("mounting a tmpfs is refused here")
     try:
@@ -105,7 +107,9 @@ def filled(
 
 
 @pytest.mark.parametrize("how", ["disk", "limit"])
-def test_the_others_go_on_and_the_member_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+def test_the_others_go_on_and_the_member_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
     run = new_run(tmp_path)
     with (
         filled(tmp_path, monkeypatch, how) as (place, command, fill, free),
@@ -117,7 +121,10 @@ def test_the_others_go_on_and_the_member_resumes(tmp_path: Path, monkeypatch: py
         fill()
         mine = b.swarm.contribute(samples=1, write=lambda out: out.fill_(7.0))
         for _ in range(3):
-            assert a.swarm.contribute(samples=1, write=lambda out: out.fill_(1.0)).wait(60).status == "committed"
+            assert (
+                a.swarm.contribute(samples=1, write=lambda out: out.fill_(1.0)).wait(60).status
+                == "committed"
+            )
         soon(lambda: "E501" in b.codes(), "the member says that its disk is full")
         trouble = b.state()["trouble"]
         assert trouble["code"] == "E501"
@@ -132,7 +139,9 @@ def test_the_others_go_on_and_the_member_resumes(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("how", ["disk", "limit"])
-def test_the_only_member_waits_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+def test_the_only_member_waits_for_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
     with filled(tmp_path, monkeypatch, how) as (place, command, fill, free):
         run = new_run(place)
         with ended(a := run.organiser(command=command)):

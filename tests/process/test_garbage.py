@@ -58,7 +58,14 @@ NOISE = [
     struct.pack(">I", 5) + b"cut",
     struct.pack(">I", 0) * 1000,
 ]
-PROTOCOLS = [streams.PROTOCOL, lanes.PROTOCOL, KAD, RENDEZVOUS, "/ipfs/ping/1.0.0", "/ipfs/id/1.0.0"]
+PROTOCOLS = [
+    streams.PROTOCOL,
+    lanes.PROTOCOL,
+    KAD,
+    RENDEZVOUS,
+    "/ipfs/ping/1.0.0",
+    "/ipfs/id/1.0.0",
+]
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +95,9 @@ def unharmed(swarm: tuple[Run, Member, Member]) -> Iterator[None]:
 def ports(member: Member) -> list[int]:
     """All TCP ports its node listens on."""
     found = psutil.Process(member.pid).net_connections(kind="tcp")
-    return sorted({connection.laddr.port for connection in found if connection.status == psutil.CONN_LISTEN})
+    return sorted(
+        {connection.laddr.port for connection in found if connection.status == psutil.CONN_LISTEN}
+    )
 
 
 def throw(kind: int, address: object, data: bytes) -> None:
@@ -149,7 +158,9 @@ def test_the_control_socket(swarm: tuple[Run, Member, Member]) -> None:
         (b"\xc1", "E141"),
     ],
 )
-def test_a_first_message_that_is_wrong_is_answered_with_its_code(swarm: tuple[Run, Member, Member], body: bytes, code: str) -> None:
+def test_a_first_message_that_is_wrong_is_answered_with_its_code(
+    swarm: tuple[Run, Member, Member], body: bytes, code: str
+) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(30)
         sock.connect(str(swarm[1].paths.control_socket))
@@ -193,7 +204,9 @@ class Stranger:
         identity = Identity.generate()
         while identity.peer > victim.swarm.peer:  # the smaller peer offers the lane
             identity = Identity.generate()
-        self.network = PeerNetwork(identity, listen=["/ip4/127.0.0.1/tcp/0"], bootstrap=[run.address], rng=random.Random(3))
+        self.network = PeerNetwork(
+            identity, listen=["/ip4/127.0.0.1/tcp/0"], bootstrap=[run.address], rng=random.Random(3)
+        )
         self.topic = run.signed.run_id
 
     async def greet(self) -> bytes:
@@ -237,14 +250,30 @@ def absurd(run: str) -> list[bytes]:
     layout = make_layout([("w", (3,))])
     entry = Entry(main, much, some, some, (), (), (), 1, 1, "fp32", "mean", (Member_("x", much),))
     bodies: list[m.Body] = [
-        m.Fetch(), m.AskState(), m.Gone(some), m.Prepare(much), m.Ready(some, bytes(16), 0, True), m.Ready(some, bytes(16), much, False),
-        m.Promise(much, m.Accepted1(much, entry), None), m.Accept(much, entry), m.Accepted(much, some, b""), m.Accepted(0, some, bytes(64)),
-        m.Catch((Certified(entry, ()),), much, much), m.Catch((), 0, much), m.Get(some, ()), m.Get(some, ((0, much),)), m.Get(some, ((5, 2),)),
-        m.Seal(some, (Member_("x", much),), b""), m.Sealed((Member_("x", much),), m.Accepted1(much, entry), None, bytes(64)),
-        m.Need(some, ((0, much),)), m.Missing(some, ((bytes(16), ((0, much),)),)), m.Offer(some, bytes(33), None), m.Offer(some, b"", layout),
+        m.Fetch(),
+        m.AskState(),
+        m.Gone(some),
+        m.Prepare(much),
+        m.Ready(some, bytes(16), 0, True),
+        m.Ready(some, bytes(16), much, False),
+        m.Promise(much, m.Accepted1(much, entry), None),
+        m.Accept(much, entry),
+        m.Accepted(much, some, b""),
+        m.Accepted(0, some, bytes(64)),
+        m.Catch((Certified(entry, ()),), much, much),
+        m.Catch((), 0, much),
+        m.Get(some, ()),
+        m.Get(some, ((0, much),)),
+        m.Get(some, ((5, 2),)),
+        m.Seal(some, (Member_("x", much),), b""),
+        m.Sealed((Member_("x", much),), m.Accepted1(much, entry), None, bytes(64)),
+        m.Need(some, ((0, much),)),
+        m.Missing(some, ((bytes(16), ((0, much),)),)),
+        m.Offer(some, bytes(33), None),
+        m.Offer(some, b"", layout),
         m.PlanMessage(Plan(main, 1, 0, 0, some, (), (Part(0, 0, "x"),), much, 1, "fp32", "mean")),
         m.PlanMessage(Plan(main, 1, 0, 0, some, (), (), 0, 0, "none", "none")),
-    ]  # fmt: skip
+    ]
     logs = [
         main,
         "",
@@ -259,7 +288,12 @@ def absurd(run: str) -> list[bytes]:
         "op/10/bits/gather/all/a/b",
         "op/2/bits/wrap64/any/a/b",
     ]
-    return [b"R" + m.encode(m.Envelope(log, round_, much, body)) for log in logs for round_ in (0, 1, 2, much) for body in bodies]
+    return [
+        b"R" + m.encode(m.Envelope(log, round_, much, body))
+        for log in logs
+        for round_ in (0, 1, 2, much)
+        for body in bodies
+    ]
 
 
 def test_an_admitted_peer_in_the_topic_and_on_its_lane(swarm: tuple[Run, Member, Member]) -> None:
@@ -275,7 +309,9 @@ def test_an_admitted_peer_in_the_topic_and_on_its_lane(swarm: tuple[Run, Member,
         b"R" + b"\x91" * 9000,
     ]
     messages += absurd(run.signed.run_id)
-    messages += [RNG.choice((b"M", b"R")) + RNG.randbytes(RNG.randrange(1, 300)) for _ in range(200)]
+    messages += [
+        RNG.choice((b"M", b"R")) + RNG.randbytes(RNG.randrange(1, 300)) for _ in range(200)
+    ]
 
     async def main() -> None:
         stranger = Stranger(run, a, parse_invite(run.invite(), now_s=time.time()).token_bytes())
@@ -285,7 +321,10 @@ def test_an_admitted_peer_in_the_topic_and_on_its_lane(swarm: tuple[Run, Member,
         async with trio.open_nursery() as nursery:
             await nursery.start(network.run)
             network.on_message(
-                stranger.topic, lambda peer, data: None, greet=lambda peer: stranger.token, admit=lambda peer, greeting: True
+                stranger.topic,
+                lambda peer, data: None,
+                greet=lambda peer: stranger.token,
+                admit=lambda peer, greeting: True,
             )
             await stranger.greet()
             for index, data in enumerate(messages):
@@ -307,7 +346,9 @@ def test_an_admitted_peer_in_the_topic_and_on_its_lane(swarm: tuple[Run, Member,
                 with contextlib.suppress(OSError):
                     wire._socket.send(data or b"\0")
             with trio.fail_after(60):
-                while network.status()["messages_sent"] < len(messages):  # those that a wire lost with it are counted, too
+                while network.status()["messages_sent"] < len(
+                    messages
+                ):  # those that a wire lost with it are counted, too
                     await trio.sleep(0.05)
             await trio.sleep(0.5)  # for them to be read
             nursery.cancel_scope.cancel()

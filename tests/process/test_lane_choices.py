@@ -24,13 +24,34 @@ def lanes_of(peer: Peer) -> list[str]:
 
 
 def test_lanes_that_are_not_encrypted(tmp_path: Path) -> None:
-    with Peers(tmp_path, 2, NUMEL, script=SCRIPT, manifest=MANIFEST + "[lanes]\nencrypt = false\nper_peer = 2\n") as swarm:
+    with Peers(
+        tmp_path,
+        2,
+        NUMEL,
+        script=SCRIPT,
+        manifest=MANIFEST + "[lanes]\nencrypt = false\nper_peer = 2\n",
+    ) as swarm:
         swarm.settle()
         contributors = {peer.peer: 1 + index for index, peer in enumerate(swarm.all)}
         for index, peer in enumerate(swarm.all):
-            peer.say(do="reduce", ops=[{"op": "one", "weight": 1 + index, "numel": NUMEL, "deadline_s": 60.0, "seed": index}])
+            peer.say(
+                do="reduce",
+                ops=[
+                    {
+                        "op": "one",
+                        "weight": 1 + index,
+                        "numel": NUMEL,
+                        "deadline_s": 60.0,
+                        "seed": index,
+                    }
+                ],
+            )
         outcomes = [(peer.expect("started"), peer.expect("reduced"))[1] for peer in swarm.all]
         digest = blake3(swarm.mean(0, contributors).numpy().data.cast("B")).hexdigest()
         for outcome in outcomes:
-            assert (outcome["status"], outcome["contributors"], outcome["digest"]) == ("committed", contributors, digest)
+            assert (outcome["status"], outcome["contributors"], outcome["digest"]) == (
+                "committed",
+                contributors,
+                digest,
+            )
         assert [lanes_of(peer) for peer in swarm.all] == [["lan, not encrypted"]] * 2

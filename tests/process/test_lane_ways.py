@@ -41,16 +41,22 @@ async def members(nursery: trio.Nursery) -> list[PeerNetwork]:
 
 def terms(*, initiator: bool) -> Terms:
     """What both ends have settled."""
-    return Terms(MINE if initiator else THEIRS, THEIRS if initiator else MINE, initiator, TOKEN, 0, False)
+    return Terms(
+        MINE if initiator else THEIRS, THEIRS if initiator else MINE, initiator, TOKEN, 0, False
+    )
 
 
-async def circuit_of(relay: PeerNetwork, one: PeerNetwork, other: PeerNetwork) -> tuple[socket.socket, socket.socket, bytes]:
+async def circuit_of(
+    relay: PeerNetwork, one: PeerNetwork, other: PeerNetwork
+) -> tuple[socket.socket, socket.socket, bytes]:
     """Both ends of a lane from ``one`` to ``other`` over ``relay``, and the voucher that ``one`` showed."""
     mine, theirs, _ = await one._helpers.circuit(relay.peer, RUN, other.peer)
     ends: dict[bool, socket.socket | None] = {}
 
     async def end(initiator: bool, voucher: bytes) -> None:
-        ends[initiator] = await through_relay(relay._ways.addresses(), voucher, terms(initiator=initiator))
+        ends[initiator] = await through_relay(
+            relay._ways.addresses(), voucher, terms(initiator=initiator)
+        )
 
     async with trio.open_nursery() as both:
         both.start_soon(end, True, mine)
@@ -66,7 +72,10 @@ def test_two_members_have_a_lane_over_a_third_until_one_ends_it() -> None:
         relay, one, other = await members(nursery)
         near, far, mine = await circuit_of(relay, one, other)
         assert relay.status()["relayed"]["circuits"] == 1
-        with trio.socket.from_stdlib_socket(near) as sender, trio.socket.from_stdlib_socket(far) as receiver:
+        with (
+            trio.socket.from_stdlib_socket(near) as sender,
+            trio.socket.from_stdlib_socket(far) as receiver,
+        ):
             await sender.send(b"through")
             assert await receiver.recv(64) == b"through"
         await wait_for(lambda: relay.status()["relayed"]["circuits"] == 0)
@@ -121,7 +130,9 @@ def test_a_port_is_seen_by_who_is_asked_and_not_by_too_many_at_once() -> None:
 
 
 @pytest.mark.parametrize("right", [True, False])
-def test_two_ports_meet_if_both_sides_know_the_secrets(right: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_ports_meet_if_both_sides_know_the_secrets(
+    right: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not right:
         monkeypatch.setattr(meeting, "PUNCH_S", 0.5)
 
@@ -131,10 +142,16 @@ def test_two_ports_meet_if_both_sides_know_the_secrets(right: bool, monkeypatch:
         refused: list[str] = []
 
         async def end(index: int) -> None:
-            punch = Punch(trio.current_time(), [(HERE, spots[1 - index].port)], 0.0, random.Random(index))
+            punch = Punch(
+                trio.current_time(), [(HERE, spots[1 - index].port)], 0.0, random.Random(index)
+            )
             secrets = SECRETS if right or index else b"x" * 64
             try:
-                met.append(await spots[index].meet(PeerId(f"{index}"), punch, TOKEN, secrets, driver=index == 0))
+                met.append(
+                    await spots[index].meet(
+                        PeerId(f"{index}"), punch, TOKEN, secrets, driver=index == 0
+                    )
+                )
             except PeerUnreachableError as error:
                 refused.append(error.message)
 

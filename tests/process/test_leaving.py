@@ -22,8 +22,18 @@ pytestmark = pytest.mark.slow
 
 def _node(run: Run) -> subprocess.Popen[str]:
     """The organiser's daemon, listening."""
-    command = [sys.executable, "-m", "atoll.node", "--home", str(run.home), "--json", "--until-stdin-ends"]
-    node = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "atoll.node",
+        "--home",
+        str(run.home),
+        "--json",
+        "--until-stdin-ends",
+    ]
+    node = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     assert node.stdout is not None
     assert node.stdout.readline().startswith("{")
     return node
@@ -41,7 +51,9 @@ def test_left_until_somebody_joins(tmp_path: Path, caplog: pytest.LogCaptureFixt
     node, run_id = _node(run), run.signed.run_id
     words = f"this node has left run bad; `atoll join {run_id[:8]}` brings it back"
     try:
-        with join(run_id, home=run.home, private=False, progress=lambda stage, done, total: None) as swarm:
+        with join(
+            run_id, home=run.home, private=False, progress=lambda stage, done, total: None
+        ) as swarm:
             model = torch.nn.Linear(10, 1)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
             attachment = swarm.attach(model, optimizer)
@@ -59,7 +71,9 @@ def test_left_until_somebody_joins(tmp_path: Path, caplog: pytest.LogCaptureFixt
                 soon(lambda: step() >= 2 and not swarm.connected, "the script hears of it")
                 assert client.runs() == []
             counted = step()
-            with pytest.raises(SwarmClosedError) as told:  # what the thread that looks for the run meets, again and again
+            with pytest.raises(
+                SwarmClosedError
+            ) as told:  # what the thread that looks for the run meets, again and again
                 swarm._try_again(lambda: False)
             assert (told.value.message, told.value.code) == (words, "E162")
             with pytest.raises(SwarmClosedError, match="has left run bad") as closed:
@@ -80,6 +94,8 @@ def test_left_until_somebody_joins(tmp_path: Path, caplog: pytest.LogCaptureFixt
             attachment.detach()
     finally:
         _end(node)
-    alone = [record.message for record in caplog.records if "training alone until" in record.message]
+    alone = [
+        record.message for record in caplog.records if "training alone until" in record.message
+    ]
     assert alone == [f"training alone until the node is back in the run: {words}"]
     assert "is not open" not in caplog.text

@@ -20,16 +20,23 @@ def test_one_of_four_real_nodes_lies(tmp_path: Path, monkeypatch: pytest.MonkeyP
     liar = run.member("d", command=odd("liar"))
     with ended(*honest, liar):
         one_round(*honest, liar)
-        assert (a.state()["lying"], a.state()["quorum"]) == (1, {"reachable": 4, "members": 4, "needed": 3, "held": True})
+        assert (a.state()["lying"], a.state()["quorum"]) == (
+            1,
+            {"reachable": 4, "members": 4, "needed": 3, "held": True},
+        )
         lies.touch()
         liar.swarm.contribute(samples=1, write=lambda out: out.fill_(4.0))
         before = one_round(*honest)[0].round
         for member in honest:
             banned = soon(lambda m=member: m.state()["banned"], "a ban with proof")
-            assert banned == {liar.swarm.peer: "this member has banned this peer: it has echoed two values of one ballot"}
+            assert banned == {
+                liar.swarm.peer: "this member has banned this peer: it has echoed two values of one ballot"
+            }
         assert one_round(*honest)[0].round > before
         assert len({member.anchor() for member in honest}) == 1
         told = json.loads(atoll(a.home, "audit", a.swarm.run_id, "--json").out)
         assert told["proven"]
-        assert [(ban["peer"], ban["proves"]) for ban in told["bans"]] == [(liar.swarm.peer, "it has echoed two values of one ballot")]
+        assert [(ban["peer"], ban["proves"]) for ban in told["bans"]] == [
+            (liar.swarm.peer, "it has echoed two values of one ballot")
+        ]
         assert set(told["logs"][0]["contributors"]) >= {member.swarm.peer for member in honest}

@@ -17,7 +17,12 @@ import trio.testing
 from libp2p.network.connection import swarm_connection
 from libp2p.stream_muxer.yamux import yamux
 
-from atoll.collectives.errors import ConfigError, NotAdmittedError, PeerUnreachableError, RemoteProtocolError
+from atoll.collectives.errors import (
+    ConfigError,
+    NotAdmittedError,
+    PeerUnreachableError,
+    RemoteProtocolError,
+)
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.node.net import host, lanes, outbox, streams
 from atoll.node.net.addresses import check_port_free, host_and_port, split_peer
@@ -35,9 +40,14 @@ LISTEN = ["/ip4/127.0.0.1/tcp/0"]
 BOUND_S = 60
 
 
-def network(bootstrap: PeerNetwork | None = None, identity: Identity | None = None, **options: object) -> PeerNetwork:
+def network(
+    bootstrap: PeerNetwork | None = None, identity: Identity | None = None, **options: object
+) -> PeerNetwork:
     known = bootstrap.addresses()[:1] if bootstrap else []
-    return PeerNetwork(identity or Identity.generate(), **{"listen": LISTEN, "bootstrap": known, "rng": random.Random(1), **options})  # type: ignore[arg-type]
+    return PeerNetwork(
+        identity or Identity.generate(),
+        **{"listen": LISTEN, "bootstrap": known, "rng": random.Random(1), **options},
+    )  # type: ignore[arg-type]
 
 
 def run(main: Callable[[trio.Nursery], Awaitable[None]]) -> None:
@@ -114,7 +124,9 @@ def test_members_of_a_run_find_each_other_and_talk() -> None:
         for _ in range(4):
             node, inbox = network(nodes[0] if nodes else None), Inbox()
             node.on_message(RUN, inbox)
-            node.on_member = lambda run, peer, addresses, node=node: node.send(run, peer, b"hello from " + node.peer.encode())
+            node.on_member = lambda run, peer, addresses, node=node: node.send(
+                run, peer, b"hello from " + node.peer.encode()
+            )
             await nursery.start(node.run)
             node.announce_run(RUN)
             nodes.append(node)
@@ -127,7 +139,9 @@ def test_members_of_a_run_find_each_other_and_talk() -> None:
             assert {peer for peer, _ in node.members(RUN)} == everybody - {node.peer}
             assert node.status()["faults"] == {}
         nodes[3].withdraw_run(RUN)
-        await wait_for(lambda: all(nodes[3].peer not in dict(node.members(RUN)) for node in nodes[:3]))
+        await wait_for(
+            lambda: all(nodes[3].peer not in dict(node.members(RUN)) for node in nodes[:3])
+        )
 
     run(main)
 
@@ -202,7 +216,15 @@ def test_a_new_peer_of_a_run_is_in_the_cache_as_soon_as_it_is_known(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "address", ["garbage", "/ip4/127.0.0.1/udp/0", "/dns4/localhost/tcp/0", "/ip4/127.0.0.1/tcp/70000", "/ip4/1.2.3/tcp/1", ""]
+    "address",
+    [
+        "garbage",
+        "/ip4/127.0.0.1/udp/0",
+        "/dns4/localhost/tcp/0",
+        "/ip4/127.0.0.1/tcp/70000",
+        "/ip4/1.2.3/tcp/1",
+        "",
+    ],
 )
 def test_what_is_no_address_to_listen_on_is_named(address: str) -> None:
     with pytest.raises(ConfigError, match="not an address to listen on") as told:
@@ -210,7 +232,10 @@ def test_what_is_no_address_to_listen_on_is_named(address: str) -> None:
     assert (told.value.key, told.value.exit_code) == ("listen", 78)
 
 
-@pytest.mark.parametrize("address", ["garbage", "/ip4/127.0.0.1/tcp/0", "/ip4/0.0.0.0/tcp/4150", "/ip4/192.0.2.7/udp/4150"])
+@pytest.mark.parametrize(
+    "address",
+    ["garbage", "/ip4/127.0.0.1/tcp/0", "/ip4/0.0.0.0/tcp/4150", "/ip4/192.0.2.7/udp/4150"],
+)
 def test_what_nobody_could_dial_is_not_announced(address: str) -> None:
     with pytest.raises(ConfigError, match="not an address to announce") as told:
         network(announce=["/dns4/node.example.org/tcp/4150", address])
@@ -227,7 +252,10 @@ def test_an_address_of_another_machine_is_not_a_port_that_is_taken() -> None:
 def test_messages_keep_their_order_and_large_ones_arrive() -> None:
     async def main(nursery: trio.Nursery) -> None:
         a, b, inbox_a, _ = await known_pair(nursery)
-        sent = [number.to_bytes(4, "big") * (1 + number % 7) for number in range(500)] + [bytes(1 << 20), b"end"]
+        sent = [number.to_bytes(4, "big") * (1 + number % 7) for number in range(500)] + [
+            bytes(1 << 20),
+            b"end",
+        ]
         for data in sent:
             b.send(RUN, a.peer, data)
         assert [data for _, data in (await inbox_a.until(1 + len(sent)))[1:]] == sent
@@ -253,7 +281,9 @@ def test_a_stream_that_is_used_goes_on_as_a_wire_and_keeps_its_order() -> None:
         more = [b"wire %d" % number for number in range(300)] + [bytes(1 << 20), b"end"]
         for data in more:
             b.send(RUN, a.peer, data)
-        assert [data for _, data in (await inbox_a.until(1 + len(sent) + len(more)))[1:]] == sent + more
+        assert [
+            data for _, data in (await inbox_a.until(1 + len(sent) + len(more)))[1:]
+        ] == sent + more
         assert a.status()["wires"] == []  # one direction says nothing of the other
         assert len(inbox_b.got) == 1
         assert b.status()["messages_dropped"] == 0
@@ -292,7 +322,9 @@ def test_a_wire_that_ends_is_replaced(end: str) -> None:
 
 
 @asynccontextmanager
-async def heard_until_its_end(nursery: trio.Nursery, told: list[object]) -> AsyncIterator[tuple[PeerNetwork, PeerNetwork, Inbox]]:
+async def heard_until_its_end(
+    nursery: trio.Nursery, told: list[object]
+) -> AsyncIterator[tuple[PeerNetwork, PeerNetwork, Inbox]]:
     """Two nodes; the second speaks to the first on a wire and notes what it is told of it. At the end the first is no more."""
     a, inbox_a = network(), Inbox()
     a.on_message(RUN, inbox_a)
@@ -322,7 +354,9 @@ def test_a_process_that_is_no_more_is_told_from_a_link_that_broke() -> None:
     run(main)
 
 
-def test_a_wire_that_is_reset_as_it_is_agreed_on_leaves_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wire_that_is_reset_as_it_is_agreed_on_leaves_the_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     dialled: list[socket.socket] = []
 
     async def reset(addresses: Sequence[str], token: bytes, both: bytes) -> socket.socket:
@@ -448,7 +482,9 @@ def test_a_handler_that_objects_costs_the_stream_and_is_counted() -> None:
         a.on_message(RUN, object_to)
         await a.close_topic(RUN)
         a.on_message(RUN, object_to)
-        while not a.status()["faults"]:  # the first ones may be lost with the stream that was closed
+        while not a.status()[
+            "faults"
+        ]:  # the first ones may be lost with the stream that was closed
             b.send(RUN, a.peer, b"bad")
             await trio.sleep(0.05)
         assert set(a.status()["faults"]) == {b.peer}
@@ -477,7 +513,9 @@ def test_links_are_reported_and_come_back() -> None:
     run(main)
 
 
-def test_a_process_that_is_no_more_is_known_while_the_library_still_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_is_no_more_is_known_while_the_library_still_rests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     rested = trio.Event()
 
     async def rest(seconds: float) -> None:
@@ -487,8 +525,13 @@ def test_a_process_that_is_no_more_is_known_while_the_library_still_rests(monkey
         told = list[object]()
         async with heard_until_its_end(nursery, told) as (a, _, _):
             monkeypatch.setattr(host, "CLOSE_S", 0.2)
-            for module in (swarm_connection, yamux):  # what ends a connection there sleeps before it tells
-                monkeypatch.setattr(module, "trio", SimpleNamespace(**{**vars(trio), "sleep": rest}))
+            for module in (
+                swarm_connection,
+                yamux,
+            ):  # what ends a connection there sleeps before it tells
+                monkeypatch.setattr(
+                    module, "trio", SimpleNamespace(**{**vars(trio), "sleep": rest})
+                )
         with trio.fail_after(10):  # later it is noticed that nothing answers
             await wait_for(lambda: a.peer in told)
         assert told[:3] == [True, False, a.peer]
@@ -705,8 +748,13 @@ def test_who_was_away_for_long_and_arrives_is_talked_to_at_once() -> None:
     """Tries have become rare meanwhile: here there never is another one, but for the arrival."""
 
     async def main(nursery: trio.Nursery) -> None:
-        identities = sorted((Identity.generate() for _ in range(2)), key=lambda identity: identity.peer)
-        a, (b, inbox) = network(identity=identities[0], rng=Patient()), (network(identity=identities[1]), Inbox())
+        identities = sorted(
+            (Identity.generate() for _ in range(2)), key=lambda identity: identity.peer
+        )
+        a, (b, inbox) = (
+            network(identity=identities[0], rng=Patient()),
+            (network(identity=identities[1]), Inbox()),
+        )
         lane_a, lane_b = Lane(), Lane()
         a.on_lane, b.on_lane = lane_a, lane_b
         a.on_message(RUN, Inbox())
@@ -744,7 +792,11 @@ def test_a_lost_lane_is_made_again(bridged: bool, monkeypatch: pytest.MonkeyPatc
             lane.all[-1][1].close()
             assert await receive_some(far.all[-1][1]) == b""
             node.lane_lost(other.peer)  # only one side notices
-            await wait_for(lambda lane=lane, far=far, count=count: len(lane.all) > count[0] and len(far.all) > count[1])
+            await wait_for(
+                lambda lane=lane, far=far, count=count: (
+                    len(lane.all) > count[0] and len(far.all) > count[1]
+                )
+            )
             await check_lane(lane_a, lane_b, 1000)
         lane_a.close()
         lane_b.close()
@@ -753,7 +805,9 @@ def test_a_lost_lane_is_made_again(bridged: bool, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("learns", ["driver", "other"])
-def test_a_lane_over_the_stream_becomes_direct_once_something_has_changed(learns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lane_over_the_stream_becomes_direct_once_something_has_changed(
+    learns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def main(nursery: trio.Nursery) -> None:
         a, b, _, _ = await known_pair(nursery)
         lane_a, lane_b = Lane(), Lane()
@@ -864,13 +918,22 @@ HOSTILE = [
     b"\x13/multistream/1.0.0\n" + b"\xff" * 5000,
     b"atoll/1\n" + bytes(48),
 ]
-FRAMES = [b"\xff" * 64, (1 << 21).to_bytes(4, "big"), b"\x00\x00\x00\x05hello", b"\x00\x00\x10\x00" + b"\xc1" * 4096, b"\xff\xff\xff\x7f"]
+FRAMES = [
+    b"\xff" * 64,
+    (1 << 21).to_bytes(4, "big"),
+    b"\x00\x00\x00\x05hello",
+    b"\x00\x00\x10\x00" + b"\xc1" * 4096,
+    b"\xff\xff\xff\x7f",
+]
 
 
 def test_garbage_on_every_port_hurts_nobody(capfd: pytest.CaptureFixture[str]) -> None:
     async def main(nursery: trio.Nursery) -> None:
         a, b, inbox_a, _ = await known_pair(nursery)
-        ports = [host_and_port(split_peer(a.addresses()[0])[1])[1], host_and_port(a._ways.listener.addresses()[0])[1]]
+        ports = [
+            host_and_port(split_peer(a.addresses()[0])[1])[1],
+            host_and_port(a._ways.listener.addresses()[0])[1],
+        ]
         noise = [*HOSTILE, *(random.Random(seed).randbytes(2000) for seed in range(4))]
         async with trio.open_nursery() as throwers:
             for port in ports:
@@ -890,8 +953,12 @@ def test_garbage_on_every_port_hurts_nobody(capfd: pytest.CaptureFixture[str]) -
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("protocol", [streams.PROTOCOL, lanes.PROTOCOL, "/atoll/peers/1", "/atoll/kad/1.0.0"])
-def test_garbage_on_every_protocol_is_counted_and_shuts_out(protocol: str, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "protocol", [streams.PROTOCOL, lanes.PROTOCOL, "/atoll/peers/1", "/atoll/kad/1.0.0"]
+)
+def test_garbage_on_every_protocol_is_counted_and_shuts_out(
+    protocol: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     async def main(nursery: trio.Nursery) -> None:
         a, b, inbox_a, _ = await known_pair(nursery)
         hostile = network(a)
@@ -945,7 +1012,11 @@ def test_without_the_dht_members_meet_by_the_bootstrap_and_nobody_asks_them() ->
             await nursery.start(member.run)
             member.announce_run(RUN)
         for member, other in (members, members[::-1]):
-            await wait_for(lambda member=member, other=other: [peer for peer, _ in member.members(RUN)] == [other.peer])
+            await wait_for(
+                lambda member=member, other=other: (
+                    [peer for peer, _ in member.members(RUN)] == [other.peer]
+                )
+            )
         members[0].send(RUN, members[1].peer, b"hello")
         assert await inboxes[1].until(1) == [(members[0].peer, b"hello")]
         assert await members[0].find_members(RUN) == members[0].members(RUN)

@@ -42,7 +42,11 @@ def at(trap: socket.socket) -> str:
     return f"/ip4/127.0.0.1/tcp/{trap.getsockname()[1]}"
 
 
-async def asked(caller: PeerNetwork, relay: PeerNetwork, message: dict[int, protobuf.Value | list[protobuf.Value]]) -> int:
+async def asked(
+    caller: PeerNetwork,
+    relay: PeerNetwork,
+    message: dict[int, protobuf.Value | list[protobuf.Value]],
+) -> int:
     """The status with which a relay answers a message of HOP."""
     stream = await caller._host.open_stream(relay.peer, circuit.HOP)
     await protobuf.send(stream, message)
@@ -56,7 +60,9 @@ def test_the_words_of_other_proxies_lead_nowhere(trap: socket.socket) -> None:
     words = [
         f"CONNECT 127.0.0.1:{port} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode(),
         f"GET http://127.0.0.1:{port}/ HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode(),
-        b"\x05\x01\x00" + b"\x05\x01\x00\x01\x7f\x00\x00\x01" + port.to_bytes(2, "big"),  # SOCKS 5: no authentication, CONNECT
+        b"\x05\x01\x00"
+        + b"\x05\x01\x00\x01\x7f\x00\x00\x01"
+        + port.to_bytes(2, "big"),  # SOCKS 5: no authentication, CONNECT
         b"\x04\x01" + port.to_bytes(2, "big") + b"\x7f\x00\x00\x01\x00",  # SOCKS 4
     ]
 
@@ -73,7 +79,10 @@ def test_the_words_of_other_proxies_lead_nowhere(trap: socket.socket) -> None:
 
     async def main(nursery: trio.Nursery) -> None:
         node = await start(nursery, announce=True)
-        doors = [host_and_port(split_peer(node.addresses()[0])[1])[1], host_and_port(node._ways.addresses()[0])[1]]
+        doors = [
+            host_and_port(split_peer(node.addresses()[0])[1])[1],
+            host_and_port(node._ways.addresses()[0])[1],
+        ]
         async with trio.open_nursery() as visitors:  # some are heard out until their time is over
             for door, said in itertools.product(doors, words):
                 visitors.start_soon(say, door, said)
@@ -89,15 +98,22 @@ def test_a_relay_dials_no_address_that_it_is_told(trap: socket.socket) -> None:
         caller = await start(nursery, relay)
         absent = Identity.generate().peer
         lie = protobuf.encode({1: decode_base58(absent), 2: circuit.pack([at(trap)])})
-        assert await asked(caller, relay, {1: circuit.HOP_CONNECT, 2: lie}) == circuit.NO_RESERVATION
-        assert await asked(caller, relay, {1: circuit.HOP_RESERVE, 2: lie}) == circuit.OK  # for itself
+        assert (
+            await asked(caller, relay, {1: circuit.HOP_CONNECT, 2: lie}) == circuit.NO_RESERVATION
+        )
+        assert (
+            await asked(caller, relay, {1: circuit.HOP_RESERVE, 2: lie}) == circuit.OK
+        )  # for itself
         async with trio.open_nursery() as theirs:
             placed = await start(theirs, relay)
             await place(placed, relay)
             relay.add_addresses(placed.peer, [at(trap)])
             theirs.cancel_scope.cancel()
         await wait_for(lambda: not relay.connected(placed.peer))
-        assert await asked(caller, relay, {1: circuit.HOP_CONNECT, 2: circuit.peer_field(placed.peer)}) == circuit.NO_RESERVATION
+        assert (
+            await asked(caller, relay, {1: circuit.HOP_CONNECT, 2: circuit.peer_field(placed.peer)})
+            == circuit.NO_RESERVATION
+        )
 
     run(main)
 
@@ -112,12 +128,17 @@ def test_circuits_are_not_strung_together() -> None:
         await caller.connect(hidden.peer)
         assert caller.path(hidden.peer) == "relay"
         assert await asked(caller, hidden, {1: circuit.HOP_RESERVE}) == circuit.PERMISSION_DENIED
-        assert await asked(caller, hidden, {1: circuit.HOP_CONNECT, 2: circuit.peer_field(third.peer)}) == circuit.UNEXPECTED
+        assert (
+            await asked(caller, hidden, {1: circuit.HOP_CONNECT, 2: circuit.peer_field(third.peer)})
+            == circuit.UNEXPECTED
+        )
 
     run(main)
 
 
-def test_who_is_asked_to_dial_back_dials_the_asker_only(trap: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_asked_to_dial_back_dials_the_asker_only(
+    trap: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Even at an address that it takes for one of the internet's: a peer id that is not the asker's, and hosts that are not its own, are refused."""
     dialled = list[tuple[str, int]]()
 
@@ -130,7 +151,12 @@ def test_who_is_asked_to_dial_back_dials_the_asker_only(trap: socket.socket, mon
     async def main(nursery: trio.Nursery) -> None:
         server = await start(nursery, announce=True)
         asker = await start(nursery, server)
-        for address in (at(trap), "/ip4/11.1.2.3/tcp/22", "/ip4/169.254.169.254/tcp/80", "/ip6/::1/tcp/22"):
+        for address in (
+            at(trap),
+            "/ip4/11.1.2.3/tcp/22",
+            "/ip4/169.254.169.254/tcp/80",
+            "/ip6/::1/tcp/22",
+        ):
             assert await asker.reach.autonat.ask(server.peer, address) is None
         assert server.reach.autonat.served == 0
 
@@ -146,7 +172,10 @@ def test_a_circuit_of_lanes_is_cut_when_its_voucher_is_used_up() -> None:
         relay._relay._vouchers.limits = Limits(bytes_each=allowed)
         near, far, mine = await circuit_of(relay, one, other)
         got = 0
-        with trio.socket.from_stdlib_socket(near) as sender, trio.socket.from_stdlib_socket(far) as receiver:
+        with (
+            trio.socket.from_stdlib_socket(near) as sender,
+            trio.socket.from_stdlib_socket(far) as receiver,
+        ):
 
             async def send() -> None:
                 with contextlib.suppress(OSError):  # it is cut
@@ -174,7 +203,12 @@ def test_a_voucher_that_the_relay_did_not_issue_opens_nothing() -> None:
         relay, one, other = await members(nursery)
         mine, _, _ = await one._helpers.circuit(relay.peer, RUN, other.peer)
         elsewhere, _, _ = await relay._helpers.circuit(other.peer, RUN, one.peer)
-        for forged in (bytes(VOUCHER_BYTES), elsewhere, mine[:-1] + bytes([mine[-1] ^ 1]), bytes([mine[0] ^ 1]) + mine[1:]):
+        for forged in (
+            bytes(VOUCHER_BYTES),
+            elsewhere,
+            mine[:-1] + bytes([mine[-1] ^ 1]),
+            bytes([mine[0] ^ 1]) + mine[1:],
+        ):
             with pytest.raises(ConnectionError):
                 await show(relay._ways.addresses(), forged)
         with pytest.raises(PeerUnreachableError, match="known members"):

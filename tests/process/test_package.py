@@ -17,7 +17,14 @@ pytestmark = pytest.mark.slow
 
 
 def _run(*command: str | Path, cwd: Path, **environment: str) -> str:
-    done = subprocess.run([*map(str, command)], cwd=cwd, capture_output=True, text=True, env={**os.environ, **environment}, check=False)
+    done = subprocess.run(
+        [*map(str, command)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -34,7 +41,16 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copytree(found, source / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(found, source / name)
-    _run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder / "dist", source, cwd=folder)
+    _run(
+        sys.executable,
+        "-m",
+        "build",
+        "--no-isolation",
+        "--outdir",
+        folder / "dist",
+        source,
+        cwd=folder,
+    )
     wheels = list((folder / "dist").glob("*.whl"))
     assert len(wheels) == 1
     assert len(list((folder / "dist").glob("*.tar.gz"))) == 1
@@ -57,14 +73,40 @@ def test_a_fresh_environment_runs_it(wheel: Path, tmp_path: Path, atoll_home: Pa
     venv = tmp_path / "venv"
     _run(sys.executable, "-m", "venv", venv, cwd=tmp_path)
     python = venv / "bin" / "python"
-    _run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index", wheel, cwd=tmp_path)
+    _run(
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--no-index",
+        wheel,
+        cwd=tmp_path,
+    )
     # The dependencies come from the environment of the tests; a path in a .pth file does not run that one's own .pth files, so the
     # editable atoll there is not seen.
-    purelib = Path(_run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path).strip())
-    (purelib / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
-    where = _run(python, "-c", "import atoll.node, atoll.optim; print(atoll.node.__file__)", cwd=tmp_path).strip()
+    purelib = Path(
+        _run(
+            python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path
+        ).strip()
+    )
+    (purelib / "dependencies.pth").write_text(
+        sysconfig.get_path("purelib") + "\n", encoding="utf-8"
+    )
+    where = _run(
+        python, "-c", "import atoll.node, atoll.optim; print(atoll.node.__file__)", cwd=tmp_path
+    ).strip()
     assert Path(where).resolve().is_relative_to(purelib.resolve())
     assert "Usage: atoll" in _run(venv / "bin" / "atoll", "--help", cwd=tmp_path)
     assert _run(venv / "bin" / "atoll", "version", cwd=tmp_path).strip()
-    names = ", ".join(repr(module_name(path)) for path in package_files() if path.name != "__main__.py")
-    _run(python, "-c", f"import importlib\nfor name in ({names},): importlib.import_module(name)", cwd=tmp_path)
+    names = ", ".join(
+        repr(module_name(path)) for path in package_files() if path.name != "__main__.py"
+    )
+    _run(
+        python,
+        "-c",
+        f"import importlib\nfor name in ({names},): importlib.import_module(name)",
+        cwd=tmp_path,
+    )

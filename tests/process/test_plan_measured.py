@@ -20,10 +20,24 @@ def test_three_nodes_on_loopback(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(MANIFEST)
     with Peers(tmp_path, 3, 4096) as swarm:
         swarm.settle()
-        command = ["plan", str(tmp_path / "run.toml"), "--node", "faults", "--step-ms", "50", "--parameters", "2000000", "--json"]
+        command = [
+            "plan",
+            str(tmp_path / "run.toml"),
+            "--node",
+            "faults",
+            "--step-ms",
+            "50",
+            "--parameters",
+            "2000000",
+            "--json",
+        ]
         environment = {**os.environ, "ATOLL_HOME": str(swarm.all[0].home), "CI": "1"}
         done = subprocess.run(
-            [sys.executable, "-m", "atoll.node.cli", *command], env=environment, capture_output=True, text=True, timeout=120
+            [sys.executable, "-m", "atoll.node.cli", *command],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
         )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -28,24 +28,32 @@ RUN = RunId("run")
 Way = Callable[[PeerNetwork, PeerNetwork, Identity, list[str]], Awaitable[None]]
 
 
-async def by_an_announcement(victim: PeerNetwork, liar: PeerNetwork, name: Identity, lies: list[str]) -> None:
+async def by_an_announcement(
+    victim: PeerNetwork, liar: PeerNetwork, name: Identity, lies: list[str]
+) -> None:
     """A member of the run, signed by its own key."""
     liar._rendezvous._take(announce(name, RUN, lies, time.time()), liar.peer)
 
 
-async def by_the_dht(victim: PeerNetwork, liar: PeerNetwork, name: Identity, lies: list[str]) -> None:
+async def by_the_dht(
+    victim: PeerNetwork, liar: PeerNetwork, name: Identity, lies: list[str]
+) -> None:
     """Named by the liar as a provider, and as whoever is nearer."""
     liar.book.add(name.peer, lies)
     liar.dht.engine.server.providers.add(run_key(RUN), name.peer, trio.current_time())
     assert name.peer in dict(await victim.dht.find_providers(run_key(RUN)))
 
 
-async def by_a_record(victim: PeerNetwork, liar: PeerNetwork, name: Identity, lies: list[str]) -> None:
+async def by_a_record(
+    victim: PeerNetwork, liar: PeerNetwork, name: Identity, lies: list[str]
+) -> None:
     """As the membership hands on what a member's record says."""
     victim.add_addresses(name.peer, lies)
 
 
-async def by_its_own_word(victim: PeerNetwork, liar: PeerNetwork, name: Identity, lies: list[str]) -> None:
+async def by_its_own_word(
+    victim: PeerNetwork, liar: PeerNetwork, name: Identity, lies: list[str]
+) -> None:
     """What a peer says of itself in its first request to the DHT."""
     liar._host.advertised = lambda: lies
     liar.dht._channels.clear()

@@ -37,7 +37,12 @@ class Script:
     """A script in a process of its own; each of its lines is a JSON object."""
 
     def __init__(self, text: str) -> None:
-        self.process = subprocess.Popen([sys.executable, "-c", BEFORE + text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", BEFORE + text],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self._stdin: IO[str] = self.process.stdin
@@ -86,7 +91,9 @@ def gone(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
-        return Path("/proc/self").exists()  # it ended between the two looks; without /proc it is there
+        return Path(
+            "/proc/self"
+        ).exists()  # it ended between the two looks; without /proc it is there
 
 
 def until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
@@ -115,7 +122,11 @@ input()
     said = running.hear()
     assert said["peer"] == "reference"
     with NodeClient.connect(find_paths(atoll_home)) as client:  # tools see it too
-        assert (client.node.pid, client.node.private, client.node.parent_pid) == (said["node"], True, running.process.pid)
+        assert (client.node.pid, client.node.private, client.node.parent_pid) == (
+            said["node"],
+            True,
+            running.process.pid,
+        )
     running.go_on()
     assert running.hear() == {"closed": True}
     assert gone(said["node"])  # close() has waited for it
@@ -126,9 +137,17 @@ input()
 
 @pytest.mark.parametrize(
     ("ending", "code"),
-    [("", 0), ("sys.exit(3)", 3), ("raise ValueError('on purpose')", 1), ("os._exit(4)", 4), ("os.kill(os.getpid(), 15)", -15)],
+    [
+        ("", 0),
+        ("sys.exit(3)", 3),
+        ("raise ValueError('on purpose')", 1),
+        ("os._exit(4)", 4),
+        ("os.kill(os.getpid(), 15)", -15),
+    ],
 )
-def test_it_ends_with_the_process(atoll_home: Path, script: Callable[[str], Script], ending: str, code: int) -> None:
+def test_it_ends_with_the_process(
+    atoll_home: Path, script: Callable[[str], Script], ending: str, code: int
+) -> None:
     running = script(f"""
 sys.stderr = open(os.devnull, "w")
 swarm = enter()
@@ -141,7 +160,9 @@ say(node=swarm._entry.dial.node_pid)
     nothing_left(atoll_home)
 
 
-def test_kill_9_of_the_script_with_children_that_live_on(atoll_home: Path, script: Callable[[str], Script]) -> None:
+def test_kill_9_of_the_script_with_children_that_live_on(
+    atoll_home: Path, script: Callable[[str], Script]
+) -> None:
     running = script("""
 import subprocess
 swarm = enter()
@@ -245,7 +266,9 @@ swarm.close()
 
 
 @pytest.mark.slow
-def test_a_private_node_takes_over_from_a_daemon(atoll_home: Path, script: Callable[[str], Script]) -> None:
+def test_a_private_node_takes_over_from_a_daemon(
+    atoll_home: Path, script: Callable[[str], Script]
+) -> None:
     daemon = subprocess.Popen([sys.executable, str(REFERENCE)])
     try:
         until(lambda: read_node_file(find_paths(atoll_home)) is not None)
@@ -289,7 +312,10 @@ except AtollError as error:
     for private in ("None", "True"):
         said = script(text.replace("PRIVATE", private)).hear()
         assert (said["code"], said["exit_code"]) == ("E102", 73)
-        assert f"(process {node}) belongs to another script, process {first.process.pid}" in said["message"]
+        assert (
+            f"(process {node}) belongs to another script, process {first.process.pid}"
+            in said["message"]
+        )
     first.go_on()
     assert first.end() == 0
     nothing_left(atoll_home)
@@ -314,7 +340,9 @@ for COMMAND in [(sys.executable, "-c", "raise SystemExit('no libp2p here')"), ("
     nothing_left(atoll_home)
 
 
-def test_a_stale_word_of_a_node_is_not_believed(atoll_home: Path, script: Callable[[str], Script]) -> None:
+def test_a_stale_word_of_a_node_is_not_believed(
+    atoll_home: Path, script: Callable[[str], Script]
+) -> None:
     paths = find_paths(atoll_home)
     lock = NodeLock.acquire(paths)
     lock.publish(NodeFile(pid=1, socket=str(paths.control_socket)))
@@ -333,5 +361,7 @@ from atoll.node.client import NodeClient, RunSwarm
 import atoll.node.client.swarm, atoll.node.shared_memory, atoll.node.private_node
 print(sorted(name for name in ("torch", "numpy", "trio", "libp2p") if name in sys.modules))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"

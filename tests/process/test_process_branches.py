@@ -47,7 +47,11 @@ def together(swarm: Peers, history: History, first: int) -> None:
 
 def anchor_after(swarm: Peers, history: History) -> str:
     """The digest of the anchor that these rounds make of zero."""
-    step, anchor, momentum = OuterStep(OuterSettings(kind="sgd", lr=1.0, momentum=0.0)), torch.zeros(NUMEL), torch.zeros(NUMEL)
+    step, anchor, momentum = (
+        OuterStep(OuterSettings(kind="sgd", lr=1.0, momentum=0.0)),
+        torch.zeros(NUMEL),
+        torch.zeros(NUMEL),
+    )
     assert sorted(history) == list(range(1, len(history) + 1))
     for round_ in sorted(history):
         target = torch.empty(NUMEL)
@@ -81,15 +85,25 @@ def test_a_lone_survivor_goes_on_uncertified_and_its_work_is_adopted(tmp_path: P
         soon(lambda: alone(survivor), "the survivor knows that it is alone")
         for seed in (5000, 5020, 5040):
             [outcome] = turn(swarm, history, seed, [survivor])
-            assert (outcome["status"], outcome["contributors"]) == ("uncertified", {survivor.peer: 3})
+            assert (outcome["status"], outcome["contributors"]) == (
+                "uncertified",
+                {survivor.peer: 3},
+            )
         founder, third = lost
         founder.start()
         founder.expect("ready")
         # Before it offers anything: what it did alone would be a branch of its own, and of two branches the one with more samples is taken.
-        soon(lambda: anchor(founder)[0] == len(history), "the founder has adopted the work of the survivor")
-        while turn(swarm, history, 7000, [founder])[0]["status"] != "committed":  # with the survivor: neither is a quorum alone
+        soon(
+            lambda: anchor(founder)[0] == len(history),
+            "the founder has adopted the work of the survivor",
+        )
+        while (
+            turn(swarm, history, 7000, [founder])[0]["status"] != "committed"
+        ):  # with the survivor: neither is a quorum alone
             pass
         third.start()
         third.expect("ready")
         together(swarm, history, 9000)
-        assert {anchor(peer) for peer in swarm.all} == {(len(history), anchor_after(swarm, history))}
+        assert {anchor(peer) for peer in swarm.all} == {
+            (len(history), anchor_after(swarm, history))
+        }

@@ -48,12 +48,16 @@ class Reference:
         named: dict[int, dict[str, int]] = {}
         for outcome in outcomes:
             assert outcome["status"] == "committed", outcome
-            assert outcome["contributors"] == named.setdefault(outcome["round"], outcome["contributors"]), outcomes
+            assert outcome["contributors"] == named.setdefault(
+                outcome["round"], outcome["contributors"]
+            ), outcomes
         unknown = {r: c for r, c in named.items() if r not in self.rounds}
         histories = [unknown]
         if victim is not None and unknown:
             alone = {victim.peer: self.swarm.all.index(victim) + 1}
-            histories += [{r: alone, **unknown} for r in range(max(self.rounds, default=0) + 1, min(unknown))]
+            histories += [
+                {r: alone, **unknown} for r in range(max(self.rounds, default=0) + 1, min(unknown))
+            ]
         for history in histories:
             anchor, rounds = self.after(seed, history)
             if all(o["digest"] == rounds.get(o["anchor_round"], o["digest"]) for o in outcomes):
@@ -61,12 +65,16 @@ class Reference:
                 return
         raise AssertionError(f"no honest mean: {json.dumps([outcomes, self.rounds], indent=1)}")
 
-    def after(self, seed: int, history: dict[int, dict[str, int]]) -> tuple[torch.Tensor, dict[int, str]]:
+    def after(
+        self, seed: int, history: dict[int, dict[str, int]]
+    ) -> tuple[torch.Tensor, dict[int, str]]:
         """Anchor and digests of all rounds after these contributors' means."""
         anchor, rounds, momentum = self.anchor, dict(self.rounds), torch.zeros(NUMEL)
         for round_ in sorted(history):
             target = torch.empty(NUMEL)
-            self.step.apply_range(anchor, self.swarm.mean(seed, history[round_]), momentum, target, 0, NUMEL)
+            self.step.apply_range(
+                anchor, self.swarm.mean(seed, history[round_]), momentum, target, 0, NUMEL
+            )
             anchor = target
             rounds[round_] = blake3(memoryview(target.numpy()).cast("B")).hexdigest()
         return anchor, rounds
@@ -92,12 +100,16 @@ def round_of_all(swarm: Peers, reference: Reference, seed: int) -> None:
         outcomes = [peer.expect("outcome") for peer in swarm.all]
         committed = [o for o in outcomes if o["status"] == "committed"]
         reference.check(seed + 100_000 * attempt, committed)
-        if len(committed) == len(swarm.all) and all(len(o["contributors"]) == len(swarm.all) for o in committed):
+        if len(committed) == len(swarm.all) and all(
+            len(o["contributors"]) == len(swarm.all) for o in committed
+        ):
             return
     raise AssertionError("no round counted everybody")
 
 
-def revive(victim: Peer, what: str, number: signal.Signals, reference: Reference, seed: int) -> None:
+def revive(
+    victim: Peer, what: str, number: signal.Signals, reference: Reference, seed: int
+) -> None:
     """Bring the victim back as a whole peer. What it contributed when it was struck was counted honestly, or not at all."""
     if number == signal.SIGSTOP:
         victim.signal(what, signal.SIGCONT)
@@ -116,7 +128,9 @@ def revive(victim: Peer, what: str, number: signal.Signals, reference: Reference
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["kill", "stop"])
-def test_survivors_commit_an_honest_mean(swarm: Peers, reference: Reference, number: signal.Signals) -> None:
+def test_survivors_commit_an_honest_mean(
+    swarm: Peers, reference: Reference, number: signal.Signals
+) -> None:
     rng = random.Random(int(number))
     round_of_all(swarm, reference, 7_000 * int(number))
     typical = time.monotonic()
@@ -127,7 +141,9 @@ def test_survivors_commit_an_honest_mean(swarm: Peers, reference: Reference, num
         victim, what = swarm.all[rng.randrange(1, 4)], TARGETS[trial % 3]
         survivors = [peer for peer in swarm.all if peer is not victim]
         swarm.contribute(seed)
-        time.sleep(rng.uniform(0, 0.6 * typical))  # a moment inside the reduction, not a synchronisation
+        time.sleep(
+            rng.uniform(0, 0.6 * typical)
+        )  # a moment inside the reduction, not a synchronisation
         victim.signal(what, number)
         reference.check(seed, [peer.expect("outcome", 60) for peer in survivors], victim)
         swarm.contribute(seed + 10, who=survivors)

@@ -51,7 +51,13 @@ class Reference:
         """Rounds of each fragment."""
         return [len(rounds) for rounds in self.history]
 
-    def play(self, seed: int, fragments: list[int], who: list[Peer] | None = None, victim: Peer | None = None) -> bool:
+    def play(
+        self,
+        seed: int,
+        fragments: list[int],
+        who: list[Peer] | None = None,
+        victim: Peer | None = None,
+    ) -> bool:
         """All (or some) contribute to these fragments at once, and what they are told is added. Whether everybody was counted everywhere."""
         who = who or self.peers.all
         for peer in who:
@@ -65,7 +71,9 @@ class Reference:
 
     def take(self, seed: int, who: list[Peer], victim: Peer | None = None) -> bool:
         """Add the rounds that these are told of. One that nobody names can only be of what a victim gave before it died."""
-        told: list[tuple[str, dict[str, Any]]] = [(peer.peer, peer.expect("outcome", 90)["outcomes"]) for peer in who]
+        told: list[tuple[str, dict[str, Any]]] = [
+            (peer.peer, peer.expect("outcome", 90)["outcomes"]) for peer in who
+        ]
         full = True
         for number in sorted(told[0][1]):
             fragment, named = int(number), dict[int, dict[str, int]]()
@@ -78,12 +86,18 @@ class Reference:
                     assert outcome["contributors"] == self.history[fragment][outcome["round"] - 1]
                     full = False
                 else:
-                    assert outcome["contributors"] == named.setdefault(outcome["round"], outcome["contributors"])
+                    assert outcome["contributors"] == named.setdefault(
+                        outcome["round"], outcome["contributors"]
+                    )
                     assert outcome["counted"] == (peer in outcome["contributors"])
             alone = {victim.peer: self.peers.all.index(victim) + 1} if victim else {}
             for round_ in range(len(self.history[fragment]) + 1, max(named, default=0) + 1):
                 self._add(fragment, seed, named.get(round_, alone))
-            full = full and len(named) == 1 and all(len(contributors) == len(self.peers.all) for contributors in named.values())
+            full = (
+                full
+                and len(named) == 1
+                and all(len(contributors) == len(self.peers.all) for contributors in named.values())
+            )
         return full
 
     def _add(self, fragment: int, seed: int, contributors: dict[str, int]) -> None:
@@ -93,7 +107,9 @@ class Reference:
             if peer.peer in contributors:
                 assert contributors[peer.peer] == index + 1
                 total += values(seed + index, fragment, numel) * np.float32((index + 1) // common)
-        self.anchors[fragment] = self.anchors[fragment] - total / np.float32(sum(contributors.values()) // common)
+        self.anchors[fragment] = self.anchors[fragment] - total / np.float32(
+            sum(contributors.values()) // common
+        )
         self.history[fragment].append(contributors)
 
     def check(self) -> None:
@@ -166,7 +182,9 @@ def test_all_nodes_come_back_from_disk_at_a_cut(reference: Reference) -> None:
     reference.all_counted(40_000_000)
 
 
-def test_a_late_joiner_gets_both_and_the_model_can_be_taken_away(reference: Reference, tmp_path: Path) -> None:
+def test_a_late_joiner_gets_both_and_the_model_can_be_taken_away(
+    reference: Reference, tmp_path: Path
+) -> None:
     peers = reference.peers
     home = peers.all[0].home
     peers.all.append(Peer("p3", home.with_name("p3"), peers.invite, 0, script=SCRIPT))
@@ -175,7 +193,11 @@ def test_a_late_joiner_gets_both_and_the_model_can_be_taken_away(reference: Refe
     reference.all_counted(50_000_000)
     with NodeClient.connect(find_paths(home)) as client:
         (run,) = client.status()["runs"]
-    assert (run["fragments"], run["round"], run["last_round"]["fragment"] in BOTH) == (reference.rounds, min(reference.rounds), True)
+    assert (run["fragments"], run["round"], run["last_round"]["fragment"] in BOTH) == (
+        reference.rounds,
+        min(reference.rounds),
+        True,
+    )
     (signed,) = list_runs(find_paths(home)).values()
     for _ in range(200):  # the checkpoint is written beside the rounds
         export_run(find_paths(home), signed, tmp_path, force=True)
@@ -186,4 +208,6 @@ def test_a_late_joiner_gets_both_and_the_model_can_be_taken_away(reference: Refe
         time.sleep(0.05)
     else:
         raise AssertionError("the exported model is not the anchor")
-    assert [part["round"] for part in json.loads((tmp_path / "atoll.json").read_text())["fragments"]] == reference.rounds
+    assert [
+        part["round"] for part in json.loads((tmp_path / "atoll.json").read_text())["fragments"]
+    ] == reference.rounds

@@ -29,19 +29,42 @@ def test_the_founder_goes_on_without_the_lost_and_a_copy_of_one_is_refused(tmp_p
             with NodeClient.connect(find_paths(peer.home)) as client:
                 return client.status()["runs"][0]
 
-        assert refused(founder.home, "E306", 78, "recertify", run, "--without", gone.peer, "--yes")["message"].endswith("is alive")
-        assert refused(copied.home, "E306", 78, "recertify", "--without", gone.peer, "--yes")["why"] == f"its organiser is {founder.peer}"
+        assert refused(founder.home, "E306", 78, "recertify", run, "--without", gone.peer, "--yes")[
+            "message"
+        ].endswith("is alive")
+        assert (
+            refused(copied.home, "E306", 78, "recertify", "--without", gone.peer, "--yes")["why"]
+            == f"its organiser is {founder.peer}"
+        )
         for peer in (gone, copied):
             peer.signal("both", signal.SIGKILL)
             peer.process.wait(10)
-        shutil.copytree(copied.home, tmp_path / "copy", ignore=lambda _, names: [name for name in names if name.endswith(".sock")])
+        shutil.copytree(
+            copied.home,
+            tmp_path / "copy",
+            ignore=lambda _, names: [name for name in names if name.endswith(".sock")],
+        )
         for peer in (gone, copied):
             shutil.rmtree(peer.home)
-        soon(lambda: not (state()["quorum"] or {"held": True})["held"], "the founder misses the others")
+        soon(
+            lambda: not (state()["quorum"] or {"held": True})["held"],
+            "the founder misses the others",
+        )
 
-        told = atoll(founder.home, "recertify", run, "--without", gone.peer, "--without", copied.peer[-8:])
+        told = atoll(
+            founder.home, "recertify", run, "--without", gone.peer, "--without", copied.peer[-8:]
+        )
         assert told.status == 2  # nobody can be asked, and nobody said yes
-        told = atoll(founder.home, "recertify", run, "--without", gone.peer, "--without", copied.peer[-8:], "--yes")
+        told = atoll(
+            founder.home,
+            "recertify",
+            run,
+            "--without",
+            gone.peer,
+            "--without",
+            copied.peer[-8:],
+            "--yes",
+        )
         assert told.status == 0, told
         assert "two certified histories" in told.err
         before = state()["round"]
@@ -60,7 +83,10 @@ def test_the_founder_goes_on_without_the_lost_and_a_copy_of_one_is_refused(tmp_p
         shutil.copytree(tmp_path / "copy", copied.home)
         copied.start()
         copied.expect("ready")  # from its own disk: it has not heard yet
-        soon(lambda: (state(copied)["trouble"] or {}).get("code") == "E307", "the copy is told that it was removed")
+        soon(
+            lambda: (state(copied)["trouble"] or {}).get("code") == "E307",
+            "the copy is told that it was removed",
+        )
         assert state(copied)["phase"] == "failed"
         assert state()["members"] == [founder.peer]
         copied.process.kill()  # its script would try again for ever
@@ -89,7 +115,10 @@ def test_a_founder_back_from_a_power_cut_goes_on_with_the_one_who_is_left(tmp_pa
 
         began = state(founder)["round"]
         assert began >= 0
-        soon(lambda: not (state(founder)["quorum"] or {"held": True})["held"], "the founder misses the others")
+        soon(
+            lambda: not (state(founder)["quorum"] or {"held": True})["held"],
+            "the founder misses the others",
+        )
         told = atoll(founder.home, "recertify", "--without", gone.peer, "--yes", "--json")
         assert told.status == 0, told
         assert set(json.loads(told.out)["removed"]) == {founder.peer, gone.peer}
@@ -97,7 +126,9 @@ def test_a_founder_back_from_a_power_cut_goes_on_with_the_one_who_is_left(tmp_pa
         soon(lambda: state(founder)["seal"] is None, "the founder has recertified")
         soon(lambda: state(left)["seal"] is None, "the survivor has the founder's entry")
         outcomes: list[dict[str, Any]] = []
-        while not outcomes or outcomes[0]["contributors"] != both:  # each may have been left out of one
+        while (
+            not outcomes or outcomes[0]["contributors"] != both
+        ):  # each may have been left out of one
             swarm.contribute(5000 + 20 * len(outcomes), who=[founder, left])
             outcomes = [peer.expect("outcome") for peer in (founder, left)]
             assert {outcome["status"] for outcome in outcomes} == {"committed"}

@@ -38,14 +38,22 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def start(
-    nursery: trio.Nursery, relay: PeerNetwork | None = None, *, announce: bool = False, limits: RelayLimits | None = None
+    nursery: trio.Nursery,
+    relay: PeerNetwork | None = None,
+    *,
+    announce: bool = False,
+    limits: RelayLimits | None = None,
 ) -> PeerNetwork:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"/ip4/127.0.0.1/tcp/{server.getsockname()[1]}"
     node = PeerNetwork(
-        Identity.generate(), listen=[address], bootstrap=relay.addresses() if relay else [], announce=[address] if announce else [],
-        rng=random.Random(1), reach=ReachSettings(relay=limits or RelayLimits(open_to_all=True), port_mapping=False),
-    )  # fmt: skip
+        Identity.generate(),
+        listen=[address],
+        bootstrap=relay.addresses() if relay else [],
+        announce=[address] if announce else [],
+        rng=random.Random(1),
+        reach=ReachSettings(relay=limits or RelayLimits(open_to_all=True), port_mapping=False),
+    )
     await nursery.start(node.run)
     if relay is not None:
         await until(lambda: node.connected(relay.peer))
@@ -54,7 +62,9 @@ async def start(
 
 async def place(node: PeerNetwork, relay: PeerNetwork) -> list[str]:
     """The circuits at which ``node`` can be called through ``relay``."""
-    node.reach.manager.observed("11.1.0.1", "/ip4/11.0.0.7/tcp/4001", trio.current_time())  # it seems to be behind a NAT
+    node.reach.manager.observed(
+        "11.1.0.1", "/ip4/11.0.0.7/tcp/4001", trio.current_time()
+    )  # it seems to be behind a NAT
     assert await node.reach.circuits.reserve(relay.peer)
     return node.reach.circuits.addresses()
 
@@ -68,7 +78,9 @@ def test_a_peer_is_reached_through_a_relay_and_two_circuits_end_by_themselves() 
         circuits = await place(hidden, relay)
         for caller in (one, other):
             caller.on_message(RUN, lambda peer, data: None)
-            caller.add_addresses(hidden.peer, [f"{address}/p2p/{hidden.peer}" for address in circuits])
+            caller.add_addresses(
+                hidden.peer, [f"{address}/p2p/{hidden.peer}" for address in circuits]
+            )
             await caller.connect(hidden.peer)
             caller.send(RUN, hidden.peer, b"hello")
         await until(lambda: {peer for peer, _ in got} == {one.peer, other.peer})
@@ -83,7 +95,9 @@ def test_a_peer_is_reached_through_a_relay_and_two_circuits_end_by_themselves() 
     run(main)
 
 
-def test_who_called_through_a_relay_dials_once_nothing_else_connects_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_called_through_a_relay_dials_once_nothing_else_connects_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The circuit stands beside a direct connection that breaks later; then the direct one comes back, and the circuit goes."""
     monkeypatch.setattr(punch, "AGAIN_FIRST_S", 0.05)
     monkeypatch.setattr(punch, "SETTLE_S", BOUND_S)
@@ -98,7 +112,11 @@ def test_who_called_through_a_relay_dials_once_nothing_else_connects_them(monkey
         await caller.reach.circuits.dial(relay.peer, circuits[0].split("/p2p/")[0], hidden.peer)
         await until(lambda: hidden._host.called(caller.peer))
         assert caller.path(hidden.peer) == "lan"
-        direct = [one for one in hidden._host._open_connections(caller.peer) if hidden._host.dialler.ends(one)]
+        direct = [
+            one
+            for one in hidden._host._open_connections(caller.peer)
+            if hidden._host.dialler.ends(one)
+        ]
         monkeypatch.setattr(punch, "SETTLE_S", 0.05)
         await direct[0].close()
         await until(lambda: {caller.path(hidden.peer), hidden.path(caller.peer)} == {"lan"})
@@ -120,7 +138,11 @@ def test_a_bootstrap_that_called_through_a_relay_is_dialled_where_the_user_said(
         circuits = await place(hidden, relay)
         await bootstrap.reach.circuits.dial(relay.peer, circuits[0].split("/p2p/")[0], hidden.peer)
         await until(lambda: hidden._host.called(bootstrap.peer))
-        direct = [one for one in bootstrap._host._open_connections(hidden.peer) if bootstrap._host.dialler.ends(one)]
+        direct = [
+            one
+            for one in bootstrap._host._open_connections(hidden.peer)
+            if bootstrap._host.dialler.ends(one)
+        ]
         await direct[0].close()
         await until(lambda: {bootstrap.path(hidden.peer), hidden.path(bootstrap.peer)} == {"lan"})
 
@@ -136,7 +158,9 @@ def test_a_place_is_kept_though_the_relay_saw_the_last_connection_go() -> None:
         await place(hidden, relay)
         relay.reach.relay.link_changed(hidden.peer, False)
         assert not relay.reach.relay.ledger.reserved()
-        assert await hidden._host.dial_direct(relay.peer, [address.split("/p2p/")[0] for address in relay.addresses()], BOUND_S)
+        assert await hidden._host.dial_direct(
+            relay.peer, [address.split("/p2p/")[0] for address in relay.addresses()], BOUND_S
+        )
         await until(lambda: list(relay.reach.relay.ledger.reserved()) == [hidden.peer])
 
     run(main)
@@ -147,7 +171,9 @@ def test_a_question_that_could_not_be_asked_does_not_count_as_asked() -> None:
         server = await start(nursery)
         asker, here = await start(nursery, server), "/ip4/11.0.0.7/tcp/4001"
         asker.reach.manager.observed("11.1.0.1", here, trio.current_time())
-        await asker.reach._consult(Identity.generate().peer, "11.0.0.1")  # its connection has just broken
+        await asker.reach._consult(
+            Identity.generate().peer, "11.0.0.1"
+        )  # its connection has just broken
         await asker.reach._consult(server.peer, "11.0.0.2")
         assert set(asker.reach._asked) == {("11.0.0.2", here)}
 
@@ -156,7 +182,9 @@ def test_a_question_that_could_not_be_asked_does_not_count_as_asked() -> None:
 
 def test_a_circuit_ends_when_it_has_carried_its_bytes() -> None:
     async def main(nursery: trio.Nursery) -> None:
-        relay = await start(nursery, announce=True, limits=RelayLimits(open_to_all=True, circuit_bytes=20_000))
+        relay = await start(
+            nursery, announce=True, limits=RelayLimits(open_to_all=True, circuit_bytes=20_000)
+        )
         hidden, caller = [await start(nursery, relay) for _ in range(2)]
         hidden.on_message(RUN, lambda peer, data: None)
         caller.on_message(RUN, lambda peer, data: None)
@@ -179,13 +207,19 @@ def test_strangers_get_no_place_and_no_circuit() -> None:
         await until(lambda: len(relay._rendezvous.registry.members(RUN, trio.current_time())) == 2)
         circuits = await place(member, relay)
         assert not await stranger.reach.circuits.reserve(relay.peer)
-        assert stranger.reach.circuits.refused == {relay.peer: "relays only for peers of runs it knows"}
+        assert stranger.reach.circuits.refused == {
+            relay.peer: "relays only for peers of runs it knows"
+        }
         with pytest.raises(PeerUnreachableError, match="relays only for peers of runs it knows"):
-            await stranger.reach.circuits.dial(relay.peer, circuits[0].split("/p2p/")[0], member.peer)
+            await stranger.reach.circuits.dial(
+                relay.peer, circuits[0].split("/p2p/")[0], member.peer
+            )
         await friend.reach.circuits.dial(relay.peer, circuits[0].split("/p2p/")[0], member.peer)
         assert friend.path(member.peer) == "relay"
         with pytest.raises(NetworkError, match="holds no reservation"):
-            await friend.reach.circuits.dial(relay.peer, circuits[0].split("/p2p/")[0], stranger.peer)
+            await friend.reach.circuits.dial(
+                relay.peer, circuits[0].split("/p2p/")[0], stranger.peer
+            )
 
     run(main)
 

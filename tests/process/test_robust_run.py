@@ -16,7 +16,11 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("before", ["", '["arc", "nnm"]'])
 def test_three_peers_with_a_rule(tmp_path: Path, before: str) -> None:
     """No round is decided over fewer than three, so the first one counts all; the founder alone and two wait, and let the others in."""
-    robust = '[robust]\nrule = "median"\nf = 1\n' if not before else f'[robust]\nrule = "centred_clip"\nf = 1\nbefore = {before}\n'
+    robust = (
+        '[robust]\nrule = "median"\nf = 1\n'
+        if not before
+        else f'[robust]\nrule = "centred_clip"\nf = 1\nbefore = {before}\n'
+    )
     with Peers(tmp_path, 3, 3_000, manifest=MANIFEST + robust) as swarm:
         swarm.settle()
         swarm.contribute(77)

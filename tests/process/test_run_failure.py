@@ -16,7 +16,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("where", ["defect", "job"])
-def test_a_defect_ends_the_run_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+def test_a_defect_ends_the_run_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
     run, defect = new_run(tmp_path), tmp_path / "defect"
     monkeypatch.setenv("ATOLL_TEST_DEFECT", str(defect))
     a = run.organiser(command=odd(where))
@@ -43,7 +45,9 @@ def test_a_defect_ends_the_run_only(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         a.swarm.close()
 
 
-def test_a_fetched_state_that_cannot_be_taken_over_ends_the_run_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fetched_state_that_cannot_be_taken_over_ends_the_run_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, defect = new_run(tmp_path), tmp_path / "defect"
     monkeypatch.setenv("ATOLL_TEST_DEFECT", str(defect))
     a = run.organiser()
@@ -51,9 +55,17 @@ def test_a_fetched_state_that_cannot_be_taken_over_ends_the_run_only(tmp_path: P
         one_round(a)
         defect.touch()
         home = new_home(tmp_path / "b")
-        swarm = join(run.invite(), home=home, private=True, command=odd("install"), progress=lambda stage, done, total: None)
+        swarm = join(
+            run.invite(),
+            home=home,
+            private=True,
+            command=odd("install"),
+            progress=lambda stage, done, total: None,
+        )
         with swarm:
-            with pytest.raises(LocalProtocolError, match="ZeroDivisionError: a defect made for this test") as told:
+            with pytest.raises(
+                LocalProtocolError, match="ZeroDivisionError: a defect made for this test"
+            ) as told:
                 swarm.open(LAYOUT, lambda initial: initial.zero_())
             assert told.value.code == "E142"
             with NodeClient.connect(find_paths(home)) as client:

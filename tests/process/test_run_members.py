@@ -53,7 +53,9 @@ async def bounded(main: Callable[[trio.Nursery], Awaitable[None]]) -> None:
             nursery.cancel_scope.cancel()
 
 
-def test_a_member_is_dialled_at_the_addresses_of_its_record_with_no_bootstrap_left(tmp_path: Path) -> None:
+def test_a_member_is_dialled_at_the_addresses_of_its_record_with_no_bootstrap_left(
+    tmp_path: Path,
+) -> None:
     """No bootstrap, no announcement, no DHT: only the record, as a third member passed it on."""
     run, other = new_run(tmp_path), Identity.generate()
     token = make_invite(run.signed.run_id, (), run.identity, now_s=time.time()).token_bytes()
@@ -65,7 +67,16 @@ def test_a_member_is_dialled_at_the_addresses_of_its_record_with_no_bootstrap_le
         await nursery.start(a.run)
         await nursery.start(b.run)
         engine = EngineThread(a.peer, emit=lambda event: None)
-        context = NodeContext(run.identity, find_paths(run.home), a, engine, nursery, random.Random(1), lambda event: None, BufferPool())
+        context = NodeContext(
+            run.identity,
+            find_paths(run.home),
+            a,
+            engine,
+            nursery,
+            random.Random(1),
+            lambda event: None,
+            BufferPool(),
+        )
         service = RunService(context, run.signed.run_id, a.peer, run.signed, token)
         nursery.start_soon(service.run)
         await service.known.wait()
@@ -82,7 +93,11 @@ def test_a_member_is_dialled_at_the_addresses_of_its_record_with_no_bootstrap_le
         passed_on = sign_record(record, lambda data: other.sign(DOMAIN, data))
         membership.learn(trio.current_time(), [passed_on], Identity.generate().peer)
         await heard.wait()  # the session asks whoever it knows for the log
-        assert [(row["addresses"], row["round"], row["member"]) for row in service.peers() if not row["you"]] == [(list(here), 1, False)]
+        assert [
+            (row["addresses"], row["round"], row["member"])
+            for row in service.peers()
+            if not row["you"]
+        ] == [(list(here), 1, False)]
         service.stop()
         await service.ended.wait()
         engine.stop()
@@ -90,9 +105,14 @@ def test_a_member_is_dialled_at_the_addresses_of_its_record_with_no_bootstrap_le
     trio.run(bounded, main)
 
 
-def test_what_a_node_tells_names_neither_machine_nor_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_node_tells_names_neither_machine_nor_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever a member gets from a node whose script has founded the run and contributes: manifest, records, log, heartbeats."""
-    machine, user = "the-name-of-this-machine", "the-name-of-its-user"  # longer than what signatures hold by chance
+    machine, user = (
+        "the-name-of-this-machine",
+        "the-name-of-its-user",
+    )  # longer than what signatures hold by chance
     uname = os.uname_result((os.uname().sysname, machine, *os.uname()[2:]))
     monkeypatch.setattr(os, "uname", lambda: uname)
     for module, name in ((socket, "gethostname"), (socket, "getfqdn"), (platform, "node")):
@@ -119,7 +139,14 @@ def test_what_a_node_tells_names_neither_machine_nor_user(tmp_path: Path, monkey
         b.on_message(run.signed.run_id, hear, greet=lambda peer: token)
         with EngineThread(a.peer, emit=lambda event: None) as engine:
             context = NodeContext(
-                run.identity, find_paths(run.home), a, engine, nursery, random.Random(1), lambda event: None, BufferPool()
+                run.identity,
+                find_paths(run.home),
+                a,
+                engine,
+                nursery,
+                random.Random(1),
+                lambda event: None,
+                BufferPool(),
             )
             service = RunService(context, run.signed.run_id, a.peer, run.signed, token)
             nursery.start_soon(service.run)
@@ -128,7 +155,11 @@ def test_what_a_node_tells_names_neither_machine_nor_user(tmp_path: Path, monkey
             b.add_addresses(a.peer, tuple(split_peer(address)[1] for address in a.addresses()))
             b.send(run.signed.run_id, a.peer, ASK_MANIFEST)
             b.send(run.signed.run_id, a.peer, MEMBERSHIP + encode(Beat(True)))
-            b.send(run.signed.run_id, a.peer, ROUND + m.encode(m.Envelope(main_log(run.signed.run_id), 0, 0, m.Fetch())))
+            b.send(
+                run.signed.run_id,
+                a.peer,
+                ROUND + m.encode(m.Envelope(main_log(run.signed.run_id), 0, 0, m.Fetch())),
+            )
             await enough.wait()
             service.stop()
             await service.ended.wait()
@@ -147,7 +178,14 @@ def test_what_the_engine_tells_after_the_end_of_a_run_reaches_nobody(tmp_path: P
         await nursery.start(network.run)
         with EngineThread(network.peer, emit=told.put) as engine:
             context = NodeContext(
-                run.identity, find_paths(run.home), network, engine, nursery, random.Random(1), lambda event: None, BufferPool()
+                run.identity,
+                find_paths(run.home),
+                network,
+                engine,
+                nursery,
+                random.Random(1),
+                lambda event: None,
+                BufferPool(),
             )
             service = RunService(context, run.signed.run_id, network.peer, run.signed, b"")
             nursery.start_soon(service.run)
@@ -174,7 +212,9 @@ def test_what_the_engine_tells_after_the_end_of_a_run_reaches_nobody(tmp_path: P
     trio.run(bounded, main)
 
 
-def test_everybody_who_waits_for_a_run_that_nobody_knows_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everybody_who_waits_for_a_run_that_nobody_knows_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The invite's bearer gives up; another client, that has only named the run, must not wait on."""
     run, me = new_run(tmp_path), Identity.generate()
     monkeypatch.setattr(node, "MANIFEST_PATIENCE_S", 0.5)
@@ -185,7 +225,16 @@ def test_everybody_who_waits_for_a_run_that_nobody_knows_is_told(tmp_path: Path,
         paths.ensure()
         await nursery.start(network.run)
         with EngineThread(network.peer, emit=lambda event: None) as engine:
-            context = NodeContext(me, paths, network, engine, nursery, random.Random(1), lambda event: None, BufferPool())
+            context = NodeContext(
+                me,
+                paths,
+                network,
+                engine,
+                nursery,
+                random.Random(1),
+                lambda event: None,
+                BufferPool(),
+            )
             service = node.Node(context, private=False, parent_pid=0)
 
             async def wait(enter: Callable[[], Awaitable[object]]) -> None:
@@ -195,7 +244,9 @@ def test_everybody_who_waits_for_a_run_that_nobody_knows_is_told(tmp_path: Path,
 
             async with trio.open_nursery() as waiting:
                 request = JoinRequest(run.invite(), b"")
-                waiting.start_soon(wait, lambda: service.join(request, lambda stage, done, total: None))
+                waiting.start_soon(
+                    wait, lambda: service.join(request, lambda stage, done, total: None)
+                )
                 while not service.by_id:
                     await trio.lowlevel.checkpoint()
                 waiting.start_soon(wait, lambda: service.find_run(run.signed.run_id))
@@ -219,8 +270,14 @@ def test_nodes_say_where_members_are_and_when_too_few_are_there(tmp_path: Path) 
                     with NodeClient.connect(c.paths) as client:
                         return {row["peer"]: row for row in client.peers("")}
 
-                everybody = {m.swarm.peer: [split_peer(x)[1] for x in m.status()["network"]["addresses"]] for m in (a, b, c)}
-                soon(lambda: {peer: row["addresses"] for peer, row in rows().items()} == everybody, "all addresses are known")
+                everybody = {
+                    m.swarm.peer: [split_peer(x)[1] for x in m.status()["network"]["addresses"]]
+                    for m in (a, b, c)
+                }
+                soon(
+                    lambda: {peer: row["addresses"] for peer, row in rows().items()} == everybody,
+                    "all addresses are known",
+                )
                 assert [peer for peer, row in rows().items() if row["organiser"]] == [a.swarm.peer]
                 held = {"reachable": 3, "members": 3, "needed": 2, "held": True}
                 soon(lambda: c.state()["quorum"] == held, "all are reachable")
@@ -229,7 +286,10 @@ def test_nodes_say_where_members_are_and_when_too_few_are_there(tmp_path: Path) 
                 for pid in stopped:
                     os.kill(pid, signal.SIGSTOP)
                 try:
-                    soon(lambda: c.state()["quorum"] == {**held, "reachable": 1, "held": False}, "two are missed")
+                    soon(
+                        lambda: c.state()["quorum"] == {**held, "reachable": 1, "held": False},
+                        "two are missed",
+                    )
                     assert lack in atoll(c.home, "status").out
                     assert atoll(c.home, "peers").out.splitlines()[-1] == lack
                 finally:
@@ -273,7 +333,9 @@ def test_a_run_that_was_founded_twice_says_so_at_both_nodes(tmp_path: Path) -> N
     with ended(a := run.organiser()), ended(b := run.member("b")):
         for member, other in ((a, b), (b, a)):
             soon(lambda m=member: "E305" in m.codes(), "both have heard of it")
-            told = f"{other.swarm.peer[-8:]} is on another history of this run; it was founded twice"
+            told = (
+                f"{other.swarm.peer[-8:]} is on another history of this run; it was founded twice"
+            )
             assert member.state()["trouble"]["message"] == told
             assert "other history" in atoll(member.home, "peers").out
             assert member.log().count(told) == 1
@@ -285,11 +347,18 @@ def test_a_run_that_was_founded_twice_says_so_at_both_nodes(tmp_path: Path) -> N
 def test_in_a_large_configuration_lanes_are_opened_on_demand_and_let_go(tmp_path: Path) -> None:
     """What is large is made small here: no lane is kept that is not in use."""
     run, few = new_run(tmp_path), odd("lanes")
-    with ended(a := run.organiser(command=few)), ended(b := run.member("b", command=few)), ended(c := run.member("c", command=few)):
+    with (
+        ended(a := run.organiser(command=few)),
+        ended(b := run.member("b", command=few)),
+        ended(c := run.member("c", command=few)),
+    ):
         members = [a, b, c]
         for _ in range(2):
             one_round(*members)
-            soon(lambda: not any(member.status()["network"]["lanes"] for member in members), "idle lanes are let go of")
+            soon(
+                lambda: not any(member.status()["network"]["lanes"] for member in members),
+                "idle lanes are let go of",
+            )
         with ended(d := run.member("d", command=few)):
             assert d.anchor() == a.anchor()
             one_round(*members, d)

@@ -25,7 +25,9 @@ def test_five_sites_of_which_one_is_killed(tmp_path: Path) -> None:
         swarm.contribute(70)
         outcomes = [peer.expect("outcome") for peer in swarm.all]
         assert [o["status"] for o in outcomes] == ["committed"] * 5
-        assert {count for o in outcomes for count in o["contributors"].values()} == {1}  # nobody says how much it trained
+        assert {count for o in outcomes for count in o["contributors"].values()} == {
+            1
+        }  # nobody says how much it trained
         assert sum(o["counted"] for o in outcomes) >= 4
         assert len({(o["anchor_round"], o["digest"]) for o in outcomes}) == 1
         victim, rest = swarm.all[2], [peer for peer in swarm.all if peer is not swarm.all[2]]
@@ -42,4 +44,6 @@ def test_five_sites_of_which_one_is_killed(tmp_path: Path) -> None:
             (run,) = client.status()["runs"]
         assert run["secure"]["threshold"] in (3, 4)
         assert {peer.peer for peer in rest} >= set(run["secure"]["last"]["members"])
-        assert run["secure"]["last"]["metrics"] == {"loss": pytest.approx(90 / 64, abs=0.1)}  # of seeds 90 to 94
+        assert run["secure"]["last"]["metrics"] == {
+            "loss": pytest.approx(90 / 64, abs=0.1)
+        }  # of seeds 90 to 94

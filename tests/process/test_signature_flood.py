@@ -31,7 +31,10 @@ def forged(run: str, whose: PeerId, number: int) -> bytes:
     """Records of one member that it has not signed, each newer than the one before: no cheap test refuses them."""
     now_ms = int(time.time() * 1000)
     signed = tuple(
-        SignedRecord(encode_record(Record(run, whose, now_ms + number + index, now_ms + 30_000)), RNG.randbytes(64))
+        SignedRecord(
+            encode_record(Record(run, whose, now_ms + number + index, now_ms + 30_000)),
+            RNG.randbytes(64),
+        )
         for index in range(RECORDS_PER_MESSAGE)
     )
     return MEMBERSHIP + encode(Records(signed))
@@ -46,7 +49,12 @@ class Flood(threading.Thread):
 
     def __init__(self, stranger: Stranger, victim: Member) -> None:
         super().__init__()
-        self.stranger, self.victim, self.sent, self.over = stranger, PeerId(victim.swarm.peer), 0, threading.Event()
+        self.stranger, self.victim, self.sent, self.over = (
+            stranger,
+            PeerId(victim.swarm.peer),
+            0,
+            threading.Event(),
+        )
         self.there = threading.Event()
 
     def run(self) -> None:
@@ -57,9 +65,16 @@ class Flood(threading.Thread):
         whose = Identity.generate().peer
         async with trio.open_nursery() as nursery:
             await nursery.start(network.run)
-            network.on_message(stranger.topic, lambda *_: None, greet=lambda _: stranger.token, admit=lambda *_: True)
+            network.on_message(
+                stranger.topic,
+                lambda *_: None,
+                greet=lambda _: stranger.token,
+                admit=lambda *_: True,
+            )
             await stranger.greet()
-            messages = [forged(stranger.topic, whose, RECORDS_PER_MESSAGE * number) for number in range(64)]
+            messages = [
+                forged(stranger.topic, whose, RECORDS_PER_MESSAGE * number) for number in range(64)
+            ]
             self.there.set()
             began = trio.current_time()
             while not self.over.is_set():
@@ -88,7 +103,10 @@ def test_a_flood_of_bad_signatures_costs_a_tenth_of_a_core_and_no_round(tmp_path
     with ended(victim, other):
         one_round(victim, other)
         quiet = share(victim)
-        flood = Flood(Stranger(run, victim, parse_invite(run.invite(), now_s=time.time()).token_bytes()), victim)
+        flood = Flood(
+            Stranger(run, victim, parse_invite(run.invite(), now_s=time.time()).token_bytes()),
+            victim,
+        )
         flood.start()
         try:
             assert flood.there.wait(60)
@@ -100,7 +118,9 @@ def test_a_flood_of_bad_signatures_costs_a_tenth_of_a_core_and_no_round(tmp_path
         finally:
             flood.over.set()
             flood.join()
-        print(f"{sent / SECONDS:.0f} bad signatures a second: {flooded:.3f} of a core, {quiet:.3f} without")
+        print(
+            f"{sent / SECONDS:.0f} bad signatures a second: {flooded:.3f} of a core, {quiet:.3f} without"
+        )
         assert sent >= 0.9 * SIGNATURES * SECONDS
         assert flooded - quiet <= 0.1
         assert logged / SECONDS * 3600 < LOG_BYTES_AN_HOUR

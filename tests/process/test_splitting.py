@@ -25,9 +25,15 @@ def turn(members: list[Member], number: int) -> bool:
     tickets = list[object]()
     for index, member in enumerate(members):
         noise = torch.randn(NUMEL, generator=torch.Generator().manual_seed(10 * number + index))
-        tickets.append(member.swarm.contribute(samples=1, write=lambda out, value=WAYS[index // 2] + 0.3 * noise: out.copy_(value)))
+        tickets.append(
+            member.swarm.contribute(
+                samples=1, write=lambda out, value=WAYS[index // 2] + 0.3 * noise: out.copy_(value)
+            )
+        )
     outcomes = [ticket.wait(PATIENCE_S) for ticket in tickets]  # type: ignore[attr-defined]
-    return all(outcome.counted and len(outcome.contributors) == len(members) for outcome in outcomes)
+    return all(
+        outcome.counted and len(outcome.contributors) == len(members) for outcome in outcomes
+    )
 
 
 def test_two_groups_become_two_runs_that_go_on_from_the_model(tmp_path: Path) -> None:
@@ -39,7 +45,11 @@ def test_two_groups_become_two_runs_that_go_on_from_the_model(tmp_path: Path) ->
         numbers = count()
         soon(lambda: turn(members, next(numbers)), "all are members")
         soon(lambda: turn(members, next(numbers)), "a second round")
-        copies = [part for member in members[1:] for part in ("--from", str(member.folder / "contributions"))]
+        copies = [
+            part
+            for member in members[1:]
+            for part in ("--from", str(member.folder / "contributions"))
+        ]
 
         def shown() -> str:
             """The clusters of all; one more round where a contribution was decided before it was kept, or without somebody."""
@@ -55,11 +65,15 @@ def test_two_groups_become_two_runs_that_go_on_from_the_model(tmp_path: Path) ->
         told = atoll(organiser.home, "split", "bad", *copies, "--out", str(out), "--json")
         assert told.status == 0, told
         found, anchor = json.loads(told.out), organiser.anchor()[1]
-        groups = {frozenset(member.swarm.peer for member in pair) for pair in ((organiser, b), (c, d))}
+        groups = {
+            frozenset(member.swarm.peer for member in pair) for pair in ((organiser, b), (c, d))
+        }
         assert {frozenset(group) for group in found["clusters"]} == groups
         assert (found["stable"], found["unseen"]) == (True, [])
         lists = [parse_manifest(Path(file).read_text()).join.allow for file in found["manifests"]]
-        assert [sorted(group) for group in found["clusters"]] == [sorted(allowed) for allowed in lists]
+        assert [sorted(group) for group in found["clusters"]] == [
+            sorted(allowed) for allowed in lists
+        ]
     (weights,) = load_file(out / "model" / "model.safetensors").values()
     assert weights.numpy().tobytes() == anchor
     number = next(number for number, allowed in enumerate(lists) if c.swarm.peer in allowed)
@@ -67,7 +81,10 @@ def test_two_groups_become_two_runs_that_go_on_from_the_model(tmp_path: Path) ->
     told = atoll(c.home, "new", file, "--from", str(out / "model"))
     assert told.status == 0, told
     begun = load_run(c.paths, name).run_id
-    with pytest.raises(ModelMismatchError, match=r"the model to start from is not the script's: 2 tensors differ, v, w"):
+    with pytest.raises(
+        ModelMismatchError,
+        match=r"the model to start from is not the script's: 2 tensors differ, v, w",
+    ):
         Member(c.home, begun, layout=make_layout([("v", (NUMEL,))]))
     again = Member(c.home, begun)  # its script would begin with zeros
     with ended(again):

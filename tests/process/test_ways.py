@@ -30,22 +30,40 @@ def test_four_peers_at_two_sites(tmp_path: Path, kind: TopologyKind) -> None:
     with Peers(tmp_path, 4, NUMEL, script=SCRIPT, manifest=manifest, sites=SITES) as swarm:
         swarm.settle()  # rounds of the run go the same ways
         await_members(swarm)
-        start(swarm, swarm.all, {"op": "mean over trees", "seed": 40, "numel": NUMEL, "noise": True})
+        start(
+            swarm, swarm.all, {"op": "mean over trees", "seed": 40, "numel": NUMEL, "noise": True}
+        )
         found = [peer.expect("reduced") for peer in swarm.all]
-        assert [(one["status"], len(one["contributors"])) for one in found] == [("committed", 4)] * 4
+        assert [(one["status"], len(one["contributors"])) for one in found] == [
+            ("committed", 4)
+        ] * 4
 
         order = sorted(range(4), key=lambda index: swarm.all[index].peer)
-        vectors = {cid_of(index): torch.empty(NUMEL).normal_(generator=torch.Generator().manual_seed(40 + index)) for index in order}
+        vectors = {
+            cid_of(index): torch.empty(NUMEL).normal_(
+                generator=torch.Generator().manual_seed(40 + index)
+            )
+            for index in order
+        }
         givers = [(PeerId(swarm.all[index].peer), cid_of(index), index + 1) for index in order]
         groups = tuple(("lab-1", "lab-2").index(SITES[index]) for index in order)
 
         def digest(owner: PeerId, topology: Topology) -> str:
             plan = make_plan(givers, [owner], NUMEL, NUMEL, "fp32", topology=topology)
-            data = ref_result(plan, vectors) if topology.kind == "butterfly" else ref_tree_result(plan, vectors)
+            data = (
+                ref_result(plan, vectors)
+                if topology.kind == "butterfly"
+                else ref_tree_result(plan, vectors)
+            )
             return blake3(np.frombuffer(data, np.float32).data.cast("B")).hexdigest()
 
         assert len({one["digest"] for one in found}) == 1
-        trees, star = {digest(peer, Topology(kind, groups)) for peer, _, _ in givers}, digest(givers[0][0], Topology())
+        trees, star = (
+            {digest(peer, Topology(kind, groups)) for peer, _, _ in givers},
+            digest(givers[0][0], Topology()),
+        )
         assert found[0]["digest"] in trees
         # Names are drawn: where the first two by name are of one site, and the owner of the other, the tree adds up in the star's order.
-        assert found[0]["digest"] != star or (groups in ((0, 0, 1, 1), (1, 1, 0, 0)) and star in trees)
+        assert found[0]["digest"] != star or (
+            groups in ((0, 0, 1, 1), (1, 1, 0, 0)) and star in trees
+        )

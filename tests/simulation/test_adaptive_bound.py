@@ -19,7 +19,9 @@ from atoll.node.secure.vectors import HALF, Vectors, length_of
 from atoll.node.session import events as ev
 
 NORMS = (1.0, 2.0, 3.0, 4.0, 5.0)
-PRIVATE = PrivacySettings(noise=0.1, clip=0.25, delta=1e-5, stop_at_epsilon=1e6, quantile=0.5, clip_rate=1.0)
+PRIVATE = PrivacySettings(
+    noise=0.1, clip=0.25, delta=1e-5, stop_at_epsilon=1e6, quantile=0.5, clip_rate=1.0
+)
 
 
 def contribute(peer: Peer, norm: float, name: str) -> None:
@@ -29,7 +31,11 @@ def contribute(peer: Peer, norm: float, name: str) -> None:
 
 def bounds(peer: Peer) -> dict[int, float]:
     """By entry: what the sum of that one made of the bound."""
-    return {event.round: event.bound for event in peer.heard if isinstance(event, ev.Unmasked) and event.bound is not None}
+    return {
+        event.round: event.bound
+        for event in peer.heard
+        if isinstance(event, ev.Unmasked) and event.bound is not None
+    }
 
 
 def test_the_bound_goes_to_the_quantile_and_is_the_same_everywhere() -> None:
@@ -43,7 +49,9 @@ def test_the_bound_goes_to_the_quantile_and_is_the_same_everywhere() -> None:
             table.until(lambda: peers[4].session.completed == 9 and peers[4].inside)
         for peer, norm in zip(peers, NORMS, strict=True):
             contribute(peer, norm, f"{peer.name}/{round_}"[-16:])
-        table.until(lambda round_=round_: all(peer.session.completed == round_ + 1 for peer in peers))
+        table.until(
+            lambda round_=round_: all(peer.session.completed == round_ + 1 for peer in peers)
+        )
     told = [bounds(peer) for peer in peers]
     together: dict[int, set[float]] = {}
     for each in told:
@@ -73,15 +81,26 @@ def test_both_noises_together_are_what_is_accounted() -> None:
     deviation = float(noisy[:, :numel].std()) * vectors.ring.step * math.sqrt(honest)
     assert deviation == pytest.approx(vectors.multiplier * bound, rel=0.02)
     counts = noisy[:, numel] - HALF  # all were within
-    assert float(np.sqrt((counts.astype(float) ** 2).mean())) / (2 * HALF) * math.sqrt(honest) == pytest.approx(1.5, rel=0.35)
-    fixed = Vectors(TERMS, structs.replace(privacy, quantile=None), numel, members, threshold, bound)
-    assert (fixed.multiplier, fixed.count_noise, length_of(TERMS, fixed.privacy, numel)) == (2.0, None, numel + 1)
+    assert float(np.sqrt((counts.astype(float) ** 2).mean())) / (2 * HALF) * math.sqrt(
+        honest
+    ) == pytest.approx(1.5, rel=0.35)
+    fixed = Vectors(
+        TERMS, structs.replace(privacy, quantile=None), numel, members, threshold, bound
+    )
+    assert (fixed.multiplier, fixed.count_noise, length_of(TERMS, fixed.privacy, numel)) == (
+        2.0,
+        None,
+        numel + 1,
+    )
 
 
 def test_a_sum_says_how_many_were_within() -> None:
     quiet = structs.replace(PRIVATE, noise=0.1, count_noise=0.06)
     vectors = Vectors(TERMS, quiet, 3, 4, 4, 2.0)
-    rows = [vectors.words(torch.full((3,), value), 1, random.Random(seed)) for seed, value in enumerate((0.1, 0.5, 1.0, 9.0))]
+    rows = [
+        vectors.words(torch.full((3,), value), 1, random.Random(seed))
+        for seed, value in enumerate((0.1, 0.5, 1.0, 9.0))
+    ]
     total = np.sum([row for row in rows if not isinstance(row, str)], axis=0, dtype=np.uint32)
     found = vectors.summed(total)
     assert found.within == pytest.approx(1.0, abs=0.35)  # three of four, each half up or down

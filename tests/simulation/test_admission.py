@@ -79,12 +79,23 @@ def test_a_contribution_of_who_may_not_is_refused_in_its_name_and_so_is_a_plan_w
     says(Ready(base, b"c" * 16, 5, False))
     says(m.Join())
     assert [(event.peer, event.reason.split(",")[0]) for event in misbehaved(first)] == [
-        ("p2", "a contribution of p2"), ("p2", "its invite is to observe: it cannot become a member"),
-    ]  # fmt: skip
+        ("p2", "a contribution of p2"),
+        ("p2", "its invite is to observe: it cannot become a member"),
+    ]
     entry = Entry(
-        first.session.log, first.machine.round, base, b"s" * 32, (Contributor(Member(PeerId("p2"), 0), b"c" * 16, 1),),
-        (Part(PeerId("p0"), 0, 2),), (b"d" * 32,), LAYOUT.numel, 4, "fp32", "mean", first.machine.config,
-    )  # fmt: skip
+        first.session.log,
+        first.machine.round,
+        base,
+        b"s" * 32,
+        (Contributor(Member(PeerId("p2"), 0), b"c" * 16, 1),),
+        (Part(PeerId("p0"), 0, 2),),
+        (b"d" * 32,),
+        LAYOUT.numel,
+        4,
+        "fp32",
+        "mean",
+        first.machine.config,
+    )
     says(m.Accept(0, entry))
     assert misbehaved(first)[-1].reason.startswith("a contribution of p2")
     assert first.machine.open.pending is None
@@ -94,7 +105,9 @@ def test_a_contribution_of_who_may_not_is_refused_in_its_name_and_so_is_a_plan_w
 
 
 @pytest.mark.parametrize("banned", [True, False])
-def test_who_is_evicted_soon_after_it_came_is_not_let_in_again_by_what_it_said_then(*, banned: bool) -> None:
+def test_who_is_evicted_soon_after_it_came_is_not_let_in_again_by_what_it_said_then(
+    *, banned: bool
+) -> None:
     table = Table(3)
     first, second, bad = table.all_in()
     for peer in (first, second):
@@ -137,9 +150,13 @@ def test_a_newcomer_is_a_member_after_good_rounds_and_its_work_counts_only_then(
     table.until(lambda: new.session.completed >= 0)
     for number in range(1, 4):
         new.contribute(f"new {number}", 1.0)
-        table.world.run(until=table.world.now + 0.5)  # its hashes are known before the round is decided
+        table.world.run(
+            until=table.world.now + 0.5
+        )  # its hashes are known before the round is decided
         round_of(table, number, first, known)
-        table.until(lambda number=number: judged(first, "p2") == number and judged(known, "p2") == number)
+        table.until(
+            lambda number=number: judged(first, "p2") == number and judged(known, "p2") == number
+        )
         assert {share.peer for share in first.rounds()[-1].contributors} == {"p0", "p1"}
         assert first.rounds()[-1].config == ("p0", "p1")
     table.until(lambda: new.inside)
@@ -176,7 +193,9 @@ def test_ten_strangers_that_do_no_work_have_no_weight_and_no_vote() -> None:
     assert set(first.session.admission.good.values()) == {0}
 
 
-def test_as_many_as_may_enter_in_an_hour_do_and_who_is_trusted_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_many_as_may_enter_in_an_hour_do_and_who_is_trusted_beside_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(admission, "HOUR_S", 30.0)
     table = Table(6)
     table.place.per_hour = 2
@@ -202,7 +221,9 @@ def test_of_two_who_show_an_invite_for_one_to_different_members_one_becomes_a_me
     table.until(lambda: second.inside)
     for peer in (first, second):  # both have heard of both
         for who in ("p2", "p3"):
-            peer.session.membership.entrants[PeerId(who)] = Entrant(PeerId(who), "train", b"nonce678", 1)
+            peer.session.membership.entrants[PeerId(who)] = Entrant(
+                PeerId(who), "train", b"nonce678", 1
+            )
     for peer in table.peers[2:]:
         peer.start().attach()
     table.until(lambda: len(first.session.config_peers()) == 3)
@@ -213,20 +234,34 @@ def test_of_two_who_show_an_invite_for_one_to_different_members_one_becomes_a_me
 # ---- what is wrong with a sample
 NUMEL, CHUNK = 8, 4
 ENTRY = Entry(
-    "log", 3, bytes(32), bytes(32), tuple(Contributor(Member(PeerId(f"c{i}"), 0), bytes([i]) * 16, 1) for i in range(4)), (), (),
-    NUMEL, CHUNK, "fp32", "mean", (Member(PeerId("p0"), 0),),
-)  # fmt: skip
+    "log",
+    3,
+    bytes(32),
+    bytes(32),
+    tuple(Contributor(Member(PeerId(f"c{i}"), 0), bytes([i]) * 16, 1) for i in range(4)),
+    (),
+    (),
+    NUMEL,
+    CHUNK,
+    "fp32",
+    "mean",
+    (Member(PeerId("p0"), 0),),
+)
 NEW = PeerId("new")
 
 
-def fault_of(values: list[float], *, said: list[float] | None = None, chunk: int | None = None) -> str:
+def fault_of(
+    values: list[float], *, said: list[float] | None = None, chunk: int | None = None
+) -> str:
     shown = torch.tensor(values).numpy().tobytes()
     drawn_chunk, wardens = drawn(ENTRY, NEW)
     assert wardens == ["p0"]
     hashes = [bytes(32)] * 2
     hashes[drawn_chunk] = chunk_hash(torch.tensor(said or values).numpy().tobytes())
     result = memoryview(bytearray(torch.ones(NUMEL).numpy().tobytes()))
-    return judge(ENTRY, NEW, b"".join(hashes), drawn_chunk if chunk is None else chunk, shown, result)
+    return judge(
+        ENTRY, NEW, b"".join(hashes), drawn_chunk if chunk is None else chunk, shown, result
+    )
 
 
 def test_what_is_found_wrong_with_a_newcomers_work() -> None:
@@ -251,13 +286,19 @@ def test_two_votes_for_one_ballot_are_a_proof_that_anybody_can_check() -> None:
     def vote(hash_: bytes, signature: bytes | None = None, ballot: int = 0) -> None:
         payload = vote_payload(*machine.slot, ballot, hash_)
         body = Accepted(ballot, hash_, signature or sign_as(liar.name, payload))
-        first.do(lambda session, now: session.on_message(now, liar.name, ROUND + encode(Envelope(session.log, machine.round, 0, body))))
+        first.do(
+            lambda session, now: session.on_message(
+                now, liar.name, ROUND + encode(Envelope(session.log, machine.round, 0, body))
+            )
+        )
 
     vote(b"a" * 32)
     vote(b"a" * 32)
     vote(b"b" * 32, ballot=1)
     vote(b"c" * 32, signature=b"x" * 32)
-    assert not [event for event in first.heard if isinstance(event, ev.Equivocated)]  # nothing is proven yet
+    assert not [
+        event for event in first.heard if isinstance(event, ev.Equivocated)
+    ]  # nothing is proven yet
     vote(b"c" * 32)
     (proof,) = [event for event in first.heard if isinstance(event, ev.Equivocated)]
     assert proof.peer == liar.name
@@ -267,5 +308,7 @@ def test_two_votes_for_one_ballot_are_a_proof_that_anybody_can_check() -> None:
 
     fields = msgspec.msgpack.decode(proof.evidence)
     assert [fields[0], fields[1]] == ["twice", liar.name]
-    with pytest.raises(Exception, match="malformed"):  # a simulation's signatures are shorter than Ed25519's
+    with pytest.raises(
+        Exception, match="malformed"
+    ):  # a simulation's signatures are shorter than Ed25519's
         check(proof.evidence, session.run, verify, first.name)

@@ -23,13 +23,24 @@ N, D, K, LR = 4, 5, 6, 0.1
 B = torch.randn(N, D, generator=torch.Generator().manual_seed(3)) * 3
 SPEEDS = (0.1, 0.13, 0.29, 0.41)  # seconds a step
 PERIOD = 1.0
-MIXING = [Arrivals(count=1, fading=fading) for fading in (Fading(0.6, "constant"), Fading(0.8, a=0.7), Fading(0.9, "hinge", 2.0, 1))]
+MIXING = [
+    Arrivals(count=1, fading=fading)
+    for fading in (Fading(0.6, "constant"), Fading(0.8, a=0.7), Fading(0.9, "hinge", 2.0, 1))
+]
 
 
 def settings(rounds: int, arrivals: Arrivals, **more: object) -> RunSettings:
     reducer = "mean" if arrivals.period_s is None else "sum"
     outer = OuterSettings(kind="sgd", lr=0.7, momentum=0.0)
-    return RunSettings(sync_every=K, rounds=rounds, codec="fp32", outer=outer, reducer=reducer, arrivals=arrivals, **more)  # type: ignore[arg-type]
+    return RunSettings(
+        sync_every=K,
+        rounds=rounds,
+        codec="fp32",
+        outer=outer,
+        reducer=reducer,
+        arrivals=arrivals,
+        **more,
+    )  # type: ignore[arg-type]
 
 
 def play(swarm: LocalSwarm, speeds: Sequence[float] = SPEEDS, patience: int = N) -> dict[int, Seen]:
@@ -37,12 +48,17 @@ def play(swarm: LocalSwarm, speeds: Sequence[float] = SPEEDS, patience: int = N)
     seen = dict[int, Seen]()
 
     def script(member: LocalMember) -> None:
-        found, model = seen.setdefault(member.index, Seen()), nn.ParameterDict({"w": nn.Parameter(torch.zeros(D))})
+        found, model = (
+            seen.setdefault(member.index, Seen()),
+            nn.ParameterDict({"w": nn.Parameter(torch.zeros(D))}),
+        )
         optimizer = torch.optim.SGD(model.parameters(), lr=LR)
         member.open(make_layout([("w", (D,))]), lambda flat: flat.zero_()).release()
         while len(member.members()) < patience:
             member.sleep(0.05)
-        attachment = attach(model, optimizer, member, clock=member.clock, on_round=found.outcomes.append)
+        attachment = attach(
+            model, optimizer, member, clock=member.clock, on_round=found.outcomes.append
+        )
         while not attachment.done:
             optimizer.zero_grad()
             ((model["w"] - B[member.index]) ** 2 / 2).sum().backward()
@@ -83,9 +99,12 @@ def replayed(given: dict[int, set[int]], run: RunSettings) -> tuple[Tensor, list
             assert run.arrivals is not None
             came = turn(anchors[bases[site]], site)
             if run.arrivals.fading is not None:
-                total += (anchors[-1] - mixed(anchors[-1], anchors[bases[site]] - came, faded(run.arrivals.fading, behind))) / len(
-                    given[round_]
-                )
+                total += (
+                    anchors[-1]
+                    - mixed(
+                        anchors[-1], anchors[bases[site]] - came, faded(run.arrivals.fading, behind)
+                    )
+                ) / len(given[round_])
             elif run.arrivals.period_s is None:
                 total += buffered_factor(behind) / len(given[round_]) * came
             else:
@@ -97,8 +116,12 @@ def replayed(given: dict[int, set[int]], run: RunSettings) -> tuple[Tensor, list
 
 
 @pytest.mark.parametrize("coordinator", [False, True])
-@pytest.mark.parametrize("arrivals", [Arrivals(count=2), Arrivals(count=1), Arrivals(period_s=PERIOD), *MIXING])
-def test_a_run_is_what_the_formulas_make_of_who_came_when(arrivals: Arrivals, coordinator: bool) -> None:
+@pytest.mark.parametrize(
+    "arrivals", [Arrivals(count=2), Arrivals(count=1), Arrivals(period_s=PERIOD), *MIXING]
+)
+def test_a_run_is_what_the_formulas_make_of_who_came_when(
+    arrivals: Arrivals, coordinator: bool
+) -> None:
     run = settings(14, arrivals, coordinator=coordinator)
     seen = play(LocalSwarm(N, settings=run, latency_s=0.005))
     given = rounds_of(seen)
@@ -137,7 +160,9 @@ def test_running_statistics_count_by_the_share_and_not_by_the_weight() -> None:
         while len(member.members()) < N:
             member.sleep(0.05)
         optimizer = torch.optim.SGD(model.parameters(), lr=LR)
-        attachment = attach(model, optimizer, member, clock=member.clock, on_round=found.outcomes.append)
+        attachment = attach(
+            model, optimizer, member, clock=member.clock, on_round=found.outcomes.append
+        )
         while not attachment.done:
             model.norm(batch)
             model.w.grad = torch.zeros(1)
@@ -152,18 +177,27 @@ def test_running_statistics_count_by_the_share_and_not_by_the_weight() -> None:
         variance = variances[-1]
         for site in given[round_]:
             base = variances[bases[site]]
-            variance -= (base - (0.9**K * base + (1 - 0.9**K) * 2 * (site + 1) ** 2)) / N  # of each turn a fourth
+            variance -= (
+                base - (0.9**K * base + (1 - 0.9**K) * 2 * (site + 1) ** 2)
+            ) / N  # of each turn a fourth
             bases[site] = round_
         variances.append(variance)
     assert math.ceil(K * SPEEDS[-1] / PERIOD) == 3  # the slowest's weight is three fourths
-    assert all(float(found.anchor) == pytest.approx(variances[-1], rel=1e-4) for found in seen.values())
+    assert all(
+        float(found.anchor) == pytest.approx(variances[-1], rel=1e-4) for found in seen.values()
+    )
 
 
 @pytest.mark.parametrize("when_s", [3.0 + 0.37 * step for step in range(4)])
 @pytest.mark.parametrize("arrivals", [Arrivals(count=2), Arrivals(period_s=PERIOD), MIXING[1]])
 def test_who_is_killed_costs_the_others_no_round(arrivals: Arrivals, when_s: float) -> None:
     """Node and script of the fastest, who convenes as often as any: while it trains, while it waits, while its round is decided; it comes back."""
-    seen = play(LocalSwarm(N, settings=settings(20, arrivals), latency_s=0.02).crash_at(1, when_s, back_after_s=1.5), patience=3)
+    seen = play(
+        LocalSwarm(N, settings=settings(20, arrivals), latency_s=0.02).crash_at(
+            1, when_s, back_after_s=1.5
+        ),
+        patience=3,
+    )
     given = rounds_of(seen)
     assert sorted(given) == list(range(1, 21))
     assert all(torch.equal(found.anchor, seen[0].anchor) for found in seen.values())
@@ -177,27 +211,39 @@ def test_who_is_killed_costs_the_others_no_round(arrivals: Arrivals, when_s: flo
     assert any(1 in given[round_] for round_ in range(15, 21))  # it is back
 
 
-def test_a_member_that_waits_for_more_to_come_trains_on_after_its_deadline_and_loses_nothing() -> None:
+def test_a_member_that_waits_for_more_to_come_trains_on_after_its_deadline_and_loses_nothing() -> (
+    None
+):
     """A round of two, where the second takes long: what the first does meanwhile goes on from the anchor that counts its contribution."""
     run = settings(4, Arrivals(count=2), deadline_s=1.0)
     seen = play(LocalSwarm(2, settings=run, latency_s=0.005), speeds=(0.1, 1.7), patience=2)
     opened = [outcome for outcome in seen[0].outcomes if outcome.status == "open"]
     assert opened
-    samples = [share.samples for outcome in seen[0].outcomes if outcome.counted for share in outcome.contributors if share.peer == "p0"]
+    samples = [
+        share.samples
+        for outcome in seen[0].outcomes
+        if outcome.counted
+        for share in outcome.contributors
+        if share.peer == "p0"
+    ]
     assert len(samples) == 4
     assert max(samples) > K  # what was trained meanwhile
     assert sum(samples) + seen[0].dropped <= seen[0].steps
     assert all(torch.equal(found.anchor, seen[0].anchor) for found in seen.values())
 
 
-def test_fixed_periods_end_where_all_count_alike_and_first_come_first_served_where_the_fast_pull() -> None:
+def test_fixed_periods_end_where_all_count_alike_and_first_come_first_served_where_the_fast_pull() -> (
+    None
+):
     """With one loss each, (w - b_i)²/2, the mean of the b_i is the optimum; arrivals that count alike end nearer to the fast ones'."""
     optimum = B.mean(0)
     frequency = torch.tensor([1 / speed for speed in SPEEDS])[:, None]
     by_speed = (frequency * B).sum(0) / frequency.sum()
     run = settings(60, Arrivals(period_s=PERIOD))
     fixed = play(LocalSwarm(N, settings=run, latency_s=0.005))[0].anchor
-    first = play(LocalSwarm(N, settings=settings(120, Arrivals(count=1)), latency_s=0.005))[0].anchor
+    first = play(LocalSwarm(N, settings=settings(120, Arrivals(count=1)), latency_s=0.005))[
+        0
+    ].anchor
     assert (fixed - optimum).norm() < 0.3
     assert (first - by_speed).norm() < 0.3
     assert (optimum - by_speed).norm() > 1

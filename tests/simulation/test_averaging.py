@@ -21,7 +21,11 @@ from atoll.node.simulation.averages import simulate_grid
 P = [PeerId(f"p{index}") for index in range(10)]
 
 
-def play(count: int, body: Callable[[LocalMember], Any], arrange: Callable[[LocalSwarm], object] = lambda swarm: None) -> list[Any]:
+def play(
+    count: int,
+    body: Callable[[LocalMember], Any],
+    arrange: Callable[[LocalSwarm], object] = lambda swarm: None,
+) -> list[Any]:
     """``body`` at every member from virtual second 10 on, when all are members, until all have returned."""
     ended = set[int]()
     swarm = LocalSwarm(count, settings=RunSettings(codec="fp32"))
@@ -46,18 +50,35 @@ def callers(averaged: Averaged) -> list[list[int]]:
     return [[int(share.peer[1:]) for share in outcome.contributors] for outcome in averaged.steps]
 
 
-@pytest.mark.parametrize(("count", "options", "steps"), [
-    (1, {}, 2), (4, {}, 2), (6, {}, 2), (6, {"dims": (3, 2)}, 2), (8, {"dims": 3}, 3), (8, {"plan": "pairwise"}, 3), (4, {"plan": "pairwise"}, 2),
-    (1, {"plan": "pairwise", "rounds": 2}, 2),
-])  # fmt: skip
-def test_a_full_grid_gives_everybody_the_mean_of_all(count: int, options: dict[str, Any], steps: int) -> None:
+@pytest.mark.parametrize(
+    ("count", "options", "steps"),
+    [
+        (1, {}, 2),
+        (4, {}, 2),
+        (6, {}, 2),
+        (6, {"dims": (3, 2)}, 2),
+        (8, {"dims": 3}, 3),
+        (8, {"plan": "pairwise"}, 3),
+        (4, {"plan": "pairwise"}, 2),
+        (1, {"plan": "pairwise", "rounds": 2}, 2),
+    ],
+)
+def test_a_full_grid_gives_everybody_the_mean_of_all(
+    count: int, options: dict[str, Any], steps: int
+) -> None:
     def body(member: LocalMember) -> tuple[Averaged, torch.Tensor]:
         flat = torch.arange(5.0) + 24 * member.index
         return average(member, flat, op_id="a", **options).wait(), flat
 
     results = play(count, body)
     for averaged, flat in results:
-        assert (averaged.status, averaged.members, averaged.weight, averaged.exact, averaged.residual) == (
+        assert (
+            averaged.status,
+            averaged.members,
+            averaged.weight,
+            averaged.exact,
+            averaged.residual,
+        ) == (
             "committed",
             count,
             count,
@@ -71,7 +92,9 @@ def test_a_full_grid_gives_everybody_the_mean_of_all(count: int, options: dict[s
         for step, outcome in enumerate(averaged.steps):
             assert P[index] in [share.peer for share in outcome.contributors]
             for share in outcome.contributors:  # all of a group tell of the same
-                assert results[int(share.peer[1:])][0].steps[step].contributors == outcome.contributors
+                assert (
+                    results[int(share.peer[1:])][0].steps[step].contributors == outcome.contributors
+                )
 
 
 @pytest.mark.parametrize("options", [{}, {"plan": "pairwise"}])
@@ -80,7 +103,9 @@ def test_weights_are_carried_along(options: dict[str, Any]) -> None:
 
     def body(member: LocalMember) -> tuple[Averaged, float]:
         flat = torch.full((3,), float(member.index))
-        return average(member, flat, op_id="a", weight=weights[member.index], **options).wait(), flat[0].item()
+        return average(
+            member, flat, op_id="a", weight=weights[member.index], **options
+        ).wait(), flat[0].item()
 
     for averaged, value in play(4, body):
         assert (averaged.weight, averaged.exact, averaged.residual) == (16, False, None)
@@ -96,9 +121,17 @@ def test_a_grid_with_empty_places_says_what_each_result_lacks() -> None:
 
     results = play(5, body)
     for index in (0, 2, 4):
-        assert (results[index][0].exact, results[index][0].weight, results[index][1]) == (True, 5, pytest.approx(31 / 5))
+        assert (results[index][0].exact, results[index][0].weight, results[index][1]) == (
+            True,
+            5,
+            pytest.approx(31 / 5),
+        )
     for index in (1, 3):
-        assert (results[index][0].exact, results[index][0].weight, results[index][1]) == (False, 4, 15 / 4)
+        assert (results[index][0].exact, results[index][0].weight, results[index][1]) == (
+            False,
+            4,
+            15 / 4,
+        )
         assert results[index][0].residual == drawn_error(4, 5) == 0.25
 
 
@@ -135,7 +168,11 @@ def test_a_member_lost_under_way_costs_its_groups_only(victim: int, after_s: flo
         total = flat[0].item() * averaged.weight
         held = [other for other in range(9) if round(total) >> other & 1]
         assert total == pytest.approx(round(total))
-        assert (averaged.status, averaged.weight, averaged.exact) == ("committed", len(held), len(held) == 9)
+        assert (averaged.status, averaged.weight, averaged.exact) == (
+            "committed",
+            len(held),
+            len(held) == 9,
+        )
         missing = set(range(9)) - set(held)
         assert missing <= ({victim} if index % 3 != column else {3 * row, 3 * row + 1, 3 * row + 2})
         for other in callers(averaged)[-1]:
@@ -179,7 +216,11 @@ def test_callers_under_different_configurations_come_together() -> None:
         flat = torch.full((3,), 2.0**member.index)
         return average(member, flat, op_id="a", dims=1).wait(), flat[0].item()
 
-    results = LocalSwarm(5, settings=RunSettings(codec="fp32"), latency_s=0.05).join_at(4, 8.0).run(script, limit_s=100.0)
+    results = (
+        LocalSwarm(5, settings=RunSettings(codec="fp32"), latency_s=0.05)
+        .join_at(4, 8.0)
+        .run(script, limit_s=100.0)
+    )
     assert seen[0] == 5
     assert 4 in seen.values()
     for averaged, value in results[:4]:
@@ -192,11 +233,19 @@ def test_random_pairs_come_as_near_as_they_say() -> None:
         return average(member, flat, op_id="a", plan="pairwise", rounds=5).wait(), flat
 
     results = play(6, body)
-    given = torch.stack([torch.randn(4000, generator=torch.Generator().manual_seed(index)) for index in range(6)])
+    given = torch.stack(
+        [torch.randn(4000, generator=torch.Generator().manual_seed(index)) for index in range(6)]
+    )
     averaged = results[0][0]
-    assert (averaged.weight, averaged.exact, averaged.residual) == (None, False, pytest.approx(math.sqrt((2 / 5) ** 5)))
+    assert (averaged.weight, averaged.exact, averaged.residual) == (
+        None,
+        False,
+        pytest.approx(math.sqrt((2 / 5) ** 5)),
+    )
     held = torch.stack([flat for _, flat in results])
-    assert torch.allclose(held.mean(0), given.mean(0), atol=1e-6)  # pairs keep the mean of the swarm
+    assert torch.allclose(
+        held.mean(0), given.mean(0), atol=1e-6
+    )  # pairs keep the mean of the swarm
     assert (held - given.mean(0)).square().mean().sqrt() < 0.5 * given.std()
 
 
@@ -204,11 +253,20 @@ def test_pairs_that_miss_somebody_do_not_say_how_near_they_come() -> None:
     """Two members, more rounds than a hypercube has: p1 never calls, and what p0 holds is its own."""
 
     def body(member: LocalMember) -> Averaged | None:
-        return average(member, torch.ones(3), op_id="a", plan="pairwise", rounds=2).wait() if member.index == 0 else None
+        return (
+            average(member, torch.ones(3), op_id="a", plan="pairwise", rounds=2).wait()
+            if member.index == 0
+            else None
+        )
 
     averaged = play(2, body)[0]
     assert callers(averaged) == [[0], [0]]
-    assert (averaged.status, averaged.weight, averaged.exact, averaged.residual) == ("committed", None, False, None)
+    assert (averaged.status, averaged.weight, averaged.exact, averaged.residual) == (
+        "committed",
+        None,
+        False,
+        None,
+    )
 
 
 def test_handles_look_wait_and_cancel() -> None:
@@ -220,7 +278,12 @@ def test_handles_look_wait_and_cancel() -> None:
             member.sleep(0.01)
         assert flat.tolist() == [float(member.index)] * 3  # written by `wait`
         averaged = pending.wait(0.0)
-        assert (averaged.status, averaged.exact, flat.tolist(), pending.wait()) == ("committed", True, [1.5] * 3, averaged)
+        assert (averaged.status, averaged.exact, flat.tolist(), pending.wait()) == (
+            "committed",
+            True,
+            [1.5] * 3,
+            averaged,
+        )
         cancelled = average(member, flat, op_id="cancelled")
         cancelled.cancel()
         cancelled.cancel()
@@ -235,10 +298,25 @@ def test_handles_look_wait_and_cancel() -> None:
 def test_arguments_that_cannot_be_are_typed_errors() -> None:
     def body(member: LocalMember) -> None:
         flat = torch.ones(4)
-        for options in ({"plan": "ring"}, {"dims": 0}, {"dims": 9}, {"dims": (1, 1)}, {"dims": 2, "plan": "pairwise"}, {"rounds": 2},
-                        {"plan": "pairwise", "rounds": 17}, {"weight": 0}, {"weight": 1 << 24}, {"op_id": "x" * 63}, {"op_id": None},
-                        {"dims": 2.0}, {"dims": (1.5, 2)}, {"dims": "ab"}, {"plan": "pairwise", "rounds": 1.5}, {"deadline_s": "soon"},
-                        {"deadline_s": None}):  # fmt: skip
+        for options in (
+            {"plan": "ring"},
+            {"dims": 0},
+            {"dims": 9},
+            {"dims": (1, 1)},
+            {"dims": 2, "plan": "pairwise"},
+            {"rounds": 2},
+            {"plan": "pairwise", "rounds": 17},
+            {"weight": 0},
+            {"weight": 1 << 24},
+            {"op_id": "x" * 63},
+            {"op_id": None},
+            {"dims": 2.0},
+            {"dims": (1.5, 2)},
+            {"dims": "ab"},
+            {"plan": "pairwise", "rounds": 1.5},
+            {"deadline_s": "soon"},
+            {"deadline_s": None},
+        ):
             with pytest.raises(LocalProtocolError):
                 average(member, flat, **{"op_id": "x", **options})
         with pytest.raises(LocalProtocolError, match="non-empty float32"):
@@ -267,7 +345,11 @@ def test_a_swarm_of_36_errs_under_churn_as_predicted_and_as_it_says() -> None:
     verdict = simulate_grid(36, churn=0.05, rounds=2, seed=1)
     assert verdict.killed > 2
     assert (verdict.dims, verdict.split, verdict.largest_degree) == ((6, 6), 0, 10)
-    assert verdict.predicted == pytest.approx(expected_error(36, (6, 6), churn=0.05)) == pytest.approx(0.0689, abs=1e-4)
+    assert (
+        verdict.predicted
+        == pytest.approx(expected_error(36, (6, 6), churn=0.05))
+        == pytest.approx(0.0689, abs=1e-4)
+    )
     assert 0 < verdict.seen < 1.4 * verdict.predicted
     assert verdict.seen == pytest.approx(verdict.told, rel=0.3)
     calm = simulate_grid(9, churn=0.0, rounds=1)

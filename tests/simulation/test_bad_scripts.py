@@ -22,7 +22,9 @@ from atoll.optim import Attachment, attach
 from atoll.optim.rounds.events import ProgressDropped
 
 H, ROUNDS, BAD = 3, 8, 2
-SETTINGS = RunSettings(sync_every=H, rounds=ROUNDS, codec="fp32", outer=OuterSettings("nesterov", 0.9, 0.6))
+SETTINGS = RunSettings(
+    sync_every=H, rounds=ROUNDS, codec="fp32", outer=OuterSettings("nesterov", 0.9, 0.6)
+)
 
 
 def net(outputs: int = 2) -> nn.Sequential:
@@ -45,7 +47,12 @@ class Life:
 
     def attached(self, **arguments: Any) -> Attachment:
         self.attachment = attach(
-            self.model, self.optimizer, self.member, clock=self.member.clock, on_round=self.outcomes.append, **arguments
+            self.model,
+            self.optimizer,
+            self.member,
+            clock=self.member.clock,
+            on_round=self.outcomes.append,
+            **arguments,
         )
         return self.attachment
 
@@ -66,7 +73,11 @@ class Life:
         return self
 
 
-def play(bad: Callable[[LocalMember], Any], settings: RunSettings = SETTINGS, arrange: Callable[[LocalSwarm], Any] | None = None) -> Any:
+def play(
+    bad: Callable[[LocalMember], Any],
+    settings: RunSettings = SETTINGS,
+    arrange: Callable[[LocalSwarm], Any] | None = None,
+) -> Any:
     """Two good members and a bad one; what the bad one's script says. The good ones are counted in every round, one after the other, and end
     with the same bits."""
 
@@ -83,10 +94,15 @@ def play(bad: Callable[[LocalMember], Any], settings: RunSettings = SETTINGS, ar
         arrange(swarm)
     *good, told = swarm.run(script, step_s=0.25)
     for life in good:
-        assert [outcome.round for outcome in life.outcomes if outcome.status == "committed"] == list(range(1, ROUNDS + 1))
+        assert [
+            outcome.round for outcome in life.outcomes if outcome.status == "committed"
+        ] == list(range(1, ROUNDS + 1))
         assert all(outcome.counted for outcome in life.outcomes if outcome.status == "committed")
         assert life.attachment.stats["samples_dropped"] == 0
-    anchors = [torch.cat([value.detach().reshape(-1) for value in life.model.parameters()]) for life in good]
+    anchors = [
+        torch.cat([value.detach().reshape(-1) for value in life.model.parameters()])
+        for life in good
+    ]
     assert torch.equal(*anchors)
     assert torch.isfinite(anchors[0]).all()
     return told
@@ -115,11 +131,16 @@ def test_what_is_not_finite_is_dropped_by_whoever_trained_it_and_counted(value: 
     assert [event.samples for event in dropped] == [stats["samples_dropped"]]
     assert dropped[0].samples in range(1, H + 1)
     assert "holds NaN or infinity" in dropped[0].reason
-    assert stats["samples_counted"] + stats["samples_dropped"] + stats["samples_unsent"] == stats["steps"]
+    assert (
+        stats["samples_counted"] + stats["samples_dropped"] + stats["samples_unsent"]
+        == stats["steps"]
+    )
     assert life.outcomes[-1].counted
 
 
-def test_what_the_codec_cannot_hold_is_dropped_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_the_codec_cannot_hold_is_dropped_with_the_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """It would be refused in every round to come, and all that is trained on top of it."""
 
     def script(member: LocalMember) -> Life:
@@ -134,7 +155,10 @@ def test_what_the_codec_cannot_hold_is_dropped_with_the_reason(caplog: pytest.Lo
     life = play(script, msgspec.structs.replace(SETTINGS, codec="fp16"))
     stats = life.attachment.stats
     assert stats["samples_dropped"] in range(1, H + 1)
-    assert stats["samples_counted"] + stats["samples_dropped"] + stats["samples_unsent"] == stats["steps"]
+    assert (
+        stats["samples_counted"] + stats["samples_dropped"] + stats["samples_unsent"]
+        == stats["steps"]
+    )
     assert "too much for fp16 (element 1 of 2); the model goes back to the anchor" in caplog.text
     assert life.outcomes[-1].counted
 
@@ -155,15 +179,24 @@ def test_an_inner_optimizer_whose_state_is_damaged_contributes_nothing_any_more(
     stats = play(script).attachment.stats
     assert stats["counted"] == 2
     assert stats["samples_dropped"] > H
-    assert stats["samples_counted"] + stats["samples_dropped"] + stats["samples_unsent"] == stats["steps"]
+    assert (
+        stats["samples_counted"] + stats["samples_dropped"] + stats["samples_unsent"]
+        == stats["steps"]
+    )
 
 
 def test_a_contribution_by_hand_that_is_not_finite_is_refused_before_it_is_sent() -> None:
     def script(member: LocalMember) -> list[Outcome]:
         member.open(
-            make_layout([("0.weight", (5, 4)), ("0.bias", (5,)), ("2.weight", (2, 5)), ("2.bias", (2,))]), lambda out: None
+            make_layout(
+                [("0.weight", (5, 4)), ("0.bias", (5,)), ("2.weight", (2, 5)), ("2.bias", (2,))]
+            ),
+            lambda out: None,
         ).release()
-        return [member.contribute(samples=1, write=lambda out: out.fill_(float("nan"))).wait(60) for _ in range(2)]
+        return [
+            member.contribute(samples=1, write=lambda out: out.fill_(float("nan"))).wait(60)
+            for _ in range(2)
+        ]
 
     refused = play(script)
     assert [(outcome.counted, outcome.contributors, outcome.reason) for outcome in refused] == [
@@ -182,7 +215,9 @@ def test_a_contribution_to_another_base_anchor_is_refused() -> None:
         life.attachment.detach()
         while (view := member.anchor()).round < 3:
             member.sleep(0.25)
-        return view.round, member.contribute(samples=100, write=lambda out: out.fill_(1.0), base=1).wait(60)
+        return view.round, member.contribute(
+            samples=100, write=lambda out: out.fill_(1.0), base=1
+        ).wait(60)
 
     at, outcome = play(script)
     assert (outcome.counted, outcome.contributors) == (False, ())
@@ -252,7 +287,9 @@ def test_what_is_refused_at_attach_costs_the_others_nothing(why: str, key: str, 
             life.optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
         elif why == "closure":
             life.optimizer = lambda: life.gradients()  # type: ignore[assignment]
-        with pytest.raises(ModelMismatchError if why == "model" else ConfigError, match=words) as told:
+        with pytest.raises(
+            ModelMismatchError if why == "model" else ConfigError, match=words
+        ) as told:
             life.attached(**arguments)
         return told.value
 
@@ -312,9 +349,13 @@ def test_a_closure_that_raises_is_the_scripts_own_error_and_no_step() -> None:
     assert life.outcomes[-1].counted
 
 
-@pytest.mark.parametrize("settings", [{"sync_every": 0}, {"sync_every": None, "round_s": 0.0}, {"codec": "int3"}])
+@pytest.mark.parametrize(
+    "settings", [{"sync_every": 0}, {"sync_every": None, "round_s": 0.0}, {"codec": "int3"}]
+)
 def test_a_run_that_cannot_be_is_refused_to_all_of_its_members(settings: dict[str, Any]) -> None:
     """H = 0, no time, a codec that nobody knows: the manifest says so before (tests/unit/test_manifest.py)."""
     with pytest.raises(ConfigError) as told:
-        LocalSwarm(2, settings=msgspec.structs.replace(SETTINGS, **settings)).run(lambda member: Life(member).attached())
+        LocalSwarm(2, settings=msgspec.structs.replace(SETTINGS, **settings)).run(
+            lambda member: Life(member).attached()
+        )
     assert told.value.key or told.value.hint

@@ -47,7 +47,11 @@ class Scene:
         machine = self.session.machine
         assert machine is not None
         self.events.clear()
-        data = raw if raw is not None else m.encode(m.Envelope(self.session.log, machine.round, 0, body))
+        data = (
+            raw
+            if raw is not None
+            else m.encode(m.Envelope(self.session.log, machine.round, 0, body))
+        )
         self.session.on_message(self.swarm.world.now, P2, b"R" + data)
         return list(self.events)
 
@@ -96,22 +100,32 @@ def test_a_path_must_be_of_this_round() -> None:
     here = scene()
     tip = here.base
     assert tip is not None
-    for path in (msgspec.structs.replace(tip, base=b"x" * 32), msgspec.structs.replace(tip, length=MAX_PATH)):
+    for path in (
+        msgspec.structs.replace(tip, base=b"x" * 32),
+        msgspec.structs.replace(tip, length=MAX_PATH),
+    ):
         said = here.hear(m.Fork(here.fork(base_state=path.digest), path))
         assert [type(event) for event in said] == [PeerMisbehaved]
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_damaged_messages_of_branches_never_raise_and_never_move_a_member(data: st.DataObject) -> None:
+def test_damaged_messages_of_branches_never_raise_and_never_move_a_member(
+    data: st.DataObject,
+) -> None:
     here = scene()
     tip, before, machine = here.base, here.session.branching.branch, here.session.machine
     assert tip is not None
     assert machine is not None
     bodies: list[m.Body] = [
-        m.Fork(here.fork(), tip), m.Begin(here.genesis, tip), m.Consent(here.genesis.entry.hash(), b"s" * 64), m.Promise(9, None, None, tip),
-    ]  # fmt: skip
-    raw = bytearray(m.encode(m.Envelope(here.session.log, machine.round, 0, data.draw(st.sampled_from(bodies)))))
+        m.Fork(here.fork(), tip),
+        m.Begin(here.genesis, tip),
+        m.Consent(here.genesis.entry.hash(), b"s" * 64),
+        m.Promise(9, None, None, tip),
+    ]
+    raw = bytearray(
+        m.encode(m.Envelope(here.session.log, machine.round, 0, data.draw(st.sampled_from(bodies))))
+    )
     for _ in range(data.draw(st.integers(1, 4))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     here.hear(m.Fetch(), bytes(raw[: data.draw(st.integers(1, len(raw)))]))

@@ -20,7 +20,9 @@ SEEDS = (1, 2, 4)  # any three
 class Stage(QuietStage):
     """Three members, of whom some die, or are cut off, until they come back at ``back_s``; the others go on in branches."""
 
-    def __init__(self, seed: int, *, after_s: float | None = 1.0, back_s: float = 16.0, peers: int = 3) -> None:
+    def __init__(
+        self, seed: int, *, after_s: float | None = 1.0, back_s: float = 16.0, peers: int = 3
+    ) -> None:
         super().__init__(seed, peers=peers, branch_after_s=after_s, back_s=back_s)
         self.advanced: list[tuple[PeerId, BranchAdvanced]] = []
         self.ended: list[tuple[PeerId, BranchEnded]] = []
@@ -36,7 +38,11 @@ class Stage(QuietStage):
         self.swarm.heard = hear
 
     def adopted(self) -> list[Entry]:
-        return [certified.entry for certified in self.swarm.checker.entries if adopted_rounds(certified.entry)]
+        return [
+            certified.entry
+            for certified in self.swarm.checker.entries
+            if adopted_rounds(certified.entry)
+        ]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -53,7 +59,9 @@ def test_the_work_of_a_lone_survivor_is_adopted_and_counted_once(seed: int) -> N
 
 
 @pytest.mark.parametrize("seed", [1, 4, 5, 8])
-def test_who_comes_back_soon_adopts_all_that_was_done_though_the_survivor_had_asked_before(seed: int) -> None:
+def test_who_comes_back_soon_adopts_all_that_was_done_though_the_survivor_had_asked_before(
+    seed: int,
+) -> None:
     """It convened a ballot before its branch began: its own promise of then knew of no branch."""
     stage = Stage(seed, back_s=6.2)
     stage.strike((0, lambda: stage.die(P0, P1)))
@@ -64,7 +72,9 @@ def test_who_comes_back_soon_adopts_all_that_was_done_though_the_survivor_had_as
 
 
 @pytest.mark.parametrize("back_s", [5.0, 6.2])
-def test_two_who_come_back_together_do_not_decide_past_the_branch_of_one_who_has_promised_more(back_s: float) -> None:
+def test_two_who_come_back_together_do_not_decide_past_the_branch_of_one_who_has_promised_more(
+    back_s: float,
+) -> None:
     """They are a quorum, and the survivor convened a later ballot than theirs before its branch began: it once did not answer them."""
     stage = Stage(7, back_s=back_s)
     stage.strike((0, lambda: stage.die(P0, P1)))
@@ -82,7 +92,9 @@ def test_with_the_pause_policy_nothing_happens_until_a_quorum_is_back() -> None:
     assert (stage.adopted(), stage.advanced, stage.ended) == ([], [], [])
 
 
-def test_of_two_branches_the_one_with_more_samples_is_adopted_and_the_other_reports_its_loss() -> None:
+def test_of_two_branches_the_one_with_more_samples_is_adopted_and_the_other_reports_its_loss() -> (
+    None
+):
     """The founder is dead, the other two each alone: one branch stays behind, and says how many contributions no entry will count.
 
     Where one of the two voted for an entry before it missed the others, that is decided and nothing adopted: then another seed shows it.
@@ -107,7 +119,9 @@ def both_told(stage: Stage) -> None:
     lengths = {who: len([1 for peer, _ in stage.advanced if peer == who]) for who in (P0, P1, P2)}
     assert adopted_rounds(entry) == max(lengths.values()) == lengths[winner]
     assert {(who, ended.adopted, len(ended.lost)) for who, ended in stage.ended} == {
-        (who, who == winner, 0 if who == winner else rounds) for who, rounds in lengths.items() if rounds
+        (who, who == winner, 0 if who == winner else rounds)
+        for who, rounds in lengths.items()
+        if rounds
     }
     for who in (P1, P2):
         record = stage.swarm.members[who].storage.branch()
@@ -118,7 +132,11 @@ def both_told(stage: Stage) -> None:
 
 def test_two_of_five_go_on_together_and_a_restart_in_a_branch_resumes_it() -> None:
     stage = Stage(104, peers=5)
-    stage.strike((0, lambda: stage.die(P0, P1, P2)), (3, lambda: stage.die(PeerId("p3"))), (3.2, lambda: stage.swarm.restart(PeerId("p3"))))
+    stage.strike(
+        (0, lambda: stage.die(P0, P1, P2)),
+        (3, lambda: stage.die(PeerId("p3"))),
+        (3.2, lambda: stage.swarm.restart(PeerId("p3"))),
+    )
     verdict = stage.run()
     assert verdict.problem == ""
     [entry] = stage.adopted()
@@ -169,7 +187,9 @@ def test_a_branch_goes_no_further_while_a_fetched_state_is_being_installed(seed:
 
     def hear(member: SimMember, event: object) -> None:
         heard(member, event)
-        if isinstance(event, StateProgress) and stage.struck_at is not None:  # all of it is here: installing it takes long
+        if (
+            isinstance(event, StateProgress) and stage.struck_at is not None
+        ):  # all of it is here: installing it takes long
             swarm.place.work_s = 1.0
         if isinstance(event, StateReady):
             swarm.place.work_s = 0.002

@@ -20,12 +20,16 @@ SMALL = Options(n=8, b=3, rate=0.5, steps=60)
 
 
 def honest_removed(swarm: Swarm) -> set[Fault]:
-    return {fault for peer, (fault, _) in swarm.checker.removals.items() if peer not in swarm.hostile}
+    return {
+        fault for peer, (fault, _) in swarm.checker.removals.items() if peer not in swarm.hostile
+    }
 
 
 @pytest.mark.parametrize("attack", PROTOCOL_ATTACKS)
 @pytest.mark.parametrize("messages", [False, True], ids=["fast", "messages"])
-def test_an_attack_on_the_protocol_ends_with_the_attackers_and_no_other(attack: str, messages: bool) -> None:
+def test_an_attack_on_the_protocol_ends_with_the_attackers_and_no_other(
+    attack: str, messages: bool
+) -> None:
     swarm = Swarm(1, replace(SMALL, attack=attack, messages=messages))
     checker = swarm.run()
     assert checker.problems == []
@@ -73,16 +77,34 @@ def test_who_tells_its_words_to_all_but_one_keeps_nobody_back(n: int, compute_s:
     settings = msgspec.structs.replace(SMALL.settings, compute_s=compute_s)
     for messages in (False, True):
         swarm = Swarm(
-            1, replace(SMALL, n=n, b=1, attack="whisper", rate=1.0, steps=8, until_clean=False, messages=messages, settings=settings)
+            1,
+            replace(
+                SMALL,
+                n=n,
+                b=1,
+                attack="whisper",
+                rate=1.0,
+                steps=8,
+                until_clean=False,
+                messages=messages,
+                settings=settings,
+            ),
         )
         checker = swarm.run()
         assert (checker.problems, checker.removals, checker.steps) == ([], {}, 8)
 
 
 @pytest.mark.parametrize(("seed", "n", "b"), [(0, 4, 1), (0, 8, 3), (1, 8, 3)])
-def test_what_reaches_a_part_of_the_honest_only_costs_none_of_them_more_than_it_costs_attackers(seed: int, n: int, b: int) -> None:
+def test_what_reaches_a_part_of_the_honest_only_costs_none_of_them_more_than_it_costs_attackers(
+    seed: int, n: int, b: int
+) -> None:
     """Questions and testimonies are among what is lost: so others are told that somebody owes what it was never asked for."""
-    swarm = Swarm(seed, replace(SMALL, n=n, b=b, attack="moods", rate=1.0, steps=8, until_clean=False, messages=True))
+    swarm = Swarm(
+        seed,
+        replace(
+            SMALL, n=n, b=b, attack="moods", rate=1.0, steps=8, until_clean=False, messages=True
+        ),
+    )
     checker = swarm.run()
     assert checker.problems == []
     assert honest_removed(swarm) <= {Fault.ELIMINATION}
@@ -90,7 +112,18 @@ def test_what_reaches_a_part_of_the_honest_only_costs_none_of_them_more_than_it_
 
 def test_who_says_nothing_at_all_is_removed_also_where_the_others_compute_for_long() -> None:
     settings = msgspec.structs.replace(SMALL.settings, timeout_s=1.0)
-    swarm = Swarm(1, replace(SMALL, attack="silence", rate=0.0, steps=3, until_clean=False, messages=True, settings=settings))
+    swarm = Swarm(
+        1,
+        replace(
+            SMALL,
+            attack="silence",
+            rate=0.0,
+            steps=3,
+            until_clean=False,
+            messages=True,
+            settings=settings,
+        ),
+    )
 
     def slowly(member: Member, task: Task) -> None:
         swarm.world.after(2.5, lambda: member.machine.computed(swarm.now, task, *member.work(task)))
@@ -126,13 +159,17 @@ def test_attacks_on_the_protocol_with_local_steps(attack: str) -> None:
 
 
 def test_nobody_is_removed_where_all_take_local_steps_on_machines_that_differ() -> None:
-    checker = Swarm(11, local_steps(Options(n=8, b=0, steps=25, noise=1e-3, until_clean=False))).run()
+    checker = Swarm(
+        11, local_steps(Options(n=8, b=0, steps=25, noise=1e-3, until_clean=False))
+    ).run()
     assert (checker.problems, checker.removals, checker.steps) == ([], {}, 25)
 
 
 def test_an_equivocator_in_the_last_word_of_a_step_leaves_no_two_endings() -> None:
     for seed in (4, 6, 14):  # in which some had ended the step before others saw two messages
-        assert Swarm(seed, replace(SMALL, attack="equivocation", messages=True)).run().problems == []
+        assert (
+            Swarm(seed, replace(SMALL, attack="equivocation", messages=True)).run().problems == []
+        )
 
 
 def test_false_testimony_and_evidence_that_proves_nothing_do_nothing() -> None:
@@ -184,4 +221,9 @@ def test_a_planted_bug_is_found(name: str) -> None:
 
 def test_without_a_bug_the_attacks_of_the_plants_show_nothing() -> None:
     for attack in sorted({plant.attack for plant in PLANTS.values()}):
-        assert Swarm(0, Options(n=8, b=3, attack=attack, steps=12, rate=0.5, until_clean=False)).run().problems == []
+        assert (
+            Swarm(0, Options(n=8, b=3, attack=attack, steps=12, rate=0.5, until_clean=False))
+            .run()
+            .problems
+            == []
+        )

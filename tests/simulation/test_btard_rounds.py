@@ -34,14 +34,20 @@ def settings(count: int, validators: int, lying: int, intervals: int = 0) -> Run
     """Of so many peers, with short times."""
     peers = tuple(sorted(Identity(bytes([index]) * 32).peer for index in range(count)))
     outer = OuterSettings(kind="sgd", lr=1.0, momentum=0.0)
-    btard = BtardSettings(peers, validators=validators, timeout_s=1.0, compute_s=2.0, intervals=intervals)
-    return RunSettings(sync_every=1, codec="bits", reducer="copy", outer=outer, btard=btard, lying=lying)
+    btard = BtardSettings(
+        peers, validators=validators, timeout_s=1.0, compute_s=2.0, intervals=intervals
+    )
+    return RunSettings(
+        sync_every=1, codec="bits", reducer="copy", outer=outer, btard=btard, lying=lying
+    )
 
 
 class Seeds:
     """Peers whose scripts train a quadratic by seeds; those in ``liars`` answer with another vector for themselves."""
 
-    def __init__(self, count: int, liars: int = 0, validators: int = 1, lying: int = 0, intervals: int = 0) -> None:
+    def __init__(
+        self, count: int, liars: int = 0, validators: int = 1, lying: int = 0, intervals: int = 0
+    ) -> None:
         self.table = Table(count, settings(count, validators, lying, intervals))
         self.intervals, self.again = intervals, dict[int, int]()
         self.jump = 2.0  # of liars, in one interval; another is only said, and in no last one
@@ -62,11 +68,18 @@ class Seeds:
                 vector = self.vector(event.round, event.seed)
                 if peer.name in self.liars and event.round == peer.session.completed:
                     vector *= -20
-                peer.do(lambda session, now: session.beforehand and session.beforehand.computed(now, event.number, vector))
+                peer.do(
+                    lambda session, now: (
+                        session.beforehand
+                        and session.beforehand.computed(now, event.number, vector)
+                    )
+                )
             case ev.RoundCommitted() if event.contributors:
                 replica: Any = peer.session.replica
                 if event.round == peer.session.completed:
-                    anchor = self.anchors.setdefault(event.round, replica.anchor[: LAYOUT.numel].clone())
+                    anchor = self.anchors.setdefault(
+                        event.round, replica.anchor[: LAYOUT.numel].clone()
+                    )
                     assert torch.equal(anchor, replica.anchor[: LAYOUT.numel])
                 if event.cid is not None:
                     peer.contribute(f"{event.round}")
@@ -86,12 +99,18 @@ class Seeds:
             self.again[event.interval] = self.again.get(event.interval, 0) + 1
             start = rounds.starts(event.number)
             assert torch.isfinite(start).all()
-            return rounds.computed(now, event.number, self.state_after(start, event.seed, event.interval))
+            return rounds.computed(
+                now, event.number, self.state_after(start, event.seed, event.interval)
+            )
         state = self.anchors[event.round]
         for interval in range(self.intervals):
             state = self.state_after(state, event.seed, interval)
             said = state
-            if peer.name in self.liars and interval == event.seed[0] % self.intervals and interval < self.intervals - (self.jump != 2.0):
+            if (
+                peer.name in self.liars
+                and interval == event.seed[0] % self.intervals
+                and interval < self.intervals - (self.jump != 2.0)
+            ):
                 said = state + self.jump
             state = said if self.jump == 2.0 else state
             rounds.computed(now, event.number, said, interval)
@@ -99,12 +118,17 @@ class Seeds:
 
     def state_after(self, state: Tensor, seed: bytes, interval: int) -> Tensor:
         """One interval of local steps."""
-        noise = torch.randn(LAYOUT.numel, generator=torch.Generator().manual_seed(int.from_bytes(seed[:6], "big") + interval))
+        noise = torch.randn(
+            LAYOUT.numel,
+            generator=torch.Generator().manual_seed(int.from_bytes(seed[:6], "big") + interval),
+        )
         return state - (0.1 * (state - OPTIMUM) + 0.02 * noise)
 
     def vector(self, round_: int, seed: bytes) -> Tensor:
         """What follows from an anchor and a seed."""
-        noise = torch.randn(LAYOUT.numel, generator=torch.Generator().manual_seed(int.from_bytes(seed[:7], "big")))
+        noise = torch.randn(
+            LAYOUT.numel, generator=torch.Generator().manual_seed(int.from_bytes(seed[:7], "big"))
+        )
         return 0.2 * (self.anchors[round_] - OPTIMUM) + 0.05 * noise
 
     def until(self, what: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
@@ -117,17 +141,26 @@ class Seeds:
                     self._hear(peer, peer.heard[self._read[peer.name] - 1])
             return what()
 
-        assert self.table.world.run(until=self.table.world.now + limit_s, stop=look), (sorted(self.anchors), self.refused)
+        assert self.table.world.run(until=self.table.world.now + limit_s, stop=look), (
+            sorted(self.anchors),
+            self.refused,
+        )
 
     def rounds(self, count: int) -> Callable[[], bool]:
         """Whether all honest peers that live have so many."""
-        return lambda: all(peer.session.completed >= count for peer in self.peers if peer.node is not None and peer.name not in self.liars)
+        return lambda: all(
+            peer.session.completed >= count
+            for peer in self.peers
+            if peer.node is not None and peer.name not in self.liars
+        )
 
     def proven(self, peer: PeerId) -> str:
         """What the evidence against a peer proves, to anybody who has the manifest."""
         terms = self.table.place.settings.btard
         assert terms is not None
-        found, what = check(self.proofs[peer].evidence, self.table.place.run_id, lambda *_: False, peer, terms.peers)
+        found, what = check(
+            self.proofs[peer].evidence, self.table.place.run_id, lambda *_: False, peer, terms.peers
+        )
         assert found == peer
         return what
 
@@ -158,7 +191,9 @@ def test_who_lies_is_removed_with_evidence_and_the_others_go_on_through_loss(los
 
 
 @pytest.mark.parametrize("jump", [2.0, float("nan")])
-def test_of_work_in_intervals_one_is_computed_again_and_who_jumps_in_it_is_removed(jump: float) -> None:
+def test_of_work_in_intervals_one_is_computed_again_and_who_jumps_in_it_is_removed(
+    jump: float,
+) -> None:
     """The liar jumps in one of two intervals a round, so a look finds it in one of two; validators compute no more than that interval, and
     nothing from what is no number, which the liar says it has passed through."""
     seeds = Seeds(5, liars=1, intervals=2)
@@ -187,7 +222,11 @@ def test_nobody_votes_for_another_vector_than_its_own_step_came_to() -> None:
         end = rounds._end
 
         def theirs(machine: RoundMachine = machine) -> list[Contributor]:
-            return [offer for offer in machine.open.offers(machine.draw.members) if offer.member.peer in liars]
+            return [
+                offer
+                for offer in machine.open.offers(machine.draw.members)
+                if offer.member.peer in liars
+            ]
 
         machine.offers = theirs  # type: ignore[method-assign]
 
@@ -197,10 +236,16 @@ def test_nobody_votes_for_another_vector_than_its_own_step_came_to() -> None:
 
         rounds._end = other  # type: ignore[method-assign]
     honest = seeds.peers[:3]
-    seeds.until(lambda: all(peer.session.completed >= 5 for peer in honest), 4 * LIMIT_S)  # a ballot of a liar's takes long
+    seeds.until(
+        lambda: all(peer.session.completed >= 5 for peer in honest), 4 * LIMIT_S
+    )  # a ballot of a liar's takes long
     assert not seeds.proofs
     assert float((seeds.anchors[5] - OPTIMUM).norm()) < 0.5 * float(OPTIMUM.norm())
-    assert not any(contributor.member.peer in liars for entry in entries(honest[0]) for contributor in entry.contributors)
+    assert not any(
+        contributor.member.peer in liars
+        for entry in entries(honest[0])
+        for contributor in entry.contributors
+    )
     seeds.table.end()
 
 
@@ -237,11 +282,17 @@ def test_who_dies_in_any_stage_of_a_step_is_the_only_one_removed(stage: Stage) -
     def reached() -> bool:
         machine = gone.session.beforehand._peer  # type: ignore[union-attr]
         attempt = machine and machine.attempt
-        return attempt is not None and attempt.stage == stage and (accused or attempt.context.step >= 2)
+        return (
+            attempt is not None
+            and attempt.stage == stage
+            and (accused or attempt.context.step >= 2)
+        )
 
     seeds.until(reached)
     gone.kill()
-    rounds = honest[0].session.completed + 6  # who is accused when, chance decides: these may not be the first ones
+    rounds = (
+        honest[0].session.completed + 6
+    )  # who is accused when, chance decides: these may not be the first ones
     seeds.until(lambda: all(peer.session.completed >= rounds for peer in honest))
     seeds.until(lambda: seeds.liars | {gone.name} <= seeds.proofs.keys())
     assert seeds.proofs.keys() == seeds.liars | {gone.name}
@@ -250,11 +301,18 @@ def test_who_dies_in_any_stage_of_a_step_is_the_only_one_removed(stage: Stage) -
 
 
 @pytest.mark.parametrize("rounds", [0, 3])
-def test_who_has_lost_its_disk_says_nothing_of_steps_in_which_it_may_have_spoken(rounds: int) -> None:
+def test_who_has_lost_its_disk_says_nothing_of_steps_in_which_it_may_have_spoken(
+    rounds: int,
+) -> None:
     """Also of the first step, of which the log has nothing yet but that all were members; and though the others talk to it of steps while it has no
     more of the log than its beginning."""
     seeds = Seeds(5)
-    seeds.until(lambda: seeds.rounds(rounds)() and all(peer.session.beforehand.step == rounds for peer in seeds.peers))  # type: ignore[union-attr]
+    seeds.until(
+        lambda: (
+            seeds.rounds(rounds)()
+            and all(peer.session.beforehand.step == rounds for peer in seeds.peers)
+        )
+    )  # type: ignore[union-attr]
     gone = seeds.peers[-1]
     gone.kill()
     gone.storage = MemoryStorage(seeds.table.place.settings.outer, incarnation=1)
@@ -275,7 +333,12 @@ def test_evidence_of_peers_that_the_manifest_does_not_name_or_of_another_run_is_
     (liar,), terms = seeds.liars, seeds.table.place.settings.btard
     assert terms is not None
     data = seeds.proofs[liar].evidence
-    for run, peers in (("other", terms.peers), ("run", terms.peers[1:]), ("run", ()), ("run", (*terms.peers, PeerId("another")))):
+    for run, peers in (
+        ("other", terms.peers),
+        ("run", terms.peers[1:]),
+        ("run", ()),
+        ("run", (*terms.peers, PeerId("another"))),
+    ):
         with pytest.raises(RemoteProtocolError):
             check(data, run, lambda *_: True, liar, peers)  # type: ignore[arg-type]
     seeds.table.end()
@@ -286,7 +349,13 @@ def test_words_about_steps_are_read_or_refused() -> None:
     for said in (Offered(header, 5), Taken(bytes(32), ((0, 1),))):
         assert decode(encode(said)[1:], peer) == said
     long = msgspec.msgpack.encode(Taken(bytes(32), ((0, 1),) * (MOST_SPANS + 1)))
-    for wrong in (b"", b"\x90", msgspec.msgpack.encode(Taken(bytes(31), ((0, 1),))), long, bytes(1 << 22)):
+    for wrong in (
+        b"",
+        b"\x90",
+        msgspec.msgpack.encode(Taken(bytes(31), ((0, 1),))),
+        long,
+        bytes(1 << 22),
+    ):
         with pytest.raises(RemoteProtocolError) as caught:
             decode(wrong, peer)
         assert caught.value.peer == peer

@@ -36,8 +36,13 @@ class Labs(Table):
 
     def __init__(self) -> None:
         outer = OuterSettings(kind="sgd", lr=1.0, momentum=0.0)
-        super().__init__(len(SITES), RunSettings(sync_every=1, codec="fp32", plan="checked", outer=outer))
-        self.place = replace(self.place, sites={peer.name: site for peer, site in zip(self.peers, SITES, strict=True)})
+        super().__init__(
+            len(SITES), RunSettings(sync_every=1, codec="fp32", plan="checked", outer=outer)
+        )
+        self.place = replace(
+            self.place,
+            sites={peer.name: site for peer, site in zip(self.peers, SITES, strict=True)},
+        )
         self.played = 0
         self.vectors: dict[bytes, torch.Tensor] = {}
         self.all_in()
@@ -49,13 +54,22 @@ class Labs(Table):
             if channel != "record":
                 return chance is not None and chance.random() < 0.1
             record = record_header.parse(payload[0], sender)
-            if chance is not None and record.kind == record_header.ACCOUNT and chance.random() < 0.3:
+            if (
+                chance is not None
+                and record.kind == record_header.ACCOUNT
+                and chance.random() < 0.3
+            ):
                 return True
             data = change(sender, record, bytes(payload[1]))
             if data == payload[1]:
                 return False
             self.network.tap = None
-            self.network.send(sender, receiver, channel, (record_header.pack(*record._replace(length=len(data))), data))
+            self.network.send(
+                sender,
+                receiver,
+                channel,
+                (record_header.pack(*record._replace(length=len(data))), data),
+            )
             self.network.tap = tap
             return True
 
@@ -65,17 +79,34 @@ class Labs(Table):
         """One round of all; what was decided."""
         self.played += 1
         for index, peer in enumerate(self.peers):
-            vector = torch.randn(LAYOUT.numel, generator=torch.Generator().manual_seed(100 * self.played + index))
+            vector = torch.randn(
+                LAYOUT.numel, generator=torch.Generator().manual_seed(100 * self.played + index)
+            )
             cid = f"{self.played}/{index}".encode().ljust(16, b".")
             self.vectors[cid] = vector
-            peer.do(lambda session, now, cid=cid, vector=vector: session.contribute(now, cid, 5, vector))
-        self.until(lambda: all(len([e for e in peer.rounds() if e.contributors]) >= self.played for peer in self.peers))
-        return next(c.entry for c in reversed([*self.peers[0].machine.journal.entries[:]]) if c.entry.contributors)
+            peer.do(
+                lambda session, now, cid=cid, vector=vector: session.contribute(now, cid, 5, vector)
+            )
+        self.until(
+            lambda: all(
+                len([e for e in peer.rounds() if e.contributors]) >= self.played
+                for peer in self.peers
+            )
+        )
+        return next(
+            c.entry
+            for c in reversed([*self.peers[0].machine.journal.entries[:]])
+            if c.entry.contributors
+        )
 
     def checks(self) -> list[Check]:
         """Of the plan that is carried out."""
         plan = self.peers[0].machine.open.plan
-        return [check for tree in trees_of(plan, MEAN) for check in tree.checks()] if plan is not None else []
+        return (
+            [check for tree in trees_of(plan, MEAN) for check in tree.checks()]
+            if plan is not None
+            else []
+        )
 
     def left_out(self, sender: PeerId, chunk: int) -> bytes:
         """What a head makes of a chunk that leaves out the last of its site."""
@@ -88,8 +119,13 @@ class Labs(Table):
 
     def check(self) -> None:
         """All have the flat means of what was given by whom the entries name, and the same bits."""
-        entries = [c.entry for c in self.peers[0].machine.journal.entries[:] if c.entry.contributors]
-        flat = -sum(torch.stack([self.vectors[c.cid] for c in entry.contributors]).mean(0) for entry in entries)
+        entries = [
+            c.entry for c in self.peers[0].machine.journal.entries[:] if c.entry.contributors
+        ]
+        flat = -sum(
+            torch.stack([self.vectors[c.cid] for c in entry.contributors]).mean(0)
+            for entry in entries
+        )
         anchors = [peer.session.replica.anchor[: LAYOUT.numel] for peer in self.peers]  # type: ignore[union-attr]
         for anchor in anchors:
             assert torch.allclose(anchor, flat, rtol=0, atol=1e-6)
@@ -97,7 +133,12 @@ class Labs(Table):
 
     def named(self) -> set[PeerId]:
         """Whom anybody has accused."""
-        return {event.peer for peer in self.peers for event in peer.heard if isinstance(event, ev.PeerMisbehaved)}
+        return {
+            event.peer
+            for peer in self.peers
+            for event in peer.heard
+            if isinstance(event, ev.PeerMisbehaved)
+        }
 
     def apart(self) -> set[PeerId]:
         """For whom, and with whom, nobody adds up: all members say the same."""
@@ -151,20 +192,33 @@ def test_a_head_that_states_another_sum_is_named_in_that_round_and_nobody_adopts
     sums: dict[int, bytes] = {}
 
     def change(sender: PeerId, record: Any, data: bytes) -> bytes:
-        if record.kind not in (record_header.PARTIAL, record_header.ACCOUNT) or (liar and liar[0] != sender):
+        if record.kind not in (record_header.PARTIAL, record_header.ACCOUNT) or (
+            liar and liar[0] != sender
+        ):
             return data
         if record.kind == record_header.PARTIAL:
             liar[:] = [sender]
-            sums[record.chunk] = lie(data) if lie is not None else labs.left_out(sender, record.chunk)
+            sums[record.chunk] = (
+                lie(data) if lie is not None else labs.left_out(sender, record.chunk)
+            )
             return sums[record.chunk]
-        return chunk_hash(sums[record.chunk]) + data[32:] if hides and liar and record.chunk in sums else data
+        return (
+            chunk_hash(sums[record.chunk]) + data[32:]
+            if hides and liar and record.chunk in sums
+            else data
+        )
 
     labs.forge(change)
     entry = labs.play()
     labs.check()
-    assert (entry.topology.kind, len(entry.contributors)) == ("butterfly", 6)  # its contribution counts as everybody's does
+    assert (entry.topology.kind, len(entry.contributors)) == (
+        "butterfly",
+        6,
+    )  # its contribution counts as everybody's does
     assert labs.named() == {liar[0]} == labs.apart()
-    told = [event for peer in labs.peers for event in peer.heard if isinstance(event, ev.SumDisputed)]
+    told = [
+        event for peer in labs.peers for event in peer.heard if isinstance(event, ev.SumDisputed)
+    ]
     (owner,) = {event.owner for event in told}
     assert {event.wrong for event in told} == {(liar[0],)}
     assert len(told) == 5  # all but the owner, which has found it out
@@ -202,7 +256,11 @@ def test_a_witness_that_doubts_a_true_sum_is_named_and_the_head_goes_on() -> Non
 
     def change(sender: PeerId, record: Any, data: bytes) -> bytes:
         doubter.extend([check.witness for check in labs.checks()][: not doubter])
-        return bytes(32) + data[32:] if record.kind == record_header.ACCOUNT and [sender] == doubter else data
+        return (
+            bytes(32) + data[32:]
+            if record.kind == record_header.ACCOUNT and [sender] == doubter
+            else data
+        )
 
     labs.forge(change)
     assert labs.play().topology.kind == "butterfly"
@@ -219,12 +277,17 @@ def test_a_head_that_blames_a_member_convinces_nobody_and_is_head_no_more() -> N
     def change(sender: PeerId, record: Any, data: bytes) -> bytes:
         for check in labs.checks()[: not pair]:
             pair.extend((check.partial.peer, check.witness))
-        if [sender] != pair[:1] or record.kind not in (record_header.PARTIAL, record_header.ACCOUNT):
+        if [sender] != pair[:1] or record.kind not in (
+            record_header.PARTIAL,
+            record_header.ACCOUNT,
+        ):
             return data
         if record.kind == record_header.PARTIAL:
             sums[record.chunk] = scaled(data)
             return sums[record.chunk]
-        return chunk_hash(sums[record.chunk]) + bytes(32) + data[64:] if record.chunk in sums else data  # it is witness of another part
+        return (
+            chunk_hash(sums[record.chunk]) + bytes(32) + data[64:] if record.chunk in sums else data
+        )  # it is witness of another part
 
     labs.forge(change)
     assert labs.play().topology.kind == "butterfly"
@@ -233,10 +296,16 @@ def test_a_head_that_blames_a_member_convinces_nobody_and_is_head_no_more() -> N
     assert labs.apart() == set(pair)
 
 
-def test_who_was_in_a_dispute_takes_part_in_sums_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_was_in_a_dispute_takes_part_in_sums_again_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(ways, "APART_ROUNDS", 2)
     labs = Labs()
-    labs.forge(lambda sender, record, data: bytes(32) + data[32:] if record.kind == record_header.ACCOUNT else data)
+    labs.forge(
+        lambda sender, record, data: (
+            bytes(32) + data[32:] if record.kind == record_header.ACCOUNT else data
+        )
+    )
     first = labs.play()
     assert first.topology.kind == "butterfly"
     labs.network.tap = None
@@ -267,7 +336,9 @@ def test_a_member_that_slanders_changes_no_plan_and_is_heard_once_a_round() -> N
     for wrong in ((), ("p1",), ("p2",), ("\x1b[2Jx",)):
         say(m.Disputed(plan_id, 0, PeerId("p3"), PeerId("p1"), tuple(map(PeerId, wrong))))
     say(m.Disputed(plan_id, 0, PeerId("p3"), PeerId("p1"), (PeerId("p1"),)), PeerId("p9"))
-    assert [event for event in one.heard if isinstance(event, ev.SumDisputed)] == [ev.SumDisputed(liar, (PeerId("p1"),))]
+    assert [event for event in one.heard if isinstance(event, ev.SumDisputed)] == [
+        ev.SumDisputed(liar, (PeerId("p1"),))
+    ]
     assert set(one.machine.apart) == {"p3"}
     assert labs.play().topology.kind == "checked"
     labs.check()
@@ -298,10 +369,14 @@ class Zeroed(SimSwarm):
         self.network.tap = bent
 
 
-def test_through_faults_a_head_that_lies_is_the_only_one_that_is_named_and_no_result_is_its(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_through_faults_a_head_that_lies_is_the_only_one_that_is_named_and_no_result_is_its(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Every entry is computed again by the simulation. Without the comparison one of the same swarms decides a wrong one."""
     lied = list[int]()
-    for seed in range(14, 60):  # it is head in few of them, and in which ones changes with every change of the rounds
+    for seed in range(
+        14, 60
+    ):  # it is head in few of them, and in which ones changes with every change of the rounds
         swarm = Zeroed(seed)
         assert swarm.run().problem == "", seed
         lied += [seed] if swarm.lies else []

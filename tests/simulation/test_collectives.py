@@ -24,7 +24,11 @@ SETTINGS = RunSettings(codec="fp32")
 P = [PeerId(f"p{index}") for index in range(8)]
 
 
-def play(count: int, body: Callable[[LocalMember], Any], arrange: Callable[[LocalSwarm], object] = lambda swarm: None) -> list[Any]:
+def play(
+    count: int,
+    body: Callable[[LocalMember], Any],
+    arrange: Callable[[LocalSwarm], object] = lambda swarm: None,
+) -> list[Any]:
     """``body`` at every member, from when all are members until all have returned."""
     ended = set[int]()
     swarm = LocalSwarm(count, settings=SETTINGS)
@@ -55,10 +59,18 @@ def words(flat: torch.Tensor) -> list[int]:
     return flat.view(torch.int32).tolist()
 
 
-@pytest.mark.parametrize(("op", "weights", "expected"), [
-    ("mean", (1, 1, 1), (3.0, 1.0)), ("mean", (1, 2, 5), (41 / 8, -1 / 8)), ("sum", (1, 1, 1), (9.0, 3.0)), ("max", (1, 1, 1), (8.0, 4.0)),
-])  # fmt: skip
-def test_reductions_are_exact(op: Any, weights: tuple[int, ...], expected: tuple[float, float]) -> None:
+@pytest.mark.parametrize(
+    ("op", "weights", "expected"),
+    [
+        ("mean", (1, 1, 1), (3.0, 1.0)),
+        ("mean", (1, 2, 5), (41 / 8, -1 / 8)),
+        ("sum", (1, 1, 1), (9.0, 3.0)),
+        ("max", (1, 1, 1), (8.0, 4.0)),
+    ],
+)
+def test_reductions_are_exact(
+    op: Any, weights: tuple[int, ...], expected: tuple[float, float]
+) -> None:
     values = [torch.tensor([1.0, 4.0]), torch.tensor([0.0, 0.0]), torch.tensor([8.0, -1.0])]
 
     def body(member: LocalMember) -> tuple[Outcome, torch.Tensor]:
@@ -74,7 +86,9 @@ def test_reductions_are_exact(op: Any, weights: tuple[int, ...], expected: tuple
 @pytest.mark.parametrize("bits", [1, 8, 13, 32, 33, 64])
 def test_modular_sums_are_exact_and_masks_cancel(bits: int) -> None:
     generator = torch.Generator().manual_seed(bits)
-    masks = [torch.randint(-(1 << 63), (1 << 63) - 1, (70_003,), generator=generator) for _ in range(2)]
+    masks = [
+        torch.randint(-(1 << 63), (1 << 63) - 1, (70_003,), generator=generator) for _ in range(2)
+    ]
     masks.append(-masks[0] - masks[1])
     secrets = [torch.arange(70_003) * (index + 1) for index in range(3)]
 
@@ -89,7 +103,9 @@ def test_modular_sums_are_exact_and_masks_cancel(bits: int) -> None:
 
 
 def test_a_gather_gives_every_tensor_bit_for_bit_and_names_who_is_missing() -> None:
-    strange = [torch.tensor([[0x7F800001, index]], dtype=torch.int64).to(torch.int32) for index in range(4)]  # a signalling NaN as a float
+    strange = [
+        torch.tensor([[0x7F800001, index]], dtype=torch.int64).to(torch.int32) for index in range(4)
+    ]  # a signalling NaN as a float
     large = [torch.full((3, 40_000), index, dtype=torch.bfloat16) for index in range(4)]
 
     def body(member: LocalMember) -> Any:
@@ -105,7 +121,9 @@ def test_a_gather_gives_every_tensor_bit_for_bit_and_names_who_is_missing() -> N
     results = play(4, body)
     for index in (0, 2, 3):
         assert names(results[index].outcome) == [P[0], P[2], P[3]]
-        assert all(torch.equal(results[index].tensors[P[other]], large[other]) for other in (0, 2, 3))
+        assert all(
+            torch.equal(results[index].tensors[P[other]], large[other]) for other in (0, 2, 3)
+        )
 
 
 def test_a_broadcast_reaches_all_and_counts_its_root_alone() -> None:
@@ -114,7 +132,11 @@ def test_a_broadcast_reaches_all_and_counts_its_root_alone() -> None:
         return api.broadcast(member, mine, root=P[2], op_id="b").wait(), mine
 
     for index, (outcome, mine) in enumerate(play(4, body)):
-        assert (outcome.status, outcome.contributors, outcome.counted) == ("committed", (Share(P[2], 1),), index == 2)
+        assert (outcome.status, outcome.contributors, outcome.counted) == (
+            "committed",
+            (Share(P[2], 1),),
+            index == 2,
+        )
         assert torch.equal(mine.view(-1), torch.arange(200_001, dtype=torch.int16).mul_(2))
 
 
@@ -149,8 +171,11 @@ def test_a_reduce_scatter_gives_each_contributor_its_share() -> None:
 
     results = play(4, body)
     assert [(found.start, found.values.tolist()) for found in results] == [
-        (0, [0.0, 4.0, 8.0]), (3, [12.0, 16.0, 20.0]), (6, [24.0, 28.0, 32.0]), (9, [36.0, 40.0]),
-    ]  # fmt: skip
+        (0, [0.0, 4.0, 8.0]),
+        (3, [12.0, 16.0, 20.0]),
+        (6, [24.0, 28.0, 32.0]),
+        (9, [36.0, 40.0]),
+    ]
     assert all(names(found.outcome) == P[:4] for found in results)
 
 
@@ -173,7 +198,10 @@ def test_a_barrier_whose_deadline_passes_is_open_and_says_who_is_missing() -> No
 
     results = play(3, body)
     for index in (0, 2):
-        assert (results[index].status, results[index].reason) == ("open", "the deadline passed: p1 did not call")
+        assert (results[index].status, results[index].reason) == (
+            "open",
+            "the deadline passed: p1 did not call",
+        )
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2, 3])
@@ -195,7 +223,11 @@ def test_a_barrier_does_not_wait_for_the_dead_nor_for_scripts_that_ended(victim:
 
 
 def test_states_are_compared_and_only_what_differs_is_repaired_from_all_holders() -> None:
-    good = {"w": torch.arange(90_000.0).view(300, 300), "b": torch.tensor([1, 2, 3]), "h": torch.ones(5, dtype=torch.float16)}
+    good = {
+        "w": torch.arange(90_000.0).view(300, 300),
+        "b": torch.tensor([1, 2, 3]),
+        "h": torch.ones(5, dtype=torch.float16),
+    }
 
     def body(member: LocalMember) -> tuple[Any, ...]:
         state = {name: tensor.clone() for name, tensor in good.items()}
@@ -208,16 +240,27 @@ def test_states_are_compared_and_only_what_differs_is_repaired_from_all_holders(
         return check, repair, again, state
 
     for check, repair, again, state in play(4, body):
-        assert (check.agreed, check.holders, check.differing) == (False, (P[0], P[1], P[2]), {P[3]: ("h", "w")})
+        assert (check.agreed, check.holders, check.differing) == (
+            False,
+            (P[0], P[1], P[2]),
+            {P[3]: ("h", "w")},
+        )
         assert names(repair) == [P[0], P[1], P[2]]
-        assert (again.agreed, again.differing, set(again.roots.values())) == (True, {}, {check.reference})
+        assert (again.agreed, again.differing, set(again.roots.values())) == (
+            True,
+            {},
+            {check.reference},
+        )
         assert all(torch.equal(state[name], good[name]) for name in good)
 
 
 def test_handles_may_be_waited_for_in_any_order_and_again() -> None:
     def body(member: LocalMember) -> list[float]:
         flats = [torch.full((4,), float(member.index + turn)) for turn in range(5)]
-        handles = [member.all_reduce(flat, op_id=f"turn {turn}", op="sum") for turn, flat in enumerate(flats)]
+        handles = [
+            member.all_reduce(flat, op_id=f"turn {turn}", op="sum")
+            for turn, flat in enumerate(flats)
+        ]
         assert not handles[0].done()
         assert handles[4].wait(0.0).status == "open"
         for handle in reversed(handles):
@@ -246,7 +289,9 @@ def test_callers_under_different_configurations_come_together() -> None:
         flat = torch.full((3,), 2.0**member.index)
         return member.all_reduce(flat, op_id="op", op="sum").wait(), flat.tolist()
 
-    results = LocalSwarm(3, settings=SETTINGS, latency_s=0.05).join_at(2, 5.0).run(script, limit_s=100.0)
+    results = (
+        LocalSwarm(3, settings=SETTINGS, latency_s=0.05).join_at(2, 5.0).run(script, limit_s=100.0)
+    )
     assert seen == {0: 3, 1: 2}
     for outcome, flat in results[:2]:
         assert (names(outcome), flat) == (P[:2], [3.0] * 3)
@@ -264,7 +309,9 @@ def survivors(member: LocalMember, op_id: str) -> None:
 
 @pytest.mark.parametrize("odd", [0, 1, 2])
 @pytest.mark.parametrize("first", [True, False])
-def test_another_length_or_dtype_than_the_others_is_refused_and_leaves_their_values(odd: int, first: bool) -> None:
+def test_another_length_or_dtype_than_the_others_is_refused_and_leaves_their_values(
+    odd: int, first: bool
+) -> None:
     def body(member: LocalMember) -> tuple[str, str, list[float]]:
         mine = member.index == odd
         member.sleep(0.0 if mine == first else 0.5)
@@ -290,18 +337,28 @@ def test_another_length_or_dtype_than_the_others_is_refused_and_leaves_their_val
 def test_two_that_want_different_reductions_do_not_wait_for_the_deadline() -> None:
     def body(member: LocalMember) -> tuple[str, float]:
         flat, since = torch.full((5,), float(member.index)), member.clock()
-        outcome = member.all_reduce(flat, op_id="op", op="sum" if member.index else "max", deadline_s=300.0).wait()
+        outcome = member.all_reduce(
+            flat, op_id="op", op="sum" if member.index else "max", deadline_s=300.0
+        ).wait()
         return outcome.status, member.clock() - since
 
     (first, _), (second, waited) = play(2, body)
-    assert (first, second) == ("committed", "open")  # p0 is the organiser: with it alone half of the members are a quorum
+    assert (first, second) == (
+        "committed",
+        "open",
+    )  # p0 is the organiser: with it alone half of the members are a quorum
     assert waited < 1.0
 
 
 def test_a_call_that_was_refused_may_be_made_again_in_the_words_of_the_others() -> None:
     def body(member: LocalMember) -> tuple[Outcome, list[float]]:
         if member.index == 2:
-            assert member.all_reduce(torch.ones(9), op_id="op", op="sum", deadline_s=30.0).wait().status == "open"
+            assert (
+                member.all_reduce(torch.ones(9), op_id="op", op="sum", deadline_s=30.0)
+                .wait()
+                .status
+                == "open"
+            )
             member.sleep(1.0)
         flat = torch.ones(4)
         return member.all_reduce(flat, op_id="op", op="sum").wait(), flat.tolist()
@@ -315,30 +372,66 @@ def strange() -> list[Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # prototypes and the deprecated
         odd = [
-            torch.ones(2).to_sparse(), torch.eye(2).to_sparse_csr(), torch.nested.nested_tensor([torch.ones(3), torch.ones(2)]),
-            torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8), torch.ones(2).to_mkldnn(),
-        ]  # fmt: skip
+            torch.ones(2).to_sparse(),
+            torch.eye(2).to_sparse_csr(),
+            torch.nested.nested_tensor([torch.ones(3), torch.ones(2)]),
+            torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8),
+            torch.ones(2).to_mkldnn(),
+        ]
     with FakeTensorMode():
         odd.append(torch.ones(3))
-    views = [torch.ones(2, 3).t(), torch.ones(6)[::2], torch.ones(1).expand(6), torch.ones(2, dtype=torch.complex64).conj()]
+    views = [
+        torch.ones(2, 3).t(),
+        torch.ones(6)[::2],
+        torch.ones(1).expand(6),
+        torch.ones(2, dtype=torch.complex64).conj(),
+    ]
     negated = torch.ones(2, dtype=torch.complex64).conj().imag
-    return [*odd, *views, negated, torch.empty(0), torch.ones(2, device="meta"), [1.0], None, 1.0, torch.ones(2).numpy()]
+    return [
+        *odd,
+        *views,
+        negated,
+        torch.empty(0),
+        torch.ones(2, device="meta"),
+        [1.0],
+        None,
+        1.0,
+        torch.ones(2).numpy(),
+    ]
 
 
 def test_tensors_with_a_history_or_no_dimension_and_of_inference_mode_are_fine() -> None:
     def body(member: LocalMember) -> None:
         learnt = torch.nn.Parameter(torch.full((3,), float(member.index)))
         with torch.inference_mode():
-            inferred, scalar = torch.full((3,), float(member.index)), torch.tensor(float(member.index))
+            inferred, scalar = (
+                torch.full((3,), float(member.index)),
+                torch.tensor(float(member.index)),
+            )
             handle = member.all_reduce(inferred, op_id="in", op="sum", codec="int4")
             assert handle.wait().status == "committed"
-        for op_id, tensor in (("after", inferred), ("learnt", learnt), ("doubled", learnt * 1), ("scalar", scalar)):
+        for op_id, tensor in (
+            ("after", inferred),
+            ("learnt", learnt),
+            ("doubled", learnt * 1),
+            ("scalar", scalar),
+        ):
             before, shape = tensor.tolist(), tensor.shape
-            assert member.all_reduce(tensor, op_id=op_id, op="max", codec="fp32").wait().status == "committed"
-            assert (tensor.shape, tensor.tolist() == before) == (shape, op_id == "after" or member.index == 2)
+            assert (
+                member.all_reduce(tensor, op_id=op_id, op="max", codec="fp32").wait().status
+                == "committed"
+            )
+            assert (tensor.shape, tensor.tolist() == before) == (
+                shape,
+                op_id == "after" or member.index == 2,
+            )
         assert learnt.requires_grad
         root = member.index == 1
-        odd = torch.arange(9, dtype=torch.uint8)[1:4] if root else torch.zeros(9, dtype=torch.uint8)[1:4]  # begins at an odd address
+        odd = (
+            torch.arange(9, dtype=torch.uint8)[1:4]
+            if root
+            else torch.zeros(9, dtype=torch.uint8)[1:4]
+        )  # begins at an odd address
         assert api.broadcast(member, odd, root=P[1], op_id="odd").wait().status == "committed"
         assert odd.tolist() == [1, 2, 3]
 
@@ -357,8 +450,17 @@ def any_dtype(member: LocalMember, value: Any) -> list[Callable[[], object]]:
 def test_arguments_that_cannot_be_are_typed_errors_and_nothing_happens() -> None:
     def body(member: LocalMember) -> None:
         fine = torch.ones(6)
-        for wrong in (fine.double(), torch.ones(2, 3).t(), torch.empty(0), fine[::2], torch.ones(6, device="meta")):
-            for collective in (member.all_reduce, lambda tensor, op_id: api.reduce_scatter(member, tensor, op_id=op_id)):
+        for wrong in (
+            fine.double(),
+            torch.ones(2, 3).t(),
+            torch.empty(0),
+            fine[::2],
+            torch.ones(6, device="meta"),
+        ):
+            for collective in (
+                member.all_reduce,
+                lambda tensor, op_id: api.reduce_scatter(member, tensor, op_id=op_id),
+            ):
                 with pytest.raises(LocalProtocolError, match="non-empty float32 tensor"):
                     collective(wrong, op_id="x")
         for tag, options in (
@@ -367,15 +469,33 @@ def test_arguments_that_cannot_be_are_typed_errors_and_nothing_happens() -> None
             ("weight", {"weight": 0}),
             ("weight", {"op": "max", "weight": 2}),
         ):
-            with pytest.raises(LocalProtocolError, match="mean, sum or max" if tag == "op" else "weight"):
+            with pytest.raises(
+                LocalProtocolError, match="mean, sum or max" if tag == "op" else "weight"
+            ):
                 api.reduce_scatter(member, fine, op_id="x", **options)  # type: ignore[arg-type]
         for wrong in strange():
             for call in any_dtype(member, wrong):
                 with pytest.raises(LocalProtocolError, match="takes a non-empty"):
                     call()
-        for options in ({"weight": 0}, {"weight": -1}, {"op": "sum", "weight": 2}, {"op": "mode"}, {"op_id": ""}, {"op_id": "x" * 65},
-                        {"deadline_s": -1.0}, {"deadline_s": float("nan")}, {"deadline_s": "soon"}, {"deadline_s": None}, {"weight": 1 << 48},
-                        {"weight": 2.5}, {"weight": None}, {"op_id": 7}, {"op_id": None}, {"op": None}, {"codec": 8}):  # fmt: skip
+        for options in (
+            {"weight": 0},
+            {"weight": -1},
+            {"op": "sum", "weight": 2},
+            {"op": "mode"},
+            {"op_id": ""},
+            {"op_id": "x" * 65},
+            {"deadline_s": -1.0},
+            {"deadline_s": float("nan")},
+            {"deadline_s": "soon"},
+            {"deadline_s": None},
+            {"weight": 1 << 48},
+            {"weight": 2.5},
+            {"weight": None},
+            {"op_id": 7},
+            {"op_id": None},
+            {"op": None},
+            {"codec": 8},
+        ):
             with pytest.raises(LocalProtocolError):
                 member.all_reduce(fine, **{"op_id": "x", **options})  # type: ignore[arg-type]
         for codec in ("zfp", "bits"):
@@ -387,13 +507,20 @@ def test_arguments_that_cannot_be_are_typed_errors_and_nothing_happens() -> None
             with pytest.raises(LocalProtocolError, match="bits"):
                 api.modular_sum(member, torch.ones(2, dtype=torch.int64), op_id="x", bits=bits)
         assert fine.tolist() == [1.0] * 6
-        assert member.all_reduce(fine, op_id="x", op="sum").wait().status == "committed"  # the id was not used up
+        assert (
+            member.all_reduce(fine, op_id="x", op="sum").wait().status == "committed"
+        )  # the id was not used up
 
     play(2, body)
 
 
 @pytest.mark.parametrize(
-    "log", ["op/3/zfp/sum/any/{key}/{config}", "op/3/fp32/median/any/{key}/{config}", "op/3/fp32/sum/any/{key}/strange"]
+    "log",
+    [
+        "op/3/zfp/sum/any/{key}/{config}",
+        "op/3/fp32/median/any/{key}/{config}",
+        "op/3/fp32/sum/any/{key}/strange",
+    ],
 )
 def test_what_only_a_newer_version_knows_is_not_answered_and_harms_nothing(log: str) -> None:
     """p0 hears p1 call the operation in words it does not know; later all call it in words it does."""
@@ -402,7 +529,9 @@ def test_what_only_a_newer_version_knows_is_not_answered_and_harms_nothing(log: 
         session = member._node().session
         if member.index == 0:
             assert session.machine is not None
-            name = log.format(key=operation_key(session.run, "op"), config=config_key(session.machine.config))
+            name = log.format(
+                key=operation_key(session.run, "op"), config=config_key(session.machine.config)
+            )
             sent = member._place.network.bytes_sent[P[0]]
             envelope = m.Envelope(name, 1, 0, m.Ready(bytes(32), bytes(16), 1, False))
             session.on_message(member.clock(), P[1], b"R" + m.encode(envelope))
@@ -472,11 +601,17 @@ def test_who_calls_late_gets_the_result_as_long_as_it_is_kept(late_s: float, gon
         member.sleep(late_s if member.index == 2 else 0.0)
         flat = torch.full((3,), 2.0**member.index)
         if gone and member.index == 2:
-            with pytest.raises(LocalProtocolError, match="was called already, or long ago without this peer"):
+            with pytest.raises(
+                LocalProtocolError, match="was called already, or long ago without this peer"
+            ):
                 member.all_reduce(flat, op_id="late", op="sum")
             return
         outcome = member.all_reduce(flat, op_id="late", op="sum").wait()
-        assert (names(outcome), outcome.counted, flat.tolist()) == (P[:2], member.index < 2, [3.0] * 3)
+        assert (names(outcome), outcome.counted, flat.tolist()) == (
+            P[:2],
+            member.index < 2,
+            [3.0] * 3,
+        )
 
     play(3, body)
 
@@ -487,7 +622,10 @@ def test_calls_that_ended_open_take_nobodys_place() -> None:
     def body(member: LocalMember) -> None:
         if member.index == 1:
             for turn in range(MAX_OPERATIONS + 6):
-                assert api.barrier(member, op_id=f"there? {turn}", deadline_s=0.1).wait().status == "open"
+                assert (
+                    api.barrier(member, op_id=f"there? {turn}", deadline_s=0.1).wait().status
+                    == "open"
+                )
         member.sleep(20.0 - member.clock())
         assert len(member._node().session.operations.by_key) == MAX_OPERATIONS
         survivors(member, "barriers")
@@ -498,8 +636,13 @@ def test_calls_that_ended_open_take_nobodys_place() -> None:
 def test_who_waits_for_too_many_at_once_is_told() -> None:
     def body(member: LocalMember) -> None:
         if member.index == 1:
-            handles = [api.barrier(member, op_id=f"{turn}", deadline_s=5.0) for turn in range(MAX_OPERATIONS)]
-            with pytest.raises(LocalProtocolError, match=f"{MAX_OPERATIONS} operations are under way"):
+            handles = [
+                api.barrier(member, op_id=f"{turn}", deadline_s=5.0)
+                for turn in range(MAX_OPERATIONS)
+            ]
+            with pytest.raises(
+                LocalProtocolError, match=f"{MAX_OPERATIONS} operations are under way"
+            ):
                 member.all_reduce(torch.ones(3), op_id="after many", op="sum")
             handles[7].cancel()
         survivors(member, "many")
@@ -569,15 +712,31 @@ def test_a_caller_that_dies_is_named_or_left_out(after_s: float) -> None:
 
 INTS = torch.arange(300)
 EVERY: dict[str, Callable[[LocalMember, str], Any]] = {
-    "mean": lambda member, op_id: member.all_reduce(torch.full((300,), 2.0**member.index), op_id=op_id, deadline_s=20.0),
-    "sum": lambda member, op_id: member.all_reduce(torch.full((300,), 2.0**member.index), op_id=op_id, op="sum", deadline_s=20.0),
-    "max": lambda member, op_id: member.all_reduce(torch.full((300,), 2.0**member.index), op_id=op_id, op="max", deadline_s=20.0),
-    "modular_sum": lambda member, op_id: api.modular_sum(member, INTS + member.index, op_id=op_id, deadline_s=20.0),
-    "all_gather": lambda member, op_id: api.all_gather(member, INTS + member.index, op_id=op_id, deadline_s=20.0),
-    "reduce_scatter": lambda member, op_id: api.reduce_scatter(member, torch.full((300,), 2.0**member.index), op_id=op_id, deadline_s=20.0),
-    "broadcast": lambda member, op_id: api.broadcast(member, INTS + member.index, root=P[0], op_id=op_id, deadline_s=20.0),
+    "mean": lambda member, op_id: member.all_reduce(
+        torch.full((300,), 2.0**member.index), op_id=op_id, deadline_s=20.0
+    ),
+    "sum": lambda member, op_id: member.all_reduce(
+        torch.full((300,), 2.0**member.index), op_id=op_id, op="sum", deadline_s=20.0
+    ),
+    "max": lambda member, op_id: member.all_reduce(
+        torch.full((300,), 2.0**member.index), op_id=op_id, op="max", deadline_s=20.0
+    ),
+    "modular_sum": lambda member, op_id: api.modular_sum(
+        member, INTS + member.index, op_id=op_id, deadline_s=20.0
+    ),
+    "all_gather": lambda member, op_id: api.all_gather(
+        member, INTS + member.index, op_id=op_id, deadline_s=20.0
+    ),
+    "reduce_scatter": lambda member, op_id: api.reduce_scatter(
+        member, torch.full((300,), 2.0**member.index), op_id=op_id, deadline_s=20.0
+    ),
+    "broadcast": lambda member, op_id: api.broadcast(
+        member, INTS + member.index, root=P[0], op_id=op_id, deadline_s=20.0
+    ),
     "barrier": lambda member, op_id: api.barrier(member, op_id=op_id, deadline_s=20.0),
-    "check_state": lambda member, op_id: api.check_state(member, {"x": INTS + member.index}, op_id=op_id, deadline_s=20.0),
+    "check_state": lambda member, op_id: api.check_state(
+        member, {"x": INTS + member.index}, op_id=op_id, deadline_s=20.0
+    ),
 }
 
 

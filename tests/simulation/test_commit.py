@@ -17,15 +17,25 @@ from atoll.node.simulation.swarm import Options, SimSwarm
 
 KINDS = st.sampled_from(("kill", "stop", "blackhole", "reset", "slow", "corrupt"))
 FAULTS = st.builds(
-    Fault, kind=KINDS, target=st.sampled_from(("member", "owner", "convener")), phase=st.sampled_from(("reduce", "gather", "decide")),
-    after_s=st.sampled_from((0.0, 0.002, 0.01)), for_s=st.sampled_from((0.3, 2.0)),
-)  # fmt: skip
+    Fault,
+    kind=KINDS,
+    target=st.sampled_from(("member", "owner", "convener")),
+    phase=st.sampled_from(("reduce", "gather", "decide")),
+    after_s=st.sampled_from((0.0, 0.002, 0.01)),
+    for_s=st.sampled_from((0.3, 2.0)),
+)
 PEER = PeerId("p1")
 
 
 @settings(max_examples=25)
-@given(st.integers(0, 2**32), st.lists(FAULTS, min_size=1, max_size=4), st.sampled_from(("butterfly", "ring", "two-level")))
-def test_every_promise_holds_whatever_strikes_in_whichever_phase(seed: int, script: list[Fault], plan: str) -> None:
+@given(
+    st.integers(0, 2**32),
+    st.lists(FAULTS, min_size=1, max_size=4),
+    st.sampled_from(("butterfly", "ring", "two-level")),
+)
+def test_every_promise_holds_whatever_strikes_in_whichever_phase(
+    seed: int, script: list[Fault], plan: str
+) -> None:
     swarm = SimSwarm(seed, Options(peers=(4, 6), faults=(), rounds=6, plan=plan))  # type: ignore[arg-type]
     Simulated(swarm, script)
     assert swarm.run().problem == ""
@@ -34,7 +44,10 @@ def test_every_promise_holds_whatever_strikes_in_whichever_phase(seed: int, scri
 @functools.cache
 def heard() -> tuple[bytes, ...]:
     """Messages of a round as they went over the network, the first twenty of each kind."""
-    swarm, kinds = SimSwarm(5, Options(peers=(4, 4), faults=(), rounds=4)), dict[type[m.Body], list[bytes]]()
+    swarm, kinds = (
+        SimSwarm(5, Options(peers=(4, 4), faults=(), rounds=4)),
+        dict[type[m.Body], list[bytes]](),
+    )
 
     def tap(sender: PeerId, receiver: PeerId, channel: str, payload: object) -> bool:
         if isinstance(payload, bytes) and payload[:1] == b"R":
@@ -70,7 +83,9 @@ def test_damaged_messages_of_a_round_never_raise(data: st.DataObject) -> None:
     raw = bytearray(data.draw(st.sampled_from(heard())))
     for _ in range(data.draw(st.integers(1, 4))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
-    process.session.on_message(swarm.world.now, PeerId("p2"), b"R" + bytes(raw[: data.draw(st.integers(1, len(raw)))]))
+    process.session.on_message(
+        swarm.world.now, PeerId("p2"), b"R" + bytes(raw[: data.draw(st.integers(1, len(raw)))])
+    )
 
 
 @given(st.binary(max_size=4096))
@@ -86,7 +101,11 @@ def test_any_bytes_are_a_message_or_refused_in_the_name_of_their_sender(data: by
     st.one_of(
         st.binary(max_size=64),
         st.builds(
-            record_header.pack, st.integers(0, 9), st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1), *[st.binary(max_size=16)] * 2
+            record_header.pack,
+            st.integers(0, 9),
+            st.integers(0, 2**32 - 1),
+            st.integers(0, 2**64 - 1),
+            *[st.binary(max_size=16)] * 2,
         ),
     )
 )

@@ -21,7 +21,9 @@ from atoll.optim import Attachment, attach
 from atoll.optim.data.shard import Shard
 
 SIZE, BATCH, H = 1200, 4, 4
-SETTINGS = RunSettings(sync_every=H, rounds=12, codec="fp32", outer=OuterSettings("nesterov", 0.9, 0.6))
+SETTINGS = RunSettings(
+    sync_every=H, rounds=12, codec="fp32", outer=OuterSettings("nesterov", 0.9, 0.6)
+)
 
 
 class Points(Dataset[tuple[Tensor, Tensor, int]]):
@@ -82,7 +84,13 @@ def script(lives: list[Trained], saved: dict[int, Any] | None = None, size: int 
             life.displaced = data.displaced
         return life
 
-    def _pass(life: Trained, model: nn.Module, optimizer: torch.optim.Optimizer, attachment: Attachment, data: Shard) -> None:
+    def _pass(
+        life: Trained,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        attachment: Attachment,
+        data: Shard,
+    ) -> None:
         member = attachment.swarm
         assert isinstance(member, LocalMember)
         for inputs, targets, numbers in data:
@@ -93,7 +101,12 @@ def script(lives: list[Trained], saved: dict[int, Any] | None = None, size: int 
             optimizer.zero_grad()
             life.steps_s.append(member.clock())
             if saved is not None:
-                state = model.state_dict(), optimizer.state_dict(), attachment.state_dict(), life.waiting
+                state = (
+                    model.state_dict(),
+                    optimizer.state_dict(),
+                    attachment.state_dict(),
+                    life.waiting,
+                )
                 saved[member.index] = copy.deepcopy(state)
                 life.digests[attachment.round] = state[2]["strands"]["0"]["digest"]
             if attachment.done:
@@ -117,9 +130,13 @@ def test_on_a_clean_run_no_sample_is_seen_twice_and_none_is_left_out(
     seen = Counter(sample for life in lives for sample in life.read)
     epochs, more = divmod(sum(seen.values()), size)
     assert epochs >= 1
-    assert Counter(seen.values()) == Counter({epochs: size - more, epochs + 1: more})  # no sample is an epoch ahead of another
+    assert Counter(seen.values()) == Counter(
+        {epochs: size - more, epochs + 1: more}
+    )  # no sample is an epoch ahead of another
     assert [life.displaced for life in lives] == [0, 0, 0]
-    assert counted(lives) <= seen  # with overlap the last contributions are under way when the run is done
+    assert (
+        counted(lives) <= seen
+    )  # with overlap the last contributions are under way when the run is done
     assert overlap != "none" or counted(lives) == seen
 
 
@@ -129,8 +146,16 @@ def test_with_churn_no_certified_work_is_of_the_same_samples(seed: int) -> None:
     somebody had trained who was away so long that it lost its place."""
     rng = Random(seed)
     lives: list[Trained] = []
-    swarm = LocalSwarm(4, settings=msgspec.structs.replace(SETTINGS, rounds=14), seed=seed, latency_s=0.02, jitter_s=0.03)
-    swarm.join_at(3, rng.uniform(0.5, 6.0)).crash_at(rng.randrange(1, 3), rng.uniform(3.0, 9.0), back_after_s=rng.uniform(0.2, 3.0))
+    swarm = LocalSwarm(
+        4,
+        settings=msgspec.structs.replace(SETTINGS, rounds=14),
+        seed=seed,
+        latency_s=0.02,
+        jitter_s=0.03,
+    )
+    swarm.join_at(3, rng.uniform(0.5, 6.0)).crash_at(
+        rng.randrange(1, 3), rng.uniform(3.0, 9.0), back_after_s=rng.uniform(0.2, 3.0)
+    )
     swarm.freeze_at(rng.randrange(3), rng.uniform(6.0, 10.0), rng.uniform(0.2, 0.8))
     swarm.run(script(lives), step_s=[rng.choice([0.15, 0.25, 0.4]) for _ in range(4)])
     assert sum(counted(lives).values()) > SIZE // 3
@@ -159,12 +184,16 @@ def uninterrupted() -> tuple[list[Trained], dict[int, str]]:
 
 
 @pytest.mark.parametrize("seed", seeds(3, 12))
-def test_killed_and_resumed_the_run_goes_on_bit_for_bit(seed: int, uninterrupted: tuple[list[Trained], dict[int, str]]) -> None:
+def test_killed_and_resumed_the_run_goes_on_bit_for_bit(
+    seed: int, uninterrupted: tuple[list[Trained], dict[int, str]]
+) -> None:
     """One member (even seeds) or all of them (odd) are killed in the middle of a step, node and script, and resume by their last checkpoint:
     every later anchor has the bits of the run that nobody disturbed, so every sample was read as it would have been."""
     rng = Random(seed)
     plain, expected = uninterrupted
-    step_s = max(rng.choice([*zip(*(life.steps_s for life in plain), strict=True)][H : 9 * H]))  # when all of them had made a step
+    step_s = max(
+        rng.choice([*zip(*(life.steps_s for life in plain), strict=True)][H : 9 * H])
+    )  # when all of them had made a step
     when, back = step_s + rng.uniform(0.02, 0.6), rng.uniform(0.02, 0.2)
 
     def strike(swarm: LocalSwarm) -> None:

@@ -35,7 +35,9 @@ def providers_found(swarm: Swarm) -> int:
     for writer, reader, name in pairs(swarm):
         swarm.carry_out(writer, writer.engine.provide(name.encode(), (), swarm.world.now))
         swarm.world.run(until=swarm.world.now + 1.0)
-        found = swarm.carry_out(reader, reader.engine.find_providers(name.encode(), 20, True, swarm.world.now))
+        found = swarm.carry_out(
+            reader, reader.engine.find_providers(name.encode(), 20, True, swarm.world.now)
+        )
         right += found == [(writer.peer, ())]
     return right
 
@@ -60,9 +62,15 @@ def test_an_honest_swarm_finds_the_nearest_with_few_requests() -> None:
         key = records.owner_key(writer.peer, name)
         assert swarm.put(writer, name, b"value") > REPLICAS // 2
         swarm.world.run(until=swarm.world.now + 1.0)
-        holders = {peer for peer, node in swarm.nodes.items() if node.engine.server.values.get(key, swarm.unix_s) and peer != writer.peer}
+        holders = {
+            peer
+            for peer, node in swarm.nodes.items()
+            if node.engine.server.values.get(key, swarm.unix_s) and peer != writer.peer
+        }
         assert len(holders) == REPLICAS
-        assert len(holders & set(swarm.nearest(key, REPLICAS))) >= REPLICAS - 2  # whoever asks does not count among the nearest
+        assert (
+            len(holders & set(swarm.nearest(key, REPLICAS))) >= REPLICAS - 2
+        )  # whoever asks does not count among the nearest
         assert swarm.get(reader, writer.peer, name) == b"value"
     assert (swarm.requests - before) / OPERATIONS < 30
 
@@ -88,7 +96,10 @@ def test_a_frozen_node_costs_one_hedge(frozen: int) -> None:
     key = records.owner_key(writer.peer, "name")
     silent = closest([node.peer for node in swarm.living[2:]], position(key), 3)[frozen]
     swarm.nodes[silent].way = "silent"
-    for operate in (lambda: swarm.put(writer, "name", b"value"), lambda: swarm.get(reader, writer.peer, "name")):
+    for operate in (
+        lambda: swarm.put(writer, "name", b"value"),
+        lambda: swarm.get(reader, writer.peer, "name"),
+    ):
         hedge_s = max(writer.engine.hedge_s, reader.engine.hedge_s)
         started = swarm.world.now
         assert operate() in (REPLICAS // 2 + 1, b"value")
@@ -138,7 +149,9 @@ def test_who_has_read_the_newer_value_believes_no_replay() -> None:
         node.engine.server.values.__init__(0)
         assert node.engine.server.values.put(key, old, swarm.unix_s)
     assert swarm.get(reader, writer.peer, "name") is None
-    assert swarm.get(swarm.living[2], writer.peer, "name") == b"old"  # who has never heard of another cannot know
+    assert (
+        swarm.get(swarm.living[2], writer.peer, "name") == b"old"
+    )  # who has never heard of another cannot know
 
 
 def test_peers_that_fail_leave_the_table_and_are_asked_again_when_nobody_else_is_left() -> None:

@@ -15,12 +15,18 @@ OPTIONS = Options(peers=(5, 6), faults=(), rounds=12)
 def play(seed: int, *script: Fault) -> tuple[SimSwarm, Simulated]:
     """One seed with a script; all promises are checked."""
     swarm = SimSwarm(seed, OPTIONS)
-    faults = Simulated(swarm, script, spare=[swarm.organiser] if any(one.kind == "leave" for one in script) else [])
+    faults = Simulated(
+        swarm, script, spare=[swarm.organiser] if any(one.kind == "leave" for one in script) else []
+    )
     problem = swarm.run().problem
     if any(found.fault.kind == "lie" for found in faults.struck):
         # Nobody else can tell what an owner should have said: a lie to the convener is committed, as the liar's, and the same for all.
         liar = faults.struck[0].victim
-        problem = re.sub(rf"honest outcome: entry \d+: part of {liar} is not the mean over its contributors", "", problem)
+        problem = re.sub(
+            rf"honest outcome: entry \d+: part of {liar} is not the mean over its contributors",
+            "",
+            problem,
+        )
     assert problem == "", (seed, script, faults.struck)
     return swarm, faults
 
@@ -39,23 +45,38 @@ def test_a_fault_in_each_phase_is_survived(kind: Kind) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fault_of_each_target_in_each_phase_is_survived(kind: Kind) -> None:
-    cells = [(target, phase, seed) for target in TARGETS for phase in PHASES for seed in range(100, 103)]
-    struck = sum(len(play(seed, fault(kind).of(target).during(phase))[1].struck) for target, phase, seed in cells)
+    cells = [
+        (target, phase, seed) for target in TARGETS for phase in PHASES for seed in range(100, 103)
+    ]
+    struck = sum(
+        len(play(seed, fault(kind).of(target).during(phase))[1].struck)
+        for target, phase, seed in cells
+    )
     assert struck > len(cells) / 2
 
 
 @pytest.mark.parametrize(("kind", "target"), [("corrupt", "member"), ("reset", "convener")])
-def test_who_loses_a_lane_while_the_others_decide_is_not_a_second_behind(kind: Kind, target: Target) -> None:
+def test_who_loses_a_lane_while_the_others_decide_is_not_a_second_behind(
+    kind: Kind, target: Target
+) -> None:
     """Owners that know the decision send nothing again: the result is fetched from a holder, and not when the plan is found to stand still."""
     behind = dict[int, float]()
     for seed in range(16):
-        swarm = SimSwarm(seed, Options(peers=(4, 4), faults=(), rounds=8, plan="butterfly", fragments=1))
+        swarm = SimSwarm(
+            seed, Options(peers=(4, 4), faults=(), rounds=8, plan="butterfly", fragments=1)
+        )
         faults = Simulated(swarm, [fault(kind).of(target).during("gather")])
 
         def look(swarm: SimSwarm = swarm, faults: Simulated = faults, seed: int = seed) -> None:
             for struck in faults.struck:
-                machines = [member.process.session.machine for member in swarm.members.values() if member.process]
-                if any(machine is not None and machine.round <= struck.round for machine in machines):
+                machines = [
+                    member.process.session.machine
+                    for member in swarm.members.values()
+                    if member.process
+                ]
+                if any(
+                    machine is not None and machine.round <= struck.round for machine in machines
+                ):
                     behind[seed] = swarm.world.now - struck.at_s
             swarm.world.after(0.01, look)
 
@@ -66,7 +87,11 @@ def test_who_loses_a_lane_while_the_others_decide_is_not_a_second_behind(kind: K
 
 
 def test_a_script_strikes_in_order_and_once_each() -> None:
-    script = [fault("kill").of("owner").during("reduce"), fault("stop").of("convener").during("decide"), fault("reset").during("gather")]
+    script = [
+        fault("kill").of("owner").during("reduce"),
+        fault("stop").of("convener").during("decide"),
+        fault("reset").during("gather"),
+    ]
     swarm = SimSwarm(11, Options(peers=(5, 5), faults=(), rounds=30, horizon_s=20.0))
     faults = Simulated(swarm, script)
     assert swarm.run().problem == ""

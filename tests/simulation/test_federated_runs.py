@@ -16,7 +16,17 @@ from atoll.optim.federated import METHODS, server_settings
 from atoll.optim.federated.clusters import adjusted_rand, clusters, same_names
 from atoll.optim.federated.member import Knobs, Served, Turn
 from atoll.optim.federated.personal import ditto, fine_tuned
-from atoll.optim.federated.simulation import NAMES, Device, Settings, Task, dirichlet, fleet, label_shards, personalised, simulate
+from atoll.optim.federated.simulation import (
+    NAMES,
+    Device,
+    Settings,
+    Task,
+    dirichlet,
+    fleet,
+    label_shards,
+    personalised,
+    simulate,
+)
 from atoll.optim.federated.simulation.partition import Indices
 from atoll.optim.federated.simulation.report import curve, row
 from atoll.optim.federated.simulation.study import Study
@@ -65,13 +75,26 @@ def test_one_step_of_everybody_is_large_batch_sgd() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_method_learns_and_a_seed_tells_the_whole_run(name: str) -> None:
     server = {"fedadam": 0.1, "fedyogi": 0.1, "fedadagrad": 0.1, "fedavgm": 0.3}.get(name, 1.0)
-    settings = Settings(name, rounds=None, seconds=400.0, least=5, most=25, knobs=Knobs(lr=0.05, beta=0.5), server_lr=server, measure=4)
+    settings = Settings(
+        name,
+        rounds=None,
+        seconds=400.0,
+        least=5,
+        most=25,
+        knobs=Knobs(lr=0.05, beta=0.5),
+        server_lr=server,
+        measure=4,
+    )
     result = simulate(TASK, PARTS, FLEET, settings)
     assert result.points[0].accuracy == 0.25
     assert result.points[-1].accuracy > 0.85
-    assert [point.seconds for point in result.points] == sorted(point.seconds for point in result.points)
+    assert [point.seconds for point in result.points] == sorted(
+        point.seconds for point in result.points
+    )
     short = replace(settings, seconds=60.0)
-    once, again, other = (simulate(TASK, PARTS, FLEET, replace(short, seed=seed)).anchor for seed in (0, 0, 1))
+    once, again, other = (
+        simulate(TASK, PARTS, FLEET, replace(short, seed=seed)).anchor for seed in (0, 0, 1)
+    )
     assert torch.equal(once, again)
     assert not torch.equal(once, other)
 
@@ -79,7 +102,14 @@ def test_every_method_learns_and_a_seed_tells_the_whole_run(name: str) -> None:
 def test_control_variates_add_up_with_shares_and_partial_rounds() -> None:
     study = Study(TASK, PARTS, FLEET, Settings("scaffold", rounds=15, asked=2, knobs=Knobs(lr=0.1)))
     run_synchronous(study)
-    mean = sum((share * own for share, own in zip(study.shares, study._own, strict=True) if own is not None), torch.zeros(36))
+    mean = sum(
+        (
+            share * own
+            for share, own in zip(study.shares, study._own, strict=True)
+            if own is not None
+        ),
+        torch.zeros(36),
+    )
     assert study.server.common is not None
     assert (study.server.common - mean).abs().max() < 1e-6
 
@@ -91,7 +121,12 @@ def test_who_waits_for_the_slowest_and_who_does_not() -> None:
     assert [point.seconds for point in waiting.points] == [0, 50, 100, 150, 200, 250]
     assert waiting.points[-1].bytes == 5 * 5 * 2 * 4 * 36
     assert simulate(TASK, PARTS, FLEET, Settings("fedavg", rounds=5, epochs=1)).idle > 0.5
-    assert simulate(TASK, PARTS, FLEET, Settings("fedcompass", rounds=None, seconds=2000, steps=50)).idle < 0.1
+    assert (
+        simulate(
+            TASK, PARTS, FLEET, Settings("fedcompass", rounds=None, seconds=2000, steps=50)
+        ).idle
+        < 0.1
+    )
     assert simulate(TASK, PARTS, FLEET, Settings("fedasync", rounds=50)).idle == 0
 
 
@@ -106,15 +141,20 @@ class Bias(nn.Module):
         return torch.cat([torch.zeros_like(x), self.b.expand(len(x), 1)], 1)
 
 
-@pytest.mark.parametrize(("settings", "share"), [
-    (Settings("fedavg"), 0.7),
-    (Settings("fedfix", period=1.0), 0.7),
-    (Settings("fedfix", period=3.0), 0.7),
-    (Settings("fedbuff", buffer=1, unbiased=True), 0.7),
-    (Settings("fedbuff", buffer=2, unbiased=True), 0.7),
-    (Settings("fedasync", fading=Fading(0.05, "constant")), 0.2),
-])  # fmt: skip
-def test_weights_lead_to_the_optimum_of_the_shares_and_unweighted_arrivals_to_that_of_speed(settings: Settings, share: float) -> None:
+@pytest.mark.parametrize(
+    ("settings", "share"),
+    [
+        (Settings("fedavg"), 0.7),
+        (Settings("fedfix", period=1.0), 0.7),
+        (Settings("fedfix", period=3.0), 0.7),
+        (Settings("fedbuff", buffer=1, unbiased=True), 0.7),
+        (Settings("fedbuff", buffer=2, unbiased=True), 0.7),
+        (Settings("fedasync", fading=Fading(0.05, "constant")), 0.2),
+    ],
+)
+def test_weights_lead_to_the_optimum_of_the_shares_and_unweighted_arrivals_to_that_of_speed(
+    settings: Settings, share: float
+) -> None:
     """A client with 30 samples of one class makes a turn a second, one with 70 of the other a turn in four: 0.7 is the optimum of all samples; with
     every arrival counting alike it is 1 to 4."""
     y = torch.tensor([0] * 30 + [1] * 70)
@@ -138,19 +178,27 @@ def test_all_count_the_same_where_the_run_says_so_and_a_server_may_be_given() ->
     even = Study(TASK, PARTS, FLEET, replace(base, even=True))
     assert even.shares == [0.2] * 5
     start = even.server.anchor.clone()
-    pseudo = torch.stack([even.turn(client, even.server.served(), 10).pseudo for client in range(5)])
+    pseudo = torch.stack(
+        [even.turn(client, even.server.served(), 10).pseudo for client in range(5)]
+    )
     half = replace(base, even=True, outer=server_settings("fedavg", lr=0.5))
-    assert torch.allclose(simulate(TASK, PARTS, FLEET, half).anchor, start - 0.5 * pseudo.mean(0), atol=1e-6)
+    assert torch.allclose(
+        simulate(TASK, PARTS, FLEET, half).anchor, start - 0.5 * pseudo.mean(0), atol=1e-6
+    )
     assert torch.allclose(start - pseudo[0], deltas[0], atol=1e-6)
 
 
 def test_who_drops_is_not_in_the_mean_and_the_run_goes_on() -> None:
     flaky = fleet(5, SPEEDS, dropout=0.4)
     for name in ("scaffold", "fedasync", "fedcompass", "fedbuff", "fedfix"):
-        result = simulate(TASK, PARTS, flaky, Settings(name, rounds=None, seconds=800, steps=5, least=5, most=25))
+        result = simulate(
+            TASK, PARTS, flaky, Settings(name, rounds=None, seconds=800, steps=5, least=5, most=25)
+        )
         assert result.dropped > 3, name
         assert result.points[-1].accuracy > 0.8, name
-    table = row([simulate(TASK, PARTS, flaky, Settings("fedavg", rounds=4, seed=seed)) for seed in range(2)])
+    table = row(
+        [simulate(TASK, PARTS, flaky, Settings("fedavg", rounds=4, seed=seed)) for seed in range(2)]
+    )
     assert table["rounds"] == 4
     assert 0 < table["site_accuracy_least"] <= table["accuracy"] + 0.2
 
@@ -164,25 +212,45 @@ def test_a_device_works_only_while_it_is_there() -> None:
     assert device.finished(0.0, 5) == 20.0
     assert device.finished(0.0, 6) == 52.0
     assert device.finished(12.0, 10) == 112.0
-    for wrong in (lambda: Device(0.0), lambda: Device(1.0, ((5.0, 4.0),), 10.0), lambda: Device(1.0, ((0.0, 4.0),))):
+    for wrong in (
+        lambda: Device(0.0),
+        lambda: Device(1.0, ((5.0, 4.0),), 10.0),
+        lambda: Device(1.0, ((0.0, 4.0),)),
+    ):
         with pytest.raises(ConfigError):
             wrong()
     away = fleet(5, (1.0,), windows=[[[0, 20]]], period_s=1e9)
-    assert len(simulate(TASK, PARTS, away, Settings("fedasync", rounds=12)).points) < 10  # nothing happens for long
+    assert (
+        len(simulate(TASK, PARTS, away, Settings("fedasync", rounds=12)).points) < 10
+    )  # nothing happens for long
     night = fleet(5, (1.0,), windows=[[[0, 20]], [[20, 40]]], period_s=40)
     result = simulate(TASK, PARTS, night, Settings("fedavg", rounds=4))
-    assert [(point.seconds, point.bytes // (2 * 4 * 36)) for point in result.points] == [(0, 0), (10, 3), (20, 6), (30, 8), (40, 10)]
+    assert [(point.seconds, point.bytes // (2 * 4 * 36)) for point in result.points] == [
+        (0, 0),
+        (10, 3),
+        (20, 6),
+        (30, 8),
+        (40, 10),
+    ]
 
 
 def test_partitions_give_every_sample_to_one_client() -> None:
     def classes(parts: list[Indices]) -> float:
         return float(np.mean([len(np.unique(TASK.labels[part])) for part in parts]))
 
-    for parts in (dirichlet(TASK.labels, 20, 0.1, 3), dirichlet(TASK.labels, 20, 100.0, 3), label_shards(TASK.labels, 20, 2, 3)):
+    for parts in (
+        dirichlet(TASK.labels, 20, 0.1, 3),
+        dirichlet(TASK.labels, 20, 100.0, 3),
+        label_shards(TASK.labels, 20, 2, 3),
+    ):
         assert len(parts) == 20
         assert sorted(np.concatenate(parts).tolist()) == list(range(400))
         assert min(map(len, parts)) >= 2
-    assert classes(dirichlet(TASK.labels, 20, 0.1, 3)) < 3 < classes(dirichlet(TASK.labels, 20, 100.0, 3))
+    assert (
+        classes(dirichlet(TASK.labels, 20, 0.1, 3))
+        < 3
+        < classes(dirichlet(TASK.labels, 20, 100.0, 3))
+    )
     assert classes(label_shards(TASK.labels, 20, 2, 3)) <= 2
     with pytest.raises(ConfigError):
         dirichlet(TASK.labels, 300, 0.1, 3)
@@ -195,9 +263,17 @@ def test_a_rule_holds_where_the_mean_does_not() -> None:
     even, ten = dirichlet(TASK.labels, 10, 100.0, 1), fleet(10, (1.0,))
     base = Settings("fedavg", rounds=15, attack="sign_flip_1000", hostile=2)
     assert simulate(TASK, even, ten, base).points[-1].accuracy < 0.6
-    assert simulate(TASK, even, ten, replace(base, rule="trimmed_mean", f=2)).points[-1].accuracy > 0.85
+    assert (
+        simulate(TASK, even, ten, replace(base, rule="trimmed_mean", f=2)).points[-1].accuracy
+        > 0.85
+    )
     for name in ("fedavg", "fedbuff", "fedasync", "fedcompass"):
-        nans = simulate(TASK, even, ten, replace(base, attack="nan", name=name, rounds=40, seconds=150, least=5, most=20))
+        nans = simulate(
+            TASK,
+            even,
+            ten,
+            replace(base, attack="nan", name=name, rounds=40, seconds=150, least=5, most=20),
+        )
         assert nans.points[-1].accuracy > 0.85, name  # what is not finite is left out
     flipped = replace(base, attack="label_flip", hostile=7)
     assert simulate(TASK, even, ten, flipped).points[-1].accuracy < 0.5
@@ -218,24 +294,39 @@ def test_attackers_that_look_for_the_worst_of_the_rule_or_send_what_they_once_ha
 @pytest.mark.parametrize("name", ["fedavg", "fedbuff", "scaffold", "fedcompass"])
 def test_running_statistics_are_averaged_and_corrections_leave_them_alone(name: str) -> None:
     task = blobs(norm=True)
-    result = simulate(task, PARTS, FLEET, Settings(name, rounds=20, least=5, most=25, knobs=Knobs(lr=0.05)))
+    result = simulate(
+        task, PARTS, FLEET, Settings(name, rounds=20, least=5, most=25, knobs=Knobs(lr=0.05))
+    )
     learner = Learner(task)
     mean, variance = (
-        result.anchor[spec.offset : spec.offset + spec.numel] for spec in learner.layout.tensors if spec.role in ("mean", "variance")
+        result.anchor[spec.offset : spec.offset + spec.numel]
+        for spec in learner.layout.tensors
+        if spec.role in ("mean", "variance")
     )
     assert (mean - task.x.mean(0)).abs().max() < 1.2
     assert bool(((variance > 0.1) & (variance < 10)).all())
     assert result.points[-1].accuracy > 0.8
 
 
-@pytest.mark.parametrize("settings", [Settings("fedfix", period=50.0), Settings("fedbuff", buffer=2, unbiased=True)])
+@pytest.mark.parametrize(
+    "settings", [Settings("fedfix", period=50.0), Settings("fedbuff", buffer=2, unbiased=True)]
+)
 def test_running_statistics_take_no_weight_above_a_share(settings: Settings) -> None:
     """Slow members' weights are above 1, and would carry a variance past zero: parameters bear that, normalisation does not."""
     small = blobs(norm=True)
-    small = replace(small, x=small.x * 0.05, test_x=small.test_x * 0.05)  # variances fall from 1, where they begin
-    result = simulate(small, PARTS, FLEET, replace(settings, rounds=None, seconds=900.0, steps=30, knobs=Knobs(lr=0.02)))
+    small = replace(
+        small, x=small.x * 0.05, test_x=small.test_x * 0.05
+    )  # variances fall from 1, where they begin
+    result = simulate(
+        small,
+        PARTS,
+        FLEET,
+        replace(settings, rounds=None, seconds=900.0, steps=30, knobs=Knobs(lr=0.02)),
+    )
     (variance,) = (
-        result.anchor[spec.offset : spec.offset + spec.numel] for spec in Learner(small).layout.tensors if spec.role == "variance"
+        result.anchor[spec.offset : spec.offset + spec.numel]
+        for spec in Learner(small).layout.tensors
+        if spec.role == "variance"
     )
     assert float(variance.min()) > 1e-4
     assert min(point.accuracy for point in result.points[-3:]) > 0.85
@@ -246,10 +337,17 @@ def test_running_statistics_take_no_weight_above_a_share(settings: Settings) -> 
 def test_a_diverged_clients_control_variate_is_refused_with_its_contribution(name: str) -> None:
     broken = TASK.x.clone()
     broken[torch.from_numpy(PARTS[2])] = math.inf
-    study = Study(replace(TASK, x=broken), PARTS, FLEET, Settings(name, rounds=15, even=True, knobs=Knobs(lr=0.1, beta=0.5)))
+    study = Study(
+        replace(TASK, x=broken),
+        PARTS,
+        FLEET,
+        Settings(name, rounds=15, even=True, knobs=Knobs(lr=0.1, beta=0.5)),
+    )
     assert run_synchronous(study).points[-1].accuracy > 0.7
     assert study.server.common is not None
-    assert torch.allclose(sum(own for own in study._own if own is not None) / 5, study.server.common, atol=1e-5)  # type: ignore[arg-type]
+    assert torch.allclose(
+        sum(own for own in study._own if own is not None) / 5, study.server.common, atol=1e-5
+    )  # type: ignore[arg-type]
 
 
 def planted(seed: int) -> tuple[Task, list[Indices], list[int]]:
@@ -266,7 +364,13 @@ def planted(seed: int) -> tuple[Task, list[Indices], list[int]]:
 @pytest.mark.parametrize("seed", range(20))
 def test_clusters_are_the_planted_groups_and_beat_one_model(seed: int) -> None:
     task, parts, groups = planted(seed)
-    sites = personalised(task, parts, fleet(9, (1.0,)), Settings(rounds=6, steps=5, server_lr=0.7, seed=seed), "clusters")
+    sites = personalised(
+        task,
+        parts,
+        fleet(9, (1.0,)),
+        Settings(rounds=6, steps=5, server_lr=0.7, seed=seed),
+        "clusters",
+    )
     assert adjusted_rand(sites.cluster, groups) == 1.0
     assert all(own >= shared for own, shared in zip(sites.own, sites.one_for_all, strict=True))
     assert np.mean(sites.own) > np.mean(sites.one_for_all) + 0.2
@@ -274,7 +378,10 @@ def test_clusters_are_the_planted_groups_and_beat_one_model(seed: int) -> None:
 
 def test_ditto_and_fine_tuning_beat_one_model_where_sites_disagree() -> None:
     task, parts, _ = planted(0)
-    ways = {how: personalised(task, parts, fleet(9, (1.0,)), Settings(rounds=8, steps=5), how) for how in ("ditto", "tuned")}
+    ways = {
+        how: personalised(task, parts, fleet(9, (1.0,)), Settings(rounds=8, steps=5), how)
+        for how in ("ditto", "tuned")
+    }
     for sites in ways.values():
         assert np.mean(sites.own) > np.mean(sites.one_for_all) + 0.2
         assert set(sites.cluster) == {0}

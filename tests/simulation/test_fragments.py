@@ -18,7 +18,9 @@ from atoll.node.session.fragments import Fragments, fragment_log
 
 LAYOUT = make_layout([("a", (4,)), ("b", (4,)), ("c", (2, 2))])
 P = 3
-SETTINGS = RunSettings(codec="fp32", fragments=P, outer=OuterSettings(kind="sgd", lr=1.0, momentum=0.0))
+SETTINGS = RunSettings(
+    codec="fp32", fragments=P, outer=OuterSettings(kind="sgd", lr=1.0, momentum=0.0)
+)
 
 
 def run_of(member: LocalMember) -> Fragments:
@@ -40,10 +42,16 @@ def fill(flat: torch.Tensor, value: float) -> None:
 
 def give(member: LocalMember, fragment: int, value: float, base: int | None = None) -> Outcome:
     """Contribute a constant and wait: with the plain outer step of rate 1 the anchor falls by the mean."""
-    return member.contribute_fragment(fragment, samples=1, write=lambda flat: fill(flat, value), base=base).wait(60.0)
+    return member.contribute_fragment(
+        fragment, samples=1, write=lambda flat: fill(flat, value), base=base
+    ).wait(60.0)
 
 
-def play(count: int, body: Callable[[LocalMember], Any], arrange: Callable[[LocalSwarm], object] = lambda swarm: None) -> list[Any]:
+def play(
+    count: int,
+    body: Callable[[LocalMember], Any],
+    arrange: Callable[[LocalSwarm], object] = lambda swarm: None,
+) -> list[Any]:
     ended = set[int]()
     swarm = LocalSwarm(count, settings=SETTINGS)
     arrange(swarm)
@@ -71,22 +79,37 @@ def _values(member: LocalMember, fragment: int) -> list[float]:
     return flat.tolist()
 
 
-@pytest.mark.parametrize(("lengths", "fragments", "expected"), [
-    ((10, 0, 3, 3, 4, 100, 1), 1, [121]), ((10, 0, 3, 3, 4, 100, 1), 2, [20, 101]), ((10, 0, 3, 3, 4, 100, 1), 6, [10, 3, 3, 4, 100, 1]),
-    ((100,) * 12, 4, [300] * 4), ((100,) * 12, 5, [200, 300, 200, 300, 200]), ((0, 5, 0, 5, 0), 2, [5, 5]), ((1, 1, 50), 3, [1, 1, 50]),
-])  # fmt: skip
-def test_a_layout_is_cut_between_tensors(lengths: tuple[int, ...], fragments: int, expected: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("lengths", "fragments", "expected"),
+    [
+        ((10, 0, 3, 3, 4, 100, 1), 1, [121]),
+        ((10, 0, 3, 3, 4, 100, 1), 2, [20, 101]),
+        ((10, 0, 3, 3, 4, 100, 1), 6, [10, 3, 3, 4, 100, 1]),
+        ((100,) * 12, 4, [300] * 4),
+        ((100,) * 12, 5, [200, 300, 200, 300, 200]),
+        ((0, 5, 0, 5, 0), 2, [5, 5]),
+        ((1, 1, 50), 3, [1, 1, 50]),
+    ],
+)
+def test_a_layout_is_cut_between_tensors(
+    lengths: tuple[int, ...], fragments: int, expected: list[int]
+) -> None:
     layout = make_layout([(f"t{index}", (length,)) for index, length in enumerate(lengths)])
     parts = cut(layout, fragments)
     assert [part.numel for part in parts] == expected
     assert [part.check() for part in parts] == [None] * fragments
-    assert [(spec.name, spec.shape) for part in parts for spec in part.tensors] == [(spec.name, spec.shape) for spec in layout.tensors]
+    assert [(spec.name, spec.shape) for part in parts for spec in part.tensors] == [
+        (spec.name, spec.shape) for spec in layout.tensors
+    ]
 
 
 @pytest.mark.parametrize("fragments", [0, 3])
 def test_a_layout_that_cannot_be_cut_so_says_so(fragments: int) -> None:
     with pytest.raises(ConfigError, match=f"2 tensors do not make {fragments} fragments"):
-        cut(Layout((*make_layout([("a", (1,)), ("none", (0,)), ("b", (2,))]).tensors,), 3), fragments)
+        cut(
+            Layout((*make_layout([("a", (1,)), ("none", (0,)), ("b", (2,))]).tensors,), 3),
+            fragments,
+        )
 
 
 def test_rounds_of_all_fragments_are_under_way_at_once_and_each_counts_for_itself() -> None:
@@ -96,8 +119,12 @@ def test_rounds_of_all_fragments_are_under_way_at_once_and_each_counts_for_itsel
         assert (member.fragments, run_of(member).bounds(LAYOUT)) == (3, [(0, 4), (4, 8), (8, 12)])
         with pytest.raises(LocalProtocolError, match="cut into 3 fragments"):
             member.contribute(samples=1, write=lambda flat: None)
-        pending = [member.contribute_fragment(k, samples=1, write=lambda flat, k=k: fill(flat, 10.0 * k + member.index))
-                   for k in range(P)]  # fmt: skip
+        pending = [
+            member.contribute_fragment(
+                k, samples=1, write=lambda flat, k=k: fill(flat, 10.0 * k + member.index)
+            )
+            for k in range(P)
+        ]
         with pytest.raises(LocalProtocolError, match="still undecided"):
             give(member, 1, 0.0)
         assert not any(one.done() for one in pending)
@@ -107,7 +134,10 @@ def test_rounds_of_all_fragments_are_under_way_at_once_and_each_counts_for_itsel
         return first, second, anchors(member), run_of(member).cut, member.anchor().round
 
     for first, second, held, cut_, round_ in play(3, body):
-        assert all((o.status, o.counted, len(o.contributors), o.round) == ("committed", True, 3, 1) for o in first)
+        assert all(
+            (o.status, o.counted, len(o.contributors), o.round) == ("committed", True, 3, 1)
+            for o in first
+        )
         assert (second.round, len(second.contributors)) == (2, 3)
         assert held == [[-1.0], [-11.0], [-22.0]]
         assert (cut_, round_) == ({0: 1, 1: 1, 2: 2}, 1)
@@ -134,7 +164,9 @@ def test_a_fragment_that_waits_does_not_hold_the_others_up() -> None:
 
 
 @pytest.mark.parametrize("after_s", [0.005, 0.02, 0.035, 0.05, 0.1])
-def test_a_member_killed_under_way_comes_back_to_every_fragment_from_its_own_disk(after_s: float) -> None:
+def test_a_member_killed_under_way_comes_back_to_every_fragment_from_its_own_disk(
+    after_s: float,
+) -> None:
     lives = [0, 0, 0, 0]
 
     def body(member: LocalMember) -> Any:
@@ -142,8 +174,12 @@ def test_a_member_killed_under_way_comes_back_to_every_fragment_from_its_own_dis
         enter(member, 4)
         if lives[member.index] == 1:
             member.sleep(10.0 - member.clock())
-            pending = [member.contribute_fragment(k, samples=1, write=lambda flat, k=k: fill(flat, 2.0**member.index * (k + 1)))
-                       for k in range(P)]  # fmt: skip
+            pending = [
+                member.contribute_fragment(
+                    k, samples=1, write=lambda flat, k=k: fill(flat, 2.0**member.index * (k + 1))
+                )
+                for k in range(P)
+            ]
             first = [one.wait(60.0) for one in pending]
         else:  # what its disk holds is the state of each fragment; it learns of what it missed when it next has something to say
             assert min(run_of(member).cut.values()) >= 0
@@ -162,7 +198,9 @@ def test_a_member_killed_under_way_comes_back_to_every_fragment_from_its_own_dis
         assert min(cut_.values()) >= 2
         for number, outcome in enumerate(first):
             named = [int(share.peer[1:]) for share in outcome.contributors]
-            assert held[number] == [pytest.approx(-sum(2.0**who * (number + 1) for who in named) / len(named))]
+            assert held[number] == [
+                pytest.approx(-sum(2.0**who * (number + 1) for who in named) / len(named))
+            ]
         assert all(len(outcome.contributors) == 4 for outcome in last)
         assert held == results[3][2]
 
@@ -171,7 +209,9 @@ def test_who_joins_late_gets_the_state_of_every_fragment() -> None:
     def body(member: LocalMember) -> Any:
         if member.index < 2:
             enter(member, 2)
-            for fragment, turns in enumerate((1, 2, 1)):  # states of fragments 0 and 2 hold the same bytes
+            for fragment, turns in enumerate(
+                (1, 2, 1)
+            ):  # states of fragments 0 and 2 hold the same bytes
                 for _ in range(turns):
                     give(member, fragment, 1.0)
         else:
@@ -195,7 +235,9 @@ def test_operations_and_leaving_are_of_the_whole_run() -> None:
         assert all_reduce(member, flat, op_id="sum", op="sum").wait().counted
         if member.index == 2:
             member.leave()
-            assert all(member.peer not in session.config_peers() for session in run_of(member).sessions)
+            assert all(
+                member.peer not in session.config_peers() for session in run_of(member).sessions
+            )
             return flat.tolist()
         for fragment in range(P):
             give(member, fragment, 1.0)
@@ -214,11 +256,19 @@ def test_nan_in_one_fragment_is_refused_there_also_the_conveners(odd: int) -> No
         member.sleep(100.0 - member.clock())
         other = give(member, 2, 1.0)
         member.sleep(10.0)
-        logs = [session.machine.journal.entries[0].entry.log for session in run_of(member).sessions if session.machine]
+        logs = [
+            session.machine.journal.entries[0].entry.log
+            for session in run_of(member).sessions
+            if session.machine
+        ]
         return (outcome.status, outcome.counted), other.counted, anchors(member), logs
 
     for index, (outcome, other, held, logs) in enumerate(play(2, body)):
-        assert (outcome, other, held) == (("committed", index != odd), True, [[0.0], [-4.0], [-1.0]])
+        assert (outcome, other, held) == (
+            ("committed", index != odd),
+            True,
+            [[0.0], [-4.0], [-1.0]],
+        )
         assert logs == [fragment_log("local", number) for number in range(P)]
 
 
@@ -245,7 +295,10 @@ def test_a_killed_process_is_known_to_be_gone_at_once() -> None:
 
     def body(member: LocalMember) -> None:
         enter(member, 2)
-        run, [other] = run_of(member), [peer for peer in run_of(member).config_peers() if peer != member.peer]
+        run, [other] = (
+            run_of(member),
+            [peer for peer in run_of(member).config_peers() if peer != member.peer],
+        )
         if member.index == 0:
             run.on_link(member.clock(), other, False)
             assert not run.sessions[0].membership.suspected(member.clock(), other)

@@ -18,10 +18,15 @@ from atoll.optim.model.flat import FlatVector
 
 SIZES = (3, 8, 5)  # samples a step, by member
 ROUNDS = 12
-SETTINGS = RunSettings(method="gradient_averaging", sync_every=1, rounds=ROUNDS, codec="fp32", deadline_s=60.0)
+SETTINGS = RunSettings(
+    method="gradient_averaging", sync_every=1, rounds=ROUNDS, codec="fp32", deadline_s=60.0
+)
 OUTER: dict[str, tuple[OuterSettings, Any]] = {
     "sgd": (OuterSettings("sgd", 0.1, 0.0), lambda params: torch.optim.SGD(params, lr=0.1)),
-    "nesterov": (OuterSettings("nesterov", 0.05, 0.9), lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, nesterov=True)),
+    "nesterov": (
+        OuterSettings("nesterov", 0.05, 0.9),
+        lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, nesterov=True),
+    ),
     "adamw": (
         OuterSettings("adamw", 0.01, 0.9, 0.99, 1e-8, weight_decay=0.1),
         lambda params: torch.optim.AdamW(params, lr=0.01, betas=(0.9, 0.99), weight_decay=0.1),
@@ -43,13 +48,20 @@ def data(member: int, round_: int) -> tuple[torch.Tensor, torch.Tensor]:
 def script(member: LocalMember) -> tuple[torch.Tensor, list[tuple[int, ...]]]:
     """A member's training; its batch is that of the round it is in, so that it is known what each round was made of."""
     model, seen = net(), list[tuple[int, ...]]()
-    member.open(FlatVector(model, member.settings).layout, FlatVector(model, member.settings).write_to).release()
+    member.open(
+        FlatVector(model, member.settings).layout, FlatVector(model, member.settings).write_to
+    ).release()
     while len(member.members()) < len(SIZES):
         member.sleep(0.1)
     optimizer = GradientAveraging(
-        model.parameters(), swarm=member, model=model, clock=member.clock,
-        on_round=lambda outcome: seen.append(tuple(sorted(int(share.peer[1:]) for share in outcome.contributors))),
-    )  # fmt: skip
+        model.parameters(),
+        swarm=member,
+        model=model,
+        clock=member.clock,
+        on_round=lambda outcome: seen.append(
+            tuple(sorted(int(share.peer[1:]) for share in outcome.contributors))
+        ),
+    )
     while not optimizer.attachment.done:
         x, y = data(member.index, optimizer.attachment.round)
         optimizer.zero_grad()
@@ -65,7 +77,10 @@ def large_batch(kind: str, groups: list[tuple[int, ...]]) -> torch.Tensor:
     model = net()
     optimizer = OUTER[kind][1](model.parameters())
     for round_, group in enumerate(groups):
-        x, y = (torch.cat(column) for column in zip(*(data(member, round_) for member in group), strict=True))
+        x, y = (
+            torch.cat(column)
+            for column in zip(*(data(member, round_) for member in group), strict=True)
+        )
         optimizer.zero_grad()
         nn.functional.mse_loss(model(x), y).backward()
         optimizer.step()
@@ -96,15 +111,24 @@ def test_it_equals_one_large_batch_whatever_the_membership() -> None:
 
 
 def test_rounds_end_when_the_swarm_has_its_batch() -> None:
-    settings = msgspec.structs.replace(SETTINGS, sync_every=None, target_samples=64, outer=OUTER["sgd"][0], rounds=6)
+    settings = msgspec.structs.replace(
+        SETTINGS, sync_every=None, target_samples=64, outer=OUTER["sgd"][0], rounds=6
+    )
     sizes: list[int] = []
 
     def counted(member: LocalMember) -> None:
         model = net()
         optimizer = GradientAveraging(
-            model.parameters(), swarm=member, model=model, clock=member.clock,
-            on_round=lambda outcome: sizes.append(sum(share.samples for share in outcome.contributors)) if member.index == 0 else None,
-        )  # fmt: skip
+            model.parameters(),
+            swarm=member,
+            model=model,
+            clock=member.clock,
+            on_round=lambda outcome: (
+                sizes.append(sum(share.samples for share in outcome.contributors))
+                if member.index == 0
+                else None
+            ),
+        )
         while not optimizer.attachment.done:
             x, y = data(member.index, 0)
             optimizer.zero_grad()
@@ -130,7 +154,9 @@ def test_a_gradient_that_is_not_finite_takes_its_samples_along() -> None:
     """Gradients of 1 and steps of lr 1: what is dropped must not make the next step a smaller one."""
     model = nn.Linear(2, 1, bias=False)
     outer = OuterSettings("sgd", 1.0, 0.0)
-    swarm = SoloSwarm(RunSettings(method="gradient_averaging", sync_every=2, codec="fp32", outer=outer))
+    swarm = SoloSwarm(
+        RunSettings(method="gradient_averaging", sync_every=2, codec="fp32", outer=outer)
+    )
     optimizer = GradientAveraging(model.parameters(), swarm=swarm, model=model)
     start = model.weight[0, 1].item()
     for gradient in (1.0, float("nan"), 1.0, 1.0):
@@ -139,14 +165,28 @@ def test_a_gradient_that_is_not_finite_takes_its_samples_along() -> None:
         optimizer.step()
     assert model.weight[0, 1].item() == pytest.approx(start - 1.0)
     stats = optimizer.attachment.stats
-    assert (stats["round"], stats["samples_counted"], stats["samples_dropped"], stats["samples_unsent"]) == (1, 8, 8, 0)
+    assert (
+        stats["round"],
+        stats["samples_counted"],
+        stats["samples_dropped"],
+        stats["samples_unsent"],
+    ) == (1, 8, 8, 0)
 
 
 @pytest.mark.parametrize(
     ("params", "words"),
     [
-        (lambda model: model[1].parameters(), "2 parameters are in one of params and the model only"),
-        (lambda model: [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[1].parameters()}], "groups with lr of their own"),
+        (
+            lambda model: model[1].parameters(),
+            "2 parameters are in one of params and the model only",
+        ),
+        (
+            lambda model: [
+                {"params": model[0].parameters(), "lr": 0.1},
+                {"params": model[1].parameters()},
+            ],
+            "groups with lr of their own",
+        ),
     ],
 )
 def test_what_the_runs_optimizer_would_not_do_is_refused(params: Any, words: str) -> None:

@@ -25,15 +25,25 @@ def held(peer: Peer) -> Counter[str]:
     session, journal = peer.session, peer.storage.journal()
     assert isinstance(journal, MemoryJournal)
     elsewhere = (journal.kept, session.operations.spent, peer.storage, peer.heard, peer)
-    seen, todo, found = {id(thing) for thing in elsewhere}, list[Any]([session, journal.entries]), Counter[str]()
+    seen, todo, found = (
+        {id(thing) for thing in elsewhere},
+        list[Any]([session, journal.entries]),
+        Counter[str](),
+    )
     while todo:
         thing = todo.pop()
-        if id(thing) in seen or isinstance(thing, ModuleType | type | World | Network | Table | Place):
+        if id(thing) in seen or isinstance(
+            thing, ModuleType | type | World | Network | Table | Place
+        ):
             continue
         seen.add(id(thing))
         found[type(thing).__name__] += 1
         cells = isinstance(thing, FunctionType)
-        todo.extend((cell.cell_contents for cell in thing.__closure__ or ()) if cells else gc.get_referents(thing))
+        todo.extend(
+            (cell.cell_contents for cell in thing.__closure__ or ())
+            if cells
+            else gc.get_referents(thing)
+        )
     return found
 
 
@@ -45,8 +55,15 @@ def live(table: Table, count: int) -> None:
             peer.contribute(f"{number}/{peer.name}")
         if number % OPERATION_EVERY == 0:
             for peer in table.peers:
-                cid, call = f"op{number}/{peer.name}".encode().ljust(16, b"."), Call(f"op{number}", codec="fp32")
-                peer.do(lambda session, now, cid=cid, call=call: session.operations.start(now, call, 4, torch.ones(4), cid))
+                cid, call = (
+                    f"op{number}/{peer.name}".encode().ljust(16, b"."),
+                    Call(f"op{number}", codec="fp32"),
+                )
+                peer.do(
+                    lambda session, now, cid=cid, call=call: session.operations.start(
+                        now, call, 4, torch.ones(4), cid
+                    )
+                )
                 peer.do(lambda session, now: session.settle(now))
         table.until(lambda number=number: all(peer.machine.round > number for peer in table.peers))
         for peer in table.peers:
@@ -62,7 +79,12 @@ def test_what_a_member_holds_does_not_grow_with_its_log(rounds: int) -> None:
     live(table, rounds)
     for peer, before in zip(peers, young, strict=True):
         after = held(peer)
-        assert {"Exchange", "Membership", "RoundMachine", "Operation"} <= after.keys()  # it was looked for where it could be
+        assert {
+            "Exchange",
+            "Membership",
+            "RoundMachine",
+            "Operation",
+        } <= after.keys()  # it was looked for where it could be
         assert before["Certified"] == after["Certified"] <= RECENT + 1 + 2 * before["Operation"]
         assert after.total() <= 1.05 * before.total(), (after - before).most_common(8)
         assert len(peer.machine.journal.entries) > rounds

@@ -28,7 +28,9 @@ def called(table: Table, op_id: str, *, durable: bool = False) -> dict[PeerId, O
     key = operation_key("run", op_id)
     for peer in table.peers:
         cid = f"{op_id}/{peer.name}".encode().ljust(16, b".")
-        peer.do(lambda session, now, cid=cid: session.operations.start(now, call, 4, torch.ones(4), cid))
+        peer.do(
+            lambda session, now, cid=cid: session.operations.start(now, call, 4, torch.ones(4), cid)
+        )
         peer.do(lambda session, now: session.settle(now))
     return {peer.name: peer.session.operations.by_key[key] for peer in table.peers}
 
@@ -50,7 +52,9 @@ def test_a_result_is_kept_no_longer_than_until_the_last_has_it(slow: float) -> N
         table.network.link(leader, last).latency_s = slow
         table.until(lambda number=number: all(served(peer, f"op{number}") for peer in table.peers))
         table.wait(2.0)
-        assert {name: len(operation.results) for name, operation in operations.items()} == dict.fromkeys(operations, 0)
+        assert {
+            name: len(operation.results) for name, operation in operations.items()
+        } == dict.fromkeys(operations, 0)
         assert all(operation.holders == set(operations) for operation in operations.values())
         table.network.link(leader, last).latency_s = 0.001
     table.end()
@@ -65,7 +69,11 @@ def test_a_durable_result_that_waits_for_the_disk_is_not_fetched_from_others() -
     slow.node.place = dataclasses.replace(table.place, work_s=4.0)
 
     def look(sender: PeerId, receiver: PeerId, channel: str, payload: object) -> bool:
-        if isinstance(payload, bytes) and payload[:1] == ROUND_PREFIX and isinstance(m.decode(payload[1:], sender).body, m.Get):
+        if (
+            isinstance(payload, bytes)
+            and payload[:1] == ROUND_PREFIX
+            and isinstance(m.decode(payload[1:], sender).body, m.Get)
+        ):
             gets.append(sender)
         return False
 
@@ -88,18 +96,34 @@ def test_a_majority_killed_after_it_has_voted_still_decides_for_the_caller_that_
     for peer in table.peers:
         peer.storage.votes = VoteFiles(tmp_path / peer.name)
     table.all_in()
-    left, killed = table.peers[survivor], [peer for peer in table.peers if peer is not table.peers[survivor]]
+    left, killed = (
+        table.peers[survivor],
+        [peer for peer in table.peers if peer is not table.peers[survivor]],
+    )
 
     def lost(sender: PeerId, receiver: PeerId, channel: str, payload: object) -> bool:
         """No vote of the others' reaches the one that is left."""
-        if not isinstance(payload, bytes) or payload[:1] != ROUND_PREFIX or receiver != left.name or sender == receiver:
+        if (
+            not isinstance(payload, bytes)
+            or payload[:1] != ROUND_PREFIX
+            or receiver != left.name
+            or sender == receiver
+        ):
             return False
         return isinstance(m.decode(payload[1:], sender).body, m.Accepted | m.Catch)
 
     table.network.tap = lost
     operations = called(table, "op", durable=durable)
     mine = operations[left.name]
-    table.until(lambda: all(operations[peer.name].journal.accepted or operations[peer.name].done for peer in killed) and bool(mine.results))
+    table.until(
+        lambda: (
+            all(
+                operations[peer.name].journal.accepted or operations[peer.name].done
+                for peer in killed
+            )
+            and bool(mine.results)
+        )
+    )
     assert not mine.done
     for peer in killed:
         peer.kill()

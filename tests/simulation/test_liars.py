@@ -13,9 +13,13 @@ from atoll.node.simulation.swarm import Options, run_seed
 
 FAULTS: tuple[FaultKind, ...] = ("crash", "freeze", "partition", "isolate", "cut", "storm", "leave")
 SOON = {
-    "justification-not-checked", "contributors-not-checked", "configuration-not-checked", "signatures-not-verified", "vote-without-echoes",
+    "justification-not-checked",
+    "contributors-not-checked",
+    "configuration-not-checked",
+    "signatures-not-verified",
+    "vote-without-echoes",
     "majority-decides",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("seed", seeds(6, 60))
@@ -45,7 +49,13 @@ def test_two_of_many_members_lie(seed: int) -> None:
 )
 def test_each_lie_alone(lie: Lie, told: str, found: str) -> None:
     stats: dict[str, int] = {}
-    lies: tuple[Lie, ...] = ("equivocate", "twice") if lie == "twice" else ("equivocate", "promise") if lie == "promise" else (lie,)
+    lies: tuple[Lie, ...] = (
+        ("equivocate", "twice")
+        if lie == "twice"
+        else ("equivocate", "promise")
+        if lie == "promise"
+        else (lie,)
+    )
     for seed in range(12):
         verdict = run_seed(seed, Options(peers=(4, 5), rounds=5, faults=(), lying=1, lies=lies))
         assert verdict.problem == ""
@@ -58,12 +68,21 @@ def test_each_lie_alone(lie: Lie, told: str, found: str) -> None:
 
 def test_nobody_is_accused_where_nobody_lies() -> None:
     verdict = run_seed(3, Options(peers=(5, 5), rounds=8, faults=(), lying=1, lies=()))
-    assert (verdict.problem, verdict.stats.get("refused"), verdict.stats.get("votes above ballot 0")) == ("", None, None)
+    assert (
+        verdict.problem,
+        verdict.stats.get("refused"),
+        verdict.stats.get("votes above ballot 0"),
+    ) == ("", None, None)
 
 
 def found(plant: str, seed: int, faults: tuple[FaultKind, ...]) -> bool:
     try:
-        return run_seed(seed, Options(rounds=6, faults=faults, patience_s=40.0), LYING_PLANTS[plant]()).problem != ""
+        return (
+            run_seed(
+                seed, Options(rounds=6, faults=faults, patience_s=40.0), LYING_PLANTS[plant]()
+            ).problem
+            != ""
+        )
     except LocalProtocolError:  # its own proposal is refused at home
         return True
 

@@ -19,7 +19,9 @@ from atoll.node.local_member import LocalMember
 from atoll.optim import attach
 
 LAYOUT = make_layout([("w", (5, 40))])
-SETTINGS = RunSettings(sync_every=4, rounds=6, codec="fp32", outer=OuterSettings(kind="sgd", lr=1.0, momentum=0.0))
+SETTINGS = RunSettings(
+    sync_every=4, rounds=6, codec="fp32", outer=OuterSettings(kind="sgd", lr=1.0, momentum=0.0)
+)
 ENDLESS = msgspec.structs.replace(SETTINGS, rounds=None)
 
 
@@ -77,9 +79,15 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_another_play() -> No
     settings = RunSettings(sync_every=3, rounds=5, codec="int8")
 
     def play(seed: int) -> tuple[list[Any], float, str]:
-        swarm = LocalSwarm(4, settings=settings, seed=seed, latency_s=0.01, jitter_s=0.05).crash_at(2, 3.0, back_after_s=1.0)
+        swarm = LocalSwarm(4, settings=settings, seed=seed, latency_s=0.01, jitter_s=0.05).crash_at(
+            2, 3.0, back_after_s=1.0
+        )
         results = swarm.run(train, step_s=(0.1, 0.2, 0.3, 0.4))
-        return [(r["losses"], r["anchor"].tolist(), r["contributors"]) for r in results if r], swarm.now, swarm.world.trace()
+        return (
+            [(r["losses"], r["anchor"].tolist(), r["contributors"]) for r in results if r],
+            swarm.now,
+            swarm.world.trace(),
+        )
 
     one, two, other = play(1), play(1), play(2)
     assert one == two
@@ -92,7 +100,9 @@ def steps(swarm: LocalMember, rounds: int = 6) -> list[Outcome]:
     outcomes: list[Outcome] = []
     while view.round < rounds:
         swarm.sleep(1.0)
-        pending = swarm.contribute(samples=10, write=lambda flat: flat.fill_(float(swarm.index + 1)).add_(0.0))
+        pending = swarm.contribute(
+            samples=10, write=lambda flat: flat.fill_(float(swarm.index + 1)).add_(0.0)
+        )
         outcomes.append(pending.wait())
         view = swarm.anchor()
     return outcomes
@@ -118,8 +128,17 @@ def test_outcomes_name_who_was_counted_and_the_anchor_is_their_mean() -> None:
     assert sorted(by_round) == [1, 2, 3, 4, 5]  # an entry that only lets members in is no round
     assert torch.allclose(anchors[0], expected)
     assert all(torch.equal(anchors[0], anchor) for anchor in anchors.values())
-    counted = [(outcome.round, share.peer) for outcome in by_round.values() for share in outcome.contributors]
-    mine = [(outcome.round, f"p{index}") for index, outcomes in enumerate(results) for outcome in outcomes if outcome.counted]
+    counted = [
+        (outcome.round, share.peer)
+        for outcome in by_round.values()
+        for share in outcome.contributors
+    ]
+    mine = [
+        (outcome.round, f"p{index}")
+        for index, outcomes in enumerate(results)
+        for outcome in outcomes
+        if outcome.counted
+    ]
     assert sorted(mine) == sorted(counted)
 
 
@@ -169,12 +188,20 @@ def test_a_minority_waits_and_says_open_until_the_network_heals() -> None:
     assert min(rounds) > 20
 
 
-def test_a_script_without_a_quorum_is_told_once_and_once_when_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_script_without_a_quorum_is_told_once_and_once_when_it_is_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     settings = msgspec.structs.replace(SETTINGS, rounds=30, deadline_s=2.0)
-    swarm = LocalSwarm(3, settings=settings).crash_at(1, 12.0, back_after_s=25.0).crash_at(2, 12.0, back_after_s=25.0)
+    swarm = (
+        LocalSwarm(3, settings=settings)
+        .crash_at(1, 12.0, back_after_s=25.0)
+        .crash_at(2, 12.0, back_after_s=25.0)
+    )
     with caplog.at_level("WARNING", "atoll"):
         results = swarm.run(train, step_s=0.25)
-    assert [record.getMessage() for record in caplog.records if "quorum" in record.getMessage()] == [
+    assert [
+        record.getMessage() for record in caplog.records if "quorum" in record.getMessage()
+    ] == [
         "no quorum: 1 of 3 members reachable; the open round waits for 2; training goes on here and is contributed later",
         "quorum is back: 3 of 3 members reachable",
     ]
@@ -183,11 +210,17 @@ def test_a_script_without_a_quorum_is_told_once_and_once_when_it_is_back(caplog:
 
 def test_a_script_that_cannot_be_decided_waits_for_the_floor_and_not_for_its_deadline() -> None:
     settings = msgspec.structs.replace(SETTINGS, rounds=30, deadline_s=60.0)
-    swarm = LocalSwarm(3, settings=settings).crash_at(1, 12.0, back_after_s=50.0).crash_at(2, 12.0, back_after_s=50.0)
+    swarm = (
+        LocalSwarm(3, settings=settings)
+        .crash_at(1, 12.0, back_after_s=50.0)
+        .crash_at(2, 12.0, back_after_s=50.0)
+    )
     alone, *others = swarm.run(train, step_s=0.25)
     assert [result["round"] for result in (alone, *others)] == [30, 30, 30]
     steps_s = 0.25 * len(alone["losses"])
-    assert steps_s > 12.0 + 50.0 - 5.0 - 2.0  # it trained through all of the gap but one floor (and short rounds before and after)
+    assert (
+        steps_s > 12.0 + 50.0 - 5.0 - 2.0
+    )  # it trained through all of the gap but one floor (and short rounds before and after)
 
 
 def test_all_reduce_gives_the_same_mean_to_all_who_call() -> None:
@@ -292,7 +325,9 @@ def test_tensors_of_one_vector_have_their_own_codecs() -> None:
         return view.round, anchor
 
     # one is late and takes the state, one was frozen and fetches results in chunks of several codecs
-    swarm = LocalSwarm(4, settings=settings, chunk_elements=64).join_at(3, 4.0).freeze_at(2, 2.5, 3.0)
+    swarm = (
+        LocalSwarm(4, settings=settings, chunk_elements=64).join_at(3, 4.0).freeze_at(2, 2.5, 3.0)
+    )
     results = swarm.run(script)
     last = max(round_ for round_, _ in results)
     newest = [anchor for round_, anchor in results if round_ == last]
@@ -300,12 +335,17 @@ def test_tensors_of_one_vector_have_their_own_codecs() -> None:
     assert all(torch.isfinite(anchor).all() for _, anchor in results)
 
 
-@pytest.mark.parametrize(("value", "codec", "why"), [
-    (float("nan"), "int8", "b.norm holds NaN (element 3 of 9)"),
-    (float("-inf"), "fp32", "b.norm holds infinity (element 3 of 9)"),
-    (70_000.0, "fp16", "b.norm holds 70000, too much for fp16 (element 3 of 9)"),
-])  # fmt: skip
-def test_a_contribution_that_cannot_be_sent_is_refused_by_the_tensors_name(value: float, codec: str, why: str) -> None:
+@pytest.mark.parametrize(
+    ("value", "codec", "why"),
+    [
+        (float("nan"), "int8", "b.norm holds NaN (element 3 of 9)"),
+        (float("-inf"), "fp32", "b.norm holds infinity (element 3 of 9)"),
+        (70_000.0, "fp16", "b.norm holds 70000, too much for fp16 (element 3 of 9)"),
+    ],
+)
+def test_a_contribution_that_cannot_be_sent_is_refused_by_the_tensors_name(
+    value: float, codec: str, why: str
+) -> None:
     settings = msgspec.structs.replace(ENDLESS, codec="int8", codecs={"*.norm": codec})
 
     def script(swarm: LocalMember) -> list[Outcome]:
@@ -313,12 +353,20 @@ def test_a_contribution_that_cannot_be_sent_is_refused_by_the_tensors_name(value
         values = torch.ones(MIXED.numel)
         values[673] = value
         values[900] = value  # only the first is named
-        bad = [swarm.contribute(samples=1, write=lambda out: out.copy_(values)).wait(60)] if swarm.index == 1 else []
+        bad = (
+            [swarm.contribute(samples=1, write=lambda out: out.copy_(values)).wait(60)]
+            if swarm.index == 1
+            else []
+        )
         return [*bad, swarm.contribute(samples=1, write=lambda out: out.fill_(1.0)).wait(60)]
 
     results = LocalSwarm(2, settings=settings, chunk_elements=64).run(script)
     refused, after = results[1]
-    assert (refused.status, refused.counted, refused.reason) == ("committed", False, f"refused: {why}")
+    assert (refused.status, refused.counted, refused.reason) == (
+        "committed",
+        False,
+        f"refused: {why}",
+    )
     assert after.counted
     assert "p1" in [share.peer for share in after.contributors]
 
@@ -338,6 +386,8 @@ def test_an_idle_member_that_missed_a_change_of_the_configuration_hears_of_it() 
             member.sleep(0.1)
         return told_at
 
-    swarm = LocalSwarm(4, settings=SETTINGS, timing=Timing(detect_s=8.0))  # slower than the partition: nobody is evicted
+    swarm = LocalSwarm(
+        4, settings=SETTINGS, timing=Timing(detect_s=8.0)
+    )  # slower than the partition: nobody is evicted
     told = swarm.join_at(3, 5.0).partition_at([[0, 1, 3], [2]], 5.0, 4.0).run(script, limit_s=60.0)
     assert max(told[0], told[1], told[3]) < 9.0 <= told[2]

@@ -13,7 +13,17 @@ from lying_kit import Scene, reasons
 
 from atoll.collectives import messages as m
 from atoll.collectives.errors import RemoteProtocolError
-from atoll.collectives.group import LAST_BALLOT, NO_READING, Certified, Contributor, Entry, Member, Vote, is_quorum, reach
+from atoll.collectives.group import (
+    LAST_BALLOT,
+    NO_READING,
+    Certified,
+    Contributor,
+    Entry,
+    Member,
+    Vote,
+    is_quorum,
+    reach,
+)
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.round import Kind, check_chain, slot_payload, vote_payload
 from atoll.collectives.round.lying import Witness
@@ -36,7 +46,10 @@ def proves(event: Equivocated) -> tuple[PeerId, str, set[bytes]]:
     _, peer, *both = msgspec.msgpack.decode(event.evidence)
     fields = [msgspec.msgpack.decode(payload) for payload in both[::2]]
     assert fields[0][:-1] == fields[1][:-1]
-    assert all(verify_as(peer, payload, signature) for payload, signature in zip(both[::2], both[1::2], strict=True))
+    assert all(
+        verify_as(peer, payload, signature)
+        for payload, signature in zip(both[::2], both[1::2], strict=True)
+    )
     return peer, fields[0][0], {fields[0][-1], fields[1][-1]}
 
 
@@ -55,7 +68,11 @@ def test_an_honest_proposal_is_echoed_and_voted_for_when_a_quorum_has_echoed(sce
 
 
 def test_a_second_proposal_is_not_echoed_and_proves_a_lie(scene: Scene) -> None:
-    owner, one, other = scene.order[0], scene.entry(), scene.entry(next_config=scene.machine.config[:4])
+    owner, one, other = (
+        scene.order[0],
+        scene.entry(),
+        scene.entry(next_config=scene.machine.config[:4]),
+    )
     scene.hear(owner, scene.propose(one))
     found = scene.hear(owner, scene.propose(other))
     assert not scene.said(m.Echo)
@@ -67,7 +84,11 @@ def test_a_second_proposal_is_not_echoed_and_proves_a_lie(scene: Scene) -> None:
 
 
 def test_a_proposal_that_others_were_told_comes_out_by_their_echoes(scene: Scene) -> None:
-    owner, one, other = scene.order[0], scene.entry(), scene.entry(next_config=scene.machine.config[:4])
+    owner, one, other = (
+        scene.order[0],
+        scene.entry(),
+        scene.entry(next_config=scene.machine.config[:4]),
+    )
     scene.hear(owner, scene.propose(one))
     teller = next(who for who in scene.others if who != owner)
     (lie,) = scene.hear(teller, scene.echo(teller, 0, other.hash(), scene.propose(other).signature))
@@ -82,7 +103,9 @@ def test_two_echoes_or_votes_of_one_ballot_prove_a_lie(scene: Scene, kind: str) 
 
     def said(digest: bytes) -> m.Body:
         return (
-            scene.echo(who, 0, digest) if kind == "echo" else m.Accepted(0, digest, sign_as(who.peer, vote_payload(*scene.slot, 0, digest)))
+            scene.echo(who, 0, digest)
+            if kind == "echo"
+            else m.Accepted(0, digest, sign_as(who.peer, vote_payload(*scene.slot, 0, digest)))
         )
 
     assert scene.hear(who, said(b"1" * 32)) == []
@@ -97,7 +120,12 @@ def test_signatures_of_others_do_not_count(scene: Scene) -> None:
     for other in scene.others[1:]:
         assert "echo" in reasons(scene.hear(who, scene.echo(other, 0, entry.hash())))
         assert "vote" in reasons(
-            scene.hear(who, m.Accepted(0, entry.hash(), sign_as(other.peer, vote_payload(*scene.slot, 0, entry.hash()))))
+            scene.hear(
+                who,
+                m.Accepted(
+                    0, entry.hash(), sign_as(other.peer, vote_payload(*scene.slot, 0, entry.hash()))
+                ),
+            )
         )
         assert "claim" in reasons(scene.hear(who, scene.claim(other)[1]))
     assert not scene.machine.open.votes
@@ -119,7 +147,9 @@ def test_contributors_that_offered_nothing_of_the_kind(scene: Scene) -> None:
         assert isinstance(judge, Witness)
         assert "offered" in judge.judge._invented(fresh.entry(contributors=(named,)), claims)
         assert judge.judge._invented(fresh.entry(contributors=(named,)), (right,)) == ""
-    assert "nobody made" in reasons(scene.hear(owner, scene.propose(scene.entry(), 0, (who, scene.claim(owner)[1]))))
+    assert "nobody made" in reasons(
+        scene.hear(owner, scene.propose(scene.entry(), 0, (who, scene.claim(owner)[1])))
+    )
 
 
 def test_nobody_is_evicted_or_let_in_by_one_member(scene: Scene) -> None:
@@ -142,7 +172,9 @@ def test_nobody_is_evicted_or_let_in_by_one_member(scene: Scene) -> None:
     for config, claims, why in cases:
         told = judge._invented(scene.entry(next_config=config), claims)
         assert (why in told) if why else told == "", (why, told)
-    assert "neither left" in reasons(scene.hear(owner, scene.propose(scene.entry(next_config=less))))
+    assert "neither left" in reasons(
+        scene.hear(owner, scene.propose(scene.entry(next_config=less)))
+    )
     assert not scene.said(m.Echo)
 
 
@@ -153,9 +185,18 @@ def test_a_later_life_of_a_member_takes_the_place_of_the_earlier(scene: Scene) -
     config = tuple(sorted((*(member for member in machine.config if member != old), new)))
     judge = machine.acceptor.judge  # type: ignore[attr-defined]
     voices = [who for who in machine.config if who != old]
-    assert judge._invented(scene.entry(next_config=config), [scene.claim(who, admits=(new,)) for who in voices[:2]]) == ""
-    earlier = tuple(sorted((*(member for member in machine.config if member != old), Member(old.peer, 10**6))))
-    assert "nobody admitted" in judge._invented(scene.entry(next_config=earlier), [scene.claim(who, admits=(new,)) for who in voices[:2]])
+    assert (
+        judge._invented(
+            scene.entry(next_config=config), [scene.claim(who, admits=(new,)) for who in voices[:2]]
+        )
+        == ""
+    )
+    earlier = tuple(
+        sorted((*(member for member in machine.config if member != old), Member(old.peer, 10**6)))
+    )
+    assert "nobody admitted" in judge._invented(
+        scene.entry(next_config=earlier), [scene.claim(who, admits=(new,)) for who in voices[:2]]
+    )
 
 
 def test_a_ballot_is_entered_when_more_are_in_it_than_may_lie(scene: Scene) -> None:
@@ -183,12 +224,17 @@ def test_nobody_leaves_the_last_ballot_that_can_be_said(scene: Scene) -> None:
     one, two, *_ = scene.others
     scene.hear(one, m.Turn(LAST_BALLOT))
     assert machine.ballot == 0, "one may lie"
-    scene.hear(two, m.Turn(LAST_BALLOT - 1))  # two do: the round may stand still, and nobody honest says what cannot be said
+    scene.hear(
+        two, m.Turn(LAST_BALLOT - 1)
+    )  # two do: the round may stand still, and nobody honest says what cannot be said
     assert machine.ballot == LAST_BALLOT - 1
     for step in range(1, 1000):
         machine.tick(now + step)
     assert machine.ballot == LAST_BALLOT
-    assert {body.ballot for body in scene.said(m.Turn) if isinstance(body, m.Turn)} == {LAST_BALLOT - 1, LAST_BALLOT}
+    assert {body.ballot for body in scene.said(m.Turn) if isinstance(body, m.Turn)} == {
+        LAST_BALLOT - 1,
+        LAST_BALLOT,
+    }
 
 
 def test_a_later_ballot_must_propose_what_was_pledged(scene: Scene) -> None:
@@ -202,7 +248,10 @@ def test_a_later_ballot_must_propose_what_was_pledged(scene: Scene) -> None:
         (scene.propose(one, 1, pledges=pledges[:3]), "no quorum"),
         (scene.propose(one, 1, pledges=(*pledges[:3], pledges[0])), "no quorum"),
         (scene.propose(one, 1, pledges=(*pledges[:3], scene.pledged(d, 2))), "nobody gave"),
-        (scene.propose(one, 1, pledges=(*pledges[:3], scene.pledged(d, 1, 1, one.hash()))), "nobody gave"),
+        (
+            scene.propose(one, 1, pledges=(*pledges[:3], scene.pledged(d, 1, 1, one.hash()))),
+            "nobody gave",
+        ),
         (scene.propose(other, 1, pledges=told, proof=proof), "another entry"),
         (scene.propose(one, 1, pledges=told), "another entry"),
         (scene.propose(one, 1, pledges=told, proof=proof[:3]), "another entry"),
@@ -238,17 +287,24 @@ def test_pledges_that_name_what_was_not_accepted_are_refused(scene: Scene) -> No
     one, who = scene.entry(), scene.others[0]
     for proof in ((), scene.proof(0, one.hash(), 3), scene.proof(1, one.hash())):
         shown = scene.pledged(who, 1, 0, one.hash())
-        assert "pledge" in reasons(scene.hear(who, m.Pledge(1, m.Accepted1(0, one), proof, None, shown.signature)))
+        assert "pledge" in reasons(
+            scene.hear(who, m.Pledge(1, m.Accepted1(0, one), proof, None, shown.signature))
+        )
     assert machine.open.known.get(one.hash()) is None
 
 
 def test_whoever_sends_bad_signatures_is_soon_heard_no_more(scene: Scene) -> None:
     who, checked = scene.others[0], list[PeerId]()
     scene.machine.actions.verify = lambda peer, payload, signature: checked.append(peer) is not None  # type: ignore[method-assign]
-    told = [len(scene.hear(who, m.Echo(0, bytes([number]) * 32, b"?" * 64, b""))) for number in range(100)]
+    told = [
+        len(scene.hear(who, m.Echo(0, bytes([number]) * 32, b"?" * 64, b"")))
+        for number in range(100)
+    ]
     assert told == [1] * FAULTS + [0] * (100 - FAULTS)
     assert len(checked) == FAULTS
-    assert len(scene.hear(scene.others[1], m.Echo(0, b"e" * 32, b"?" * 64, b""))) == 1, "the others are heard"
+    assert len(scene.hear(scene.others[1], m.Echo(0, b"e" * 32, b"?" * 64, b""))) == 1, (
+        "the others are heard"
+    )
 
 
 def test_a_ballot_ends_whatever_seems_to_go_on_in_it(scene: Scene) -> None:
@@ -275,7 +331,9 @@ def test_quorums_and_who_is_needed() -> None:
         assert not is_quorum(members, members[: quorum - 1], PeerId("a"), lying)
         assert is_quorum(members, members[:quorum], PeerId("a"), lying)
         assert reach({who.peer: True for who in members}, PeerId("a"), lying=lying).needed == quorum
-    assert is_quorum(config[:3], config[:1], PeerId("a"), 1), "founding: the organiser's member alone"
+    assert is_quorum(config[:3], config[:1], PeerId("a"), 1), (
+        "founding: the organiser's member alone"
+    )
     assert not is_quorum(config[:3], config[1:3], PeerId("a"), 1)
     assert (
         str(reach({PeerId("a"): True, PeerId("b"): True}, PeerId("a"), lying=1))
@@ -288,14 +346,24 @@ def test_a_chain_takes_the_larger_quorum_and_no_organisers_word(scene: Scene) ->
 
     def certified(count: int, removed: tuple[Member, ...] = ()) -> Certified:
         voters = machine.config[:count]
-        votes = tuple(Vote(who, 0, sign_as(who.peer, vote_payload(*scene.slot, 0, entry.hash()))) for who in voters)
+        votes = tuple(
+            Vote(who, 0, sign_as(who.peer, vote_payload(*scene.slot, 0, entry.hash())))
+            for who in voters
+        )
         return Certified(entry, votes, removed)
 
     def check(what: Certified, lying: int) -> None:
         check_chain(
-            [what], run=machine.run, log=machine.log, base=machine.base, config=machine.config, organiser=machine.organiser, verify=verify_as,
-            peer=PeerId("x"), lying=lying,
-        )  # fmt: skip
+            [what],
+            run=machine.run,
+            log=machine.log,
+            base=machine.base,
+            config=machine.config,
+            organiser=machine.organiser,
+            verify=verify_as,
+            peer=PeerId("x"),
+            lying=lying,
+        )
 
     check(certified(3), 0)
     check(certified(4), 1)
@@ -310,7 +378,14 @@ def test_any_bytes_are_a_message_or_refused(noise: bytes, at: int) -> None:
     member = Member(PeerId("p"), 0)
     claim = m.Claim(b"b" * 32, b"c" * 16, 3, NO_READING, False, (member,), (member,), b"s" * 64)
     entry = Entry("log", 1, b"b" * 32, b"r" * 32, (), (), (), 1, 1, "fp32", "mean", (member,))
-    body = m.Propose(0, entry, ((member, claim),), (m.Pledged(member, -1, b"", b"s"),), (Vote(member, 0, b"s"),), b"s")
+    body = m.Propose(
+        0,
+        entry,
+        ((member, claim),),
+        (m.Pledged(member, -1, b"", b"s"),),
+        (Vote(member, 0, b"s"),),
+        b"s",
+    )
     data = m.encode(m.Envelope("log", 1, 0, body))
     assert m.decode(data, PeerId("p")).body == body
     with contextlib.suppress(RemoteProtocolError):
@@ -327,7 +402,11 @@ def test_the_journal_keeps_echo_and_proof(tmp_path: Path) -> None:
     journal.echo(5, msgspec.structs.replace(entry, numel=2))
     journal.close(clean=False)
     again = FileJournal(folder)
-    assert (again.promised, again.accepted, again.proof) == (5, (2, entry), (Vote(member, 2, b"s"),))
+    assert (again.promised, again.accepted, again.proof) == (
+        5,
+        (2, entry),
+        (Vote(member, 2, b"s"),),
+    )
     assert again.echoed == (5, msgspec.structs.replace(entry, numel=2))
     again.append(Certified(entry, ()))
     assert (again.promised, again.accepted, again.proof, again.echoed) == (-1, None, (), None)
@@ -338,7 +417,9 @@ def test_the_journal_keeps_echo_and_proof(tmp_path: Path) -> None:
 def test_evidence_is_checked_offline(kind: Kind, tmp_path: Path) -> None:
     liar, run = load_or_create(tmp_path / "key" / "identity"), RunId("run")
 
-    def said(digest: bytes, *, log: str = "main/run", base: bytes = bytes(32), ballot: int = 0) -> tuple[bytes, bytes]:
+    def said(
+        digest: bytes, *, log: str = "main/run", base: bytes = bytes(32), ballot: int = 0
+    ) -> tuple[bytes, bytes]:
         payload = slot_payload(kind, run, log, 3, base, ballot, digest * 32)
         return payload, liar.sign(DOMAIN, payload)
 
@@ -352,7 +433,9 @@ def test_evidence_is_checked_offline(kind: Kind, tmp_path: Path) -> None:
     wrong = [
         twice(liar.peer, one, one),
         twice(liar.peer, one, said(b"2", ballot=1)),
-        twice(liar.peer, one, said(b"2", base=b"b" * 32)),  # another history: the organiser lost all and founded the run again, say
+        twice(
+            liar.peer, one, said(b"2", base=b"b" * 32)
+        ),  # another history: the organiser lost all and founded the run again, say
         twice(liar.peer, said(b"1", log="branch/x"), said(b"2", log="branch/x")),
         twice(liar.peer, one, (other[0], one[1])),
     ]

@@ -14,14 +14,20 @@ FOUR = Rules(honest=3, liars=1, ballots=3)
 
 def decided(rules: Rules, state: State) -> set[int]:
     slots = range(rules.ballots * VALUES)
-    return {slot % VALUES for slot in slots if sum(node[4] >> slot & 1 for node in state) >= rules.needed}
+    return {
+        slot % VALUES
+        for slot in slots
+        if sum(node[4] >> slot & 1 for node in state) >= rules.needed
+    }
 
 
 @pytest.mark.slow
 def test_every_state_of_four_members_one_of_whom_lies() -> None:
     found = explore(FOUR)
     assert len(found) == 19_872
-    assert {value for state in found for value in decided(FOUR, state)} == {0, 1}, "either may be decided, never both"
+    assert {value for state in found for value in decided(FOUR, state)} == {0, 1}, (
+        "either may be decided, never both"
+    )
 
 
 def test_every_state_of_four_members_in_two_ballots() -> None:

@@ -24,7 +24,9 @@ def test_who_calls_anothers_contribution_its_own_takes_nothing_from_it(scene: Sc
     claims = [scene.claim(who, cid=cid, weight=7) for who in (mine, liar)]
     both = [Contributor(mine, cid, 7), Contributor(liar, cid, 7)]
     judge = machine.acceptor.judge  # type: ignore[attr-defined]
-    assert "offered nothing of the kind" in judge._invented(scene.entry(contributors=tuple(both)), claims)
+    assert "offered nothing of the kind" in judge._invented(
+        scene.entry(contributors=tuple(both)), claims
+    )
     for one in both:
         assert judge._invented(scene.entry(contributors=(one,)), claims) == ""
     scene.hear(owner, m.PlanMessage(scene.plan(tuple(both))))
@@ -40,7 +42,10 @@ def test_who_calls_anothers_contribution_its_own_takes_nothing_from_it(scene: Sc
 
 
 def test_a_plan_that_cannot_be_carried_out_ends_no_node(scene: Scene) -> None:
-    owner, offers = scene.order[0], tuple(Contributor(who, who.peer.encode() * 8, 1) for who in scene.others)
+    owner, offers = (
+        scene.order[0],
+        tuple(Contributor(who, who.peer.encode() * 8, 1) for who in scene.others),
+    )
     chunks = scene.plan(offers).parts[0].stop
     who = scene.machine.me.peer
     wrong = [

@@ -27,19 +27,26 @@ BUCKETS = Buckets((frozenset(ROSTER[::2]), frozenset(ROSTER[1::2])), least=2)
 ROBUST = structs.replace(SECURE, secure=structs.replace(TERMS, buckets=3, rule="median:1"))
 
 
-def masked() -> tuple[dict[PeerId, Client], dict[PeerId, np.ndarray], dict[PeerId, np.ndarray], tuple[dict, dict]]:
+def masked() -> tuple[
+    dict[PeerId, Client], dict[PeerId, np.ndarray], dict[PeerId, np.ndarray], tuple[dict, dict]
+]:
     """All six up to the third step: clients, plain and masked vectors, what was said."""
     clients = {peer: Client(BINDING, PEOPLE[peer], Memory(), Random(peer)) for peer in ROSTER}
     keys = {peer: client.keys() for peer, client in clients.items()}
     deals = {peer: client.deal(keys) for peer, client in clients.items()}
-    plain = {peer: RING.encode(RING.quantise(np.full(4, number / 8, np.float32), Random(number)), 1) for number, peer in enumerate(ROSTER)}
+    plain = {
+        peer: RING.encode(RING.quantise(np.full(4, number / 8, np.float32), Random(number)), 1)
+        for number, peer in enumerate(ROSTER)
+    }
     hidden = {peer: words.copy() for peer, words in plain.items()}
     for peer in ROSTER:
         clients[peer].mask(hidden[peer], peer.encode(), deals, BUCKETS)
     return clients, plain, hidden, (keys, deals)
 
 
-@pytest.mark.parametrize("survivors", [each for count in (4, 5, 6) for each in combinations(ROSTER, count)])
+@pytest.mark.parametrize(
+    "survivors", [each for count in (4, 5, 6) for each in combinations(ROSTER, count)]
+)
 def test_sums_of_buckets_are_exact_for_every_drop_pattern(survivors: tuple[PeerId, ...]) -> None:
     """And of a bucket with one vector nothing is revealed: neither share of anybody in it, so nobody can unmask it."""
     clients, plain, hidden, (keys, deals) = masked()
@@ -49,7 +56,9 @@ def test_sums_of_buckets_are_exact_for_every_drop_pattern(survivors: tuple[PeerI
     for peer in survivors:
         reveal = clients[peer].reveal(consents)
         told = {ROSTER[number] for number, _ in (*reveal.seeds, *reveal.pairs)}
-        assert told == set(ROSTER) - {member for index in closed for member in BUCKETS.members[index]}
+        assert told == set(ROSTER) - {
+            member for index in closed for member in BUCKETS.members[index]
+        }
         assert not {number for number, _ in reveal.seeds} & {number for number, _ in reveal.pairs}
         unmasking.add(peer, reveal)
     assert list(unmasking.open) == [index for index in (0, 1) if index not in closed]
@@ -162,7 +171,9 @@ def test_a_site_that_drops_out_closes_its_bucket_and_the_others_go_on() -> None:
     contributed(peers, values, 0)
     living = lambda: [peer for peer in peers if peer.name not in struck]  # noqa: E731
     table.until(lambda: bool(struck) and all(peer.session.completed >= 1 for peer in living()))
-    first = next(event for peer in living() for event in peer.heard if isinstance(event, ev.Unmasked))
+    first = next(
+        event for peer in living() for event in peer.heard if isinstance(event, ev.Unmasked)
+    )
     counted = [peer for peer in living() if any(event.counted for event in peer.rounds())]
     assert {peer.name for peer in counted} == set(first.members)
     assert struck[0] not in first.members

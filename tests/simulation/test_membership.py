@@ -33,11 +33,25 @@ def verify(peer: PeerId, data: bytes, sig: bytes) -> bool:
 
 def member(name: str, seed: int = 0, **kwargs: object) -> Membership:
     peer = PeerId(name)
-    return Membership(peer, RUN, sign=lambda data: signature(peer, data), verify=verify, rng=random.Random(f"{name}/{seed}"), **kwargs)  # type: ignore[arg-type]
+    return Membership(
+        peer,
+        RUN,
+        sign=lambda data: signature(peer, data),
+        verify=verify,
+        rng=random.Random(f"{name}/{seed}"),
+        **kwargs,
+    )  # type: ignore[arg-type]
 
 
 def signed(
-    peer: str, sequence: int, *, run: str = "run", expires_s: float = 35.0, by: str | None = None, round_: int = 0, at: tuple[str, ...] = ()
+    peer: str,
+    sequence: int,
+    *,
+    run: str = "run",
+    expires_s: float = 35.0,
+    by: str | None = None,
+    round_: int = 0,
+    at: tuple[str, ...] = (),
 ) -> SignedRecord:
     record = Record(run, PeerId(peer), sequence, int(expires_s * 1000), at, round_)
     return wire.sign_record(record, lambda data: signature(by or peer, data))
@@ -50,15 +64,28 @@ def table(m: Membership) -> set[bytes]:
 class Swarm:
     """Memberships on a simulated network."""
 
-    def __init__(self, count: int, *, seed: int = 0, watch: bool = False, hub: bool = True, timing: Timing | None = None) -> None:
+    def __init__(
+        self,
+        count: int,
+        *,
+        seed: int = 0,
+        watch: bool = False,
+        hub: bool = True,
+        timing: Timing | None = None,
+    ) -> None:
         self.world = World(seed)
         self.network = Network(self.world, latency_s=0.01, jitter_s=0.01)
-        self.members = {PeerId(f"p{i:03}"): member(f"p{i:03}", seed, timing=timing or Timing()) for i in range(count)}
+        self.members = {
+            PeerId(f"p{i:03}"): member(f"p{i:03}", seed, timing=timing or Timing())
+            for i in range(count)
+        }
         self.stopped: set[PeerId] = set()
         phase = self.world.stream("phase")
         first = next(iter(self.members))
         for peer, m in self.members.items():
-            self.network.attach(peer, lambda sender, _c, data, p=peer: self._deliver(p, sender, data))  # type: ignore[arg-type]
+            self.network.attach(
+                peer, lambda sender, _c, data, p=peer: self._deliver(p, sender, data)
+            )  # type: ignore[arg-type]
             m.announce(0.0, addresses=(f"/ip4/127.0.0.1/tcp/{4000 + int(peer[1:])}",))
             if watch:
                 m.watch(0.0, self.members)
@@ -97,8 +124,13 @@ def records_of(draw: Sequence[tuple[int, int, int]]) -> list[SignedRecord]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 4), st.integers(0, 2)), max_size=14), st.randoms(use_true_random=False))
-def test_merging_commutes_and_is_idempotent(draw: list[tuple[int, int, int]], shuffle: random.Random) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(1, 4), st.integers(0, 2)), max_size=14),
+    st.randoms(use_true_random=False),
+)
+def test_merging_commutes_and_is_idempotent(
+    draw: list[tuple[int, int, int]], shuffle: random.Random
+) -> None:
     records = records_of(draw)
     other = records + records[: len(records) // 2]
     shuffle.shuffle(other)
@@ -107,7 +139,9 @@ def test_merging_commutes_and_is_idempotent(draw: list[tuple[int, int, int]], sh
     for record in other:
         two.learn(0.0, [record], PeerId("z"))
     assert table(one) == table(two)
-    assert [r.sequence for r in one.records()] == [max(s for p, s, _ in draw if f"p{p}" == r.peer) for r in one.records()]
+    assert [r.sequence for r in one.records()] == [
+        max(s for p, s, _ in draw if f"p{p}" == r.peer) for r in one.records()
+    ]
     before = table(one)
     one.learn(0.0, records, PeerId("z"))
     assert table(one) == before
@@ -121,7 +155,9 @@ def test_expired_forged_foreign_and_malformed_records_do_not_enter() -> None:
         signed("c", 1, expires_s=1035.0, run="other"),
         signed("d", 1, expires_s=1e6),
     ]
-    m.learn(1000.0, [*bad, SignedRecord(b"\xc1", b""), signed("e", 1, expires_s=1035.0)], PeerId("z"))
+    m.learn(
+        1000.0, [*bad, SignedRecord(b"\xc1", b""), signed("e", 1, expires_s=1035.0)], PeerId("z")
+    )
     assert [r.peer for r in m.records()] == ["e"]
     assert dict(m.refused) == {"expired": 2, "forged": 1, "foreign": 1, "malformed": 1}
 
@@ -170,9 +206,15 @@ def test_addresses_are_told_once_and_only_those_of_the_peer_itself_that_can_be_d
     assert m.moved() == {}  # we know where we are
     m.learn(0.0, [signed("a", 1, at=(HERE, THERE)), signed("b", 1)], PeerId("z"))
     assert m.moved() == {a: (HERE, THERE)}
-    m.learn(0.0, [signed("a", 1, at=(HERE, THERE)), signed("a", 2, at=(HERE, THERE), round_=1)], PeerId("z"))
+    m.learn(
+        0.0,
+        [signed("a", 1, at=(HERE, THERE)), signed("a", 2, at=(HERE, THERE), round_=1)],
+        PeerId("z"),
+    )
     assert m.moved() == {}
-    m.learn(0.0, [signed("a", 3, at=(THERE,)), signed("a", 4, at=(HERE,), by="mallory")], PeerId("z"))
+    m.learn(
+        0.0, [signed("a", 3, at=(THERE,)), signed("a", 4, at=(HERE,), by="mallory")], PeerId("z")
+    )
     assert m.moved() == {a: (THERE,)}
     m.learn(0.0, [signed("a", 5, at=(HERE,))], PeerId("z"))
     m.tick(36.0)
@@ -180,7 +222,16 @@ def test_addresses_are_told_once_and_only_those_of_the_peer_itself_that_can_be_d
 
 
 @pytest.mark.parametrize(
-    "at", [("nowhere",), (HERE, HERE), ("/ip4/0.0.0.0/tcp/4001",), ("/ip4/10.0.0.1/tcp/0",), (f"{HERE}/p2p/a",), (HERE,) * 9, ("/" * 201,)]
+    "at",
+    [
+        ("nowhere",),
+        (HERE, HERE),
+        ("/ip4/0.0.0.0/tcp/4001",),
+        ("/ip4/10.0.0.1/tcp/0",),
+        (f"{HERE}/p2p/a",),
+        (HERE,) * 9,
+        ("/" * 201,),
+    ],
 )
 def test_a_record_with_addresses_that_nobody_could_dial_is_refused(at: tuple[str, ...]) -> None:
     m = member("x")
@@ -212,10 +263,16 @@ def test_too_long_is_refused_before_it_is_decoded() -> None:
 
 def test_fifty_members_that_know_one_come_to_know_all() -> None:
     swarm = Swarm(50)
-    assert swarm.world.run(until=15.0, stop=lambda: swarm.world.events % 50 == 0 and swarm.agreed(50))
+    assert swarm.world.run(
+        until=15.0, stop=lambda: swarm.world.events % 50 == 0 and swarm.agreed(50)
+    )
     assert swarm.world.now < 10.0
-    one = swarm.members[PeerId("p031")]  # the only one it knew at first was p000; by now it could dial everybody
-    everybody = {PeerId(f"p{i:03}"): (f"/ip4/127.0.0.1/tcp/{4000 + i}",) for i in range(50) if i != 31}
+    one = swarm.members[
+        PeerId("p031")
+    ]  # the only one it knew at first was p000; by now it could dial everybody
+    everybody = {
+        PeerId(f"p{i:03}"): (f"/ip4/127.0.0.1/tcp/{4000 + i}",) for i in range(50) if i != 31
+    }
     assert one.moved() == everybody
 
 
@@ -225,11 +282,16 @@ def test_a_change_reaches_all_of_fifty_and_quiet_tables_cost_little() -> None:
     assert swarm.agreed(50)
     before = sum(swarm.network.bytes_sent.values())
     swarm.world.run(until=30.0)
-    assert (sum(swarm.network.bytes_sent.values()) - before) / 50 / 10 < 200  # bytes a second of a member: hashes only
+    assert (
+        sum(swarm.network.bytes_sent.values()) - before
+    ) / 50 / 10 < 200  # bytes a second of a member: hashes only
     one = swarm.members[PeerId("p007")]
     one.announce(swarm.world.now, round=1)
     swarm._flush(PeerId("p007"))
-    assert swarm.world.run(until=36.0, stop=lambda: all(m.record(PeerId("p007")).round == 1 for m in swarm.members.values()))  # type: ignore[union-attr]
+    assert swarm.world.run(
+        until=36.0,
+        stop=lambda: all(m.record(PeerId("p007")).round == 1 for m in swarm.members.values()),
+    )  # type: ignore[union-attr]
 
 
 def test_the_dead_are_forgotten_by_all() -> None:
@@ -239,7 +301,9 @@ def test_the_dead_are_forgotten_by_all() -> None:
     swarm.stopped.add(PeerId("p003"))
     swarm.network.detach(PeerId("p003"))
     swarm.world.run(until=70.0)
-    assert all(m.record(PeerId("p003")) is None for peer, m in swarm.members.items() if peer != "p003")
+    assert all(
+        m.record(PeerId("p003")) is None for peer, m in swarm.members.items() if peer != "p003"
+    )
     assert all(len(m.records()) == 11 for peer, m in swarm.members.items() if peer != "p003")
 
 
@@ -247,7 +311,9 @@ def test_the_dead_are_forgotten_by_all() -> None:
 
 
 def suspicions(swarm: Swarm, target: PeerId) -> list[bool]:
-    return [m.suspected(swarm.world.now, target) for peer, m in swarm.members.items() if peer != target]
+    return [
+        m.suspected(swarm.world.now, target) for peer, m in swarm.members.items() if peer != target
+    ]
 
 
 @pytest.mark.parametrize("how", ["stopped", "killed"])
@@ -291,7 +357,9 @@ def test_waking_from_a_freeze_does_not_suspect_everybody() -> None:
     for until in (30.05, 30.1, 30.3, 30.6, 31.0, 33.0):
         swarm.world.run(until=until)
         if until > 30.06:
-            assert not any(swarm.members[target].suspected(swarm.world.now, p) for p in swarm.members)
+            assert not any(
+                swarm.members[target].suspected(swarm.world.now, p) for p in swarm.members
+            )
     assert not any(suspicions(swarm, target))
 
 

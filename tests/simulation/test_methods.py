@@ -20,7 +20,9 @@ from atoll.optim import SoloSwarm, attach
 from atoll.optim.outer.governor import Governed
 
 H, ROUNDS = 4, 10
-BASE = RunSettings(sync_every=H, rounds=ROUNDS, codec="fp32", outer=OuterSettings(lr=0.7, momentum=0.5))
+BASE = RunSettings(
+    sync_every=H, rounds=ROUNDS, codec="fp32", outer=OuterSettings(lr=0.7, momentum=0.5)
+)
 METHODS: dict[str, dict[str, Any]] = {
     "late": {"overlap": "late"},
     "late, adopted after two steps": {"overlap": "late", "delay": 2},
@@ -31,8 +33,17 @@ METHODS: dict[str, dict[str, Any]] = {
     "int4 with feedback": {"codec": "int4", "feedback": True},
     "eager, int4 with feedback": {"codec": "int4", "feedback": True, "overlap": "eager"},
     "2 bits": {"codec": "stat2"},
-    "sparse": {"codec": "sparse256", "feedback_kept": 0.95, "outer": OuterSettings(kind="sgd", lr=1.0)},
-    "streaming, sparse, late": {"codec": "sparse256", "fragments": 2, "overlap": "late", "outer": OuterSettings(kind="sgd", lr=1.0)},
+    "sparse": {
+        "codec": "sparse256",
+        "feedback_kept": 0.95,
+        "outer": OuterSettings(kind="sgd", lr=1.0),
+    },
+    "streaming, sparse, late": {
+        "codec": "sparse256",
+        "fragments": 2,
+        "overlap": "late",
+        "outer": OuterSettings(kind="sgd", lr=1.0),
+    },
     "post-local": {"method": "local_sgd", "local_after": 3},
 }
 
@@ -66,13 +77,23 @@ def train(swarm: LocalMember) -> dict[str, Any]:
         anchor = torch.empty(view.numel)
         view.copy_into(anchor)
         loss = float(nn.functional.mse_loss(model(held_out), teacher(held_out)))
-    return {"round": view.round, "anchor": anchor, "loss": loss, "steps": steps, "stats": attachment.stats}
+    return {
+        "round": view.round,
+        "anchor": anchor,
+        "loss": loss,
+        "steps": steps,
+        "stats": attachment.stats,
+    }
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_trains_and_all_have_one_anchor_whatever_happens(method: str) -> None:
     """One member is killed and comes back, another starts late; there is still one anchor a round and it has learned."""
-    swarm = LocalSwarm(3, settings=settings_of(method), latency_s=0.02, seed=3).join_at(2, 1.5).crash_at(1, 4.0, back_after_s=1.0)
+    swarm = (
+        LocalSwarm(3, settings=settings_of(method), latency_s=0.02, seed=3)
+        .join_at(2, 1.5)
+        .crash_at(1, 4.0, back_after_s=1.0)
+    )
     results = swarm.run(train, step_s=0.25)
     assert [result["round"] for result in results] == [ROUNDS] * 3
     assert all(torch.equal(result["anchor"], results[0]["anchor"]) for result in results)
@@ -123,7 +144,9 @@ def constant(gradients: np.ndarray, seen: list[list[np.ndarray]]) -> Any:
     return script
 
 
-def together(settings: RunSettings, peers: int, rounds: int) -> tuple[np.ndarray, list[list[np.ndarray]]]:
+def together(
+    settings: RunSettings, peers: int, rounds: int
+) -> tuple[np.ndarray, list[list[np.ndarray]]]:
     """What each round contributes (rounds, peers, numel), and live parameters after each boundary, once all peers are members."""
     rng = np.random.default_rng(5)
     gradients = rng.standard_normal((peers, rounds * H, 5)).astype(np.float32)
@@ -159,7 +182,9 @@ def test_eager_is_the_papers_update_with_anchors_of_ones_own() -> None:
 
 def test_late_members_train_on_from_their_own_values_and_get_the_others_a_round_later() -> None:
     peers, rounds = 2, 6
-    settings = msgspec.structs.replace(BASE, overlap="late", rounds=rounds, outer=OuterSettings(kind="sgd", lr=0.5))
+    settings = msgspec.structs.replace(
+        BASE, overlap="late", rounds=rounds, outer=OuterSettings(kind="sgd", lr=0.5)
+    )
     deltas, seen = together(settings, peers, rounds)
     for peer in range(peers):
         for r in range(rounds - 1):
@@ -170,14 +195,22 @@ def test_late_members_train_on_from_their_own_values_and_get_the_others_a_round_
 @pytest.mark.parametrize("peers", [2, 4])
 def test_a_stretched_step_is_as_long_in_a_swarm_of_two_as_in_one_of_four(peers: int) -> None:
     """Each contributes 2 along an axis of its own: the mean is 2/√k long, the outer step lr · 2."""
-    settings = msgspec.structs.replace(BASE, rounds=1, outer=OuterSettings(kind="sgd", lr=0.5, stretch=True))
+    settings = msgspec.structs.replace(
+        BASE, rounds=1, outer=OuterSettings(kind="sgd", lr=0.5, stretch=True)
+    )
 
     def script(member: LocalMember) -> np.ndarray:
         member.open(make_layout([("weight", (4,))]), lambda initial: None).release()
         while len(member.members()) < peers:
             member.sleep(0.1)
         axis = torch.eye(4)[member.index]
-        assert member.contribute(samples=member.index + 1 if peers == 2 else 3, write=lambda out: out.copy_(2 * axis)).wait(60).counted
+        assert (
+            member.contribute(
+                samples=member.index + 1 if peers == 2 else 3, write=lambda out: out.copy_(2 * axis)
+            )
+            .wait(60)
+            .counted
+        )
         anchor = torch.empty(4)
         member.anchor().copy_into(anchor)
         return anchor.numpy()
@@ -194,7 +227,9 @@ def test_a_jump_of_the_loss_is_seen_by_all_members_in_one_round() -> None:
     """All log the loss of their inner steps; in round 7 it doubles for most of them."""
     seen: list[object] = []
     off = subscribe(seen.append)
-    settings = msgspec.structs.replace(BASE, sync_every=2, rounds=9, outer=OuterSettings(lr=1.0, momentum=0.5, governor=True))
+    settings = msgspec.structs.replace(
+        BASE, sync_every=2, rounds=9, outer=OuterSettings(lr=1.0, momentum=0.5, governor=True)
+    )
 
     def script(member: LocalMember) -> np.ndarray:
         model = nn.Linear(4, 1, bias=False)
@@ -214,7 +249,9 @@ def test_a_jump_of_the_loss_is_seen_by_all_members_in_one_round() -> None:
 
     anchors = LocalSwarm(3, settings=settings, latency_s=0.001).run(script, step_s=0.25)
     off()
-    assert [event for event in seen if isinstance(event, Governed)] == [Governed("loss", value=2.0, median=1.0)] * 3
+    assert [event for event in seen if isinstance(event, Governed)] == [
+        Governed("loss", value=2.0, median=1.0)
+    ] * 3
     assert all(np.array_equal(anchor, anchors[0]) for anchor in anchors)
 
 
@@ -242,7 +279,12 @@ def test_the_position_is_what_all_have_contributed_whoever_comes_or_goes() -> No
         return first, anchors, own
 
     settings = msgspec.structs.replace(BASE, rounds=12)
-    results = LocalSwarm(3, settings=settings, latency_s=0.02).join_at(2, 8.0).crash_at(1, 12.0, back_after_s=1.0).run(script, step_s=0.25)
+    results = (
+        LocalSwarm(3, settings=settings, latency_s=0.02)
+        .join_at(2, 8.0)
+        .crash_at(1, 12.0, back_after_s=1.0)
+        .run(script, step_s=0.25)
+    )
     assert sorted(decided) == list(range(1, 13))
     total = [sum(decided[r] for r in range(1, upto + 1)) for upto in range(13)]
     assert len(set(decided.values())) > 2  # rounds of one, two and three members
@@ -255,15 +297,21 @@ def test_the_position_is_what_all_have_contributed_whoever_comes_or_goes() -> No
     assert min(own[-1] for _, _, own in results) == total[12]
 
 
-def test_one_member_with_sgd_of_one_follows_its_inner_optimizer_alone_through_the_real_exchange() -> None:
+def test_one_member_with_sgd_of_one_follows_its_inner_optimizer_alone_through_the_real_exchange() -> (
+    None
+):
     """a − (a − b) is not b in floating point, but nearly: within 3e-7 of the norm after 20 steps and 5 rounds."""
-    settings = msgspec.structs.replace(BASE, rounds=5, outer=OuterSettings(kind="sgd", lr=1.0, momentum=0.0))
+    settings = msgspec.structs.replace(
+        BASE, rounds=5, outer=OuterSettings(kind="sgd", lr=1.0, momentum=0.0)
+    )
 
     def script(member: LocalMember | None) -> Tensor:
         data = torch.randn(5 * H, 16, 6, generator=torch.Generator().manual_seed(5))
         model = net()
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
-        attachment = attach(model, optimizer, member, clock=member.clock) if member is not None else None
+        attachment = (
+            attach(model, optimizer, member, clock=member.clock) if member is not None else None
+        )
         for x in data:
             optimizer.zero_grad()
             nn.functional.mse_loss(model(x), x[:, :2]).backward()
@@ -277,7 +325,9 @@ def test_one_member_with_sgd_of_one_follows_its_inner_optimizer_alone_through_th
 
 
 @pytest.mark.parametrize("peers", [2, 4])
-def test_members_that_do_the_same_equal_one_bit_for_bit_through_the_real_exchange(peers: int) -> None:
+def test_members_that_do_the_same_equal_one_bit_for_bit_through_the_real_exchange(
+    peers: int,
+) -> None:
     """Sums of two or four equal float32 numbers are exact, and so is their mean."""
     settings = msgspec.structs.replace(BASE, rounds=5)
 
@@ -287,7 +337,9 @@ def test_members_that_do_the_same_equal_one_bit_for_bit_through_the_real_exchang
         model = net()
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
         member = swarm if isinstance(swarm, LocalMember) else None
-        attachment = attach(model, optimizer, swarm, clock=member.clock if member else time.monotonic)
+        attachment = attach(
+            model, optimizer, swarm, clock=member.clock if member else time.monotonic
+        )
         while member is not None and len(member.members()) < peers:
             member.sleep(0.1)
         for x in data:
@@ -299,4 +351,7 @@ def test_members_that_do_the_same_equal_one_bit_for_bit_through_the_real_exchang
         return torch.cat([value.detach().reshape(-1) for value in model.parameters()]).numpy()
 
     one = script(SoloSwarm(settings))
-    assert all(np.array_equal(each, one) for each in LocalSwarm(peers, settings=settings, latency_s=0.001).run(script, step_s=0.25))
+    assert all(
+        np.array_equal(each, one)
+        for each in LocalSwarm(peers, settings=settings, latency_s=0.001).run(script, step_s=0.25)
+    )

@@ -21,12 +21,18 @@ from atoll.node.secure.vectors import Summed, Vectors
 from atoll.node.session import events as ev
 from atoll.optim import SoloSwarm, attach
 
-MEASURED = structs.replace(SECURE, secure=structs.replace(TERMS, max_weight=1_000_000, metrics=("loss", "accuracy")))
+MEASURED = structs.replace(
+    SECURE, secure=structs.replace(TERMS, max_weight=1_000_000, metrics=("loss", "accuracy"))
+)
 
 
 def metrics_of(number: int) -> dict[str, float]:
     """Of a site; numbers that are nowhere else."""
-    return {"loss": 1.73205081 + number / 7, "accuracy": 0.141592653 + number / 11, "f1": 0.577215664 + number / 13}
+    return {
+        "loss": 1.73205081 + number / 7,
+        "accuracy": 0.141592653 + number / 11,
+        "f1": 0.577215664 + number / 13,
+    }
 
 
 def samples_of(number: int) -> int:
@@ -38,7 +44,10 @@ def traces(number: int) -> set[bytes]:
     """The ways in which a site's numbers could stand in a message: msgpack, binary, text, and as they are before they are masked."""
     found = set[bytes]()
     for value in metrics_of(number).values():
-        found |= {msgspec.msgpack.encode(value), *(struct.pack(f"{order}{kind}", value) for order in "<>" for kind in "fd")}
+        found |= {
+            msgspec.msgpack.encode(value),
+            *(struct.pack(f"{order}{kind}", value) for order in "<>" for kind in "fd"),
+        }
         found |= {f"{value:.{digits}g}".encode() for digits in (6, 8, 17)}
     samples = samples_of(number)
     found |= {
@@ -95,7 +104,10 @@ def test_only_means_over_a_sum_are_told() -> None:
         for name in ("loss", "accuracy"):
             mean = np.average([metrics_of(number)[name] for number in range(4)], weights=weights)
             assert event.metrics[name] == pytest.approx(mean, abs=0.05)
-    assert {name for event in sums for name in event.metrics} == {"loss", "accuracy"}  # what was not asked for is not in the sum
+    assert {name for event in sums for name in event.metrics} == {
+        "loss",
+        "accuracy",
+    }  # what was not asked for is not in the sum
     assert all(len(data) > 2_000 for data in listener.sent.values())
     assert listener.told(peers) == []
     for number, peer in enumerate(peers):
@@ -132,8 +144,13 @@ def test_the_search_finds_what_is_told_in_other_runs() -> None:
 def summed(told: Sequence[Mapping[str, float]], seed: int = 0) -> tuple[Summed, np.ndarray]:
     """What is known of sites that report this, and the words of the sum."""
     vectors = Vectors(structs.replace(TERMS, metrics=("loss", "auc")), None, 5, 4, 3)
-    rows = [vectors.words(torch.full((5,), 0.25), 1, random.Random(seed + number), metrics) for number, metrics in enumerate(told)]
-    total = np.array([row for row in rows if not isinstance(row, str)], np.uint32).sum(axis=0, dtype=np.uint32)
+    rows = [
+        vectors.words(torch.full((5,), 0.25), 1, random.Random(seed + number), metrics)
+        for number, metrics in enumerate(told)
+    ]
+    total = np.array([row for row in rows if not isinstance(row, str)], np.uint32).sum(
+        axis=0, dtype=np.uint32
+    )
     return vectors.summed(total), total
 
 
@@ -142,18 +159,29 @@ def test_a_metric_is_told_where_all_of_a_sum_have_it() -> None:
     assert found.weight == 4
     assert found.mean.tolist() == pytest.approx([0.25] * 5, abs=1e-4)
     assert found.metrics == pytest.approx({"loss": 5.0, "auc": 0.625}, abs=1e-4)
-    assert Vectors(TERMS, None, 5, 4, 3).summed(np.array([1, 2, 3, 4, 5, 1], np.uint32)).metrics == {}
+    assert (
+        Vectors(TERMS, None, 5, 4, 3).summed(np.array([1, 2, 3, 4, 5, 1], np.uint32)).metrics == {}
+    )
 
 
-@pytest.mark.parametrize("silent", [{}, {"loss": float("nan")}, {"loss": float("inf")}, {"loss": 99.0}])
-def test_of_a_metric_that_one_lacks_nothing_is_known_of_the_others(silent: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    "silent", [{}, {"loss": float("nan")}, {"loss": float("inf")}, {"loss": 99.0}]
+)
+def test_of_a_metric_that_one_lacks_nothing_is_known_of_the_others(
+    silent: dict[str, float],
+) -> None:
     """Least of all that of a single one that has it: what stands in its place is as good as chance."""
     silent = {**silent, "auc": 0.5}
-    for told in ([{"loss": 2.0, "auc": 0.5}, silent, silent, silent], [{"loss": 2.0, "auc": 0.5}] * 3 + [silent]):
+    for told in (
+        [{"loss": 2.0, "auc": 0.5}, silent, silent, silent],
+        [{"loss": 2.0, "auc": 0.5}] * 3 + [silent],
+    ):
         found, total = summed(told)
         assert found.metrics == pytest.approx({"auc": 0.5}, abs=1e-4)
         apart = (total[5:7] - summed(told, seed=100)[1][5:7]).view(np.int32)
-        assert np.abs(apart.astype(float)).min() > 1e5  # where it is told, sums of other chances are 4 apart at most
+        assert (
+            np.abs(apart.astype(float)).min() > 1e5
+        )  # where it is told, sums of other chances are 4 apart at most
 
 
 class Heard(SoloSwarm):
@@ -172,7 +200,11 @@ class Heard(SoloSwarm):
 
 
 def test_an_attached_script_tells_its_node_what_is_added_up_before_it_contributes() -> None:
-    swarm = Heard(RunSettings(sync_every=2, rounds=1, codec="fp32", secure=structs.replace(TERMS, metrics=("loss",))))
+    swarm = Heard(
+        RunSettings(
+            sync_every=2, rounds=1, codec="fp32", secure=structs.replace(TERMS, metrics=("loss",))
+        )
+    )
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     attachment = attach(model, optimizer, swarm)

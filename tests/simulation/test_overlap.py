@@ -56,7 +56,9 @@ class Losing:
         return self._member.contribute(base=1 << 40 if base == LOST else base, **rest)
 
     def contribute_fragment(self, fragment: int, *, base: int, **rest: Any) -> Any:
-        return self._member.contribute_fragment(fragment, base=1 << 40 if base == LOST else base, **rest)
+        return self._member.contribute_fragment(
+            fragment, base=1 << 40 if base == LOST else base, **rest
+        )
 
 
 def train(member: LocalMember) -> dict[str, Any]:
@@ -67,7 +69,9 @@ def train(member: LocalMember) -> dict[str, Any]:
     while len(member.members()) < PEERS:
         member.sleep(0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    attachment = attach(model, optimizer, Losing(member) if member.index == 1 else member, clock=member.clock)  # type: ignore[arg-type]
+    attachment = attach(
+        model, optimizer, Losing(member) if member.index == 1 else member, clock=member.clock
+    )  # type: ignore[arg-type]
     data = torch.Generator().manual_seed(member.index)
     began, steps = member.clock(), 0
     while not attachment.done:
@@ -79,14 +83,24 @@ def train(member: LocalMember) -> dict[str, Any]:
     anchor = torch.empty(FlatVector(model).numel)
     view = member.anchor()
     view.copy_into(anchor)
-    return {"seconds": member.clock() - began, "steps": steps, "stats": attachment.stats, "anchor": anchor}
+    return {
+        "seconds": member.clock() - began,
+        "steps": steps,
+        "stats": attachment.stats,
+        "anchor": anchor,
+    }
 
 
-@pytest.mark.parametrize("codec", [each if each in OFTEN else pytest.param(each, marks=pytest.mark.slow) for each in CODECS])
+@pytest.mark.parametrize(
+    "codec",
+    [each if each in OFTEN else pytest.param(each, marks=pytest.mark.slow) for each in CODECS],
+)
 @pytest.mark.parametrize("method", METHODS)
 def test_training_takes_the_time_of_its_steps_and_no_more(method: str, codec: str) -> None:
     settings = msgspec.structs.replace(BASE, **METHODS[method], **CODECS[codec])
-    results = LocalSwarm(PEERS, settings=settings, latency_s=0.02, bandwidth_bytes_per_s=RATE).run(train, step_s=STEP_S)
+    results = LocalSwarm(PEERS, settings=settings, latency_s=0.02, bandwidth_bytes_per_s=RATE).run(
+        train, step_s=STEP_S
+    )
     fragments = settings.fragments
     for index, result in enumerate(results):
         stats = result["stats"]
@@ -100,7 +114,11 @@ def test_training_takes_the_time_of_its_steps_and_no_more(method: str, codec: st
 
 def test_it_is_the_overlap_that_saves_the_wait() -> None:
     """The same without: the instrument sees what is waited."""
-    results = LocalSwarm(PEERS, settings=BASE, latency_s=0.02, bandwidth_bytes_per_s=RATE).run(train, step_s=STEP_S)
+    results = LocalSwarm(PEERS, settings=BASE, latency_s=0.02, bandwidth_bytes_per_s=RATE).run(
+        train, step_s=STEP_S
+    )
     for result in results:
         assert result["stats"]["waiting_s"] > 0.1 * ROUNDS
-        assert result["seconds"] == pytest.approx(STEP_S * result["steps"] + result["stats"]["waiting_s"])
+        assert result["seconds"] == pytest.approx(
+            STEP_S * result["steps"] + result["stats"]["waiting_s"]
+        )

@@ -27,7 +27,9 @@ def swarm_of(count: int = 4, pace: Pace = FAST) -> LocalSwarm:
     return swarm
 
 
-def slow(swarm: LocalSwarm, peer: PeerId, share: float, *, up: bool = True, down: bool = True) -> None:
+def slow(
+    swarm: LocalSwarm, peer: PeerId, share: float, *, up: bool = True, down: bool = True
+) -> None:
     """The peer's links have this share of RATE."""
     for other in swarm.names:
         if other != peer:
@@ -121,8 +123,13 @@ def test_a_convener_that_holds_up_the_others_gives_its_ballot_up_and_says_so() -
     def convened_by_p1(member: Any) -> str:
         session = member._node().session
         run, config = session.run, session.machine.config
-        logs = {name: kind.log_name(operation_key(run, name), config, config) for name in map(str, range(100))}
-        return next(name for name, log in logs.items() if convener(run, log, 1, 0, config).peer == p1)
+        logs = {
+            name: kind.log_name(operation_key(run, name), config, config)
+            for name in map(str, range(100))
+        }
+        return next(
+            name for name, log in logs.items() if convener(run, log, 1, 0, config).peer == p1
+        )
 
     def script(member: Any) -> list[str]:
         api.enter(member)
@@ -140,10 +147,19 @@ def test_a_small_operation_is_not_kept_waiting_by_a_large_one() -> None:
         def script(member: Any) -> float:
             api.enter(member)
             member.sleep(BEGIN_S - member.clock())
-            pending = member.all_reduce(torch.ones(4 * NUMEL), op_id="large", everyone=True) if large else None
+            pending = (
+                member.all_reduce(torch.ones(4 * NUMEL), op_id="large", everyone=True)
+                if large
+                else None
+            )
             member.sleep(0.5)
             began = member.clock()
-            assert member.all_reduce(torch.ones(NUMEL // 8), op_id="small", everyone=True).wait().status == "committed"
+            assert (
+                member.all_reduce(torch.ones(NUMEL // 8), op_id="small", everyone=True)
+                .wait()
+                .status
+                == "committed"
+            )
             elapsed = member.clock() - began
             if pending is not None:
                 assert not pending.done()

@@ -32,8 +32,18 @@ HOME = 40.0  # when the dead come back, in a new life
 class Stage(QuietStage):
     """Some of the members die for ever in a calm moment; the organiser's user says so two seconds later."""
 
-    def __init__(self, seed: int, *, peers: int = 3, branch_after_s: float | None = None, back_s: float = HOME, fragments: int = 1) -> None:
-        super().__init__(seed, peers=peers, branch_after_s=branch_after_s, back_s=back_s, fragments=fragments)
+    def __init__(
+        self,
+        seed: int,
+        *,
+        peers: int = 3,
+        branch_after_s: float | None = None,
+        back_s: float = HOME,
+        fragments: int = 1,
+    ) -> None:
+        super().__init__(
+            seed, peers=peers, branch_after_s=branch_after_s, back_s=back_s, fragments=fragments
+        )
 
     def session(self, peer: PeerId = ORGANISER) -> Session:
         return self.sessions(peer)[0]
@@ -54,7 +64,9 @@ def test_the_organiser_goes_on_alone_and_the_lost_come_back_in_a_new_life(seed: 
     assert verdict.problem == ""
     [entry] = stage.recertified()
     assert [who.peer for who in entry.removed] == [P1, P2]
-    if not entry.entry.contributors:  # else it is the value that the organiser had accepted, unchanged
+    if (
+        not entry.entry.contributors
+    ):  # else it is the value that the organiser had accepted, unchanged
         assert entry.entry.next_config == (stage.swarm.members[ORGANISER].me,)
     after = stage.swarm.checker.entries[-1].entry.next_config
     assert {(who.peer, who.incarnation) for who in after} == {(ORGANISER, 0), (P1, 1), (P2, 1)}
@@ -65,13 +77,22 @@ def test_the_organiser_goes_on_alone_and_the_lost_come_back_in_a_new_life(seed: 
 def test_an_organiser_back_from_a_power_cut_goes_on_with_one_survivor(fragments: int) -> None:
     """Its old life is removed with the lost; the survivor is asked for what it accepted, and is a member of what follows."""
     stage = Stage(2, peers=5, fragments=fragments)
-    stage.strike((0, lambda: stage.die(P2, P3, P4)), (0.5, lambda: stage.swarm.reboot(ORGANISER)), (3, stage.swarm.removal.ask))
+    stage.strike(
+        (0, lambda: stage.die(P2, P3, P4)),
+        (0.5, lambda: stage.swarm.reboot(ORGANISER)),
+        (3, stage.swarm.removal.ask),
+    )
     verdict = stage.run()
     assert verdict.problem == ""
     for watch in stage.swarm.watches:
         entries = [certified for certified in watch.checker.entries if certified.removed]
-        assert {(who.peer, who.incarnation) for who in entries[-1].removed} == {(peer, 0) for peer in (ORGANISER, P2, P3, P4)}
-        assert set(entries[-1].entry.next_config) == {stage.swarm.members[ORGANISER].me, stage.swarm.members[P1].me}
+        assert {(who.peer, who.incarnation) for who in entries[-1].removed} == {
+            (peer, 0) for peer in (ORGANISER, P2, P3, P4)
+        }
+        assert set(entries[-1].entry.next_config) == {
+            stage.swarm.members[ORGANISER].me,
+            stage.swarm.members[P1].me,
+        }
 
 
 def test_the_founder_of_a_run_of_two_names_itself_after_a_power_cut() -> None:
@@ -112,7 +133,9 @@ def test_a_power_cut_of_all_costs_no_round_that_is_on_a_disk() -> None:
     [entry] = stage.recertified()
     assert entry.entry.round >= rounds[0] > 2
     assert entry.removed == tuple(Member(peer, 0) for peer in everybody)
-    assert {(who.peer, who.incarnation) for who in stage.swarm.checker.entries[-1].entry.next_config} == {(peer, 1) for peer in everybody}
+    assert {
+        (who.peer, who.incarnation) for who in stage.swarm.checker.entries[-1].entry.next_config
+    } == {(peer, 1) for peer in everybody}
 
 
 def test_a_run_in_fragments_is_recertified_in_all_of_them() -> None:
@@ -120,7 +143,11 @@ def test_a_run_in_fragments_is_recertified_in_all_of_them() -> None:
     stage.strike((0, lambda: stage.die(P2, P3, P4)), (2, stage.swarm.removal.ask))
     assert stage.run().problem == ""
     for watch in stage.swarm.watches:
-        assert [[who.peer for who in certified.removed] for certified in watch.checker.entries if certified.removed] == [[P2, P3, P4]]
+        assert [
+            [who.peer for who in certified.removed]
+            for certified in watch.checker.entries
+            if certified.removed
+        ] == [[P2, P3, P4]]
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
@@ -137,10 +164,15 @@ def test_a_word_that_is_cut_short_between_two_fragments_is_given_again(nth: int)
             type(disk).before_write(disk, kind)
 
         disk.before_write = write  # type: ignore[method-assign]
-    stage.strike((0, lambda: stage.die(P2, P3, P4)), *((wait, stage.swarm.removal.ask) for wait in (2, 4)))
+    stage.strike(
+        (0, lambda: stage.die(P2, P3, P4)), *((wait, stage.swarm.removal.ask) for wait in (2, 4))
+    )
     assert stage.run().problem == ""
     assert struck == [nth - 1]
-    assert all(any(certified.removed for certified in watch.checker.entries) for watch in stage.swarm.watches)
+    assert all(
+        any(certified.removed for certified in watch.checker.entries)
+        for watch in stage.swarm.watches
+    )
 
 
 def test_a_lost_peer_that_is_about_to_be_admitted_is_removed_too() -> None:
@@ -220,9 +252,12 @@ def test_what_cannot_be_right_is_refused() -> None:
     )
     assert stage.run().problem == ""
     assert [text.split(" ", 1)[1] for text in refused] == [
-        "is alive", "the members that are lost for ever, not this node itself", "was never a member of this run",
-        "is nothing to recertify", "the members that are lost for ever, not this node itself",
-    ]  # fmt: skip
+        "is alive",
+        "the members that are lost for ever, not this node itself",
+        "was never a member of this run",
+        "is nothing to recertify",
+        "the members that are lost for ever, not this node itself",
+    ]
 
 
 class Unheard(Stage):
@@ -239,7 +274,11 @@ class Unheard(Stage):
             lost = tap(sender, receiver, channel, payload) if tap else False
             if not self.deaf:
                 return lost
-            vote = channel == "control" and payload[:1] == b"R" and isinstance(m.decode(payload[1:], sender).body, m.Accepted)
+            vote = (
+                channel == "control"
+                and payload[:1] == b"R"
+                and isinstance(m.decode(payload[1:], sender).body, m.Accepted)
+            )
             return lost or vote or ORGANISER in (sender, receiver)
 
         self.swarm.network.tap = hear
@@ -247,7 +286,11 @@ class Unheard(Stage):
 
     def voters(self) -> list[PeerId]:
         """Those but the organiser who voted for one value under one ballot, if they are a majority of all."""
-        votes = {peer: disk.storage.journal().accepted for peer, disk in self.swarm.members.items() if peer != ORGANISER}
+        votes = {
+            peer: disk.storage.journal().accepted
+            for peer, disk in self.swarm.members.items()
+            if peer != ORGANISER
+        }
         for vote in votes.values():
             same = [peer for peer, other in votes.items() if vote is not None and other == vote]
             if len(same) > len(self.swarm.names) // 2:
@@ -277,12 +320,19 @@ def test_a_value_that_one_survivor_voted_for_is_signed_unchanged(after_s: float 
     assert adopted_rounds(entry.entry) == 0
 
 
-@pytest.mark.parametrize(("plant", "after_s"), [("no-seal", None), ("own-value-only", None), ("branch-before-accepted", 1.0)])
+@pytest.mark.parametrize(
+    ("plant", "after_s"),
+    [("no-seal", None), ("own-value-only", None), ("branch-before-accepted", 1.0)],
+)
 def test_a_planted_bug_of_recertifying_loses_that_value(plant: str, after_s: float | None) -> None:
-    assert Unheard(1, branch_after_s=after_s).play(SEAL_PLANTS[plant]()).problem.startswith("chosen")
+    assert (
+        Unheard(1, branch_after_s=after_s).play(SEAL_PLANTS[plant]()).problem.startswith("chosen")
+    )
 
 
-@pytest.mark.parametrize(("who", "nth"), [(ORGANISER, 1), (ORGANISER, 2), (ORGANISER, 3), (ORGANISER, 4), (P1, 1)])
+@pytest.mark.parametrize(
+    ("who", "nth"), [(ORGANISER, 1), (ORGANISER, 2), (ORGANISER, 3), (ORGANISER, 4), (P1, 1)]
+)
 def test_a_kill_before_any_write_of_a_seal_changes_nothing(who: PeerId, nth: int) -> None:
     """One signature an entry, however often the organiser dies; a sealed member stays sealed."""
     stage = Stage(2, peers=5)
@@ -297,7 +347,9 @@ def test_a_kill_before_any_write_of_a_seal_changes_nothing(who: PeerId, nth: int
         before(disk, kind)
 
     disk.before_write = write  # type: ignore[method-assign]
-    stage.strike((0, lambda: stage.die(P2, P3, P4)), *((wait, stage.swarm.removal.ask) for wait in (2, 4, 6)))
+    stage.strike(
+        (0, lambda: stage.die(P2, P3, P4)), *((wait, stage.swarm.removal.ask) for wait in (2, 4, 6))
+    )
     verdict = stage.run()
     assert verdict.problem == ""
     assert count >= nth
@@ -306,13 +358,19 @@ def test_a_kill_before_any_write_of_a_seal_changes_nothing(who: PeerId, nth: int
 
 def test_votes_of_two_histories_are_no_proof_of_a_lie(monkeypatch: pytest.MonkeyPatch) -> None:
     """p1 and p2 decide rounds without the organiser, and lose all. In their next life they vote in rounds of the same numbers again."""
-    stage, said, honest = Stage(1, back_s=18.5), dict[tuple[object, ...], dict[bytes, bytes]](), NodeProcess.sign
+    stage, said, honest = (
+        Stage(1, back_s=18.5),
+        dict[tuple[object, ...], dict[bytes, bytes]](),
+        NodeProcess.sign,
+    )
 
     def sign(process: NodeProcess, payload: bytes) -> bytes:
         signature = honest(process, payload)
         if b"atoll/vote/" in payload[:16]:
             _, _, log, round_, _, ballot, _ = msgspec.msgpack.decode(payload)
-            said.setdefault((process.peer, log, round_, ballot), {})[payload] = signature.ljust(64, b"\0")
+            said.setdefault((process.peer, log, round_, ballot), {})[payload] = signature.ljust(
+                64, b"\0"
+            )
         return signature
 
     monkeypatch.setattr(NodeProcess, "sign", sign)
@@ -330,7 +388,12 @@ def test_votes_of_two_histories_are_no_proof_of_a_lie(monkeypatch: pytest.Monkey
         first, *others = votes.items()
         for other in others:
             with pytest.raises(RemoteProtocolError, match="not of one slot"):
-                evidence.check(evidence.twice(PeerId(str(peer)), first, other).encode(), stage.swarm.run_id, verified, ORGANISER)
+                evidence.check(
+                    evidence.twice(PeerId(str(peer)), first, other).encode(),
+                    stage.swarm.run_id,
+                    verified,
+                    ORGANISER,
+                )
 
 
 def verified(peer: PeerId, payload: bytes, signature: bytes) -> bool:

@@ -18,7 +18,14 @@ from atoll.optim.model.flat import FlatVector
 from atoll.optim.planning import again
 
 ROUNDS = 8
-BASE = RunSettings(sync_every=4, share=0.75, max_steps=40, rounds=ROUNDS, codec="fp32", outer=OuterSettings(lr=0.7, momentum=0.5))
+BASE = RunSettings(
+    sync_every=4,
+    share=0.75,
+    max_steps=40,
+    rounds=ROUNDS,
+    codec="fp32",
+    outer=OuterSettings(lr=0.7, momentum=0.5),
+)
 
 
 def begin(member: LocalMember, peers: int) -> Attachment:
@@ -38,12 +45,17 @@ def train(member: LocalMember) -> dict[str, Any]:
         member.sleep(0.25 + 0.05 * member.index)
         attachment.samples(1)
         attachment.step()
-        round_, plan = attachment.begun[0], (attachment.stats["sync_every"], attachment._strands[0].replica.base.lag)
+        round_, plan = (
+            attachment.begun[0],
+            (attachment.stats["sync_every"], attachment._strands[0].replica.base.lag),
+        )
         assert plans.setdefault(round_, plan) == plan  # it stays until the next anchor
     for certified in member._session(0).machine.journal.entries:  # type: ignore[union-attr]
         entry = certified.entry
         if entry.contributors:
-            said[len(said) + 1] = [each.reading.lag for each in entry.contributors if each.reading.lag is not None]
+            said[len(said) + 1] = [
+                each.reading.lag for each in entry.contributors if each.reading.lag is not None
+            ]
     return {"plans": plans, "said": said}
 
 
@@ -51,9 +63,13 @@ def train(member: LocalMember) -> dict[str, Any]:
 @pytest.mark.parametrize("seed", seeds(2, 8))
 def test_all_have_one_plan_a_round_under_churn(seed: int, overlap: str) -> None:
     far = 4 if overlap == "late" else 1
-    settings = msgspec.structs.replace(BASE, overlap=overlap, delay=2 if overlap == "late" and seed % 2 else None)
+    settings = msgspec.structs.replace(
+        BASE, overlap=overlap, delay=2 if overlap == "late" and seed % 2 else None
+    )
     swarm = LocalSwarm(4, settings=settings, latency_s=far * (0.05 + 0.05 * (seed % 3)), seed=seed)
-    swarm.join_at(3, 3.0 + seed % 6).crash_at(1 + seed % 2, 5.0 + 1.5 * (seed % 7), back_after_s=1.0)
+    swarm.join_at(3, 3.0 + seed % 6).crash_at(
+        1 + seed % 2, 5.0 + 1.5 * (seed % 7), back_after_s=1.0
+    )
     results = swarm.run(train)
     said = max((result["said"] for result in results), key=len)
     plans: dict[int, set[tuple[int, float]]] = {}
@@ -72,7 +88,12 @@ def waited(settings: RunSettings, latency_s: float) -> list[tuple[int, float]]:
 
     def script(member: LocalMember) -> list[tuple[int, float]]:
         attachment = begin(member, 2)
-        rows, waiting, began, planned = list[tuple[int, float]](), 0.0, member.clock(), attachment.stats["sync_every"]
+        rows, waiting, began, planned = (
+            list[tuple[int, float]](),
+            0.0,
+            member.clock(),
+            attachment.stats["sync_every"],
+        )
         while not attachment.done:
             before = attachment.stats["rounds"]
             member.sleep(0.25)
@@ -81,7 +102,11 @@ def waited(settings: RunSettings, latency_s: float) -> list[tuple[int, float]]:
             if attachment.stats["rounds"] > before:
                 spent = attachment.stats["waiting_s"] - waiting
                 rows.append((planned, 1 - spent / (member.clock() - began)))
-                waiting, began, planned = attachment.stats["waiting_s"], member.clock(), attachment.stats["sync_every"]
+                waiting, began, planned = (
+                    attachment.stats["waiting_s"],
+                    member.clock(),
+                    attachment.stats["sync_every"],
+                )
         return rows
 
     return LocalSwarm(2, settings=settings, latency_s=latency_s).run(script)[0]

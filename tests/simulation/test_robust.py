@@ -50,7 +50,10 @@ def contributing(sent: list[torch.Tensor]) -> Callable[[Any], tuple[Outcome, tor
         member.open(make_layout([("w", (NUMEL,))]), lambda initial: None).release()
         while len(member.members()) < len(sent):
             member.sleep(0.5)
-        outcome = member.contribute(samples=10**9 if member.index == 3 else 7, write=lambda flat: flat.copy_(sent[member.index])).wait(60.0)
+        outcome = member.contribute(
+            samples=10**9 if member.index == 3 else 7,
+            write=lambda flat: flat.copy_(sent[member.index]),
+        ).wait(60.0)
         view, anchor = member.anchor(), torch.empty(NUMEL)
         view.copy_into(anchor)
         view.release()
@@ -77,7 +80,9 @@ def test_a_round_with_a_liar_is_the_rule_of_what_was_contributed(rule: str, lie:
     assert torch.equal(results[0][1], -want)
 
 
-def test_without_a_contributor_it_is_the_rule_over_the_rest_and_with_too_few_the_round_waits() -> None:
+def test_without_a_contributor_it_is_the_rule_over_the_rest_and_with_too_few_the_round_waits() -> (
+    None
+):
     """Of four one dies after its first round; when another does, the two that are left train on and decide nothing, until one is back."""
     settings = RunSettings(codec="fp32", outer=STEP, reducer="median:1", sync_every=1)
     swarm = LocalSwarm(4, settings=settings, chunk_elements=256)
@@ -92,7 +97,9 @@ def test_without_a_contributor_it_is_the_rule_over_the_rest_and_with_too_few_the
         while member.clock() < 60.0:
             member.sleep(2.0)
             if pending is None:
-                pending = member.contribute(samples=1, write=lambda flat: flat.copy_(gradient(member.index)))
+                pending = member.contribute(
+                    samples=1, write=lambda flat: flat.copy_(gradient(member.index))
+                )
             outcome = pending.wait(1.0)
             seen.append((member.clock(), outcome.status, len(outcome.contributors)))
             if outcome.status == "committed":
@@ -114,10 +121,28 @@ def test_operations_take_a_rule() -> None:
         found = []
         for op, f in (("median", 1), ("trimmed_mean", 1), ("meamed", 1), ("median", 0)):
             flat = gradient(member.index) * (-1000.0 if member.index == 1 else 1.0)
-            found.append((api.all_reduce(member, flat, op_id=f"{op} {f}", op=op, f=f, codec="fp32").wait(), flat))
+            found.append(
+                (
+                    api.all_reduce(
+                        member, flat, op_id=f"{op} {f}", op=op, f=f, codec="fp32"
+                    ).wait(),
+                    flat,
+                )
+            )
         flat = gradient(member.index)
-        found.append((api.all_reduce(member, flat, op_id="too many", op="median", f=2, codec="fp32", deadline_s=8.0).wait(), flat))
-        for wrong in ({"op": "mean", "f": 1}, {"op": "median", "f": -1}, {"op": "median", "weight": 2}):
+        found.append(
+            (
+                api.all_reduce(
+                    member, flat, op_id="too many", op="median", f=2, codec="fp32", deadline_s=8.0
+                ).wait(),
+                flat,
+            )
+        )
+        for wrong in (
+            {"op": "mean", "f": 1},
+            {"op": "median", "f": -1},
+            {"op": "median", "weight": 2},
+        ):
             with pytest.raises(LocalProtocolError):
                 api.all_reduce(member, flat, op_id="wrong", **wrong)
         with pytest.raises(ConfigError, match="unknown reduction"):
@@ -125,14 +150,24 @@ def test_operations_take_a_rule() -> None:
         return found
 
     results = LocalSwarm(4).run(script)
-    for number, (rule, f) in enumerate((("median", 1), ("trimmed_mean", 1), ("meamed", 1), ("median", 0))):
+    for number, (rule, f) in enumerate(
+        (("median", 1), ("trimmed_mean", 1), ("meamed", 1), ("median", 0))
+    ):
         outcome, first = results[0][number]
-        rows = torch.stack([gradient(i) * (-1000.0 if i == 1 else 1.0) for i in (int(share.peer[1:]) for share in outcome.contributors)])
+        rows = torch.stack(
+            [
+                gradient(i) * (-1000.0 if i == 1 else 1.0)
+                for i in (int(share.peer[1:]) for share in outcome.contributors)
+            ]
+        )
         assert len(rows) == 4
         assert torch.equal(first, aggregate(rows, rule, f).value)
         assert all(torch.equal(found[number][1], first) for found in results)
     for index, found in enumerate(results):
-        assert (found[4][0].status, found[4][0].reason) == ("open", "the deadline passed: it needs 5 that give something")
+        assert (found[4][0].status, found[4][0].reason) == (
+            "open",
+            "the deadline passed: it needs 5 that give something",
+        )
         assert torch.equal(found[4][1], gradient(index))
 
 
@@ -150,7 +185,9 @@ def test_a_round_with_a_liar_and_a_rule_of_whole_rows(name: str, lie: str) -> No
     liar, honest = weights.pop("p3"), [weight for weight in weights.values() if weight is not None]
     assert liar is not None
     assert len(honest) == 5
-    assert liar < (0.01 if lie == "times -1000" or ("clip" not in name and "trimmed" not in name) else 0.17)
+    assert liar < (
+        0.01 if lie == "times -1000" or ("clip" not in name and "trimmed" not in name) else 0.17
+    )
     assert sum(honest) + liar == pytest.approx(1.0, abs=0.2)
     assert all(torch.equal(anchor, results[0][1]) for _, anchor in results)
     near = torch.stack([gradient(index) for index in range(6) if index != 3]).mean(0)
@@ -163,9 +200,20 @@ def test_operations_take_rules_of_whole_rows() -> None:
         while len(member.members()) < 5:
             member.sleep(0.5)
         found = []
-        for op, before in (("multi_krum", ()), ("geometric_median", ("clipping100",)), ("median", ("nnm",))):
+        for op, before in (
+            ("multi_krum", ()),
+            ("geometric_median", ("clipping100",)),
+            ("median", ("nnm",)),
+        ):
             flat = gradient(member.index) * (-1000.0 if member.index == 1 else 1.0)
-            found.append((api.all_reduce(member, flat, op_id=op, op=op, f=1, before=before, codec="fp32").wait(), flat))
+            found.append(
+                (
+                    api.all_reduce(
+                        member, flat, op_id=op, op=op, f=1, before=before, codec="fp32"
+                    ).wait(),
+                    flat,
+                )
+            )
         with pytest.raises(LocalProtocolError):
             api.all_reduce(member, flat, op_id="wrong", op="mean", before=["nnm"])
         with pytest.raises(ConfigError, match="unknown reduction"):
@@ -176,11 +224,18 @@ def test_operations_take_rules_of_whole_rows() -> None:
     for number, name in enumerate(("multi_krum", "geometric_median", "median")):
         outcome, first = results[0][number]
         assert all(torch.equal(found[number][1], first) for found in results)
-        rows = torch.stack([gradient(i) * (-1000.0 if i == 1 else 1.0) for i in (int(share.peer[1:]) for share in outcome.contributors)])
+        rows = torch.stack(
+            [
+                gradient(i) * (-1000.0 if i == 1 else 1.0)
+                for i in (int(share.peer[1:]) for share in outcome.contributors)
+            ]
+        )
         want = aggregate(rows, name, 1, before=[[], ["clipping"], ["nnm"]][number], longest=100.0)
         assert torch.allclose(first, want.value, rtol=1e-5, atol=1e-6)
         if want.weights is not None:
-            assert [share.weight for share in outcome.contributors] == pytest.approx(want.weights.tolist(), abs=1e-6)
+            assert [share.weight for share in outcome.contributors] == pytest.approx(
+                want.weights.tolist(), abs=1e-6
+            )
 
 
 @pytest.mark.parametrize("lie", ["of its own norm", "of another's norm"])
@@ -194,7 +249,9 @@ def test_the_round_goes_on_without_an_owner_that_states_what_is_not_so(lie: str)
         if sender == "p4" and channel == "record" and payload[0][1] == MEASURE:
             values = np.frombuffer(payload[1]).copy()
             norms = diagonal(int((2 * len(values)) ** 0.5))
-            values[norms if lie == "of its own norm" else norms[2:3]] *= -1.0 if lie == "of its own norm" else 1.001
+            values[norms if lie == "of its own norm" else norms[2:3]] *= (
+                -1.0 if lie == "of its own norm" else 1.001
+            )
             payload = (payload[0], values.tobytes())
         return send(sender, receiver, channel, payload)
 
@@ -204,25 +261,39 @@ def test_the_round_goes_on_without_an_owner_that_states_what_is_not_so(lie: str)
         member.open(make_layout([("w", (NUMEL,))]), lambda initial: None).release()
         while len(member.members()) < 7:
             member.sleep(0.5)
-        return member.contribute(samples=1, write=lambda flat: flat.copy_(gradient(member.index))).wait(60.0)
+        return member.contribute(
+            samples=1, write=lambda flat: flat.copy_(gradient(member.index))
+        ).wait(60.0)
 
     outcomes = swarm.run(script)
     assert {outcome.status for outcome in outcomes} == {"committed"}
-    assert {tuple(sorted(share.peer for share in outcome.contributors)) for outcome in outcomes} == {("p0", "p1", "p2", "p3", "p5", "p6")}
+    assert {
+        tuple(sorted(share.peer for share in outcome.contributors)) for outcome in outcomes
+    } == {("p0", "p1", "p2", "p3", "p5", "p6")}
 
 
-@pytest.mark.parametrize("reducer", ["median:1", "centred_clip/running:1", "nnm+trimmed_mean:1", "krum:1"])
+@pytest.mark.parametrize(
+    "reducer", ["median:1", "centred_clip/running:1", "nnm+trimmed_mean:1", "krum:1"]
+)
 @pytest.mark.parametrize("seed", range(2))
 def test_the_oracle_finds_nothing_in_swarms_that_fail(seed: int, reducer: str) -> None:
-    verdict = SimSwarm(seed, Options(peers=(4, 6), rounds=6, plan="butterfly", reducer=reducer)).run()
+    verdict = SimSwarm(
+        seed, Options(peers=(4, 6), rounds=6, plan="butterfly", reducer=reducer)
+    ).run()
     assert verdict.problem == ""
     assert verdict.rounds >= 6
 
 
 @pytest.mark.parametrize("kind", ["kill", "blackhole", "reset"])
-@pytest.mark.parametrize(("reducer", "phase"), [("trimmed_mean:1", "gather"), ("multi_krum:1", "measure"), ("multi_krum:1", "gather")])
+@pytest.mark.parametrize(
+    ("reducer", "phase"),
+    [("trimmed_mean:1", "gather"), ("multi_krum:1", "measure"), ("multi_krum:1", "gather")],
+)
 def test_an_owner_that_dies_costs_no_round(kind: Any, reducer: str, phase: Any) -> None:
-    swarm = SimSwarm(3, Options(peers=(6, 6), faults=(), rounds=8, plan="butterfly", reducer=reducer, fragments=1))
+    swarm = SimSwarm(
+        3,
+        Options(peers=(6, 6), faults=(), rounds=8, plan="butterfly", reducer=reducer, fragments=1),
+    )
     faults = Simulated(swarm, [fault(kind).of("owner").during(phase)])
     verdict = swarm.run()
     assert verdict.problem == ""
@@ -232,6 +303,8 @@ def test_an_owner_that_dies_costs_no_round(kind: Any, reducer: str, phase: Any) 
 @pytest.mark.slow
 def test_a_life_that_the_sealed_round_let_in_is_removed_as_well() -> None:
     """Of two fragments; the accepted entry of one admits a third of the lost, whom nobody there knew of when they were given up."""
-    verdict = SimSwarm(122, Options(peers=(4, 7), rounds=8, plan="butterfly", reducer="meamed:1")).run()
+    verdict = SimSwarm(
+        122, Options(peers=(4, 7), rounds=8, plan="butterfly", reducer="meamed:1")
+    ).run()
     assert verdict.problem == ""
     assert verdict.stats["recertify asked"] == 1

@@ -25,7 +25,9 @@ def line(values: list[float], settings: RunSettings, saved: Any = None) -> tuple
     """A model of one weight whose steps are given, alone: the weight after each round, and the state to go on from."""
     model = nn.Linear(1, 1, bias=False)
     nn.init.constant_(model.weight, -10.0 if saved else 0.0)
-    attachment = attach(model, optimizer := torch.optim.SGD(model.parameters(), lr=1.0), SoloSwarm(settings))
+    attachment = attach(
+        model, optimizer := torch.optim.SGD(model.parameters(), lr=1.0), SoloSwarm(settings)
+    )
     if saved:
         attachment.load_state_dict(saved)
     found = list[float]()
@@ -51,9 +53,10 @@ def test_a_member_contributes_its_running_mean_and_goes_on_with_it_after_a_resta
 def test_running_statistics_have_no_momentum() -> None:
     model = nn.BatchNorm1d(1)
     attachment = attach(
-        model, optimizer := torch.optim.SGD(model.parameters(), lr=1.0),
+        model,
+        optimizer := torch.optim.SGD(model.parameters(), lr=1.0),
         SoloSwarm(RunSettings(method="local_sgd", sync_every=1, codec="fp32", worker_momentum=0.5)),
-    )  # fmt: skip
+    )
     model(torch.tensor([[0.0], [40.0]]))
     assert model.weight is not None
     model.weight.grad, model.bias.grad = torch.tensor([0.5]), torch.tensor([0.0])
@@ -67,7 +70,10 @@ def test_running_statistics_have_no_momentum() -> None:
 
 def test_a_round_is_the_rule_of_running_means() -> None:
     """Gradients and what they come to are whole numbers: each weight is known to the bit, at all members."""
-    gradients = np.array([[[8, 4], [16, 0], [8, 8]], [[0, 8], [8, 8], [16, 8]], [[4, 0], [0, 4], [24, 16]]], np.float32)  # member, round
+    gradients = np.array(
+        [[[8, 4], [16, 0], [8, 8]], [[0, 8], [8, 8], [16, 8]], [[4, 0], [0, 4], [24, 16]]],
+        np.float32,
+    )  # member, round
     settings = RunSettings(
         method="gradient_averaging",
         sync_every=1,
@@ -85,7 +91,9 @@ def test_a_round_is_the_rule_of_running_means() -> None:
         member.open(make_layout([("weight", (1, 2))]), lambda initial: None).release()
         while len(member.members()) < 3:
             member.sleep(0.1)
-        optimizer = GradientAveraging(model.parameters(), swarm=member, model=model, clock=member.clock)
+        optimizer = GradientAveraging(
+            model.parameters(), swarm=member, model=model, clock=member.clock
+        )
         while not optimizer.attachment.done:
             round_ = optimizer.attachment.round
             model.weight.grad = torch.from_numpy(gradients[member.index, round_]).view(1, 2).clone()
@@ -121,7 +129,9 @@ def test_centred_clipping_clips_at_the_median_distance_of_the_rounds_before() ->
             member.sleep(0.5)
         found = list[tuple[Outcome, torch.Tensor]]()
         for round_ in range(len(scales)):
-            outcome = member.contribute(samples=1, write=lambda flat, at=round_: flat.copy_(row(member.index, at))).wait(60.0)
+            outcome = member.contribute(
+                samples=1, write=lambda flat, at=round_: flat.copy_(row(member.index, at))
+            ).wait(60.0)
             view, anchor = member.anchor(), torch.empty(NUMEL)
             view.copy_into(anchor)
             view.release()
@@ -135,12 +145,18 @@ def test_centred_clipping_clips_at_the_median_distance_of_the_rounds_before() ->
         assert all(torch.equal(member[round_][1], after) for member in results)
         rows = torch.stack([row(int(share.peer[1:]), round_) for share in outcome.contributors])
         radius = sorted(distances)[(len(distances) - 1) // 2] if distances else None
-        want = aggregate(rows, "centred_clip", 1, options={} if radius is None else {"radius": radius})
+        want = aggregate(
+            rows, "centred_clip", 1, options={} if radius is None else {"radius": radius}
+        )
         assert want.weights is not None
-        assert [share.weight for share in outcome.contributors] == pytest.approx(want.weights.tolist(), rel=1e-5, abs=1e-7)
+        assert [share.weight for share in outcome.contributors] == pytest.approx(
+            want.weights.tolist(), rel=1e-5, abs=1e-7
+        )
         anchor = anchor - want.value
         assert torch.allclose(after, anchor, rtol=1e-4, atol=1e-5)
-        unlike += not torch.allclose(aggregate(rows, "centred_clip", 1).value, want.value, rtol=1e-2)
+        unlike += not torch.allclose(
+            aggregate(rows, "centred_clip", 1).value, want.value, rtol=1e-2
+        )
         distances.append(sorted(float((each - want.value).double().norm()) for each in rows)[2])
     assert unlike >= 3
 

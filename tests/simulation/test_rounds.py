@@ -44,9 +44,21 @@ def test_without_faults_nobody_needs_a_second_ballot(seed: int) -> None:
 
 def test_the_faults_of_these_seeds_are_all_there_are() -> None:
     """What a seed may bring is decided before it is played; the seeds above must not be harmless."""
-    assert {SimSwarm(seed).settings.fragments for seed in range(FIRST, FIRST + FAULTY_SEEDS)} == {1, 2, 3}
-    kinds = {fault.kind for seed in range(FIRST, FIRST + FAULTY_SEEDS) for fault in SimSwarm(seed).faults.plan.faults}
-    traps = {trap.action for seed in range(FIRST, FIRST + FAULTY_SEEDS) for trap in SimSwarm(seed).faults.plan.traps}
+    assert {SimSwarm(seed).settings.fragments for seed in range(FIRST, FIRST + FAULTY_SEEDS)} == {
+        1,
+        2,
+        3,
+    }
+    kinds = {
+        fault.kind
+        for seed in range(FIRST, FIRST + FAULTY_SEEDS)
+        for fault in SimSwarm(seed).faults.plan.faults
+    }
+    traps = {
+        trap.action
+        for seed in range(FIRST, FIRST + FAULTY_SEEDS)
+        for trap in SimSwarm(seed).faults.plan.traps
+    }
     assert kinds == set(Options().faults)
     assert {"mid", "crash", "freeze", "storm-crash"} <= traps
 
@@ -55,7 +67,9 @@ def test_a_seed_is_the_same_in_every_process() -> None:
     """Also where sets and dictionaries are ordered otherwise: nothing may follow from the order of a set."""
     program = f"from atoll.node.simulation.swarm import run_seed; print([run_seed(seed).trace for seed in range({FIRST}, {FIRST + 3})])"
     environment = {**os.environ, "PYTHONHASHSEED": "12345", "OMP_NUM_THREADS": "1"}
-    other = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True).stdout
+    other = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    ).stdout
     traces = [run_seed(seed).trace for seed in range(FIRST, FIRST + 3)]
     assert other.strip() == str(traces)
     assert len(set(traces)) == 3
@@ -90,11 +104,18 @@ def found_by(plant: str, seeds: range, options: Options | None = None) -> tuple[
 @pytest.mark.parametrize(
     "plant",
     [
-        "owner-decides", "vote-without-bytes", "live-convener", "early-apply", "buffer-reused",
-        "branch-path-forgotten", "uncertified-called-committed", "any-half-decides", "adoption-without-bytes",
+        "owner-decides",
+        "vote-without-bytes",
+        "live-convener",
+        "early-apply",
+        "buffer-reused",
+        "branch-path-forgotten",
+        "uncertified-called-committed",
+        "any-half-decides",
+        "adoption-without-bytes",
         "automatic-recertify",
     ],
-)  # fmt: skip
+)
 def test_a_planted_bug_that_shows_soon_is_found(plant: str) -> None:
     assert found_by(plant, range(40)) is not None
 
@@ -121,18 +142,56 @@ def test_a_planted_bug_that_hides_is_found(plant: str, first: int) -> None:
 
 
 def test_the_script_prints_one_object_and_names_its_plants(root: Path) -> None:
-    command = [sys.executable, "scripts/simulate_rounds.py", "--seeds", "2", "--jobs", "1", "--rounds", "4", "--peers", "3:4"]
+    command = [
+        sys.executable,
+        "scripts/simulate_rounds.py",
+        "--seeds",
+        "2",
+        "--jobs",
+        "1",
+        "--rounds",
+        "4",
+        "--peers",
+        "3:4",
+    ]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
     result = json.loads(done.stdout.splitlines()[-1])
-    assert (result["name"], result["seeds"], result["violations"], result["unfinished"]) == ("simulate_rounds", 2, 0, 0)
+    assert (result["name"], result["seeds"], result["violations"], result["unfinished"]) == (
+        "simulate_rounds",
+        2,
+        0,
+        0,
+    )
     assert result["first_failing_seed"] is None
     assert result["virtual_s"] > 0
-    listed = subprocess.run([*command, "--plant", "list"], cwd=root, capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        [*command, "--plant", "list"], cwd=root, capture_output=True, text=True, check=True
+    )
     assert set(json.loads(listed.stdout)) == set(PLANTS)
     assert len(PLANTS) >= 15
-    grid = [sys.executable, "scripts/simulate_rounds.py", "--grid", "6", "--rounds", "1", "--seeds", "1", "--churn", "0"]
-    averaged = json.loads(subprocess.run(grid, cwd=root, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
-    assert (averaged["within"], averaged["predicted"], averaged["seeds"][0]["exact"], averaged["seeds"][0]["dims"]) == (
+    grid = [
+        sys.executable,
+        "scripts/simulate_rounds.py",
+        "--grid",
+        "6",
+        "--rounds",
+        "1",
+        "--seeds",
+        "1",
+        "--churn",
+        "0",
+    ]
+    averaged = json.loads(
+        subprocess.run(
+            grid, cwd=root, capture_output=True, text=True, check=True
+        ).stdout.splitlines()[-1]
+    )
+    assert (
+        averaged["within"],
+        averaged["predicted"],
+        averaged["seeds"][0]["exact"],
+        averaged["seeds"][0]["dims"],
+    ) == (
         True,
         0.0,
         6,
@@ -151,20 +210,50 @@ class Bench:
 
     def __init__(self, codec: str = "int8") -> None:
         self.holders = [A, B, C]
-        self.checker = Checker(organiser=PeerId("a"), outer=OuterSettings(kind="sgd", lr=1.0, momentum=0.0), holders=lambda _: self.holders)
+        self.checker = Checker(
+            organiser=PeerId("a"),
+            outer=OuterSettings(kind="sgd", lr=1.0, momentum=0.0),
+            holders=lambda _: self.holders,
+        )
         self.codec = codec
-        genesis = Entry("main", 0, b"l" * 32, b"r" * 32, (), (), (), NUMEL, GRID, codec, "mean", (A, B, C))
+        genesis = Entry(
+            "main", 0, b"l" * 32, b"r" * 32, (), (), (), NUMEL, GRID, codec, "mean", (A, B, C)
+        )
         self.checker.found(Certified(genesis, (Vote(A, 0, b""),)), torch.zeros(NUMEL))
-        self.vectors = {b"a" * 16: (A, 2, torch.randn(NUMEL)), b"b" * 16: (B, 3, torch.randn(NUMEL))}
+        self.vectors = {
+            b"a" * 16: (A, 2, torch.randn(NUMEL)),
+            b"b" * 16: (B, 3, torch.randn(NUMEL)),
+        }
         for unit, (cid, (member, weight, vector)) in enumerate(self.vectors.items()):
             self.checker.freeze(cid, Frozen(member.peer, 0, weight, (unit,), vector))
 
-    def entry(self, round_: int = 1, *, of: tuple[bytes, ...] = (b"a" * 16, b"b" * 16), reduced: tuple[bytes, ...] | None = None) -> Entry:
+    def entry(
+        self,
+        round_: int = 1,
+        *,
+        of: tuple[bytes, ...] = (b"a" * 16, b"b" * 16),
+        reduced: tuple[bytes, ...] | None = None,
+    ) -> Entry:
         """An entry that names ``of`` and whose digests are those of the mean over ``reduced``."""
         base = self.checker.entries[-1].entry.hash()
-        contributors = tuple(Contributor(self.vectors[cid][0], cid, self.vectors[cid][1]) for cid in of)
+        contributors = tuple(
+            Contributor(self.vectors[cid][0], cid, self.vectors[cid][1]) for cid in of
+        )
         parts = (Part(A.peer, 0, 2), Part(B.peer, 2, 3))
-        blank = Entry("main", round_, base, b"s" * 32, contributors, parts, (), NUMEL, GRID, self.codec, "mean", (A, B, C))
+        blank = Entry(
+            "main",
+            round_,
+            base,
+            b"s" * 32,
+            contributors,
+            parts,
+            (),
+            NUMEL,
+            GRID,
+            self.codec,
+            "mean",
+            (A, B, C),
+        )
         codec, hashes = get_codec(self.codec), list[bytes]()
         for first in range(0, NUMEL, GRID):
             elements, wires = min(GRID, NUMEL - first), []
@@ -172,15 +261,21 @@ class Bench:
                 wire = codec.wire(memoryview(bytearray(codec.wire_bytes(elements))), elements)
                 codec.encode(self.vectors[cid][2][first : first + elements], wire)
                 wires.append(wire)
-            out = codec.results.wire(memoryview(bytearray(codec.results.wire_bytes(elements))), elements)
+            out = codec.results.wire(
+                memoryview(bytearray(codec.results.wire_bytes(elements))), elements
+            )
             factors = MEAN.factors([self.vectors[cid][1] for cid in reduced or of])
             codec.weighted_mean(wires, factors.multipliers, factors.divisor, out)
             hashes.append(chunk_hash(out.data))
-        digests = tuple(part_digest(blank, part, hashes[part.first : part.stop]) for part in blank.parts)
+        digests = tuple(
+            part_digest(blank, part, hashes[part.first : part.stop]) for part in blank.parts
+        )
         return msgspec.structs.replace(blank, part_digests=digests)
 
     def apply(self, entry: Entry, who: Member = A, voters: tuple[Member, ...] = (A, B)) -> None:
-        self.checker.applied(who, Certified(entry, tuple(Vote(voter, 0, b"") for voter in voters)), last=entry.round)
+        self.checker.applied(
+            who, Certified(entry, tuple(Vote(voter, 0, b"") for voter in voters)), last=entry.round
+        )
 
 
 @pytest.mark.parametrize("codec", ["fp32", "int8", "stat2"])
@@ -190,7 +285,11 @@ def test_an_honest_entry_passes_and_gives_the_anchor(codec: str) -> None:
     bench.apply(entry)
     bench.apply(entry, B)
     (_, wa, a), (_, wb, b) = bench.vectors.values()
-    assert torch.allclose(bench.checker.anchors[1], -(wa * a + wb * b) / (wa + wb), atol={"int8": 0.05, "stat2": 2.0}.get(codec, 1e-6))
+    assert torch.allclose(
+        bench.checker.anchors[1],
+        -(wa * a + wb * b) / (wa + wb),
+        atol={"int8": 0.05, "stat2": 2.0}.get(codec, 1e-6),
+    )
     assert len(bench.checker.results[1]) == Grid(codec, NUMEL, GRID).results.nbytes
     assert bench.checker.used == {0: 1, 1: 1}
     bench.checker.published(PeerId("b"), 1, bench.checker.anchors[1].clone())
@@ -224,7 +323,11 @@ def test_two_values_in_one_round_or_one_ballot() -> None:
 def test_votes_need_bytes_state_and_membership() -> None:
     bench, stranger = Bench(), Member(PeerId("a"), 1)
     entry = bench.entry()
-    cases = [(A, False, 0, "vote without bytes"), (A, True, -1, "vote without state"), (stranger, True, 0, "vote of a stranger")]
+    cases = [
+        (A, False, 0, "vote without bytes"),
+        (A, True, -1, "vote without state"),
+        (stranger, True, 0, "vote of a stranger"),
+    ]
     for who, holds, generation, name in cases:
         with pytest.raises(Violation) as violation:
             bench.checker.voted(who, 0, entry, holds_bytes=holds, generation=generation)
@@ -251,7 +354,9 @@ def test_work_is_counted_once_and_not_lost() -> None:
     for held, log in ((set[int](), 1), ({0}, 3)):
         unit = 9 if not held else 0
         with pytest.raises(Violation) as violation:
-            bench.checker.finished(PeerId("a"), produced=[unit], held=held, destroyed=set(), log=log)
+            bench.checker.finished(
+                PeerId("a"), produced=[unit], held=held, destroyed=set(), log=log
+            )
         assert predicate(violation) == "nothing lost"
 
 

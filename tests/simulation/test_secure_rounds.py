@@ -38,7 +38,9 @@ def test_a_site_that_dies_in_any_phase_costs_its_vector_at_most(moment: str) -> 
     assert sizes <= {4, 5}
     assert 5 in sizes
     assert 4 in sizes or moment in ("Consent", "Reveal")
-    assert {len(members) for key, members in sites.sums.items() if key[0] == max(sites.sums)[0]} == {4}
+    assert {
+        len(members) for key, members in sites.sums.items() if key[0] == max(sites.sums)[0]
+    } == {4}
     sites.table.end()
 
 
@@ -49,7 +51,14 @@ def test_a_site_that_comes_back_takes_part_again_and_unmasks_nothing_twice(momen
     struck = sites.kill_at(moment, lambda _: True, lambda peer: sites.back_after(peer, 3.0))
     sites.until(lambda: any(peer.node is None for peer in sites.peers))
     before = set(sites.sums)
-    sites.until(lambda: sites.committed(4)() and any(struck[0] in members for key, members in sites.sums.items() if key not in before))
+    sites.until(
+        lambda: (
+            sites.committed(4)()
+            and any(
+                struck[0] in members for key, members in sites.sums.items() if key not in before
+            )
+        )
+    )
     sites.until(lambda: all(peer.node is not None for peer in sites.peers))
     sites.table.end()
 
@@ -58,12 +67,22 @@ def test_a_site_that_comes_back_takes_part_again_and_unmasks_nothing_twice(momen
 def test_a_coordinator_adds_up_everything_until_it_dies_and_then_another_does(secure: bool) -> None:
     """The organiser's member is killed as it sends what it added up: one round takes longer, no contribution of the others is lost."""
     settings = structs.replace(SECURE, coordinator=True)
-    sites = Sites(5, settings if secure else structs.replace(settings, secure=None, codec="fp32", reducer="mean"))
+    sites = Sites(
+        5,
+        settings
+        if secure
+        else structs.replace(settings, secure=None, codec="fp32", reducer="mean"),
+    )
     sites.until(sites.committed(2))
     first = sites.peers[0].name
 
     def owners(of: list[Peer], since: int) -> set[PeerId]:
-        plans = [event.plan for peer in of for event in peer.heard[since:] if isinstance(event, ev.PlanTaken)]
+        plans = [
+            event.plan
+            for peer in of
+            for event in peer.heard[since:]
+            if isinstance(event, ev.PlanTaken)
+        ]
         assert all(len({part.owner for part in plan.parts}) == 1 for plan in plans)
         return {part.owner for plan in plans for part in plan.parts}
 
@@ -119,7 +138,9 @@ def test_what_cannot_be_masked_is_refused_and_the_others_go_on() -> None:
     for number, value in enumerate((2 * reach, float("nan")), 1):
         sites.next[peer.name] = value
         sites.until(lambda number=number: len(sites.refused) == number)
-        told = next(event for event in reversed(peer.heard) if isinstance(event, ev.ContributionRefused))
+        told = next(
+            event for event in reversed(peer.heard) if isinstance(event, ev.ContributionRefused)
+        )
         assert told.unfit
         assert "[secure] reach is 16" in told.reason
     rounds = peer.session.completed
@@ -142,7 +163,12 @@ def test_a_site_spends_no_more_than_its_privacy_over_all_its_lives() -> None:
     def spent(peer: Peer) -> list[ev.PrivacySpent]:
         return [event for event in peer.heard if isinstance(event, ev.PrivacySpent)]
 
-    sites.until(lambda: all(any(isinstance(e, ev.ContributionRefused) and "epsilon" in e.reason for e in p.heard) for p in sites.peers[:2]))
+    sites.until(
+        lambda: all(
+            any(isinstance(e, ev.ContributionRefused) and "epsilon" in e.reason for e in p.heard)
+            for p in sites.peers[:2]
+        )
+    )
     for peer in sites.peers:
         told = spent(peer)
         assert [event.steps for event in told] == list(range(1, len(told) + 1))
@@ -158,20 +184,27 @@ def test_a_masked_vector_is_bounded_and_carries_its_part_of_the_noise() -> None:
     """Over many elements the noise of a sum at the threshold, less what colluders know, has the variance that is accounted."""
     terms, numel = PrivacySettings(noise=2.0, clip=1.0, delta=1e-5, stop_at_epsilon=9.0), 4000
     vectors = Vectors(TERMS, terms, numel, 5, 4, terms.clip)
-    rows, chance = [torch.full((numel,), 5.0), torch.zeros(numel), torch.zeros(numel), torch.zeros(numel)], Random(1)
+    rows, chance = (
+        [torch.full((numel,), 5.0), torch.zeros(numel), torch.zeros(numel), torch.zeros(numel)],
+        Random(1),
+    )
     found = [vectors.words(row, 7, chance) for row in rows]
     words = [each for each in found if not isinstance(each, str)]
     assert len(words) == 4
     assert all(int(each[-1]) == 1 for each in words)
     values = [each[:-1].view(np.int32) * vectors.ring.step for each in words]
-    quiet = Vectors(TERMS, msgspec.structs.replace(terms, noise=0.02), numel, 5, 4, terms.clip)  # a deviation of the mean's norm of 0.01
+    quiet = Vectors(
+        TERMS, msgspec.structs.replace(terms, noise=0.02), numel, 5, 4, terms.clip
+    )  # a deviation of the mean's norm of 0.01
     bounded = quiet.words(rows[0], 7, chance)
     assert not isinstance(bounded, str)
     mean = float((bounded[:-1].view(np.int32) * quiet.ring.step).mean())
     assert mean * numel**0.5 == pytest.approx(1.0, abs=0.1)
     honest = values[1] + values[2] + values[3]
     assert float(honest.std()) == pytest.approx(terms.noise * terms.clip, rel=0.05)
-    assert vectors.words(torch.full((numel,), float("nan")), 7, chance) == "it holds NaN or infinity"
+    assert (
+        vectors.words(torch.full((numel,), float("nan")), 7, chance) == "it holds NaN or infinity"
+    )
 
 
 def test_there_is_room_for_every_members_weight_however_many_there_are() -> None:
@@ -179,15 +212,28 @@ def test_there_is_room_for_every_members_weight_however_many_there_are() -> None
     terms, chance = structs.replace(TERMS, max_weight=1_000_000), Random(2)
     for members, heaviest in ((16, 1_000_000), (17, 986_895), (256, 65_535)):
         vectors = Vectors(terms, None, 3, members, 3)
-        words = [vectors.words(torch.tensor([16.0, -16.0, 0.0]), samples, chance) for samples in (2_000_000, 3)]
-        total = np.array([words[0]] * (members - 1) + [words[1]], np.uint32).sum(axis=0, dtype=np.uint32)
+        words = [
+            vectors.words(torch.tensor([16.0, -16.0, 0.0]), samples, chance)
+            for samples in (2_000_000, 3)
+        ]
+        total = np.array([words[0]] * (members - 1) + [words[1]], np.uint32).sum(
+            axis=0, dtype=np.uint32
+        )
         found = vectors.summed(total)
         assert found.weight == (members - 1) * heaviest + 3
         assert found.mean.tolist() == pytest.approx([16.0, -16.0, 0.0], abs=1e-4)
 
 
 def test_a_threshold_is_more_than_two_thirds_and_what_the_manifest_asks_for() -> None:
-    assert [threshold_of(TERMS, members) for members in (3, 4, 5, 6, 7, 9, 12)] == [3, 3, 4, 5, 5, 7, 9]
+    assert [threshold_of(TERMS, members) for members in (3, 4, 5, 6, 7, 9, 12)] == [
+        3,
+        3,
+        4,
+        5,
+        5,
+        7,
+        9,
+    ]
 
 
 def test_a_secure_run_needs_an_identity() -> None:
@@ -204,7 +250,11 @@ def test_nobody_follows_one_member_to_an_attempt_far_ahead() -> None:
     liar, honest = sites.peers[4], sites.peers[:4]
     machine = sites.peers[0].session.machine
     assert machine is not None
-    last = next(number for number in range(2**62 - 1, 0, -1) if machine.convener_of(number).peer == liar.name)
+    last = next(
+        number
+        for number in range(2**62 - 1, 0, -1)
+        if machine.convener_of(number).peer == liar.name
+    )
     liar.kill()
     identity = sites.table.place.identities[liar.name]
 
@@ -214,7 +264,9 @@ def test_nobody_follows_one_member_to_an_attempt_far_ahead() -> None:
                 continue
             binding = dataclasses.replace(masking.binding, attempt=last)
             said = Said(binding.number(liar.name), Client(binding, identity, Memory()).keys())
-            peer.session.on_message(sites.table.world.now, liar.name, encode(Talk(binding.round, last, said)))
+            peer.session.on_message(
+                sites.table.world.now, liar.name, encode(Talk(binding.round, last, said))
+            )
 
     for moment in range(40):
         sites.table.world.after(0.05 * moment, lie)
@@ -228,7 +280,9 @@ def test_what_a_round_needs_is_of_those_that_were_drawn_for_it() -> None:
     """It is what `atoll status` shows: three of four, where seven are members."""
     for sample, needed in ((Sample(count=4, least=3), 3), (None, 5)):
         table = Table(7, structs.replace(SECURE, sample=sample))
-        assert {peer.session.secure.needed for peer in table.all_in() if peer.session.secure is not None} == {needed}
+        assert {
+            peer.session.secure.needed for peer in table.all_in() if peer.session.secure is not None
+        } == {needed}
         table.end()
 
 
@@ -242,7 +296,9 @@ def test_an_operation_of_a_script_is_none_of_the_sums_whatever_its_name() -> Non
         results = list[tuple[str, list[float]]]()
         for op_id in ("masking/1", "masking/" + 56 * "0"):
             flat = torch.full((3,), 2.0**member.index)
-            outcome = member.all_reduce(flat, op_id=op_id, op="sum", codec="fp32", deadline_s=20.0, everyone=True).wait()
+            outcome = member.all_reduce(
+                flat, op_id=op_id, op="sum", codec="fp32", deadline_s=20.0, everyone=True
+            ).wait()
             results.append((outcome.status, flat.tolist()))
         member.sleep(5.0)
         return results

@@ -25,7 +25,9 @@ def together(table: Table, peers: list[Peer], name: str) -> None:
     rounds = peers[0].session.completed
     cids = [peer.contribute(f"{name} {peer.name}") for peer in peers]
     table.until(lambda: all(peer.session.completed > rounds for peer in peers))
-    entry = next(c.entry for c in reversed(peers[0].machine.journal.entries) if c.entry.contributors)
+    entry = next(
+        c.entry for c in reversed(peers[0].machine.journal.entries) if c.entry.contributors
+    )
     assert [c.cid for c in entry.contributors] == cids
 
 
@@ -35,7 +37,9 @@ def together(table: Table, peers: list[Peer], name: str) -> None:
 def test_a_script_of_another_model_never_enters_the_configuration() -> None:
     table = Table(2)
     first, other = table.found(), table.peers[1].start()
-    other.do(lambda session, now: session.attach(now, OTHER))  # the run's model is not known here yet
+    other.do(
+        lambda session, now: session.attach(now, OTHER)
+    )  # the run's model is not known here yet
     table.until(lambda: other.session.phase == "running")
     table.wait(5.0)
     assert first.session.config_peers() == ["p0"]
@@ -87,28 +91,44 @@ def test_a_run_that_was_founded_twice_says_so_on_both_sides_and_each_goes_its_wa
     together(table, [first, other, third], "one")
     for peer in table.peers:
         peer.kill()
-    first.storage = MemoryStorage(table.place.settings.outer, 7)  # the organiser's disk is lost, and nobody else is there to say so
+    first.storage = MemoryStorage(
+        table.place.settings.outer, 7
+    )  # the organiser's disk is lost, and nobody else is there to say so
     table.found()
     together(table, [first], "mine")
     other.start().attach()
     table.until(lambda: bool(other.session.membership.foreign and first.session.membership.foreign))
     third.start().attach()
-    table.until(lambda: len(first.session.membership.foreign) == 2 and "p0" in third.session.membership.foreign)
-    for name in ("two", "three"):  # each history goes on by itself: two of three are a quorum of the old one
+    table.until(
+        lambda: (
+            len(first.session.membership.foreign) == 2 and "p0" in third.session.membership.foreign
+        )
+    )
+    for name in (
+        "two",
+        "three",
+    ):  # each history goes on by itself: two of three are a quorum of the old one
         together(table, [first], name)
         together(table, [other, third], name)
-    twice = [[event.peer for event in peer.heard if isinstance(event, ev.AnotherHistory)] for peer in table.peers]
+    twice = [
+        [event.peer for event in peer.heard if isinstance(event, ev.AnotherHistory)]
+        for peer in table.peers
+    ]
     assert [sorted(peers) for peers in twice] == [["p1", "p2"], ["p0"], ["p0"]]  # once each
     for peer in (other, third):
         assert not peer.session.membership.live(table.world.now, PeerId("p0"))
         assert PeerId("p0") not in peer.session.others.targets(table.world.now)
     first.kill()
-    first.storage = MemoryStorage(table.place.settings.outer, 8)  # its owner gives up the second history
+    first.storage = MemoryStorage(
+        table.place.settings.outer, 8
+    )  # its owner gives up the second history
     first.start().attach()
     table.until(lambda: first.inside and "p0" in other.session.config_peers())
     assert not other.session.membership.foreign
     together(table, [first, other, third], "four")
-    assert [other.session.others.there(table.world.now, peer.name) for peer in table.peers] == [True] * 3
+    assert [other.session.others.there(table.world.now, peer.name) for peer in table.peers] == [
+        True
+    ] * 3
     table.end()
 
 
@@ -117,11 +137,19 @@ def test_a_member_that_lost_its_disk_is_not_counted_on_before_it_is_let_in_again
     table = Table(2)
     first, other = table.all_in()
     together(table, [first, other], "one")
-    assert [peer.session.others.there(table.world.now, other.name) for peer in table.peers] == [True, True]
+    assert [peer.session.others.there(table.world.now, other.name) for peer in table.peers] == [
+        True,
+        True,
+    ]
     first.kill()
     first.storage = MemoryStorage(table.place.settings.outer, 7)
     first.start()
-    table.until(lambda: first.session.phase == "fetching" and other.session.others.there(table.world.now, first.name) is False)
+    table.until(
+        lambda: (
+            first.session.phase == "fetching"
+            and other.session.others.there(table.world.now, first.name) is False
+        )
+    )
     assert other.session.membership.live(table.world.now, first.name)
     table.wait(20.0)
     assert (first.session.phase, other.session.completed) == ("fetching", 1)
@@ -132,7 +160,9 @@ def test_only_a_genesis_that_the_organiser_signed_proves_another_history() -> No
     table = Table(2)
     first, other = table.all_in()
     genesis = first.machine.journal.entries[0]
-    forged = msgspec.structs.replace(genesis, entry=msgspec.structs.replace(genesis.entry, base=b"another model".ljust(32)))
+    forged = msgspec.structs.replace(
+        genesis, entry=msgspec.structs.replace(genesis.entry, base=b"another model".ljust(32))
+    )
     catch = m.encode(m.Envelope(first.session.log, 0, 0, m.Catch((forged,), 1, 0)))
     first.do(lambda session, now: session.on_message(now, other.name, b"R" + catch))
     assert [event.reason for event in first.heard if isinstance(event, ev.PeerMisbehaved)] == [
@@ -153,9 +183,13 @@ def settled(peer: Peer) -> dict[bytes, bool]:
     return {event.cid: event.counted for event in told}
 
 
-@pytest.mark.parametrize("after_s", [0.0, 0.0015, 0.003, 0.0045, 0.006, 0.0075, 0.009, 0.0105, 0.012])
+@pytest.mark.parametrize(
+    "after_s", [0.0, 0.0015, 0.003, 0.0045, 0.006, 0.0075, 0.009, 0.0105, 0.012]
+)
 @pytest.mark.parametrize("count", [1, 3])
-def test_all_nodes_die_in_mid_round_and_every_script_hears_what_became_of_its_work(count: int, after_s: float) -> None:
+def test_all_nodes_die_in_mid_round_and_every_script_hears_what_became_of_its_work(
+    count: int, after_s: float
+) -> None:
     """From the first Ready to the last Accepted; a lone member decides by itself."""
     table = Table(count)
     offered = {peer: peer.contribute(f"of {peer.name}") for peer in table.all_in()}
@@ -168,10 +202,16 @@ def test_all_nodes_die_in_mid_round_and_every_script_hears_what_became_of_its_wo
     log = table.peers[0].machine.journal.entries
     counted = [c.cid for certified in log for c in certified.entry.contributors]
     assert len(set(counted)) == len(counted)
-    assert [settled(peer) for peer in table.peers] == [{cid: cid in counted} for cid in offered.values()]
+    assert [settled(peer) for peer in table.peers] == [
+        {cid: cid in counted} for cid in offered.values()
+    ]
     told = [len(peer.rounds()) for peer in table.peers]
     again = [peer.contribute(f"again, {peer.name}") for peer in table.peers]
-    table.until(lambda: all(len(peer.rounds()) > before for peer, before in zip(table.peers, told, strict=True)))
+    table.until(
+        lambda: all(
+            len(peer.rounds()) > before for peer, before in zip(table.peers, told, strict=True)
+        )
+    )
     assert [c.cid for c in table.peers[0].machine.journal.entries[-1].entry.contributors] == again
     table.end()
 
@@ -198,7 +238,11 @@ def test_a_plan_is_revised_as_soon_as_it_is_known_that_a_process_is_no_more(afte
         peer.do(lambda session, now: session.on_link(now, lost.name, False))
         peer.do(lambda session, now: session.on_gone(now, lost.name))
     table.wait(0.02)
-    assert all([member.peer for member in peer.rounds()[-1].contributors] == [other.name for other in others] for peer in others)
+    assert all(
+        [member.peer for member in peer.rounds()[-1].contributors]
+        == [other.name for other in others]
+        for peer in others
+    )
     table.end()
 
 
@@ -231,15 +275,25 @@ def test_who_joins_is_not_held_up_by_a_source_that_died() -> None:
     table.found()
     for peer in (second, third):
         peer.start().attach()
-    table.until(lambda: all(peer.inside and len(peer.session.config_peers()) == 3 for peer in (first, second, third)))
+    table.until(
+        lambda: all(
+            peer.inside and len(peer.session.config_peers()) == 3 for peer in (first, second, third)
+        )
+    )
     together(table, [first, second, third], "one")
     table.network.tap = lambda sender, receiver, channel, payload: (
-        receiver == late.name and (channel == "record" or (channel == "control" and sender in (first.name, second.name)))
+        receiver == late.name
+        and (channel == "record" or (channel == "control" and sender in (first.name, second.name)))
     )
     late.start().attach()
     table.wait(1.0)
     together(table, [first, second, third], "two")
-    table.until(lambda: [item.sources for item in late.session.transfer.fetching.values() if item.layout] == [[third.name]])
+    table.until(
+        lambda: (
+            [item.sources for item in late.session.transfer.fetching.values() if item.layout]
+            == [[third.name]]
+        )
+    )
     third.kill()
     for peer in (first, second, late):
         peer.do(lambda session, now: session.on_link(now, third.name, False))
@@ -254,15 +308,23 @@ def test_who_joins_is_not_held_up_by_a_source_that_died() -> None:
 def test_an_owner_that_died_costs_a_survivor_its_part_only(monkeypatch: pytest.MonkeyPatch) -> None:
     table = Table(4)
     for number, peer in enumerate(table.all_in()):
-        values = torch.arange(float(LAYOUT.numel)) + number  # no chunk is like another: that would not be fetched either
-        peer.do(lambda session, now, number=number, values=values: session.contribute(now, bytes([number]) * 16, 1, values))
+        values = (
+            torch.arange(float(LAYOUT.numel)) + number
+        )  # no chunk is like another: that would not be fetched either
+        peer.do(
+            lambda session, now, number=number, values=values: session.contribute(
+                now, bytes([number]) * 16, 1, values
+            )
+        )
     convener = next(peer for peer in table.peers if peer.machine.convener_of(0) == peer.machine.me)
     table.until(lambda: convener.machine.convening.plan is not None)
     plan = convener.machine.convening.plan
     assert plan is not None
     free = [peer for peer in table.peers if peer is not convener]
     late = next(peer for peer in free if peer.name not in {part.owner for part in plan.parts})
-    part, victim = next((part, peer) for part in plan.parts for peer in free if peer.name == part.owner)
+    part, victim = next(
+        (part, peer) for part in plan.parts for peer in free if peer.name == part.owner
+    )
     table.network.cut(victim.name, late.name)
     others = [peer for peer in table.peers if peer not in (victim, late)]
     table.until(lambda: all(peer.rounds()[-1].contributors for peer in others))
@@ -270,7 +332,11 @@ def test_an_owner_that_died_costs_a_survivor_its_part_only(monkeypatch: pytest.M
     for peer in others:
         assert peer.node is not None
         send = peer.node.plane.send_blob
-        monkeypatch.setattr(peer.node.plane, "send_blob", lambda to, name, spans, send=send: (asked.extend(spans), send(to, name, spans)))
+        monkeypatch.setattr(
+            peer.node.plane,
+            "send_blob",
+            lambda to, name, spans, send=send: (asked.extend(spans), send(to, name, spans)),
+        )
     assert not late.rounds()[-1].contributors
     victim.kill()
     for peer in (*others, late):
@@ -320,7 +386,9 @@ def test_a_node_that_lost_its_disk_says_nothing_of_its_work_before_it_is_let_in_
     together(table, table.peers, "2")
     first, odd = table.peers[0], table.peers[2]
     table.network.tap = lambda sender, receiver, channel, payload: (
-        channel == "control" and payload[:1] == b"R" and isinstance(m.decode(payload[1:], sender).body, m.Accepted)
+        channel == "control"
+        and payload[:1] == b"R"
+        and isinstance(m.decode(payload[1:], sender).body, m.Accepted)
     )
     offered = {peer: peer.contribute(f"3 {peer.name}") for peer in table.peers}
     table.until(lambda: all(peer.machine.journal.accepted is not None for peer in table.peers))
@@ -355,7 +423,9 @@ def test_a_run_of_three_rounds_has_three_rounds_with_contributions_however_many_
     table.until(lambda: second.session.completed == 2 and table.peers[3].inside)
     assert [peer.session.completed for peer in table.peers] == [2, 2, 2, 2]
     together(table, table.peers, "3")
-    told = [[(event.round, bool(event.contributors)) for event in peer.rounds()] for peer in table.peers]
+    told = [
+        [(event.round, bool(event.contributors)) for event in peer.rounds()] for peer in table.peers
+    ]
     assert told[0][-1] == (3, True)
     assert sorted(round_ for round_, contributed in told[0] if contributed) == [1, 2, 3]
     assert len(told[0]) > 3  # entries that let somebody in
@@ -371,11 +441,21 @@ def test_a_contribution_stands_when_somebody_joins_before_it_is_offered() -> Non
     first, second = table.found(), table.peers[1].start().attach()
     base = first.session.completed
     table.until(lambda: second.inside)  # an entry of the log, and the same anchor
-    first.do(lambda session, now: session.contribute(now, b"first...........", 1, torch.ones(LAYOUT.numel), base))
+    first.do(
+        lambda session, now: session.contribute(
+            now, b"first...........", 1, torch.ones(LAYOUT.numel), base
+        )
+    )
     table.until(lambda: bool(first.rounds()[-1].contributors))
     assert (first.rounds()[-1].round, first.rounds()[-1].counted) == (1, True)
-    first.do(lambda session, now: session.contribute(now, b"second..........", 1, torch.ones(LAYOUT.numel), base))
-    assert first.heard[-1] == ev.ContributionRefused(b"second..........", "it was made on the anchor of round 0, the run is at 1")
+    first.do(
+        lambda session, now: session.contribute(
+            now, b"second..........", 1, torch.ones(LAYOUT.numel), base
+        )
+    )
+    assert first.heard[-1] == ev.ContributionRefused(
+        b"second..........", "it was made on the anchor of round 0, the run is at 1"
+    )
     table.end()
 
 
@@ -394,7 +474,10 @@ def diverge(peer: Peer) -> None:
 def in_order(table: Table) -> list[Peer]:
     """The peers, by the ballots of the open entry that they own."""
     machine = table.peers[0].machine
-    return [next(peer for peer in table.peers if peer.name == machine.convener_of(ballot).peer) for ballot in range(len(table.peers))]
+    return [
+        next(peer for peer in table.peers if peer.name == machine.convener_of(ballot).peer)
+        for ballot in range(len(table.peers))
+    ]
 
 
 def accepted_by_two(table: Table) -> tuple[Peer, Peer, Peer]:
@@ -405,7 +488,9 @@ def accepted_by_two(table: Table) -> tuple[Peer, Peer, Peer]:
         if channel != "control" or payload[:1] != b"R":
             return False
         body = m.decode(payload[1:], sender).body
-        return isinstance(body, m.Accepted) or (isinstance(body, m.Accept) and receiver == following.name)
+        return isinstance(body, m.Accepted) or (
+            isinstance(body, m.Accept) and receiver == following.name
+        )
 
     table.network.tap = lost
     for peer in table.peers:
@@ -434,7 +519,9 @@ def test_a_member_whose_state_diverged_does_not_vote_and_fetches_the_state(ballo
         peer.contribute(f"of {peer.name}")
     table.until(lambda: all(peer.session.completed == 1 for peer in table.peers))
     assert voters(good) == {peer.name for peer in table.peers if peer is not odd}
-    assert [event.entry for event in odd.heard if isinstance(event, ev.StateDiverged)] == [good.machine.round - 1]
+    assert [event.entry for event in odd.heard if isinstance(event, ev.StateDiverged)] == [
+        good.machine.round - 1
+    ]
     table.until(lambda: odd.machine.root is not None and odd.machine.root == good.machine.root)
     table.end()
 
@@ -492,7 +579,11 @@ def test_a_plan_is_said_again_to_whom_it_did_not_reach() -> None:
     said = Counter[PeerId]()
 
     def tap(sender: PeerId, receiver: PeerId, channel: str, payload: Any) -> bool:
-        if channel == "control" and payload[:1] == b"R" and isinstance(m.decode(payload[1:], sender).body, m.PlanMessage):
+        if (
+            channel == "control"
+            and payload[:1] == b"R"
+            and isinstance(m.decode(payload[1:], sender).body, m.PlanMessage)
+        ):
             said[receiver] += 1
             return receiver == unheard.name and said[receiver] == 1
         return channel == "record"
@@ -544,7 +635,12 @@ def test_a_founder_that_lost_its_disk_is_not_counted_on_as_the_member_it_was() -
     table.network.partition({convener.name: 1})
     for peer in (convener, *others):
         peer.contribute(f"of {peer.name}")
-    table.until(lambda: convener.machine.open.reduced is not None and len(convener.machine.open.reduced[0].contributors) == 1)
+    table.until(
+        lambda: (
+            convener.machine.open.reduced is not None
+            and len(convener.machine.open.reduced[0].contributors) == 1
+        )
+    )
     table.network.partition({convener.name: 1, founder.name: 1})
     founder.start()
     table.until(lambda: convener.session.membership.live(table.world.now, founder.name))
@@ -552,7 +648,9 @@ def test_a_founder_that_lost_its_disk_is_not_counted_on_as_the_member_it_was() -
     assert convener.machine.journal.accepted is None
     founder.attach()
     table.network.partition(None)
-    table.until(lambda: all(peer.inside and len(peer.session.config_peers()) == 4 for peer in table.peers))
+    table.until(
+        lambda: all(peer.inside and len(peer.session.config_peers()) == 4 for peer in table.peers)
+    )
     table.until(lambda: len({peer.machine.round for peer in table.peers}) == 1)
     assert founder.machine.me.incarnation == 7
     table.end()

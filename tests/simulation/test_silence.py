@@ -19,7 +19,12 @@ def offered(table: Table) -> tuple[Peer, list[Peer], list[bytes]]:
 
 def counted(peer: Peer) -> list[bytes]:
     """What the newest entry with contributions is made of."""
-    return [c.cid for c in next(c.entry for c in reversed(peer.machine.journal.entries) if c.entry.contributors).contributors]
+    return [
+        c.cid
+        for c in next(
+            c.entry for c in reversed(peer.machine.journal.entries) if c.entry.contributors
+        ).contributors
+    ]
 
 
 def test_who_hears_votes_but_not_for_what_asks_a_voter() -> None:
@@ -29,13 +34,19 @@ def test_who_hears_votes_but_not_for_what_asks_a_voter() -> None:
     table.until(lambda: convener.machine.convening.plan is not None)
 
     def lose(sender: PeerId, receiver: PeerId, channel: str, payload: Any) -> bool:
-        return channel == "control" and (sender, receiver) == (convener.name, deaf.name) and deaf.machine.open.reduced is not None
+        return (
+            channel == "control"
+            and (sender, receiver) == (convener.name, deaf.name)
+            and deaf.machine.open.reduced is not None
+        )
 
     table.network.tap = lose
     table.until(lambda: all(peer.rounds()[-1].contributors for peer in (convener, *others)))
     decided_at = table.world.now
     table.until(lambda: bool(deaf.rounds()[-1].contributors))
-    assert table.world.now - decided_at <= 3 * table.place.timing.pull_s  # a take-over would come seven pulls later at the soonest
+    assert (
+        table.world.now - decided_at <= 3 * table.place.timing.pull_s
+    )  # a take-over would come seven pulls later at the soonest
     assert counted(deaf) == cids
     table.end()
 
@@ -52,7 +63,10 @@ def test_who_is_silent_while_another_dies_is_counted_where_nothing_of_it_lacks()
     victim.kill()
 
     def hush(sender: PeerId, receiver: PeerId, channel: str, payload: Any) -> bool:
-        revised = convener.machine.convening.plan is not None and convener.machine.convening.plan.revision > plan.revision
+        revised = (
+            convener.machine.convening.plan is not None
+            and convener.machine.convening.plan.revision > plan.revision
+        )
         return sender == silent.name and channel != "record" and not revised
 
     table.network.tap = hush
@@ -60,7 +74,9 @@ def test_who_is_silent_while_another_dies_is_counted_where_nothing_of_it_lacks()
     table.until(lambda: convener.session.actions.suspected(silent.name))
     assert convener.session.actions.suspected(victim.name)
     table.until(lambda: all(peer.rounds()[-1].contributors for peer in live))
-    assert counted(convener) == [cid for cid, peer in zip(cids, table.peers, strict=True) if peer is not victim]
+    assert counted(convener) == [
+        cid for cid, peer in zip(cids, table.peers, strict=True) if peer is not victim
+    ]
     table.end()
 
 
@@ -73,12 +89,16 @@ def test_what_a_dead_owner_lacked_is_nobodys_fault() -> None:
     assert plan is not None
     victim = next(peer for peer in others if peer.name in {part.owner for part in plan.parts})
     giver = next(peer for peer in others if peer is not victim)
-    table.network.tap = lambda sender, receiver, channel, payload: channel == "record" and (sender, receiver) == (giver.name, victim.name)
+    table.network.tap = lambda sender, receiver, channel, payload: (
+        channel == "record" and (sender, receiver) == (giver.name, victim.name)
+    )
     table.until(lambda: victim.name in convener.machine.convening.missing)
     given = cids[table.peers.index(giver)]
     assert given in convener.machine.convening.missing[victim.name]
     victim.kill()
     live = [peer for peer in table.peers if peer is not victim]
     table.until(lambda: all(peer.rounds()[-1].contributors for peer in live))
-    assert counted(convener) == [cid for cid, peer in zip(cids, table.peers, strict=True) if peer is not victim]
+    assert counted(convener) == [
+        cid for cid, peer in zip(cids, table.peers, strict=True) if peer is not victim
+    ]
     table.end()

@@ -13,13 +13,26 @@ import torch
 from torch import Tensor, nn
 
 from atoll.collectives import messages as m
-from atoll.collectives.errors import ConfigError, LocalProtocolError, RemoteProtocolError, StateError, StorageError
+from atoll.collectives.errors import (
+    ConfigError,
+    LocalProtocolError,
+    RemoteProtocolError,
+    StateError,
+    StorageError,
+)
 from atoll.collectives.group import Entry
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.layout import make_layout
 from atoll.collectives.round import drawn
 from atoll.collectives.round.timing import Timing
-from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings, Sample, SecureSettings, SiteSettings
+from atoll.collectives.swarm import (
+    Outcome,
+    OuterSettings,
+    RunSettings,
+    Sample,
+    SecureSettings,
+    SiteSettings,
+)
 from atoll.node.client.shelf import FileShelf
 from atoll.node.local import LocalSwarm
 from atoll.node.local_member import LocalMember
@@ -55,7 +68,9 @@ class Seen:
     """What a site saw."""
 
     outcomes: list[Outcome] = field(default_factory=list[Outcome])
-    kept: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict[int, tuple[Tensor, Tensor]])  # by round: c_i, all of the anchor
+    kept: dict[int, tuple[Tensor, Tensor]] = field(
+        default_factory=dict[int, tuple[Tensor, Tensor]]
+    )  # by round: c_i, all of the anchor
     anchor: Tensor = field(default_factory=lambda: torch.zeros(0))
     own: Tensor = field(default_factory=lambda: torch.zeros(0))
 
@@ -64,13 +79,18 @@ def settings(name: str, rounds: int = 8, **more: float) -> RunSettings:
     site = SiteSettings(name, **more)  # type: ignore[arg-type]
     exact = dict.fromkeys(SUMS, "fp32")
     outer = OuterSettings(kind="sgd", lr=0.8, momentum=0.0)
-    return RunSettings(sync_every=K, rounds=rounds, codec="fp32", codecs=exact, outer=outer, site=site)
+    return RunSettings(
+        sync_every=K, rounds=rounds, codec="fp32", codecs=exact, outer=outer, site=site
+    )
 
 
 def play(
-    swarm: LocalSwarm, seen: dict[int, Seen], step_s: Sequence[float] | float = (0.1, 0.11, 0.12, 0.1),
-    after: Callable[[LocalMember, Outcome], None] = lambda member, outcome: None, limit_s: float = 86_400.0,
-) -> None:  # fmt: skip
+    swarm: LocalSwarm,
+    seen: dict[int, Seen],
+    step_s: Sequence[float] | float = (0.1, 0.11, 0.12, 0.1),
+    after: Callable[[LocalMember, Outcome], None] = lambda member, outcome: None,
+    limit_s: float = 86_400.0,
+) -> None:
     """Every site trains to the end of the run. A slower one makes fewer steps a round. ``after`` is called after each round at each."""
 
     def script(member: LocalMember) -> None:
@@ -99,7 +119,9 @@ def play(
         view = member.anchor()
         found.anchor = torch.zeros(view.numel)
         view.copy_into(found.anchor)
-        with attachment.evaluate_anchor(own=member.settings.site is not None and member.settings.site.pull is not None):
+        with attachment.evaluate_anchor(
+            own=member.settings.site is not None and member.settings.site.pull is not None
+        ):
             found.own = model.w.detach().clone()
 
     swarm.run(script, step_s=step_s, limit_s=limit_s)
@@ -110,7 +132,9 @@ def reference(run: RunSettings, rounds: list[list[int]]) -> tuple[Server, list[T
     assert run.site is not None
     method, model = method_of(run.site), Model()
     server = Server(method, run.outer, torch.zeros(D))
-    own = [torch.zeros(0) if (first := first_control(method, D)) is None else first for _ in range(N)]
+    own = [
+        torch.zeros(0) if (first := first_control(method, D)) is None else first for _ in range(N)
+    ]
     knobs = knobs_of(run.site)
 
     def gradient(site: int, at: Tensor) -> Tensor:
@@ -124,7 +148,10 @@ def reference(run: RunSettings, rounds: list[list[int]]) -> tuple[Server, list[T
     for steps in rounds:
         served = server.served()
         for site in range(N):
-            turn, y = Turn(method, knobs, served, own[site] if method.control else None), served.anchor.clone()
+            turn, y = (
+                Turn(method, knobs, served, own[site] if method.control else None),
+                served.anchor.clone(),
+            )
             for _ in range(steps[site]):
                 g = gradient(site, y)
                 at = turn.second_at(g, y)
@@ -138,14 +165,22 @@ def reference(run: RunSettings, rounds: list[list[int]]) -> tuple[Server, list[T
     return server, own
 
 
-@pytest.mark.parametrize("name", ["fedprox", "fedavg_m", "fedavg_m_vr", "per_fedavg", *WITH_CONTROL])
+@pytest.mark.parametrize(
+    "name", ["fedprox", "fedavg_m", "fedavg_m_vr", "per_fedavg", *WITH_CONTROL]
+)
 def test_a_real_run_is_the_simulated_one(name: str) -> None:
     """Round by round through the same classes: the same anchor, and the same control variates."""
     run, seen = settings(name, mu=0.7, beta=0.4, ahead=0.2), dict[int, Seen]()
     play(LocalSwarm(N, settings=run, latency_s=0.02), seen, 0.1)
     assert all(torch.equal(found.anchor, seen[0].anchor) for found in seen.values())
-    steps = {o.round: {share.peer: share.samples for share in o.contributors} for found in seen.values() for o in found.outcomes}
-    server, own = reference(run, [[steps[round_][PeerId(f"p{site}")] for site in range(N)] for round_ in range(1, 9)])
+    steps = {
+        o.round: {share.peer: share.samples for share in o.contributors}
+        for found in seen.values()
+        for o in found.outcomes
+    }
+    server, own = reference(
+        run, [[steps[round_][PeerId(f"p{site}")] for site in range(N)] for round_ in range(1, 9)]
+    )
     assert torch.allclose(seen[0].anchor[:D], server.anchor, atol=2e-5)
     if name in WITH_CONTROL:
         assert all(torch.allclose(seen[site].kept[8][0], own[site], atol=1e-4) for site in range(N))
@@ -161,7 +196,9 @@ def adds_up(seen: dict[int, Seen], rounds: int) -> int:
         if len(known) == N:
             anchors = [anchor for _, anchor in known]
             assert all(torch.equal(anchor, anchors[0]) for anchor in anchors)
-            assert (torch.stack([own for own, _ in known]).sum(0) - anchors[0][D : 2 * D]).abs().max() < 1e-5
+            assert (
+                torch.stack([own for own, _ in known]).sum(0) - anchors[0][D : 2 * D]
+            ).abs().max() < 1e-5
             assert anchors[0][-1].round() == sum(bool(own.any()) for own, _ in known)
             checked += 1
     return checked
@@ -177,7 +214,9 @@ def test_control_variates_add_up_after_every_round_and_the_optimum_is_reached() 
 
 @pytest.mark.parametrize("sample", [None, Sample(count=2)])
 @pytest.mark.parametrize("when_s", [2.0 + 0.11 * step for step in range(8)])
-def test_a_control_variate_is_in_the_sum_once_whenever_its_site_is_killed(when_s: float, sample: Sample | None) -> None:
+def test_a_control_variate_is_in_the_sum_once_whenever_its_site_is_killed(
+    when_s: float, sample: Sample | None
+) -> None:
     """Node and script are killed: while training, between saving and being counted, after that and before the script hears of it. A round takes 0.8 s.
     The site is back on its disk at once, or a little later: in the same round, in the next, when it is drawn and when it is not."""
     seen, run = dict[int, Seen](), msgspec.structs.replace(settings("scaffold", 10), sample=sample)
@@ -189,12 +228,20 @@ def test_a_control_variate_is_in_the_sum_once_whenever_its_site_is_killed(when_s
 
 def rounds_of(seen: dict[int, Seen]) -> dict[int, set[str]]:
     """Who contributed to each round."""
-    return {o.round: {share.peer for share in o.contributors} for found in seen.values() for o in found.outcomes if o.contributors}
+    return {
+        o.round: {share.peer for share in o.contributors}
+        for found in seen.values()
+        for o in found.outcomes
+        if o.contributors
+    }
 
 
 def test_only_those_contribute_that_the_log_draws() -> None:
     """Two of four a round: the others wait, with no step of theirs in the model; anybody can draw again from the log; SCAFFOLD gets to the optimum."""
-    run, seen = msgspec.structs.replace(settings("scaffold", 60), sample=Sample(count=2)), dict[int, Seen]()
+    run, seen = (
+        msgspec.structs.replace(settings("scaffold", 60), sample=Sample(count=2)),
+        dict[int, Seen](),
+    )
     swarm = LocalSwarm(N, settings=run, latency_s=0.02)
     play(swarm, seen)
     given = rounds_of(seen)
@@ -209,7 +256,9 @@ def test_only_those_contribute_that_the_log_draws() -> None:
     before = machine.journal.entries[0].entry
     for certified in machine.journal.entries.since(1):
         entry = certified.entry
-        assert {c.member for c in entry.contributors} <= set(drawn("local", entry.base, before.next_config, Sample(count=2)))
+        assert {c.member for c in entry.contributors} <= set(
+            drawn("local", entry.base, before.next_config, Sample(count=2))
+        )
         before = entry
 
 
@@ -225,7 +274,9 @@ def test_whoever_was_not_drawn_is_refused_by_name() -> None:
             stranger = next(who for who in machine.config if who not in machine.draw.members)
             ready = m.Ready(machine.base, b"c" * 16, 5, False)
             with pytest.raises(RemoteProtocolError, match="was not drawn") as caught:
-                machine.on_message(member.clock(), stranger.peer, stranger.incarnation, machine.round, ready)
+                machine.on_message(
+                    member.clock(), stranger.peer, stranger.incarnation, machine.round, ready
+                )
             refused.append(caught.value.peer)
             assert refused == [stranger.peer]
             assert stranger not in machine.open.ready
@@ -246,13 +297,18 @@ def test_nobody_waits_in_a_run_in_which_all_take_part() -> None:
 
 def test_rounds_go_on_where_all_that_were_drawn_are_dead() -> None:
     """One of four a round, and one is gone for good: when it is drawn, the log draws again without it."""
-    run, seen = msgspec.structs.replace(settings("fedavg", 12), sample=Sample(count=1)), dict[int, Seen]()
+    run, seen = (
+        msgspec.structs.replace(settings("fedavg", 12), sample=Sample(count=1)),
+        dict[int, Seen](),
+    )
     play(LocalSwarm(N, settings=run, latency_s=0.03).crash_at(2, 3.0), seen)
     given = rounds_of(seen)
     assert sorted(given) == list(range(1, 13))
     assert all(len(peers) == 1 for peers in given.values())
     assert "p2" not in set().union(*(peers for round_, peers in given.items() if round_ > 5))
-    assert all(torch.equal(found.anchor, seen[0].anchor) for site, found in seen.items() if site != 2)
+    assert all(
+        torch.equal(found.anchor, seen[0].anchor) for site, found in seen.items() if site != 2
+    )
 
 
 def entries_of(swarm: LocalSwarm, index: int) -> list[Entry]:
@@ -266,7 +322,9 @@ def entries_of(swarm: LocalSwarm, index: int) -> list[Entry]:
 def draws_again(entries: Sequence[Entry]) -> list[int]:
     """The entries that do nothing but end a round."""
     return [
-        entry.round for before, entry in itertools.pairwise(entries) if not entry.contributors and entry.next_config == before.next_config
+        entry.round
+        for before, entry in itertools.pairwise(entries)
+        if not entry.contributors and entry.next_config == before.next_config
     ]
 
 
@@ -274,12 +332,18 @@ def draws_again(entries: Sequence[Entry]) -> list[int]:
 def test_the_log_draws_again_where_too_few_of_those_that_were_drawn_train(kind: str) -> None:
     """From the fourth round on the script of a site hangs; its node lives. Whoever waits in vain for it has another draw, and what those do who were
     not drawn at first is a turn of theirs, not what they waited with. What was offered to the draw before is offered where its site is drawn again."""
-    sample, seen, breaches = Sample(count=1) if kind == "plain" else Sample(0.6, least=3), dict[int, Seen](), list[str]()
+    sample, seen, breaches = (
+        Sample(count=1) if kind == "plain" else Sample(0.6, least=3),
+        dict[int, Seen](),
+        list[str](),
+    )
     run = msgspec.structs.replace(settings("fedavg", 12 if kind == "plain" else 7), sample=sample)
     if kind == "rule":
         run = msgspec.structs.replace(run, codecs={}, reducer="median:1")
     if kind == "secure":
-        run = msgspec.structs.replace(run, codec="bits", reducer="copy", codecs={}, secure=SecureSettings(3))
+        run = msgspec.structs.replace(
+            run, codec="bits", reducer="copy", codecs={}, secure=SecureSettings(3)
+        )
 
     def hang(member: LocalMember, outcome: Outcome) -> None:
         if outcome.round == 3:
@@ -290,7 +354,11 @@ def test_the_log_draws_again_where_too_few_of_those_that_were_drawn_train(kind: 
                 hear(event)
 
             process._emit = watch
-        while member.index == 2 and outcome.round >= 4 and any(not len(found.anchor) for site, found in seen.items() if site != 2):
+        while (
+            member.index == 2
+            and outcome.round >= 4
+            and any(not len(found.anchor) for site, found in seen.items() if site != 2)
+        ):
             member.sleep(5.0)
 
     swarm = LocalSwarm(N, settings=run, latency_s=0.03, timing=Timing(redraw_s=8.0))
@@ -301,12 +369,18 @@ def test_the_log_draws_again_where_too_few_of_those_that_were_drawn_train(kind: 
     assert breaches == []
     assert draws_again(entries)
     for before, entry in itertools.pairwise(entries):
-        assert {c.member for c in entry.contributors} <= set(drawn("local", entry.base, before.next_config, sample))
+        assert {c.member for c in entry.contributors} <= set(
+            drawn("local", entry.base, before.next_config, sample)
+        )
         assert kind != "plain" or all(c.weight == K for c in entry.contributors)
     counted = {o.round for o in seen[2].outcomes if o.counted}
     assert counted <= {1, 2, 3, 4}
     if kind != "plain":
-        assert all(sum(o.round == round_ and o.counted for found in seen.values() for o in found.outcomes) == 3 for round_ in range(5, 8))
+        assert all(
+            sum(o.round == round_ and o.counted for found in seen.values() for o in found.outcomes)
+            == 3
+            for round_ in range(5, 8)
+        )
     assert all(torch.equal(found.anchor, seen[0].anchor) for found in seen.values())
 
 
@@ -323,16 +397,28 @@ def test_nobody_draws_again_for_the_others() -> None:
             return
         round_ = machine.round
         entry = Entry(
-            machine.log, round_, machine.base, machine.root or b"", (), (), (), machine.shape.numel, machine.shape.chunk_elements,
-            machine.shape.codec, machine.shape.reducer, machine.config,
-        )  # fmt: skip
+            machine.log,
+            round_,
+            machine.base,
+            machine.root or b"",
+            (),
+            (),
+            (),
+            machine.shape.numel,
+            machine.shape.chunk_elements,
+            machine.shape.codec,
+            machine.shape.reducer,
+            machine.config,
+        )
         for wait_s in (0.0, 40.0, 30.0):
             member.sleep(wait_s)
             assert machine.round == round_
             ballot = max(machine.ballot, machine.journal.promised)
             ballot += machine.convener_of(ballot) == machine.me
             convener = machine.convener_of(ballot)
-            machine.on_message(member.clock(), convener.peer, convener.incarnation, round_, m.Accept(ballot, entry))
+            machine.on_message(
+                member.clock(), convener.peer, convener.incarnation, round_, m.Accept(ballot, entry)
+            )
             told.append((machine.open.pending is not None, machine.journal.accepted is not None))
 
     run = msgspec.structs.replace(settings("fedavg"), sample=Sample(0.5))
@@ -344,8 +430,13 @@ def test_who_has_seen_no_round_does_not_end_that_of_the_others() -> None:
     """Rounds are longer than a newcomer waits, which does not know it. It proposes another draw and gets no votes; its own binds no later convener,
     and what those give that were drawn is counted."""
     seen = dict[int, Seen]()
-    run, timing = msgspec.structs.replace(settings("fedavg", 7), sample=Sample(count=1)), Timing(redraw_s=8.0)
-    swarm = LocalSwarm(N, settings=run, latency_s=0.033, jitter_s=0.1, timing=timing).join_at(1, 140.0)
+    run, timing = (
+        msgspec.structs.replace(settings("fedavg", 7), sample=Sample(count=1)),
+        Timing(redraw_s=8.0),
+    )
+    swarm = LocalSwarm(N, settings=run, latency_s=0.033, jitter_s=0.1, timing=timing).join_at(
+        1, 140.0
+    )
     play(swarm, seen, 5.0, limit_s=1000.0)
     entries = entries_of(swarm, 0)
     counted = [entry.round for entry in entries if entry.contributors]
@@ -360,10 +451,17 @@ def test_a_night_without_scripts_is_no_turn() -> None:
     def rest(member: LocalMember, outcome: Outcome) -> None:
         if outcome.round == 3:
             member.sleep(600.0 - member.clock())
-        while member.index == 2 and outcome.round >= 3 and any(not len(found.anchor) for site, found in seen.items() if site != 2):
+        while (
+            member.index == 2
+            and outcome.round >= 3
+            and any(not len(found.anchor) for site, found in seen.items() if site != 2)
+        ):
             member.sleep(5.0)
 
-    run, timing = msgspec.structs.replace(settings("fedavg", 12), sample=Sample(count=1)), Timing(redraw_s=8.0)
+    run, timing = (
+        msgspec.structs.replace(settings("fedavg", 12), sample=Sample(count=1)),
+        Timing(redraw_s=8.0),
+    )
     swarm = LocalSwarm(N, settings=run, latency_s=0.03, timing=timing)
     play(swarm, seen, 0.1, rest, limit_s=900.0)
     entries = entries_of(swarm, 0)
@@ -379,13 +477,29 @@ def test_a_vote_for_another_draw_does_not_stop_a_round_for_good() -> None:
     def vote(member: LocalMember, outcome: Outcome) -> None:
         machine = member._node().session.machine
         assert machine is not None
-        if outcome.round < 3 or machine.convener_of(0) != machine.me or machine.draw.takes_part or machine.root is None or len(cast) > 2:
+        if (
+            outcome.round < 3
+            or machine.convener_of(0) != machine.me
+            or machine.draw.takes_part
+            or machine.root is None
+            or len(cast) > 2
+        ):
             return
         shape = machine.shape
         entry = Entry(
-            machine.log, machine.round, machine.base, machine.root, (), (), (), shape.numel, shape.chunk_elements, shape.codec, shape.reducer,
+            machine.log,
+            machine.round,
+            machine.base,
+            machine.root,
+            (),
+            (),
+            (),
+            shape.numel,
+            shape.chunk_elements,
+            shape.codec,
+            shape.reducer,
             machine.config,
-        )  # fmt: skip
+        )
         machine.acceptor.cast(member.clock(), 0, entry)
         cast.append(machine.round)
 
@@ -416,14 +530,25 @@ def test_who_was_drawn_and_sends_nothing_of_what_it_offered_does_not_stop_a_run(
 def test_secure_sums_are_of_those_that_were_drawn() -> None:
     """Three of four, of which a sum needs three; one is killed and comes back."""
     secure = RunSettings(
-        sync_every=K, rounds=5, codec="bits", reducer="copy", outer=settings("fedavg").outer, secure=SecureSettings(3), site=SiteSettings(),
+        sync_every=K,
+        rounds=5,
+        codec="bits",
+        reducer="copy",
+        outer=settings("fedavg").outer,
+        secure=SecureSettings(3),
+        site=SiteSettings(),
         sample=Sample(0.6, least=3),
-    )  # fmt: skip
+    )
     seen = dict[int, Seen]()
     swarm = LocalSwarm(N, settings=secure, latency_s=0.02).crash_at(1, 4.0, back_after_s=1.0)
     play(swarm, seen, 0.1)
     assert all(torch.equal(found.anchor, seen[0].anchor) for found in seen.values())
-    counted = {round_: sum(o.round == round_ and o.counted for found in seen.values() for o in found.outcomes) for round_ in range(1, 6)}
+    counted = {
+        round_: sum(
+            o.round == round_ and o.counted for found in seen.values() for o in found.outcomes
+        )
+        for round_ in range(1, 6)
+    }
     assert all(number <= 3 for number in counted.values())
     assert sum(number == 3 for number in counted.values()) >= 3
 
@@ -431,7 +556,12 @@ def test_secure_sums_are_of_those_that_were_drawn() -> None:
 def test_a_lost_contribution_leaves_its_sites_control_variate_as_it_was() -> None:
     """Two of four do not hear the others for a while: their contributions are not counted, or nobody's are."""
     seen = dict[int, Seen]()
-    play(LocalSwarm(N, settings=settings("scaffold", 14), latency_s=0.02).partition_at([[0, 1, 3], [2]], 2.5, 3.0), seen)
+    play(
+        LocalSwarm(N, settings=settings("scaffold", 14), latency_s=0.02).partition_at(
+            [[0, 1, 3], [2]], 2.5, 3.0
+        ),
+        seen,
+    )
     lost = [o for o in seen[2].outcomes if o.status == "committed" and not o.counted]
     missed = set(range(1, 15)) - {o.round for o in seen[2].outcomes if o.counted}
     assert missed
@@ -442,7 +572,12 @@ def test_a_lost_contribution_leaves_its_sites_control_variate_as_it_was() -> Non
 def test_a_personal_model_is_nearer_to_its_site_and_travels_nowhere() -> None:
     """Ditto: between the site's own optimum and the run's, by what the pull says."""
     seen = dict[int, Seen]()
-    play(LocalSwarm(N, settings=settings("fedavg", 30, pull=0.5), latency_s=0.02).crash_at(1, 9.0, back_after_s=0.5), seen)
+    play(
+        LocalSwarm(N, settings=settings("fedavg", 30, pull=0.5), latency_s=0.02).crash_at(
+            1, 9.0, back_after_s=0.5
+        ),
+        seen,
+    )
     assert seen[0].anchor.numel() == D
     for site, found in seen.items():
         between = (A[site] * B[site] + 0.5 * found.anchor) / (A[site] + 0.5)
@@ -483,7 +618,9 @@ def test_a_shelf_keeps_what_was_saved_last(tmp_path: Path) -> None:
 
 
 def test_an_optimizer_whose_steps_are_not_the_methods_is_refused() -> None:
-    def attached(name: str, optimizer: type[torch.optim.Optimizer] | None, **options: float) -> None:
+    def attached(
+        name: str, optimizer: type[torch.optim.Optimizer] | None, **options: float
+    ) -> None:
         model = Model()
         made = optimizer(model.parameters(), lr=0.1, **options) if optimizer else None  # type: ignore[call-arg]
         attachment = attach(model, made, SoloSwarm(settings(name)))
@@ -504,7 +641,10 @@ def test_an_optimizer_whose_steps_are_not_the_methods_is_refused() -> None:
         with pytest.raises(ConfigError) as caught:
             attached(name, optimizer, **options)
         assert caught.value.key == key
-    with pytest.raises(ConfigError, match="no personal models"), attach(Model(), None, SoloSwarm()).evaluate_anchor(own=True):
+    with (
+        pytest.raises(ConfigError, match="no personal models"),
+        attach(Model(), None, SoloSwarm()).evaluate_anchor(own=True),
+    ):
         pass
 
 
@@ -528,12 +668,21 @@ def test_a_site_fine_tunes_the_runs_model_and_leaves_its_live_one_alone(name: st
         with attachment.evaluate_anchor():
             anchor, shared = model.w.detach().clone(), float(model.loss(member.index).detach())
         live = model.w.detach().clone()
-        own = fine_tuned_model(attachment, model, lambda each, site: each.loss(site), [member.index] * 2, 5, LR)
+        own = fine_tuned_model(
+            attachment, model, lambda each, site: each.loss(site), [member.index] * 2, 5, LR
+        )
         assert isinstance(own, Model)
         assert torch.equal(model.w, live)
-        for batches, steps, lr in (([], 1, LR), (iter([member.index]), 2, LR), ([member.index], -1, LR), ([member.index], 1, 0.0)):
+        for batches, steps, lr in (
+            ([], 1, LR),
+            (iter([member.index]), 2, LR),
+            ([member.index], -1, LR),
+            ([member.index], 1, 0.0),
+        ):
             with pytest.raises(ConfigError):
-                fine_tuned_model(attachment, model, lambda each, site: each.loss(site), batches, steps, lr)
+                fine_tuned_model(
+                    attachment, model, lambda each, site: each.loss(site), batches, steps, lr
+                )
         return anchor, own.w.detach(), shared, float(own.loss(member.index).detach())
 
     found = LocalSwarm(N, settings=settings(name, rounds=4)).run(script, step_s=0.1)

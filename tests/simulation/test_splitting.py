@@ -25,7 +25,9 @@ from atoll.node.storage.contributions import DATA, ContributionFiles
 from atoll.security.identity import Identity
 
 TEXT = 'schema = 1\nname = "tide"\n[model]\nentry = "local:test"\n[audit]\nkeep_contributions = 4\n'
-WITH_MEANS = Layout((TensorSpec("w", (6,), 0), TensorSpec("running_mean", (2,), 6, "mean")), LAYOUT.numel)
+WITH_MEANS = Layout(
+    (TensorSpec("w", (6,), 0), TensorSpec("running_mean", (2,), 6, "mean")), LAYOUT.numel
+)
 
 
 def group_of(index: int, number: int) -> int:
@@ -33,23 +35,40 @@ def group_of(index: int, number: int) -> int:
 
 
 def played(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, codec: str = "int8", groups: Callable[[int, int], int] = group_of, rounds: int = 3
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    codec: str = "int8",
+    groups: Callable[[int, int], int] = group_of,
+    rounds: int = 3,
 ) -> Source:
     """Five members, each with the direction of its group and some noise, and numbers in the running means that point all ways."""
     monkeypatch.setattr(recompute, "verify", verify)
-    table = Table(5, RunSettings(sync_every=1, codec=codec, outer=OuterSettings(kind="sgd", lr=1.0, momentum=0.0)))
+    table = Table(
+        5,
+        RunSettings(
+            sync_every=1, codec=codec, outer=OuterSettings(kind="sgd", lr=1.0, momentum=0.0)
+        ),
+    )
     ways = torch.randn(3, LAYOUT.numel, generator=torch.Generator().manual_seed(7))
     for peer in table.peers:
-        peer.storage.contributions = ContributionFiles(folder / peer.name, 4, lambda error: pytest.fail(str(error)))
+        peer.storage.contributions = ContributionFiles(
+            folder / peer.name, 4, lambda error: pytest.fail(str(error))
+        )
     table.all_in()
     for number in range(1, rounds + 1):
         for index, peer in enumerate(table.peers):
             chance = torch.Generator().manual_seed(100 * number + index)
-            vector = (1 + index) * ways[groups(index, number)] + 0.2 * torch.randn(LAYOUT.numel, generator=chance)
+            vector = (1 + index) * ways[groups(index, number)] + 0.2 * torch.randn(
+                LAYOUT.numel, generator=chance
+            )
             vector *= groups(index, number) < 2
             vector[6:] = 50 * torch.randn(2, generator=chance)
             give(peer, f"{number}/{index}", vector)
-        table.until(lambda number=number: all(len([e for e in peer.rounds() if e.contributors]) >= number for peer in table.peers))
+        table.until(
+            lambda number=number: all(
+                len([e for e in peer.rounds() if e.contributors]) >= number for peer in table.peers
+            )
+        )
     table.world.run(until=table.world.now + 1)
     entries, place = list(table.peers[0].machine.journal.entries[:]), folder / "checkpoint"
     place.mkdir()
@@ -63,7 +82,9 @@ def places(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
-def test_planted_groups_are_the_clusters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str) -> None:
+def test_planted_groups_are_the_clusters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str
+) -> None:
     found = s.split(played(tmp_path, monkeypatch, codec), places(tmp_path))
     assert found.clusters == (("p0", "p2", "p4"), ("p1", "p3"))
     assert (found.stable, found.agree, found.unseen, len(found.rounds)) == (True, 1.0, (), 2)
@@ -72,7 +93,9 @@ def test_planted_groups_are_the_clusters(tmp_path: Path, monkeypatch: pytest.Mon
     assert found.within > 0.9 > 0.5 > found.between
 
 
-def test_members_that_are_alike_are_one_cluster_and_a_number_may_be_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_that_are_alike_are_one_cluster_and_a_number_may_be_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = played(tmp_path, monkeypatch, groups=lambda index, number: 0)
     found = s.split(source, places(tmp_path), rounds=3)
     assert found.clusters == (("p0", "p1", "p2", "p3", "p4"),)
@@ -80,20 +103,40 @@ def test_members_that_are_alike_are_one_cluster_and_a_number_may_be_asked_for(tm
     assert len(s.split(source, places(tmp_path), count=2).clusters) == 2
 
 
-def test_who_trained_nothing_is_named_and_in_no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_trained_nothing_is_named_and_in_no_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = s.split(
-        played(tmp_path, monkeypatch, groups=lambda index, number: 2 if index == 2 and number == 3 else index % 2), places(tmp_path)
+        played(
+            tmp_path,
+            monkeypatch,
+            groups=lambda index, number: 2 if index == 2 and number == 3 else index % 2,
+        ),
+        places(tmp_path),
     )
-    assert (found.clusters, found.unseen, found.stable) == ((("p0", "p4"), ("p1", "p3")), ("p2",), True)
+    assert (found.clusters, found.unseen, found.stable) == (
+        (("p0", "p4"), ("p1", "p3")),
+        ("p2",),
+        True,
+    )
 
 
-def test_groups_that_change_from_round_to_round_are_not_stable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = s.split(played(tmp_path, monkeypatch, groups=lambda index, number: (index + number * (index == 4)) % 2), places(tmp_path))
+def test_groups_that_change_from_round_to_round_are_not_stable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = s.split(
+        played(
+            tmp_path, monkeypatch, groups=lambda index, number: (index + number * (index == 4)) % 2
+        ),
+        places(tmp_path),
+    )
     assert not found.stable
     assert found.agree < 1
 
 
-def test_rounds_that_are_not_all_here_are_passed_over_and_two_are_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_that_are_not_all_here_are_passed_over_and_two_are_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = played(tmp_path, monkeypatch)
     newest = max(int(path.name) for path in (tmp_path / "p1" / "contributions").iterdir())
     for file in (tmp_path / "p1" / "contributions" / f"{newest:08}").glob(f"*{DATA}"):
@@ -111,8 +154,14 @@ def test_rounds_that_are_not_all_here_are_passed_over_and_two_are_needed(tmp_pat
 @pytest.mark.parametrize(
     ("text", "key"),
     [
-        (TEXT.replace("keep_contributions = 4", "keep_contributions = 0"), "$.audit.keep_contributions"),
-        ('mode = "federated"\n' + TEXT.split("[audit]")[0] + "[secure]\nthreshold = 3\n", "$.secure"),
+        (
+            TEXT.replace("keep_contributions = 4", "keep_contributions = 0"),
+            "$.audit.keep_contributions",
+        ),
+        (
+            'mode = "federated"\n' + TEXT.split("[audit]")[0] + "[secure]\nthreshold = 3\n",
+            "$.secure",
+        ),
         (TEXT + "[exchange]\nfragments = 2\n", "$.exchange.fragments"),
     ],
 )
@@ -126,12 +175,18 @@ def test_runs_whose_members_cannot_be_told_apart_are_refused(text: str, key: str
 
 def test_each_clusters_manifest_lets_in_its_members_only_and_is_else_the_parents() -> None:
     who = [Identity(bytes([index]) * 32).peer for index in range(5)]
-    parent = parse_manifest(TEXT.replace("tide", "t" * 64) + '[robust]\nrule = "median"\nf = 1\n[train.outer]\nlr = 0.5\n')
+    parent = parse_manifest(
+        TEXT.replace("tide", "t" * 64)
+        + '[robust]\nrule = "median"\nf = 1\n[train.outer]\nlr = 0.5\n'
+    )
     made = s.manifests(parent, s.Split((tuple(who[:3]), tuple(who[3:])), (), 1.0, 0.9, 0.1, (4, 5)))
     assert [each.join.allow for each in made] == [tuple(who[:3]), tuple(who[3:])]
     assert [each.name for each in made] == ["t" * 58 + "-1", "t" * 58 + "-2"]
     for each in made:
         assert parse_manifest(as_toml(each)) == each
         assert each.join.policy == "allow"
-        assert msgspec.structs.replace(each, name=parent.name, description="", join=parent.join) == parent
+        assert (
+            msgspec.structs.replace(each, name=parent.name, description="", join=parent.join)
+            == parent
+        )
     assert parent.least == 3  # members: a smaller cluster is told so

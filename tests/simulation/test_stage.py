@@ -21,7 +21,9 @@ def play(seed: int) -> tuple[list[tuple[float, str, float]], World]:
             log.append((world.now, name, float(torch.rand(1)) + random.random()))
             actor[name].sleep(random.choice([0.25, 0.5]))
 
-    actor = {name: stage.enter(name, lambda n=name: script(n), seed=i) for i, name in enumerate("abc")}
+    actor = {
+        name: stage.enter(name, lambda n=name: script(n), seed=i) for i, name in enumerate("abc")
+    }
     stage.run(limit_s=100)
     return log, world
 

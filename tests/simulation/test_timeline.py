@@ -44,22 +44,37 @@ def ordered(timing: ReductionTimed) -> None:
     assert set(timing.phases["part"]) <= others
     assert set(timing.phases["result"]) <= others
     for phase in ("part", "result"):
-        assert all(timing.planned_s <= at <= timing.reduced_s for at in timing.phases[phase].values())
+        assert all(
+            timing.planned_s <= at <= timing.reduced_s for at in timing.phases[phase].values()
+        )
 
 
 def test_a_late_caller_is_named_by_all() -> None:
     def script(member: Any) -> None:
         entered(member)
         member.sleep(2.5 if member.index == 1 else 0.0)
-        assert member.all_reduce(torch.ones(200_000), op_id="late", everyone=True).wait().status == "committed"
+        assert (
+            member.all_reduce(torch.ones(200_000), op_id="late", everyone=True).wait().status
+            == "committed"
+        )
         member.sleep(1.0)
 
     found = timed(script)
     assert sorted(timing.peer for timing in found) == P
     for timing in found:
         ordered(timing)
-        assert (timing.op_id, timing.reducer, timing.codec, timing.numel) == ("late", "mean", "fp32", 200_000)
-        assert (timing.contributors, timing.ballot, timing.revision, timing.asked_again) == (tuple(P), 0, 0, 0)
+        assert (timing.op_id, timing.reducer, timing.codec, timing.numel) == (
+            "late",
+            "mean",
+            "fp32",
+            200_000,
+        )
+        assert (timing.contributors, timing.ballot, timing.revision, timing.asked_again) == (
+            tuple(P),
+            0,
+            0,
+            0,
+        )
         assert timing.slowest is not None
         assert timing.slowest[:2] == (P[1], "ready")
         assert timing.slowest[2] == pytest.approx(2.5, abs=0.2)
@@ -70,7 +85,10 @@ def test_training_rounds_are_told_too_and_parts_come_before_results() -> None:
     def script(member: Any) -> None:
         entered(member)
         for _ in range(3):
-            assert member.contribute(samples=1, write=lambda out: out.fill_(1.0)).wait(60).status == "committed"
+            assert (
+                member.contribute(samples=1, write=lambda out: out.fill_(1.0)).wait(60).status
+                == "committed"
+            )
         member.sleep(1.0)
 
     found = timed(script, bandwidth_bytes_per_s=1e6)
@@ -88,7 +106,10 @@ def test_a_slow_link_shows_in_the_bytes_phases() -> None:
             for peer in (P[0], P[2]):
                 member._place.network.link(P[1], peer).bandwidth_bytes_per_s = 4e5
         member.sleep(0.5)
-        assert member.all_reduce(torch.ones(600_000), op_id="slow", everyone=True).wait().status == "committed"
+        assert (
+            member.all_reduce(torch.ones(600_000), op_id="slow", everyone=True).wait().status
+            == "committed"
+        )
         member.sleep(1.0)
 
     found = timed(script, bandwidth_bytes_per_s=1e7)
@@ -97,11 +118,15 @@ def test_a_slow_link_shows_in_the_bytes_phases() -> None:
         ordered(timing)
         assert timing.slowest is not None
         assert timing.slowest[1] in ("part", "result")
-    assert {timing.slowest[0] for timing in found if timing.peer != P[1] and timing.slowest} == {P[1]}
+    assert {timing.slowest[0] for timing in found if timing.peer != P[1] and timing.slowest} == {
+        P[1]
+    }
 
 
 def test_a_killed_member_shows_as_a_revision_or_another_ballot() -> None:
-    swarm = LocalSwarm(3, settings=RunSettings(codec="fp32"), bandwidth_bytes_per_s=2e6).crash_at(2, 10.3)
+    swarm = LocalSwarm(3, settings=RunSettings(codec="fp32"), bandwidth_bytes_per_s=2e6).crash_at(
+        2, 10.3
+    )
     heard = list[Event]()
 
     def script(member: Any) -> None:

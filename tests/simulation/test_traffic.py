@@ -33,7 +33,10 @@ def reduce_once(swarm: LocalSwarm) -> tuple[dict[int, int], float]:
         api.enter(member)
         member.sleep(BEGIN_S - member.clock())
         assert len(member.members()) == len(swarm.names)
-        assert member.all_reduce(torch.ones(NUMEL), op_id="x", everyone=True).wait().status == "committed"
+        assert (
+            member.all_reduce(torch.ones(NUMEL), op_id="x", everyone=True).wait().status
+            == "committed"
+        )
         elapsed = member.clock() - BEGIN_S
         member.sleep(2.0)
         return elapsed
@@ -44,15 +47,24 @@ def reduce_once(swarm: LocalSwarm) -> tuple[dict[int, int], float]:
 
 def slow_swarm(count: int, latency_s: float, slow: float = 1.0) -> LocalSwarm:
     """All links at RATE, those of p1 at ``slow`` times that."""
-    swarm = LocalSwarm(count, settings=RunSettings(codec="fp32", sync_every=1), latency_s=latency_s, bandwidth_bytes_per_s=RATE)
+    swarm = LocalSwarm(
+        count,
+        settings=RunSettings(codec="fp32", sync_every=1),
+        latency_s=latency_s,
+        bandwidth_bytes_per_s=RATE,
+    )
     for other in (swarm.names[0], *swarm.names[2:]):
         for pair in ((swarm.names[1], other), (other, swarm.names[1])):
             swarm.network.link(*pair).bandwidth_bytes_per_s = slow * RATE
     return swarm
 
 
-@pytest.mark.parametrize(("count", "latency_s", "slow"), [(4, 0.02, 1.0), (4, 0.1, 1.0), (4, 0.05, 0.25), (6, 0.05, 0.5)])
-def test_slow_links_carry_what_the_plan_needs_and_no_more(count: int, latency_s: float, slow: float) -> None:
+@pytest.mark.parametrize(
+    ("count", "latency_s", "slow"), [(4, 0.02, 1.0), (4, 0.1, 1.0), (4, 0.05, 0.25), (6, 0.05, 0.5)]
+)
+def test_slow_links_carry_what_the_plan_needs_and_no_more(
+    count: int, latency_s: float, slow: float
+) -> None:
     sent, _ = reduce_once(slow_swarm(count, latency_s, slow))
     needed = (count - 1) * 4 * NUMEL
     assert sent == {record_header.PART: needed, record_header.RESULT: needed}

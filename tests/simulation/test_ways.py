@@ -36,20 +36,43 @@ def test_whoever_fails_in_a_tree_the_round_is_decided(plan: TopologyKind, kind: 
         verdict = swarm.run()
         assert verdict.problem == "", (phase, faults.struck)
         struck += len(faults.struck)
-        trees += sum(certified.entry.topology.kind == plan for certified in swarm.checker.entries if len(certified.entry.contributors) > 2)
+        trees += sum(
+            certified.entry.topology.kind == plan
+            for certified in swarm.checker.entries
+            if len(certified.entry.contributors) > 2
+        )
     assert struck >= 2
-    assert trees >= 6  # of 36 entries: where a tree was held up with nobody to blame, later ones are butterflies
+    assert (
+        trees >= 6
+    )  # of 36 entries: where a tree was held up with nobody to blame, later ones are butterflies
 
 
 class Sum:
     """One all-reduce among 8 peers at two sites of 4, each with one uplink: its plans, what crossed between the sites, its results."""
 
-    def __init__(self, plan: TopologyKind, *, codec: str = "int8", wan_bytes_per_s: float = RATE, kill_head: bool = False) -> None:
+    def __init__(
+        self,
+        plan: TopologyKind,
+        *,
+        codec: str = "int8",
+        wan_bytes_per_s: float = RATE,
+        kill_head: bool = False,
+    ) -> None:
         sites = ["lab-1", "lab-2"] * 4
-        self.swarm = LocalSwarm(8, settings=RunSettings(codec=codec, plan=plan, sync_every=1), latency_s=0.0005, sites=sites)
+        self.swarm = LocalSwarm(
+            8,
+            settings=RunSettings(codec=codec, plan=plan, sync_every=1),
+            latency_s=0.0005,
+            sites=sites,
+        )
         self.site = dict(zip(self.swarm.names, sites, strict=True))
         for site in set(sites):
-            pairs = [(one, other) for one in self.swarm.names for other in self.swarm.names if self.site[one] == site != self.site[other]]
+            pairs = [
+                (one, other)
+                for one in self.swarm.names
+                for other in self.swarm.names
+                if self.site[one] == site != self.site[other]
+            ]
             uplink = self.swarm.network.share(pairs)
             uplink.latency_s, uplink.bandwidth_bytes_per_s = 0.02, wan_bytes_per_s
         self.crossed: Counter[tuple[str, str]] = Counter()
@@ -71,7 +94,11 @@ class Sum:
                 self.swarm.world.after(0.0, self.swarm.peers[self.swarm.names.index(sender)].crash)
         elif channel == "control" and payload[:1] == b"R":
             body = m.decode(payload[1:], sender).body
-            if isinstance(body, m.PlanMessage) and body.plan.log.startswith("op/") and body.plan not in self.plans:
+            if (
+                isinstance(body, m.PlanMessage)
+                and body.plan.log.startswith("op/")
+                and body.plan not in self.plans
+            ):
                 self.plans.append(body.plan)
         return False
 
@@ -94,7 +121,10 @@ class Sum:
         """All hold the bits of the last plan's trees, computed in numpy; returns that plan."""
         plan = self.plans[-1]
         assert self.contributors == [[c.member.peer for c in plan.contributors]] * len(self.results)
-        want = decoded(plan, ref_tree_result(plan, {c.cid: self.given(c.member.peer) for c in plan.contributors}))
+        want = decoded(
+            plan,
+            ref_tree_result(plan, {c.cid: self.given(c.member.peer) for c in plan.contributors}),
+        )
         assert all(torch.equal(tensor, torch.from_numpy(want)) for tensor in self.results)
         return plan
 

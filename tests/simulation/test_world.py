@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.simulation import Faults, Network, ProcessDied, Weather, World, quiet_plan, random_plan
+from atoll.collectives.simulation import (
+    Faults,
+    Network,
+    ProcessDied,
+    Weather,
+    World,
+    quiet_plan,
+    random_plan,
+)
 from atoll.collectives.simulation.faults import Fault, FaultPlan, Trap
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
@@ -15,7 +23,10 @@ def wired(world: World, network: Network) -> list[tuple[float, str, str, object]
     """Attach A, B and C; returns the log of deliveries (time, receiver, sender, payload)."""
     log: list[tuple[float, str, str, object]] = []
     for peer in (A, B, C):
-        network.attach(peer, lambda sender, _channel, payload, p=peer: log.append((world.now, p, sender, payload)))
+        network.attach(
+            peer,
+            lambda sender, _channel, payload, p=peer: log.append((world.now, p, sender, payload)),
+        )
     return log
 
 
@@ -73,7 +84,10 @@ def test_cut_is_one_way_and_partition_is_not() -> None:
     for sender, receiver in ((A, B), (B, A), (B, C)):
         network.send(sender, receiver, "m", b"split")
     world.run()
-    assert [(to, sender, payload) for _, to, sender, payload in log] == [(A, B, b"heard"), (C, B, b"split")]
+    assert [(to, sender, payload) for _, to, sender, payload in log] == [
+        (A, B, b"heard"),
+        (C, B, b"split"),
+    ]
 
 
 def test_a_partition_loses_what_is_under_way() -> None:
@@ -103,7 +117,12 @@ def test_frozen_gets_its_backlog_and_the_dead_gets_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("weather", "low", "high"), [(Weather(loss=0.25), 700, 800), (Weather(duplicate=0.2), 1150, 1250), (Weather(storm=0.85), 120, 180)]
+    ("weather", "low", "high"),
+    [
+        (Weather(loss=0.25), 700, 800),
+        (Weather(duplicate=0.2), 1150, 1250),
+        (Weather(storm=0.85), 120, 180),
+    ],
 )
 def test_weather_does_what_it_says(weather: Weather, low: int, high: int) -> None:
     world = World(3)
@@ -180,7 +199,14 @@ def test_faults_strike_and_heal() -> None:
     assert network.weather.loss == 0.1
     world.run()
     healing = [(what, peer) for peer in (A, B, C) for what in ("thaw", "restart")]
-    assert subject.done == [("crash", A), ("restart", A), ("freeze", B), ("amnesia", C), *healing, ("thaw", B)]
+    assert subject.done == [
+        ("crash", A),
+        ("restart", A),
+        ("freeze", B),
+        ("amnesia", C),
+        *healing,
+        ("thaw", B),
+    ]
     assert faults.struck == {"crash": 1, "freeze": 1, "isolate": 1}
     assert not network.severed(C, A)
     assert network.weather.loss == 0.0
@@ -191,9 +217,15 @@ def test_a_trap_strikes_at_the_nth_message_between_two_sends_of_one_broadcast() 
     network = Network(world)
     log = wired(world, network)
     faults = Faults(
-        world, network, subject, FaultPlan(Weather(), [], [Trap("accept", 2, "mid", True, 0.0, 0.1)], 5.0), world.stream("faults")
+        world,
+        network,
+        subject,
+        FaultPlan(Weather(), [], [Trap("accept", 2, "mid", True, 0.0, 0.1)], 5.0),
+        world.stream("faults"),
     )
-    network.tap = lambda sender, receiver, _channel, payload: faults.event(bytes(payload).decode(), sender, receiver)  # type: ignore[arg-type]
+    network.tap = lambda sender, receiver, _channel, payload: faults.event(
+        bytes(payload).decode(), sender, receiver
+    )  # type: ignore[arg-type]
     network.send(C, A, "m", b"other")
     network.send(A, B, "m", b"accept")
     with pytest.raises(ProcessDied) as died:
@@ -208,9 +240,15 @@ def test_a_whisper_lets_one_peer_alone_hear_the_votes_and_then_cuts_it_off() -> 
     network = Network(world, latency_s=0.001)
     log = wired(world, network)
     faults = Faults(
-        world, network, Recorder(), FaultPlan(Weather(), [], [Trap("accept", 1, "whisper", True, 0.0, 0.1)], 5.0), world.stream("faults")
+        world,
+        network,
+        Recorder(),
+        FaultPlan(Weather(), [], [Trap("accept", 1, "whisper", True, 0.0, 0.1)], 5.0),
+        world.stream("faults"),
     )
-    network.tap = lambda sender, receiver, _channel, payload: faults.event(bytes(payload).decode(), sender, receiver)  # type: ignore[arg-type]
+    network.tap = lambda sender, receiver, _channel, payload: faults.event(
+        bytes(payload).decode(), sender, receiver
+    )  # type: ignore[arg-type]
     network.send(A, B, "m", b"accept")
     network.send(C, A, "m", b"accepted")
     network.send(C, B, "m", b"accepted")
@@ -226,7 +264,9 @@ def test_a_whisper_lets_one_peer_alone_hear_the_votes_and_then_cuts_it_off() -> 
 
 
 def test_plans_are_seeded() -> None:
-    plans = [random_plan(World(seed).stream("plan"), [A, B, C], horizon_s=9.0) for seed in (5, 5, 6)]
+    plans = [
+        random_plan(World(seed).stream("plan"), [A, B, C], horizon_s=9.0) for seed in (5, 5, 6)
+    ]
     assert plans[0] == plans[1] != plans[2]
     assert quiet_plan().faults == []
     assert all(0 <= fault.at_s < 9.0 for fault in plans[0].faults)

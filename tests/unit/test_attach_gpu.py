@@ -10,7 +10,10 @@ from atoll.collectives.errors import ConfigError
 from atoll.collectives.swarm import OuterSettings, RunSettings
 from atoll.optim import SoloSwarm, attach
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 H = 6
 SETTINGS = RunSettings(sync_every=H, codec="fp32", outer=OuterSettings("nesterov", 0.9, 0.6))
@@ -25,7 +28,9 @@ def test_no_step_between_rounds_waits_for_the_device() -> None:
     optimizer.found_inf = found_inf  # type: ignore[attr-defined]  # as GradScaler leaves it at a fused optimizer
     for step in range(3 * H):
         if step % H in (0, H - 1):
-            torch.cuda.set_sync_debug_mode("default")  # a round ends with the last step; the first makes the optimizer's state
+            torch.cuda.set_sync_debug_mode(
+                "default"
+            )  # a round ends with the last step; the first makes the optimizer's state
         else:
             torch.cuda.set_sync_debug_mode("error")
         loss = model(inputs).square().mean()
@@ -43,7 +48,9 @@ def test_values_cross_through_page_locked_memory() -> None:
     attachment = attach(model, optimizer, SoloSwarm(SETTINGS))
     model(torch.ones(4, 512, device="cuda")).square().mean().backward()
     optimizer.step()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]) as profile:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
+    ) as profile:
         attachment.sync()
         torch.cuda.synchronize()
     names = [event.name for event in profile.events() if event.name.startswith("Memcpy DtoH")]
@@ -59,5 +66,8 @@ def test_a_step_captured_into_a_graph_is_refused() -> None:
     model(torch.ones(4, 8, device="cuda")).square().mean().backward()
     optimizer.step()
     torch.cuda.synchronize()
-    with pytest.raises(ConfigError, match="captured into a CUDA graph"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+    with (
+        pytest.raises(ConfigError, match="captured into a CUDA graph"),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
         optimizer.step()

@@ -27,7 +27,10 @@ class Adapted(nn.Module):
     def __init__(self, base: nn.Linear, rank: int) -> None:
         super().__init__()
         self.base = base.requires_grad_(False)
-        self.down, self.up = nn.Linear(base.in_features, rank, bias=False), nn.Linear(rank, base.out_features, bias=False)
+        self.down, self.up = (
+            nn.Linear(base.in_features, rank, bias=False),
+            nn.Linear(rank, base.out_features, bias=False),
+        )
         nn.init.zeros_(self.up.weight)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -39,7 +42,11 @@ class Tied(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.middle, self.head = nn.Embedding(6, 4), nn.Linear(4, 4), nn.Linear(4, 6, bias=False)
+        self.embedding, self.middle, self.head = (
+            nn.Embedding(6, 4),
+            nn.Linear(4, 4),
+            nn.Linear(4, 6, bias=False),
+        )
         self.head.weight = self.embedding.weight
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -68,7 +75,9 @@ def test_only_adapters_are_trained_and_sent() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(Adapted(nn.Linear(5, 6), 2), nn.Tanh(), Adapted(nn.Linear(6, 3), 2))
     base = {name: value.clone() for name, value in model.state_dict().items() if "base" in name}
-    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-2)
+    optimizer = torch.optim.AdamW(
+        [each for each in model.parameters() if each.requires_grad], lr=1e-2
+    )
     swarm = SoloSwarm(SETTINGS)
     attachment = attach(model, optimizer, swarm)
     train(model, optimizer, 2 * H)
@@ -193,7 +202,10 @@ def test_a_loop_trains_as_it_does_alone_and_its_real_steps_count(loop: str) -> N
         next(mine)
         next(theirs)
         if step < H:
-            assert all(torch.equal(*pair) for pair in zip(member.parameters(), alone.parameters(), strict=True))
+            assert all(
+                torch.equal(*pair)
+                for pair in zip(member.parameters(), alone.parameters(), strict=True)
+            )
         assert (attachment.stats["steps"], attachment.round) == (step, step // H)
     for here, there in zip(member.parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(here, there, rtol=1e-4, atol=1e-5)
@@ -210,16 +222,26 @@ def test_a_compiled_model_trains_to_the_same_bits_under_the_same_names(backend: 
         train(model, optimizer, 2 * H)
         assert attachment.round == 2
         assert names(attachment) == ["0.weight", "0.bias", "2.weight", "2.bias"]
-    for here, there in zip(plain.parameters(), inside.parameters(), strict=True):  # inductor's kernels round otherwise than eager ones
-        assert torch.equal(here, there) if backend == "eager" else torch.allclose(here, there, rtol=1e-4, atol=1e-5)
-    other = net()  # torch.compile has wrapped the step of this optimizer by now, so as never to compile it
+    for here, there in zip(
+        plain.parameters(), inside.parameters(), strict=True
+    ):  # inductor's kernels round otherwise than eager ones
+        assert (
+            torch.equal(here, there)
+            if backend == "eager"
+            else torch.allclose(here, there, rtol=1e-4, atol=1e-5)
+        )
+    other = (
+        net()
+    )  # torch.compile has wrapped the step of this optimizer by now, so as never to compile it
     attach(other, torch.optim.LBFGS(other.parameters()), SoloSwarm(SETTINGS)).detach()
 
 
 def test_a_bfloat16_model_has_a_float32_anchor_that_moves_by_less_than_it_can_hold() -> None:
     model = net().to(torch.bfloat16)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    swarm = SoloSwarm(RunSettings(sync_every=1, codec="fp32", outer=OuterSettings("sgd", 1 / 512, 0.0)))
+    swarm = SoloSwarm(
+        RunSettings(sync_every=1, codec="fp32", outer=OuterSettings("sgd", 1 / 512, 0.0))
+    )
     attach(model, optimizer, swarm)
     before = FlatVector(model)
     start, anchor = torch.empty(before.numel), torch.empty(before.numel)
@@ -228,7 +250,9 @@ def test_a_bfloat16_model_has_a_float32_anchor_that_moves_by_less_than_it_can_ho
     swarm.anchor().copy_into(anchor)
     moved = anchor != start
     lost = (anchor.to(torch.bfloat16) == start.to(torch.bfloat16)) & moved
-    assert int(moved.sum()) > int(lost.sum()) > 0  # some of its movement bfloat16 does not see; the anchor keeps it
+    assert (
+        int(moved.sum()) > int(lost.sum()) > 0
+    )  # some of its movement bfloat16 does not see; the anchor keeps it
     now = torch.empty(before.numel)
     before.write_to(now)
     assert torch.equal(now, anchor.to(torch.bfloat16).float())
@@ -264,7 +288,11 @@ def test_accelerate_with_accumulation(before: bool) -> None:
             attachment.samples(4)
             stepper.step()
             stepper.zero_grad()
-    assert (attachment.round, attachment.stats["steps"], attachment.stats["samples_counted"]) == (1, H, 2 * 4 * H)
+    assert (attachment.round, attachment.stats["steps"], attachment.stats["samples_counted"]) == (
+        1,
+        H,
+        2 * 4 * H,
+    )
 
 
 def test_a_model_that_is_moved_after_it_was_attached_is_followed() -> None:
@@ -286,8 +314,13 @@ def test_a_model_that_is_moved_after_it_was_attached_is_followed() -> None:
     assert live.abs().max() > 0
 
 
-@pytest.mark.parametrize(("change", "words"), [("resized", "2.weight is of shape \\[4, 6\\] now"), ("gone", "2.weight is gone")])
-def test_a_model_that_becomes_another_after_it_was_attached_is_refused(change: str, words: str) -> None:
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [("resized", "2.weight is of shape \\[4, 6\\] now"), ("gone", "2.weight is gone")],
+)
+def test_a_model_that_becomes_another_after_it_was_attached_is_refused(
+    change: str, words: str
+) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     attachment = attach(model, optimizer, SoloSwarm(SETTINGS))
@@ -298,7 +331,9 @@ def test_a_model_that_becomes_another_after_it_was_attached_is_refused(change: s
     assert attachment.stats["samples_counted"] == 0
 
 
-def test_what_is_unfrozen_after_it_was_attached_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_unfrozen_after_it_was_attached_is_named_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     model = net()
     model[0].requires_grad_(False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -313,7 +348,9 @@ def test_what_is_unfrozen_after_it_was_attached_is_named_once(caplog: pytest.Log
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
-def test_steps_at_the_end_of_a_schedule_that_falls_to_zero_are_steps(kind: Callable[..., torch.optim.Optimizer]) -> None:
+def test_steps_at_the_end_of_a_schedule_that_falls_to_zero_are_steps(
+    kind: Callable[..., torch.optim.Optimizer],
+) -> None:
     """A loop that ends with the run must not wait for ever."""
     model = net()
     optimizer = kind(model.parameters(), lr=0.1)

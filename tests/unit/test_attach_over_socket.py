@@ -14,7 +14,9 @@ from atoll.collectives.swarm import Spent
 from atoll.node import join
 
 
-def test_training_goes_on_when_the_node_dies_and_reenters(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_training_goes_on_when_the_node_dies_and_reenters(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     home = tmp_path / "state"
     home.mkdir()
@@ -52,7 +54,10 @@ def test_training_goes_on_when_the_node_dies_and_reenters(tmp_path: Path, caplog
     assert losses[-1] < losses[0] * 0.5
     assert losses == sorted(losses, reverse=True)  # not one step of the time alone was lost
     assert torch.isfinite(anchor).all()
-    assert "training alone until the node is back in the run: the connection to the node is gone" in caplog.text
+    assert (
+        "training alone until the node is back in the run: the connection to the node is gone"
+        in caplog.text
+    )
     node.stop()
 
 
@@ -70,8 +75,19 @@ def test_what_is_spent_of_privacy_is_among_a_scripts_numbers(tmp_path: Path) -> 
         for _ in range(5):  # sync_every
             model(torch.ones(4, 3)).sum().backward()
             optimizer.step()
-        told = {"clip": 0.5, "quantile": None, "epsilon": 1.25, "delta": 1e-5, "stop_at_epsilon": 8.0, "steps": 3, "left": 40}
+        told = {
+            "clip": 0.5,
+            "quantile": None,
+            "epsilon": 1.25,
+            "delta": 1e-5,
+            "stop_at_epsilon": 8.0,
+            "steps": 3,
+            "left": 40,
+        }
         assert sync.stats["privacy"] == told
         sync.detach()
-        assert swarm.attach(model, torch.optim.SGD(model.parameters(), lr=0.05)).stats["privacy"] == told
+        assert (
+            swarm.attach(model, torch.optim.SGD(model.parameters(), lr=0.05)).stats["privacy"]
+            == told
+        )
     node.stop()

@@ -29,7 +29,9 @@ N, F, D = 16, 4, 300
 
 def honest(seed: int = 0) -> torch.Tensor:
     chance = np.random.default_rng(seed)
-    return torch.from_numpy((chance.standard_normal(D) + 0.5 * chance.standard_normal((N - F, D))).astype(np.float32))
+    return torch.from_numpy(
+        (chance.standard_normal(D) + 0.5 * chance.standard_normal((N - F, D))).astype(np.float32)
+    )
 
 
 def harm(rule: str, sent: torch.Tensor, rows: torch.Tensor, before: tuple[str, ...] = ()) -> float:
@@ -99,7 +101,9 @@ def test_an_optimised_factor_does_at_least_as_much_harm(rule: str) -> None:
         return float((result(torch.cat([rows, sent.expand(F, -1)])) - rows.mean(0)).norm())
 
     assert moved(optimised_alie(rows, F, result)) >= moved(alie(rows, 1.5))
-    assert moved(optimised_ipm(rows, F, result)) >= max(moved(ipm(rows, 0.1)), moved(ipm(rows, 0.5)))
+    assert moved(optimised_ipm(rows, F, result)) >= max(
+        moved(ipm(rows, 0.1)), moved(ipm(rows, 0.5))
+    )
 
 
 @pytest.mark.parametrize("attack", [name for name in ATTACKS if name not in ("nan", "inf")])
@@ -107,10 +111,22 @@ def test_robust_rules_stay_near_the_honest_mean(attack: str) -> None:
     """Where data are alike: within a standard deviation of the honest, whatever the size of the attack. The mean is not."""
     rows = honest(2)
     sent = ATTACKS[attack](rows)
-    for rule, before in (("median", ()), ("trimmed_mean", ()), ("meamed", ()), ("multi_krum", ()), ("trimmed_mean", ("nnm",))):
+    for rule, before in (
+        ("median", ()),
+        ("trimmed_mean", ()),
+        ("meamed", ()),
+        ("multi_krum", ()),
+        ("trimmed_mean", ("nnm",)),
+    ):
         assert harm(rule, sent, rows, before) < 1.0, rule
     if attack in ("sign_flip_1000", "foe_10", "random_direction", "gaussian"):
-        assert float((torch.cat([rows, sent.expand(F, -1)]).mean(0) - rows.mean(0)).norm() / rows.std(0).norm()) > 2
+        assert (
+            float(
+                (torch.cat([rows, sent.expand(F, -1)]).mean(0) - rows.mean(0)).norm()
+                / rows.std(0).norm()
+            )
+            > 2
+        )
 
 
 def test_what_is_no_number_is_left_out() -> None:

@@ -45,15 +45,34 @@ class Chain:
     log: str = logs_of(SIGNED.run_id, 1)[0]
     entries: list[Certified] = field(default_factory=list[Certified])
 
-    def entry(self, members: list[Identity], givers: list[Identity], root: bytes = ZERO, reducer: str = "mean") -> Entry:
+    def entry(
+        self,
+        members: list[Identity],
+        givers: list[Identity],
+        root: bytes = ZERO,
+        reducer: str = "mean",
+    ) -> Entry:
         """The next entry, unsigned."""
         base = self.entries[-1].entry.hash() if self.entries else ZERO
-        contributors = tuple(Contributor(Member(k.peer, 0), bytes([i]) * 16, 10 + i) for i, k in enumerate(givers))
+        contributors = tuple(
+            Contributor(Member(k.peer, 0), bytes([i]) * 16, 10 + i) for i, k in enumerate(givers)
+        )
         parts = (Part(givers[0].peer, 0, 1),) if givers else ()
         config = tuple(sorted(Member(k.peer, 0) for k in members))
         return Entry(
-            self.log, len(self.entries), base, root, contributors, parts, (ZERO,) * len(parts), 4, 4, "fp32", reducer, config
-        )  # fmt: skip
+            self.log,
+            len(self.entries),
+            base,
+            root,
+            contributors,
+            parts,
+            (ZERO,) * len(parts),
+            4,
+            4,
+            "fp32",
+            reducer,
+            config,
+        )
 
     def found(self, members: list[Identity], by: Identity = ORGANISER) -> None:
         """The genesis."""
@@ -63,15 +82,25 @@ class Chain:
 
     def decide(self, entry: Entry, voters: list[Identity], ballot: int = 0) -> None:
         """Append an entry with votes."""
-        payload = vote_payload(self.signed.run_id, self.log, entry.round, entry.base, ballot, entry.hash())
+        payload = vote_payload(
+            self.signed.run_id, self.log, entry.round, entry.base, ballot, entry.hash()
+        )
         votes = tuple(Vote(Member(k.peer, 0), ballot, k.sign(DOMAIN, payload)) for k in voters)
         self.entries.append(Certified(entry, votes))
 
     def recertify(self, entry: Entry, without: list[Identity]) -> None:
         """Append an entry on the organiser's word."""
         removed = tuple(sorted(Member(k.peer, 0) for k in without))
-        payload = recertified_payload(self.signed.run_id, self.log, entry.round, entry.hash(), removed)
-        self.entries.append(Certified(entry, (Vote(Member(ORGANISER.peer, 0), 0, ORGANISER.sign(DOMAIN, payload)),), removed))
+        payload = recertified_payload(
+            self.signed.run_id, self.log, entry.round, entry.hash(), removed
+        )
+        self.entries.append(
+            Certified(
+                entry,
+                (Vote(Member(ORGANISER.peer, 0), 0, ORGANISER.sign(DOMAIN, payload)),),
+                removed,
+            )
+        )
 
     def store(self, home: Path) -> Paths:
         """As a node keeps it."""
@@ -85,7 +114,10 @@ class Chain:
 
     def archive(self, path: Path) -> Path:
         """As somebody hands it over, whatever it is."""
-        frames = [framed(self.signed.encode()), *(framed(msgspec.msgpack.encode(certified)) for certified in self.entries)]
+        frames = [
+            framed(self.signed.encode()),
+            *(framed(msgspec.msgpack.encode(certified)) for certified in self.entries),
+        ]
         path.write_bytes(MAGIC + b"".join(frames))
         return path
 
@@ -111,8 +143,15 @@ def test_an_honest_log_is_proven_and_told(tmp_path: Path) -> None:
     found = audited(chain, tmp_path / "a")
     assert (found.entries, found.rounds, found.votes) == (5, 4, 1 + 1 + 2 + 3 + 2)
     assert found.head == chain.entries[-1].entry.hash()
-    assert found.contributors == {ORGANISER.peer: Share(4, 40), SECOND.peer: Share(3, 33), THIRD.peer: Share(1, 12)}
-    assert [(c.entry, set(c.joined), c.left) for c in found.changes] == [(0, {ORGANISER.peer}, ()), (1, {SECOND.peer, THIRD.peer}, ())]
+    assert found.contributors == {
+        ORGANISER.peer: Share(4, 40),
+        SECOND.peer: Share(3, 33),
+        THIRD.peer: Share(1, 12),
+    }
+    assert [(c.entry, set(c.joined), c.left) for c in found.changes] == [
+        (0, {ORGANISER.peer}, ()),
+        (1, {SECOND.peer, THIRD.peer}, ()),
+    ]
     assert set(found.members) == {k.peer for k in KEYS[:3]}
 
 
@@ -144,7 +183,9 @@ def _two_ballots(chain: Chain) -> None:
 def _samples_added(chain: Chain) -> None:
     certified = chain.entries[2]
     share = msgspec.structs.replace(certified.entry.contributors[0], weight=1000)
-    entry = msgspec.structs.replace(certified.entry, contributors=(share, *certified.entry.contributors[1:]))
+    entry = msgspec.structs.replace(
+        certified.entry, contributors=(share, *certified.entry.contributors[1:])
+    )
     chain.entries[2] = Certified(entry, certified.votes)
 
 
@@ -160,12 +201,26 @@ def _founded_by_another(chain: Chain) -> None:
 def _removed_by_another(chain: Chain) -> None:
     chain.recertify(chain.entry([ORGANISER], []), [SECOND, THIRD])
     certified = chain.entries[-1]
-    payload = recertified_payload(chain.signed.run_id, chain.log, certified.entry.round, certified.entry.hash(), certified.removed)
+    payload = recertified_payload(
+        chain.signed.run_id,
+        chain.log,
+        certified.entry.round,
+        certified.entry.hash(),
+        certified.removed,
+    )
     votes = (Vote(Member(ORGANISER.peer, 0), 0, SECOND.sign(DOMAIN, payload)),)
     chain.entries[-1] = Certified(certified.entry, votes, certified.removed)
 
 
-LIES = [_stranger_votes, _too_few, _two_ballots, _samples_added, _entry_cut_out, _founded_by_another, _removed_by_another]
+LIES = [
+    _stranger_votes,
+    _too_few,
+    _two_ballots,
+    _samples_added,
+    _entry_cut_out,
+    _founded_by_another,
+    _removed_by_another,
+]
 
 
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__.strip("_"))
@@ -179,7 +234,9 @@ def test_a_log_that_was_touched_is_not_proven(tmp_path: Path, lie: object) -> No
 
 
 @given(st.data())
-def test_any_changed_byte_is_noticed(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_any_changed_byte_is_noticed(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     path = honest(1).archive(tmp_path_factory.mktemp("audit") / "a")
     raw = bytearray(path.read_bytes())
     raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
@@ -197,7 +254,9 @@ def test_an_archive_cut_between_entries_is_a_shorter_log(tmp_path: Path) -> None
         audit(of_archive(path), whole.log)
 
 
-def test_command_checks_exports_and_compares(atoll_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_checks_exports_and_compares(
+    atoll_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     chain = honest()
     paths = chain.store(atoll_home)
     archive = tmp_path / "tide.log"
@@ -205,8 +264,14 @@ def test_command_checks_exports_and_compares(atoll_home: Path, tmp_path: Path, c
     said = json.loads(capsys.readouterr().out)
     assert (said["proven"], said["logs"][0]["entries"], said["state"]) == (True, 5, [])
     assert write_archive(of_node(paths, chain.signed), tmp_path / "again") == archive.stat().st_size
-    assert archive.read_bytes() == (tmp_path / "again").read_bytes() == chain.archive(tmp_path / "third").read_bytes()
-    assert run(["--home", str(tmp_path / "nowhere"), "audit", str(archive)]) == 0  # without anything else
+    assert (
+        archive.read_bytes()
+        == (tmp_path / "again").read_bytes()
+        == chain.archive(tmp_path / "third").read_bytes()
+    )
+    assert (
+        run(["--home", str(tmp_path / "nowhere"), "audit", str(archive)]) == 0
+    )  # without anything else
     assert "33       38.8%" in capsys.readouterr().out
     assert run(["audit", "tide", "--with", str(honest(1).archive(tmp_path / "short"))]) == 0
     assert "says the same" in capsys.readouterr().err
@@ -221,22 +286,35 @@ def test_a_journal_that_a_node_writes_is_read_to_its_last_whole_entry(atoll_home
 
 
 @pytest.mark.parametrize("lies", [True, False], ids=["one ballot", "two ballots"])
-def test_two_histories_name_who_signed_both(atoll_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], lies: bool) -> None:
+def test_two_histories_name_who_signed_both(
+    atoll_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], lies: bool
+) -> None:
     mine, theirs = honest(), honest()
     mine.decide(mine.entry(KEYS[:3], [SECOND]), [SECOND, ORGANISER], 1)
     theirs.decide(theirs.entry(KEYS[:3], [THIRD]), [SECOND, THIRD], 1 if lies else 2)
-    framing = theirs.entries[-1]  # a vote of the organiser's that it never signed proves nothing against it
+    framing = theirs.entries[
+        -1
+    ]  # a vote of the organiser's that it never signed proves nothing against it
     forged = Vote(Member(ORGANISER.peer, 0), framing.votes[0].ballot, bytes(64))
     theirs.entries[-1] = Certified(framing.entry, (*framing.votes, forged))
     mine.store(atoll_home)
-    assert run(["audit", "tide", "--with", str(theirs.archive(tmp_path / "theirs")), "--json"]) == 77
+    assert (
+        run(["audit", "tide", "--with", str(theirs.archive(tmp_path / "theirs")), "--json"]) == 77
+    )
     error = json.loads(capsys.readouterr().out)["error"]
     assert (error["code"], "entry 5" in error["message"]) == ("E203" if lies else "E204", True)
-    assert (SECOND.peer[-8:] in error["message"], ORGANISER.peer[-8:] in error["message"]) == (lies, False)
+    assert (SECOND.peer[-8:] in error["message"], ORGANISER.peer[-8:] in error["message"]) == (
+        lies,
+        False,
+    )
 
 
-def test_a_ban_with_a_proof_is_checked_and_one_that_proves_nothing_is_told(atoll_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    votes = [vote_payload(SIGNED.run_id, "main/x", 3, bytes(32), 1, bytes([i]) * 32) for i in (1, 2)]
+def test_a_ban_with_a_proof_is_checked_and_one_that_proves_nothing_is_told(
+    atoll_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    votes = [
+        vote_payload(SIGNED.run_id, "main/x", 3, bytes(32), 1, bytes([i]) * 32) for i in (1, 2)
+    ]
     one, other = ((payload, SECOND.sign(DOMAIN, payload)) for payload in votes)
     chain = honest()
     folder = chain.store(atoll_home).run_dir(SIGNED.run_id)
@@ -244,23 +322,34 @@ def test_a_ban_with_a_proof_is_checked_and_one_that_proves_nothing_is_told(atoll
     assert bans.convict(Ban(SECOND.peer, "", 5, twice(SECOND.peer, one, other).encode()))
     assert run(["audit", "tide", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["bans"]
-    assert row == {"peer": SECOND.peer, "by": "this machine", "proves": "it has voted for two values of one ballot"}
+    assert row == {
+        "peer": SECOND.peer,
+        "by": "this machine",
+        "proves": "it has voted for two values of one ballot",
+    }
     archive = atoll_home / "run.log"
     assert run(["audit", "tide", "--export", str(archive)]) == 0
     capsys.readouterr()
     elsewhere = ["--home", str(atoll_home / "nowhere")]
-    assert run([*elsewhere, "audit", str(archive), "--json"]) == 0  # a third party checks it from the file alone
+    assert (
+        run([*elsewhere, "audit", str(archive), "--json"]) == 0
+    )  # a third party checks it from the file alone
     assert json.loads(capsys.readouterr().out)["bans"] == [{**row, "by": "who wrote this archive"}]
     framed_ = twice(THIRD.peer, one, other).encode()
     assert bans.convict(Ban(THIRD.peer, "", 5, framed_))
     assert run(["audit", "tide"]) == 77
     assert THIRD.peer in capsys.readouterr().err
-    for body in (BAN + msgspec.msgpack.encode(["the organiser", THIRD.peer, framed_]), BAN + b"\xff"):
+    for body in (
+        BAN + msgspec.msgpack.encode(["the organiser", THIRD.peer, framed_]),
+        BAN + b"\xff",
+    ):
         archive.write_bytes(chain.archive(atoll_home / "plain").read_bytes() + framed(body))
         assert run([*elsewhere, "audit", str(archive)]) in (74, 77)
 
 
-def test_a_model_that_the_log_does_not_name_is_told(atoll_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_the_log_does_not_name_is_told(
+    atoll_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     import torch
 
     from atoll.collectives.layout import make_layout
@@ -274,13 +363,21 @@ def test_a_model_that_the_log_does_not_name_is_told(atoll_home: Path, capsys: py
         paths = chain.store(atoll_home / named.hex())
         folder = paths.run_dir(chain.signed.run_id) / "checkpoint"
         saved = Saved(2, 2, root, anchor, momentum)
-        save(folder, make_layout([("w", (4,))]), saved, run_id=chain.signed.run_id, entry_hash=chain.entries[2].entry.hash())
+        save(
+            folder,
+            make_layout([("w", (4,))]),
+            saved,
+            run_id=chain.signed.run_id,
+            entry_hash=chain.entries[2].entry.hash(),
+        )
         assert run(["--home", str(atoll_home / named.hex()), "audit", "tide"]) == status
         said = capsys.readouterr()
         assert "is the one that the log names" in said.out or "is not the state" in said.err
 
 
-def test_what_is_no_archive_or_no_log(atoll_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_archive_or_no_log(
+    atoll_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     other = tmp_path / "other"
     other.write_bytes(b"hello, this is text")
     assert run(["audit", str(other)]) == 78
@@ -292,14 +389,29 @@ def test_what_is_no_archive_or_no_log(atoll_home: Path, tmp_path: Path, capsys: 
     foreign.log = logs_of(foreign.signed.run_id, 1)[0]
     foreign.found([SECOND], by=SECOND)
     honest().store(atoll_home / "two")
-    assert run(["--home", str(atoll_home / "two"), "audit", "tide", "--with", str(foreign.archive(tmp_path / "f"))]) == 78
+    assert (
+        run(
+            [
+                "--home",
+                str(atoll_home / "two"),
+                "audit",
+                "tide",
+                "--with",
+                str(foreign.archive(tmp_path / "f")),
+            ]
+        )
+        == 78
+    )
     assert RunId(foreign.signed.run_id) in capsys.readouterr().err
 
 
 def test_a_contribution_that_was_not_drawn_is_found(tmp_path: Path) -> None:
     """Every round's draw follows from the entry before: whoever has the log can make it again."""
     signed = sign_manifest(
-        parse_manifest(MANIFEST.replace("[model]", 'mode = "federated"\nfederated = { sample = 1 }\n[model]')), ORGANISER
+        parse_manifest(
+            MANIFEST.replace("[model]", 'mode = "federated"\nfederated = { sample = 1 }\n[model]')
+        ),
+        ORGANISER,
     )
     chain = Chain(signed, logs_of(signed.run_id, 1)[0])
     chain.found(KEYS[:3])

@@ -15,20 +15,35 @@ from atoll.node.bandwidth import bytes_per_s
 
 @pytest.mark.parametrize(
     ("text", "rate"),
-    [("", 0), ("20Mbit/s", 2_500_000), ("20 mbit", 2_500_000), ("2.5MB/s", 2_500_000), ("300000", 300_000), ("800 kbit/s", 100_000), ("1GB", 10**9)],
-)  # fmt: skip
+    [
+        ("", 0),
+        ("20Mbit/s", 2_500_000),
+        ("20 mbit", 2_500_000),
+        ("2.5MB/s", 2_500_000),
+        ("300000", 300_000),
+        ("800 kbit/s", 100_000),
+        ("1GB", 10**9),
+    ],
+)
 def test_units(text: str, rate: int) -> None:
     assert bytes_per_s(text, "node.max_up") == rate
 
 
-@pytest.mark.parametrize("text", ["fast", "20 Mbit/h", "-5", "1e6", "nan", "20 20", "100", "0", "1 Mbit/s/s"])
+@pytest.mark.parametrize(
+    "text", ["fast", "20 Mbit/h", "-5", "1e6", "nan", "20 20", "100", "0", "1 Mbit/s/s"]
+)
 def test_what_is_no_bandwidth_is_refused_by_the_name_of_the_setting(text: str) -> None:
     with pytest.raises(ConfigError, match=r"node\.max_down"):
         bytes_per_s(text, "node.max_down")
 
 
-@given(st.integers(50_000, 10**9), st.lists(st.tuples(st.floats(0, 0.5), st.integers(1, 10**6)), max_size=50))
-def test_a_bucket_passes_its_rate_and_one_burst_at_most(rate: int, asked: list[tuple[float, int]]) -> None:
+@given(
+    st.integers(50_000, 10**9),
+    st.lists(st.tuples(st.floats(0, 0.5), st.integers(1, 10**6)), max_size=50),
+)
+def test_a_bucket_passes_its_rate_and_one_burst_at_most(
+    rate: int, asked: list[tuple[float, int]]
+) -> None:
     bucket, now, passed = Bucket(rate), 100.0, 0
     for pause, count in asked:
         now += pause

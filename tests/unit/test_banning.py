@@ -72,7 +72,10 @@ def test_a_machines_own_ban_is_told_to_nobody(tmp_path: Path) -> None:
     assert mine.encoded == b""
     again = lists(tmp_path)
     again.load()
-    assert (again.peers, again.why(WORSE.peer)) == ({BAD.peer, WORSE.peer}, "this member has banned this peer")
+    assert (again.peers, again.why(WORSE.peer)) == (
+        {BAD.peer, WORSE.peer},
+        "this member has banned this peer",
+    )
     assert not again.change(None, MEMBER.peer, None)
     assert again.change(None, BAD.peer, None)
     assert again.peers == {WORSE.peer}
@@ -103,9 +106,19 @@ def test_a_revoked_invite_is_known_wherever_the_list_is(tmp_path: Path) -> None:
         b"",
         bytes(1 << 20),
     ],
-    ids=["another's", "another run's", "cut short", "too many", "too long a reason", "empty", "too large"],
+    ids=[
+        "another's",
+        "another run's",
+        "cut short",
+        "too many",
+        "too long a reason",
+        "empty",
+        "too large",
+    ],
 )
-def test_what_the_organiser_did_not_sign_is_refused_and_names_the_sender(tmp_path: Path, data: bytes) -> None:
+def test_what_the_organiser_did_not_sign_is_refused_and_names_the_sender(
+    tmp_path: Path, data: bytes
+) -> None:
     mine = lists(tmp_path)
     with pytest.raises(RemoteProtocolError) as caught:
         mine.take(data, WORSE.peer)
@@ -143,16 +156,24 @@ def test_commands_without_a_node(atoll_home: Path, capsys: pytest.CaptureFixture
     assert run(["ban", WORSE.peer, "--here", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["whole_run"] is False
     assert run(["bans", "--json"]) == 0
-    assert [(b["peer"], b["by"], b["reason"]) for b in json.loads(capsys.readouterr().out)["bans"]] == [
+    assert [
+        (b["peer"], b["by"], b["reason"]) for b in json.loads(capsys.readouterr().out)["bans"]
+    ] == [
         (BAD.peer, "the organiser", "sign flips"),
         (WORSE.peer, "this machine", ""),
     ]
     assert run(["allow", WORSE.peer]) == 78  # it is banned here, not in the run
     assert "--here" in capsys.readouterr().err
-    assert run(["trust", MEMBER.peer]) == run(["trust", f"…{MEMBER.peer[-8:]}", "--no-longer"]) == 0  # by its end, as it is listed
+    assert (
+        run(["trust", MEMBER.peer]) == run(["trust", f"…{MEMBER.peer[-8:]}", "--no-longer"]) == 0
+    )  # by its end, as it is listed
     assert run(["allow", f"…{BAD.peer[-8:]}"]) == run(["allow", WORSE.peer, "--here"]) == 0
     assert run(["bans"]) == 0
     assert "nobody is banned" in capsys.readouterr().out
-    assert (run(["ban", me.peer]), run(["ban", "nobody"]), run(["ban", BAD.peer, "--reason", "x" * 201])) == (78, 2, 2)
+    assert (
+        run(["ban", me.peer]),
+        run(["ban", "nobody"]),
+        run(["ban", BAD.peer, "--reason", "x" * 201]),
+    ) == (78, 2, 2)
     assert run(["ban", BAD.peer, "--run", "nope"]) == 78
     assert (folder / RUN_FILE).stat().st_mode & 0o777 == 0o600

@@ -11,7 +11,14 @@ import pytest
 from atoll.collectives.errors import RemoteProtocolError, SecurityError
 from atoll.collectives.identifiers import RunId
 from atoll.security.btard import Bundle, Fault, verify_evidence, verify_removals
-from atoll.security.btard.draw import bounds, direction, part_commitment, seed_of, share_commitment, validators
+from atoll.security.btard.draw import (
+    bounds,
+    direction,
+    part_commitment,
+    seed_of,
+    share_commitment,
+    validators,
+)
 from atoll.security.btard.history import Distances
 from atoll.security.btard.messages import (
     Checks,
@@ -47,7 +54,10 @@ from atoll.security.btard.wire import encode as framed
 from atoll.security.identity import Identity, verify
 
 RUN = RunId("run")
-PEOPLE = {each.peer: each for each in (Identity(hashlib.sha256(f"{i}".encode()).digest()) for i in range(5))}
+PEOPLE = {
+    each.peer: each
+    for each in (Identity(hashlib.sha256(f"{i}".encode()).digest()) for i in range(5))
+}
 ROSTER = tuple(sorted(PEOPLE))
 CONTEXT = Context(RUN, 7, bytes(32), ROSTER)
 SEEN = b"s" * 32
@@ -67,9 +77,11 @@ def test_a_commitment_binds_attempt_maker_part_and_bits() -> None:
     same = part_commitment(CONTEXT, ROSTER[0], 1, values)
     assert same == part_commitment(CONTEXT, ROSTER[0], 1, values.copy())
     different = [
-        part_commitment(other, ROSTER[0], 1, values), part_commitment(CONTEXT, ROSTER[1], 1, values),
-        part_commitment(CONTEXT, ROSTER[0], 2, values), part_commitment(CONTEXT, ROSTER[0], 1, np.array([1.0, 0.0], np.float32)),
-    ]  # fmt: skip
+        part_commitment(other, ROSTER[0], 1, values),
+        part_commitment(CONTEXT, ROSTER[1], 1, values),
+        part_commitment(CONTEXT, ROSTER[0], 2, values),
+        part_commitment(CONTEXT, ROSTER[0], 1, np.array([1.0, 0.0], np.float32)),
+    ]
     assert len({same, *different}) == 5
 
 
@@ -92,7 +104,13 @@ def test_frames_cross_the_wire_and_what_is_no_frame_names_its_sender() -> None:
     found = unframed(control, values, peer="p", elements=4)
     assert isinstance(found, Piece)
     assert (found.item, found.values.tolist()) == (piece.item, [0, 1, 2, 3])
-    for bad in ((control, values + bytes(4)), (control, values[:-1]), (b"\xc1", b""), (b"\xc1", bytes(4)), (bytes(1 << 22), b"")):
+    for bad in (
+        (control, values + bytes(4)),
+        (control, values[:-1]),
+        (b"\xc1", b""),
+        (b"\xc1", bytes(4)),
+        (bytes(1 << 22), b""),
+    ):
         with pytest.raises(RemoteProtocolError) as caught:
             unframed(*bad, peer="p", elements=4)
         assert caught.value.peer == "p"
@@ -100,9 +118,15 @@ def test_frames_cross_the_wire_and_what_is_no_frame_names_its_sender() -> None:
 
 @pytest.mark.parametrize(
     ("body", "good"),
-    [(Commit(bytes(32 * 5)), True), (Commit(b""), True), (Commit(bytes(32 * 4)), False), (Lacking(((1, 5, 0),)), False),
-     (Lacking(((1, 4, 0),)), True), (Judgement(SEEN, (Verdict(5, 7),)), False)],
-)  # fmt: skip
+    [
+        (Commit(bytes(32 * 5)), True),
+        (Commit(b""), True),
+        (Commit(bytes(32 * 4)), False),
+        (Lacking(((1, 5, 0),)), False),
+        (Lacking(((1, 4, 0),)), True),
+        (Judgement(SEEN, (Verdict(5, 7),)), False),
+    ],
+)
 def test_what_can_be_said_among_five(body: Commit | Lacking | Judgement, good: bool) -> None:
     assert fits(body, 5) is good
     assert decode(msgspec.msgpack.encode(body)) == body
@@ -121,8 +145,18 @@ def test_the_draw_gives_everybody_the_same_validators_and_nobody_itself() -> Non
 def test_the_draw_chooses_each_peer_equally_often() -> None:
     counts = dict.fromkeys(ROSTER, 0)
     for i in range(1000):
-        counts[next(iter(validators(hashlib.sha256(bytes([i % 256, i // 256])).digest(), ROSTER, set(ROSTER), 1)))] += 1
-    assert sum((count - 200) ** 2 / 200 for count in counts.values()) < 18.5  # chi-square, 4 degrees of freedom: p = 0.001
+        counts[
+            next(
+                iter(
+                    validators(
+                        hashlib.sha256(bytes([i % 256, i // 256])).digest(), ROSTER, set(ROSTER), 1
+                    )
+                )
+            )
+        ] += 1
+    assert (
+        sum((count - 200) ** 2 / 200 for count in counts.values()) < 18.5
+    )  # chi-square, 4 degrees of freedom: p = 0.001
 
 
 def test_directions_are_exact_and_of_variance_one() -> None:
@@ -135,7 +169,10 @@ def test_directions_are_exact_and_of_variance_one() -> None:
 def test_a_fixed_point_balances_and_a_changed_one_does_not() -> None:
     chance = np.random.default_rng(0)
     for seed in range(50):
-        rows = [chance.standard_normal(40).astype(np.float32) * (1000 if i > 10 else 1) for i in range(15)]
+        rows = [
+            chance.standard_normal(40).astype(np.float32) * (1000 if i > 10 else 1)
+            for i in range(15)
+        ]
         centre = aggregate(rows, 5.0)
         z = direction(seed.to_bytes(32, "big"), 0, 40)
         assert not unbalanced([residual(row, centre, z, 5.0) for row in rows], centre, 5.0)
@@ -149,18 +186,26 @@ def test_a_fixed_point_balances_and_a_changed_one_does_not() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-8, 1e-3, 1.0, 1e3])
-@pytest.mark.parametrize("hostile", ["as large as float32 has", "all sizes", "a thousand times the other way"])
-def test_no_contribution_makes_an_owner_wrong_who_adds_up_as_it_should(scale: float, hostile: str) -> None:
+@pytest.mark.parametrize(
+    "hostile", ["as large as float32 has", "all sizes", "a thousand times the other way"]
+)
+def test_no_contribution_makes_an_owner_wrong_who_adds_up_as_it_should(
+    scale: float, hostile: str
+) -> None:
     chance = np.random.default_rng(3)
     rows = list(((1 + 0.1 * chance.standard_normal((16, 64))) * scale).astype(np.float32))
     for i in range(7):
-        size = {"as large as float32 has": 3.4e38, "all sizes": 10.0 ** (5 * i + 3)}.get(hostile, -1000 * scale)
+        size = {"as large as float32 has": 3.4e38, "all sizes": 10.0 ** (5 * i + 3)}.get(
+            hostile, -1000 * scale
+        )
         rows[i] = np.full(64, size, np.float32)
     centre = aggregate(rows, 0.8 * scale)
     assert not off_centre(rows, centre, 0.8 * scale)
     for seed in range(20):
         z = direction(seed.to_bytes(32, "big"), 0, 64)
-        assert not unbalanced([residual(row, centre, z, 0.8 * scale) for row in rows], centre, 0.8 * scale)
+        assert not unbalanced(
+            [residual(row, centre, z, 0.8 * scale) for row in rows], centre, 0.8 * scale
+        )
 
 
 @pytest.mark.parametrize("tiny", [1e-45, 3e-44, 1e-41])
@@ -193,7 +238,13 @@ def test_a_sketch_tells_how_far_a_gradient_is(error: float) -> None:
     right = chance.standard_normal((16, 50)).astype(np.float32)
     wrong = (right * (1 + error * chance.standard_normal((16, 50)))).astype(np.float32)
     centre = np.zeros(50, np.float32)
-    pairs = [[residual(row, centre, direction(b"r" * 32, part, 50), 100.0) for part, row in enumerate(rows)] for rows in (wrong, right)]
+    pairs = [
+        [
+            residual(row, centre, direction(b"r" * 32, part, 50), 100.0)
+            for part, row in enumerate(rows)
+        ]
+        for rows in (wrong, right)
+    ]
     assert error / 2 < sketch_error(*pairs, float(np.linalg.norm(right))) < 2 * error
 
 
@@ -202,9 +253,13 @@ def test_a_trail_opens_at_the_interval_that_was_drawn_and_nowhere_else() -> None
     trail = Trail(states)
     assert opens(trail.root, states[0], 2, 4, trail.show(2), trail.path)
     for start, interval, values, path in (
-        (states[1], 2, trail.show(2), trail.path), (states[0], 1, trail.show(2), trail.path), (states[0], 2, trail.show(2)[:5], trail.path),
-        (states[0], 2, trail.show(2), trail.path[:4]), (states[0], 2, trail.show(2), trail.path[::-1]), (states[0], 2, trail.show(2) + 1, trail.path),
-    ):  # fmt: skip
+        (states[1], 2, trail.show(2), trail.path),
+        (states[0], 1, trail.show(2), trail.path),
+        (states[0], 2, trail.show(2)[:5], trail.path),
+        (states[0], 2, trail.show(2), trail.path[:4]),
+        (states[0], 2, trail.show(2), trail.path[::-1]),
+        (states[0], 2, trail.show(2) + 1, trail.path),
+    ):
         assert not opens(trail.root, start, interval, 4, values, path)
     assert {interval_of(bytes([i]) * 32, ROSTER[0], 4) for i in range(40)} == {0, 1, 2, 3}
     shown = np.array([0, 0, 1, 0], np.float32)  # from the origin, one step along the first axis
@@ -224,9 +279,12 @@ def test_two_messages_for_a_slot_prove_themselves() -> None:
     one, two = (by(3, Checks(seen, ())) for seen in (SEEN, bytes(32)))
     assert verify_evidence(proof(Fault.EQUIVOCATION, 3, one, two), verify) == ROSTER[3]
     for bad in (
-        (3, one, one), (3, one, by(3, Reveal(SEEN, SEEN))), (2, one, two), (3, one, by(2, Checks(bytes(32), ()))),
+        (3, one, one),
+        (3, one, by(3, Reveal(SEEN, SEEN))),
+        (2, one, two),
+        (3, one, by(2, Checks(bytes(32), ()))),
         (3, by(3, Lacking(((1, 0, 0),))), by(3, Lacking(((1, 1, 0),)))),
-    ):  # fmt: skip
+    ):
         with pytest.raises(SecurityError, match="proves nothing"):
             verify_evidence(proof(Fault.EQUIVOCATION, bad[0], *bad[1:]), verify)
 
@@ -234,7 +292,10 @@ def test_two_messages_for_a_slot_prove_themselves() -> None:
 def test_a_share_that_was_not_committed_to_proves_itself() -> None:
     share = b"x" * 32
     result = by(1, Result(SEEN, SEEN, share_commitment(CONTEXT, ROSTER[1], share)))
-    assert verify_evidence(proof(Fault.REVEAL, 1, result, by(1, Reveal(SEEN, b"y" * 32))), verify) == ROSTER[1]
+    assert (
+        verify_evidence(proof(Fault.REVEAL, 1, result, by(1, Reveal(SEEN, b"y" * 32))), verify)
+        == ROSTER[1]
+    )
     with pytest.raises(SecurityError):
         verify_evidence(proof(Fault.REVEAL, 1, result, by(1, Reveal(SEEN, share))), verify)
 
@@ -244,7 +305,12 @@ def test_more_than_half_must_testify_each_counted_once_and_signed() -> None:
     lacking = [by(number, Lacking((item,))) for number in (0, 1, 3)]
     assert verify_evidence(proof(Fault.WITHHELD, 2, *lacking, item=item), verify) == ROSTER[2]
     forged = msgspec.structs.replace(lacking[0], sender=4)
-    for messages in (lacking[:2], [*lacking[:2], lacking[0]], [*lacking[:2], forged], [*lacking[:2], by(3, Lacking(((7, 2, 3),)))]):
+    for messages in (
+        lacking[:2],
+        [*lacking[:2], lacking[0]],
+        [*lacking[:2], forged],
+        [*lacking[:2], by(3, Lacking(((7, 2, 3),)))],
+    ):
         with pytest.raises(SecurityError):
             verify_evidence(proof(Fault.WITHHELD, 2, *messages, item=item), verify)
     with pytest.raises(SecurityError):
@@ -262,12 +328,22 @@ def test_more_than_half_must_find_guilty_of_this() -> None:
 def test_removals_are_a_chain_from_the_first_roster() -> None:
     first = proof(Fault.EQUIVOCATION, 3, *(by(3, Checks(seen, ())) for seen in (SEEN, bytes(32))))
     rest = Context(RUN, 7, bytes(32), tuple(peer for peer in ROSTER if peer != ROSTER[3]))
-    second = proof(Fault.GRADIENT, 0, *(by(i, Judgement(SEEN, (Verdict(0, Fault.GRADIENT),)), rest) for i in (1, 2, 3)), context=rest)
-    assert verify_removals(RUN, ROSTER, [first, second], verify) == {ROSTER[3]: Fault.EQUIVOCATION, rest.roster[0]: Fault.GRADIENT}
+    second = proof(
+        Fault.GRADIENT,
+        0,
+        *(by(i, Judgement(SEEN, (Verdict(0, Fault.GRADIENT),)), rest) for i in (1, 2, 3)),
+        context=rest,
+    )
+    assert verify_removals(RUN, ROSTER, [first, second], verify) == {
+        ROSTER[3]: Fault.EQUIVOCATION,
+        rest.roster[0]: Fault.GRADIENT,
+    }
     alone = Context(RUN, 7, bytes(32), ROSTER[:1])
     for run, bundles in (
-        (RUN, [second]), (RunId("other"), [first]), (RUN, [proof(Fault.NONSENSE, 0, by(0, Commit(bytes(7)), alone), context=alone)]),
-    ):  # fmt: skip
+        (RUN, [second]),
+        (RunId("other"), [first]),
+        (RUN, [proof(Fault.NONSENSE, 0, by(0, Commit(bytes(7)), alone), context=alone)]),
+    ):
         with pytest.raises(SecurityError):
             verify_removals(run, ROSTER, bundles, verify)
     with pytest.raises(SecurityError):

@@ -9,7 +9,16 @@ import msgspec
 import numpy as np
 import pytest
 from codec_kit import reference
-from exchange_kit import Net, cid_of, make_plan, ref_encode, ref_result, ref_tree_result, start, vector
+from exchange_kit import (
+    Net,
+    cid_of,
+    make_plan,
+    ref_encode,
+    ref_result,
+    ref_tree_result,
+    start,
+    vector,
+)
 
 from atoll.collectives.digest import chunk_hash
 from atoll.collectives.errors import RemoteProtocolError
@@ -38,11 +47,23 @@ class Lab:
         self.offers = [(peer, cid_of(i), 2 + i) for i, peer in enumerate(self.net.peers)]
         self.plan = self.planned(0, Topology("checked", SITES))
         (self.check,) = trees_of(self.plan, MEAN)[0].checks()
-        self.owner, self.head, self.witness = self.net.peers[0], self.check.partial.peer, self.check.witness
+        self.owner, self.head, self.witness = (
+            self.net.peers[0],
+            self.check.partial.peer,
+            self.check.witness,
+        )
         (self.third,) = {*self.net.peers[3:]} - {self.head, self.witness}
 
     def planned(self, revision: int, topology: Topology) -> Plan:
-        return make_plan(self.offers, [self.net.peers[0]], NUMEL, CHUNK, self.codec, revision=revision, topology=topology)
+        return make_plan(
+            self.offers,
+            [self.net.peers[0]],
+            NUMEL,
+            CHUNK,
+            self.codec,
+            revision=revision,
+            topology=topology,
+        )
 
     def forge(self, change: Callable[[PeerId, PeerId, Header, bytes], bytes]) -> None:
         deliver = self.net.deliver
@@ -50,15 +71,27 @@ class Lab:
         def forged(a: PeerId, b: PeerId, header: bytes, payload: bytes) -> None:
             record = wire_header.parse(header, a)
             payload = change(a, b, record, payload)
-            deliver(a, b, wire_header.pack(record.kind, len(payload), record.chunk, record.key, record.sub), payload)
+            deliver(
+                a,
+                b,
+                wire_header.pack(record.kind, len(payload), record.chunk, record.key, record.sub),
+                payload,
+            )
 
         self.net.deliver = forged
 
     def truth(self, chunk: int) -> bytes:
         """What head and witness should make of a chunk."""
         of = self.check.of
-        rows = [ref_encode(self.codec, self.vectors[term.cid][CHUNK * chunk : CHUNK * (chunk + 1)].numpy()) for term in of.terms]
-        return reference.mean(self.codec, rows, [*of.factors.multipliers], of.factors.divisor, CHUNK)
+        rows = [
+            ref_encode(
+                self.codec, self.vectors[term.cid][CHUNK * chunk : CHUNK * (chunk + 1)].numpy()
+            )
+            for term in of.terms
+        ]
+        return reference.mean(
+            self.codec, rows, [*of.factors.multipliers], of.factors.divisor, CHUNK
+        )
 
     def run(self) -> None:
         """The checked plan, which does not come to its end."""
@@ -113,7 +146,10 @@ def zeros(lab: Lab, chunk: int, payload: bytes) -> bytes:
 
 def left_out(lab: Lab, chunk: int, payload: bytes) -> bytes:
     of = lab.check.of
-    rows = [(m, lab.vectors[t.cid][CHUNK * chunk : CHUNK * (chunk + 1)]) for m, t in zip(of.factors.multipliers, of.terms, strict=True)]
+    rows = [
+        (m, lab.vectors[t.cid][CHUNK * chunk : CHUNK * (chunk + 1)])
+        for m, t in zip(of.factors.multipliers, of.terms, strict=True)
+    ]
     return (sum(m * row for m, row in rows[1:]) / of.factors.divisor).numpy().tobytes()
 
 
@@ -149,7 +185,11 @@ def test_a_head_that_states_another_sum_is_named_and_its_sum_is_not_used(lie, ac
 
 def test_a_witness_that_doubts_a_true_sum_is_named_and_the_head_is_not() -> None:
     lab = Lab()
-    lab.forge(lambda a, b, record, payload: bytes(32) + payload[32:] if (a, record.kind) == (lab.witness, ACCOUNT) else payload)
+    lab.forge(
+        lambda a, b, record, payload: (
+            bytes(32) + payload[32:] if (a, record.kind) == (lab.witness, ACCOUNT) else payload
+        )
+    )
     lab.run()
     assert lab.disputed() == Disputed(lab.plan.plan_id, 0, lab.head, lab.witness)
     lab.by_star()
@@ -161,7 +201,13 @@ def test_a_member_that_sends_the_two_different_things_gets_nobody_named(whom: st
     """What it sends the owner itself is what counts then."""
     lab = Lab()
     receiver = lab.head if whom == "head" else lab.witness
-    lab.forge(lambda a, b, record, payload: one_element(lab, 0, payload) if (a, b, record.kind) == (lab.third, receiver, PART) else payload)
+    lab.forge(
+        lambda a, b, record, payload: (
+            one_element(lab, 0, payload)
+            if (a, b, record.kind) == (lab.third, receiver, PART)
+            else payload
+        )
+    )
     lab.run()
     assert lab.disputed() == Disputed(lab.plan.plan_id, 0, lab.head, lab.witness)
     lab.by_star()
@@ -177,7 +223,11 @@ def test_a_head_that_says_it_was_given_something_else_is_not_believed_and_not_na
         if a == lab.head and record.kind == PARTIAL:
             return scaled(lab, record.chunk, payload)
         if a == lab.head and record.kind == ACCOUNT:
-            return chunk_hash(scaled(lab, record.chunk, lab.truth(record.chunk))) + bytes(32) + payload[64:]
+            return (
+                chunk_hash(scaled(lab, record.chunk, lab.truth(record.chunk)))
+                + bytes(32)
+                + payload[64:]
+            )
         return payload
 
     lab.forge(change)
@@ -188,7 +238,11 @@ def test_a_head_that_says_it_was_given_something_else_is_not_believed_and_not_na
 
 def test_an_account_over_other_terms_in_number_names_its_giver() -> None:
     lab = Lab()
-    lab.forge(lambda a, b, record, payload: payload[:-32] if (a, record.kind) == (lab.head, ACCOUNT) else payload)
+    lab.forge(
+        lambda a, b, record, payload: (
+            payload[:-32] if (a, record.kind) == (lab.head, ACCOUNT) else payload
+        )
+    )
     lab.run()
     lab.by_star()
     assert lab.named() == {lab.head}
@@ -212,15 +266,21 @@ def test_honest_members_never_disagree(codec: str, seed: int) -> None:
     assert lab.named() == set()
 
 
-def test_every_head_has_a_witness_of_its_site_which_another_entry_before_would_have_made_another() -> None:
+def test_every_head_has_a_witness_of_its_site_which_another_entry_before_would_have_made_another() -> (
+    None
+):
     lab, drawn = Lab(), set[PeerId]()
     for number in range(40):
-        (check,) = trees_of(msgspec.structs.replace(lab.plan, base=bytes([number]) * 32), MEAN)[0].checks()
+        (check,) = trees_of(msgspec.structs.replace(lab.plan, base=bytes([number]) * 32), MEAN)[
+            0
+        ].checks()
         assert check.witness in {*lab.net.peers[3:]} - {check.partial.peer}
         drawn.add(check.witness)
     assert len(drawn) == 2
     alone = lab.planned(0, Topology("checked", (0, 0, 0, 1, 2, 2)))
-    assert [check.partial.peer for check in trees_of(alone, MEAN)[0].checks()] == [lab.net.peers[4]]  # who is alone adds up for nobody
+    assert [check.partial.peer for check in trees_of(alone, MEAN)[0].checks()] == [
+        lab.net.peers[4]
+    ]  # who is alone adds up for nobody
 
 
 def test_what_is_no_account_is_refused_and_none_takes_more_room_than_an_honest_one() -> None:
@@ -232,7 +292,12 @@ def test_what_is_no_account_is_refused_and_none_takes_more_room_than_an_honest_o
     def offer(length: int, chunk: int, name: bytes = b"n" * 16) -> memoryview | None:
         return node.destination(lab.third, wire_header.pack(ACCOUNT, length, chunk, key, name))
 
-    for length, chunk in ((33, 0), (0, 0), (32, 10), (32 * 8, 0)):  # the last is of more terms than there are members
+    for length, chunk in (
+        (33, 0),
+        (0, 0),
+        (32, 10),
+        (32 * 8, 0),
+    ):  # the last is of more terms than there are members
         with pytest.raises(RemoteProtocolError, match="an account of"):
             offer(length, chunk)
     for number in range(40):

@@ -19,7 +19,15 @@ from atoll.node.cli.child import Child
 from atoll.node.cli.invites import duration_s
 from atoll.node.cli.live import Progress, TrainingView, sparkline
 from atoll.node.cli.names import FIRST, SECOND, name_of
-from atoll.node.cli.output import Terminal, bytes_text, count_text, error_object, iso_time, show_error, span_text
+from atoll.node.cli.output import (
+    Terminal,
+    bytes_text,
+    count_text,
+    error_object,
+    iso_time,
+    show_error,
+    span_text,
+)
 from atoll.node.cli.views import peers_table, runs_table, status_text
 from atoll.node.invite import make_invite
 from atoll.node.manifest import load_run, parse_manifest
@@ -51,7 +59,12 @@ class Cli:
 
 
 @pytest.fixture
-def atoll(capsys: pytest.CaptureFixture[str], atoll_home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
+def atoll(
+    capsys: pytest.CaptureFixture[str],
+    atoll_home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> Cli:
     monkeypatch.chdir(tmp_path)
     for name in ("NO_COLOR", "FORCE_COLOR", "CI"):
         monkeypatch.delenv(name, raising=False)
@@ -65,7 +78,12 @@ def test_init_is_idempotent_and_private(atoll: Cli, atoll_home: Path) -> None:
     assert (atoll_home / "identity.key").stat().st_mode & 0o777 == 0o600
     again = atoll.json("init")
     assert (again["created"], again["peer"]) == (False, first["peer"])
-    assert atoll.json("id") == {"schema": 1, "peer": first["peer"], "name": name_of(first["peer"]), "created": False}
+    assert atoll.json("id") == {
+        "schema": 1,
+        "peer": first["peer"],
+        "name": name_of(first["peer"]),
+        "created": False,
+    }
     assert atoll("id") == 0
     assert (atoll.out, atoll.err) == (first["peer"] + "\n", "")
 
@@ -118,11 +136,17 @@ def test_new_does_not_take_over_somebody_elses_run(atoll: Cli, atoll_home: Path)
     assert load_run(paths, "tide") == theirs
 
 
-def test_a_template_is_a_valid_manifest_whose_explanation_says_who_sees_what(atoll: Cli, tmp_path: Path) -> None:
+def test_a_template_is_a_valid_manifest_whose_explanation_says_who_sees_what(
+    atoll: Cli, tmp_path: Path
+) -> None:
     assert atoll("new", "--template", "federated-hospital") == 0
     (tmp_path / "hospital.toml").write_text(atoll.out)
     found = atoll.json("validate", "--explain", "hospital.toml")
-    assert (found["mode"], found["secure"]["threshold"], found["privacy"]["colluding"]) == ("federated", 4, 1)
+    assert (found["mode"], found["secure"]["threshold"], found["privacy"]["colluding"]) == (
+        "federated",
+        4,
+        1,
+    )
     assert any("spends epsilon 7" in line for line in found["explained"]["who_sees_what"])
 
 
@@ -141,19 +165,28 @@ def test_validate_says_who_may_enter_and_how_an_open_run_begins(atoll: Cli, tmp_
     assert "join  " not in atoll.out
     file.write_text(RUN + '[join]\npolicy = "open"\nprobation = 4\nper_hour = 9\n')
     assert atoll("validate", "run.toml") == 0
-    assert "whoever has the run's id, on probation for 4 rounds; at most 9 become members in an hour" in atoll.out
+    assert (
+        "whoever has the run's id, on probation for 4 rounds; at most 9 become members in an hour"
+        in atoll.out
+    )
     assert "atoll trust" not in atoll.out
-    file.write_text(RUN + '[join]\npolicy = "open"\nprobation = 4\n[robust]\nrule = "median"\nf = 1\n')
+    file.write_text(
+        RUN + '[join]\npolicy = "open"\nprobation = 4\n[robust]\nrule = "median"\nf = 1\n'
+    )
     assert atoll("validate", "run.toml") == 0
     assert "the first round takes 3 members: let 2 in yourself (atoll trust PEER" in atoll.out
 
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_validate_knows_all_codecs(atoll: Cli, tmp_path: Path, codec: str) -> None:
-    (tmp_path / "run.toml").write_text(RUN + f'[exchange]\ncodec = "{codec}"\n[exchange.codecs]\n"*.norm.*" = "fp16"\n')
+    (tmp_path / "run.toml").write_text(
+        RUN + f'[exchange]\ncodec = "{codec}"\n[exchange.codecs]\n"*.norm.*" = "fp16"\n'
+    )
     found = atoll.json("validate", "run.toml")
     assert (found["codec"], found["codecs"]) == (codec, {"*.norm.*": "fp16"})
-    assert found["bytes_up_per_round"] == round(2 * found["parameters"] * round_bytes_per_value(codec))
+    assert found["bytes_up_per_round"] == round(
+        2 * found["parameters"] * round_bytes_per_value(codec)
+    )
     assert atoll("validate", "run.toml") == 0
     assert f"({codec}, fp16 for *.norm.*)" in atoll.out
     assert atoll("new", "--example") == 0
@@ -161,11 +194,19 @@ def test_validate_knows_all_codecs(atoll: Cli, tmp_path: Path, codec: str) -> No
 
 
 def test_validate_explains_the_outer_values(atoll: Cli, tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text(RUN + '[train]\nsync_every = 20\nrounds = 500\n[train.outer]\npreset = "auto"\npeers = 1\n')
+    (tmp_path / "run.toml").write_text(
+        RUN + '[train]\nsync_every = 20\nrounds = 500\n[train.outer]\npreset = "auto"\npeers = 1\n'
+    )
     assert atoll("validate", "run.toml", "--explain", "--peers", "1") == 0
-    assert 'why      outer values: preset "alone", which is for 500 rounds, H = 20, overlap none, 1 peer' in atoll.out
+    assert (
+        'why      outer values: preset "alone", which is for 500 rounds, H = 20, overlap none, 1 peer'
+        in atoll.out
+    )
     found = atoll.json("validate", "run.toml", "--explain")
-    assert 'For 500 rounds, H = 20, overlap none, 4 peers there is the preset "published"' in found["explained"]["outer"]
+    assert (
+        'For 500 rounds, H = 20, overlap none, 4 peers there is the preset "published"'
+        in found["explained"]["outer"]
+    )
     assert "explained" not in atoll.json("validate", "run.toml")
 
 
@@ -176,14 +217,21 @@ def test_validate_names_the_key(atoll: Cli, tmp_path: Path) -> None:
     assert "$.train.outer.lrr" in atoll.err
     assert "Did you mean `lr`?" in atoll.err
     error = atoll.json("validate", "bad.toml", status=78)["error"]
-    assert (error["code"], error["slug"], error["key"], error["exit"]) == ("E400", "config", "$.train.outer.lrr", 78)
+    assert (error["code"], error["slug"], error["key"], error["exit"]) == (
+        "E400",
+        "config",
+        "$.train.outer.lrr",
+        78,
+    )
     assert atoll.err == ""
 
 
 def test_invites_are_checked(atoll: Cli) -> None:
     identity = Identity.generate()
     fresh = str(make_invite(parse_manifest(RUN).run_id, [ADDRESS], identity, now_s=time.time()))
-    stale = str(make_invite(parse_manifest(RUN).run_id, [ADDRESS], identity, now_s=time.time() - 9e6))
+    stale = str(
+        make_invite(parse_manifest(RUN).run_id, [ADDRESS], identity, now_s=time.time() - 9e6)
+    )
     changed = fresh[:200] + ("a" if fresh[200] != "a" else "b") + fresh[201:]
     assert atoll("invite", "inspect", stale) == 77
     assert "EXPIRED" in atoll.out
@@ -205,7 +253,9 @@ def test_invite_new_needs_a_run_and_an_address(atoll: Cli) -> None:
     assert atoll.out.startswith("atoll1:")
 
 
-@pytest.mark.parametrize("command", [["peers"], ["leave"], ["recertify", "--without", "p", "--yes"]])
+@pytest.mark.parametrize(
+    "command", [["peers"], ["leave"], ["recertify", "--without", "p", "--yes"]]
+)
 def test_commands_that_need_a_node(atoll: Cli, command: list[str]) -> None:
     assert atoll(*command) == 3
     assert (atoll.out, atoll.err.split()[0]) == ("", "E003")
@@ -221,7 +271,9 @@ def test_status_and_down_without_a_node(atoll: Cli) -> None:
     assert atoll.json("down") == {"schema": 1, "stopped": False}
 
 
-def test_config(atoll: Cli, atoll_home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_config(
+    atoll: Cli, atoll_home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     assert atoll.json("config", "show")["settings"]["node.port"] == 4150
     atoll.json("config", "set", "node.port", "4160")
     atoll.json("config", "set", "node.bootstrap", f"{ADDRESS}, {ADDRESS}x")
@@ -246,13 +298,17 @@ def test_config(atoll: Cli, atoll_home: Path, monkeypatch: pytest.MonkeyPatch, t
         (("port", "1"), "node.port"),
     ],
 )
-def test_config_refuses(atoll: Cli, atoll_home: Path, arguments: tuple[str, str], words: str) -> None:
+def test_config_refuses(
+    atoll: Cli, atoll_home: Path, arguments: tuple[str, str], words: str
+) -> None:
     assert atoll("config", "set", *arguments) == 78
     assert words in atoll.err
     assert not (atoll_home / "config.toml").exists()
 
 
-def test_what_a_node_does_unasked_can_be_turned_off(atoll: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_node_does_unasked_can_be_turned_off(
+    atoll: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("ATOLL_NETWORK__LAN_DISCOVERY")  # the suite's own
     shown = atoll.json("config", "show")["settings"]
     assert (shown["network.lan_discovery"], shown["network.port_mapping"]) == (True, True)
@@ -260,10 +316,15 @@ def test_what_a_node_does_unasked_can_be_turned_off(atoll: Cli, monkeypatch: pyt
     monkeypatch.setenv("ATOLL_NETWORK__LAN_DISCOVERY", "false")
     shown = atoll.json("config", "show")["settings"]
     assert (shown["network.lan_discovery"], shown["network.port_mapping"]) == (False, False)
-    assert "neither true nor false" in atoll.json("config", "set", "network.lan_discovery", "no", status=78)["error"]["message"]
+    assert (
+        "neither true nor false"
+        in atoll.json("config", "set", "network.lan_discovery", "no", status=78)["error"]["message"]
+    )
 
 
-def test_a_misspelt_setting_in_a_file_or_the_environment(atoll: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_misspelt_setting_in_a_file_or_the_environment(
+    atoll: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "atoll.toml").write_text("[node]\nprot = 1\n")
     assert atoll.json("config", "show", status=78)["error"]["key"] == "$.node.prot"
     (tmp_path / "atoll.toml").unlink()
@@ -273,7 +334,12 @@ def test_a_misspelt_setting_in_a_file_or_the_environment(atoll: Cli, tmp_path: P
 
 @pytest.mark.parametrize(
     ("argv", "words"),
-    [(("jion",), "atoll join"), (("status", "--foo"), "--foo"), (("validate",), "RUN.toml"), (("demo", "--peers", "1"), "--peers")],
+    [
+        (("jion",), "atoll join"),
+        (("status", "--foo"), "--foo"),
+        (("validate",), "RUN.toml"),
+        (("demo", "--peers", "1"), "--peers"),
+    ],
 )
 def test_usage_errors(atoll: Cli, argv: tuple[str, ...], words: str) -> None:
     assert atoll(*argv) == 2
@@ -286,11 +352,29 @@ def test_usage_errors(atoll: Cli, argv: tuple[str, ...], words: str) -> None:
 @pytest.mark.parametrize(
     "argv",
     [
-        "join _", "leave _", "leave _ --now", "status _", "peers _", "new _", "new run.toml --bootstrap _", "validate _", "invite new _",
-        "invite new --bootstrap _", "invite inspect _", "export _ out", "export tide _", "config set _ 1", "explain _", "up --listen _",
-        "up --bootstrap _", "status --home _", "demo --out _", "join tide --script _", "join tide --data _",
+        "join _",
+        "leave _",
+        "leave _ --now",
+        "status _",
+        "peers _",
+        "new _",
+        "new run.toml --bootstrap _",
+        "validate _",
+        "invite new _",
+        "invite new --bootstrap _",
+        "invite inspect _",
+        "export _ out",
+        "export tide _",
+        "config set _ 1",
+        "explain _",
+        "up --listen _",
+        "up --bootstrap _",
+        "status --home _",
+        "demo --out _",
+        "join tide --script _",
+        "join tide --data _",
     ],
-)  # fmt: skip
+)
 def test_an_empty_argument_is_refused(atoll: Cli, argv: str, blank: str) -> None:
     """It is a variable that is not set, most likely: never a run, a folder or an address."""
     atoll("new", "run.toml")
@@ -328,17 +412,30 @@ def test_the_table_of_commands_is_true() -> None:
         assert isinstance(command, click.Command)
         assert command.name == name
         assert (command.help or "").startswith(text.rstrip(".")), name
-        assert {"--json", "--home", "--quiet"} <= {flag for option in command.params for flag in option.opts}, name
+        assert {"--json", "--home", "--quiet"} <= {
+            flag for option in command.params for flag in option.opts
+        }, name
     assert set(COMMANDS) == set(cli.list_commands(click.Context(cli)))
 
 
 def test_errors_have_three_parts(atoll: Cli, capsys: pytest.CaptureFixture[str]) -> None:
-    error = AtollError("what happened " * 12, code="E110", why="why", hint="what to type", exit_code=69, retryable=True)
+    error = AtollError(
+        "what happened " * 12,
+        code="E110",
+        why="why",
+        hint="what to type",
+        exit_code=69,
+        retryable=True,
+    )
     show_error(Terminal(environ={"COLUMNS": "80"}), error)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("E110 what happened")
     assert all(line.startswith("     ") for line in lines[1:])
-    assert [line.strip() for line in lines[-3:]] == ["why", "what to type", "More: atoll explain E110   [exit 69]"]
+    assert [line.strip() for line in lines[-3:]] == [
+        "why",
+        "what to type",
+        "More: atoll explain E110   [exit 69]",
+    ]
     assert error_object(error)["error"] == {
         "code": "E110",
         "slug": "no-bootstrap",
@@ -350,7 +447,9 @@ def test_errors_have_three_parts(atoll: Cli, capsys: pytest.CaptureFixture[str])
     }
 
 
-def test_a_defect_shows_no_traceback_unless_asked(atoll: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defect_shows_no_traceback_unless_asked(
+    atoll: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(code: str | None) -> None:
         raise RuntimeError("no such luck")
 
@@ -365,9 +464,16 @@ def test_a_defect_shows_no_traceback_unless_asked(atoll: Cli, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("raised", "status"), [(KeyboardInterrupt(), 130), (click.Abort(), 130), (OSError(28, "No space left on device", "/x"), 73)]
+    ("raised", "status"),
+    [
+        (KeyboardInterrupt(), 130),
+        (click.Abort(), 130),
+        (OSError(28, "No space left on device", "/x"), 73),
+    ],
 )
-def test_interruptions_and_the_system(atoll: Cli, monkeypatch: pytest.MonkeyPatch, raised: BaseException, status: int) -> None:
+def test_interruptions_and_the_system(
+    atoll: Cli, monkeypatch: pytest.MonkeyPatch, raised: BaseException, status: int
+) -> None:
     def broken(code: str | None) -> None:
         raise raised
 
@@ -390,7 +496,10 @@ def test_colour_and_live(monkeypatch: pytest.MonkeyPatch) -> None:
     for environ in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
         assert not Terminal(environ=environ).colour(screen)
     assert not Terminal(environ={"FORCE_COLOR": "1"}, no_color=True).colour(screen)
-    assert Terminal(environ={"FORCE_COLOR": "1", "TERM": "dumb"}).style("x", screen, bold=True) == "\x1b[1mx\x1b[0m"
+    assert (
+        Terminal(environ={"FORCE_COLOR": "1", "TERM": "dumb"}).style("x", screen, bold=True)
+        == "\x1b[1mx\x1b[0m"
+    )
     monkeypatch.setattr("sys.stderr", screen)
     assert Terminal(environ={}).live
     assert not Terminal(environ={"CI": "true"}).live
@@ -405,9 +514,21 @@ def test_asking_where_nobody_answers() -> None:
 
 
 def test_texts() -> None:
-    assert [bytes_text(n) for n in (0, 1023, 1536, 5 << 20, 3 << 40)] == ["0 B", "1023 B", "1.5 KiB", "5.0 MiB", "3.0 TiB"]
+    assert [bytes_text(n) for n in (0, 1023, 1536, 5 << 20, 3 << 40)] == [
+        "0 B",
+        "1023 B",
+        "1.5 KiB",
+        "5.0 MiB",
+        "3.0 TiB",
+    ]
     assert [count_text(n) for n in (12, 865_024, 86_039_040)] == ["12", "0.87M", "86.0M"]
-    assert [span_text(s) for s in (0.25, 42, 90, 7300, 604_800)] == ["0.2 s", "42 s", "1 min 30 s", "2 h 1 min", "7 d"]
+    assert [span_text(s) for s in (0.25, 42, 90, 7300, 604_800)] == [
+        "0.2 s",
+        "42 s",
+        "1 min 30 s",
+        "2 h 1 min",
+        "7 d",
+    ]
     assert iso_time(0) == "1970-01-01T00:00:00Z"
     assert [duration_s(t) for t in ("90s", "30min", "12h", "7d")] == [90, 1800, 43_200, 604_800]
     for bad in ("7", "d", "-1h", "0s"):
@@ -419,9 +540,16 @@ def test_texts() -> None:
 
 
 def test_a_seal_is_told_with_whom_it_waits_for() -> None:
-    run = {"name": "tide", "phase": "running", "script": True, "quorum": {"reachable": 1, "members": 3, "needed": 2, "held": False}}
+    run = {
+        "name": "tide",
+        "phase": "running",
+        "script": True,
+        "quorum": {"reachable": 1, "members": 3, "needed": 2, "held": False},
+    }
     peer = "12D3KooWKuMcVm9bvaJLLNC9a2QbpAEsWPUuKJ4pNujQPxKNg5hC"
-    told = status_text(Terminal(), {"runs": [{**run, "seal": {"removed": ["a", "b"], "awaited": [peer]}}]})
+    told = status_text(
+        Terminal(), {"runs": [{**run, "seal": {"removed": ["a", "b"], "awaited": [peer]}}]}
+    )
     assert "training; recertifying without 2 members: waits for" in told
     assert peer[-8:] in told
     assert "no quorum" not in told
@@ -452,7 +580,11 @@ def test_views_take_documents_that_lack_things() -> None:
         {
             "peer": "p",
             "uptime_s": 3,
-            "network": {"addresses": ["/a", "/b"], "connected": ["q"], "bootstrap": {"z": "refused"}},
+            "network": {
+                "addresses": ["/a", "/b"],
+                "connected": ["q"],
+                "bootstrap": {"z": "refused"},
+            },
             "runs": [run_],
         },
     )
@@ -468,37 +600,72 @@ def test_views_take_documents_that_lack_things() -> None:
     ):
         assert words in text
     masked = {**run_, "secure": {"threshold": 4}}
-    assert "training; no sum yet: 2 more sites must join\n" in status_text(terminal, {"runs": [masked]})
-    assert "no sum yet" not in status_text(terminal, {"runs": [{**masked, "members": list("pqrs")}]})
+    assert "training; no sum yet: 2 more sites must join\n" in status_text(
+        terminal, {"runs": [masked]}
+    )
+    assert "no sum yet" not in status_text(
+        terminal, {"runs": [{**masked, "members": list("pqrs")}]}
+    )
     assert "–" in runs_table(terminal, [{"run_id": "b" * 26, "name": "x", "phase": "stored"}])
-    cut = {**run_, "round": -1, "fragments": [4, -1, 5], "last_round": {"round": 5, "fragment": 2, "contributors": {"p": 8}}}
+    cut = {
+        **run_,
+        "round": -1,
+        "fragments": [4, -1, 5],
+        "last_round": {"round": 5, "fragment": 2, "contributors": {"p": 8}},
+    }
     assert "  4+–+5/9  " in runs_table(terminal, [cut])
     assert "round 5 of fragment 2: 1 contributed" in status_text(terminal, {"runs": [cut]})
     assert runs_table(terminal, []) == "no runs"
-    assert "fetching state 50%" in runs_table(terminal, [{"phase": "fetching", "progress": ["fetching state", 1, 2]}])
+    assert "fetching state 50%" in runs_table(
+        terminal, [{"phase": "fetching", "progress": ["fetching state", 1, 2]}]
+    )
     assert "no lane" in peers_table(terminal, [{"peer": "p", "path": ""}])
     for part, says in ((0.0, True), (0.1, False), (None, False)):
-        assert ("adds up no part" in peers_table(terminal, [{"peer": "p", "path": "relay", "part": part}])) is says
-        assert ("  part     none: this node's link is too slow" in status_text(terminal, {"runs": [{**run_, "part": part}]})) is says
+        assert (
+            "adds up no part"
+            in peers_table(terminal, [{"peer": "p", "path": "relay", "part": part}])
+        ) is says
+        assert (
+            "  part     none: this node's link is too slow"
+            in status_text(terminal, {"runs": [{**run_, "part": part}]})
+        ) is says
 
 
 def test_progress_of_a_run() -> None:
     progress = Progress("tide", 9)
-    progress.take_round({"round": 3, "contributors": {"p": 1, "q": 2}, "members": ["p", "q", "r"], "bytes_sent": 1024})
+    progress.take_round(
+        {
+            "round": 3,
+            "contributors": {"p": 1, "q": 2},
+            "members": ["p", "q", "r"],
+            "bytes_sent": 1024,
+        }
+    )
     progress.take_metrics({"step": 30.0, "loss": 2.0})
     progress.take_metrics({"step": 30.0, "loss": 2.0})
-    progress.take_status({"round": 2, "phase": "running", "script": True, "members": ["p", "q", "r"]})
+    progress.take_status(
+        {"round": 2, "phase": "running", "script": True, "members": ["p", "q", "r"]}
+    )
     assert progress.round_line() == "round 3/9  2 of 3 members  loss 2.0000  step 30  1.0 KiB sent"
     assert list(progress.losses) == [2.0]
     progress.take_status({"privacy": {"epsilon": 1.2567}})
     progress.take_status({"privacy": None})  # the node has left the run
-    assert progress.round_line() == "round 3/9  2 of 0 members  loss 2.0000  step 30  epsilon 1.26  1.0 KiB sent"
+    assert (
+        progress.round_line()
+        == "round 3/9  2 of 0 members  loss 2.0000  step 30  epsilon 1.26  1.0 KiB sent"
+    )
 
 
 def test_a_site_that_waits_for_others_says_so_once(capsys: pytest.CaptureFixture[str]) -> None:
     alone = {"phase": "running", "script": True, "members": ["p"], "secure": {"threshold": 3}}
     with TrainingView(Terminal(), Progress("tide", 9)) as view:
-        for run_ in ({**alone, "members": []}, alone, alone, {**alone, "members": ["p", "q"]}, {**alone, "members": ["p", "q", "r"]}):
+        for run_ in (
+            {**alone, "members": []},
+            alone,
+            alone,
+            {**alone, "members": ["p", "q"]},
+            {**alone, "members": ["p", "q", "r"]},
+        ):
             view.take_status(run_, draining=False)
     told = [line for line in capsys.readouterr().err.splitlines() if "sum" in line]
     assert told == ["no sum yet: 2 more sites must join", "no sum yet: one more site must join"]
@@ -509,7 +676,11 @@ def test_child_output_and_status() -> None:
     import os
     import sys
 
-    command = [sys.executable, "-c", "import sys; print('out'); print('err', file=sys.stderr); sys.exit(5)"]
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; print('out'); print('err', file=sys.stderr); sys.exit(5)",
+    ]
     with Child(command, dict(os.environ), lines.append, to_stderr=False) as child:
         assert child.wait(60) == 5
     assert sorted(lines) == ["err", "out"]
@@ -521,7 +692,18 @@ def test_child_output_and_status() -> None:
 
 
 def test_a_plan_says_settings_and_why(atoll: Cli, tmp_path: Path) -> None:
-    arguments = ["plan", "run.toml", "--step-ms", "200", "--parameters", "10000000", "--peers", "8", "--up", "20Mbit/s"]
+    arguments = [
+        "plan",
+        "run.toml",
+        "--step-ms",
+        "200",
+        "--parameters",
+        "10000000",
+        "--peers",
+        "8",
+        "--up",
+        "20Mbit/s",
+    ]
     found = atoll.json(*arguments)
     assert found["settings"] == {
         "train": {"sync_every": 65, "overlap": "late", "delay": 8},
@@ -541,11 +723,20 @@ def test_a_plan_says_settings_and_why(atoll: Cli, tmp_path: Path) -> None:
 
 
 def test_a_plan_of_unequal_peers(atoll: Cli) -> None:
-    rows = ["--peer", "100Mbit/s/100Mbit/s", "--peer", "20 Mbit/s/12.5MB/s/250", "--peer", "0.5Mbit/s/5Mbit/s"]
+    rows = [
+        "--peer",
+        "100Mbit/s/100Mbit/s",
+        "--peer",
+        "20 Mbit/s/12.5MB/s/250",
+        "--peer",
+        "0.5Mbit/s/5Mbit/s",
+    ]
     found = atoll.json("plan", "run.toml", "--step-ms", "200", "--parameters", "10000000", *rows)
     assert [(peer["up"], peer["down"], peer["step_s"]) for peer in found["peers"]] == [
-        (12_500_000, 12_500_000, 0.2), (2_500_000, 12_500_000, 0.25), (62_500, 625_000, 0.2)
-    ]  # fmt: skip
+        (12_500_000, 12_500_000, 0.2),
+        (2_500_000, 12_500_000, 0.25),
+        (62_500, 625_000, 0.2),
+    ]
     assert found["group"] == ["p0", "p1"]
 
 

@@ -61,21 +61,35 @@ INVITE = "atoll1:nonsense"
 
 def environment(home: Path, **changes: str) -> dict[str, str]:
     kept = {
-        name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "CI", "COLUMNS", "PYTHONUNBUFFERED")
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("NO_COLOR", "FORCE_COLOR", "CI", "COLUMNS", "PYTHONUNBUFFERED")
     }
     return {**kept, "ATOLL_HOME": str(home), "TERM": "xterm-256color", **changes}
 
 
 def atoll(home: Path, *argv: str, **changes: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
-        [*ATOLL, *argv], capture_output=True, timeout=100, env=environment(home, **changes), stdin=subprocess.DEVNULL, check=False
+        [*ATOLL, *argv],
+        capture_output=True,
+        timeout=100,
+        env=environment(home, **changes),
+        stdin=subprocess.DEVNULL,
+        check=False,
     )
 
 
 def on_a_terminal(home: Path, *argv: str, **changes: str) -> bytes:
     """What a command writes to a terminal (stdout and stderr together)."""
     master, slave = pty.openpty()
-    process = subprocess.Popen([*ATOLL, *argv], stdin=slave, stdout=slave, stderr=slave, env=environment(home, **changes), close_fds=True)
+    process = subprocess.Popen(
+        [*ATOLL, *argv],
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        env=environment(home, **changes),
+        close_fds=True,
+    )
     os.close(slave)
     written = b""
     try:
@@ -109,7 +123,12 @@ def on_a_terminal(home: Path, *argv: str, **changes: str) -> bytes:
 def test_what_light_commands_load(argv: tuple[str, ...], atoll_home: Path) -> None:
     code = f"import sys; from atoll.node.cli import run; run({argv!r}); print('LOADED', *(m for m in {HEAVY!r} if m in sys.modules))"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, env=environment(atoll_home), check=True
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=environment(atoll_home),
+        check=True,
     )
     assert done.stdout.rpartition("LOADED")[2].split() == []
 
@@ -117,7 +136,12 @@ def test_what_light_commands_load(argv: tuple[str, ...], atoll_home: Path) -> No
 def test_completion_of_words(atoll_home: Path) -> None:
     words = {"_ATOLL_COMPLETE": "bash_complete", "COMP_WORDS": "atoll in", "COMP_CWORD": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", COMPLETING], capture_output=True, text=True, timeout=100, env=environment(atoll_home, **words), check=True
+        [sys.executable, "-c", COMPLETING],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=environment(atoll_home, **words),
+        check=True,
     )
     assert done.stdout.split() == ["plain,init", "plain,invite", "[]"]
 
@@ -147,7 +171,9 @@ def test_traceback_with_vv(atoll_home: Path) -> None:
     assert b"Traceback" in atoll(atoll_home, "join", INVITE, "-vv").stderr
 
 
-@pytest.mark.parametrize("changes", [{"NO_COLOR": "1"}, {"TERM": "dumb"}, {"NO_COLOR": "1", "FORCE_COLOR": "1"}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{"NO_COLOR": "1"}, {"TERM": "dumb"}, {"NO_COLOR": "1", "FORCE_COLOR": "1"}], ids=str
+)
 def test_no_escape_bytes_where_none_are_wanted(changes: dict[str, str], atoll_home: Path) -> None:
     for argv in (("explain", "E110"), ("join", INVITE), ("ls",)):
         assert b"\x1b" not in on_a_terminal(atoll_home, *argv, **changes)
@@ -170,33 +196,66 @@ def test_width(atoll_home: Path) -> None:
 def test_a_reader_that_goes_away(atoll_home: Path) -> None:
     read, write = os.pipe()
     os.close(read)
-    done = subprocess.run([*ATOLL, "explain"], stdout=write, stderr=subprocess.PIPE, timeout=100, env=environment(atoll_home), check=False)
+    done = subprocess.run(
+        [*ATOLL, "explain"],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        timeout=100,
+        env=environment(atoll_home),
+        check=False,
+    )
     os.close(write)
     assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_a_stdout_that_takes_nothing_or_is_closed(atoll_home: Path) -> None:
-    for argv, status in ((("ls", "--json"), 73), (("ls",), 73), (("explain", "nonsense", "--json"), 2)):
+    for argv, status in (
+        (("ls", "--json"), 73),
+        (("ls",), 73),
+        (("explain", "nonsense", "--json"), 2),
+    ):
         with open("/dev/full", "wb") as full:
             done = subprocess.run(
-                [*ATOLL, *argv], stdout=full, stderr=subprocess.PIPE, timeout=100, env=environment(atoll_home), check=False
+                [*ATOLL, *argv],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                timeout=100,
+                env=environment(atoll_home),
+                check=False,
             )
         assert done.returncode == status
         assert done.stderr.startswith(b"E")
         assert b"Traceback" not in done.stderr
         assert b"E000" not in done.stderr
     closed = " ".join(["exec", *ATOLL, "explain", ">&-"])
-    done = subprocess.run(["sh", "-c", closed], stderr=subprocess.PIPE, timeout=100, env=environment(atoll_home), check=False)
+    done = subprocess.run(
+        ["sh", "-c", closed],
+        stderr=subprocess.PIPE,
+        timeout=100,
+        env=environment(atoll_home),
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_ctrl_c_while_asking(atoll_home: Path, tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", ASKING], capture_output=True, timeout=100, env=environment(atoll_home), check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", ASKING],
+        capture_output=True,
+        timeout=100,
+        env=environment(atoll_home),
+        check=False,
+    )
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"\nstopped\n")
 
 
 def test_first_ctrl_c_drains_the_child_and_the_second_kills_it(atoll_home: Path) -> None:
-    process = subprocess.Popen([sys.executable, "-c", STARTER, STUBBORN], stdout=subprocess.PIPE, text=True, env=environment(atoll_home))
+    process = subprocess.Popen(
+        [sys.executable, "-c", STARTER, STUBBORN],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(atoll_home),
+    )
     assert process.stdout is not None
     with process.stdout:
         assert process.stdout.readline() == "up\n"
@@ -208,7 +267,12 @@ def test_first_ctrl_c_drains_the_child_and_the_second_kills_it(atoll_home: Path)
 
 
 def test_a_closed_terminal_asks_the_child_to_end_however_often_it_is_told(atoll_home: Path) -> None:
-    process = subprocess.Popen([sys.executable, "-c", STARTER, STUBBORN], stdout=subprocess.PIPE, text=True, env=environment(atoll_home))
+    process = subprocess.Popen(
+        [sys.executable, "-c", STARTER, STUBBORN],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(atoll_home),
+    )
     assert process.stdout is not None
     with process.stdout:
         assert process.stdout.readline() == "up\n"
@@ -222,7 +286,12 @@ def test_a_closed_terminal_asks_the_child_to_end_however_often_it_is_told(atoll_
 
 def test_nohup_is_respected(atoll_home: Path) -> None:
     ignoring = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n" + STARTER
-    process = subprocess.Popen([sys.executable, "-c", ignoring, STUBBORN], stdout=subprocess.PIPE, text=True, env=environment(atoll_home))
+    process = subprocess.Popen(
+        [sys.executable, "-c", ignoring, STUBBORN],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(atoll_home),
+    )
     assert process.stdout is not None
     with process.stdout:
         assert process.stdout.readline() == "up\n"
@@ -234,22 +303,31 @@ def test_nohup_is_respected(atoll_home: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
-def test_a_script_of_ones_own_ends_with_whoever_started_it(number: signal.Signals, atoll_home: Path, tmp_path: Path) -> None:
+def test_a_script_of_ones_own_ends_with_whoever_started_it(
+    number: signal.Signals, atoll_home: Path, tmp_path: Path
+) -> None:
     (tmp_path / "mine.py").write_text(FOR_EVER)
     starter = STARTER.replace('"-c", sys.argv[1]', '"-m", "atoll.node.cli.run_script", sys.argv[1]')
     command = [sys.executable, "-c", starter, str(tmp_path / "mine.py")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment(atoll_home))
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment(atoll_home)
+    )
     assert process.stdout is not None
     with process.stdout:
         assert process.stdout.readline() == "up\n"
         process.send_signal(number)
-        assert process.stdout.read() == "end\n"  # up to the end of the last process that could write
+        assert (
+            process.stdout.read() == "end\n"
+        )  # up to the end of the last process that could write
         assert process.wait(60) == (-number if number == signal.SIGKILL else 128 + number)
 
 
 def test_the_child_sees_the_end_of_whoever_started_it(atoll_home: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", STARTER, UNTIL_STDIN_ENDS], stdout=subprocess.PIPE, text=True, env=environment(atoll_home)
+        [sys.executable, "-c", STARTER, UNTIL_STDIN_ENDS],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(atoll_home),
     )
     assert process.stdout is not None
     with process.stdout:
@@ -273,12 +351,29 @@ def test_the_child_sees_the_end_of_whoever_started_it(atoll_home: Path) -> None:
         ("raise RuntimeError('mine')", 1, "Traceback"),
     ],
 )
-def test_a_script_of_ones_own(body: str, status: int, words: str, atoll_home: Path, tmp_path: Path) -> None:
+def test_a_script_of_ones_own(
+    body: str, status: int, words: str, atoll_home: Path, tmp_path: Path
+) -> None:
     (tmp_path / "helper.py").write_text("x = 7")
     (tmp_path / "mine.py").write_text(f"import sys\n{body}\n")
-    command = [sys.executable, "-m", "atoll.node.cli.run_script", str(tmp_path / "mine.py"), "--a", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "atoll.node.cli.run_script",
+        str(tmp_path / "mine.py"),
+        "--a",
+        "1",
+    ]
     read, write = os.pipe()  # it ends with its stdin
-    done = subprocess.run(command, stdin=read, capture_output=True, text=True, timeout=100, env=environment(atoll_home), check=False)
+    done = subprocess.run(
+        command,
+        stdin=read,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=environment(atoll_home),
+        check=False,
+    )
     os.close(read)
     os.close(write)
     assert done.returncode == status

@@ -17,7 +17,9 @@ from atoll.collectives.errors import ConfigError
 
 BLOCKS = {"int8": 256, "int8_fp16": 256, "int4": 64}
 LEVELS = {"int8": 127, "int8_fp16": 127, "int4": 7}
-lengths = st.one_of(st.integers(1, 600), st.sampled_from([255, 256, 257, 511, 512, 513, 1024, 4099]))
+lengths = st.one_of(
+    st.integers(1, 600), st.sampled_from([255, 256, 257, 511, 512, 513, 1024, 4099])
+)
 LARGE = float(np.float32(1e30))
 finite = st.floats(-LARGE, LARGE, width=32).filter(lambda x: x == 0 or abs(x) > 1e-25)
 
@@ -39,7 +41,9 @@ def gaussian(n, seed=0):
 @st.composite
 def arrays(draw, elements=finite):
     n = draw(lengths)
-    return draw(hnp.arrays(np.float32, n, elements=elements, fill=st.nothing() if n < 50 else finite))
+    return draw(
+        hnp.arrays(np.float32, n, elements=elements, fill=st.nothing() if n < 50 else finite)
+    )
 
 
 @pytest.mark.parametrize("name", CODECS)
@@ -71,10 +75,15 @@ def test_error_of_every_value(name, x):
     if name in RESULTS:
         return two_levels(x, decoded(codec, wire).numpy(), reference.keep_of(name))
     if name in BLOCKS:
-        floor = np.abs(x).max() * (0 if name == "int8" else 2.0**-14)  # no scale is smaller than that share of the largest
+        floor = np.abs(x).max() * (
+            0 if name == "int8" else 2.0**-14
+        )  # no scale is smaller than that share of the largest
         for start in range(0, len(x), BLOCKS[name]):
             block = np.abs(x[start : start + BLOCKS[name]])
-            assert error[start : start + BLOCKS[name]].max() <= max(block.max(), floor) / LEVELS[name] * 0.51 + 1e-30
+            assert (
+                error[start : start + BLOCKS[name]].max()
+                <= max(block.max(), floor) / LEVELS[name] * 0.51 + 1e-30
+            )
     elif name == "codebook8":  # half a bucket, or the spread inside the outermost ones
         sigma = np.sqrt((x.astype(np.float64) ** 2).sum() / max(1, len(x) - 1))
         inside = np.abs(x) < 2.97 * sigma
@@ -82,7 +91,11 @@ def test_error_of_every_value(name, x):
         total = x.astype(np.float64).sum() - decoded(codec, wire).numpy().astype(np.float64).sum()
         assert abs(total) <= 1e-5 * len(x) * sigma + 1e-29  # the sum is kept
     else:
-        assert (error <= np.abs(x) * {"fp32": 0, "fp16": 2**-10, "bf16": 2**-8}[name] + (6e-5 if name == "fp16" else 0)).all()
+        assert (
+            error
+            <= np.abs(x) * {"fp32": 0, "fp16": 2**-10, "bf16": 2**-8}[name]
+            + (6e-5 if name == "fp16" else 0)
+        ).all()
 
 
 def two_levels(x, y, keep):
@@ -96,11 +109,19 @@ def two_levels(x, y, keep):
         values, found = values[order[:kept]], found[order[:kept]]
         assert (found * values >= 0).all()
         assert len(set(np.abs(found))) <= 2
-        assert abs(np.abs(found).sum() - np.abs(values).sum()) <= kept * 2**-19 * np.abs(values).max() + 1e-35
+        assert (
+            abs(np.abs(found).sum() - np.abs(values).sum())
+            <= kept * 2**-19 * np.abs(values).max() + 1e-35
+        )
 
 
 @pytest.mark.parametrize("name", CODECS)
-@given(data=st.data(), n=lengths, count=st.integers(1, 5), divisor=st.sampled_from([1.0, 3.0, 8.0, 11.0]))
+@given(
+    data=st.data(),
+    n=lengths,
+    count=st.integers(1, 5),
+    divisor=st.sampled_from([1.0, 3.0, 8.0, 11.0]),
+)
 @settings(max_examples=25)
 def test_accumulate_and_weighted_mean(name, data, n, count, divisor):
     codec = get_codec(name)
@@ -123,7 +144,11 @@ def test_accumulate_and_weighted_mean(name, data, n, count, divisor):
 
 
 @pytest.mark.parametrize("name", CODECS)
-@given(n=lengths, bad=st.sampled_from([float("nan"), float("inf"), float("-inf")]), where=st.integers(0, 1 << 20))
+@given(
+    n=lengths,
+    bad=st.sampled_from([float("nan"), float("inf"), float("-inf")]),
+    where=st.integers(0, 1 << 20),
+)
 @settings(max_examples=25)
 def test_not_finite_is_always_noticed(name, n, bad, where):
     codec = get_codec(name)
@@ -174,7 +199,9 @@ def test_zeros_denormals_and_outliers(name):
     x[0] = 1e4
     wire = fresh(codec, 512)
     codec.encode(x, wire)
-    assert (decoded(codec, wire)[256:] - x[256:]).abs().max() < 2.6 / LEVELS[name]  # the other blocks do not notice
+    assert (decoded(codec, wire)[256:] - x[256:]).abs().max() < 2.6 / LEVELS[
+        name
+    ]  # the other blocks do not notice
 
 
 def result_error(name, peers, n, outliers):
@@ -193,10 +220,20 @@ def result_error(name, peers, n, outliers):
     return ((decoded(codec.results, out) - mean)[~large].norm() / mean[~large].norm()).item()
 
 
-@pytest.mark.parametrize(("name", "limit"), [
-    ("fp32", 1e-6), ("fp16", 4e-4), ("bf16", 2.5e-3), ("int8", 1.1e-2), ("int8_fp16", 1.1e-2), ("codebook8", 2.5e-2), ("int4", 0.17),
-    ("stat2", 0.4), ("sparse256", 0.9),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [
+        ("fp32", 1e-6),
+        ("fp16", 4e-4),
+        ("bf16", 2.5e-3),
+        ("int8", 1.1e-2),
+        ("int8_fp16", 1.1e-2),
+        ("codebook8", 2.5e-2),
+        ("int4", 0.17),
+        ("stat2", 0.4),
+        ("sparse256", 0.9),
+    ],
+)
 def test_error_of_a_result(name, limit):
     n = 1 << 20
     few, many = result_error(name, 2, n, 0), result_error(name, 8, n, 0)
@@ -204,7 +241,9 @@ def test_error_of_a_result(name, limit):
     if name != "fp32":
         assert many <= 1.1 * few  # one encoding up and one down, whatever the number of peers
     if name in ("int8", "int8_fp16"):
-        assert result_error(name, 8, n, 8) <= 1.3e-2  # the other values, beside an outlier a million
+        assert (
+            result_error(name, 8, n, 8) <= 1.3e-2
+        )  # the other values, beside an outlier a million
 
 
 @pytest.mark.parametrize("name", CODECS)
@@ -213,24 +252,29 @@ def test_length(name):
     assert codec.wire_bytes(n) / n == pytest.approx(BYTES_PER_VALUE[name], rel=1e-4)
 
 
-@pytest.mark.parametrize(("name", "digest"), [
-    ("fp32", "c0ce004e146743d6"),
-    ("fp16", "9a73010a0d64f652"),
-    ("bf16", "ea5eee729f461512"),
-    ("int8", "81cbe16cf361e1de"),
-    ("int8_fp16", "cda6b5d95382760f"),
-    ("int4", "dbaed639c2ecfe58"),
-    ("codebook8", "042b6a11a65c30c1"),
-    ("stat2", "ed897190cc9df3c6"),
-    ("sparse32", "c08fe02846410a42"),
-    ("sparse64", "26dd196d638c0662"),
-    ("sparse128", "d4c7a8ca0a8b5241"),
-    ("sparse256", "ca23bcd4367c9fa3"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "digest"),
+    [
+        ("fp32", "c0ce004e146743d6"),
+        ("fp16", "9a73010a0d64f652"),
+        ("bf16", "ea5eee729f461512"),
+        ("int8", "81cbe16cf361e1de"),
+        ("int8_fp16", "cda6b5d95382760f"),
+        ("int4", "dbaed639c2ecfe58"),
+        ("codebook8", "042b6a11a65c30c1"),
+        ("stat2", "ed897190cc9df3c6"),
+        ("sparse32", "c08fe02846410a42"),
+        ("sparse64", "26dd196d638c0662"),
+        ("sparse128", "d4c7a8ca0a8b5241"),
+        ("sparse256", "ca23bcd4367c9fa3"),
+    ],
+)
 def test_a_format_never_changes_under_its_name(name, digest):
     """If this fails, old and new members of a run no longer understand each other: give the new format a new name."""
     codec, n = get_codec(name), 5_001
-    x = torch.from_numpy(((np.arange(n) * 7919 % 20_011 - 10_000) / 3000).astype(np.float32))  # the same everywhere
+    x = torch.from_numpy(
+        ((np.arange(n) * 7919 % 20_011 - 10_000) / 3000).astype(np.float32)
+    )  # the same everywhere
     x[100] = 300
     wire = fresh(codec, n)
     assert codec.encode(x, wire)
@@ -259,7 +303,10 @@ def test_a_gpu_makes_the_same_bits(name, n):
     x[::1000] *= 100
     x[: n // 8] = 0
     both = (codec, codec.results)
-    here, there = fresh(codec, n), [torch.zeros(made.wire_bytes(n), dtype=torch.uint8, device="cuda") for made in both]
+    here, there = (
+        fresh(codec, n),
+        [torch.zeros(made.wire_bytes(n), dtype=torch.uint8, device="cuda") for made in both],
+    )
     wires = [made.wire(data, n) for made, data in zip(both, there, strict=True)]
     assert codec.encode(x, here)
     assert codec.encode(x.cuda(), wires[0])
@@ -275,7 +322,10 @@ def test_a_gpu_makes_the_same_bits(name, n):
 
 
 def test_chunks_are_shorter_where_a_vector_has_few():
-    lengths = {numel: chunk_elements("int8", numel) for numel in (1_000, 4_000_000, 1 << 23, 1 << 24, 25_000_000, 100_000_000)}
+    lengths = {
+        numel: chunk_elements("int8", numel)
+        for numel in (1_000, 4_000_000, 1 << 23, 1 << 24, 25_000_000, 100_000_000)
+    }
     assert list(lengths.values()) == [16_384, 16_384, 65_536, 262_144, 262_144, 262_144]
     assert chunk_elements("fp32", 25_000_000) == 262_144
     assert chunk_elements("codebook8", 1_000) == 131_072

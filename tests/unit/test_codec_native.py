@@ -35,27 +35,42 @@ def codecs(request: pytest.FixtureRequest, library: Kernels) -> tuple[Codec, Cod
     """A codec with the compiled kernels, and without."""
     name, results = request.param, get_codec("int4")
     if name == "stat2":
-        return LevelsCodec(name, results, compiled=library), LevelsCodec(name, results, compiled=None)
+        return LevelsCodec(name, results, compiled=library), LevelsCodec(
+            name, results, compiled=None
+        )
     if name.startswith("sparse"):
         keep = int(name.removeprefix("sparse"))
-        return SparseCodec(name, keep, results, compiled=library), SparseCodec(name, keep, results, compiled=None)
+        return SparseCodec(name, keep, results, compiled=library), SparseCodec(
+            name, keep, results, compiled=None
+        )
     if request.param == "fp32":
-        return FloatCodec("fp32", torch.float32, compiled=library), FloatCodec("fp32", torch.float32, compiled=None)
+        return FloatCodec("fp32", torch.float32, compiled=library), FloatCodec(
+            "fp32", torch.float32, compiled=None
+        )
     return BlockCodec("int8", BLOCK, compiled=library), BlockCodec("int8", BLOCK, compiled=None)
 
 
 def wires(codec: Codec, elements: int, count: int) -> list[Wire]:
     """Buffers of bytes that must all be overwritten."""
-    return [codec.wire(memoryview(bytearray(b"\x55" * codec.wire_bytes(elements))), elements) for _ in range(count)]
+    return [
+        codec.wire(memoryview(bytearray(b"\x55" * codec.wire_bytes(elements))), elements)
+        for _ in range(count)
+    ]
 
 
 @pytest.mark.parametrize("magnitude", [0.0, 1e-42, 1e-38, 1e-20, 1.0, 1e30, "halves"])
 def test_the_bits_are_those_of_torch(codecs: tuple[Codec, Codec], magnitude: float | str) -> None:
     generator = torch.Generator().manual_seed(7)
     for elements in LENGTHS:
-        vectors = [torch.randn(elements, generator=generator) * (magnitude if isinstance(magnitude, float) else 1.0) for _ in range(4)]
+        vectors = [
+            torch.randn(elements, generator=generator)
+            * (magnitude if isinstance(magnitude, float) else 1.0)
+            for _ in range(4)
+        ]
         if magnitude == "halves":  # scale 1, and values halfway between two integers
-            vectors = [torch.randint(-253, 254, (elements,), generator=generator) / 2 for _ in range(4)]
+            vectors = [
+                torch.randint(-253, 254, (elements,), generator=generator) / 2 for _ in range(4)
+            ]
             for vector in vectors:
                 vector[::BLOCK] = 127.0
         found: list[list[bytes]] = []
@@ -82,7 +97,11 @@ def test_the_bits_are_those_of_torch(codecs: tuple[Codec, Codec], magnitude: flo
 def test_what_cannot_be_encoded_is_found(codecs: tuple[Codec, Codec], bad: float) -> None:
     for codec in codecs:
         for place in (0, 300, 999):
-            vector, (wire,), (out,) = torch.randn(1000), wires(codec, 1000, 1), wires(codec.results, 1000, 1)
+            vector, (wire,), (out,) = (
+                torch.randn(1000),
+                wires(codec, 1000, 1),
+                wires(codec.results, 1000, 1),
+            )
             assert codec.encode(vector, wire)
             assert codec.finite(wire)
             vector[place] = bad
@@ -102,7 +121,9 @@ def test_a_mean_beyond_the_range_is_found(codecs: tuple[Codec, Codec]) -> None:
 
 @pytest.mark.parametrize("codecs", ["int8", "fp32"], indirect=True)
 @pytest.mark.parametrize("elements", [256, 257, 1001])
-def test_chunks_that_lie_one_after_another_are_one_step_with_the_same_bytes(codecs: tuple[Codec, Codec], elements: int) -> None:
+def test_chunks_that_lie_one_after_another_are_one_step_with_the_same_bytes(
+    codecs: tuple[Codec, Codec], elements: int
+) -> None:
     compiled, plain = codecs
     assert isinstance(compiled, BlockCodec | FloatCodec)
     assert isinstance(plain, BlockCodec | FloatCodec)
@@ -125,9 +146,13 @@ def test_chunks_that_lie_one_after_another_are_one_step_with_the_same_bytes(code
 
 
 @pytest.mark.parametrize(
-    "library", [b"garbage", Path(str(OTHER and OTHER.origin)).read_bytes()], ids=["of another machine", "of an older source"]
+    "library",
+    [b"garbage", Path(str(OTHER and OTHER.origin)).read_bytes()],
+    ids=["of another machine", "of an older source"],
 )
-def test_a_library_that_does_not_fit_is_left_out_and_said(library: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_library_that_does_not_fit_is_left_out_and_said(
+    library: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     assert load(tmp_path) is None
     assert caplog.messages == []  # installed without a compiler
     path = tmp_path / f"_native{EXTENSION_SUFFIXES[0]}"

@@ -12,7 +12,9 @@ from atoll.collectives.compass import Compass, Decision
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.identifiers import PeerId
 
-SPEEDS = {PeerId(name): speed for name, speed in zip("abcde", (1.0, 1.5, 2.0, 4.0, 5.0), strict=True)}
+SPEEDS = {
+    PeerId(name): speed for name, speed in zip("abcde", (1.0, 1.5, 2.0, 4.0, 5.0), strict=True)
+}
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 
 
@@ -21,7 +23,11 @@ def orders(decisions: list[Decision[str]]) -> dict[PeerId, int]:
 
 
 def merged(decisions: list[Decision[str]]) -> list[list[tuple[str, int]]]:
-    return [[(part.work, part.staleness) for part in decision.parts] for decision in decisions if decision.parts]
+    return [
+        [(part.work, part.staleness) for part in decision.parts]
+        for decision in decisions
+        if decision.parts
+    ]
 
 
 class Swarm:
@@ -33,7 +39,9 @@ class Swarm:
         self.due: list[tuple[float, PeerId, str]] = []
         self.sent: list[str] = []
         self.counted: Counter[str] = Counter()
-        self.merges: list[tuple[float, list[tuple[PeerId, float]]]] = []  # when, and who had come when
+        self.merges: list[
+            tuple[float, list[tuple[PeerId, float]]]
+        ] = []  # when, and who had come when
         self.came: dict[PeerId, float] = {}
         self.arrival: dict[str, float] = {}
         self.waited = self.worked = self.now = 0.0
@@ -45,7 +53,9 @@ class Swarm:
             assert all(part.staleness >= 0 for part in decision.parts)
             self.counted.update(part.work for part in decision.parts)
             if decision.parts:
-                self.merges.append((self.now, [(part.peer, self.arrival[part.work]) for part in decision.parts]))
+                self.merges.append(
+                    (self.now, [(part.peer, self.arrival[part.work]) for part in decision.parts])
+                )
             for peer, steps in decision.orders:
                 assert 20 <= steps <= 100
                 self.waited += self.now - self.came.pop(peer, self.now)
@@ -126,7 +136,9 @@ def test_who_is_late_counts_in_the_next_merge_and_gets_the_anchor_at_once() -> N
     late = compass.arrived(B, "b2", 260.0)
     assert (merged(late), list(orders(late))) == ([], [B])
     assert merged(compass.arrived(A, "a3", 350.0)) == []  # b has joined its group
-    assert merged(compass.arrived(B, "b3", compass.due or 0.0)) == [[("a3", 0), ("b3", 0), ("b2", 1)]]
+    assert merged(compass.arrived(B, "b3", compass.due or 0.0)) == [
+        [("a3", 0), ("b3", 0), ("b2", 1)]
+    ]
 
 
 def test_two_late_contributions_of_one_member_both_count() -> None:
@@ -165,6 +177,12 @@ def test_a_first_turn_may_be_short() -> None:
 
 
 def test_values_that_make_no_schedule_are_refused() -> None:
-    for wrong in ({"least": 0}, {"least": 30, "most": 20}, {"slack": 0.9}, {"keep": 0.0}, {"first": 101}):
+    for wrong in (
+        {"least": 0},
+        {"least": 30, "most": 20},
+        {"slack": 0.9},
+        {"keep": 0.0},
+        {"first": 101},
+    ):
         with pytest.raises(ConfigError):
             Compass(**wrong)  # type: ignore[arg-type]

@@ -22,7 +22,10 @@ def play(*readings: tuple[int, int], rtt_s: float = 0.06) -> list[bool]:
     [
         (((500, 5), (500, 5), (500, 5)), [False, True, False]),  # random loss: said once
         (((500, 100), (500, 0), (500, 5)), [False, False, False]),  # a queue that was full once
-        (((500, 2), (500, 0), (500, 2), (500, 1)), [False, False, False, True]),  # a few, but all the time
+        (
+            ((500, 2), (500, 0), (500, 2), (500, 1)),
+            [False, False, False, True],
+        ),  # a few, but all the time
         (((500, 2), *[(500, 0)] * 3) * 4, [False] * 16),  # a queue that runs over now and then
         (((50_000, 15),) * 9, [False] * 9),  # the same on a fast link
         (((100, 5),) * 9, [False] * 7 + [True, False]),  # little by little: judged by the stretch
@@ -40,13 +43,18 @@ def test_a_deep_queue() -> None:
 @pytest.mark.parametrize(
     ("readings", "found"),
     [
-        (((473, 86), (726, 5), (455, 211), (500, 0)), [False] * 4),  # recorded on a link with a queue of 100 ms: it ran over twice in a row
+        (
+            ((473, 86), (726, 5), (455, 211), (500, 0)),
+            [False] * 4,
+        ),  # recorded on a link with a queue of 100 ms: it ran over twice in a row
         (((427, 29), (442, 9), (500, 0)), [False] * 3),  # the same
         (((500, 5),) * 5, [False, False, False, True, False]),  # a queue of others, and random loss
         (((500, 1),) * 7, [False] * 5 + [True, False]),
     ],
 )
-def test_losses_with_a_queue_on_the_way_count_half(readings: tuple[tuple[int, int], ...], found: list[bool]) -> None:
+def test_losses_with_a_queue_on_the_way_count_half(
+    readings: tuple[tuple[int, int], ...], found: list[bool]
+) -> None:
     assert play(*readings, rtt_s=0.151) == found
 
 

@@ -48,7 +48,9 @@ def local(count: int, subject: int) -> Callable[[Callable[[c.SwarmCase], None], 
             assert isinstance(member, LocalMember)
             if member.index == subject:
                 try:
-                    clause(c.SwarmCase(member, hold=lambda _: None, alone=count == 1))  # nothing is decided before somebody waits
+                    clause(
+                        c.SwarmCase(member, hold=lambda _: None, alone=count == 1)
+                    )  # nothing is decided before somebody waits
                 finally:
                     ended.append(member.peer)
             else:
@@ -89,7 +91,11 @@ SWARMS = {
 
 @pytest.mark.parametrize("clause", c.SWARM, ids=lambda clause: clause.__name__)
 @pytest.mark.parametrize("play", SWARMS.values(), ids=SWARMS)
-def test_swarm(play: Callable[[Callable[[c.SwarmCase], None], Path], None], clause: Callable[[c.SwarmCase], None], tmp_path: Path) -> None:
+def test_swarm(
+    play: Callable[[Callable[[c.SwarmCase], None], Path], None],
+    clause: Callable[[c.SwarmCase], None],
+    tmp_path: Path,
+) -> None:
     play(clause, tmp_path)
 
 
@@ -103,7 +109,9 @@ def test_a_late_caller_of_an_operation_is_given_what_the_others_reduced() -> Non
         c.contributed(member, c.DELTA)
         while len(member.members()) < 2 or (member.index == 1 and 0 not in kept):
             member.sleep(0.5)
-        outcome = member.all_reduce(flats[member.index], weight=1, op_id="mean", deadline_s=60.0).wait()
+        outcome = member.all_reduce(
+            flats[member.index], weight=1, op_id="mean", deadline_s=60.0
+        ).wait()
         assert (outcome.status, outcome.contributors) == ("committed", (Share(PeerId("p0"), 1),))
         assert outcome.counted == (member.index == 0)
         kept[member.index] = c.bits(flats[member.index])
@@ -158,7 +166,9 @@ JOURNALS = {"memory": in_memory, "killed": on_disk(killed=True), "closed": on_di
 @pytest.mark.parametrize("clause", c.JOURNAL, ids=lambda clause: clause.__name__)
 @pytest.mark.parametrize("play", JOURNALS.values(), ids=JOURNALS)
 def test_journal(
-    play: Callable[[Callable[[c.JournalCase], None], Path], None], clause: Callable[[c.JournalCase], None], tmp_path: Path
+    play: Callable[[Callable[[c.JournalCase], None], Path], None],
+    clause: Callable[[c.JournalCase], None],
+    tmp_path: Path,
 ) -> None:
     play(clause, tmp_path)
 
@@ -190,7 +200,13 @@ def run_files(*, killed: bool) -> Callable[[Callable[[c.StorageCase], None], Pat
             if lives and not killed:
                 lives.pop().close()
             files = RunFiles(
-                folder, run_id="run", outer=c.SETTINGS.outer, slots=PlainSlots, trouble=troubles.append, me="p1", organiser="p0"
+                folder,
+                run_id="run",
+                outer=c.SETTINGS.outer,
+                slots=PlainSlots,
+                trouble=troubles.append,
+                me="p1",
+                organiser="p0",
             )
             lives.append(files)
             return files
@@ -206,13 +222,19 @@ def run_files(*, killed: bool) -> Callable[[Callable[[c.StorageCase], None], Pat
     return play
 
 
-STORAGES = {"memory": memory_storage, "killed": run_files(killed=True), "closed": run_files(killed=False)}
+STORAGES = {
+    "memory": memory_storage,
+    "killed": run_files(killed=True),
+    "closed": run_files(killed=False),
+}
 
 
 @pytest.mark.parametrize("clause", c.STORAGE, ids=lambda clause: clause.__name__)
 @pytest.mark.parametrize("play", STORAGES.values(), ids=STORAGES)
 def test_storage(
-    play: Callable[[Callable[[c.StorageCase], None], Path], None], clause: Callable[[c.StorageCase], None], tmp_path: Path
+    play: Callable[[Callable[[c.StorageCase], None], Path], None],
+    clause: Callable[[c.StorageCase], None],
+    tmp_path: Path,
 ) -> None:
     play(clause, tmp_path)
 
@@ -257,7 +279,9 @@ PLANES = {"exchange": direct, "engine": through_the_engine}
 
 @pytest.mark.parametrize("clause", c.DATA_PLANE, ids=lambda clause: clause.__name__)
 @pytest.mark.parametrize("play", PLANES.values(), ids=PLANES)
-def test_data_plane(play: Callable[[Callable[[c.PlaneCase], None]], None], clause: Callable[[c.PlaneCase], None]) -> None:
+def test_data_plane(
+    play: Callable[[Callable[[c.PlaneCase], None]], None], clause: Callable[[c.PlaneCase], None]
+) -> None:
     play(clause)
 
 
@@ -268,7 +292,11 @@ def test_exchange_and_engine_give_the_same_bytes() -> None:
         plane, flat = c.plane_opened(case, "int8")
         plane.freeze("run", 1, c.CID, flat)
         plane.execute(c.plan_of(case.me, "int8"), [case.me])
-        results.extend((event.digests, bytes(event.data)) for event in c.events(case) if isinstance(event, ResultComplete))
+        results.extend(
+            (event.digests, bytes(event.data))
+            for event in c.events(case)
+            if isinstance(event, ResultComplete)
+        )
 
     for play in PLANES.values():
         play(clause)

@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.collectives import errors
-from atoll.collectives.errors import AtollError, ConfigError, LocalProtocolError, MisbehaviourError, PeerLostError, RemoteProtocolError
+from atoll.collectives.errors import (
+    AtollError,
+    ConfigError,
+    LocalProtocolError,
+    MisbehaviourError,
+    PeerLostError,
+    RemoteProtocolError,
+)
 from atoll.collectives.group import Member
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.layout import make_layout
@@ -54,7 +61,9 @@ REQUESTS = [
     p.ReduceCancel(19, "op"),
     p.ReduceClose(20, "op"),
 ]
-OUTCOME = Outcome("committed", 3, (Share(PeerId("a"), 5),), True, (PeerId("b"),), 10, 11, 0.5, "why")
+OUTCOME = Outcome(
+    "committed", 3, (Share(PeerId("a"), 5),), True, (PeerId("b"),), 10, 11, 0.5, "why"
+)
 ANSWERS = [
     p.Welcome(1, 1, 99, PeerId("me"), True, 98),
     p.Done(2),
@@ -63,7 +72,9 @@ ANSWERS = [
     p.Joined(4, p.RunInfo(RUN, "tide", PeerId("me"), RunSettings(rounds=7), 3)),
     p.Opened(5, 16, True, 5),
     p.Leased(6, 2, 41, "ab"),
-    p.MemberList(7, (PeerView(PeerId("me"), 3, True, "self"),), Spent(1.0, None, 0.5, 1e-5, 8.0, 2, 14)),
+    p.MemberList(
+        7, (PeerView(PeerId("me"), 3, True, "self"),), Spent(1.0, None, 0.5, 1e-5, 8.0, 2, 14)
+    ),
     p.TallyList(24, (Tally(2, 1, ((Member(PeerId("me"), 0), 5),), (Member(PeerId("me"), 0),)),)),
     p.BufferOpened(9, 3),
     p.ReduceOpened(8, 3, "bits", 65_536, 12, (PeerId("a"), PeerId("b"))),
@@ -80,7 +91,11 @@ ANSWERS = [
 
 def test_every_message_is_tried() -> None:
     kinds = {
-        kind for kind in vars(p).values() if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__struct_config__.tag
+        kind
+        for kind in vars(p).values()
+        if isinstance(kind, type)
+        and issubclass(kind, msgspec.Struct)
+        and kind.__struct_config__.tag
     }
     assert kinds == {type(message) for message in (*REQUESTS, *ANSWERS)}
 
@@ -127,7 +142,14 @@ def test_oversized_frames_are_refused_by_their_length(size: int) -> None:
         {"type": "hello", "id": -1, "versions": [1], "pid": 1},
         *(
             {"type": "reduce_open", "id": 1, "call": {"op_id": "a", **wrong}, "numel": 5}
-            for wrong in ({"weight": -1}, {"deadline_s": -1.0}, {"tag": "A/B"}, {"tag": "x" * 17}, {"op_id": ""}, {"more": 1})
+            for wrong in (
+                {"weight": -1},
+                {"deadline_s": -1.0},
+                {"tag": "A/B"},
+                {"tag": "x" * 17},
+                {"op_id": ""},
+                {"more": 1},
+            )
         ),
         {"type": "reduce_open", "id": 1, "call": {"op_id": "a"}, "numel": 0},
         {"type": "open", "id": 1, "run_id": RUN, "layout": [[["w", [1] * 9, 0]], 1]},
@@ -158,13 +180,27 @@ def test_too_large_a_message_is_not_sent() -> None:
         p.frame(p.Document(1, {"x": "y" * p.MAX_FRAME_BYTES}))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, AtollError)])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, AtollError)
+    ],
+)
 def test_every_error_crosses_with_its_class(kind: type[AtollError]) -> None:
     made = kind("what", peer="someone") if issubclass(kind, MisbehaviourError) else kind("what")
     made.code, made.why, made.hint, made.exit_code, made.retryable = "E999", "why", "hint", 42, True
     got = error_of(failure(7, made))
     assert type(got) is kind
-    assert (got.message, got.code, got.why, got.hint, got.exit_code, got.retryable) == ("what", "E999", "why", "hint", 42, True)
+    assert (got.message, got.code, got.why, got.hint, got.exit_code, got.retryable) == (
+        "what",
+        "E999",
+        "why",
+        "hint",
+        42,
+        True,
+    )
     assert got.__notes__ == ["why", "hint", "More: atoll explain E999"]
 
 
@@ -176,4 +212,7 @@ def test_the_fields_of_errors_cross() -> None:
     assert isinstance(peer, PeerLostError)
     assert peer.peer == "someone"
     assert type(error_of(p.Failure(1, "FromTheFuture", "E777", "what"))) is AtollError
-    assert len(p.frame(failure(0, AtollError("x" * 2_000_000, why="y" * 2_000_000)))) < p.MAX_FRAME_BYTES
+    assert (
+        len(p.frame(failure(0, AtollError("x" * 2_000_000, why="y" * 2_000_000))))
+        < p.MAX_FRAME_BYTES
+    )

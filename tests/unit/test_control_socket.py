@@ -104,7 +104,12 @@ def test_found_contribute_commit(node: Node, swarm: RunSwarm) -> None:
 
     pending = swarm.contribute(samples=8, write=all_of(0.25))
     outcome = pending.wait(60)
-    assert (outcome.status, outcome.round, outcome.counted, outcome.contributors) == ("committed", 1, True, (Share(PEER, 8),))
+    assert (outcome.status, outcome.round, outcome.counted, outcome.contributors) == (
+        "committed",
+        1,
+        True,
+        (Share(PEER, 8),),
+    )
     assert pending.done()
     assert pending.wait(0) == outcome
 
@@ -139,7 +144,12 @@ def test_the_late_outcome(node: Node, swarm: RunSwarm) -> None:
     node.service.run.hold = True
     pending = swarm.contribute(samples=1, write=fill(0.0))
     early = pending.wait(0.01)
-    assert (early.status, early.round, early.counted, early.reason) == ("open", 1, False, "not decided yet")
+    assert (early.status, early.round, early.counted, early.reason) == (
+        "open",
+        1,
+        False,
+        "not decided yet",
+    )
     assert not pending.done()
     with pytest.raises(LocalProtocolError, match="undecided"):
         swarm.contribute(samples=1, write=lambda out: pytest.fail("written while frozen"))
@@ -182,13 +192,17 @@ def test_all_reduce(node: Node, swarm: RunSwarm) -> None:
 
 
 @pytest.mark.parametrize("decided", [True, False])
-def test_operations_whose_handles_are_dropped_leave_nothing_behind(node: Node, swarm: RunSwarm, decided: bool) -> None:
+def test_operations_whose_handles_are_dropped_leave_nothing_behind(
+    node: Node, swarm: RunSwarm, decided: bool
+) -> None:
     swarm.open(LAYOUT, fill(0.0))
     node.service.run.hold = not decided
     for number in range(20):
         handle = swarm.all_reduce(torch.ones(5), op_id=f"dropped {number}")
         if number % 2:
-            assert handle.wait(0.0 if not decided else 60).status == ("committed" if decided else "open")
+            assert handle.wait(0.0 if not decided else 60).status == (
+                "committed" if decided else "open"
+            )
         del handle
     node.service.run.hold = False
     flat, held = torch.ones(5), swarm.all_reduce(torch.ones(5), op_id="held")
@@ -210,7 +224,9 @@ def test_report_leave_and_reopen(node: Node, swarm: RunSwarm) -> None:
     assert session.left
     assert session.metrics["step"] == 3.0
     assert session.metrics["loss"] == 2.0
-    assert len(session.metrics) == 3 + 63  # the first report went out at once; of the rest 64 names were kept, one of them known
+    assert (
+        len(session.metrics) == 3 + 63
+    )  # the first report went out at once; of the rest 64 names were kept, one of them known
     swarm.open(LAYOUT, fill(5.0)).release()  # open again: the newest anchor
     with pytest.raises(LocalProtocolError, match="another model"):
         swarm.open(make_layout([("w", (2,))]), fill(0.0))
@@ -329,7 +345,11 @@ def test_the_node_is_lost_and_comes_back(tmp_path: Path) -> None:
         assert "connection to the node is gone" in waited.reason
         assert not lost.done()
         assert torch.equal(read(base), torch.arange(N) + 0.0)
-        for call in (swarm.anchor, lambda: swarm.open(LAYOUT, fill(0.0)), lambda: swarm.contribute(samples=1, write=fill(0.0))):
+        for call in (
+            swarm.anchor,
+            lambda: swarm.open(LAYOUT, fill(0.0)),
+            lambda: swarm.contribute(samples=1, write=fill(0.0)),
+        ):
             with pytest.raises(SwarmClosedError) as closed:
                 call()
             assert closed.value.code == "E160"
@@ -390,7 +410,9 @@ def test_a_run_that_lost_everything_is_founded_again(tmp_path: Path) -> None:
     node.stop()
 
 
-def test_a_frozen_node_is_taken_for_lost(node: Node, swarm: RunSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frozen_node_is_taken_for_lost(
+    node: Node, swarm: RunSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("atoll.node.client.swarm.ANSWER_S", 0.2)
     base = swarm.open(LAYOUT, fill(3.0))
     thaw = threading.Event()
@@ -406,7 +428,9 @@ def test_a_frozen_node_is_taken_for_lost(node: Node, swarm: RunSwarm, monkeypatc
         time.sleep(0.01)
     assert pending.wait().counted  # the node had it after all
     assert swarm.reattached == 1
-    assert torch.equal(read(base), torch.arange(N) + 3.0)  # what was leased over the old connection is not written
+    assert torch.equal(
+        read(base), torch.arange(N) + 3.0
+    )  # what was leased over the old connection is not written
     base.release()
     monkeypatch.undo()
     for _ in range(4):
@@ -420,7 +444,9 @@ def test_close_while_the_node_is_sought(node: Node, swarm: RunSwarm) -> None:
     with pytest.raises(SwarmClosedError):
         swarm.anchor()
     swarm.close()
-    assert [thread.name for thread in threading.enumerate() if thread.name == "atoll-reattach"] == []
+    assert [
+        thread.name for thread in threading.enumerate() if thread.name == "atoll-reattach"
+    ] == []
 
 
 def test_the_node_says_why_it_ends(node: Node, swarm: RunSwarm) -> None:
@@ -443,7 +469,10 @@ def test_a_forked_child_holds_nothing(node: Node, swarm: RunSwarm) -> None:
                 said = "no error"
             except SwarmClosedError as error:
                 said = error.message
-            os.write(write_end, f"{said}|{swarm._at.link._socket.fileno() if swarm._at else None}".encode())
+            os.write(
+                write_end,
+                f"{said}|{swarm._at.link._socket.fileno() if swarm._at else None}".encode(),
+            )
         finally:
             os._exit(0)
     os.waitpid(pid, 0)
@@ -451,7 +480,9 @@ def test_a_forked_child_holds_nothing(node: Node, swarm: RunSwarm) -> None:
     with os.fdopen(read_end) as pipe:
         said = pipe.read()
     assert said == f"this swarm belongs to process {os.getpid()}, not to its forked child {pid}|-1"
-    assert swarm.contribute(samples=1, write=fill(0.0)).wait(60).counted  # the parent's connection is unharmed
+    assert (
+        swarm.contribute(samples=1, write=fill(0.0)).wait(60).counted
+    )  # the parent's connection is unharmed
 
 
 def test_progress_lines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -469,7 +500,12 @@ def test_progress_lines(capsys: pytest.CaptureFixture[str]) -> None:
         lines(stage, done, total)
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.splitlines() == ["atoll: finding", "atoll: state 0%", "atoll: state 44%", "atoll: ready 100%"]
+    assert said.err.splitlines() == [
+        "atoll: finding",
+        "atoll: state 0%",
+        "atoll: state 44%",
+        "atoll: ready 100%",
+    ]
 
 
 def test_the_other_end_must_be_ours() -> None:
@@ -480,7 +516,11 @@ def test_the_other_end_must_be_ours() -> None:
 
     class Foreign:
         def getsockopt(self, level: int, optname: int, buflen: int, /) -> bytes:
-            return struct.pack("3i", 1, os.geteuid() + 1, 1) if sys.platform == "linux" else struct.pack("=II", 0, os.geteuid() + 1)
+            return (
+                struct.pack("3i", 1, os.geteuid() + 1, 1)
+                if sys.platform == "linux"
+                else struct.pack("=II", 0, os.geteuid() + 1)
+            )
 
     with pytest.raises(NotAdmittedError, match="belongs to user"):
         check_peer(Foreign())
@@ -603,7 +643,9 @@ HELLO = p.frame(p.Hello(1, (1,), 5))
         (os.urandom(100_000), "E141"),
     ],
 )
-def test_garbage_ends_only_its_own_connection(node: Node, swarm: RunSwarm, data: bytes, code: str) -> None:
+def test_garbage_ends_only_its_own_connection(
+    node: Node, swarm: RunSwarm, data: bytes, code: str
+) -> None:
     swarm.open(LAYOUT, fill(0.0)).release()
     answers = talk(node, data)
     if answers:  # a reset may eat them
@@ -615,7 +657,14 @@ def test_garbage_ends_only_its_own_connection(node: Node, swarm: RunSwarm, data:
 
 def test_out_of_place_requests_are_refused_one_by_one(node: Node) -> None:
     link = Link.connect(node.paths.control_socket)
-    for make in (p.Lease, p.Found, p.Members, p.Depart, lambda id_: p.Contribute(id_, b"c" * 16, 1), lambda id_: p.Hello(id_, (1,), 1)):
+    for make in (
+        p.Lease,
+        p.Found,
+        p.Members,
+        p.Depart,
+        lambda id_: p.Contribute(id_, b"c" * 16, 1),
+        lambda id_: p.Hello(id_, (1,), 1),
+    ):
         with pytest.raises(LocalProtocolError):
             link.ask(make, p.Done, timeout_s=60)
     link.post(p.Release(2), may_drop=False)
@@ -626,7 +675,12 @@ def test_out_of_place_requests_are_refused_one_by_one(node: Node) -> None:
     with pytest.raises(LocalProtocolError, match="already"):
         link.ask(lambda id_: p.Open(id_, RUN, LAYOUT), p.Opened, timeout_s=60)
     with pytest.raises(ConfigError, match="another script"):
-        Link.ask(other := Link.connect(node.paths.control_socket), lambda id_: p.Open(id_, RUN, LAYOUT), p.Opened, timeout_s=60)
+        Link.ask(
+            other := Link.connect(node.paths.control_socket),
+            lambda id_: p.Open(id_, RUN, LAYOUT),
+            p.Opened,
+            timeout_s=60,
+        )
     for fd in opened.fds:
         os.close(fd)
     other.close()
@@ -643,7 +697,16 @@ def test_versions_that_do_not_meet(tmp_path: Path) -> None:
         def answer() -> None:
             with listener.accept()[0] as sock:
                 sock.recv(65536)
-                sock.sendall(p.frame(failure(0, VersionMismatchError("the node speaks control protocol 9", hint="Restart the node"))))
+                sock.sendall(
+                    p.frame(
+                        failure(
+                            0,
+                            VersionMismatchError(
+                                "the node speaks control protocol 9", hint="Restart the node"
+                            ),
+                        )
+                    )
+                )
 
         thread = threading.Thread(target=answer)
         thread.start()
@@ -673,14 +736,18 @@ def test_a_client_that_does_not_read_is_dropped(node: Node, swarm: RunSwarm) -> 
     assert swarm.contribute(samples=1, write=fill(0.0)).wait(60).counted
 
 
-def test_a_silent_crowd_does_not_lock_the_node_out(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_crowd_does_not_lock_the_node_out(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("atoll.node.control.connection.HELLO_S", 0.2)
     crowd = []
     for _ in range(64):
         sock = socket.socket(socket.AF_UNIX)
         sock.connect(str(node.paths.control_socket))
         crowd.append(sock)
-    with NodeClient.connect(node.paths) as client:  # waits in the backlog until the silent ones were closed
+    with NodeClient.connect(
+        node.paths
+    ) as client:  # waits in the backlog until the silent ones were closed
         assert client.runs() == [{"run": RUN}]
     for sock in crowd:
         sock.close()

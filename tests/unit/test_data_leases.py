@@ -36,11 +36,19 @@ def test_every_epoch_is_a_shuffle_of_all_samples(size: int) -> None:
     if size >= 64:
         assert len({tuple(epoch) for epoch in epochs}) == 3
         assert Order(size, "other")(np.arange(size)).tolist() != epochs[0]
-        assert sum(abs(a - b) == 1 for a, b in pairwise(epochs[0])) < size / 8  # neighbours are torn apart
+        assert (
+            sum(abs(a - b) == 1 for a, b in pairwise(epochs[0])) < size / 8
+        )  # neighbours are torn apart
 
 
 def test_the_order_is_this_one_on_every_machine() -> None:
-    assert Order(1000, "run")(np.array([0, 1, 999, 1000, 10**15])).tolist() == [437, 20, 971, 776, 556]
+    assert Order(1000, "run")(np.array([0, 1, 999, 1000, 10**15])).tolist() == [
+        437,
+        20,
+        971,
+        776,
+        556,
+    ]
 
 
 @given(st.sets(st.integers(0, 60)), st.sets(st.integers(0, 60)))
@@ -53,7 +61,9 @@ def test_spans_are_sets(one: set[int], other: set[int]) -> None:
     assert flat(cursor.take(3)) + flat(cursor.take(100)) == sorted(one)
 
 
-def play(rng: Random, *, clean: bool, entries: int = 60) -> tuple[Leases, dict[Member, list[int]], list[int], list[set[int]]]:
+def play(
+    rng: Random, *, clean: bool, entries: int = 60
+) -> tuple[Leases, dict[Member, list[int]], list[int], list[set[int]]]:
     """A run as its members see it: each trains the front of its stream, and hears of entries that count some of it, late."""
     leases, done = Leases(8), list[int]()
     members, speed = (A,), {A: 5, B: 11, C: 2}
@@ -64,7 +74,9 @@ def play(rng: Random, *, clean: bool, entries: int = 60) -> tuple[Leases, dict[M
         shares = dict[Member, int]()
         for member in members:
             count = rng.randint(1, speed[member]) if entry > 3 else 1
-            ahead = rng.randint(0, count) if entry > 3 else 0  # trained since, before anybody hears of the entry
+            ahead = (
+                rng.randint(0, count) if entry > 3 else 0
+            )  # trained since, before anybody hears of the entry
             work = positions(leases, member, len(begun[member]) + count + ahead)
             assert work[: len(begun[member])] == begun[member]
             begun[member] = work
@@ -94,10 +106,14 @@ def test_a_clean_run_reads_every_sample_once_and_nobody_another_s(seed: int) -> 
     assert len(done) == len(set(done))
     assert not any(overlaps)
     rest = [positions(leases, member, 400) for member in (A, B, C)]
-    assert set(done) | set().union(*map(set, rest)) >= set(range(max(done)))  # what is not done will be
+    assert set(done) | set().union(*map(set, rest)) >= set(
+        range(max(done))
+    )  # what is not done will be
     assert not set(done) & set().union(*map(set, rest))
     behind = set(range(max(done))) - set(done)
-    assert len(behind) <= 3 * 3 * MARGIN * 3 * 11 + 3 * 8  # and soon: blocks and what is kept are a few contributions long
+    assert (
+        len(behind) <= 3 * 3 * MARGIN * 3 * 11 + 3 * 8
+    )  # and soon: blocks and what is kept are a few contributions long
 
 
 @pytest.mark.parametrize("seed", range(50))

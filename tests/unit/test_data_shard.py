@@ -11,7 +11,14 @@ import pytest
 import torch
 from round_table import RoundTable
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    SequentialSampler,
+    WeightedRandomSampler,
+)
 
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.swarm import OuterSettings, RunSettings, SecureSettings
@@ -80,7 +87,9 @@ def test_workers_that_read_ahead_change_nothing() -> None:
     def read(workers: int) -> list[list[int]]:
         swarm = SoloSwarm(SETTINGS)
         model, optimizer, _ = start(swarm)
-        loader = DataLoader(Numbers(64), batch_size=4, num_workers=workers, persistent_workers=workers > 0)
+        loader = DataLoader(
+            Numbers(64), batch_size=4, num_workers=workers, persistent_workers=workers > 0
+        )
         data = swarm.shard(loader)
         before = torch.get_rng_state()
         seen = [step(model, optimizer, batch) for _ in range(2) for batch in data]
@@ -113,7 +122,9 @@ def test_what_was_read_and_led_to_no_step_is_read_again() -> None:
     assert [batch.tolist() for batch, _ in zip(data, range(1), strict=False)] == [lost]
     first = [step(model, optimizer, batch) for batch, _ in zip(data, range(4), strict=False)]
     assert first[0] == lost
-    looked_at = data._order(data._positions(data._next - 5)).tolist()  # zip took one batch more, and dropped it
+    looked_at = data._order(
+        data._positions(data._next - 5)
+    ).tolist()  # zip took one batch more, and dropped it
     assert next(iter(data)).tolist() == looked_at
 
 
@@ -150,7 +161,9 @@ def test_a_resumed_script_goes_on_with_the_very_next_sample(at: int) -> None:
 def test_a_data_set_is_read_a_sample_at_a_time() -> None:
     swarm = SoloSwarm(SETTINGS)
     model, optimizer, attachment = start(swarm)
-    assert sorted(joined([step(model, optimizer, sample) for sample in swarm.shard(Numbers(10))])) == list(range(10))
+    assert sorted(
+        joined([step(model, optimizer, sample) for sample in swarm.shard(Numbers(10))])
+    ) == list(range(10))
     assert attachment.stats["samples_counted"] == 9
 
 
@@ -167,13 +180,24 @@ def test_a_lost_node_leaves_the_lease() -> None:
     assert sorted(joined(seen)) == list(range(100))
 
 
-@pytest.mark.parametrize(("source", "why"), [
-    (DataLoader(Stream(), batch_size=4), "a stream has no numbered samples"),
-    (Stream(), "a stream has no numbered samples"),
-    (DataLoader(Numbers(4), batch_sampler=BatchSampler(SequentialSampler(Numbers(4)), 2, False)), "a batch sampler of its own"),
-    (DataLoader(Numbers(4), sampler=WeightedRandomSampler([1, 1, 1, 1], 4)), "a sampler of its own, WeightedRandomSampler"),
-    (DataLoader(Numbers(0)), "the data set is empty"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        (DataLoader(Stream(), batch_size=4), "a stream has no numbered samples"),
+        (Stream(), "a stream has no numbered samples"),
+        (
+            DataLoader(
+                Numbers(4), batch_sampler=BatchSampler(SequentialSampler(Numbers(4)), 2, False)
+            ),
+            "a batch sampler of its own",
+        ),
+        (
+            DataLoader(Numbers(4), sampler=WeightedRandomSampler([1, 1, 1, 1], 4)),
+            "a sampler of its own, WeightedRandomSampler",
+        ),
+        (DataLoader(Numbers(0)), "the data set is empty"),
+    ],
+)
 def test_what_has_no_order_to_give_up_is_refused(source: Any, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         SoloSwarm(SETTINGS).shard(source)

@@ -31,7 +31,13 @@ def shares(*names: str) -> list[dict[str, object]]:
     return [{"peer": f"id-{name[-1]}", "samples": 160} for name in names]
 
 
-def played(*, last_digest: str = "aa", late_counted: bool = True, committed_after_kill: bool = True, held_out: float = 1.9) -> Board:
+def played(
+    *,
+    last_digest: str = "aa",
+    late_counted: bool = True,
+    committed_after_kill: bool = True,
+    held_out: float = 1.9,
+) -> Board:
     """A board after a short run: 6 rounds, peer 3 killed after round 2, peer 4 in from round 5."""
     board = Board(NAMES, rounds_total=6, sync_every=20, params=1000)
     for name in NAMES:
@@ -40,7 +46,9 @@ def played(*, last_digest: str = "aa", late_counted: bool = True, committed_afte
 
     def commit(number: int, at: float, *names: str) -> None:
         for name in names:
-            board.line(name, {"event": "step", "step": 20 * number, "loss": 5.0 - number / 2}, at - 0.1)
+            board.line(
+                name, {"event": "step", "step": 20 * number, "loss": 5.0 - number / 2}, at - 0.1
+            )
             record = {
                 "event": "round",
                 "status": "committed",
@@ -55,7 +63,9 @@ def played(*, last_digest: str = "aa", late_counted: bool = True, committed_afte
     commit(2, 2.0, "peer 1", "peer 2", "peer 3")
     board.killed("peer 3", 2.5)
     if committed_after_kill:
-        commit(3, 2.7, "peer 1", "peer 2", "peer 3")  # was under way, and still counts the killed peer
+        commit(
+            3, 2.7, "peer 1", "peer 2", "peer 3"
+        )  # was under way, and still counts the killed peer
         commit(4, 4.75, "peer 1", "peer 2")
         commit(5, 5.5, "peer 1", "peer 2", *(["peer 4"] if late_counted else []))
         if late_counted:
@@ -70,7 +80,15 @@ def played(*, last_digest: str = "aa", late_counted: bool = True, committed_afte
 
 
 def verdict(board: Board, *, solo: bool = True) -> Verdict:
-    return judge(board, seconds=12.3, solo=solo, kill=True, late="peer 4", files=("a.png",), extra={"name": "demo"})
+    return judge(
+        board,
+        seconds=12.3,
+        solo=solo,
+        kill=True,
+        late="peer 4",
+        files=("a.png",),
+        extra={"name": "demo"},
+    )
 
 
 def test_board_counts_rounds_bytes_and_what_ddp_would_send() -> None:
@@ -94,7 +112,9 @@ def test_recovery_is_counted_to_the_first_round_without_the_killed_peer() -> Non
 
 def test_open_rounds_are_not_committed_ones() -> None:
     board = Board(NAMES, rounds_total=6, sync_every=20, params=1000)
-    board.line("peer 1", {"event": "round", "status": "open", "round": 1, "reason": "deadline"}, 1.0)
+    board.line(
+        "peer 1", {"event": "round", "status": "open", "round": 1, "reason": "deadline"}, 1.0
+    )
     assert board.rounds == []
     assert board.rows["peer 1"].note == "deadline"
 
@@ -104,11 +124,32 @@ def test_a_run_that_kept_every_promise() -> None:
     assert found.ok
     assert found.failures == ()
     machine = found.as_json()
-    keys = {"ok", "anchors_identical", "peers", "killed", "joined_late", "recovery_s", "loss_swarm", "loss_solo", "rounds", "bytes_sent"}
+    keys = {
+        "ok",
+        "anchors_identical",
+        "peers",
+        "killed",
+        "joined_late",
+        "recovery_s",
+        "loss_swarm",
+        "loss_solo",
+        "rounds",
+        "bytes_sent",
+    }
     assert keys | {"ddp_equivalent_bytes", "seconds"} <= machine.keys()
     assert json.loads(json.dumps(machine)) == machine
-    assert (machine["killed"], machine["joined_late"], machine["anchors_identical"], machine["peers"]) == (True, True, True, 4)
-    assert (machine["loss_swarm"], machine["loss_solo"], machine["recovery_s"], machine["rounds"]) == (1.9, 2.1, 2.25, 6)
+    assert (
+        machine["killed"],
+        machine["joined_late"],
+        machine["anchors_identical"],
+        machine["peers"],
+    ) == (True, True, True, 4)
+    assert (
+        machine["loss_swarm"],
+        machine["loss_solo"],
+        machine["recovery_s"],
+        machine["rounds"],
+    ) == (1.9, 2.1, 2.25, 6)
     text = found.text()
     assert "identical, bit for bit" in text
     assert "0.905 of it" in text
@@ -148,7 +189,13 @@ def test_without_a_baseline_none_is_asked_for() -> None:
 
 
 def test_plot_shows_curves_and_marks() -> None:
-    lines = braille_plot([[(0, 5.0), (10, 1.0)]], columns=20, rows=5, marks=[Mark(0, "a"), Mark(10, "b"), Mark(99, "c")], x_label="rounds")
+    lines = braille_plot(
+        [[(0, 5.0), (10, 1.0)]],
+        columns=20,
+        rows=5,
+        marks=[Mark(0, "a"), Mark(10, "b"), Mark(99, "c")],
+        x_label="rounds",
+    )
     assert lines[0].strip() == "a" + " " * 18 + "b"
     assert lines[1].startswith("  5.000 ┤")
     assert lines[5].startswith("  1.000 ┤")
@@ -200,7 +247,11 @@ def test_the_manifest_of_the_demo_is_valid(tmp_path: Path) -> None:
     stage = prepare(tmp_path / "demo", steps=250, seed=3)
     assert (stage.rounds, stage.steps) == (12, 240)
     manifest = load_manifest(stage.manifest)
-    assert (manifest.train.rounds, manifest.train.sync_every, manifest.train.inner.steps) == (12, 20, 240)
+    assert (manifest.train.rounds, manifest.train.sync_every, manifest.train.inner.steps) == (
+        12,
+        20,
+        240,
+    )
     assert gpt_config(manifest.model).parameters == PARAMETERS
     assert "{" in MANIFEST
     prepare(tmp_path / "demo", steps=250, seed=3)  # again: what is there is a demo's
@@ -222,7 +273,9 @@ def _child(code: str, tmp_path: Path, inbox: Inbox) -> Child:
 def test_processes_are_read_line_by_line_and_their_end_is_told(tmp_path: Path) -> None:
     inbox: Inbox = queue.SimpleQueue()
     child = _child(
-        "import sys; print('{\"event\": \"step\"}'); print('hello'); print('oops', file=sys.stderr); sys.exit(3)", tmp_path, inbox
+        "import sys; print('{\"event\": \"step\"}'); print('hello'); print('oops', file=sys.stderr); sys.exit(3)",
+        tmp_path,
+        inbox,
     )
     assert child.wait(30)
     assert inbox.get(timeout=10).record == {"event": "step"}
@@ -253,7 +306,9 @@ def test_kill_takes_the_process_and_what_it_started(tmp_path: Path) -> None:
 def test_end_is_patient_and_then_is_not(tmp_path: Path) -> None:
     inbox: Inbox = queue.SimpleQueue()
     stubborn = _child(
-        "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('{}', flush=True); signal.pause()", tmp_path, inbox
+        "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('{}', flush=True); signal.pause()",
+        tmp_path,
+        inbox,
     )
     assert inbox.get(timeout=30).record == {}
     end([stubborn], timeout_s=0.3)

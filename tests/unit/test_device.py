@@ -47,7 +47,9 @@ def values(draw: st.DrawFn) -> np.ndarray:
     few = draw(hnp.arrays(np.int64, 12, elements=st.integers(0, n - 1)))
     x[few] = np.array(SPECIAL, np.float32)
     start = draw(st.integers(0, n))
-    x[start : start + draw(st.sampled_from([0, 64, 300]))] = draw(st.sampled_from([0.0, -0.0, 1e-39]))
+    x[start : start + draw(st.sampled_from([0, 64, 300]))] = draw(
+        st.sampled_from([0.0, -0.0, 1e-39])
+    )
     return x
 
 
@@ -81,7 +83,9 @@ def test_codecs_that_change_within_a_chunk(place: str, name: str) -> None:
     assert bytes(there.data) == bytes(here.data)
     out = torch.empty(5000, device=place)
     device.decode(there, out)
-    assert torch.equal(out.cpu(), torch.cat([values.clone() for _, values in here.grid.decode(here.data)]))
+    assert torch.equal(
+        out.cpu(), torch.cat([values.clone() for _, values in here.grid.decode(here.data)])
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -104,4 +108,6 @@ def test_a_vector_on_a_gpu_is_encoded_there_without_being_asked() -> None:
     assert bytes(there.data) == bytes(here.data)
     out = torch.empty(100_000, device="cuda")
     there.decode(out)
-    assert torch.equal(out.cpu(), torch.cat([values.clone() for _, values in here.grid.decode(here.data)]))
+    assert torch.equal(
+        out.cpu(), torch.cat([values.clone() for _, values in here.grid.decode(here.data)])
+    )

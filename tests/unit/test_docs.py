@@ -22,7 +22,10 @@ def _decorators(node: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
 def _extends_something(node: ast.ClassDef) -> bool:
     """Whether the class has a base whose documentation its methods may inherit."""
     names = {ast.unparse(base).split("[")[0].rpartition(".")[2] for base in node.bases}
-    return bool(names - {"Protocol", "Generic", "Struct", "Enum", "StrEnum", "IntEnum", "NamedTuple", "object"})
+    return bool(
+        names
+        - {"Protocol", "Generic", "Struct", "Enum", "StrEnum", "IntEnum", "NamedTuple", "object"}
+    )
 
 
 def _undocumented(path: Path) -> list[str]:
@@ -34,7 +37,9 @@ def _undocumented(path: Path) -> list[str]:
                 if not ast.get_docstring(node):
                     missing.append(f"{path}:{node.lineno} class {prefix}{node.name}")
                 look(node.body, f"{prefix}{node.name}.", inherits=_extends_something(node))
-            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
+            elif isinstance(
+                node, ast.FunctionDef | ast.AsyncFunctionDef
+            ) and not node.name.startswith("_"):
                 exempt = inherits or _decorators(node) & OVERRIDDEN
                 if not exempt and not ast.get_docstring(node):
                     missing.append(f"{path}:{node.lineno} {prefix}{node.name}()")
@@ -44,7 +49,9 @@ def _undocumented(path: Path) -> list[str]:
 
 
 def test_everything_public_has_a_docstring() -> None:
-    assert [line for path in (*package_files(), *script_files()) for line in _undocumented(path)] == []
+    assert [
+        line for path in (*package_files(), *script_files()) for line in _undocumented(path)
+    ] == []
 
 
 @pytest.mark.parametrize("package", sorted({path.parent for path in package_files()}), ids=str)
@@ -52,9 +59,20 @@ def test_each_folder_opens_with_a_map_of_its_files(package: Path) -> None:
     if not (ROOT / package / "__init__.py").is_file():
         pytest.fail(f"{package} has no __init__.py")
     text = ast.get_docstring(tree(package / "__init__.py")) or ""
-    files = {path.stem for path in package_files() if path.parent == package and not path.stem.startswith("__")}
-    rooms = {path.parent.name for path in package_files() if path.parent.parent == package and path.name == "__init__.py"}
-    assert sorted(name for name in files | rooms if not re.search(rf"\b{re.escape(name)}\b", text)) == []
+    files = {
+        path.stem
+        for path in package_files()
+        if path.parent == package and not path.stem.startswith("__")
+    }
+    rooms = {
+        path.parent.name
+        for path in package_files()
+        if path.parent.parent == package and path.name == "__init__.py"
+    }
+    assert (
+        sorted(name for name in files | rooms if not re.search(rf"\b{re.escape(name)}\b", text))
+        == []
+    )
 
 
 def _fences(text: str) -> list[str]:
@@ -70,7 +88,10 @@ def _fences(text: str) -> list[str]:
 
 def _commands(text: str) -> list[str]:
     """Shell lines of a document: those of its code blocks, and `atoll …` or `./scripts/…` between backticks."""
-    inline = [re.sub(r"\s+", " ", code) for code in re.findall(r"(?<!`)`((?:atoll|\./scripts/)[^`]*)`(?!`)", text)]
+    inline = [
+        re.sub(r"\s+", " ", code)
+        for code in re.findall(r"(?<!`)`((?:atoll|\./scripts/)[^`]*)`(?!`)", text)
+    ]
     return _fences(text) + inline
 
 
@@ -85,7 +106,11 @@ def _verbs() -> dict[str, set[str]]:
 
     def look(command: click.Command, name: str) -> None:
         context = click.Context(command, info_name=name or "atoll")
-        found[name] = {flag for option in command.get_params(context) for flag in (*option.opts, *option.secondary_opts)}
+        found[name] = {
+            flag
+            for option in command.get_params(context)
+            for flag in (*option.opts, *option.secondary_opts)
+        }
         if isinstance(command, click.Group):
             for verb in command.list_commands(context):
                 child = command.get_command(context, verb)
@@ -104,7 +129,11 @@ def _check_atoll(words: list[str]) -> str | None:
     if name == "" and rest and re.fullmatch(r"[a-z][a-z-]*", rest[0]):
         return f"no verb {rest[0]!r}"
     flags = {
-        word.split("=")[0] for word in rest if word.startswith("-") and len(word) > 1 and re.fullmatch(r"-{1,2}[a-z][a-z-]*(=.*)?", word)
+        word.split("=")[0]
+        for word in rest
+        if word.startswith("-")
+        and len(word) > 1
+        and re.fullmatch(r"-{1,2}[a-z][a-z-]*(=.*)?", word)
     }
     unknown = flags - verbs[name] - verbs[""]
     return f"`atoll {name}` has no {', '.join(sorted(unknown))}" if unknown else None
@@ -118,7 +147,9 @@ def _check_script(words: list[str]) -> str | None:
     if name == "demo":
         return _check_atoll(["demo", *words[1:]])
     if path.suffix == ".py":
-        flags = [word.split("=")[0] for word in words[1:] if re.fullmatch(r"--[a-z][a-z-]*(=.*)?", word)]
+        flags = [
+            word.split("=")[0] for word in words[1:] if re.fullmatch(r"--[a-z][a-z-]*(=.*)?", word)
+        ]
         missing = [flag for flag in flags if flag not in path.read_text(encoding="utf-8")]
         return f"scripts/{name} has no {', '.join(missing)}" if missing else None
     return None
@@ -147,7 +178,9 @@ def test_commands_in_documents_exist(document: Path) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_files_named_in_documents_exist(document: Path) -> None:
     text = document.read_text(encoding="utf-8")
-    named = set(re.findall(rf"`((?:{'|'.join(LAYERS)}|docs|tests|scripts|\.ci)/[\w./-]*[\w/])`", text))
+    named = set(
+        re.findall(rf"`((?:{'|'.join(LAYERS)}|docs|tests|scripts|\.ci)/[\w./-]*[\w/])`", text)
+    )
     links = set(re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text))
     missing = [name for name in named if not (ROOT / name).exists()]
     missing += [link for link in links if not (document.parent / link).exists()]
@@ -155,22 +188,36 @@ def test_files_named_in_documents_exist(document: Path) -> None:
 
 
 def test_tests_named_in_documents_exist() -> None:
-    there = {name for path in (ROOT / "tests").rglob("test_*.py") for name in re.findall(r"^def (test_\w+)", path.read_text(), flags=re.M)}
-    named = {name for path in DOCUMENTS for name in re.findall(r"`(test_\w+)`", path.read_text(encoding="utf-8"))}
+    there = {
+        name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", path.read_text(), flags=re.M)
+    }
+    named = {
+        name
+        for path in DOCUMENTS
+        for name in re.findall(r"`(test_\w+)`", path.read_text(encoding="utf-8"))
+    }
     assert named
     assert sorted(named - there) == []
 
 
 def test_every_script_says_what_it_does() -> None:
     for path in (path for path in script_files() if not path.name.startswith("_")):
-        assert "--help" in path.read_text() or "argparse" in path.read_text() or "click" in path.read_text(), path
+        assert (
+            "--help" in path.read_text()
+            or "argparse" in path.read_text()
+            or "click" in path.read_text()
+        ), path
     for name in ("demo", "test"):
         assert (ROOT / "scripts" / name).stat().st_mode & 0o100
         assert (ROOT / "scripts" / name).read_text().splitlines()[1].startswith("# ")
 
 
 def test_the_ten_lines_of_the_readme_compile() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    blocks = re.findall(
+        r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL
+    )
     assert blocks
     for block in blocks:
         compile(block, "README.md", "exec")

@@ -9,7 +9,18 @@ import threading
 import time
 
 import pytest
-from engine_kit import PATIENT, WAIT_S, Peer, drain, keys, link, pull_until_complete, start, swarm, tcp_pair
+from engine_kit import (
+    PATIENT,
+    WAIT_S,
+    Peer,
+    drain,
+    keys,
+    link,
+    pull_until_complete,
+    start,
+    swarm,
+    tcp_pair,
+)
 from exchange_kit import LOG, cid_of, make_plan, peers_of, ref_digests, ref_result, vector
 
 from atoll.collectives.digest import chunk_hash
@@ -42,7 +53,9 @@ def test_limits_hold_over_all_lanes_and_change_no_bit(swarm):
     peers = swarm(3, settings=limited)
     numel, names = 120_000, [p.engine.me for p in peers]
     vectors = {cid_of(i): vector(numel, i) for i in range(3)}
-    plan = make_plan([(name, cid_of(i), 1) for i, name in enumerate(names)], names, numel, 4_096, "fp32")
+    plan = make_plan(
+        [(name, cid_of(i), 1) for i, name in enumerate(names)], names, numel, 4_096, "fp32"
+    )
     began = time.monotonic()
     start(peers, plan, vectors)
     want = ref_result(plan, vectors)
@@ -51,17 +64,21 @@ def test_limits_hold_over_all_lanes_and_change_no_bit(swarm):
         received = peer.engine.totals()[1]
         assert received > 4 * numel
         assert (
-            time.monotonic() - began > (received - limited.max_down * 0.02 - 4096) / limited.max_down - 0.5
+            time.monotonic() - began
+            > (received - limited.max_down * 0.02 - 4096) / limited.max_down - 0.5
         )  # (what came before it began)
         assert peer.engine.pace[:2] == (1_000_000, 800_000)
 
 
-@pytest.mark.parametrize(("codec", "make", "cipher"), [
-    ("int8", tcp_pair, "aes-128-gcm"),
-    ("fp32", socket.socketpair, "chacha20-poly1305"),
-    ("bf16", tcp_pair, PLAIN),
-    ("fp32", tcp_pair, PLAIN),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("codec", "make", "cipher"),
+    [
+        ("int8", tcp_pair, "aes-128-gcm"),
+        ("fp32", socket.socketpair, "chacha20-poly1305"),
+        ("bf16", tcp_pair, PLAIN),
+        ("fp32", tcp_pair, PLAIN),
+    ],
+)
 def test_four_engines_agree_bit_for_bit(swarm, codec, make, cipher):
     peers = swarm(4, make=make, cipher=cipher)
     numel = 300_000
@@ -69,8 +86,12 @@ def test_four_engines_agree_bit_for_bit(swarm, codec, make, cipher):
         vectors = {cid_of(i, round_): vector(numel, 10 * round_ + i) for i in range(4)}
         plan = make_plan(
             [(p.engine.me, cid_of(i, round_), 5 + i) for i, p in enumerate(peers)],
-            [p.engine.me for p in peers], numel, 16_384, codec, round_=round_,
-        )  # fmt: skip
+            [p.engine.me for p in peers],
+            numel,
+            16_384,
+            codec,
+            round_=round_,
+        )
         start(peers, plan, vectors)
         want = ref_result(plan, vectors)
         for i, peer in enumerate(peers):
@@ -88,7 +109,13 @@ def test_a_killed_lane_is_repaired_by_pull_over_a_new_one(swarm):
     peers = swarm(3)
     numel, chunk = 1_500_000, 8_192
     vectors = {cid_of(i): vector(numel, i) for i in range(3)}
-    plan = make_plan([(p.engine.me, cid_of(i), 1) for i, p in enumerate(peers)], [p.engine.me for p in peers], numel, chunk, "int8")
+    plan = make_plan(
+        [(p.engine.me, cid_of(i), 1) for i, p in enumerate(peers)],
+        [p.engine.me for p in peers],
+        numel,
+        chunk,
+        "int8",
+    )
     start(peers, plan, vectors)
     a, b, _ = peers
     a.engine.drop_lane(b.engine.me)
@@ -105,7 +132,9 @@ def test_a_lane_that_is_replaced_in_the_middle_loses_nothing(swarm):
     a, b = peers = swarm(2, settings=dataclasses.replace(PATIENT, max_up=4_000_000))
     numel, names = 600_000, [p.engine.me for p in peers]
     vectors = {cid_of(i): vector(numel, i) for i in range(2)}
-    plan = make_plan([(name, cid_of(i), 1) for i, name in enumerate(names)], names, numel, 4_096, "fp32")
+    plan = make_plan(
+        [(name, cid_of(i), 1) for i, name in enumerate(names)], names, numel, 4_096, "fp32"
+    )
     start(peers, plan, vectors)
     for number in range(7, 17, 2):
         sent = a.engine.totals()[0]
@@ -129,7 +158,13 @@ def test_several_lanes_share_the_work_and_one_of_them_may_die(swarm):
     link(a, b, number=5, index=2)
     numel, chunk = 6_000_000, 8_192
     vectors = {cid_of(i): vector(numel, i) for i in range(2)}
-    plan = make_plan([(p.engine.me, cid_of(i), 1) for i, p in enumerate(peers)], [p.engine.me for p in peers], numel, chunk, "fp32")
+    plan = make_plan(
+        [(p.engine.me, cid_of(i), 1) for i, p in enumerate(peers)],
+        [p.engine.me for p in peers],
+        numel,
+        chunk,
+        "fp32",
+    )
     start(peers, plan, vectors)
     while a.engine.stats()[b.engine.me].bytes_sent < 1_000_000:  # in the middle
         assert a.engine.sync(WAIT_S)
@@ -172,9 +207,19 @@ def test_garbage_ends_the_lane_and_harms_nothing_else(swarm):
     other.close()
     assert not [e for e in drain(a) if isinstance(e, PeerFault)]
     vectors = {cid_of(i): vector(1_000, i) for i in range(2)}
-    plan = make_plan([(p.engine.me, cid_of(i), 1) for i, p in enumerate((a, b))], ["peer-0", "peer-1"], 1_000, 100, "int8")
+    plan = make_plan(
+        [(p.engine.me, cid_of(i), 1) for i, p in enumerate((a, b))],
+        ["peer-0", "peer-1"],
+        1_000,
+        100,
+        "int8",
+    )
     start((a, b), plan, vectors)
-    assert bytes(a.wait(ResultComplete).data) == bytes(b.wait(ResultComplete).data) == ref_result(plan, vectors)
+    assert (
+        bytes(a.wait(ResultComplete).data)
+        == bytes(b.wait(ResultComplete).data)
+        == ref_result(plan, vectors)
+    )
 
 
 def test_an_authentic_record_that_breaks_a_rule_is_a_peer_fault(swarm):
@@ -193,7 +238,11 @@ def test_an_authentic_record_that_breaks_a_rule_is_a_peer_fault(swarm):
     assert a.wait(LaneUp).peer == "liar"
     a.engine.exchange.open_round(LOG, 1, ["liar"], 1_000, 100, "int8")
     a.engine.sync(WAIT_S)
-    other.sendall(record(wire_header.pack(wire_header.PART, 3, 0, wire_header.slot_id(LOG, 1), cid_of(1)), b"abc"))
+    other.sendall(
+        record(
+            wire_header.pack(wire_header.PART, 3, 0, wire_header.slot_id(LOG, 1), cid_of(1)), b"abc"
+        )
+    )
     assert a.wait(PeerFault) == PeerFault("liar", "chunk 0 of 3 bytes, expected 104")
     assert a.wait(LaneDown).peer == "liar"
     other.close()
@@ -244,11 +293,21 @@ def test_blobs_and_small_records_flow_beside_a_round(swarm):
     a.engine.exchange.provide(b"state", memoryview(data), 50_000)
     b.engine.exchange.want(b"state", memoryview(out), 50_000, (), [a.engine.me])
     vectors = {cid_of(i): vector(20_000, i) for i in range(2)}
-    plan = make_plan([(p.engine.me, cid_of(i), 1) for i, p in enumerate((a, b))], ["peer-0", "peer-1"], 20_000, 64, "int8")
+    plan = make_plan(
+        [(p.engine.me, cid_of(i), 1) for i, p in enumerate((a, b))],
+        ["peer-0", "peer-1"],
+        20_000,
+        64,
+        "int8",
+    )
     b.engine.sync(WAIT_S)
     a.engine.exchange.send_blob(b.engine.me, b"state", [(0, 1000)])
     start((a, b), plan, vectors)
-    assert bytes(a.wait(ResultComplete).data) == bytes(b.wait(ResultComplete).data) == ref_result(plan, vectors)
+    assert (
+        bytes(a.wait(ResultComplete).data)
+        == bytes(b.wait(ResultComplete).data)
+        == ref_result(plan, vectors)
+    )
     b.wait(BlobComplete)
     assert out == data
 
@@ -289,7 +348,9 @@ def test_commands_that_are_refused_are_reported(swarm):
 def test_a_new_lane_replaces_the_old_one(swarm):
     a, b = swarm(2)
     link(a, b, number=9)
-    assert a.wait(LaneDown).number == 1  # whoever opens lanes can tell: not the last; b may have closed it before a did
+    assert (
+        a.wait(LaneDown).number == 1
+    )  # whoever opens lanes can tell: not the last; b may have closed it before a did
     assert len(a.engine.stats()) == 1
     a.engine.drop_lane(b.engine.me)
     assert a.wait(LaneDown) == LaneDown(b.engine.me, "dropped", 2)
@@ -346,9 +407,19 @@ def test_a_system_without_poll_runs_on_selectors(monkeypatch, swarm):
     a, b = swarm(2)
     assert isinstance(a.engine._poller, pollers.SelectorPoller)
     vectors = {cid_of(i): vector(50_000, i) for i in range(2)}
-    plan = make_plan([(p.engine.me, cid_of(i), 1) for i, p in enumerate((a, b))], ["peer-0", "peer-1"], 50_000, 4_096, "fp16")
+    plan = make_plan(
+        [(p.engine.me, cid_of(i), 1) for i, p in enumerate((a, b))],
+        ["peer-0", "peer-1"],
+        50_000,
+        4_096,
+        "fp16",
+    )
     start((a, b), plan, vectors)
-    assert bytes(a.wait(ResultComplete).data) == bytes(b.wait(ResultComplete).data) == ref_result(plan, vectors)
+    assert (
+        bytes(a.wait(ResultComplete).data)
+        == bytes(b.wait(ResultComplete).data)
+        == ref_result(plan, vectors)
+    )
 
 
 def test_socket_options_are_optional(monkeypatch):
@@ -376,10 +447,15 @@ def test_an_engine_without_bbr_says_how_many_lanes_it_wants(monkeypatch):
     def kernel(sock):
         """Every lane always sends 10 MB/s, and loses one segment of a hundred."""
         seconds = time.monotonic() - began
-        return Reading(int(1e7 * seconds), 0, seconds, 0.0, 0.05, 0.05, int(7000 * seconds), int(70 * seconds))
+        return Reading(
+            int(1e7 * seconds), 0, seconds, 0.0, 0.05, 0.05, int(7000 * seconds), int(70 * seconds)
+        )
 
     monkeypatch.setattr(engine_thread, "read_socket", kernel)
-    one, other = (Peer(name, dataclasses.replace(PATIENT, bbr=bbr)) for name, bbr in zip(peers_of(2), (False, True), strict=True))
+    one, other = (
+        Peer(name, dataclasses.replace(PATIENT, bbr=bbr))
+        for name, bbr in zip(peers_of(2), (False, True), strict=True)
+    )
     with one.engine, other.engine:
         assert (one.engine.first_lanes, other.engine.first_lanes) == (2, 1)
         for index in range(2):

@@ -18,10 +18,14 @@ A, B, C = (PeerId(name) for name in "abc")
 
 
 def token(role: Role = "train", uses: int = 0) -> Token:
-    return make_invite(RunId("a" * 26), ["/ip4/10.0.0.1/tcp/1"], ORGANISER, now_s=1000, role=role, uses=uses).token
+    return make_invite(
+        RunId("a" * 26), ["/ip4/10.0.0.1/tcp/1"], ORGANISER, now_s=1000, role=role, uses=uses
+    ).token
 
 
-def test_the_first_two_enter_and_come_back_and_nobody_else_also_after_a_restart(tmp_path: Path) -> None:
+def test_the_first_two_enter_and_come_back_and_nobody_else_also_after_a_restart(
+    tmp_path: Path,
+) -> None:
     two, other = token(uses=2), token(uses=1)
     here = Entrants(tmp_path)
     for peer in (A, B, A, B):
@@ -49,7 +53,9 @@ def test_a_role_stays_until_the_organiser_gives_another(tmp_path: Path) -> None:
     assert again.roles == {}
 
 
-def test_of_more_than_can_be_kept_nobody_enters_without_its_role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_more_than_can_be_kept_nobody_enters_without_its_role(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(entrants, "MOST", 1)
     here = Entrants(tmp_path)
     here.enter(A, token("observe"))

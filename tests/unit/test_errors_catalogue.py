@@ -20,7 +20,9 @@ CATALOGUE = "node/cli/errors_catalogue.py"
 def _raised() -> dict[str, str]:
     """Code → a file that names it in quotes."""
     found = dict[str, str]()
-    texts = [(path.as_posix(), (ROOT / path).read_text(encoding="utf-8")) for path in package_files()]
+    texts = [
+        (path.as_posix(), (ROOT / path).read_text(encoding="utf-8")) for path in package_files()
+    ]
     texts.append(("scripts/_setup", (ROOT / "scripts" / "_setup").read_text(encoding="utf-8")))
     for name, text in texts:
         if name != CATALOGUE:
@@ -42,11 +44,18 @@ def test_every_page_has_a_code() -> None:
     assert set(PAGES) - set(_raised()) == set()
 
 
-@pytest.mark.parametrize("kind", [k for k in _classes(errors.AtollError) if k.__module__ == errors.__name__], ids=lambda k: k.__name__)
+@pytest.mark.parametrize(
+    "kind",
+    [k for k in _classes(errors.AtollError) if k.__module__ == errors.__name__],
+    ids=lambda k: k.__name__,
+)
 def test_classes_and_pages_agree_on_the_exit_status(kind: type[errors.AtollError]) -> None:
     own_code = "code" in vars(kind)
     assert kind.code in PAGES
-    if own_code and kind.code not in ("E140", "E501"):  # E140 is two classes; E501 is 74 for reading, 73 for writing
+    if own_code and kind.code not in (
+        "E140",
+        "E501",
+    ):  # E140 is two classes; E501 is 74 for reading, 73 for writing
         assert PAGES[kind.code].exit_code == kind.exit_code
 
 

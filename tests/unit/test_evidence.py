@@ -25,7 +25,14 @@ RUN = RunId("a" * 26)
 
 
 def said(
-    hash_: bytes, *, ballot: int = 0, round_: int = 5, run_id: str = RUN, by: Identity = LIAR, log: str = "main/x", base: bytes = b"0"
+    hash_: bytes,
+    *,
+    ballot: int = 0,
+    round_: int = 5,
+    run_id: str = RUN,
+    by: Identity = LIAR,
+    log: str = "main/x",
+    base: bytes = b"0",
 ) -> tuple[bytes, bytes]:
     """A vote, and the signature under it."""
     payload = vote_payload(run_id, log, round_, base * 32, ballot, hash_ * 32)
@@ -37,12 +44,19 @@ def proof(run_id: str = RUN) -> Twice:
 
 
 def checked(data: bytes, run_id: RunId = RUN) -> str:
-    return check(data, run_id, lambda peer, payload, signature: verify(peer, DOMAIN, payload, signature), MEMBER.peer)[1]
+    return check(
+        data,
+        run_id,
+        lambda peer, payload, signature: verify(peer, DOMAIN, payload, signature),
+        MEMBER.peer,
+    )[1]
 
 
 def test_two_votes_for_one_ballot_are_proof() -> None:
     assert checked(proof().encode()) == "it has voted for two values of one ballot"
-    assert proof().encode() == twice(LIAR.peer, said(b"a"), said(b"b")).encode()  # whoever puts it together
+    assert (
+        proof().encode() == twice(LIAR.peer, said(b"a"), said(b"b")).encode()
+    )  # whoever puts it together
 
 
 def test_what_is_known_need_not_be_checked_again(tmp_path: Path) -> None:
@@ -63,7 +77,11 @@ def test_what_is_known_need_not_be_checked_again(tmp_path: Path) -> None:
         (said(b"a"), said(b"b", ballot=1), "not of one slot"),
         (said(b"a"), said(b"b", round_=6), "not of one slot"),
         (said(b"a"), said(b"b", base=b"1"), "not of one slot"),  # another history of the run
-        (said(b"a", log="branch/x"), said(b"b", log="branch/x"), "not of one slot"),  # it may have begun that again, and know nothing of it
+        (
+            said(b"a", log="branch/x"),
+            said(b"b", log="branch/x"),
+            "not of one slot",
+        ),  # it may have begun that again, and know nothing of it
         (said(b"a", log="op/x"), said(b"b", log="op/x"), "not of one slot"),
         (said(b"a", run_id="b" * 26), said(b"b", run_id="b" * 26), "not of one slot of this run"),
         (said(b"a"), said(b"b", by=MEMBER), "has not signed"),
@@ -83,7 +101,10 @@ def test_what_is_no_proof_is_refused_in_the_name_of_who_brings_it(
 def test_two_contributions_under_one_id_are_proof() -> None:
     both = [statement_payload(RUN, "main/x", 4, b"c" * 16, root * 32) for root in (b"a", b"b")]
     one, other = ((payload, LIAR.sign(DOMAIN, payload)) for payload in both)
-    assert checked(twice(LIAR.peer, one, other).encode()) == "it has signed two contributions under one id"
+    assert (
+        checked(twice(LIAR.peer, one, other).encode())
+        == "it has signed two contributions under one id"
+    )
 
 
 def test_evidence_is_bounded_and_in_one_order() -> None:
@@ -95,7 +116,9 @@ def test_evidence_is_bounded_and_in_one_order() -> None:
         checked(turned.encode())
 
 
-def test_a_proof_bans_here_until_the_user_says_otherwise_and_goes_into_the_organisers_list(tmp_path: Path) -> None:
+def test_a_proof_bans_here_until_the_user_says_otherwise_and_goes_into_the_organisers_list(
+    tmp_path: Path,
+) -> None:
     bans = Bans(tmp_path, RUN, ORGANISER.peer)
     ban = Ban(LIAR.peer, "voted twice", 1_700_000_000, proof().encode())
     assert bans.convict(ban)
@@ -117,7 +140,9 @@ def test_a_proof_bans_here_until_the_user_says_otherwise_and_goes_into_the_organ
     assert checked(other.of_run[LIAR.peer].evidence)
 
 
-def test_who_is_trusted_is_not_convicted_and_trust_travels_with_the_organisers_list(tmp_path: Path) -> None:
+def test_who_is_trusted_is_not_convicted_and_trust_travels_with_the_organisers_list(
+    tmp_path: Path,
+) -> None:
     mine, theirs = Bans(tmp_path, RUN, ORGANISER.peer), Bans(tmp_path / "b", RUN, ORGANISER.peer)
     (tmp_path / "b").mkdir()
     assert mine.trust(LIAR.peer, True, ORGANISER)
@@ -134,10 +159,14 @@ def test_who_is_trusted_is_not_convicted_and_trust_travels_with_the_organisers_l
     assert (again.trusted, again.trusted_here) == ({MEMBER.peer}, {MEMBER.peer})
 
 
-def test_bans_trust_and_audit_on_the_command_line(tmp_path: Path, atoll_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bans_trust_and_audit_on_the_command_line(
+    tmp_path: Path, atoll_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     paths = find_paths(atoll_home)
     identity = load_or_create(paths.identity_file)
-    signed = sign_manifest(parse_manifest('schema = 1\nname = "x"\n[model]\nentry = "local:x"\n'), identity)
+    signed = sign_manifest(
+        parse_manifest('schema = 1\nname = "x"\n[model]\nentry = "local:x"\n'), identity
+    )
     folder = save_run(paths, signed)
 
     def said_by(*argv: str) -> tuple[int, dict[str, object]]:
@@ -151,11 +180,20 @@ def test_bans_trust_and_audit_on_the_command_line(tmp_path: Path, atoll_home: Pa
     rows = listed["bans"]
     assert isinstance(rows, list)
     assert [(row["by"], row["reason"], bool(row["evidence"])) for row in rows] == [
-        ("the organiser", "voted twice", True), ("this machine", "voted twice", True),
-    ]  # fmt: skip
+        ("the organiser", "voted twice", True),
+        ("this machine", "voted twice", True),
+    ]
     assert said_by("trust", MEMBER.peer) == (
-        0, {"schema": 1, "run_id": signed.run_id, "peer": MEMBER.peer, "trusted": True, "changed": True, "whole_run": True},
-    )  # fmt: skip
+        0,
+        {
+            "schema": 1,
+            "run_id": signed.run_id,
+            "peer": MEMBER.peer,
+            "trusted": True,
+            "changed": True,
+            "whole_run": True,
+        },
+    )
     assert said_by("bans")[1]["trusted"] == [MEMBER.peer]
     assert said_by("trust", MEMBER.peer, "--no-longer")[1]["changed"]
     assert said_by("bans")[1]["trusted"] == []

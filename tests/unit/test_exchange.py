@@ -9,7 +9,18 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from exchange_kit import LOG, Net, cid_of, decoded, expected_bytes, grid_of, make_plan, ref_digests, ref_result, vector
+from exchange_kit import (
+    LOG,
+    Net,
+    cid_of,
+    decoded,
+    expected_bytes,
+    grid_of,
+    make_plan,
+    ref_digests,
+    ref_result,
+    vector,
+)
 
 from atoll.collectives.codec import CODECS
 from atoll.collectives.codecs.names import RESULTS
@@ -40,7 +51,9 @@ def start(net, plan, vectors, *, audience=None, open_all=True):
             continue
         node = net.nodes[peer]
         if open_all:
-            node.open_round(plan.log, plan.round, net.peers, plan.numel, plan.chunk_elements, plan.codec)
+            node.open_round(
+                plan.log, plan.round, net.peers, plan.numel, plan.chunk_elements, plan.codec
+            )
         for c in plan.contributors:
             if c.member.peer == peer and c.cid in vectors:
                 node.freeze(plan.log, plan.round, c.cid, vectors[c.cid])
@@ -66,16 +79,24 @@ def test_weighted_mean_bits(codec, n):
     net = Net(n, seed=n)
     numel, chunk = 5_003, 700
     vectors = {cid_of(i): vector(numel, i) for i in range(n)}
-    plan = make_plan([(net.peers[i], cid_of(i), 3 * i + 2) for i in range(n)], net.peers, numel, chunk, codec)
+    plan = make_plan(
+        [(net.peers[i], cid_of(i), 3 * i + 2) for i in range(n)], net.peers, numel, chunk, codec
+    )
     start(net, plan, vectors)
     net.run()
     check(net, plan, vectors)
-    mean = sum(v.double() * (3 * i + 2) for i, v in enumerate(vectors.values())) / sum(3 * i + 2 for i in range(n))
-    error = np.abs(decoded(plan, bytes(net.results(net.peers[0], plan)[0].data)) - mean.numpy()).max()
+    mean = sum(v.double() * (3 * i + 2) for i, v in enumerate(vectors.values())) / sum(
+        3 * i + 2 for i in range(n)
+    )
+    error = np.abs(
+        decoded(plan, bytes(net.results(net.peers[0], plan)[0].data)) - mean.numpy()
+    ).max()
     if any(name in codec for name in RESULTS):
         assert error < 4.1  # the largest value there is; `check` has compared the bits
     else:
-        assert error < {"fp32": 1e-6, "fp16": 4e-3, "bf16": 3e-2}.get(codec, 1.1 if "4" in codec else 0.5 if codec == "codebook8" else 4e-2)
+        assert error < {"fp32": 1e-6, "fp16": 4e-3, "bf16": 3e-2}.get(
+            codec, 1.1 if "4" in codec else 0.5 if codec == "codebook8" else 4e-2
+        )
     for peer in net.peers:
         parts = list(net.of(peer, PartReduced))
         assert [plan.parts[e.part].owner for e in parts] == [peer]
@@ -86,7 +107,9 @@ def test_weighted_mean_bits(codec, n):
 def test_loss_and_broken_lanes_are_repaired_by_pull(seed):
     net = Net(4, seed=seed, loss=0.3, eager=bool(seed % 2))
     numel, chunk = 3_000, 64
-    vectors = {cid_of(i): vector(numel, i) for i in range(3)}  # the fourth contributes nothing, but is in the audience
+    vectors = {
+        cid_of(i): vector(numel, i) for i in range(3)
+    }  # the fourth contributes nothing, but is in the audience
     contributors = [(net.peers[i], cid_of(i), 1 + i) for i in (2, 0, 1)]
     plan = make_plan(contributors, net.peers[:3], numel, chunk, "int8")
     start(net, plan, vectors)
@@ -106,7 +129,13 @@ def test_parts_and_results_before_the_plan(seed):
     net = Net(3, seed=seed)
     numel, chunk = 2_000, 100
     vectors = {cid_of(i): vector(numel, i) for i in range(2)}
-    plan = make_plan([(net.peers[0], cid_of(0), 1), (net.peers[1], cid_of(1), 1)], net.peers[:2], numel, chunk, "int8")
+    plan = make_plan(
+        [(net.peers[0], cid_of(0), 1), (net.peers[1], cid_of(1), 1)],
+        net.peers[:2],
+        numel,
+        chunk,
+        "int8",
+    )
     for i, peer in enumerate(net.peers):
         net.nodes[peer].open_round(LOG, 1, net.peers, numel, chunk, "int8")
         if i < 2:
@@ -137,7 +166,14 @@ def test_a_revised_plan_takes_the_place_of_the_one_before_in_memory(codec):
         net.nodes[peer].open_round(LOG, 1, net.peers, numel, chunk, codec)
         net.nodes[peer].freeze(LOG, 1, cid_of(i), vectors[cid_of(i)])
     for revision in range(3):
-        plan = make_plan([(p, cid_of(i), 1 + i) for i, p in enumerate(net.peers)], net.peers, numel, chunk, codec, revision=revision)
+        plan = make_plan(
+            [(p, cid_of(i), 1 + i) for i, p in enumerate(net.peers)],
+            net.peers,
+            numel,
+            chunk,
+            codec,
+            revision=revision,
+        )
         for peer in net.peers:
             net.nodes[peer].execute(plan, net.peers)
         net.run(40)  # something of every plan is under way, reduced and received
@@ -151,7 +187,9 @@ def test_revision_reuses_what_came_and_sends_only_new_ranges():
     a, b, c, d = net.peers
     numel, chunk = 4_000, 100
     vectors = {cid_of(i): vector(numel, i) for i in range(4)}
-    first = make_plan([(p, cid_of(i), 1 + i) for i, p in enumerate(net.peers)], net.peers, numel, chunk, "int8")
+    first = make_plan(
+        [(p, cid_of(i), 1 + i) for i, p in enumerate(net.peers)], net.peers, numel, chunk, "int8"
+    )
     for peer in (a, b, c):
         node = net.nodes[peer]
         node.open_round(LOG, 1, net.peers, numel, chunk, "int8")
@@ -164,7 +202,13 @@ def test_revision_reuses_what_came_and_sends_only_new_ranges():
     parts = (Part(a, 0, 10), Part(b, 10, 20), Part(c, 20, 30), Part(b, 30, 40))
     assert [p.first for p in first.parts] == [0, 10, 20, 30]
     second = make_plan(
-        [(p, cid_of(i), 1 + i) for i, p in enumerate(net.peers[:3])], net.peers[:3], numel, chunk, "int8", revision=1, parts=parts
+        [(p, cid_of(i), 1 + i) for i, p in enumerate(net.peers[:3])],
+        net.peers[:3],
+        numel,
+        chunk,
+        "int8",
+        revision=1,
+        parts=parts,
     )
     kinds: list[tuple[int, int]] = []
     deliver = net.deliver
@@ -179,7 +223,9 @@ def test_revision_reuses_what_came_and_sends_only_new_ranges():
         net.nodes[peer].execute(second, net.peers)
     net.run()
     check(net, second, vectors)
-    assert sorted(c for k, c in kinds if k == wire_header.PART) == sorted([*range(30, 40), *range(30, 40)])  # from a and c, to b
+    assert sorted(c for k, c in kinds if k == wire_header.PART) == sorted(
+        [*range(30, 40), *range(30, 40)]
+    )  # from a and c, to b
     # a smaller plan changes nothing any more
     net.nodes[a].execute(first, net.peers)
     net.run()
@@ -194,15 +240,22 @@ def test_revisions_at_any_moment(seed):
     for peer in net.peers:
         net.nodes[peer].open_round(LOG, 1, net.peers, numel, chunk, "int8")
     dead = net.peers[net.rng.randrange(5)]
-    plan = make_plan([(p, cid_of(i), 2) for i, p in enumerate(net.peers)], net.peers, numel, chunk, "int8")
+    plan = make_plan(
+        [(p, cid_of(i), 2) for i, p in enumerate(net.peers)], net.peers, numel, chunk, "int8"
+    )
     start(net, plan, vectors, open_all=False)
     net.run(limit=net.rng.randrange(400))
     net.kill(dead)
     live = [p for p in net.peers if p != dead]
     for revision in (1, 2):
         net.rng.shuffle(live)
-        contributors = [(p, cid_of(net.peers.index(p)), 1 + revision + net.peers.index(p)) for p in live[revision - 1 :]]
-        plan = make_plan(contributors, net.rng.sample(live, 3), numel, chunk, "int8", revision=revision)
+        contributors = [
+            (p, cid_of(net.peers.index(p)), 1 + revision + net.peers.index(p))
+            for p in live[revision - 1 :]
+        ]
+        plan = make_plan(
+            contributors, net.rng.sample(live, 3), numel, chunk, "int8", revision=revision
+        )
         for peer in live:
             net.nodes[peer].execute(plan, net.peers)
             if net.rng.random() < 0.5:
@@ -220,12 +273,21 @@ def test_two_rounds_of_two_logs_interleaved():
     plans = []
     for log, numel, chunk, codec in (("a", 3_000, 100, "int8"), ("b", 900, 128, "fp32")):
         vectors = {cid_of(i, 1 if log == "b" else 0): vector(numel, i) for i in range(3)}
-        plan = make_plan([(net.peers[i], cid, 1) for i, cid in enumerate(vectors)], net.peers, numel, chunk, codec, log=log)
+        plan = make_plan(
+            [(net.peers[i], cid, 1) for i, cid in enumerate(vectors)],
+            net.peers,
+            numel,
+            chunk,
+            codec,
+            log=log,
+        )
         start(net, plan, vectors)
         plans.append((plan, vectors))
     records = [net.nodes[net.peers[0]].next_record(net.peers[1]) for _ in range(6)]
     slots = [wire_header.parse(r.header, net.peers[0]).key for r in records if r is not None]
-    assert slots == [wire_header.slot_id("a", 1), wire_header.slot_id("b", 1)] * 3  # turn and turn about
+    assert (
+        slots == [wire_header.slot_id("a", 1), wire_header.slot_id("b", 1)] * 3
+    )  # turn and turn about
     net.run()
     for plan, _ in plans:
         net.repair(plan)
@@ -238,14 +300,21 @@ def test_report_names_what_is_missing():
     net = Net(3)
     a, b, c = net.peers
     vectors = {cid_of(i): vector(600, i) for i in range(3)}
-    plan = make_plan([(p, cid_of(i), 1) for i, p in enumerate(net.peers)], net.peers, 600, 10, "fp32")
+    plan = make_plan(
+        [(p, cid_of(i), 1) for i, p in enumerate(net.peers)], net.peers, 600, 10, "fp32"
+    )
     for peer in net.peers:
         net.nodes[peer].open_round(LOG, 1, net.peers, 600, 10, "fp32")
     net.nodes[a].freeze(LOG, 1, cid_of(0), vectors[cid_of(0)])
     net.nodes[a].execute(plan, net.peers)
     net.nodes[a].report(plan.plan_id)
     (report,) = net.of(a, Report)
-    assert report == Report(plan.plan_id, {cid_of(1): ((0, 20),), cid_of(2): ((0, 20),)}, {b: ((20, 40),), c: ((40, 60),)}, 0)
+    assert report == Report(
+        plan.plan_id,
+        {cid_of(1): ((0, 20),), cid_of(2): ((0, 20),)},
+        {b: ((20, 40),), c: ((40, 60),)},
+        0,
+    )
     net.nodes[b].execute(plan, net.peers)  # its own vector is not frozen yet
     net.run()
     net.nodes[b].report(plan.plan_id)
@@ -266,7 +335,9 @@ def test_non_finite_is_refused_at_the_source(codec, bad):
     net = Net(2)
     vectors = {cid_of(i): vector(1_000, i) for i in range(2)}
     vectors[cid_of(1)][700] = bad
-    plan = make_plan([(p, cid_of(i), 1) for i, p in enumerate(net.peers)], net.peers, 1_000, 100, codec)
+    plan = make_plan(
+        [(p, cid_of(i), 1) for i, p in enumerate(net.peers)], net.peers, 1_000, 100, codec
+    )
     start(net, plan, vectors)
     net.run()
     assert net.of(net.peers[1], NonFinite) == [NonFinite(cid_of(1))]
@@ -278,7 +349,10 @@ def test_non_finite_is_refused_at_the_source(codec, bad):
     assert cid_of(1) in report.missing
 
 
-@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int8_fp16", "int4", "codebook8", "int8:30+fp16", "stat2", "sparse32"])
+@pytest.mark.parametrize(
+    "codec",
+    ["fp32", "bf16", "int8", "int8_fp16", "int4", "codebook8", "int8:30+fp16", "stat2", "sparse32"],
+)
 def test_non_finite_from_a_peer_is_its_fault(codec):
     net = Net(3)
     a, b, _c = net.peers
@@ -296,7 +370,14 @@ def test_non_finite_from_a_peer_is_its_fault(codec):
     (report,) = net.of(a, Report)
     assert set(report.missing) == {cid_of(1)}
     assert report.missing[cid_of(1)] == ((0, 10),)
-    second = make_plan([(p, cid_of(i), 1) for i, p in enumerate(net.peers) if p != b], [a], 1_000, 100, codec, revision=1)
+    second = make_plan(
+        [(p, cid_of(i), 1) for i, p in enumerate(net.peers) if p != b],
+        [a],
+        1_000,
+        100,
+        codec,
+        revision=1,
+    )
     for peer in net.peers:
         net.nodes[peer].execute(second, net.peers)
     net.run()
@@ -307,17 +388,32 @@ def _indices(first: int, second: int) -> bytes:
     return (first | second << 12).to_bytes(3, "little")
 
 
-@pytest.mark.parametrize(("at", "harm"), [
-    (0, np.float32(-1.0).tobytes()), (4, np.float32(np.inf).tobytes()), (0, np.float32(np.nan).tobytes()),
-    (8, _indices(5, 5)), (8, _indices(7, 3)), (8, _indices(3, 100)), (8, _indices(4094, 4095)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("at", "harm"),
+    [
+        (0, np.float32(-1.0).tobytes()),
+        (4, np.float32(np.inf).tobytes()),
+        (0, np.float32(np.nan).tobytes()),
+        (8, _indices(5, 5)),
+        (8, _indices(7, 3)),
+        (8, _indices(3, 100)),
+        (8, _indices(4094, 4095)),
+    ],
+)
 @pytest.mark.parametrize("reducer", ["mean", "max"])
 def test_sparse_bytes_that_no_encoder_makes_are_the_fault_of_their_sender(at, harm, reducer):
     """Levels that are no magnitudes; indices that do not ascend, come twice, or lie outside a chunk of 100 values: two are kept of it."""
     net = Net(3)
     a, b, _c = net.peers
     vectors = {cid_of(i): vector(1_000, i) for i in range(3)}
-    plan = make_plan([(p, cid_of(i), 1) for i, p in enumerate(net.peers)], [a], 1_000, 100, "sparse64", reducer=reducer)
+    plan = make_plan(
+        [(p, cid_of(i), 1) for i, p in enumerate(net.peers)],
+        [a],
+        1_000,
+        100,
+        "sparse64",
+        reducer=reducer,
+    )
     start(net, plan, vectors)
     record = net.nodes[b].next_record(a)
     raw = bytes(record.payload)
@@ -327,7 +423,14 @@ def test_sparse_bytes_that_no_encoder_makes_are_the_fault_of_their_sender(at, ha
     assert fault.peer == b
     assert "not what its codec makes" in fault.reason
     assert not net.of(a, ResultComplete)
-    second = make_plan([(p, cid_of(i), 1) for i, p in enumerate(net.peers) if p != b], [a], 1_000, 100, "sparse64", revision=1)
+    second = make_plan(
+        [(p, cid_of(i), 1) for i, p in enumerate(net.peers) if p != b],
+        [a],
+        1_000,
+        100,
+        "sparse64",
+        revision=1,
+    )
     for peer in net.peers:
         net.nodes[peer].execute(second, net.peers)
     net.run()
@@ -337,7 +440,9 @@ def test_sparse_bytes_that_no_encoder_makes_are_the_fault_of_their_sender(at, ha
 def test_records_of_contributions_and_of_results_have_lengths_of_their_own():
     net = Net(2)
     a, b = net.peers
-    plan = make_plan([(p, cid_of(i), 1) for i, p in enumerate(net.peers)], [a, b], 200, 100, "sparse64")
+    plan = make_plan(
+        [(p, cid_of(i), 1) for i, p in enumerate(net.peers)], [a, b], 200, 100, "sparse64"
+    )
     start(net, plan, {cid_of(i): vector(200, i) for i in range(2)})
     part, result, slot = 8 + 3 + 1, 4 + 2 * 2 + 50 + 2, wire_header.slot_id(plan.log, plan.round)
 
@@ -361,11 +466,20 @@ def test_records_of_contributions_and_of_results_have_lengths_of_their_own():
 
 def test_a_codec_whose_results_are_others_has_no_partial_sums():
     net = Net(3)
-    plan = make_plan([(p, cid_of(i), 1) for i, p in enumerate(net.peers)], net.peers, 200, 100, "stat2", topology=Topology("ring", ()))
+    plan = make_plan(
+        [(p, cid_of(i), 1) for i, p in enumerate(net.peers)],
+        net.peers,
+        200,
+        100,
+        "stat2",
+        topology=Topology("ring", ()),
+    )
     with pytest.raises(ConfigError, match="stat2 works in a butterfly only"):
         start(net, plan, {cid_of(i): vector(200, i) for i in range(3)})
     assert not Shape(200, 100, "stat2", topology="ring").fits(plan)
-    assert Shape(200, 100, "int4", topology="ring").fits(msgspec.structs.replace(plan, codec="int4"))
+    assert Shape(200, 100, "int4", topology="ring").fits(
+        msgspec.structs.replace(plan, codec="int4")
+    )
 
 
 def test_huge_but_finite_values_are_blamed_on_the_largest():
@@ -395,7 +509,9 @@ def test_hostile_headers_are_refused_before_any_buffer():
         wire_header.pack(0, 104, 3, slot, cid_of(1)),
         wire_header.pack(wire_header.BEAT, 1, 0, bytes(16), bytes(16)),
         wire_header.BEAT_HEADER,
-        wire_header.pack(wire_header.RESULT, 4, 3, bytes(16), slot),  # early result of a wrong length
+        wire_header.pack(
+            wire_header.RESULT, 4, 3, bytes(16), slot
+        ),  # early result of a wrong length
         b"\2" + good[1:],
         good[:2] + b"\1" + good[3:],
         good[:-1],
@@ -406,7 +522,12 @@ def test_hostile_headers_are_refused_before_any_buffer():
         assert caught.value.peer == b
     stranger = PeerId("stranger")
     assert node.destination(stranger, good) is None
-    assert node.destination(b, wire_header.pack(wire_header.PART, 104, 3, wire_header.slot_id(LOG, 2), cid_of(1))) is None
+    assert (
+        node.destination(
+            b, wire_header.pack(wire_header.PART, 104, 3, wire_header.slot_id(LOG, 2), cid_of(1))
+        )
+        is None
+    )
     plan = make_plan([(a, cid_of(0), 1), (b, cid_of(1), 1)], [a], 1_000, 100, "int8")
     node.execute(plan, net.peers)
     with pytest.raises(RemoteProtocolError):  # b owns nothing
@@ -439,7 +560,9 @@ def test_a_peer_cannot_fill_memory_or_speak_for_another():
     node.execute(plan, net.peers)
     assert not send(b, cid_of(1, 9), 0)  # what the plan uses is not pushed out
     for chunk in range(10):
-        assert send(b, cid_of(2), chunk) is False or chunk < 10  # under c's cid: never counted as c's
+        assert (
+            send(b, cid_of(2), chunk) is False or chunk < 10
+        )  # under c's cid: never counted as c's
     node.report(plan.plan_id)
     (report,) = [e for e in net.events[a] if isinstance(e, Report)]
     assert report.missing == {cid_of(2): ((0, 10),)}
@@ -450,9 +573,17 @@ def test_closing_frees_and_lingers_for_the_slow():
     a, b, c = net.peers
     numel, chunk = 2_000, 100
     vectors = {cid_of(i): vector(numel, i) for i in range(3)}
-    plan = make_plan([(p, cid_of(i), 1) for i, p in enumerate(net.peers)], net.peers, numel, chunk, "int8")
+    plan = make_plan(
+        [(p, cid_of(i), 1) for i, p in enumerate(net.peers)], net.peers, numel, chunk, "int8"
+    )
     start(net, plan, vectors)
-    fast = {(a, b), (b, a), (a, c), (b, c), (c, a)}  # c hears a and b; b does not get c's results yet
+    fast = {
+        (a, b),
+        (b, a),
+        (a, c),
+        (b, c),
+        (c, a),
+    }  # c hears a and b; b does not get c's results yet
     for _ in range(200):
         for pair in fast:
             net.pull(*pair)
@@ -497,11 +628,15 @@ def test_misuse_is_a_local_protocol_error():
         node.freeze(LOG, 1, cid_of(0), torch.zeros(999))
     with pytest.raises(LocalProtocolError):
         node.freeze(LOG, 1, cid_of(0), torch.zeros(1_000, dtype=torch.float64))
-    gap = make_plan([(a, cid_of(0), 1)], [a], 1_000, 100, "int8", parts=(Part(a, 0, 4), Part(b, 5, 10)))
+    gap = make_plan(
+        [(a, cid_of(0), 1)], [a], 1_000, 100, "int8", parts=(Part(a, 0, 4), Part(b, 5, 10))
+    )
     with pytest.raises(LocalProtocolError):
         node.execute(gap, net.peers)
     with pytest.raises(ConfigError):
-        node.execute(make_plan([(a, cid_of(0), 1)], [a], 1_000, 100, "int8", reducer="median"), net.peers)
+        node.execute(
+            make_plan([(a, cid_of(0), 1)], [a], 1_000, 100, "int8", reducer="median"), net.peers
+        )
 
 
 def test_blobs():
@@ -519,7 +654,10 @@ def test_blobs():
     net.nodes[b].send_blob(c, b"state", [(0, 6)])
     net.run()
     assert net.of(c, BadChunk) == [BadChunk(b, b"state", 2)]  # and b is not listened to any more
-    assert net.of(c, BlobProgress) == [BlobProgress(b"state", 1, 11, ((1, 11),)), BlobProgress(b"state", 2, 11, ((2, 11),))]
+    assert net.of(c, BlobProgress) == [
+        BlobProgress(b"state", 1, 11, ((1, 11),)),
+        BlobProgress(b"state", 2, 11, ((2, 11),)),
+    ]
     net.nodes[c].report(b"state")
     net.nodes[c].report(b"something else")
     assert net.events[c][-1] == BlobProgress(b"state", 2, 11, ((2, 11),))
@@ -550,12 +688,18 @@ def test_of_a_result_that_is_fetched_what_has_come_already_is_not_asked_for(seed
     net = Net(3, seed=seed)
     a, b, c = net.peers
     vectors = {cid_of(i): vector(4_000, i) for i in range(3)}
-    plan = make_plan([(peer, cid_of(i), 1) for i, peer in enumerate(net.peers)], [a, b, c], 4_000, 100, "int8")
+    plan = make_plan(
+        [(peer, cid_of(i), 1) for i, peer in enumerate(net.peers)], [a, b, c], 4_000, 100, "int8"
+    )
     start(net, plan, vectors)
     net.flying[b, c] = []
     while not net.results(a, plan):
         net.run(1)
-        net.flying[b, c] = [record for record in net.flying[b, c] if record[0][1] != wire_header.RESULT or net.rng.random() < 0.5]
+        net.flying[b, c] = [
+            record
+            for record in net.flying[b, c]
+            if record[0][1] != wire_header.RESULT or net.rng.random() < 0.5
+        ]
     net.kill(b)
     net.run()
     assert not net.results(c, plan)
@@ -566,7 +710,9 @@ def test_of_a_result_that_is_fetched_what_has_come_already_is_not_asked_for(seed
     views = results.views(data)
     net.nodes[a].provide(b"result", data, results.bounds)
     out = bytearray(len(data))
-    net.nodes[c].want(b"result", memoryview(out), results.bounds, [chunk_hash(view) for view in views], [a])
+    net.nodes[c].want(
+        b"result", memoryview(out), results.bounds, [chunk_hash(view) for view in views], [a]
+    )
     net.nodes[c].report(b"result")
     have = len(views) - sum(stop - first for first, stop in lacking[b])
     assert net.events[c][-1] == BlobProgress(b"result", have, len(views), lacking[b])
@@ -574,7 +720,9 @@ def test_of_a_result_that_is_fetched_what_has_come_already_is_not_asked_for(seed
     net.run()
     assert out == data
     again = bytearray(len(data))
-    net.nodes[a].want(b"result", memoryview(again), results.bounds, [chunk_hash(view) for view in views], [c])
+    net.nodes[a].want(
+        b"result", memoryview(again), results.bounds, [chunk_hash(view) for view in views], [c]
+    )
     assert again == data
     assert [type(event) for event in net.events[a][-2:]] == [BlobProgress, BlobComplete]
     assert net.of(a, BlobProgress)[-1].missing == ()
@@ -583,7 +731,9 @@ def test_of_a_result_that_is_fetched_what_has_come_already_is_not_asked_for(seed
 def forty_chunks_of_two() -> tuple[Net, Plan, memoryview, list[bytes]]:
     """A round that is over, its result at the first of both, and the hashes of its chunks of 400 bytes."""
     net = Net(2, eager=False)
-    plan = make_plan([(peer, cid_of(i), 1) for i, peer in enumerate(net.peers)], net.peers, 4_000, 100, "fp32")
+    plan = make_plan(
+        [(peer, cid_of(i), 1) for i, peer in enumerate(net.peers)], net.peers, 4_000, 100, "fp32"
+    )
     start(net, plan, {cid_of(i): vector(4_000, i) for i in range(2)})
     net.run()
     data = net.results(net.peers[0], plan)[0].data
@@ -638,7 +788,9 @@ def test_a_blob_that_is_complete_is_not_written_to_where_it_is_wanted_again_befo
     a, b, c = net.peers
     good, out, node = bytes(range(100)), bytearray(100), net.nodes[a]
     node.want(b"x", memoryview(out), 100, [chunk_hash(good)], [b])
-    head = wire_header.pack(wire_header.BLOB, 100, 0, wire_header.blob_key(b"x"), wire_header.NO_KEY)
+    head = wire_header.pack(
+        wire_header.BLOB, 100, 0, wire_header.blob_key(b"x"), wire_header.NO_KEY
+    )
     net.deliver(b, a, head, good)
     assert net.of(a, BlobComplete) == [BlobComplete(b"x", (chunk_hash(good),))]
     node.want(b"x", memoryview(out), 100, [chunk_hash(good)], [b, c])
@@ -659,19 +811,27 @@ def test_of_many_gaps_some_are_told():
     out, key = bytearray(2000), wire_header.blob_key(b"x")
     net.nodes[a].want(b"x", memoryview(out), 1, [chunk_hash(b"g")] * 2000, [b])
     for chunk in range(0, 2000, 2):
-        net.deliver(b, a, wire_header.pack(wire_header.BLOB, 1, chunk, key, wire_header.NO_KEY), b"g")
-    assert net.events[a][-1] == BlobProgress(b"x", 1000, 2000, tuple((chunk, chunk + 1) for chunk in range(1, 513, 2)))
+        net.deliver(
+            b, a, wire_header.pack(wire_header.BLOB, 1, chunk, key, wire_header.NO_KEY), b"g"
+        )
+    assert net.events[a][-1] == BlobProgress(
+        b"x", 1000, 2000, tuple((chunk, chunk + 1) for chunk in range(1, 513, 2))
+    )
 
 
 def test_rounds_go_before_blobs_and_results_between_parts():
     net = Net(2)
     a, b = net.peers
     vectors = {cid_of(i): vector(400, i) for i in range(2)}
-    plan = make_plan([(p, cid_of(i), 1) for i, p in enumerate(net.peers)], net.peers, 400, 10, "fp32")
+    plan = make_plan(
+        [(p, cid_of(i), 1) for i, p in enumerate(net.peers)], net.peers, 400, 10, "fp32"
+    )
     net.nodes[a].provide(b"x", memoryview(bytes(100)), 10)
     net.nodes[a].send_blob(b, b"x", [(0, 10)])
     start(net, plan, vectors)
-    while (record := net.nodes[b].next_record(a)) is not None:  # all of b's parts: a can reduce everything
+    while (
+        record := net.nodes[b].next_record(a)
+    ) is not None:  # all of b's parts: a can reduce everything
         net.deliver(b, a, record.header, bytes(record.payload))
     kinds = []
     while (record := net.nodes[a].next_record(b)) is not None:
@@ -682,7 +842,9 @@ def test_rounds_go_before_blobs_and_results_between_parts():
 def test_events_may_give_commands():
     net = Net(2)
     vectors = {cid_of(i): vector(500, i) for i in range(2)}
-    plan = make_plan([(p, cid_of(i), 1) for i, p in enumerate(net.peers)], net.peers, 500, 50, "int8")
+    plan = make_plan(
+        [(p, cid_of(i), 1) for i, p in enumerate(net.peers)], net.peers, 500, 50, "int8"
+    )
     got: dict[PeerId, bytes] = {}
 
     def hook(peer):
@@ -707,10 +869,14 @@ def two_with_a_clock():
     """Two exchanges that send again after 1 s, at their clock's time; all records of ``a`` towards ``b`` have been handed out."""
     net, clock = Net(2), [100.0]
     a, b = net.peers
-    node = net.nodes[a] = Exchange(a, emit=net.events[a].append, clock=lambda: clock[0], resend_after_s=lambda: 1.0)
+    node = net.nodes[a] = Exchange(
+        a, emit=net.events[a].append, clock=lambda: clock[0], resend_after_s=lambda: 1.0
+    )
     node.lane_up(b)
     vectors = {cid_of(i): vector(600, i) for i in range(2)}
-    plan = make_plan([(p, cid_of(i), 1) for i, p in enumerate(net.peers)], net.peers, 600, 100, "fp32")
+    plan = make_plan(
+        [(p, cid_of(i), 1) for i, p in enumerate(net.peers)], net.peers, 600, 100, "fp32"
+    )
     node.open_round(LOG, 1, net.peers, 600, 100, "fp32")
     node.freeze(LOG, 1, cid_of(0), vectors[cid_of(0)])
     node.execute(plan, net.peers)
@@ -754,7 +920,9 @@ def test_what_a_lost_lane_had_is_sent_again_at_once():
 def test_of_several_lanes_a_lost_one_costs_what_was_on_it():
     net, clock = Net(2), [100.0]
     a, b = net.peers
-    node = net.nodes[a] = Exchange(a, emit=net.events[a].append, clock=lambda: clock[0], resend_after_s=lambda: 1.0)
+    node = net.nodes[a] = Exchange(
+        a, emit=net.events[a].append, clock=lambda: clock[0], resend_after_s=lambda: 1.0
+    )
     other = net.nodes[b]
     node.lane_up(b, 1)
     node.lane_up(b, 2)
@@ -762,7 +930,9 @@ def test_of_several_lanes_a_lost_one_costs_what_was_on_it():
     other.lane_up(a, 1)
     other.lane_up(a, 2)
     vectors = {cid_of(i): vector(1000, i) for i in range(2)}
-    plan = make_plan([(p, cid_of(i), 1) for i, p in enumerate(net.peers)], net.peers, 1000, 100, "fp32")
+    plan = make_plan(
+        [(p, cid_of(i), 1) for i, p in enumerate(net.peers)], net.peers, 1000, 100, "fp32"
+    )
     start(net, plan, vectors)
     other.report(plan.plan_id)
     turns = [1, 2, 2, 1, 2]  # each record goes over the lane that has room
@@ -781,7 +951,9 @@ def test_of_several_lanes_a_lost_one_costs_what_was_on_it():
     assert report.resumed == {a}
     missing = report.missing[cid_of(0)]
     assert sum(stop - first for first, stop in missing) == 3
-    node.resend_parts(b, plan.plan_id, cid_of(0), ((0, 10),))  # whoever asks for more does not get what the other lane has
+    node.resend_parts(
+        b, plan.plan_id, cid_of(0), ((0, 10),)
+    )  # whoever asks for more does not get what the other lane has
     again = [record.header for record in iter(lambda: node.next_record(b, 1), None)]
     assert again == [header for header, _ in sorted(sent[2])]
 
@@ -789,7 +961,9 @@ def test_of_several_lanes_a_lost_one_costs_what_was_on_it():
 def test_a_report_names_lanes_that_came_up_once():
     net = Net(2)
     vectors = {cid_of(i): vector(600, i) for i in range(2)}
-    plan = make_plan([(p, cid_of(i), 1) for i, p in enumerate(net.peers)], net.peers, 600, 100, "fp32")
+    plan = make_plan(
+        [(p, cid_of(i), 1) for i, p in enumerate(net.peers)], net.peers, 600, 100, "fp32"
+    )
     start(net, plan, vectors)
     a, b = net.peers
     net.cut(a, b)
@@ -802,7 +976,9 @@ def test_an_owner_gets_parts_a_little_ahead_of_its_results():
     net = Net(3, lead=Lead(1, 0))
     a, b, c = net.peers
     vectors = {cid_of(i): vector(1500, i) for i in range(3)}
-    plan = make_plan([(p, cid_of(i), 1) for i, p in enumerate(net.peers)], net.peers, 1500, 100, "fp32")
+    plan = make_plan(
+        [(p, cid_of(i), 1) for i, p in enumerate(net.peers)], net.peers, 1500, 100, "fp32"
+    )
     start(net, plan, vectors)
 
     def sent(one, other):
@@ -814,7 +990,11 @@ def test_an_owner_gets_parts_a_little_ahead_of_its_results():
             found.append((head.kind == wire_header.PART, head.chunk))
         return found
 
-    assert sent(a, b) == [(True, 5), (True, 6), (True, 7)]  # of b's part, and no more before c gave its own to these
+    assert sent(a, b) == [
+        (True, 5),
+        (True, 6),
+        (True, 7),
+    ]  # of b's part, and no more before c gave its own to these
     assert sent(a, b) == []
     assert sent(c, b) == [(True, 5), (True, 6), (True, 7)]
     assert sent(b, a) == [(True, 0), (False, 5), (True, 1), (False, 6), (True, 2), (False, 7)]
@@ -828,7 +1008,13 @@ def test_beside_each_other_nobody_gives_far_more_than_it_gets_while_the_other_gi
     net = Net(2, lead=Lead(near=True), clock=lambda: now[0])
     a, b = net.peers
     vectors = {cid_of(i): vector(2000, i) for i in range(2)}
-    start(net, make_plan([(p, cid_of(i), 1) for i, p in enumerate(net.peers)], net.peers, 2000, 100, "fp32"), vectors)
+    start(
+        net,
+        make_plan(
+            [(p, cid_of(i), 1) for i, p in enumerate(net.peers)], net.peers, 2000, 100, "fp32"
+        ),
+        vectors,
+    )
 
     def parts(one, other, most):
         """Chunks of contributions that ``one`` sends now."""
@@ -847,13 +1033,26 @@ def test_beside_each_other_nobody_gives_far_more_than_it_gets_while_the_other_gi
     net.nodes[a].report(next(iter(net.nodes[a]._plans)))
     assert parts(a, b, 10) == [14, 15, 16, 17, 18, 19]
     net.run()
-    check(net, make_plan([(p, cid_of(i), 1) for i, p in enumerate(net.peers)], net.peers, 2000, 100, "fp32"), vectors)
+    check(
+        net,
+        make_plan(
+            [(p, cid_of(i), 1) for i, p in enumerate(net.peers)], net.peers, 2000, 100, "fp32"
+        ),
+        vectors,
+    )
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_beside_each_other_too_records_get_lost_and_the_bits_stay(seed):
     ticks = count()
-    net = Net(2, seed=seed, loss=0.2, eager=seed % 2 == 0, lead=Lead(near=True), clock=lambda: next(ticks) / 1000)
+    net = Net(
+        2,
+        seed=seed,
+        loss=0.2,
+        eager=seed % 2 == 0,
+        lead=Lead(near=True),
+        clock=lambda: next(ticks) / 1000,
+    )
     vectors = {cid_of(i): vector(4000, i) for i in range(2)}
     contributors = [(p, cid_of(i), i + 1) for i, p in enumerate(net.peers)]
     start(net, make_plan(contributors, net.peers, 4000, 100, "int8"), vectors)

@@ -40,7 +40,9 @@ def start(net: Net, plan: Plan, vectors) -> None:
     for peer in net.peers:
         if peer not in net.down:
             node = net.nodes[peer]
-            node.open_round(plan.log, plan.round, net.peers, plan.numel, plan.chunk_elements, plan.codec)
+            node.open_round(
+                plan.log, plan.round, net.peers, plan.numel, plan.chunk_elements, plan.codec
+            )
             for c in plan.contributors:
                 if c.member.peer == peer:
                     node.freeze(plan.log, plan.round, c.cid, vectors[c.cid])
@@ -65,14 +67,42 @@ def plans(draw: st.DrawFn) -> tuple[int, Plan]:
     peers = draw(st.permutations(peers_of(n)))
     numel, chunk = draw(st.integers(1, 900)), draw(st.integers(1, 300))
     givers = peers[: draw(st.integers(1, n))]
-    weights = draw(st.lists(st.integers(1, draw(st.sampled_from([1, 9, 1 << 30]))), min_size=len(givers), max_size=len(givers)))
-    codec = draw(st.sampled_from([*CODECS, "fp16:300+int8", "sparse64:300+fp16"]) if numel > 300 else st.sampled_from(CODECS))
-    groups = draw(st.sampled_from([(), tuple(draw(st.lists(st.integers(0, 2), min_size=len(givers), max_size=len(givers))))]))
+    weights = draw(
+        st.lists(
+            st.integers(1, draw(st.sampled_from([1, 9, 1 << 30]))),
+            min_size=len(givers),
+            max_size=len(givers),
+        )
+    )
+    codec = draw(
+        st.sampled_from([*CODECS, "fp16:300+int8", "sparse64:300+fp16"])
+        if numel > 300
+        else st.sampled_from(CODECS)
+    )
+    groups = draw(
+        st.sampled_from(
+            [
+                (),
+                tuple(
+                    draw(st.lists(st.integers(0, 2), min_size=len(givers), max_size=len(givers)))
+                ),
+            ]
+        )
+    )
     owners = draw(st.permutations(peers))[: draw(st.integers(1, n))]
     plan = make_plan(
-        [(peer, cid_of(peers_of(n).index(peer)), weight) for peer, weight in zip(givers, weights, strict=True)], owners, numel, chunk,
-        codec, topology=Topology(draw(st.sampled_from(KINDS if has_partial_sums(codec) else KINDS[:1])), groups),
-    )  # fmt: skip
+        [
+            (peer, cid_of(peers_of(n).index(peer)), weight)
+            for peer, weight in zip(givers, weights, strict=True)
+        ],
+        owners,
+        numel,
+        chunk,
+        codec,
+        topology=Topology(
+            draw(st.sampled_from(KINDS if has_partial_sums(codec) else KINDS[:1])), groups
+        ),
+    )
     return n, plan
 
 
@@ -97,12 +127,17 @@ def test_every_contribution_is_summed_once_and_reaches_the_owner(drawn):
 
         def gather(peer, tree=tree, found=found):
             found.extend(
-                term.cid if term.peer == peer or tree.sum(term.peer) is None else gather(term.peer) or b"" for term in tree.sum(peer).terms
+                term.cid
+                if term.peer == peer or tree.sum(term.peer) is None
+                else gather(term.peer) or b""
+                for term in tree.sum(peer).terms
             )
 
         gather(tree.owner)
         assert sorted(cid for cid in found if cid) == sorted(c.cid for c in plan.contributors)
-        assert {one: [term.peer for term in tree.sum(one).terms] for one in ref_tree(plan, number)} == ref_tree(plan, number)
+        assert {
+            one: [term.peer for term in tree.sum(one).terms] for one in ref_tree(plan, number)
+        } == ref_tree(plan, number)
 
 
 @pytest.mark.parametrize("kind", ["ring", "two-level"])
@@ -112,13 +147,21 @@ def test_a_butterfly_and_a_tree_agree_on_integers_but_not_in_their_digests(kind)
     vectors = {cid_of(i): vector(500, i).mul(100).round() for i in range(4)}
     contributors = [(net.peers[i], cid_of(i), 3 * i + 1) for i in range(4)]
     star = make_plan(contributors, net.peers, 500, 64, "fp32")
-    plan = make_plan(contributors, net.peers, 500, 64, "fp32", topology=Topology(kind, (0, 1, 0, 1)))
+    plan = make_plan(
+        contributors, net.peers, 500, 64, "fp32", topology=Topology(kind, (0, 1, 0, 1))
+    )
     start(net, plan, vectors)
     net.run()
     assert check(net, plan, vectors) == ref_result(star, vectors)
-    assert not set(ref_digests(plan, ref_result(star, vectors))) & set(ref_digests(star, ref_result(star, vectors)))
-    other = make_plan(contributors, net.peers, 500, 64, "fp32", topology=Topology(kind, (0, 0, 1, 1)))
-    assert not set(ref_digests(plan, ref_result(star, vectors))) & set(ref_digests(other, ref_result(star, vectors)))
+    assert not set(ref_digests(plan, ref_result(star, vectors))) & set(
+        ref_digests(star, ref_result(star, vectors))
+    )
+    other = make_plan(
+        contributors, net.peers, 500, 64, "fp32", topology=Topology(kind, (0, 0, 1, 1))
+    )
+    assert not set(ref_digests(plan, ref_result(star, vectors))) & set(
+        ref_digests(other, ref_result(star, vectors))
+    )
     assert [e.part for peer in net.peers for e in net.of(peer, PartReduced)] == [0, 1, 2, 3]
 
 
@@ -127,9 +170,14 @@ def test_a_sum_over_a_tree(kind):
     net = Net(5, seed=2)
     vectors = {cid_of(i): vector(300, i).mul(50).round() for i in range(5)}
     plan = make_plan(
-        [(p, cid_of(i), 7) for i, p in enumerate(net.peers)], net.peers, 300, 32, "fp32", reducer="sum",
+        [(p, cid_of(i), 7) for i, p in enumerate(net.peers)],
+        net.peers,
+        300,
+        32,
+        "fp32",
+        reducer="sum",
         topology=Topology(kind, (0, 0, 0, 1, 1)),
-    )  # fmt: skip
+    )
     start(net, plan, vectors)
     net.run()
     want = sum(vectors.values()).numpy().tobytes()
@@ -141,7 +189,12 @@ def test_fp16_partial_sums_of_large_weights_do_not_overflow():
     net = Net(4, seed=3)
     vectors = {cid_of(i): vector(64, i).clamp_(-1, 1).mul(50_000) for i in range(4)}
     plan = make_plan(
-        [(p, cid_of(i), 1000 + i) for i, p in enumerate(net.peers)], net.peers, 64, 16, "fp16", topology=Topology("two-level", (0, 0, 1, 1))
+        [(p, cid_of(i), 1000 + i) for i, p in enumerate(net.peers)],
+        net.peers,
+        64,
+        16,
+        "fp16",
+        topology=Topology("two-level", (0, 0, 1, 1)),
     )
     start(net, plan, vectors)
     net.run()
@@ -175,10 +228,17 @@ def test_a_site_sends_its_sum_once():
     size = crossing("two-level")[1]
     crossed = {kind: crossing(kind)[0] for kind in KINDS}
     accounts = 80 * 2 * (1 + 4) * 32  # of each chunk two, of the sum and what is in it: a hash each
-    assert crossed == {"butterfly": 8 * size, "two-level": 2 * size, "checked": 2 * size + accounts, "ring": 3.5 * size}
+    assert crossed == {
+        "butterfly": 8 * size,
+        "two-level": 2 * size,
+        "checked": 2 * size + accounts,
+        "ring": 3.5 * size,
+    }
 
 
-@pytest.mark.parametrize(("kind", "seed"), list(product(("ring", "two-level", "checked"), range(15))))
+@pytest.mark.parametrize(
+    ("kind", "seed"), list(product(("ring", "two-level", "checked"), range(15)))
+)
 def test_death_at_any_moment_and_two_revisions(kind, seed):
     """Whoever dies, owner, head or middle of a chain: the rest reduces under a new tree, with lost records and broken lanes."""
     net = Net(6, seed=seed, loss=0.1, eager=bool(seed % 2))
@@ -187,16 +247,27 @@ def test_death_at_any_moment_and_two_revisions(kind, seed):
     groups = {peer: net.rng.randrange(3) for peer in net.peers}
     dead = net.peers[net.rng.randrange(6)]
     contributors = [(p, cid_of(i), 2) for i, p in enumerate(net.peers)]
-    plan = make_plan(contributors, net.peers, numel, chunk, "int8", topology=Topology(kind, tuple(groups[p] for p in net.peers)))
+    plan = make_plan(
+        contributors,
+        net.peers,
+        numel,
+        chunk,
+        "int8",
+        topology=Topology(kind, tuple(groups[p] for p in net.peers)),
+    )
     start(net, plan, vectors)
     net.run(limit=net.rng.randrange(400))
     net.kill(dead)
     live = [p for p in net.peers if p != dead]
     for revision in (1, 2):
         keep = live[revision - 1 :]
-        contributors = [(p, cid_of(net.peers.index(p)), 2 + net.peers.index(p) * (revision - 1)) for p in keep]
+        contributors = [
+            (p, cid_of(net.peers.index(p)), 2 + net.peers.index(p) * (revision - 1)) for p in keep
+        ]
         topology = Topology(kind, tuple(groups[p] for p in keep))
-        plan = make_plan(contributors, keep, numel, chunk, "int8", revision=revision, topology=topology)
+        plan = make_plan(
+            contributors, keep, numel, chunk, "int8", revision=revision, topology=topology
+        )
         for peer in live:
             net.nodes[peer].execute(plan, net.peers)
             if net.rng.random() < 0.5:
@@ -235,29 +306,52 @@ def test_what_does_not_change_is_not_sent_again():
         deliver(a, b, header, payload)
 
     net.deliver = spy
-    owners = [*net.peers[:5], net.peers[4]]  # the heads of site 0 are the same: one in turn for each part of site 1
+    owners = [
+        *net.peers[:5],
+        net.peers[4],
+    ]  # the heads of site 0 are the same: one in turn for each part of site 1
     second = make_plan(
-        everybody[:5], net.peers, numel, chunk, "int8", revision=1, topology=Topology("two-level", (0, 0, 0, 1, 1)),
+        everybody[:5],
+        net.peers,
+        numel,
+        chunk,
+        "int8",
+        revision=1,
+        topology=Topology("two-level", (0, 0, 0, 1, 1)),
         parts=tuple(part for part in make_plan(everybody, owners, numel, chunk, "int8").parts),
-    )  # fmt: skip
+    )
     for peer in net.peers[:5]:
         net.nodes[peer].execute(second, net.peers)
     net.run()
     check(net, second, vectors)
-    assert sorted(sent) == [(2, 5), (3, 0), (3, 2), (4, 1)]  # to the new owner, and site 1's new sums
+    assert sorted(sent) == [
+        (2, 5),
+        (3, 0),
+        (3, 2),
+        (4, 1),
+    ]  # to the new owner, and site 1's new sums
 
 
 def test_a_partial_sum_over_another_set_is_refused():
     net = Net(4)
     a, b, c, _d = net.peers
     plan = make_plan(
-        [(p, cid_of(i), 1) for i, p in enumerate(net.peers)], [a, b, c], 300, 100, "fp32", topology=Topology("two-level", (0, 0, 1, 1))
+        [(p, cid_of(i), 1) for i, p in enumerate(net.peers)],
+        [a, b, c],
+        300,
+        100,
+        "fp32",
+        topology=Topology("two-level", (0, 0, 1, 1)),
     )
     node = net.nodes[a]
     node.open_round(LOG, 1, net.peers, 300, 100, "fp32")
     slot = wire_header.slot_id(LOG, 1)
-    wrong = wire_header.pack(wire_header.PARTIAL, 400, 0, wire_header.partial_key(slot, plan.plan_id), bytes(16))
-    assert node.destination(c, wrong) is not None  # the plan is not known yet: kept, and of no use later
+    wrong = wire_header.pack(
+        wire_header.PARTIAL, 400, 0, wire_header.partial_key(slot, plan.plan_id), bytes(16)
+    )
+    assert (
+        node.destination(c, wrong) is not None
+    )  # the plan is not known yet: kept, and of no use later
     node.execute(plan, net.peers)
     for peer in (b, c):  # not the head, and the head with another sum
         with pytest.raises(RemoteProtocolError, match="another set") as caught:
@@ -266,12 +360,18 @@ def test_a_partial_sum_over_another_set_is_refused():
     right = trees_of(plan, MEAN)[0].sent(c)
     assert right is not None
     assert (
-        node.destination(c, wire_header.pack(wire_header.PARTIAL, 400, 0, wire_header.partial_key(slot, plan.plan_id), right.cid))
+        node.destination(
+            c,
+            wire_header.pack(
+                wire_header.PARTIAL, 400, 0, wire_header.partial_key(slot, plan.plan_id), right.cid
+            ),
+        )
         is not None
     )
     other = wire_header.partial_key(slot, bytes(16))
     assert (
-        node.destination(c, wire_header.pack(wire_header.PARTIAL, 400, 0, other, bytes(16))) is not None
+        node.destination(c, wire_header.pack(wire_header.PARTIAL, 400, 0, other, bytes(16)))
+        is not None
     )  # another plan's: nobody's fault
     for header in (
         wire_header.pack(wire_header.PARTIAL, 400, 3, other, bytes(16)),
@@ -280,13 +380,23 @@ def test_a_partial_sum_over_another_set_is_refused():
         with pytest.raises(RemoteProtocolError, match="chunk") as caught:
             node.destination(c, header)
         assert caught.value.peer == c
-    assert node.destination(c, wire_header.pack(wire_header.PARTIAL, 400, 0, bytes(16), bytes(16))) is None  # no such round
+    assert (
+        node.destination(c, wire_header.pack(wire_header.PARTIAL, 400, 0, bytes(16), bytes(16)))
+        is None
+    )  # no such round
 
 
 def test_a_peer_may_have_two_vectors_here_and_no_more():
     net = Net(2)
     a, b = net.peers
-    plan = make_plan([(p, cid_of(i), 1) for i, p in enumerate(net.peers)], [a], 300, 100, "fp32", topology=Topology("ring"))
+    plan = make_plan(
+        [(p, cid_of(i), 1) for i, p in enumerate(net.peers)],
+        [a],
+        300,
+        100,
+        "fp32",
+        topology=Topology("ring"),
+    )
     node = net.nodes[a]
     node.open_round(LOG, 1, net.peers, 300, 100, "fp32")
     node.execute(plan, net.peers)
@@ -299,7 +409,13 @@ def test_a_peer_may_have_two_vectors_here_and_no_more():
             held += 1
     (opened,) = node._slots.values()
     assert held == 15
-    assert sum(len(opened.parts_of(b, cid)) for cid in (cid_of(1), *(bytes([9, life]) * 8 for life in range(4)))) == 6
+    assert (
+        sum(
+            len(opened.parts_of(b, cid))
+            for cid in (cid_of(1), *(bytes([9, life]) * 8 for life in range(4)))
+        )
+        == 6
+    )
     assert len(opened.parts_of(b, cid_of(1))) == 3
 
 
@@ -308,7 +424,9 @@ def test_non_finite_values_stop_at_their_source_and_a_report_says_what_is_lackin
     vectors = {cid_of(i): vector(400, i) for i in range(4)}
     vectors[cid_of(3)][10] = float("nan")
     contributors = [(p, cid_of(i), 1) for i, p in enumerate(net.peers)]
-    plan = make_plan(contributors, net.peers[:1], 400, 100, "fp32", topology=Topology("two-level", (0, 0, 1, 1)))
+    plan = make_plan(
+        contributors, net.peers[:1], 400, 100, "fp32", topology=Topology("two-level", (0, 0, 1, 1))
+    )
     start(net, plan, vectors)
     net.run()
     assert net.of(net.peers[3], NonFinite) == [NonFinite(cid_of(3))]
@@ -329,7 +447,9 @@ def test_non_finite_values_stop_at_their_source_and_a_report_says_what_is_lackin
 def test_what_has_no_partial_sums_is_refused_in_a_tree(reducer):
     net = Net(2)
     contributors = [(p, cid_of(i), 1) for i, p in enumerate(net.peers)]
-    plan = make_plan(contributors, net.peers, 300, 100, "fp32", reducer=reducer, topology=Topology("ring"))
+    plan = make_plan(
+        contributors, net.peers, 300, 100, "fp32", reducer=reducer, topology=Topology("ring")
+    )
     net.nodes[net.peers[0]].open_round(LOG, 1, net.peers, 300, 100, "fp32")
     with pytest.raises(ConfigError):
         net.nodes[net.peers[0]].execute(plan, net.peers)
@@ -346,7 +466,9 @@ def test_the_error_grows_with_the_number_of_sums():
         net = Net(8, seed=5)
         vectors = {cid_of(i): vector(40_000, i) for i in range(8)}
         contributors = [(p, cid_of(i), 1) for i, p in enumerate(net.peers)]
-        plan = make_plan(contributors, net.peers, 40_000, 5_000, "int8", topology=Topology(kind, FOURS))
+        plan = make_plan(
+            contributors, net.peers, 40_000, 5_000, "int8", topology=Topology(kind, FOURS)
+        )
         start(net, plan, vectors)
         net.run()
         exact = np.mean([v.numpy().astype(np.float64) for v in vectors.values()], axis=0)

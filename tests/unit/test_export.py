@@ -21,7 +21,9 @@ from atoll.node.recipes import gpt
 from atoll.node.storage.checkpoint import Saved, save
 from atoll.security.identity import Identity
 
-MANIFEST = parse_manifest('schema = 1\nname = "tide"\n[model]\nconfig = { width = 32, layers = 1, heads = 2, context = 16 }\n')
+MANIFEST = parse_manifest(
+    'schema = 1\nname = "tide"\n[model]\nconfig = { width = 32, layers = 1, heads = 2, context = 16 }\n'
+)
 
 
 @pytest.fixture
@@ -42,17 +44,25 @@ def stored(atoll_home: Path) -> tuple[Paths, SignedManifest, gpt.GPT]:
     return paths, signed, model
 
 
-def test_the_files_load_without_atoll(stored: tuple[Paths, SignedManifest, gpt.GPT], tmp_path: Path) -> None:
+def test_the_files_load_without_atoll(
+    stored: tuple[Paths, SignedManifest, gpt.GPT], tmp_path: Path
+) -> None:
     paths, signed, model = stored
     done = export_run(paths, signed, tmp_path / "out")
     assert (done.round, done.parameters) == (7, sum(p.numel() for p in model.parameters()))
     weights = load_file(tmp_path / "out" / "model.safetensors")
-    assert {name: tuple(t.shape) for name, t in weights.items()} == {name: tuple(p.shape) for name, p in model.named_parameters()}
+    assert {name: tuple(t.shape) for name, t in weights.items()} == {
+        name: tuple(p.shape) for name, p in model.named_parameters()
+    }
     assert all(torch.equal(weights[name], p) for name, p in model.named_parameters())
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (config["model_type"], config["width"], config["heads"]) == ("atoll-gpt", 32, 2)
     origin = json.loads((tmp_path / "out" / "atoll.json").read_text())
-    assert (origin["run_id"], origin["round"], origin["manifest"]["name"]) == (signed.run_id, 7, "tide")
+    assert (origin["run_id"], origin["round"], origin["manifest"]["name"]) == (
+        signed.run_id,
+        7,
+        "tide",
+    )
     other = gpt.GPT(model.config)
     other.load_state_dict(weights)
 
@@ -63,14 +73,28 @@ def test_what_travels_beside_a_model_is_not_exported(atoll_home: Path, tmp_path:
     signed = sign_manifest(MANIFEST, Identity.generate())
     layout = Layout((TensorSpec("w", (3,), 0), TensorSpec("atoll.controls", (3,), 3, "sum")), 6)
     anchor, momentum = torch.arange(6.0), torch.zeros(6)
-    saved = Saved(1, 1, merkle_root([chunk_hash(anchor.numpy().tobytes() + momentum.numpy().tobytes())]), anchor, momentum)
-    save(save_run(paths, signed) / "checkpoint", layout, saved, run_id=signed.run_id, entry_hash=bytes(32))
+    saved = Saved(
+        1,
+        1,
+        merkle_root([chunk_hash(anchor.numpy().tobytes() + momentum.numpy().tobytes())]),
+        anchor,
+        momentum,
+    )
+    save(
+        save_run(paths, signed) / "checkpoint",
+        layout,
+        saved,
+        run_id=signed.run_id,
+        entry_hash=bytes(32),
+    )
     done = export_run(paths, signed, tmp_path / "out")
     assert (done.parameters, done.tensors) == (3, ("w",))
     assert load_file(tmp_path / "out" / "model.safetensors")["w"].tolist() == [0.0, 1.0, 2.0]
 
 
-def test_files_are_not_replaced_unasked(stored: tuple[Paths, SignedManifest, gpt.GPT], tmp_path: Path) -> None:
+def test_files_are_not_replaced_unasked(
+    stored: tuple[Paths, SignedManifest, gpt.GPT], tmp_path: Path
+) -> None:
     paths, signed, _ = stored
     (tmp_path / "model.safetensors").write_bytes(b"mine")
     with pytest.raises(StorageError, match="exists"):
@@ -82,7 +106,10 @@ def test_files_are_not_replaced_unasked(stored: tuple[Paths, SignedManifest, gpt
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "json", "layout", "missing"])
 def test_damage_is_noticed(
-    stored: tuple[Paths, SignedManifest, gpt.GPT], tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
+    stored: tuple[Paths, SignedManifest, gpt.GPT],
+    tmp_path: Path,
+    damage: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     paths, signed, _ = stored
     folder = paths.run_dir(signed.run_id) / "checkpoint"
@@ -122,7 +149,9 @@ def test_a_model_in_fragments_is_one_model(atoll_home: Path, tmp_path: Path) -> 
     save_run(paths, signed)
     parts = cut(make_layout([("a", (2, 3)), ("b", (4,)), ("c", (1,))]), 2)
     roots = list[str]()
-    for number, (part, folder) in enumerate(zip(parts, paths.state_dirs(signed.run_id, 2), strict=True)):
+    for number, (part, folder) in enumerate(
+        zip(parts, paths.state_dirs(signed.run_id, 2), strict=True)
+    ):
         anchor, momentum = torch.arange(part.numel) + 10.0 * number, torch.zeros(part.numel)
         root = merkle_root([chunk_hash(anchor.numpy().tobytes() + momentum.numpy().tobytes())])
         saved = Saved(9, 7 - number, root, anchor, momentum)
@@ -131,7 +160,11 @@ def test_a_model_in_fragments_is_one_model(atoll_home: Path, tmp_path: Path) -> 
     done = export_run(paths, signed, tmp_path / "out")
     assert (done.round, done.parameters, done.tensors) == (6, 11, ("a", "b", "c"))
     weights = load_file(tmp_path / "out" / "model.safetensors")
-    assert {name: tensor.tolist() for name, tensor in weights.items()} == {"a": [[0, 1, 2], [3, 4, 5]], "b": [10, 11, 12, 13], "c": [14]}
+    assert {name: tensor.tolist() for name, tensor in weights.items()} == {
+        "a": [[0, 1, 2], [3, 4, 5]],
+        "b": [10, 11, 12, 13],
+        "c": [14],
+    }
     origin = json.loads((tmp_path / "out" / "atoll.json").read_text())
     expected = [{"round": 7 - number, "state_root": root} for number, root in enumerate(roots)]
     assert (origin["round"], origin["fragments"], "state_root" in origin) == (6, expected, False)
@@ -146,14 +179,23 @@ def begun(folder: Path, layout: Layout) -> list[float]:
 
 def test_a_run_begins_with_the_model_that_its_organiser_gave(tmp_path: Path) -> None:
     """All but sums, which no model has; one of other tensors, and one that is damaged, are refused."""
-    layout = Layout((TensorSpec("w", (2, 1), 0), TensorSpec("atoll.controls", (2,), 2, "sum"), TensorSpec("b", (1,), 4)), 5)
+    layout = Layout(
+        (
+            TensorSpec("w", (2, 1), 0),
+            TensorSpec("atoll.controls", (2,), 2, "sum"),
+            TensorSpec("b", (1,), 4),
+        ),
+        5,
+    )
     source, folder = tmp_path / "out", tmp_path / "run"
     source.mkdir()
     folder.mkdir()
     assert begun(folder, layout) == [9.0] * 5
     with pytest.raises(StorageError, match=r"cannot read .*model.safetensors"):
         keep_start(source, folder)
-    save_file({"w": torch.tensor([[1.0], [2.0]]), "b": torch.tensor([3.0])}, source / "model.safetensors")
+    save_file(
+        {"w": torch.tensor([[1.0], [2.0]]), "b": torch.tensor([3.0])}, source / "model.safetensors"
+    )
     keep_start(source, folder)
     assert begun(folder, layout) == [1.0, 2.0, 9.0, 9.0, 3.0]
     with pytest.raises(ModelMismatchError, match="2 tensors differ, b, c"):

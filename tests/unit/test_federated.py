@@ -55,10 +55,14 @@ class Quadratics:
 class Run:
     """Rounds of a method, of turns as a driver makes them, in float64; the server steps with lr 1."""
 
-    def __init__(self, name: str, *, mu: float = 0.0, beta: float = 0.3, steps: int = K, seed: int = 0) -> None:
+    def __init__(
+        self, name: str, *, mu: float = 0.0, beta: float = 0.3, steps: int = K, seed: int = 0
+    ) -> None:
         self.method, self.knobs, self.steps = METHODS[name], Knobs(LR, mu, beta), steps
         self.task, self.chance = Quadratics(seed), random.Random(seed)
-        self.server = Server(self.method, OuterSettings("sgd", 1.0), torch.zeros(D, dtype=torch.float64))
+        self.server = Server(
+            self.method, OuterSettings("sgd", 1.0), torch.zeros(D, dtype=torch.float64)
+        )
         self.own = torch.zeros(N, D, dtype=torch.float64)
 
     @property
@@ -68,11 +72,18 @@ class Run:
     def round(self, asked: int = N) -> None:
         served = self.server.served()
         for site in self.chance.sample(range(N), asked):
-            turn, y = Turn(self.method, self.knobs, served, self.own[site] if self.method.control else None), served.anchor
+            turn, y = (
+                Turn(
+                    self.method, self.knobs, served, self.own[site] if self.method.control else None
+                ),
+                served.anchor,
+            )
             for _ in range(self.steps):
                 g = self.task.gradient([site], y)[0]
                 at = turn.second_at(g, y)
-                y = y - LR * turn.direction(g, y, None if at is None else self.task.gradient([site], at)[0])
+                y = y - LR * turn.direction(
+                    g, y, None if at is None else self.task.gradient([site], at)[0]
+                )
             self.server.add(served.anchor - y, 1.0)
             control = turn.control(served.anchor - y, self.steps)
             if control is not None:
@@ -129,10 +140,15 @@ def test_scaffold_reaches_it_when_only_some_are_asked() -> None:
 def test_variance_reduced_forms_damp_a_batchs_noise_and_move_no_limit() -> None:
     """Noise that both gradients share is damped to beta of it; on exact gradients the limit is that of the method without."""
     g, before, common, noise = torch.randn(4, 9, dtype=torch.float64)
-    noisy, exact = variance_reduced(g + noise, before + noise, common, 0.3), variance_reduced(g, before, common, 0.3)
+    noisy, exact = (
+        variance_reduced(g + noise, before + noise, common, 0.3),
+        variance_reduced(g, before, common, 0.3),
+    )
     assert (noisy - exact - 0.3 * noise).abs().max() < 1e-14
     assert (ended(Run("fedavg_m_vr")).x - ended(Run("fedavg")).x).abs().max() < 1e-8
-    assert (ended(Run("scaffold_m_vr", beta=1.0), 9).x - ended(Run("scaffold"), 9).x).abs().max() < 1e-12
+    assert (
+        ended(Run("scaffold_m_vr", beta=1.0), 9).x - ended(Run("scaffold"), 9).x
+    ).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("name", ["scaffold", "scaffold_m", "scaffold_m_vr"])
@@ -192,9 +208,15 @@ def test_the_servers_steps_are_the_papers() -> None:
             else:
                 m = 0.9 * m + 0.1 * g if kind != "adagrad" else g
                 square = g * g
-                v = {"adam": 0.99 * v + 0.01 * square, "yogi": v - 0.01 * square * torch.sign(v - square), "adagrad": v + square}[kind]
+                v = {
+                    "adam": 0.99 * v + 0.01 * square,
+                    "yogi": v - 0.01 * square * torch.sign(v - square),
+                    "adagrad": v + square,
+                }[kind]
                 x = x - 0.5 * m / (v.sqrt() + 1e-3)
-        assert torch.allclose(served(server_settings(name, lr=0.5), means).double(), x, rtol=1e-5), name
+        assert torch.allclose(
+            served(server_settings(name, lr=0.5), means).double(), x, rtol=1e-5
+        ), name
 
 
 @pytest.mark.parametrize("name", FLWR["anchors"])
@@ -204,8 +226,14 @@ def test_the_servers_steps_are_flwrs(name: str) -> None:
     options, weights = FLWR["options"][name], FLWR["weights"]
     lr = options.get("eta", options.get("server_learning_rate", 1.0))
     x, state = torch.zeros(7), torch.zeros(14)
-    for number, (deltas, theirs) in enumerate(zip(FLWR["deltas"], FLWR["anchors"][name], strict=True), 1):
-        rate = lr * (1 - 0.99 ** (number + 1)) ** 0.5 / (1 - 0.9 ** (number + 1)) if name == "FedAdam" else lr
+    for number, (deltas, theirs) in enumerate(
+        zip(FLWR["deltas"], FLWR["anchors"][name], strict=True), 1
+    ):
+        rate = (
+            lr * (1 - 0.99 ** (number + 1)) ** 0.5 / (1 - 0.9 ** (number + 1))
+            if name == "FedAdam"
+            else lr
+        )
         server = Server(METHODS[name.lower()], server_settings(name.lower(), lr=rate), x)
         server._state = state[: len(server._state)]  # goes on where the round before ended
         for delta, weight in zip(deltas, weights, strict=True):
@@ -277,16 +305,22 @@ def arrived(weights: dict[PeerId, float], period: float | None, gamma: float = 0
 def test_weights_lead_to_the_optimum_of_the_shares_and_without_them_to_that_of_speed() -> None:
     assert arrived(async_weights(SHARES, SECONDS), None) == pytest.approx(0.7, abs=0.01)
     rates = {peer: SHARES[peer] / SECONDS[peer] for peer in SHARES}
-    assert arrived(SHARES, None) == pytest.approx(rates[PeerId("b")] / sum(rates.values()), abs=0.01)
+    assert arrived(SHARES, None) == pytest.approx(
+        rates[PeerId("b")] / sum(rates.values()), abs=0.01
+    )
     for period in (1.0, 2.0, 4.0, 8.0):
-        assert arrived(fixed_weights(SHARES, SECONDS, period), period) == pytest.approx(0.7, abs=0.01), period
+        assert arrived(fixed_weights(SHARES, SECONDS, period), period) == pytest.approx(
+            0.7, abs=0.01
+        ), period
 
 
 def test_weights_have_the_right_limits() -> None:
     assert fixed_weights(SHARES, SECONDS, 4.0) == SHARES
     assert fixed_weights(SHARES, SECONDS, 1.0) == pytest.approx({"a": 0.3, "b": 2.8})
     assert async_weights(SHARES, dict.fromkeys(SHARES, 3.0)) == pytest.approx({"a": 0.6, "b": 1.4})
-    assert buffer_weights(SHARES, {PeerId("a"): 1.0, PeerId("b"): 0.5}) == pytest.approx({"a": 0.3, "b": 1.4})
+    assert buffer_weights(SHARES, {PeerId("a"): 1.0, PeerId("b"): 0.5}) == pytest.approx(
+        {"a": 0.3, "b": 1.4}
+    )
     for wrong in (
         lambda: fixed_weights(SHARES, SECONDS, 0.0),
         lambda: fixed_weights({PeerId("a"): 0.5}, SECONDS, 1.0),

@@ -21,16 +21,26 @@ def test_one_anchor_of_several() -> None:
         slot = slots.next_slot()
         slots.tensor(slot).copy_(torch.arange(slots.numel) + 10.0 * number)
         slots.publish(slot, 7 - number, "")
-    fds = [os.dup(fd) for fd in (contribution.fd, *(fd for slots in anchors for fd in slots.reader_fds()))]
+    fds = [
+        os.dup(fd)
+        for fd in (contribution.fd, *(fd for slots in anchors for fd in slots.reader_fds()))
+    ]
     memory = RunMemory(fds, NUMELS)
     assert memory.bounds == [(0, 5), (5, 6), (6, 10)]
     memory.contribution.tensor()[slice(*memory.bounds[2])] = 3.0
     assert contribution.tensor().tolist() == [0.0] * 6 + [3.0] * 4
 
     released = list[int]()
-    views = [SlotView(memory, slots.lease(), lambda number=number: released.append(number), number) for number, slots in enumerate(anchors)]
+    views = [
+        SlotView(memory, slots.lease(), lambda number=number: released.append(number), number)
+        for number, slots in enumerate(anchors)
+    ]
     whole, expected = WholeView(views), torch.tensor([0.0, 1, 2, 3, 4, 10, 20, 21, 22, 23])
-    assert (whole.round, whole.numel, whole.digest) == (5, 10, blake3(expected.numpy().tobytes()).hexdigest())
+    assert (whole.round, whole.numel, whole.digest) == (
+        5,
+        10,
+        blake3(expected.numpy().tobytes()).hexdigest(),
+    )
     for start in range(10):
         for stop in range(start, 11):
             out = torch.full((stop - start,), -1.0)

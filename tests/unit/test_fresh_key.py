@@ -16,7 +16,9 @@ from atoll.security.identity import Identity
 
 ORGANISER = Identity(b"o" * 32)
 ADDRESS = f"/ip4/127.0.0.1/tcp/4150/p2p/{ORGANISER.peer}"
-ONE, OTHER = (str(make_invite(RunId(letter * 26), [ADDRESS], ORGANISER, now_s=1000)) for letter in "ab")
+ONE, OTHER = (
+    str(make_invite(RunId(letter * 26), [ADDRESS], ORGANISER, now_s=1000)) for letter in "ab"
+)
 
 
 def key_in(home: Path, invite: str) -> str:
@@ -42,6 +44,8 @@ def test_each_run_has_a_key_of_its_own_and_finds_it_again(tmp_path: Path) -> Non
     assert key.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_run_that_is_named_without_its_invite_is_known_under_the_usual_key(tmp_path: Path) -> None:
+def test_a_run_that_is_named_without_its_invite_is_known_under_the_usual_key(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(ConfigError, match="needs the invite"):
         apart(Terminal(home=str(tmp_path), quiet=True), "tide")

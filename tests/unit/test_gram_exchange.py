@@ -31,25 +31,36 @@ NUMEL, CHUNK = 1_500, 128
 def hostile(n: int) -> dict[bytes, torch.Tensor]:
     """What n members hold: near each other, but the second is 1000 times its negative."""
     common = vector(NUMEL, 99)
-    return {cid_of(i): (common + 0.3 * vector(NUMEL, i)) * (-1000 if i == 1 else 1) for i in range(n)}
+    return {
+        cid_of(i): (common + 0.3 * vector(NUMEL, i)) * (-1000 if i == 1 else 1) for i in range(n)
+    }
 
 
 def plan_of(name: str, n: int, codec: str, owners: int | None = None, revision: int = 0) -> Plan:
     peers = peers_of(n)
     contributors = [(p, cid_of(i), 1 + 10**6 * (i == 1)) for i, p in enumerate(peers)]
-    return make_plan(contributors, peers[: owners or n], NUMEL, CHUNK, codec, reducer=name, revision=revision)
+    return make_plan(
+        contributors, peers[: owners or n], NUMEL, CHUNK, codec, reducer=name, revision=revision
+    )
 
 
 def central(plan: Plan, vectors: dict[bytes, torch.Tensor]) -> tuple[np.ndarray, np.ndarray]:
     """(decoded contributions, their Gram matrix): the triangles of chunks added up in order, in parts, without the compiled kernel."""
     sent = [vectors[c.cid].numpy() for c in plan.contributors]
     cut = [[row[at : at + CHUNK] for at in range(0, NUMEL, CHUNK)] for row in sent]
-    rows = np.stack([np.concatenate([ref_decode(plan.codec, ref_encode(plan.codec, x), len(x)) for x in row]) for row in cut])
+    rows = np.stack(
+        [
+            np.concatenate([ref_decode(plan.codec, ref_encode(plan.codec, x), len(x)) for x in row])
+            for row in cut
+        ]
+    )
     total = np.zeros(pairs(len(rows)))
     for part in plan.parts:
         of_part = np.zeros(pairs(len(rows)))
         for chunk in range(part.first, part.stop):
-            of_part += triangle(torch.from_numpy(rows[:, chunk * CHUNK : (chunk + 1) * CHUNK].copy()), None)
+            of_part += triangle(
+                torch.from_numpy(rows[:, chunk * CHUNK : (chunk + 1) * CHUNK].copy()), None
+            )
         total += of_part
     return rows, square(total, len(rows))
 
@@ -59,10 +70,14 @@ def weighted(plan: Plan, vectors: dict[bytes, torch.Tensor], weights: np.ndarray
     out = b""
     for at in range(0, NUMEL, CHUNK):
         used = [
-            (vectors[c.cid][at : at + CHUNK].numpy(), float(np.float32(w))) for c, w in zip(plan.contributors, weights, strict=True) if w
+            (vectors[c.cid][at : at + CHUNK].numpy(), float(np.float32(w)))
+            for c, w in zip(plan.contributors, weights, strict=True)
+            if w
         ]
         encoded = [ref_encode(plan.codec, values) for values, _ in used]
-        out += reference.mean(plan.codec, encoded, [weight for _, weight in used], 1.0, len(used[0][0]))
+        out += reference.mean(
+            plan.codec, encoded, [weight for _, weight in used], 1.0, len(used[0][0])
+        )
     return out
 
 
@@ -76,7 +91,9 @@ def test_everybody_gets_the_rule_of_all_contributions(rule: str, before: str, co
     net.run()
     _, products = central(plan, vectors)
     mixing = nnm(products, 1) if before else np.eye(5)
-    weights = product(WEIGHTS[rule](mixed_gram(products, mixing) if before else products, 1)[None], mixing)[0]
+    weights = product(
+        WEIGHTS[rule](mixed_gram(products, mixing) if before else products, 1)[None], mixing
+    )[0]
     results = [net.results(peer, plan)[0] for peer in net.peers]
     assert {bytes(result.data) for result in results} == {weighted(plan, vectors, weights)}
     assert {result.weights for result in results} == {tuple(float(np.float32(w)) for w in weights)}
@@ -134,7 +151,9 @@ def test_lost_records_and_lanes_change_no_bit(seed: int) -> None:
         net.cut(*net.rng.sample(net.peers, 2))
         net.repair(plan)
     _, products = central(plan, vectors)
-    assert {bytes(net.results(peer, plan)[0].data) for peer in net.peers} == {weighted(plan, vectors, WEIGHTS["centred_clip"](products, 1))}
+    assert {bytes(net.results(peer, plan)[0].data) for peer in net.peers} == {
+        weighted(plan, vectors, WEIGHTS["centred_clip"](products, 1))
+    }
 
 
 def test_an_owner_that_is_lost_while_they_weigh() -> None:
@@ -181,7 +200,10 @@ def test_an_owner_that_states_what_is_not_so(lie: str) -> None:
     net.run()
     rows, _ = central(plan, vectors)
     part = plan.parts[1]
-    triangles = [triangle(torch.from_numpy(rows[:, c * CHUNK : (c + 1) * CHUNK].copy())) for c in range(part.first, part.stop)]
+    triangles = [
+        triangle(torch.from_numpy(rows[:, c * CHUNK : (c + 1) * CHUNK].copy()))
+        for c in range(part.first, part.stop)
+    ]
     values = np.sum(triangles, axis=0) if len(triangles) == 1 else np.add.accumulate(triangles)[-1]
     if lie == "not finite":
         values[3] = np.nan
@@ -189,12 +211,22 @@ def test_an_owner_that_states_what_is_not_so(lie: str) -> None:
         values[1] = 1e9  # of the first and the liar itself
     else:
         values[diagonal(5)[2]] *= 1 + 1e-12  # only the third can know
-    header = wire_header.pack(wire_header.MEASURE, 8 * pairs(5), 1, plan.plan_id, wire_header.slot_id(plan.log, plan.round))
+    header = wire_header.pack(
+        wire_header.MEASURE,
+        8 * pairs(5),
+        1,
+        plan.plan_id,
+        wire_header.slot_id(plan.log, plan.round),
+    )
     for peer in net.peers:
         if peer != liar:
             net.deliver(liar, peer, header, values.astype("<f8").tobytes())
     net.run()
-    saw = {peer for peer in net.peers if any(isinstance(e, PeerFault) and e.peer == liar for e in net.events[peer])}
+    saw = {
+        peer
+        for peer in net.peers
+        if any(isinstance(e, PeerFault) and e.peer == liar for e in net.events[peer])
+    }
     assert saw == ({net.peers[2]} if lie == "my norm" else set(net.peers) - {liar})
     assert not any(isinstance(e, ResultComplete) for peer in net.peers for e in net.events[peer])
     net.nodes[net.peers[2]].report(plan.plan_id)
@@ -249,7 +281,9 @@ def test_what_a_rule_is_told_reaches_it() -> None:
     assert weights("multi_krum:2") == pytest.approx(multi_krum(products, 2).tolist())
     assert sum(weight > 0 for weight in weights("multi_krum:2")) == 7
     assert weights("multi_krum/k2:2") == pytest.approx(multi_krum(products, 2, chosen=5).tolist())
-    assert weights("multi_krum/k2/n1:2") == pytest.approx(multi_krum(products, 2, neighbours=6, chosen=5).tolist())
+    assert weights("multi_krum/k2/n1:2") == pytest.approx(
+        multi_krum(products, 2, neighbours=6, chosen=5).tolist()
+    )
     assert weights("krum/n1:2") == pytest.approx(krum(products, 2, neighbours=6).tolist())
     own = centred_clip(products, 2)
     clipped = centred_clip(products, 2, radius=1000.0)
@@ -258,6 +292,8 @@ def test_what_a_rule_is_told_reaches_it() -> None:
     found = weighed("centred_clip/running:2", told)
     assert list(found.weights) == pytest.approx(clipped.tolist(), rel=1e-6)
     assert found.spread == spread(products, clipped)
-    assert list(weighed("centred_clip/running:2", told[:4]).weights) == pytest.approx(own.tolist(), rel=1e-6)
+    assert list(weighed("centred_clip/running:2", told[:4]).weights) == pytest.approx(
+        own.tolist(), rel=1e-6
+    )
     assert weighed("centred_clip:2", told).spread is None
     assert list(weighed("centred_clip:2", told).weights) == pytest.approx(own.tolist(), rel=1e-6)

@@ -23,7 +23,12 @@ def mixtures(draw):
     for _ in counts:
         last = draw(st.sampled_from([name for name in CODECS if name != last]))
         names.append(last)
-    text = "+".join([*(f"{name}:{count}" for name, count in zip(names[:-1], counts[:-1], strict=True)), names[-1]])
+    text = "+".join(
+        [
+            *(f"{name}:{count}" for name, count in zip(names[:-1], counts[:-1], strict=True)),
+            names[-1],
+        ]
+    )
     return text, sum(counts), draw(st.integers(1, 700))
 
 
@@ -33,17 +38,27 @@ def test_any_mixture_on_any_grid(mixture, seed):
     text, numel, chunk = mixture
     grid = Grid(text, numel, chunk)
     assert grid.chunks == -(-numel // chunk)
-    assert [grid.elements(c) for c in range(grid.chunks)] == [min(chunk, numel - c * chunk) for c in range(grid.chunks)]
-    assert [grid.span(c) for c in range(grid.chunks)] == list(zip(grid.bounds, grid.bounds[1:], strict=False))
+    assert [grid.elements(c) for c in range(grid.chunks)] == [
+        min(chunk, numel - c * chunk) for c in range(grid.chunks)
+    ]
+    assert [grid.span(c) for c in range(grid.chunks)] == list(
+        zip(grid.bounds, grid.bounds[1:], strict=False)
+    )
     assert grid.bounds[0] == 0
     assert grid.bounds[-1] == grid.nbytes
     x = torch.from_numpy(np.random.default_rng(seed).standard_normal(numel).astype(np.float32))
     vector = EncodedVector(grid, memoryview(bytearray(grid.nbytes)))
     assert vector.encode(x)
     at, want = 0, []
-    for index in range(grid.chunks):  # every chunk holds its pieces one after another, each as its codec encodes it alone
+    for index in range(
+        grid.chunks
+    ):  # every chunk holds its pieces one after another, each as its codec encodes it alone
         for name, first, stop in ranges_of(text, numel):
-            piece = x[max(first, index * chunk) : min(stop, (index + 1) * chunk)] if first < (index + 1) * chunk else x[:0]
+            piece = (
+                x[max(first, index * chunk) : min(stop, (index + 1) * chunk)]
+                if first < (index + 1) * chunk
+                else x[:0]
+            )
             if not len(piece):
                 continue
             codec = get_codec(name)
@@ -66,10 +81,28 @@ def test_any_mixture_on_any_grid(mixture, seed):
     assert torch.equal(again, out)
 
 
-@pytest.mark.parametrize("text", [
-    "", "int7", "int8:10", "fp16+int8", "fp16:0+int8", "fp16:010+int8", "fp16:-1+int8", "fp16:1e3+int8", "int8:5+int8", "fp16:100+int8",
-    "fp16:60+bf16:50+int8", "fp16:5+", "+int8", "fp16:5 + int8", "FP16:5+int8", "fp16:99999999999999999+int8", "fp16:٣+int8",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "int7",
+        "int8:10",
+        "fp16+int8",
+        "fp16:0+int8",
+        "fp16:010+int8",
+        "fp16:-1+int8",
+        "fp16:1e3+int8",
+        "int8:5+int8",
+        "fp16:100+int8",
+        "fp16:60+bf16:50+int8",
+        "fp16:5+",
+        "+int8",
+        "fp16:5 + int8",
+        "FP16:5+int8",
+        "fp16:99999999999999999+int8",
+        "fp16:٣+int8",
+    ],
+)
 def test_texts_that_mean_nothing(text):
     with pytest.raises(ConfigError, match="codec"):
         Grid(text, 100, 10)
@@ -93,12 +126,18 @@ def test_the_longest_pattern_decides():
     assert codec_of("layers.0.norm.bias", "int8", patterns) == "fp32"
     assert codec_of("head.weight", "int8", patterns) == "bf16"
     assert codec_of("layers.0.mlp.weight", "int8", patterns) == "int8"
-    assert codec_of("abc", "int8", {"a*c": "fp16", "ab*": "bf16"}) == codec_of("abc", "int8", {"ab*": "bf16", "a*c": "fp16"}) == "bf16"
+    assert (
+        codec_of("abc", "int8", {"a*c": "fp16", "ab*": "bf16"})
+        == codec_of("abc", "int8", {"ab*": "bf16", "a*c": "fp16"})
+        == "bf16"
+    )
 
 
 def test_the_mixture_of_a_model():
     shapes = [
-        (f"layers.{i}.{name}", shape) for i in range(40) for name, shape in (("mlp", (30, 7)), ("norm.weight", (7,)), ("empty", (0,)))
+        (f"layers.{i}.{name}", shape)
+        for i in range(40)
+        for name, shape in (("mlp", (30, 7)), ("norm.weight", (7,)), ("empty", (0,)))
     ]
     layout, patterns = make_layout(shapes), {"*.norm.*": "fp16"}
     assert mixture_of(layout, "int8", {}) == "int8"
@@ -114,7 +153,12 @@ def test_the_mixture_of_a_model():
     ordered = Layout(tuple(arranged(specs, "int8", patterns)), layout.numel + 5)
     assert ordered.check() is None
     assert mixture_of(ordered, "int8", patterns) == "fp16:280+int8:8400+fp16:3+int8"
-    assert [spec.name for spec in ordered.tensors if spec.role != "parameter"] == ["layers.1.norm.running_mean", "v"]
-    assert [spec.name for spec in ordered.tensors if "mlp" in spec.name] == [f"layers.{i}.mlp" for i in range(40)]
+    assert [spec.name for spec in ordered.tensors if spec.role != "parameter"] == [
+        "layers.1.norm.running_mean",
+        "v",
+    ]
+    assert [spec.name for spec in ordered.tensors if "mlp" in spec.name] == [
+        f"layers.{i}.mlp" for i in range(40)
+    ]
     assert arranged(specs, "int8", {}) == specs
     assert arranged(specs, "bits", {}) == specs  # of a run whose contributions are masked

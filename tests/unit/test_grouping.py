@@ -29,9 +29,24 @@ class Story:
         self.grouping.follow(self.now)
 
     def append(self, elapsed_s: float | None, **pace: float | None) -> None:
-        contributors = tuple(Contributor(Member(PeerId(peer), 0), bytes(16), 1, Reading(lag=lag)) for peer, lag in pace.items())
+        contributors = tuple(
+            Contributor(Member(PeerId(peer), 0), bytes(16), 1, Reading(lag=lag))
+            for peer, lag in pace.items()
+        )
         entry = Entry(
-            "main", self.log.length, bytes(32), bytes(32), contributors, (), (), 4, 4, "fp32", "sum", self.members, elapsed_s=elapsed_s
+            "main",
+            self.log.length,
+            bytes(32),
+            bytes(32),
+            contributors,
+            (),
+            (),
+            4,
+            4,
+            "fp32",
+            "sum",
+            self.members,
+            elapsed_s=elapsed_s,
         )
         self.kept.append(Certified(entry, ()))
         self.log.append(self.kept[-1])
@@ -48,7 +63,13 @@ class Story:
     def due(self, there: str, awaited: str, after_s: float = 0.0) -> str:
         """Whose contributions would make a round so much later."""
         return "".join(
-            sorted(self.grouping.ready({PeerId(name) for name in there}, {PeerId(name) for name in awaited}, self.now + after_s))
+            sorted(
+                self.grouping.ready(
+                    {PeerId(name) for name in there},
+                    {PeerId(name) for name in awaited},
+                    self.now + after_s,
+                )
+            )
         )
 
 
@@ -136,10 +157,15 @@ def test_false_times_of_entries_make_members_late_and_lose_nothing(seed: int) ->
     chance, story = random.Random(seed), Story(A, B, C)
     for _ in range(200):
         there = {member.peer for member in (A, B, C) if chance.random() < 0.6}
-        found = story.grouping.ready(there, NAMES - there if chance.random() < 0.5 else set(), story.now)
+        found = story.grouping.ready(
+            there, NAMES - there if chance.random() < 0.5 else set(), story.now
+        )
         assert found <= there
         assert story.grouping.ready(there, set(), story.now) or not there
-        story.decided(chance.choice([0.0, 1e-6, 7.0, 1e9]), **{str(peer): chance.choice([None, 0.0, 0.1, 3.0, 1e30]) for peer in found})
+        story.decided(
+            chance.choice([0.0, 1e-6, 7.0, 1e9]),
+            **{str(peer): chance.choice([None, 0.0, 0.1, 3.0, 1e30]) for peer in found},
+        )
         assert all(steps == 0 or 10 <= steps <= 50 for steps in story.steps())
 
 

@@ -69,7 +69,10 @@ def test_the_file_is_made_once_and_private(tmp_path: Path) -> None:
 def test_two_processes_that_start_at_once_have_one_identity(tmp_path: Path) -> None:
     path = tmp_path / "home" / "identity"
     code = f"from pathlib import Path; from atoll.security.identity import load_or_create; print(load_or_create(Path({str(path)!r})).peer)"
-    processes = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    processes = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
     assert len({process.communicate()[0] for process in processes}) == 1
 
 
@@ -87,7 +90,14 @@ def test_a_key_that_others_can_get_at_is_refused(tmp_path: Path, mode: int) -> N
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\xff\xfe garbage", b"atoll-identity-1 AAAA\n", b"atoll-identity-2 " + b"A" * 43 + b"=\n", b"x" * 100_000]
+    "content",
+    [
+        b"",
+        b"\xff\xfe garbage",
+        b"atoll-identity-1 AAAA\n",
+        b"atoll-identity-2 " + b"A" * 43 + b"=\n",
+        b"x" * 100_000,
+    ],
 )
 def test_garbage_is_refused_and_kept(tmp_path: Path, content: bytes) -> None:
     tmp_path.chmod(0o700)

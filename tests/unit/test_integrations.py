@@ -13,7 +13,8 @@ from atoll.collectives.errors import ConfigError
 
 
 @pytest.mark.parametrize(
-    ("module", "library", "extra"), [("trainer", "transformers", "trainer"), ("lightning", "lightning.pytorch", "lightning")]
+    ("module", "library", "extra"),
+    [("trainer", "transformers", "trainer"), ("lightning", "lightning.pytorch", "lightning")],
 )
 def test_a_missing_library_is_told_with_the_extra_that_has_it(
     module: str, library: str, extra: str, monkeypatch: pytest.MonkeyPatch

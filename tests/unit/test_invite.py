@@ -24,7 +24,12 @@ def test_round_trip_also_wrapped_and_shouted() -> None:
     assert text == text.lower()
     for variant in (text, f"  {text[:50]}\n {text[50:]}\n", text.upper()):
         assert v.parse_invite(variant, now_s=1100) == INVITE
-    assert (INVITE.run_id, INVITE.organiser, INVITE.expires_s, INVITE.bootstrap) == (RUN, ORGANISER.peer, 1100, (ADDRESS,))
+    assert (INVITE.run_id, INVITE.organiser, INVITE.expires_s, INVITE.bootstrap) == (
+        RUN,
+        ORGANISER.peer,
+        1100,
+        (ADDRESS,),
+    )
 
 
 def test_expiry() -> None:
@@ -42,7 +47,10 @@ def test_a_clock_that_is_behind() -> None:
     assert (caught.value.code, caught.value.exit_code) == ("E120", 75)
 
 
-@pytest.mark.parametrize("text", ["", "hello", "atoll1:", "atoll1:!!!", "atoll2:abc", str(INVITE)[:-30], "atoll1:" + "a" * 9000])
+@pytest.mark.parametrize(
+    "text",
+    ["", "hello", "atoll1:", "atoll1:!!!", "atoll2:abc", str(INVITE)[:-30], "atoll1:" + "a" * 9000],
+)
 def test_unreadable(text: str) -> None:
     with pytest.raises(NotAdmittedError) as caught:
         v.parse_invite(text, now_s=0)
@@ -55,15 +63,21 @@ def test_unreadable(text: str) -> None:
 def test_any_changed_character_is_noticed(data: st.DataObject) -> None:
     text = str(INVITE)
     position = data.draw(st.integers(len(v.PREFIX), len(text) - 2))
-    char = data.draw(st.sampled_from("abcdefghijklmnopqrstuvwxyz234567").filter(lambda c: c != text[position]))
+    char = data.draw(
+        st.sampled_from("abcdefghijklmnopqrstuvwxyz234567").filter(lambda c: c != text[position])
+    )
     with pytest.raises(NotAdmittedError):
         v.parse_invite(text[:position] + char + text[position + 1 :], now_s=1000)
 
 
 def test_other_contents_under_the_signature() -> None:
     moved = msgspec.structs.replace(INVITE, bootstrap=("/ip4/6.6.6.6/tcp/1",))
-    longer = msgspec.structs.replace(INVITE, token=msgspec.structs.replace(INVITE.token, expires_s=9999))
-    self_made = v.reissue(longer, [ADDRESS], MEMBER)  # a valid outer signature around a token the organiser did not sign
+    longer = msgspec.structs.replace(
+        INVITE, token=msgspec.structs.replace(INVITE.token, expires_s=9999)
+    )
+    self_made = v.reissue(
+        longer, [ADDRESS], MEMBER
+    )  # a valid outer signature around a token the organiser did not sign
     for bad in (moved, longer, self_made):
         with pytest.raises(NotAdmittedError) as caught:
             v.parse_invite(str(bad), now_s=1000)
@@ -79,15 +93,26 @@ def test_a_member_issues_with_the_same_admission() -> None:
 
 def test_tokens_open_their_run_only() -> None:
     data = INVITE.token_bytes()
-    assert v.check_token(data, run_id=RUN, organiser=ORGANISER.peer, now_s=1100, peer=MEMBER.peer) == INVITE.token
+    assert (
+        v.check_token(data, run_id=RUN, organiser=ORGANISER.peer, now_s=1100, peer=MEMBER.peer)
+        == INVITE.token
+    )
     foreign = v.make_invite(RUN, [], MEMBER, now_s=1000).token_bytes()
-    for bad, run, now in ((data, OTHER, 1000), (data, RUN, 1200), (foreign, RUN, 1000), (b"", RUN, 1000), (bytes(5000), RUN, 1000)):
+    for bad, run, now in (
+        (data, OTHER, 1000),
+        (data, RUN, 1200),
+        (foreign, RUN, 1000),
+        (b"", RUN, 1000),
+        (bytes(5000), RUN, 1000),
+    ):
         with pytest.raises(NotAdmittedError):
             v.check_token(bad, run_id=run, organiser=ORGANISER.peer, now_s=now, peer=MEMBER.peer)
 
 
 def test_an_invite_for_one_peer_is_no_other_peers() -> None:
-    own = v.parse_invite(str(v.make_invite(RUN, [ADDRESS], ORGANISER, now_s=1000, peer=MEMBER.peer)), now_s=1000)
+    own = v.parse_invite(
+        str(v.make_invite(RUN, [ADDRESS], ORGANISER, now_s=1000, peer=MEMBER.peer)), now_s=1000
+    )
     assert own.token.peer == MEMBER.peer
     shown = {"run_id": RUN, "organiser": ORGANISER.peer, "now_s": 1000}
     assert v.check_token(own.token_bytes(), peer=MEMBER.peer, **shown) == own.token
@@ -100,7 +125,10 @@ def test_an_invite_for_one_peer_is_no_other_peers() -> None:
 
 def test_a_token_of_before_invites_were_for_one_peer_is_still_good() -> None:
     old = msgspec.msgpack.encode(msgspec.msgpack.decode(INVITE.token_bytes())[:-1])
-    assert v.check_token(old, run_id=RUN, organiser=ORGANISER.peer, now_s=1000, peer=MEMBER.peer) == INVITE.token
+    assert (
+        v.check_token(old, run_id=RUN, organiser=ORGANISER.peer, now_s=1000, peer=MEMBER.peer)
+        == INVITE.token
+    )
 
 
 @settings(max_examples=150, deadline=None)
@@ -111,14 +139,19 @@ def test_garbage_tokens(data: bytes) -> None:
 
 
 def test_a_role_is_signed_and_an_invite_to_train_is_as_before_there_were_roles() -> None:
-    plain, watching = (v.make_invite(RUN, ["/ip4/10.0.0.1/tcp/1"], ORGANISER, now_s=1000, role=role) for role in ("train", "observe"))
+    plain, watching = (
+        v.make_invite(RUN, ["/ip4/10.0.0.1/tcp/1"], ORGANISER, now_s=1000, role=role)
+        for role in ("train", "observe")
+    )
     assert len(msgspec.msgpack.decode(plain.token.signed_bytes())) == 5
     shown = watching.token_bytes()
     assert v.parse_invite(str(watching), now_s=1000).token.role == "observe"
     about = {"run_id": RUN, "organiser": ORGANISER.peer, "peer": MEMBER.peer}
     assert v.genuine_token(shown, **about) == watching.token
     assert v.genuine_token(plain.token_bytes(), **about) == plain.token
-    promoted = msgspec.structs.replace(watching.token, role="aggregate")  # nobody but the organiser gives roles: it opens nothing
+    promoted = msgspec.structs.replace(
+        watching.token, role="aggregate"
+    )  # nobody but the organiser gives roles: it opens nothing
     for nothing in (b"", b"\xff", msgspec.msgpack.encode(promoted)):
         assert v.genuine_token(nothing, **about) is None
     assert v.genuine_token(shown, **{**about, "run_id": OTHER}) is None
@@ -133,4 +166,6 @@ def test_how_many_an_invite_admits_is_signed() -> None:
     assert v.check_token(two.token_bytes(), **about) == two.token
     for uses in (0, 3):
         with pytest.raises(NotAdmittedError):
-            v.check_token(msgspec.msgpack.encode(msgspec.structs.replace(two.token, uses=uses)), **about)
+            v.check_token(
+                msgspec.msgpack.encode(msgspec.structs.replace(two.token, uses=uses)), **about
+            )

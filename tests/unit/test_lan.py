@@ -43,19 +43,29 @@ def test_another_program_reads_what_we_say() -> None:
     pointer, texts = said.answer[0], said.additional[0]
     assert (str(pointer.name), pointer.rdtype) == ("_p2p._udp.local.", dns.rdatatype.PTR)
     assert str(pointer[0]) == str(texts.name) == "x" * 32 + "._p2p._udp.local."
-    assert [text.decode() for text in texts[0].strings] == [f"dnsaddr={ADDRESS}/p2p/{OTHER}", "atoll=1"]
+    assert [text.decode() for text in texts[0].strings] == [
+        f"dnsaddr={ADDRESS}/p2p/{OTHER}",
+        "atoll=1",
+    ]
 
 
 def test_what_others_write_is_read() -> None:
     """With compressed names, other records beside ours, in whatever section."""
     other = dns.message.make_response(dns.message.from_wire(mdns.question()))
-    for section, line in (("answer", ("_p2p._udp.local.", "PTR", "q._p2p._udp.local.")), ("additional", ("q.local.", "A", HOST))):
+    for section, line in (
+        ("answer", ("_p2p._udp.local.", "PTR", "q._p2p._udp.local.")),
+        ("additional", ("q.local.", "A", HOST)),
+    ):
         getattr(other, section).append(dns.rrset.from_text(line[0], 120, "IN", *line[1:]))
     text = f'"dnsaddr={ADDRESS}/p2p/{OTHER}" "atoll=1"'
     other.additional.append(dns.rrset.from_text("Q._P2P._udp.local.", 120, "IN", "TXT", text))
-    assert mdns.read(other.to_wire()) == mdns.Heard(False, ((f"dnsaddr={ADDRESS}/p2p/{OTHER}", "atoll=1"),))
+    assert mdns.read(other.to_wire()) == mdns.Heard(
+        False, ((f"dnsaddr={ADDRESS}/p2p/{OTHER}", "atoll=1"),)
+    )
     assert mdns.read(mdns.question()) == mdns.Heard(True, ())
-    assert mdns.read(dns.message.make_query("_ipp._tcp.local.", "PTR").to_wire()) == mdns.Heard(False, ())
+    assert mdns.read(dns.message.make_query("_ipp._tcp.local.", "PTR").to_wire()) == mdns.Heard(
+        False, ()
+    )
 
 
 def test_two_find_each_other() -> None:
@@ -64,7 +74,10 @@ def test_two_find_each_other() -> None:
     heard = {ME: set[tuple[PeerId, str]](), OTHER: set[tuple[PeerId, str]]()}
     while now < 0.5:
         now += 0.01
-        for sender, host, receiver, me in ((one, "192.168.7.2", other, OTHER), (other, HOST, one, ME)):
+        for sender, host, receiver, me in (
+            (one, "192.168.7.2", other, OTHER),
+            (other, HOST, one, ME),
+        ):
             for datagram in sender.due(now):
                 heard[me] |= set(receiver.heard(datagram, host, now))
     assert heard == {ME: {(OTHER, ADDRESS)}, OTHER: {(ME, "/ip4/192.168.7.2/tcp/4150")}}
@@ -87,7 +100,13 @@ def test_questions_grow_rare_and_answers_keep_their_distance() -> None:
 def test_only_the_senders_own_address_counts() -> None:
     """Else whoever is on the network could make everybody dial whomever he likes."""
     node = listening()
-    victim = ["/ip4/11.0.0.9/tcp/80", "/ip4/192.168.7.1/tcp/22", "/ip4/127.0.0.1/tcp/22", "/dns4/example.org/tcp/80", "/ip4/0.0.0.0/tcp/1"]
+    victim = [
+        "/ip4/11.0.0.9/tcp/80",
+        "/ip4/192.168.7.1/tcp/22",
+        "/ip4/127.0.0.1/tcp/22",
+        "/dns4/example.org/tcp/80",
+        "/ip4/0.0.0.0/tcp/1",
+    ]
     assert node.heard(named(OTHER, *victim), HOST, 0.0) == []
     assert node.heard(named(OTHER, f"{ADDRESS}/p2p/{OTHER}/p2p-circuit"), HOST, 0.0) == []
     assert node.heard(named(ME, ADDRESS), HOST, 0.0) == []
@@ -95,7 +114,10 @@ def test_only_the_senders_own_address_counts() -> None:
 
 
 def test_peers_of_other_programs_are_left_alone() -> None:
-    assert listening().heard(named(OTHER, ADDRESS).replace(b"\x07atoll=1", b"\x07other=1"), HOST, 0.0) == []
+    assert (
+        listening().heard(named(OTHER, ADDRESS).replace(b"\x07atoll=1", b"\x07other=1"), HOST, 0.0)
+        == []
+    )
 
 
 def test_a_neighbour_is_told_again_only_after_a_while() -> None:
@@ -108,11 +130,20 @@ def test_a_neighbour_is_told_again_only_after_a_while() -> None:
 
 def test_inventing_peers_is_of_no_use() -> None:
     node = listening()
-    told = sum(len(node.heard(named(Identity.generate().peer, ADDRESS), HOST, number / 100)) for number in range(40))
+    told = sum(
+        len(node.heard(named(Identity.generate().peer, ADDRESS), HOST, number / 100))
+        for number in range(40)
+    )
     assert told == neighbours.MAX_OF_HOST
     for host in range(20, 60):
         for _ in range(4):
-            told += len(node.heard(named(Identity.generate().peer, f"/ip4/192.168.7.{host}/tcp/1"), f"192.168.7.{host}", 1.0))
+            told += len(
+                node.heard(
+                    named(Identity.generate().peer, f"/ip4/192.168.7.{host}/tcp/1"),
+                    f"192.168.7.{host}",
+                    1.0,
+                )
+            )
     assert told == len(node.status(1.0)) == neighbours.MAX_PEERS
 
 
@@ -153,7 +184,15 @@ def test_damaged_answers_tell_nothing_that_was_not_sent(data: st.DataObject) -> 
         b"\xc0\xff",  # forward, to nowhere
         b"\x01a\xc0\x0c",  # round and round, longer each time
         b"\x40" + b"a" * 64,  # a label of a kind that does not exist
-        b"\x3f" + b"a" * 63 + b"\x3f" + b"a" * 63 + b"\x3f" + b"a" * 63 + b"\x3f" + b"a" * 63 + b"\0",  # 256 bytes
+        b"\x3f"
+        + b"a" * 63
+        + b"\x3f"
+        + b"a" * 63
+        + b"\x3f"
+        + b"a" * 63
+        + b"\x3f"
+        + b"a" * 63
+        + b"\0",  # 256 bytes
         b"\x05a",
     ],
 )
@@ -162,7 +201,9 @@ def test_names_without_an_end_are_refused(name: bytes) -> None:
         mdns.read(struct.pack(">HHHHHH", 0, 0, 1, 0, 0, 0) + name + struct.pack(">HH", 12, 1))
 
 
-@pytest.mark.parametrize("counts", [(17, 0, 0, 0), (0, 65, 0, 0), (0, 30, 30, 30), (0xFFFF, 0xFFFF, 0xFFFF, 0xFFFF)])
+@pytest.mark.parametrize(
+    "counts", [(17, 0, 0, 0), (0, 65, 0, 0), (0, 30, 30, 30), (0xFFFF, 0xFFFF, 0xFFFF, 0xFFFF)]
+)
 def test_more_than_anybody_needs_is_refused(counts: tuple[int, int, int, int]) -> None:
     with pytest.raises(ValueError, match="questions"):
         mdns.read(struct.pack(">HHHHHH", 0, 0x8400, *counts))
@@ -170,8 +211,12 @@ def test_more_than_anybody_needs_is_refused(counts: tuple[int, int, int, int]) -
         mdns.read(bytes(mdns.MAX_BYTES + 1))
 
 
-@pytest.mark.parametrize("mine", [[], ["/ip4/127.0.0.1/tcp/4150"], ["/ip6/fd00::1/tcp/4150", "/ip4/127.0.0.1/tcp/4150"]])
-def test_who_has_no_address_in_a_house_opens_no_socket(mine: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "mine", [[], ["/ip4/127.0.0.1/tcp/4150"], ["/ip6/fd00::1/tcp/4150", "/ip4/127.0.0.1/tcp/4150"]]
+)
+def test_who_has_no_address_in_a_house_opens_no_socket(
+    mine: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened: list[str] = []
     monkeypatch.setattr("atoll.node.net.lan.discovery._socket", opened.append)
     lan = LanDiscovery(ME, random.Random(1), mine=lambda: mine, found=lambda peer, address: None)

@@ -83,15 +83,23 @@ def test_a_run_that_ends_or_grows_lets_its_members_become_idle() -> None:
 def test_neighbours_are_all_with_whom_a_tree_exchanges_records(kind: str) -> None:
     everybody = [peer(number) for number in range(7)]
     giving, owners = everybody[:5], [peer(1), peer(3), peer(6)]
-    who = tuple(Contributor(Member(name, 0), bytes([index]) * 16, 1) for index, name in enumerate(giving))
+    who = tuple(
+        Contributor(Member(name, 0), bytes([index]) * 16, 1) for index, name in enumerate(giving)
+    )
     parts = tuple(Part(owner, index, index + 1) for index, owner in enumerate(owners))
     sites = () if kind == "butterfly" else (0, 1, 0, 1, 1)
-    plan = Plan("main/x", 1, 0, 0, bytes(32), who, parts, 12, 4, "fp32", topology=Topology(kind, sites))  # type: ignore[arg-type]
+    plan = Plan(
+        "main/x", 1, 0, 0, bytes(32), who, parts, 12, 4, "fp32", topology=Topology(kind, sites)
+    )  # type: ignore[arg-type]
     found = {me: neighbours(plan, everybody, me) for me in everybody}
     assert all((a in found[b]) == (b in found[a]) for a, b in itertools.combinations(everybody, 2))
     for tree, me in itertools.product(trees_of(plan, MEAN), everybody):
         total = tree.sum(me)
-        needed = {term.peer for term in (*(total.terms if total is not None else ()), *tree.wants(me))} | {to for _, to in tree.sends(me)}
-        needed |= {*tree.below(me, everybody)} | ({tree.above(me)} if me != tree.owner else set[PeerId]())
+        needed = {
+            term.peer for term in (*(total.terms if total is not None else ()), *tree.wants(me))
+        } | {to for _, to in tree.sends(me)}
+        needed |= {*tree.below(me, everybody)} | (
+            {tree.above(me)} if me != tree.owner else set[PeerId]()
+        )
         assert needed - {me} <= found[me]
     assert kind == "butterfly" or any(len(found[me]) < 6 for me in giving)

@@ -15,7 +15,10 @@ KEY = b"a place"
 
 def peers(name: str, count: int) -> list[PeerId]:
     """So many, nearest to KEY first."""
-    found = [Identity(hashlib.sha256(f"{name} {number}".encode()).digest()).peer for number in range(count)]
+    found = [
+        Identity(hashlib.sha256(f"{name} {number}".encode()).digest()).peer
+        for number in range(count)
+    ]
     return closest(found, position(KEY), count)
 
 
@@ -32,9 +35,13 @@ def test_a_liar_spoils_one_path() -> None:
             if peer in invented:
                 lookup.failed(peer, now)
             elif peer == start[0]:
-                lookup.answered(peer, Rpc(FIND_NODE, KEY, closer=tuple((other, ()) for other in invented)), now)
+                lookup.answered(
+                    peer, Rpc(FIND_NODE, KEY, closer=tuple((other, ()) for other in invented)), now
+                )
             else:
-                lookup.answered(peer, Rpc(FIND_NODE, KEY, closer=tuple((other, ()) for other in near[:10])), now)
+                lookup.answered(
+                    peer, Rpc(FIND_NODE, KEY, closer=tuple((other, ()) for other in near[:10])), now
+                )
         now += 0.01
         fresh = lookup.poll(now)
     assert len(asked) == len(set(asked))  # each on one path, once

@@ -13,9 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.collectives.arrivals import Arrivals, Fading, Groups
-from atoll.collectives.errors import BadSignatureError, ConfigError, StorageError, VersionMismatchError
+from atoll.collectives.errors import (
+    BadSignatureError,
+    ConfigError,
+    StorageError,
+    VersionMismatchError,
+)
 from atoll.collectives.seeded import BtardSettings
-from atoll.collectives.swarm import OuterSettings, PrivacySettings, RunSettings, SecureSettings, SiteSettings
+from atoll.collectives.swarm import (
+    OuterSettings,
+    PrivacySettings,
+    RunSettings,
+    SecureSettings,
+    SiteSettings,
+)
 from atoll.node import manifest as m
 from atoll.node.cli.costs import describe_lines, explain_rule
 from atoll.node.manifest_form import as_toml
@@ -46,9 +57,15 @@ manifests = st.builds(
     model=st.builds(
         m.ModelTable,
         entry=names.map(lambda n: f"local:{n}"),
-        config=st.dictionaries(names, st.integers(-5, 5) | st.booleans() | st.text(max_size=5), max_size=3),
+        config=st.dictionaries(
+            names, st.integers(-5, 5) | st.booleans() | st.text(max_size=5), max_size=3
+        ),
     ),
-    data=st.builds(m.DataTable, source=st.sampled_from(["builtin:stdlib-text", "local"]), seed=st.integers(0, 99)),
+    data=st.builds(
+        m.DataTable,
+        source=st.sampled_from(["builtin:stdlib-text", "local"]),
+        seed=st.integers(0, 99),
+    ),
     train=st.builds(
         m.TrainTable,
         sync_every=st.integers(20, 999),
@@ -57,7 +74,12 @@ manifests = st.builds(
         delay=st.none() | st.integers(0, 19),
         mixing=st.none() | st.floats(0, 1),
         outer=st.builds(
-            m.OuterTable, lr=floats, momentum=st.floats(0, 0.99), beta2=st.floats(0, 0.99), governor=st.booleans(), stretch=st.booleans()
+            m.OuterTable,
+            lr=floats,
+            momentum=st.floats(0, 0.99),
+            beta2=st.floats(0, 0.99),
+            governor=st.booleans(),
+            stretch=st.booleans(),
         ),
     ),
     exchange=st.builds(
@@ -67,26 +89,47 @@ manifests = st.builds(
         deadline_s=st.none() | floats,
         fragments=st.integers(1, 16),
     ),
-    network=st.builds(m.NetworkTable, bootstrap=st.lists(st.text(min_size=1, max_size=9), max_size=3).map(tuple)),
+    network=st.builds(
+        m.NetworkTable, bootstrap=st.lists(st.text(min_size=1, max_size=9), max_size=3).map(tuple)
+    ),
 )
 
 
 def test_defaults_and_settings() -> None:
     manifest = m.parse_manifest(EXAMPLE)
-    assert manifest.settings() == RunSettings(sync_every=20, rounds=35, outer=OuterSettings("nesterov", 0.9, 0.6), codec="int8")
+    assert manifest.settings() == RunSettings(
+        sync_every=20, rounds=35, outer=OuterSettings("nesterov", 0.9, 0.6), codec="int8"
+    )
     assert manifest.train.inner.batch == 8
     assert m.parse_manifest('schema = 1\nname = "x"').train.sync_every == 100
-    mixed = m.parse_manifest('schema = 1\nname = "x"\n[exchange]\ncodec = "int4"\n[exchange.codecs]\n"*.norm.*" = "fp16"').settings()
+    mixed = m.parse_manifest(
+        'schema = 1\nname = "x"\n[exchange]\ncodec = "int4"\n[exchange.codecs]\n"*.norm.*" = "fp16"'
+    ).settings()
     assert (mixed.codec, mixed.codecs) == ("int4", {"*.norm.*": "fp16"})
-    assert m.parse_manifest('schema = 1\nname = "x"\nmodel = { entry = "local:y" }\nexchange = { fragments = 3 }').settings().fragments == 3
+    assert (
+        m.parse_manifest(
+            'schema = 1\nname = "x"\nmodel = { entry = "local:y" }\nexchange = { fragments = 3 }'
+        )
+        .settings()
+        .fragments
+        == 3
+    )
     timed = m.parse_manifest('schema = 1\nname = "x"\ntrain = { round_s = 2.5 }').settings()
     assert (timed.sync_every, timed.round_s) == (None, 2.5)
-    counted = m.parse_manifest('schema = 1\nname = "x"\ntrain = { target_samples = 512 }').settings()
+    counted = m.parse_manifest(
+        'schema = 1\nname = "x"\ntrain = { target_samples = 512 }'
+    ).settings()
     assert (counted.sync_every, counted.round_s, counted.target_samples) == (None, None, 512)
-    sparse = m.parse_manifest('schema = 1\nname = "x"\nexchange = { codec = "sparse64", feedback_kept = 0.95 }').settings()
+    sparse = m.parse_manifest(
+        'schema = 1\nname = "x"\nexchange = { codec = "sparse64", feedback_kept = 0.95 }'
+    ).settings()
     assert (sparse.codec, sparse.feedback_kept) == ("sparse64", 0.95)
-    late = m.parse_manifest('schema = 1\nname = "x"\ntrain = { overlap = "late", delay = 3, mixing = 0.5 }\nexchange = { feedback = true }')
-    assert [getattr(late.settings(), name) for name in ("overlap", "delay", "mixing", "feedback")] == ["late", 3, 0.5, True]
+    late = m.parse_manifest(
+        'schema = 1\nname = "x"\ntrain = { overlap = "late", delay = 3, mixing = 0.5 }\nexchange = { feedback = true }'
+    )
+    assert [
+        getattr(late.settings(), name) for name in ("overlap", "delay", "mixing", "feedback")
+    ] == ["late", 3, 0.5, True]
     adam = m.parse_manifest(
         'schema = 1\nname = "x"\ntrain.outer = { optimizer = "adam", lr = 0.1, beta2 = 0.5, governor = true, stretch = true }'
     ).settings()
@@ -94,7 +137,9 @@ def test_defaults_and_settings() -> None:
 
 
 BUFFERED = "mode = 'federated'\nmodel = { entry = 'local:x' }\n"
-SCAFFOLD = "mode = 'federated'\nfederated = { method = 'scaffold' }\nmodel = { entry = 'local:x' }\n"
+SCAFFOLD = (
+    "mode = 'federated'\nfederated = { method = 'scaffold' }\nmodel = { entry = 'local:x' }\n"
+)
 PRIVATE = "mode = 'federated'\nsecure = {}\nprivacy = { noise = 4.0, clip = 1.0, delta = 1e-5, stop_at_epsilon = 9.0 }\n"
 
 
@@ -105,16 +150,28 @@ def refuses(text: str, key: str) -> None:
     assert caught.value.key == key
 
 
-@pytest.mark.parametrize(("text", "key"), [
-    ("train = { delay = 3 }", "$.train.delay"),
-    ("train = { method = 'gradient_averaging', mixing = 0.5 }", "$.train.mixing"),
-    ("train = { overlap = 'late', sync_every = 4, delay = 4 }", "$.train.delay"),
-    ("train = { sync_every = 4, target_samples = 9 }", "$.train.target_samples"),
-    ("train = { outer = { optimizer = 'yogi' } }\nno_quorum = { policy = 'branch' }", "$.train.outer.optimizer"),
-    ("train = { method = 'local_sgd', outer = { stretch = true } }", "$.train.outer.stretch"),
-    ("train = { method = 'gradient_averaging', outer = { stretch = true } }", "$.train.outer.stretch"),
-    ("train = { outer = { governor = true } }\nno_quorum = { policy = 'branch' }", "$.train.outer.optimizer"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("train = { delay = 3 }", "$.train.delay"),
+        ("train = { method = 'gradient_averaging', mixing = 0.5 }", "$.train.mixing"),
+        ("train = { overlap = 'late', sync_every = 4, delay = 4 }", "$.train.delay"),
+        ("train = { sync_every = 4, target_samples = 9 }", "$.train.target_samples"),
+        (
+            "train = { outer = { optimizer = 'yogi' } }\nno_quorum = { policy = 'branch' }",
+            "$.train.outer.optimizer",
+        ),
+        ("train = { method = 'local_sgd', outer = { stretch = true } }", "$.train.outer.stretch"),
+        (
+            "train = { method = 'gradient_averaging', outer = { stretch = true } }",
+            "$.train.outer.stretch",
+        ),
+        (
+            "train = { outer = { governor = true } }\nno_quorum = { policy = 'branch' }",
+            "$.train.outer.optimizer",
+        ),
+    ],
+)
 def test_training_settings_that_mean_nothing_together(text: str, key: str) -> None:
     refuses(text, key)
 
@@ -126,83 +183,127 @@ SEEDS = f"model = {{ entry = 'local:x' }}\nbtard = {{}}\njoin = {{ policy = 'all
 def test_a_run_with_btard_has_the_peers_that_it_names_and_whole_vectors() -> None:
     settings = m.parse_manifest(f'schema = 1\nname = "x"\n{SEEDS}').settings()
     assert settings.btard == BtardSettings(tuple(sorted(PEERS)))
-    cut = m.parse_manifest(f'schema = 1\nname = "x"\n{SEEDS.replace("btard = {}", "btard = { intervals = 4 }")}')
+    cut = m.parse_manifest(
+        f'schema = 1\nname = "x"\n{SEEDS.replace("btard = {}", "btard = { intervals = 4 }")}'
+    )
     assert cut.settings().btard == BtardSettings(tuple(sorted(PEERS)), intervals=4)
     assert any("peers a round, one of 4 intervals of each" in line for line in describe_lines(cut))
     assert (settings.codec, settings.reducer) == ("bits", "copy")
 
 
-@pytest.mark.parametrize(("text", "key"), [
-    ("btard = {}", "$.join.allow"),
-    (f"btard = {{}}\njoin = {{ policy = 'allow', allow = {PEERS[:3]} }}", "$.join.allow"),
-    (SEEDS.replace("local:x", "builtin:gpt"), "$.model.entry"),
-    (f"{SEEDS}exchange = {{ codec = 'fp16' }}", "$.exchange"),
-    (f"{SEEDS}robust = {{ rule = 'median', f = 1 }}", "$.robust.rule"),
-    (SEEDS.replace("btard = {}", "btard = { intervals = 1 }"), "$.btard.intervals"),
-    (SEEDS.replace("btard = {}", "btard = { intervals = 64 }"), "$.btard.intervals"),
-    (f"{SEEDS}mode = 'federated'", "$.mode"),
-    (f"{SEEDS}no_quorum = {{ policy = 'branch' }}", "$.no_quorum.policy"),
-    (f"{SEEDS}train = {{ overlap = 'late' }}", "$.train.overlap"),
-    (f"{SEEDS}train = {{ outer = {{ governor = true }} }}", "$.train.outer.governor"),
-    (f"{SEEDS}audit = {{ keep_contributions = 3 }}", "$.audit.keep_contributions"),
-    (SEEDS.replace("{}", "{ validators = 0 }"), "$.btard.validators"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("btard = {}", "$.join.allow"),
+        (f"btard = {{}}\njoin = {{ policy = 'allow', allow = {PEERS[:3]} }}", "$.join.allow"),
+        (SEEDS.replace("local:x", "builtin:gpt"), "$.model.entry"),
+        (f"{SEEDS}exchange = {{ codec = 'fp16' }}", "$.exchange"),
+        (f"{SEEDS}robust = {{ rule = 'median', f = 1 }}", "$.robust.rule"),
+        (SEEDS.replace("btard = {}", "btard = { intervals = 1 }"), "$.btard.intervals"),
+        (SEEDS.replace("btard = {}", "btard = { intervals = 64 }"), "$.btard.intervals"),
+        (f"{SEEDS}mode = 'federated'", "$.mode"),
+        (f"{SEEDS}no_quorum = {{ policy = 'branch' }}", "$.no_quorum.policy"),
+        (f"{SEEDS}train = {{ overlap = 'late' }}", "$.train.overlap"),
+        (f"{SEEDS}train = {{ outer = {{ governor = true }} }}", "$.train.outer.governor"),
+        (f"{SEEDS}audit = {{ keep_contributions = 3 }}", "$.audit.keep_contributions"),
+        (SEEDS.replace("{}", "{ validators = 0 }"), "$.btard.validators"),
+    ],
+)
 def test_a_run_with_btard_that_cannot_be(text: str, key: str) -> None:
     refuses(text, key)
 
 
-@pytest.mark.parametrize(("text", "key"), [
-    ("exchange = { fragments = 0 }", "$.exchange.fragments"),
-    ("exchange = { fragments = 17 }", "$.exchange.fragments"),
-    ("exchange = { fragments = 8 }\ntrain = { sync_every = 7 }", "$.exchange.fragments"),
-    ("exchange = { codec = 'stat2', plan = 'ring' }", "$.exchange.plan"),
-    ("exchange = { codec = 'int8', codecs = { x = 'sparse64' }, plan = 'two-level' }", "$.exchange.plan"),
-    ("exchange = { plan = 'ring', check = true }", "$.exchange.check"),
-    ("exchange = { codec = 'int4', feedback_kept = 0.9 }", "$.exchange.feedback_kept"),
-    ("exchange = { codec = 'stat2', feedback_kept = 1.5 }", "$.exchange.feedback_kept"),
-    ("exchange = { fragments = 2 }\nmodel = { entry = 'local:x' }\nno_quorum = { policy = 'branch' }", "$.no_quorum.policy"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("exchange = { fragments = 0 }", "$.exchange.fragments"),
+        ("exchange = { fragments = 17 }", "$.exchange.fragments"),
+        ("exchange = { fragments = 8 }\ntrain = { sync_every = 7 }", "$.exchange.fragments"),
+        ("exchange = { codec = 'stat2', plan = 'ring' }", "$.exchange.plan"),
+        (
+            "exchange = { codec = 'int8', codecs = { x = 'sparse64' }, plan = 'two-level' }",
+            "$.exchange.plan",
+        ),
+        ("exchange = { plan = 'ring', check = true }", "$.exchange.check"),
+        ("exchange = { codec = 'int4', feedback_kept = 0.9 }", "$.exchange.feedback_kept"),
+        ("exchange = { codec = 'stat2', feedback_kept = 1.5 }", "$.exchange.feedback_kept"),
+        (
+            "exchange = { fragments = 2 }\nmodel = { entry = 'local:x' }\nno_quorum = { policy = 'branch' }",
+            "$.no_quorum.policy",
+        ),
+    ],
+)
 def test_an_exchange_that_cannot_be(text: str, key: str) -> None:
     refuses(text, key)
 
 
-@pytest.mark.parametrize(("text", "key"), [
-    ("robust = { rule = 'median' }", "$.robust.f"),
-    ("robust = { f = 1 }", "$.robust.f"),
-    ("robust = { rule = 'median', f = 0 }", "$.robust.f"),
-    ("robust = { rule = 'median', f = 128 }", "$.robust.f"),
-    ("robust = { rule = 'monna', f = 1 }", "$.robust.rule"),
-    ("robust = { rule = 'mda', f = 3 }", "$.robust.rule"),
-    ("robust = { rule = 'krum', f = 127, before = ['bucketing2'] }", "$.robust.rule"),
-    ("robust = { before = ['nnm'] }", "$.robust.before"),
-    ("robust = { rule = 'krum', f = 1, before = ['nnm', 'mean'] }", "$.robust.before"),
-    ("robust = { rule = 'krum', f = 1, before = ['nnm', 'nnm'] }", "$.robust.before"),
-    ("robust = { rule = 'krum', f = 1, before = ['bucketing2', 'bucketing3'] }", "$.robust.rule"),
-    ("robust = { momentum = 0.9 }", "$.robust.momentum"),
-    ("robust = { rule = 'median', f = 1, momentum = 1.0 }", "$.robust.momentum"),
-    ("robust = { rule = 'median', f = 1, momentum = 0.9 }\ntrain = { overlap = 'eager' }", "$.robust.momentum"),
-    ("mode = 'federated'\nmodel = { entry = 'local:x' }\nrobust = { rule = 'median', f = 1, momentum = 0.9 }", "$.robust.momentum"),
-    ("robust = { rule = 'krum', f = 1, keep = 'n-f' }", "$.robust.keep"),
-    ("robust = { rule = 'multi_krum', f = 1, keep = '3' }", "$.robust.keep"),
-    ("robust = { rule = 'median', f = 1, neighbours = 'n-f-1' }", "$.robust.neighbours"),
-    ("robust = { rule = 'geometric_median', f = 1, radius = 'running' }", "$.robust.radius"),
-    ("robust = { radius = 'running' }", "$.robust.radius"),
-    ("robust = { rule = 'median', f = 1 }\nexchange = { plan = 'ring' }", "$.exchange.plan"),
-    ("robust = { rule = 'median', f = 1 }\nexchange = { codecs = { x = 'sparse64' } }", "$.exchange.codec"),
-    ("robust = { rule = 'meamed', f = 1 }\ntrain = { outer = { stretch = true } }", "$.train.outer.stretch"),
-    ("robust = { rule = 'meamed', f = 1 }\ntrain = { inner = { samples = 9 } }", "$.train.inner.samples"),
-    ("robust = { rule = 'trimmed_mean', f = 2 }\nno_quorum = { policy = 'branch' }", "$.no_quorum.policy"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("robust = { rule = 'median' }", "$.robust.f"),
+        ("robust = { f = 1 }", "$.robust.f"),
+        ("robust = { rule = 'median', f = 0 }", "$.robust.f"),
+        ("robust = { rule = 'median', f = 128 }", "$.robust.f"),
+        ("robust = { rule = 'monna', f = 1 }", "$.robust.rule"),
+        ("robust = { rule = 'mda', f = 3 }", "$.robust.rule"),
+        ("robust = { rule = 'krum', f = 127, before = ['bucketing2'] }", "$.robust.rule"),
+        ("robust = { before = ['nnm'] }", "$.robust.before"),
+        ("robust = { rule = 'krum', f = 1, before = ['nnm', 'mean'] }", "$.robust.before"),
+        ("robust = { rule = 'krum', f = 1, before = ['nnm', 'nnm'] }", "$.robust.before"),
+        (
+            "robust = { rule = 'krum', f = 1, before = ['bucketing2', 'bucketing3'] }",
+            "$.robust.rule",
+        ),
+        ("robust = { momentum = 0.9 }", "$.robust.momentum"),
+        ("robust = { rule = 'median', f = 1, momentum = 1.0 }", "$.robust.momentum"),
+        (
+            "robust = { rule = 'median', f = 1, momentum = 0.9 }\ntrain = { overlap = 'eager' }",
+            "$.robust.momentum",
+        ),
+        (
+            "mode = 'federated'\nmodel = { entry = 'local:x' }\nrobust = { rule = 'median', f = 1, momentum = 0.9 }",
+            "$.robust.momentum",
+        ),
+        ("robust = { rule = 'krum', f = 1, keep = 'n-f' }", "$.robust.keep"),
+        ("robust = { rule = 'multi_krum', f = 1, keep = '3' }", "$.robust.keep"),
+        ("robust = { rule = 'median', f = 1, neighbours = 'n-f-1' }", "$.robust.neighbours"),
+        ("robust = { rule = 'geometric_median', f = 1, radius = 'running' }", "$.robust.radius"),
+        ("robust = { radius = 'running' }", "$.robust.radius"),
+        ("robust = { rule = 'median', f = 1 }\nexchange = { plan = 'ring' }", "$.exchange.plan"),
+        (
+            "robust = { rule = 'median', f = 1 }\nexchange = { codecs = { x = 'sparse64' } }",
+            "$.exchange.codec",
+        ),
+        (
+            "robust = { rule = 'meamed', f = 1 }\ntrain = { outer = { stretch = true } }",
+            "$.train.outer.stretch",
+        ),
+        (
+            "robust = { rule = 'meamed', f = 1 }\ntrain = { inner = { samples = 9 } }",
+            "$.train.inner.samples",
+        ),
+        (
+            "robust = { rule = 'trimmed_mean', f = 2 }\nno_quorum = { policy = 'branch' }",
+            "$.no_quorum.policy",
+        ),
+    ],
+)
 def test_a_robust_rule_that_cannot_hold(text: str, key: str) -> None:
     refuses(text, key)
 
 
-@pytest.mark.parametrize(("text", "key"), [
-    ("join = { policy = 'allow' }", "$.join.allow"),
-    ("join = { allow = ['12D3KooWGmMhkEcrdKBj9sqTYGDuiKMv1hDF5vjJoYk1uuheBuBS'] }", "$.join.allow"),
-    ("join = { policy = 'allow', allow = ['me'] }", "$.join.allow"),
-    ("join = { policy = 'allowed' }", "$.join.policy"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("join = { policy = 'allow' }", "$.join.allow"),
+        (
+            "join = { allow = ['12D3KooWGmMhkEcrdKBj9sqTYGDuiKMv1hDF5vjJoYk1uuheBuBS'] }",
+            "$.join.allow",
+        ),
+        ("join = { policy = 'allow', allow = ['me'] }", "$.join.allow"),
+        ("join = { policy = 'allowed' }", "$.join.policy"),
+    ],
+)
 def test_who_may_enter_is_said_in_full(text: str, key: str) -> None:
     refuses(text, key)
 
@@ -211,7 +312,9 @@ def test_a_run_for_named_peers() -> None:
     found = m.parse_manifest(
         "schema = 1\nname = 'x'\njoin = { policy = 'allow', allow = ['12D3KooWGmMhkEcrdKBj9sqTYGDuiKMv1hDF5vjJoYk1uuheBuBS'] }"
     )
-    assert m.decode_manifest(found.encode()).join.allow == ("12D3KooWGmMhkEcrdKBj9sqTYGDuiKMv1hDF5vjJoYk1uuheBuBS",)
+    assert m.decode_manifest(found.encode()).join.allow == (
+        "12D3KooWGmMhkEcrdKBj9sqTYGDuiKMv1hDF5vjJoYk1uuheBuBS",
+    )
 
 
 def test_a_robust_rule_names_the_runs_reducer_and_leaves_other_runs_as_they_are() -> None:
@@ -220,11 +323,18 @@ def test_a_robust_rule_names_the_runs_reducer_and_leaves_other_runs_as_they_are(
     assert (plain.settings().reducer, robust.settings().reducer) == ("mean", "trimmed_mean:2")
     assert m.decode_manifest(robust.encode()) == robust
     assert b"robust" not in plain.encode()
-    assert any("trimmed_mean, f = 2" in line and "needs 5" in line for line in describe_lines(robust))
-    steps = m.parse_manifest('schema = 1\nname = "x"\nrobust = { rule = "krum", f = 1, before = ["bucketing2", "arc"] }')
+    assert any(
+        "trimmed_mean, f = 2" in line and "needs 5" in line for line in describe_lines(robust)
+    )
+    steps = m.parse_manifest(
+        'schema = 1\nname = "x"\nrobust = { rule = "krum", f = 1, before = ["bucketing2", "arc"] }'
+    )
     assert steps.settings().reducer == "bucketing2+arc+krum:1"
     assert m.decode_manifest(steps.encode()) == steps
-    assert any("bucketing 2, arc, krum, f = 1" in line and "needs 9" in line for line in describe_lines(steps))
+    assert any(
+        "bucketing 2, arc, krum, f = 1" in line and "needs 9" in line
+        for line in describe_lines(steps)
+    )
 
 
 def test_what_a_rule_is_told_beside_f() -> None:
@@ -246,11 +356,17 @@ def test_what_a_rule_is_told_beside_f() -> None:
     assert {text: found(text).settings().reducer for text in names} == names
     assert [found(text).settings().worker_momentum for text in names] == [0.0] * 7 + [0.9]
     byzfl = found("rule = 'multi_krum', neighbours = 'n-f-1'")
-    assert any("multi_krum, scored by n − f − 1 neighbours, f = 1" in line and "needs 3" in line for line in describe_lines(byzfl))
+    assert any(
+        "multi_krum, scored by n − f − 1 neighbours, f = 1" in line and "needs 3" in line
+        for line in describe_lines(byzfl)
+    )
     assert "byzfl's score" in explain_rule(byzfl)[0]
     assert explain_rule(found("rule = 'krum'")) == []
     running = found("rule = 'centred_clip', momentum = 0.8")
-    assert ["until 3 of them do" in explain_rule(running)[0], "0.8 of the last and 0.2 of the new" in explain_rule(running)[1]] == [
+    assert [
+        "until 3 of them do" in explain_rule(running)[0],
+        "0.8 of the last and 0.2 of the new" in explain_rule(running)[1],
+    ] == [
         True,
         True,
     ]
@@ -267,113 +383,261 @@ def test_what_members_do_beside_plain_steps_is_the_manifests() -> None:
         assert settings(f'method = "{name}"').site is None
     assert settings('method = "fedprox", mu = 0.5').site == SiteSettings("fedprox", mu=0.5)
     assert settings('personal = "ditto", pull = 0.3').site == SiteSettings("fedavg", pull=0.3)
-    buffered, fixed = settings('method = "fedbuff", buffer = 4, lr = 0.5'), settings('method = "fedfix", period_s = 90')
-    assert (buffered.arrivals, buffered.reducer, buffered.outer.kind, buffered.outer.lr) == (Arrivals(count=4), "mean", "sgd", 0.5)
+    buffered, fixed = (
+        settings('method = "fedbuff", buffer = 4, lr = 0.5'),
+        settings('method = "fedfix", period_s = 90'),
+    )
+    assert (buffered.arrivals, buffered.reducer, buffered.outer.kind, buffered.outer.lr) == (
+        Arrivals(count=4),
+        "mean",
+        "sgd",
+        0.5,
+    )
     assert (fixed.arrivals, fixed.reducer, fixed.site) == (Arrivals(period_s=90.0), "sum", None)
-    mixing = settings('method = "fedasync", alpha = 0.6, staleness = "hinge", staleness_a = 2.0, staleness_b = 1')
-    assert (mixing.arrivals, mixing.reducer) == (Arrivals(count=1, fading=Fading(0.6, "hinge", 2.0, 1)), "mean")
-    assert settings('method = "fedasync"').arrivals == Arrivals(count=1, fading=Fading(0.9, "polynomial"))
+    mixing = settings(
+        'method = "fedasync", alpha = 0.6, staleness = "hinge", staleness_a = 2.0, staleness_b = 1'
+    )
+    assert (mixing.arrivals, mixing.reducer) == (
+        Arrivals(count=1, fading=Fading(0.6, "hinge", 2.0, 1)),
+        "mean",
+    )
+    assert settings('method = "fedasync"').arrivals == Arrivals(
+        count=1, fading=Fading(0.9, "polynomial")
+    )
     compass = settings('method = "fedcompass", alpha = 0.7, longest = 2.5, slack = 2.0')
-    assert (compass.arrivals, compass.reducer) == (Arrivals(fading=Fading(0.7), groups=Groups(100, 250, 100, 2.0)), "sum")
+    assert (compass.arrivals, compass.reducer) == (
+        Arrivals(fading=Fading(0.7), groups=Groups(100, 250, 100, 2.0)),
+        "sum",
+    )
     scaffold = settings('method = "scaffold_m", beta = 0.25')
     assert scaffold.site == SiteSettings("scaffold_m", beta=0.25)
-    assert (scaffold.codec, scaffold.codecs) == ("int8", {"atoll.controls": "fp32", "atoll.clients": "fp32"})
+    assert (scaffold.codec, scaffold.codecs) == (
+        "int8",
+        {"atoll.controls": "fp32", "atoll.clients": "fp32"},
+    )
     told = m.parse_manifest(f'schema = 1\nname = "x"\n{SCAFFOLD}')
     assert any("control variate" in line for line in describe_lines(told))
     assert scaffold.outer == OuterSettings("sgd", 1.0, 0.9, 0.99, 1e-3)
 
 
-@pytest.mark.parametrize(("text", "key"), [
-    ("federated = { method = 'fedadam' }", "$.federated"),
-    ("secure = {}", "$.secure"),
-    ("mode = 'federated'\nfederated = { method = 'fedsync' }", "$.federated.method"),
-    (f"{BUFFERED}federated = {{ method = 'fedcompass', buffer = 2 }}", "$.federated.buffer"),
-    (f"{BUFFERED}federated = {{ method = 'fedcompass', slack = 0.5 }}", "$.federated.slack"),
-    (f"{BUFFERED}federated = {{ method = 'fedcompass' }}\ntrain = {{ round_s = 9.0 }}", "$.train.sync_every"),
-    (f"{BUFFERED}federated = {{ method = 'fedcompass' }}\nsecure = {{}}", "$.secure"),
-    (f"{BUFFERED}federated = {{ method = 'fedasync', longest = 2 }}", "$.federated.longest"),
-    (f"{BUFFERED}federated = {{ method = 'fedasync', lr = 0.5 }}", "$.federated.lr"),
-    (f"{BUFFERED}federated = {{ method = 'fedasync', staleness = 'constant', staleness_a = 0.5 }}", "$.federated.staleness_a"),
-    (f"{BUFFERED}federated = {{ method = 'fedasync', staleness_b = 2 }}", "$.federated.staleness_b"),
-    (f"{BUFFERED}federated = {{ method = 'fedasync' }}\nsecure = {{}}", "$.secure"),
-    (f"{BUFFERED}federated = {{ method = 'fedbuff', alpha = 0.5 }}", "$.federated.alpha"),
-    (f"{BUFFERED}federated = {{ method = 'fedbuff', period_s = 9.0 }}", "$.federated.period_s"),
-    (f"{BUFFERED}federated = {{ method = 'fedfix', sample = 0.5 }}", "$.federated.sample"),
-    (f"{BUFFERED}federated = {{ method = 'fedfix', personal = 'ditto' }}", "$.federated.personal"),
-    (f"{BUFFERED}federated = {{ method = 'fedbuff' }}\nsecure = {{}}", "$.secure"),
-    (f"{BUFFERED}federated = {{ method = 'fedbuff' }}\nrobust = {{ rule = 'median', f = 1 }}", "$.robust.rule"),
-    (f"{BUFFERED}federated = {{ method = 'fedbuff' }}\nquorum = {{ lying = 1 }}", "$.quorum.lying"),
-    (f"{BUFFERED}federated = {{ method = 'fedbuff' }}\nno_quorum = {{ policy = 'branch' }}", "$.no_quorum.policy"),
-    (f"{BUFFERED}federated = {{ method = 'fedbuff' }}\njoin = {{ policy = 'open', probation = 3 }}", "$.join.probation"),
-    (f"{BUFFERED}federated = {{ method = 'fedbuff' }}\nexchange = {{ fragments = 2 }}", "$.exchange.fragments"),
-    (f"{BUFFERED}federated = {{ method = 'fedbuff' }}\nexchange = {{ feedback = true }}", "$.exchange.feedback"),
-    (f"{BUFFERED}federated = {{ method = 'fedbuff' }}\ntrain = {{ round_s = 9.0 }}", "$.train.sync_every"),
-    ("mode = 'federated'\nfederated = { buffer = 2 }", "$.federated.buffer"),
-    ("mode = 'federated'\nfederated = { method = 'scaffold' }", "$.train.inner.optimizer"),
-    (f"{SCAFFOLD}secure = {{}}", "$.secure"),
-    (f"{SCAFFOLD}robust = {{ rule = 'median', f = 1 }}", "$.robust.rule"),
-    (f"{SCAFFOLD}no_quorum = {{ policy = 'branch' }}", "$.no_quorum.policy"),
-    (f"{SCAFFOLD}exchange = {{ fragments = 2 }}", "$.exchange.fragments"),
-    ("mode = 'federated'\nfederated = { method = 'scaffold', beta = 0.3 }\nmodel = { entry = 'local:x' }", "$.federated.beta"),
-    ("mode = 'federated'\nfederated = { pull = 0.3 }", "$.federated.pull"),
-    ("mode = 'federated'\nfederated = { method = 'fedprox', mu = -1.0 }", "$.federated.mu"),
-    ("mode = 'federated'\nfederated = { momentum = 0.5 }", "$.federated.momentum"),
-    ("mode = 'federated'\nfederated = { method = 'fedyogi', bias_correction = true }", "$.federated.bias_correction"),
-    ("mode = 'federated'\ntrain = { outer = { lr = 0.5 } }", "$.train.outer"),
-    ("mode = 'federated'\ntrain = { method = 'local_sgd' }", "$.train.method"),
-    ("mode = 'federated'\ntrain = { overlap = 'late' }", "$.train.overlap"),
-    ("mode = 'federated'\nsecure = { threshold = 2 }", "$.secure.threshold"),
-    ("mode = 'federated'\nfederated = { topology = 'coordinator' }\nexchange = { plan = 'ring' }", "$.exchange.plan"),
-    (f"mode = 'federated'\nsecure = {{ threshold = 5 }}\njoin = {{ policy = 'allow', allow = {PEERS[:3]} }}", "$.secure.threshold"),
-    ("mode = 'federated'\nsecure = { metrics = ['loss', 'loss'] }", "$.secure.metrics"),
-    ("mode = 'federated'\nsecure = { metrics = ['a b'] }", "$.secure.metrics[0]"),
-    (f"{PRIVATE}train = {{ rounds = 9 }}".replace("secure = {}", "secure = { metrics = ['loss'] }"), "$.secure.metrics"),
-    ("mode = 'federated'\nsecure = {}\nrobust = { rule = 'median', f = 1 }", "$.robust.rule"),
-    ("mode = 'federated'\nsecure = { buckets = 3 }", "$.secure.buckets"),
-    ("mode = 'federated'\nsecure = { buckets = 4 }\nrobust = { rule = 'median', f = 2 }", "$.secure.buckets"),
-    ("mode = 'federated'\nsecure = { buckets = 9 }\nrobust = { rule = 'krum', f = 1 }", "$.robust.rule"),
-    ("mode = 'federated'\nsecure = { buckets = 9 }\nrobust = { rule = 'median', f = 1, before = ['nnm'] }", "$.robust.rule"),
-    ("mode = 'federated'\nsecure = { buckets = 3, max_weight = 9 }\nrobust = { rule = 'median', f = 1 }", "$.secure.max_weight"),
-    ("mode = 'federated'\nsecure = { buckets = 3, metrics = ['loss'] }\nrobust = { rule = 'median', f = 1 }", "$.secure.metrics"),
-    ("mode = 'federated'\nsecure = {}\nexchange = { codec = 'fp32' }", "$.exchange.codec"),
-    ("mode = 'federated'\nsecure = {}\nexchange = { codecs = { x = 'fp32' } }", "$.exchange.codec"),
-    ("mode = 'federated'\nsecure = {}\nexchange = { feedback = true }", "$.exchange.feedback"),
-    ("mode = 'federated'\nsecure = {}\nexchange = { plan = 'ring' }", "$.exchange.plan"),
-    ("mode = 'federated'\nsecure = {}\nexchange = { fragments = 2 }", "$.exchange.fragments"),
-    ("mode = 'federated'\nsecure = {}\nno_quorum = { policy = 'branch' }", "$.no_quorum.policy"),
-    ("mode = 'federated'\nsecure = {}\njoin = { policy = 'open' }", "$.join.policy"),
-    ("mode = 'federated'\nsecure = {}\ntrain = { target_samples = 9 }", "$.train.target_samples"),
-    ("mode = 'federated'\nsecure = {}\ntrain = { inner = { samples = 9 } }", "$.train.inner.samples"),
-    ("privacy = { noise = 4.0, clip = 1.0, delta = 1e-5, stop_at_epsilon = 9.0 }", "$.privacy"),
-    ("mode = 'federated'\nprivacy = { noise = 4.0, clip = 1.0, delta = 1e-5, stop_at_epsilon = 9.0 }\ntrain = { rounds = 9 }", "$.privacy"),
-    (f"{PRIVATE}train = {{ sync_every = 9 }}", "$.train.rounds"),
-    (f"{PRIVATE}train = {{ rounds = 1000 }}", "$.train.rounds"),
-    (f"{PRIVATE}train = {{ rounds = 9 }}".replace("secure = {}", "secure = { max_weight = 9 }"), "$.secure.max_weight"),
-    (f"{PRIVATE}train = {{ rounds = 9 }}".replace("secure = {}", "secure = { reach = 9.0 }"), "$.secure.reach"),
-    (f"{PRIVATE}train = {{ rounds = 9 }}".replace("clip", "clip_rate = 0.5, clip"), "$.privacy.clip_rate"),
-    (f"{PRIVATE}train = {{ rounds = 9 }}".replace("clip", "count_noise = 9.0, clip"), "$.privacy.count_noise"),
-    (f"{PRIVATE}train = {{ rounds = 9 }}".replace("clip", "quantile = 0.5, count_noise = 2.0, clip"), "$.privacy.count_noise"),
-    (f"{PRIVATE}train = {{ rounds = 9 }}".replace("clip", "quantile = 1.0, clip"), "$.privacy.quantile"),
-    (f"{PRIVATE}train = {{ rounds = 9 }}".replace("clip", "colluding = 3, clip"), "$.privacy.colluding"),
-    (f"{PRIVATE}train = {{ rounds = 9 }}".replace("delta = 1e-5, ", ""), "$.privacy.delta"),
-    ("mode = 'federated'\nsecure = {}\ntrain = { share = 0.9, inner = { samples = 9 } }", "$.train.inner.samples"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("federated = { method = 'fedadam' }", "$.federated"),
+        ("secure = {}", "$.secure"),
+        ("mode = 'federated'\nfederated = { method = 'fedsync' }", "$.federated.method"),
+        (f"{BUFFERED}federated = {{ method = 'fedcompass', buffer = 2 }}", "$.federated.buffer"),
+        (f"{BUFFERED}federated = {{ method = 'fedcompass', slack = 0.5 }}", "$.federated.slack"),
+        (
+            f"{BUFFERED}federated = {{ method = 'fedcompass' }}\ntrain = {{ round_s = 9.0 }}",
+            "$.train.sync_every",
+        ),
+        (f"{BUFFERED}federated = {{ method = 'fedcompass' }}\nsecure = {{}}", "$.secure"),
+        (f"{BUFFERED}federated = {{ method = 'fedasync', longest = 2 }}", "$.federated.longest"),
+        (f"{BUFFERED}federated = {{ method = 'fedasync', lr = 0.5 }}", "$.federated.lr"),
+        (
+            f"{BUFFERED}federated = {{ method = 'fedasync', staleness = 'constant', staleness_a = 0.5 }}",
+            "$.federated.staleness_a",
+        ),
+        (
+            f"{BUFFERED}federated = {{ method = 'fedasync', staleness_b = 2 }}",
+            "$.federated.staleness_b",
+        ),
+        (f"{BUFFERED}federated = {{ method = 'fedasync' }}\nsecure = {{}}", "$.secure"),
+        (f"{BUFFERED}federated = {{ method = 'fedbuff', alpha = 0.5 }}", "$.federated.alpha"),
+        (f"{BUFFERED}federated = {{ method = 'fedbuff', period_s = 9.0 }}", "$.federated.period_s"),
+        (f"{BUFFERED}federated = {{ method = 'fedfix', sample = 0.5 }}", "$.federated.sample"),
+        (
+            f"{BUFFERED}federated = {{ method = 'fedfix', personal = 'ditto' }}",
+            "$.federated.personal",
+        ),
+        (f"{BUFFERED}federated = {{ method = 'fedbuff' }}\nsecure = {{}}", "$.secure"),
+        (
+            f"{BUFFERED}federated = {{ method = 'fedbuff' }}\nrobust = {{ rule = 'median', f = 1 }}",
+            "$.robust.rule",
+        ),
+        (
+            f"{BUFFERED}federated = {{ method = 'fedbuff' }}\nquorum = {{ lying = 1 }}",
+            "$.quorum.lying",
+        ),
+        (
+            f"{BUFFERED}federated = {{ method = 'fedbuff' }}\nno_quorum = {{ policy = 'branch' }}",
+            "$.no_quorum.policy",
+        ),
+        (
+            f"{BUFFERED}federated = {{ method = 'fedbuff' }}\njoin = {{ policy = 'open', probation = 3 }}",
+            "$.join.probation",
+        ),
+        (
+            f"{BUFFERED}federated = {{ method = 'fedbuff' }}\nexchange = {{ fragments = 2 }}",
+            "$.exchange.fragments",
+        ),
+        (
+            f"{BUFFERED}federated = {{ method = 'fedbuff' }}\nexchange = {{ feedback = true }}",
+            "$.exchange.feedback",
+        ),
+        (
+            f"{BUFFERED}federated = {{ method = 'fedbuff' }}\ntrain = {{ round_s = 9.0 }}",
+            "$.train.sync_every",
+        ),
+        ("mode = 'federated'\nfederated = { buffer = 2 }", "$.federated.buffer"),
+        ("mode = 'federated'\nfederated = { method = 'scaffold' }", "$.train.inner.optimizer"),
+        (f"{SCAFFOLD}secure = {{}}", "$.secure"),
+        (f"{SCAFFOLD}robust = {{ rule = 'median', f = 1 }}", "$.robust.rule"),
+        (f"{SCAFFOLD}no_quorum = {{ policy = 'branch' }}", "$.no_quorum.policy"),
+        (f"{SCAFFOLD}exchange = {{ fragments = 2 }}", "$.exchange.fragments"),
+        (
+            "mode = 'federated'\nfederated = { method = 'scaffold', beta = 0.3 }\nmodel = { entry = 'local:x' }",
+            "$.federated.beta",
+        ),
+        ("mode = 'federated'\nfederated = { pull = 0.3 }", "$.federated.pull"),
+        ("mode = 'federated'\nfederated = { method = 'fedprox', mu = -1.0 }", "$.federated.mu"),
+        ("mode = 'federated'\nfederated = { momentum = 0.5 }", "$.federated.momentum"),
+        (
+            "mode = 'federated'\nfederated = { method = 'fedyogi', bias_correction = true }",
+            "$.federated.bias_correction",
+        ),
+        ("mode = 'federated'\ntrain = { outer = { lr = 0.5 } }", "$.train.outer"),
+        ("mode = 'federated'\ntrain = { method = 'local_sgd' }", "$.train.method"),
+        ("mode = 'federated'\ntrain = { overlap = 'late' }", "$.train.overlap"),
+        ("mode = 'federated'\nsecure = { threshold = 2 }", "$.secure.threshold"),
+        (
+            "mode = 'federated'\nfederated = { topology = 'coordinator' }\nexchange = { plan = 'ring' }",
+            "$.exchange.plan",
+        ),
+        (
+            f"mode = 'federated'\nsecure = {{ threshold = 5 }}\njoin = {{ policy = 'allow', allow = {PEERS[:3]} }}",
+            "$.secure.threshold",
+        ),
+        ("mode = 'federated'\nsecure = { metrics = ['loss', 'loss'] }", "$.secure.metrics"),
+        ("mode = 'federated'\nsecure = { metrics = ['a b'] }", "$.secure.metrics[0]"),
+        (
+            f"{PRIVATE}train = {{ rounds = 9 }}".replace(
+                "secure = {}", "secure = { metrics = ['loss'] }"
+            ),
+            "$.secure.metrics",
+        ),
+        ("mode = 'federated'\nsecure = {}\nrobust = { rule = 'median', f = 1 }", "$.robust.rule"),
+        ("mode = 'federated'\nsecure = { buckets = 3 }", "$.secure.buckets"),
+        (
+            "mode = 'federated'\nsecure = { buckets = 4 }\nrobust = { rule = 'median', f = 2 }",
+            "$.secure.buckets",
+        ),
+        (
+            "mode = 'federated'\nsecure = { buckets = 9 }\nrobust = { rule = 'krum', f = 1 }",
+            "$.robust.rule",
+        ),
+        (
+            "mode = 'federated'\nsecure = { buckets = 9 }\nrobust = { rule = 'median', f = 1, before = ['nnm'] }",
+            "$.robust.rule",
+        ),
+        (
+            "mode = 'federated'\nsecure = { buckets = 3, max_weight = 9 }\nrobust = { rule = 'median', f = 1 }",
+            "$.secure.max_weight",
+        ),
+        (
+            "mode = 'federated'\nsecure = { buckets = 3, metrics = ['loss'] }\nrobust = { rule = 'median', f = 1 }",
+            "$.secure.metrics",
+        ),
+        ("mode = 'federated'\nsecure = {}\nexchange = { codec = 'fp32' }", "$.exchange.codec"),
+        (
+            "mode = 'federated'\nsecure = {}\nexchange = { codecs = { x = 'fp32' } }",
+            "$.exchange.codec",
+        ),
+        ("mode = 'federated'\nsecure = {}\nexchange = { feedback = true }", "$.exchange.feedback"),
+        ("mode = 'federated'\nsecure = {}\nexchange = { plan = 'ring' }", "$.exchange.plan"),
+        ("mode = 'federated'\nsecure = {}\nexchange = { fragments = 2 }", "$.exchange.fragments"),
+        (
+            "mode = 'federated'\nsecure = {}\nno_quorum = { policy = 'branch' }",
+            "$.no_quorum.policy",
+        ),
+        ("mode = 'federated'\nsecure = {}\njoin = { policy = 'open' }", "$.join.policy"),
+        (
+            "mode = 'federated'\nsecure = {}\ntrain = { target_samples = 9 }",
+            "$.train.target_samples",
+        ),
+        (
+            "mode = 'federated'\nsecure = {}\ntrain = { inner = { samples = 9 } }",
+            "$.train.inner.samples",
+        ),
+        ("privacy = { noise = 4.0, clip = 1.0, delta = 1e-5, stop_at_epsilon = 9.0 }", "$.privacy"),
+        (
+            "mode = 'federated'\nprivacy = { noise = 4.0, clip = 1.0, delta = 1e-5, stop_at_epsilon = 9.0 }\ntrain = { rounds = 9 }",
+            "$.privacy",
+        ),
+        (f"{PRIVATE}train = {{ sync_every = 9 }}", "$.train.rounds"),
+        (f"{PRIVATE}train = {{ rounds = 1000 }}", "$.train.rounds"),
+        (
+            f"{PRIVATE}train = {{ rounds = 9 }}".replace(
+                "secure = {}", "secure = { max_weight = 9 }"
+            ),
+            "$.secure.max_weight",
+        ),
+        (
+            f"{PRIVATE}train = {{ rounds = 9 }}".replace("secure = {}", "secure = { reach = 9.0 }"),
+            "$.secure.reach",
+        ),
+        (
+            f"{PRIVATE}train = {{ rounds = 9 }}".replace("clip", "clip_rate = 0.5, clip"),
+            "$.privacy.clip_rate",
+        ),
+        (
+            f"{PRIVATE}train = {{ rounds = 9 }}".replace("clip", "count_noise = 9.0, clip"),
+            "$.privacy.count_noise",
+        ),
+        (
+            f"{PRIVATE}train = {{ rounds = 9 }}".replace(
+                "clip", "quantile = 0.5, count_noise = 2.0, clip"
+            ),
+            "$.privacy.count_noise",
+        ),
+        (
+            f"{PRIVATE}train = {{ rounds = 9 }}".replace("clip", "quantile = 1.0, clip"),
+            "$.privacy.quantile",
+        ),
+        (
+            f"{PRIVATE}train = {{ rounds = 9 }}".replace("clip", "colluding = 3, clip"),
+            "$.privacy.colluding",
+        ),
+        (f"{PRIVATE}train = {{ rounds = 9 }}".replace("delta = 1e-5, ", ""), "$.privacy.delta"),
+        (
+            "mode = 'federated'\nsecure = {}\ntrain = { share = 0.9, inner = { samples = 9 } }",
+            "$.train.inner.samples",
+        ),
+    ],
+)
 def test_a_federated_run_that_would_not_be_what_it_says(text: str, key: str) -> None:
     refuses(text, key)
 
 
 def test_a_federated_manifest_says_what_its_rounds_are_and_who_sees_what() -> None:
     plain = m.parse_manifest('schema = 1\nname = "x"')
-    open_ = m.parse_manifest('schema = 1\nname = "x"\nmode = "federated"\nfederated = { method = "fedavgm", momentum = 0.5 }')
+    open_ = m.parse_manifest(
+        'schema = 1\nname = "x"\nmode = "federated"\nfederated = { method = "fedavgm", momentum = 0.5 }'
+    )
     secure = m.parse_manifest('schema = 1\nname = "x"\nmode = "federated"\nsecure = {}')
     assert not any(word in plain.encode() for word in (b"mode", b"federated", b"secure"))
-    assert (open_.settings().outer.kind, open_.settings().outer.lr, open_.settings().outer.momentum) == ("momentum", 1.0, 0.5)
-    assert (open_.settings().codec, open_.settings().reducer, open_.settings().secure) == ("int8", "mean", None)
-    assert (secure.settings().codec, secure.settings().reducer, secure.settings().outer.kind) == ("bits", "copy", "sgd")
+    assert (
+        open_.settings().outer.kind,
+        open_.settings().outer.lr,
+        open_.settings().outer.momentum,
+    ) == ("momentum", 1.0, 0.5)
+    assert (open_.settings().codec, open_.settings().reducer, open_.settings().secure) == (
+        "int8",
+        "mean",
+        None,
+    )
+    assert (secure.settings().codec, secure.settings().reducer, secure.settings().outer.kind) == (
+        "bits",
+        "copy",
+        "sgd",
+    )
     assert secure.settings().secure == SecureSettings(3, 16.0, 1)
     private = m.parse_manifest(f'schema = 1\nname = "x"\n{PRIVATE}train = {{ rounds = 40 }}')
     assert private.settings().privacy == PrivacySettings(4.0, 1.0, 1e-5, 9.0, 1)
-    assert any("spends epsilon 8" in line and "delta 1e-05" in line for line in describe_lines(private))
+    assert any(
+        "spends epsilon 8" in line and "delta 1e-05" in line for line in describe_lines(private)
+    )
     for manifest in (open_, secure, private):
         assert m.decode_manifest(manifest.encode()) == manifest
     assert any("sees that part of your update" in line for line in describe_lines(open_))
@@ -385,7 +649,10 @@ def test_run_id_is_the_hash_of_everything() -> None:
     run_id = m.parse_manifest(EXAMPLE).run_id
     assert m.is_run_id(run_id)
     assert m.parse_manifest(EXAMPLE + "# a comment").run_id == run_id
-    assert m.parse_manifest(EXAMPLE.replace('name = "tide"', 'description = ""\nname = "tide"')).run_id == run_id
+    assert (
+        m.parse_manifest(EXAMPLE.replace('name = "tide"', 'description = ""\nname = "tide"')).run_id
+        == run_id
+    )
     assert m.parse_manifest(EXAMPLE.replace("0.6", "0.61")).run_id != run_id
 
 
@@ -417,10 +684,18 @@ def test_garbage_bytes_are_refused(data: bytes) -> None:
         ("[train.outer]\nlrr = 1.0", "$.train.outer.lrr", "Did you mean `lr`?"),
         ("[trian]\nx = 1", "$.trian", "Did you mean `train`?"),
         ('[train.outer]\nlr = "big"', "$.train.outer.lr", "Change $.train.outer.lr"),
-        ("[train.outer]\nmomentum = 1.0", "$.train.outer.momentum", "Change $.train.outer.momentum"),
+        (
+            "[train.outer]\nmomentum = 1.0",
+            "$.train.outer.momentum",
+            "Change $.train.outer.momentum",
+        ),
         ('[exchange]\ncodec = "int7"', "$.exchange.codec", "fp32, fp16, bf16, int8"),
         ('[exchange]\nplan = "star"', "$.exchange.plan", "butterfly, ring, two-level"),
-        ('[exchange.codecs]\n"*.norm.*" = "half"', "$.exchange.codecs.*.norm.*", "fp32, fp16, bf16, int8, int8_fp16, int4, codebook8"),
+        (
+            '[exchange.codecs]\n"*.norm.*" = "half"',
+            "$.exchange.codecs.*.norm.*",
+            "fp32, fp16, bf16, int8, int8_fp16, int4, codebook8",
+        ),
         ("[train]\nsync_every = 0", "$.train.sync_every", "Change $.train.sync_every"),
         ("[model.config]\nwidht = 8", "$.model.config.widht", "Did you mean `width`?"),
         ("[model.config]\nwidth = 100\nheads = 3", "$.model.config.heads", "heads = 2"),
@@ -439,10 +714,16 @@ def test_what_is_wrong_is_named(text: str, key: str, words: str) -> None:
 def test_a_value_that_its_type_describes_is_described() -> None:
     with pytest.raises(ConfigError) as caught:
         m.parse_manifest('schema = 1\nname = "my run"')
-    assert (caught.value.key, caught.value.hint) == ("$.name", "Write 1 to 64 letters, digits, dots, dashes, underscores.")
+    assert (caught.value.key, caught.value.hint) == (
+        "$.name",
+        "Write 1 to 64 letters, digits, dots, dashes, underscores.",
+    )
 
 
-@pytest.mark.parametrize(("text", "key"), [("schema = 1", "$.name"), ('name = "x"', "$.schema"), ('schema = 2\nname = "x"', "$.schema")])
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [("schema = 1", "$.name"), ('name = "x"', "$.schema"), ('schema = 2\nname = "x"', "$.schema")],
+)
 def test_required_keys(text: str, key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         m.parse_manifest(text)
@@ -490,9 +771,16 @@ def test_newer_schema_is_a_version_mismatch() -> None:
         ('plan = "two-level"\ncheck = false', "two-level", "two-level"),
     ],
 )
-def test_heads_of_sites_are_checked_where_the_manifest_says_so_and_in_federated_runs(exchange: str, swarm: str, federated: str) -> None:
+def test_heads_of_sites_are_checked_where_the_manifest_says_so_and_in_federated_runs(
+    exchange: str, swarm: str, federated: str
+) -> None:
     for mode, ways in (("swarm", swarm), ("federated", federated)):
-        assert m.parse_manifest(f'schema = 1\nname = "x"\nmode = "{mode}"\n[exchange]\n{exchange}\n').settings().plan == ways
+        assert (
+            m.parse_manifest(f'schema = 1\nname = "x"\nmode = "{mode}"\n[exchange]\n{exchange}\n')
+            .settings()
+            .plan
+            == ways
+        )
 
 
 EARLIER = json.loads((Path(__file__).parents[1] / "earlier_manifests.json").read_text())
@@ -517,7 +805,9 @@ codec = "fp16"
 
 
 @pytest.mark.parametrize("form", EARLIER, ids=lambda form: f"{form['settings']}, {form['added']}")
-def test_a_run_made_by_an_earlier_release_can_be_joined(form: dict[str, str], tmp_path: Path) -> None:
+def test_a_run_made_by_an_earlier_release_can_be_joined(
+    form: dict[str, str], tmp_path: Path
+) -> None:
     """And means what it did: since then only the number of lanes has another default."""
     data = base64.b64decode(form["bytes"])
     manifest = m.decode_manifest(data)
@@ -535,29 +825,54 @@ def test_a_run_made_by_an_earlier_release_can_be_joined(form: dict[str, str], tm
 
 def test_defaults_are_left_out_of_the_canonical_form() -> None:
     """So these bytes, and the ids of all runs that use nothing new, are the same in every later release."""
-    assert m.parse_manifest(PLAIN).encode() == msgspec.msgpack.encode({"schema": 1, "name": "tide", "train": {"sync_every": 100}})
-    said = m.parse_manifest(PLAIN + "[train]\nsync_every = 100\n[exchange]\nfragments = 1\n[train.outer]\nlr = 0.7\n")
+    assert m.parse_manifest(PLAIN).encode() == msgspec.msgpack.encode(
+        {"schema": 1, "name": "tide", "train": {"sync_every": 100}}
+    )
+    said = m.parse_manifest(
+        PLAIN + "[train]\nsync_every = 100\n[exchange]\nfragments = 1\n[train.outer]\nlr = 0.7\n"
+    )
     assert said.encode() == m.parse_manifest(PLAIN).encode()
 
 
-@pytest.mark.parametrize(("later", "words"), [
-    ({"novelty": 1}, "newer atoll"),
-    ({"train": {"method": "magic", "sync_every": 100}}, "newer atoll"),
-    ({"exchange": {"codec": "int3"}}, "codec 'int3' is not known"),
-    ({"exchange": {"codecs": {"x": "int3"}}}, "codec 'int3' is not known"),
-])  # fmt: skip
-def test_what_only_a_later_release_knows_asks_for_that_release(later: dict[str, Any], words: str) -> None:
+@pytest.mark.parametrize(
+    ("later", "words"),
+    [
+        ({"novelty": 1}, "newer atoll"),
+        ({"train": {"method": "magic", "sync_every": 100}}, "newer atoll"),
+        ({"exchange": {"codec": "int3"}}, "codec 'int3' is not known"),
+        ({"exchange": {"codecs": {"x": "int3"}}}, "codec 'int3' is not known"),
+    ],
+)
+def test_what_only_a_later_release_knows_asks_for_that_release(
+    later: dict[str, Any], words: str
+) -> None:
     with pytest.raises(VersionMismatchError, match=words) as told:
-        m.decode_manifest(msgspec.msgpack.encode({"schema": 1, "name": "tide", "train": {"sync_every": 100}, **later}))
+        m.decode_manifest(
+            msgspec.msgpack.encode(
+                {"schema": 1, "name": "tide", "train": {"sync_every": 100}, **later}
+            )
+        )
     assert told.value.hint == "pip install -U atoll"
 
 
-@pytest.mark.parametrize("plain", [
-    {"name": "x", "schema": 1, "train": {"sync_every": 100}},  # keys in another order
-    {"schema": 1, "name": "x", "train": {"sync_every": 100, "outer": {"lr": 1}}},  # another number than the one that is read
-    {"schema": 1, "name": "x", "train": {"sync_every": 100}, "exchange": {"codecs": {"b": "fp32", "a": "fp32"}}},  # these are sorted
-    {"schema": 1, "name": "x"},  # what ends a round is not a default
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "plain",
+    [
+        {"name": "x", "schema": 1, "train": {"sync_every": 100}},  # keys in another order
+        {
+            "schema": 1,
+            "name": "x",
+            "train": {"sync_every": 100, "outer": {"lr": 1}},
+        },  # another number than the one that is read
+        {
+            "schema": 1,
+            "name": "x",
+            "train": {"sync_every": 100},
+            "exchange": {"codecs": {"b": "fp32", "a": "fp32"}},
+        },  # these are sorted
+        {"schema": 1, "name": "x"},  # what ends a round is not a default
+    ],
+)
 def test_other_bytes_of_the_same_meaning_are_refused(plain: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="canonical"):
         m.decode_manifest(msgspec.msgpack.encode(plain))
@@ -588,7 +903,9 @@ def test_signature_binds_organiser_and_bytes() -> None:
     assert again.run_id == manifest.run_id
     other = Identity.generate()
     forged = msgspec.structs.replace(signed, organiser=other.peer)
-    changed = msgspec.structs.replace(signed, manifest=m.parse_manifest(EXAMPLE + "# ").encode()[:-1])
+    changed = msgspec.structs.replace(
+        signed, manifest=m.parse_manifest(EXAMPLE + "# ").encode()[:-1]
+    )
     for bad in (forged, changed, msgspec.structs.replace(signed, signature=bytes(64))):
         with pytest.raises(BadSignatureError):
             bad.open()
@@ -600,7 +917,12 @@ def test_runs_are_kept_and_found(tmp_path: Path) -> None:
     signed = m.sign_manifest(m.parse_manifest(EXAMPLE), Identity.generate())
     folder = m.save_run(paths, signed)
     assert (folder / "manifest").stat().st_mode & 0o777 == 0o600
-    assert m.load_run(paths, signed.run_id) == m.load_run(paths, signed.run_id[:5]) == m.load_run(paths, "tide") == signed
+    assert (
+        m.load_run(paths, signed.run_id)
+        == m.load_run(paths, signed.run_id[:5])
+        == m.load_run(paths, "tide")
+        == signed
+    )
     with pytest.raises(ConfigError, match="no run 'ebb'"):
         m.load_run(paths, "ebb")
     second = m.sign_manifest(m.parse_manifest(EXAMPLE.replace("0.6", "0.5")), Identity.generate())

@@ -27,7 +27,9 @@ from atoll.security.masking.keys import apply_mask
 from atoll.security.masking.messages import Consent, Deal, Keys, Message, Reveal, signed
 from atoll.security.masking.shamir import join, split, weights_of
 
-PEOPLE = {identity.peer: identity for identity in (Identity(bytes([number]) * 32) for number in range(6))}
+PEOPLE = {
+    identity.peer: identity for identity in (Identity(bytes([number]) * 32) for number in range(6))
+}
 ROSTER = tuple(sorted(PEOPLE))
 NUMEL = 5
 
@@ -45,10 +47,13 @@ def binding_of(attempt: int = 0, threshold: int = 4, numel: int = NUMEL) -> Bind
 class Meeting:
     """Six members, who have come as far as their masked vectors; who is not among ``dealing`` said nothing after its keys."""
 
-    def __init__(self, dealing: Iterable[PeerId] = ROSTER, attempt: int = 0, numel: int = NUMEL) -> None:
+    def __init__(
+        self, dealing: Iterable[PeerId] = ROSTER, attempt: int = 0, numel: int = NUMEL
+    ) -> None:
         self.binding = binding_of(attempt, numel=numel)
         self.clients = {
-            peer: Client(self.binding, identity, Memory(), random.Random(f"{peer}{attempt}")) for peer, identity in PEOPLE.items()
+            peer: Client(self.binding, identity, Memory(), random.Random(f"{peer}{attempt}"))
+            for peer, identity in PEOPLE.items()
         }
         self.keys = {peer: client.keys() for peer, client in self.clients.items()}
         self.deals = {peer: self.clients[peer].deal(self.keys) for peer in dealing}
@@ -59,7 +64,11 @@ class Meeting:
             self.clients[peer].mask(words, peer.encode(), self.deals)
 
     def total(self, survivors: Iterable[PeerId], plain: bool = False) -> np.ndarray:
-        return np.sum([(self.plain if plain else self.masked)[peer] for peer in survivors], axis=0, dtype=np.uint32)
+        return np.sum(
+            [(self.plain if plain else self.masked)[peer] for peer in survivors],
+            axis=0,
+            dtype=np.uint32,
+        )
 
     def unmasking(self, survivors: Iterable[PeerId]) -> Unmasking:
         return Unmasking(self.binding, self.keys, self.deals, tuple(survivors))
@@ -144,7 +153,9 @@ def test_masked_vectors_are_uniform_and_fresh() -> None:
     numel = 16_384
     meeting, again = Meeting(attempt=8, numel=numel), Meeting(attempt=9, numel=numel)
     for peer in ROSTER[:2]:
-        noise = meeting.masked[peer] - meeting.plain[peer]  # what a vector of zeros would be sent as
+        noise = (
+            meeting.masked[peer] - meeting.plain[peer]
+        )  # what a vector of zeros would be sent as
         for one in (
             noise,
             noise - (again.masked[peer] - again.plain[peer]),
@@ -152,7 +163,9 @@ def test_masked_vectors_are_uniform_and_fresh() -> None:
         ):
             for place in range(4):
                 counts = np.bincount(one.view(np.uint8)[place::4], minlength=256)
-                assert ((counts - numel / 256) ** 2 / (numel / 256)).sum() < 255 + 3.9 * (2 * 255) ** 0.5, (peer, place)
+                assert ((counts - numel / 256) ** 2 / (numel / 256)).sum() < 255 + 3.9 * (
+                    2 * 255
+                ) ** 0.5, (peer, place)
 
 
 def test_both_shares_of_a_peer_are_never_told(meeting: Meeting) -> None:
@@ -208,8 +221,14 @@ def test_messages_hold_for_their_binding_and_sender_only(meeting: Meeting) -> No
     binding = meeting.binding
     stranger = Identity(b"s" * 32)
     for changed in (
-        {"attempt": 1}, {"round": 8}, {"run": RunId("other")}, {"threshold": 5}, {"numel": 6}, {"bits": 64}, {"roster": ROSTER[:5]},
-    ):  # fmt: skip
+        {"attempt": 1},
+        {"round": 8},
+        {"run": RunId("other")},
+        {"threshold": 5},
+        {"numel": 6},
+        {"bits": 64},
+        {"roster": ROSTER[:5]},
+    ):
         other = Client(msgspec_replace(binding, changed), PEOPLE[ROSTER[0]], Memory())
         other.keys()
         with pytest.raises(BadSignatureError) as caught:
@@ -242,7 +261,9 @@ def test_liars_are_named(meeting: Meeting) -> None:
     liar = ROSTER[1]
     honest = said[liar]
     wrong = [
-        msgspec.structs.replace(honest, seeds=(honest.seeds[1][:0] or (0, bytes(66)), *honest.seeds[1:])),
+        msgspec.structs.replace(
+            honest, seeds=(honest.seeds[1][:0] or (0, bytes(66)), *honest.seeds[1:])
+        ),
         msgspec.structs.replace(honest, seeds=honest.seeds[1:]),
         msgspec.structs.replace(honest, pairs=((0, honest.seeds[0][1]),)),
         msgspec.structs.replace(said[ROSTER[2]]),
@@ -271,7 +292,9 @@ def test_liars_are_named(meeting: Meeting) -> None:
             )
         assert caught.value.peer == liar
 
-    low_order = resigned(msgspec.structs.replace(meeting.keys[liar], channel=bytes(32)), liar, binding)
+    low_order = resigned(
+        msgspec.structs.replace(meeting.keys[liar], channel=bytes(32)), liar, binding
+    )
     client = Client(binding_of(), PEOPLE[ROSTER[0]], Memory())
     with pytest.raises(RemoteProtocolError) as refused:
         client.deal({**meeting.keys, ROSTER[0]: client.keys(), liar: low_order})  # type: ignore[dict-item]
@@ -282,7 +305,9 @@ def test_a_dealer_whose_secret_is_another_is_named() -> None:
     """Shares fit their own commitments, but give back a seed that the keys did not promise."""
     meeting = Meeting(attempt=11)
     liar = ROSTER[3]
-    other = resigned(msgspec.structs.replace(meeting.keys[liar], seed=bytes(32)), liar, meeting.binding)
+    other = resigned(
+        msgspec.structs.replace(meeting.keys[liar], seed=bytes(32)), liar, meeting.binding
+    )
     said = meeting.reveals(ROSTER)
     unmasking = Unmasking(meeting.binding, {**meeting.keys, liar: other}, meeting.deals, ROSTER)  # type: ignore[dict-item]
     for peer, reveal in said.items():
@@ -296,7 +321,10 @@ def test_a_dealer_whose_secret_is_another_is_named() -> None:
 
 def test_consents_to_other_survivors_do_not_count(meeting: Meeting) -> None:
     clients = {peer: copy.deepcopy(meeting.clients[peer]) for peer in ROSTER}
-    consents = {peer: client.consent(ROSTER if peer != ROSTER[2] else ROSTER[:5]) for peer, client in clients.items()}
+    consents = {
+        peer: client.consent(ROSTER if peer != ROSTER[2] else ROSTER[:5])
+        for peer, client in clients.items()
+    }
     with pytest.raises(RemoteProtocolError) as caught:
         clients[ROSTER[0]].reveal(consents)
     assert caught.value.peer == ROSTER[2]
@@ -307,7 +335,11 @@ def test_consents_to_other_survivors_do_not_count(meeting: Meeting) -> None:
 
 
 def test_messages_are_bounded() -> None:
-    for kind, fields in ((Keys, (b"x" * 31, b"x" * 32, b"x" * 32, b"")), (Consent, ([1024], b"")), (Reveal, ([[0, b"short"]], [], b""))):
+    for kind, fields in (
+        (Keys, (b"x" * 31, b"x" * 32, b"x" * 32, b"")),
+        (Consent, ([1024], b"")),
+        (Reveal, ([[0, b"short"]], [], b"")),
+    ):
         data = msgspec.msgpack.encode((kind.__struct_config__.tag, *fields))
         with pytest.raises(msgspec.ValidationError):
             msgspec.msgpack.decode(data, type=kind)
@@ -315,7 +347,14 @@ def test_messages_are_bounded() -> None:
 
 @pytest.mark.parametrize(
     "changed",
-    [{"threshold": 3}, {"threshold": 7}, {"roster": ROSTER[:2], "threshold": 2}, {"roster": ROSTER[::-1]}, {"bits": 16}, {"numel": 0}],
+    [
+        {"threshold": 3},
+        {"threshold": 7},
+        {"roster": ROSTER[:2], "threshold": 2},
+        {"roster": ROSTER[::-1]},
+        {"bits": 16},
+        {"numel": 0},
+    ],
 )
 def test_bindings_that_protect_nothing_are_refused(changed: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
@@ -353,7 +392,10 @@ def test_a_sum_on_the_ring_is_the_weighted_mean() -> None:
         ring = Ring(numel=2000, clip=2.0, members=5, weight=heaviest, bits=bits)  # type: ignore[arg-type]
         weights = [1, heaviest, max(1, heaviest // 3), heaviest, 1]
         values = [chance.uniform(-2, 2, 2000).astype(np.float32) for _ in weights]
-        rows = [ring.encode(ring.quantise(row, random.Random(i)), weights[i]) for i, row in enumerate(values)]
+        rows = [
+            ring.encode(ring.quantise(row, random.Random(i)), weights[i])
+            for i, row in enumerate(values)
+        ]
         mean, total = ring.decode(np.sum(rows, axis=0, dtype=rows[0].dtype))
         assert total == sum(weights)
         error = mean - np.average(np.array(values, np.float64), axis=0, weights=weights)
@@ -364,7 +406,9 @@ def test_a_sum_on_the_ring_is_the_weighted_mean() -> None:
 def test_the_largest_sum_does_not_wrap_and_larger_values_are_clipped() -> None:
     for bits, heaviest in ((32, 3), (64, 1 << 20)):
         ring = Ring(numel=2, clip=1.0, members=7, weight=heaviest, bits=bits)  # type: ignore[arg-type]
-        row = ring.encode(ring.quantise(np.array([9.0, -9.0], np.float32), random.Random(0)), heaviest)
+        row = ring.encode(
+            ring.quantise(np.array([9.0, -9.0], np.float32), random.Random(0)), heaviest
+        )
         mean, _ = ring.decode(np.sum([row] * 7, axis=0, dtype=row.dtype))
         assert mean.tolist() == pytest.approx([1, -1], rel=1e-12)
     with pytest.raises(LocalProtocolError):

@@ -22,14 +22,24 @@ class Recorded:
         self.meter.read(self.now, self.lanes)
 
     def window(
-        self, *acked: int, busy: tuple[int, ...] = (), held_up: tuple[int, ...] = (), received: int = 0, step_s: float = STEP
+        self,
+        *acked: int,
+        busy: tuple[int, ...] = (),
+        held_up: tuple[int, ...] = (),
+        received: int = 0,
+        step_s: float = STEP,
     ) -> Pace:
         for _ in range(2):  # a stretch
             self.now += step_s
             for number, count in enumerate(acked):
                 old = self.lanes[number]
-                busy_s, held_up_s = old.busy_s + step_s * (number in busy), old.held_up_s + step_s * (number in held_up)
-                self.lanes[number] = Reading(old.acked + count, old.received + received, busy_s, held_up_s, 0.05, 0.04)
+                busy_s, held_up_s = (
+                    old.busy_s + step_s * (number in busy),
+                    old.held_up_s + step_s * (number in held_up),
+                )
+                self.lanes[number] = Reading(
+                    old.acked + count, old.received + received, busy_s, held_up_s, 0.05, 0.04
+                )
             self.meter.read(self.now, self.lanes)
         return self.meter.pace
 
@@ -78,7 +88,10 @@ def test_a_link_that_was_slow_for_a_while_is_not_known_once_it_carries_far_more(
 
 def test_noise_is_not_announced() -> None:
     swarm = Recorded()
-    said = {swarm.window(800_000 + noise, 800_000, 800_000, busy=(0, 1, 2)).up for noise in (0, 90_000, -200_000, 150_000, 30_000)}
+    said = {
+        swarm.window(800_000 + noise, 800_000, 800_000, busy=(0, 1, 2)).up
+        for noise in (0, 90_000, -200_000, 150_000, 30_000)
+    }
     assert said == {12_000_000}
     assert swarm.window(1_200_000, 1_200_000, 1_200_000, busy=(0, 1, 2)).up == 18_000_000
 
@@ -103,10 +116,16 @@ def test_how_far_contributions_may_run_ahead() -> None:
     assert Recorded(max_up=2_000_000).meter.lead.rate == 2_000_000
 
 
-@pytest.mark.parametrize(("least_rtts", "near"), [((0.00004, 0.0004), True), ((0.00004, 0.0006), False), ((0.0, 0.0), False)])
+@pytest.mark.parametrize(
+    ("least_rtts", "near"),
+    [((0.00004, 0.0004), True), ((0.00004, 0.0006), False), ((0.0, 0.0), False)],
+)
 def test_all_are_near_if_every_lane_is_short(least_rtts: tuple[float, ...], near: bool) -> None:
     meter = Meter()
-    meter.read(0.0, {number: Reading(0, 0, 0.0, 0.0, 0.02, least) for number, least in enumerate(least_rtts)})
+    meter.read(
+        0.0,
+        {number: Reading(0, 0, 0.0, 0.0, 0.02, least) for number, least in enumerate(least_rtts)},
+    )
     assert meter.lead.near == near
 
 
@@ -118,7 +137,10 @@ def test_a_limit_holds_from_the_beginning_and_bounds_what_is_measured() -> None:
 
 
 def test_the_kernel_counts_what_a_connection_carried() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as near:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as near,
+    ):
         far, _ = server.accept()
         with far:
             near.sendall(bytes(50_000))

@@ -16,7 +16,14 @@ from hypothesis import strategies as st
 from atoll.collectives.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.node.net import addresses, announcements, door, faults, peerbook
-from atoll.node.net.announcements import LIFE_S, MAX_PER_RUN, REMEMBER_S, Announcement, Registry, announce
+from atoll.node.net.announcements import (
+    LIFE_S,
+    MAX_PER_RUN,
+    REMEMBER_S,
+    Announcement,
+    Registry,
+    announce,
+)
 from atoll.node.net.backoff import Backoff
 from atoll.node.net.dht import records, store, wire
 from atoll.node.net.dht.routing import RoutingTable, closest, position
@@ -82,7 +89,10 @@ def test_a_cut_frame_is_the_end() -> None:
         ("/dns4/" + "a" * 300 + "/tcp/1", False),
         ("/dns4/a..b/tcp/1", False),
         ("/dns4/" + "a" * 64 + "/tcp/1", False),
-        ("/dns4/" + "a" * 63 + "!/tcp/1", False),  # a pattern that tried all ways to cut it took for ever
+        (
+            "/dns4/" + "a" * 63 + "!/tcp/1",
+            False,
+        ),  # a pattern that tried all ways to cut it took for ever
         ("/dns4/127.1/tcp/1", False),  # systems take these for numeric addresses
         ("/dns4/example.2130706433/tcp/1", False),
         ("/ip6/fe80::1%eth0/tcp/1", False),
@@ -157,7 +167,11 @@ def test_a_flood_of_announcements_pushes_out_itself_only(monkeypatch: pytest.Mon
     """By a stranger who makes keys as it goes: of many runs, of ours, and of one that somebody else is in."""
     monkeypatch.setattr(announcements, "MAX_STRANGE", 8)
     monkeypatch.setattr(announcements, "MAX_PER_RUN", 6)
-    flooder, friend, keys = Identity.generate().peer, Identity.generate(), [Identity.generate() for _ in range(20)]
+    flooder, friend, keys = (
+        Identity.generate().peer,
+        Identity.generate(),
+        [Identity.generate() for _ in range(20)],
+    )
     mine, theirs = RunId("mine"), RunId("theirs")
     registry = Registry({mine})
     assert registry.accept(announce(A, mine, [HERE], 1000.0), A.peer, 0.0, 1000.0)
@@ -230,7 +244,10 @@ def test_value_store_keeps_the_newest_and_bounds_each_owner() -> None:
     assert not values.put(key, old, 1000.0)
     assert values.get(key, 1000.0) == new
     assert values.get(key, 2001.0) is None
-    kept = sum(values.put(*records.sign(A, f"k{i}", b"", 1, 2000), 1000.0) for i in range(store.MAX_VALUES_PER_OWNER + 5))
+    kept = sum(
+        values.put(*records.sign(A, f"k{i}", b"", 1, 2000), 1000.0)
+        for i in range(store.MAX_VALUES_PER_OWNER + 5)
+    )
     assert kept == store.MAX_VALUES_PER_OWNER
     assert values.put(*records.sign(B, "x", b"", 1, 2000), 1000.0)
 
@@ -255,21 +272,32 @@ def test_value_store_names_what_nobody_has_stored_again() -> None:
     assert values.due(later) == [other]
     assert values.due(later) == []
     assert sorted(values.due(later + store.REPUBLISH_S + 1)) == sorted([(key, data), other])
-    assert values.due(5000.0 - records.MAX_SKEW_S + 1) == []  # it would have expired by somebody's clock
+    assert (
+        values.due(5000.0 - records.MAX_SKEW_S + 1) == []
+    )  # it would have expired by somebody's clock
 
 
 def test_a_full_value_store_keeps_what_is_nearest_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "MAX_VALUES", 8)
     here = position(b"here")
     values = store.ValueStore(here)
-    signed = sorted((records.sign(A, f"k{i}", b"", 1, 2000) for i in range(24)), key=lambda entry: position(entry[0]) ^ here)
+    signed = sorted(
+        (records.sign(A, f"k{i}", b"", 1, 2000) for i in range(24)),
+        key=lambda entry: position(entry[0]) ^ here,
+    )
     for number in random.Random(1).sample(range(24), 24):
         values.put(*signed[number], 1000.0)
     assert [values.get(key, 1000.0) == data for key, data in signed] == [True] * 8 + [False] * 16
     assert not values.put(*signed[8], 1000.0)
     assert values.get(signed[3][0], 2001.0) is None  # what is over makes room for anything
     assert values.put(*records.sign(A, "k99", b"", 1, 5000), 2001.0)
-    assert sum(values.get(key, 2001.0) is not None for key, _ in [*signed, records.sign(A, "k99", b"", 1, 5000)]) == 1
+    assert (
+        sum(
+            values.get(key, 2001.0) is not None
+            for key, _ in [*signed, records.sign(A, "k99", b"", 1, 5000)]
+        )
+        == 1
+    )
 
 
 def test_provider_store_expires_and_bounds_each_peer() -> None:
@@ -316,11 +344,20 @@ def read_messages(data: bytes, piece: int = 1 << 20) -> list[wire.Rpc]:
 LOCATED = st.lists(
     st.tuples(
         st.sampled_from([A.peer, B.peer]),
-        st.lists(st.sampled_from([HERE, "/ip6/::1/tcp/7", "/dns4/a.example/tcp/1"]), unique=True).map(tuple),
+        st.lists(
+            st.sampled_from([HERE, "/ip6/::1/tcp/7", "/dns4/a.example/tcp/1"]), unique=True
+        ).map(tuple),
     ),
     max_size=5,
 ).map(tuple)
-MESSAGES = st.builds(wire.Rpc, st.integers(0, 5), st.binary(max_size=80), st.none() | st.binary(max_size=300), LOCATED, LOCATED)
+MESSAGES = st.builds(
+    wire.Rpc,
+    st.integers(0, 5),
+    st.binary(max_size=80),
+    st.none() | st.binary(max_size=300),
+    LOCATED,
+    LOCATED,
+)
 
 
 @given(st.lists(MESSAGES, max_size=5), st.integers(1, 200))
@@ -329,16 +366,27 @@ def test_kad_messages_survive_any_cut(messages: list[wire.Rpc], piece: int) -> N
 
 
 @given(MESSAGES, st.integers(0, 200), st.binary(min_size=1, max_size=4))
-def test_a_damaged_kad_message_is_refused_or_read_as_another(message: wire.Rpc, at: int, damage: bytes) -> None:
+def test_a_damaged_kad_message_is_refused_or_read_as_another(
+    message: wire.Rpc, at: int, damage: bytes
+) -> None:
     data = bytearray(wire.encode(message))
     data[at % len(data) : at % len(data) + len(damage)] = damage
     with contextlib.suppress(RemoteProtocolError):  # and nothing else
         for rpc in read_messages(bytes(data)):
-            assert all(len(addresses_) <= addresses.MAX_ADDRESSES for _, addresses_ in (*rpc.closer, *rpc.providers))
+            assert all(
+                len(addresses_) <= addresses.MAX_ADDRESSES
+                for _, addresses_ in (*rpc.closer, *rpc.providers)
+            )
 
 
 def test_kad_messages_round_trip() -> None:
-    rpc = wire.Rpc(wire.GET_PROVIDERS, b"key", None, ((B.peer, (HERE,)),), ((A.peer, (HERE, "/ip6/::1/tcp/7")),))
+    rpc = wire.Rpc(
+        wire.GET_PROVIDERS,
+        b"key",
+        None,
+        ((B.peer, (HERE,)),),
+        ((A.peer, (HERE, "/ip6/::1/tcp/7")),),
+    )
     put = wire.Rpc(wire.PUT_VALUE, b"key", b"value")
     assert read_messages(wire.encode(rpc) + wire.encode(put)) == [rpc, put]
 
@@ -364,7 +412,12 @@ def test_peer_book_round_trip_and_corrupt_cache(tmp_path: Path) -> None:
     again = PeerBook(A.peer)
     again.load(tmp_path / "peers.json")
     assert again.addresses(B.peer) == (HERE, "/ip4/10.0.0.9/tcp/9")
-    for content in (b"", b"{", b'{"schema":1,"peers":[{"peer":"x","addresses":["y"]}]}', b"\xff" * 2000):
+    for content in (
+        b"",
+        b"{",
+        b'{"schema":1,"peers":[{"peer":"x","addresses":["y"]}]}',
+        b"\xff" * 2000,
+    ):
         (tmp_path / "peers.json").write_bytes(content)
         empty = PeerBook(A.peer)
         empty.load(tmp_path / "peers.json")
@@ -385,7 +438,9 @@ def test_hearsay_displaces_neither_what_was_given_nor_what_a_peer_says_of_itself
     assert book.addresses(C.peer) == ("/ip4/11.9.9.9/tcp/4150", *lies[:7])
 
 
-def test_thousands_of_strangers_push_nobody_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_thousands_of_strangers_push_nobody_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(peerbook, "MAX_PEERS", 8)
     monkeypatch.setattr(peerbook, "CACHED_PEERS", 3)
     book = PeerBook(A.peer)
@@ -404,7 +459,9 @@ def test_thousands_of_strangers_push_nobody_out(monkeypatch: pytest.MonkeyPatch,
 
 def test_the_machine_with_the_most_places_gives_one_up() -> None:
     here = door.Door(4)
-    assert [here.enter(number, "11.0.0.1") for number in range(5)] == [None] * 4 + [4]  # the fifth, of the same machine, goes itself
+    assert [here.enter(number, "11.0.0.1") for number in range(5)] == [None] * 4 + [
+        4
+    ]  # the fifth, of the same machine, goes itself
     assert here.enter("a", "11.0.0.2") == 0  # the oldest
     assert here.enter("b", "::ffff:11.0.0.2") == 1
     assert here.enter("c", "11.0.0.2") == "c"  # it would have more than the other

@@ -39,12 +39,19 @@ def test_a_log_name_fits_and_tells_operation_and_configuration_apart() -> None:
     )
     assert len(longest.log_name(key, large, large)) <= MAX_LOG_NAME
     names = {
-        Spec(numel, codec, reducer, everyone, tag, group, durable).log_name(operation_key(run, op), config, config):
-            (run, op, numel, codec, reducer, everyone, tag, group, durable)
-        for run in "rs" for op in "xy" for numel in (1, 2) for codec, reducer in (("fp32", "mean"), ("int8", "mean"), ("fp32", "max"))
-        for everyone in (False, True) for tag in ("", "all") for config in (small, large) for group in ("", "2x1.0", "d2.1")
+        Spec(numel, codec, reducer, everyone, tag, group, durable).log_name(
+            operation_key(run, op), config, config
+        ): (run, op, numel, codec, reducer, everyone, tag, group, durable)
+        for run in "rs"
+        for op in "xy"
+        for numel in (1, 2)
+        for codec, reducer in (("fp32", "mean"), ("int8", "mean"), ("fp32", "max"))
+        for everyone in (False, True)
+        for tag in ("", "all")
+        for config in (small, large)
+        for group in ("", "2x1.0", "d2.1")
         for durable in (False, True)
-    }  # fmt: skip
+    }
     assert len(names) == 2 * 2 * 2 * 3 * 2 * 2 * 2 * 3 * 2
     for name, (run, op, *spec) in names.items():
         found = parse(name)
@@ -53,20 +60,42 @@ def test_a_log_name_fits_and_tells_operation_and_configuration_apart() -> None:
         assert (found[2] in (config_key(small), config_key(large))) is not bool(found[0].group)
 
 
-@pytest.mark.parametrize("log", [
-    "", "main/run", "op", "op/5/fp32/mean/any/key", "op/5/fp32/mean/any/key/config/more", "op/-5/fp32/mean/any/key/config",
-    "op/5/zip/mean/any/key/config", "op/5/fp32/median/any/key/config", "op/5/fp32/mean/some/key/config", "op/0/fp32/mean/any/key/config",
-    "op/5/bits/mean/any/key/config", "op/5/fp32/copy/any/key/config", "op/5/bits/wrap64/any/key/config", "op/٥/fp32/mean/any/key/config",
-    f"op/{MAX_NUMEL + 1}/fp32/mean/any/key/config", f"op/{MAX_NUMEL // 256 + 1}/bits/gather/any/key/config",
-    f"op/5/fp32/mean/any{'x' * 17}/key/config", "op/5/fp32/mean/any@/key/config", "op/5/fp32/mean/any@d9.0/key/config",
-    "op/5/fp32/mean/any@d2.2/key/config", "op/5/fp32/mean/any@p64/key/config", "op/5/fp32/mean/any@99x99.0/key/config",
-    "op/5/fp32/mean/any@2x2/key/config", f"op/5/fp32/mean/any@{'2x' * 11}2.0/key/config",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "log",
+    [
+        "",
+        "main/run",
+        "op",
+        "op/5/fp32/mean/any/key",
+        "op/5/fp32/mean/any/key/config/more",
+        "op/-5/fp32/mean/any/key/config",
+        "op/5/zip/mean/any/key/config",
+        "op/5/fp32/median/any/key/config",
+        "op/5/fp32/mean/some/key/config",
+        "op/0/fp32/mean/any/key/config",
+        "op/5/bits/mean/any/key/config",
+        "op/5/fp32/copy/any/key/config",
+        "op/5/bits/wrap64/any/key/config",
+        "op/٥/fp32/mean/any/key/config",
+        f"op/{MAX_NUMEL + 1}/fp32/mean/any/key/config",
+        f"op/{MAX_NUMEL // 256 + 1}/bits/gather/any/key/config",
+        f"op/5/fp32/mean/any{'x' * 17}/key/config",
+        "op/5/fp32/mean/any@/key/config",
+        "op/5/fp32/mean/any@d9.0/key/config",
+        "op/5/fp32/mean/any@d2.2/key/config",
+        "op/5/fp32/mean/any@p64/key/config",
+        "op/5/fp32/mean/any@99x99.0/key/config",
+        "op/5/fp32/mean/any@2x2/key/config",
+        f"op/5/fp32/mean/any@{'2x' * 11}2.0/key/config",
+    ],
+)
 def test_names_of_logs_that_nobody_can_take_part_in_are_refused(log: str) -> None:
     assert parse(log) is None
 
 
-@pytest.mark.parametrize(("numel", "members"), [(1, 1), (1, 3), (65_536, 2), (65_537, 2), (200_001, 5)])
+@pytest.mark.parametrize(
+    ("numel", "members"), [(1, 1), (1, 3), (65_536, 2), (65_537, 2), (200_001, 5)]
+)
 def test_a_gather_has_a_slot_of_whole_chunks_for_each_member(numel: int, members: int) -> None:
     config = tuple(Member(PeerId(f"p{index}"), 0) for index in range(members))
     shape = Spec(numel, "bits", "gather", False, "").shape(config)
@@ -76,9 +105,9 @@ def test_a_gather_has_a_slot_of_whole_chunks_for_each_member(numel: int, members
     assert shape.chunk_elements <= 65_536
     peers = [member.peer for member in config]
     parts = slots_for(shape.numel // shape.chunk_elements, peers, peers[1:] or peers)
-    assert [(part.first * shape.chunk_elements, part.stop * shape.chunk_elements) for part in parts] == [
-        (slot * index, slot * (index + 1)) for index in range(members)
-    ]
+    assert [
+        (part.first * shape.chunk_elements, part.stop * shape.chunk_elements) for part in parts
+    ] == [(slot * index, slot * (index + 1)) for index in range(members)]
     assert all(part.owner == peer for part, peer in zip(parts[1:], peers[1:], strict=True))
 
 
@@ -95,7 +124,13 @@ def test_a_journal_tells_before_its_first_vote() -> None:
 
 def test_votes_in_operations_are_remembered_over_a_restart(tmp_path: Path) -> None:
     def life() -> RunFiles:
-        return RunFiles(tmp_path, run_id="r", outer=OuterSettings(), slots=PlainSlots, trouble=lambda error: None)
+        return RunFiles(
+            tmp_path,
+            run_id="r",
+            outer=OuterSettings(),
+            slots=PlainSlots,
+            trouble=lambda error: None,
+        )
 
     first = life()
     assert first.spent() == []
@@ -154,7 +189,9 @@ def test_traffic_of_closed_lanes_counts_on() -> None:
             engines[B].add_lane(A, right, LaneKeys(bytes(16), bytes(16), "plain"), "direct")
             for me in (A, B):
                 assert changed[me].acquire(timeout=WAIT_S)
-            assert all(after > before for after, before in zip(engines[A].totals(), totals, strict=True))  # a heartbeat each way
+            assert all(
+                after > before for after, before in zip(engines[A].totals(), totals, strict=True)
+            )  # a heartbeat each way
             engines[A].drop_lane(B)
             for me in (A, B):
                 assert changed[me].acquire(timeout=WAIT_S)

@@ -14,7 +14,13 @@ import torch
 from round_table import RoundTable, TableSwarm
 from torch import nn
 
-from atoll.collectives.errors import ConfigError, DeadlineExceededError, LocalProtocolError, ModelMismatchError, SwarmClosedError
+from atoll.collectives.errors import (
+    ConfigError,
+    DeadlineExceededError,
+    LocalProtocolError,
+    ModelMismatchError,
+    SwarmClosedError,
+)
 from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings, Share
 from atoll.collectives.telemetry import subscribe
 from atoll.optim import Attachment, SoloSwarm, attach
@@ -34,11 +40,20 @@ def adamw(model: nn.Module) -> torch.optim.AdamW:
     return torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range, data: int, each: Callable[[int], None] | None = None) -> None:
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    steps: range,
+    data: int,
+    each: Callable[[int], None] | None = None,
+) -> None:
     """Steps of a loop whose data depend on the step and on ``data`` alone."""
     for step in steps:
         generator = torch.Generator().manual_seed(1000 * data + step)
-        inputs, targets = torch.randn(4, 5, generator=generator), torch.randn(4, 3, generator=generator)
+        inputs, targets = (
+            torch.randn(4, 5, generator=generator),
+            torch.randn(4, 3, generator=generator),
+        )
         (model(inputs) - targets).square().mean().backward()
         if each is not None:
             each(step)
@@ -47,14 +62,20 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range, data
 
 
 def flat(model: nn.Module) -> np.ndarray:
-    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()]).numpy().copy()
+    return (
+        torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+        .numpy()
+        .copy()
+    )
 
 
 def fill(model: nn.Module, values: np.ndarray) -> None:
     nn.utils.vector_to_parameters(torch.from_numpy(values.copy()), model.parameters())
 
 
-def by_hand(weights: list[int], rounds: int, outer: OuterSettings) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def by_hand(
+    weights: list[int], rounds: int, outer: OuterSettings
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """DiLoCo from plain formulas in numpy: the anchor after each round, and each replica's live parameters at the end."""
     models = [net() for _ in weights]
     optimizers = [adamw(model) for model in models]
@@ -63,7 +84,9 @@ def by_hand(weights: list[int], rounds: int, outer: OuterSettings) -> tuple[list
     anchors = []
     for round_ in range(rounds):
         total = np.zeros_like(anchor)
-        for index, (model, optimizer, weight) in enumerate(zip(models, optimizers, weights, strict=True)):
+        for index, (model, optimizer, weight) in enumerate(
+            zip(models, optimizers, weights, strict=True)
+        ):
             train(model, optimizer, range(round_ * H, (round_ + 1) * H), index)
             total = total + np.float32(weight * H) * (anchor - flat(model))
         mean = total / np.float32(H * sum(weights))
@@ -90,7 +113,10 @@ def run_members(table: RoundTable, script: Callable[[TableSwarm, int], None]) ->
             for other in list(table.peers):
                 table.lose(other)
 
-    threads = [threading.Thread(target=guarded, args=(peer, index)) for index, peer in enumerate(table.peers)]
+    threads = [
+        threading.Thread(target=guarded, args=(peer, index))
+        for index, peer in enumerate(table.peers)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -111,20 +137,32 @@ def test_golden_trajectory(weights: list[int], method: str) -> None:
     def script(swarm: TableSwarm, index: int) -> None:
         model = models[index]
         optimizer = adamw(model)
-        attachment = attach(model, optimizer, swarm, on_round=lambda outcome: anchors[index].append(flat(model)))
-        train(model, optimizer, range(4 * H), index, lambda step: attachment.samples(weights[index]))
+        attachment = attach(
+            model, optimizer, swarm, on_round=lambda outcome: anchors[index].append(flat(model))
+        )
+        train(
+            model, optimizer, range(4 * H), index, lambda step: attachment.samples(weights[index])
+        )
         assert attachment.stats["counted"] == 4
         assert attachment.stats["samples_counted"] == 4 * H * weights[index]
 
     run_members(table, script)
-    expected, live = by_hand(weights, 4, OuterSettings("sgd", 1.0, 0.0) if method == "local_sgd" else SETTINGS.outer)
+    expected, live = by_hand(
+        weights, 4, OuterSettings("sgd", 1.0, 0.0) if method == "local_sgd" else SETTINGS.outer
+    )
     for index in range(len(weights)):
-        assert [np.array_equal(a, b) for a, b in zip(anchors[index], expected, strict=True)] == [True] * 4
+        assert [np.array_equal(a, b) for a, b in zip(anchors[index], expected, strict=True)] == [
+            True
+        ] * 4
         assert np.array_equal(flat(models[index]), live[index])
-    assert table.decided[0] == tuple(Share(peer, H * weight) for peer, weight in zip(table.peers, weights, strict=True))
+    assert table.decided[0] == tuple(
+        Share(peer, H * weight) for peer, weight in zip(table.peers, weights, strict=True)
+    )
 
 
-def test_the_optimizer_stays_the_users_and_training_alone_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_optimizer_stays_the_users_and_training_alone_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     model = net()
     plain, plain_optimizer = copy.deepcopy(model), None
     optimizer = adamw(model)
@@ -135,12 +173,23 @@ def test_the_optimizer_stays_the_users_and_training_alone_goes_on(caplog: pytest
         attachment = attach(model, optimizer, SoloSwarm(SETTINGS))
         train(model, optimizer, range(2 * H), 0)
     off()
-    assert (type(optimizer), optimizer.state_dict().keys(), dict(optimizer.__dict__).keys()) == before
-    assert [record.message for record in caplog.records] == ["training alone; peers may join at any time"]
+    assert (
+        type(optimizer),
+        optimizer.state_dict().keys(),
+        dict(optimizer.__dict__).keys(),
+    ) == before
+    assert [record.message for record in caplog.records] == [
+        "training alone; peers may join at any time"
+    ]
     assert events[0] == TrainingAlone("solo", node_lost=False)
     assert [type(event) for event in events[1:]] == [RoundSeen, RoundSeen]
     stats = attachment.stats
-    assert (stats["round"], stats["alone"], stats["steps"], stats["last_status"]) == (2, True, 2 * H, "committed")
+    assert (stats["round"], stats["alone"], stats["steps"], stats["last_status"]) == (
+        2,
+        True,
+        2 * H,
+        "committed",
+    )
     plain_optimizer = adamw(plain)
     train(plain, plain_optimizer, range(H - 1), 0)
     again = copy.deepcopy(net())
@@ -185,8 +234,14 @@ def test_an_open_round_costs_no_work_and_is_looked_at_first() -> None:
     assert attachment.stats["samples_unsent"] == H + 1
     table.decide(["me"])
     moved = flat(model)
-    train(model, optimizer, range(H + 1, 2 * H), 0)  # the boundary adopts the old round first, then offers the new work
-    assert [(outcome.status, outcome.counted) for outcome in outcomes] == [("open", False), ("committed", True), ("open", False)]
+    train(
+        model, optimizer, range(H + 1, 2 * H), 0
+    )  # the boundary adopts the old round first, then offers the new work
+    assert [(outcome.status, outcome.counted) for outcome in outcomes] == [
+        ("open", False),
+        ("committed", True),
+        ("open", False),
+    ]
     assert table.store is not None
     delta = np.float32(H) * (start - frozen) / np.float32(H)
     anchor = start - np.float32(0.9) * (delta + np.float32(0.6) * delta)
@@ -222,18 +277,27 @@ def test_uncounted_work_is_carried_with_its_samples() -> None:
 
 
 @pytest.mark.parametrize("offer_too", [False, True])
-def test_a_lost_node_costs_a_round_not_the_training(offer_too: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lost_node_costs_a_round_not_the_training(
+    offer_too: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     table = RoundTable(["me", "other"], QUICK, auto=False)
     model = net()
     optimizer, events = adamw(model), list[object]()
-    attachment = attach(model, optimizer, table.member("me"), clock=lambda: 0.0)  # it tries again at once
+    attachment = attach(
+        model, optimizer, table.member("me"), clock=lambda: 0.0
+    )  # it tries again at once
     off = subscribe(events.append)
     train(model, optimizer, range(H), 0)
     frozen = flat(model)
     table.lose("me", offer_too=offer_too)
     train(model, optimizer, range(H, 3 * H), 0)
     stats = attachment.stats
-    assert (stats["node_lost"], stats["alone"], stats["peers"], stats["steps"]) == (True, True, 0, 3 * H)
+    assert (stats["node_lost"], stats["alone"], stats["peers"], stats["steps"]) == (
+        True,
+        True,
+        0,
+        3 * H,
+    )
     assert TrainingAlone("table", node_lost=True) in events
     with attachment.evaluate_anchor() as anchor:  # the mapping outlives the node
         assert anchor.round == 0
@@ -249,25 +313,44 @@ def test_a_lost_node_costs_a_round_not_the_training(offer_too: bool, caplog: pyt
     table.decide(["me"])
     attachment.sync()
     assert attachment.stats["node_lost"] is False
-    assert len([record for record in caplog.records if "until the node is back" in record.message]) == 1
-    assert attachment.stats["samples_counted"] + attachment.stats["samples_dropped"] + attachment.stats["samples_unsent"] == 4 * H
+    assert (
+        len([record for record in caplog.records if "until the node is back" in record.message])
+        == 1
+    )
+    assert (
+        attachment.stats["samples_counted"]
+        + attachment.stats["samples_dropped"]
+        + attachment.stats["samples_unsent"]
+        == 4 * H
+    )
 
 
 def test_what_was_decided_while_the_node_was_away_is_told_once() -> None:
     table = RoundTable(["me", "other"], QUICK, auto=False)
     model, outcomes = net(), list[Outcome]()
     optimizer = adamw(model)
-    attachment = attach(model, optimizer, table.member("me"), on_round=outcomes.append, clock=lambda: 0.0)
+    attachment = attach(
+        model, optimizer, table.member("me"), on_round=outcomes.append, clock=lambda: 0.0
+    )
     train(model, optimizer, range(H), 0)
     table.lose("me", offer_too=False)
     train(model, optimizer, range(H, 2 * H), 0)
     table.decide(["me"])  # the others finished the round with the bytes they had
     table.find("me")
     train(model, optimizer, range(2 * H, 3 * H), 0)
-    assert [(outcome.status, outcome.counted) for outcome in outcomes] == [("open", False), ("committed", True), ("open", False)]
+    assert [(outcome.status, outcome.counted) for outcome in outcomes] == [
+        ("open", False),
+        ("committed", True),
+        ("open", False),
+    ]
     assert table.offers[table.peers[0]].samples == 2 * H
     stats = attachment.stats
-    assert (stats["round"], stats["samples_counted"], stats["samples_unsent"], stats["samples_dropped"]) == (1, H, 2 * H, 0)
+    assert (
+        stats["round"],
+        stats["samples_counted"],
+        stats["samples_unsent"],
+        stats["samples_dropped"],
+    ) == (1, H, 2 * H, 0)
 
 
 def test_a_round_that_stays_undecided_is_not_a_boundary_at_every_step() -> None:
@@ -279,7 +362,12 @@ def test_a_round_that_stays_undecided_is_not_a_boundary_at_every_step() -> None:
     table, looks = RoundTable(["me", "other"], QUICK, auto=False), list[str]()
     model = net()
     optimizer = adamw(model)
-    attachment = attach(model, optimizer, Pressed(table, table.peers[0]), on_round=lambda outcome: looks.append(outcome.status))
+    attachment = attach(
+        model,
+        optimizer,
+        Pressed(table, table.peers[0]),
+        on_round=lambda outcome: looks.append(outcome.status),
+    )
     train(model, optimizer, range(1), 0)  # the others have finished
     train(model, optimizer, range(1, H - 1), 0)
     assert (looks, attachment.stats["open"]) == (["open"], 1)
@@ -290,7 +378,9 @@ def test_a_round_that_stays_undecided_is_not_a_boundary_at_every_step() -> None:
 
 
 @pytest.mark.parametrize("offer_too", [False, True])
-def test_a_late_result_is_learnt_from_a_node_that_came_back_in_the_middle_of_a_round(offer_too: bool) -> None:
+def test_a_late_result_is_learnt_from_a_node_that_came_back_in_the_middle_of_a_round(
+    offer_too: bool,
+) -> None:
     """With a delay there are moments to adopt a result and nothing else: entering again has adopted it already."""
     late = msgspec.structs.replace(QUICK, overlap="late", delay=1)
     table = RoundTable(["me", "other"], late, auto=False)
@@ -323,7 +413,11 @@ def test_a_swarm_that_knows_it_is_cut_off_is_believed() -> None:
     assert (attachment.stats["node_lost"], attachment.stats["peers"]) == (True, 0)
     swarm.connected = True  # type: ignore[attr-defined]
     train(model, optimizer, range(H, 2 * H), 0)
-    assert (attachment.stats["node_lost"], attachment.stats["peers"], attachment.stats["samples_dropped"]) == (False, 1, 0)
+    assert (
+        attachment.stats["node_lost"],
+        attachment.stats["peers"],
+        attachment.stats["samples_dropped"],
+    ) == (False, 1, 0)
 
 
 def test_a_node_that_stays_away_is_not_asked_all_the_time() -> None:
@@ -425,7 +519,13 @@ def test_rounds_by_time() -> None:
     now = [0.0]
     model = net()
     optimizer = adamw(model)
-    attachment = attach(model, optimizer, SoloSwarm(RunSettings(sync_every=None, round_s=10.0)), round_s=10.0, clock=lambda: now[0])
+    attachment = attach(
+        model,
+        optimizer,
+        SoloSwarm(RunSettings(sync_every=None, round_s=10.0)),
+        round_s=10.0,
+        clock=lambda: now[0],
+    )
     for seconds, rounds in [(4.0, 0), (4.0, 0), (4.0, 1), (9.0, 1), (2.0, 2)]:
         now[0] += seconds
         train(model, optimizer, range(1), 0)
@@ -501,7 +601,11 @@ def test_evaluate_anchor_swaps_and_restores_bit_for_bit() -> None:
     live = copy.deepcopy(model.state_dict())
     with attachment.evaluate_anchor() as anchor:
         assert anchor.round == 0
-        assert all(torch.equal(value, start[name]) for name, value in model.state_dict().items() if "num_batches" not in name)
+        assert all(
+            torch.equal(value, start[name])
+            for name, value in model.state_dict().items()
+            if "num_batches" not in name
+        )
         with pytest.raises(ConfigError, match="evaluate_anchor"):
             optimizer.step()
     assert all(torch.equal(value, live[name]) for name, value in model.state_dict().items())
@@ -510,7 +614,10 @@ def test_evaluate_anchor_swaps_and_restores_bit_for_bit() -> None:
 
 
 def test_running_statistics_are_averaged_and_stay_sane() -> None:
-    table = RoundTable(["a", "b"], RunSettings(sync_every=1, outer=OuterSettings("nesterov", 0.9, 0.6), deadline_s=60.0))
+    table = RoundTable(
+        ["a", "b"],
+        RunSettings(sync_every=1, outer=OuterSettings("nesterov", 0.9, 0.6), deadline_s=60.0),
+    )
     models = [nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6)) for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
 
@@ -563,7 +670,9 @@ def test_refusals_name_the_key_and_the_way_out() -> None:
     refused("swarm", "str is not a swarm", model, optimizer, "atoll1:abc")
     refused("optimizer", "not a torch.optim.Optimizer", model, object(), swarm)
     refused("optimizer", "not the model's", net(), optimizer, swarm)
-    bare = torch.optim.SGD.__new__(torch.optim.SGD)  # as a class makes it that forgets super().__init__
+    bare = torch.optim.SGD.__new__(
+        torch.optim.SGD
+    )  # as a class makes it that forgets super().__init__
     refused("optimizer", "no state or no parameter groups", model, bare, swarm)
     refused("model", "no trainable", nn.Linear(1, 1).requires_grad_(False), None, swarm)
     optimizer.param_groups[0]["capturable"] = True

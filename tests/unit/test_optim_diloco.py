@@ -7,7 +7,10 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.swarm import RunSettings
@@ -26,7 +29,10 @@ def adamw(model: nn.Module) -> torch.optim.AdamW:
 
 
 def train(
-    model: nn.Module, optimizer: torch.optim.Optimizer, steps: range, scheduler: torch.optim.lr_scheduler.LambdaLR | None = None
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    steps: range,
+    scheduler: torch.optim.lr_scheduler.LambdaLR | None = None,
 ) -> None:
     for step in steps:
         generator = torch.Generator().manual_seed(step)
@@ -77,7 +83,9 @@ def test_state_dict_is_the_inner_optimizers_and_passes_distributed_checkpoint() 
     set_optimizer_state_dict(other, again, saved)
     assert again.state is again.inner.state
     assert again.param_groups is again.inner.param_groups
-    for state, expected in zip(again.state_dict()["state"].values(), saved["state"].values(), strict=True):
+    for state, expected in zip(
+        again.state_dict()["state"].values(), saved["state"].values(), strict=True
+    ):
         assert all(torch.equal(state[key], expected[key]) for key in expected)
     assert again.state_dict()["param_groups"] == adamw(other).state_dict()["param_groups"]
 
@@ -112,7 +120,9 @@ def test_gradscaler_skips_are_no_steps() -> None:
     optimizer = DiLoCo(model.parameters(), inner, swarm=SoloSwarm(SETTINGS), model=model)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     for step in range(3):
-        scaler.scale(model(torch.ones(2, 5)).square().mean() * (float("inf") if step == 1 else 1.0)).backward()
+        scaler.scale(
+            model(torch.ones(2, 5)).square().mean() * (float("inf") if step == 1 else 1.0)
+        ).backward()
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
@@ -128,7 +138,9 @@ def test_local_sgd_is_plain_averaging() -> None:
     train(model, optimizer, range(4))
     train(plain, plain_optimizer, range(4))
     for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7)  # averaging one member changes roundings only
+        torch.testing.assert_close(
+            mine, theirs, rtol=1e-6, atol=1e-7
+        )  # averaging one member changes roundings only
     assert optimizer.attachment.round == 2
 
 

@@ -85,7 +85,9 @@ def test_segments_cover_the_vector_without_gaps_and_are_bounded(segments: int) -
     assert found[0].start == 0
     assert found[-1].stop == flat.numel
     assert all(a.stop == b.start for a, b in pairwise(found))
-    assert all(s.numel <= segments or len(s.pieces) == 1 for s in found)  # a tensor that is not contiguous is one piece
+    assert all(
+        s.numel <= segments or len(s.pieces) == 1 for s in found
+    )  # a tensor that is not contiguous is one piece
     assert all(piece.stop - piece.start == piece.live.numel() for s in found for piece in s.pieces)
 
 
@@ -101,7 +103,9 @@ def test_a_model_that_changed_its_memory_format_still_crosses(segments: int) -> 
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_narrow_models_measure_progress_from_what_they_started_from(dtype: torch.dtype, segments: int) -> None:
+def test_narrow_models_measure_progress_from_what_they_started_from(
+    dtype: torch.dtype, segments: int
+) -> None:
     flat = FlatVector(nn.Linear(6, 5).to(dtype))
     anchor = torch.randn(flat.numel)
     flat.read_from(FlatTensor(anchor))
@@ -144,15 +148,23 @@ def test_nan_and_infinity_are_seen_anywhere_and_the_first_tensor_named() -> None
 def test_tensors_of_one_codec_are_neighbours() -> None:
     plain = FlatVector(Mixed())
     flat = FlatVector(Mixed(), RunSettings(codecs={"norm.*": "fp16"}))
-    names, before = [spec.name for spec in flat.layout.tensors], [spec.name for spec in plain.layout.tensors]
+    names, before = (
+        [spec.name for spec in flat.layout.tensors],
+        [spec.name for spec in plain.layout.tensors],
+    )
     assert flat.layout.check() is None
     assert mixture_of(flat.layout, "int8", {"norm.*": "fp16"}) == "fp16:8+int8:44+fp16"
     parameters = sum(spec.role == "parameter" for spec in plain.layout.tensors)
-    assert names[:parameters] == sorted(before[:parameters], key=lambda name: not name.startswith("norm."))
+    assert names[:parameters] == sorted(
+        before[:parameters], key=lambda name: not name.startswith("norm.")
+    )
     assert names[parameters:] == before[parameters:]
     for spec, tensor in zip(flat.layout.tensors, flat.tensors, strict=True):
         assert tuple(tensor.shape) == spec.shape
-    out, again = torch.empty(flat.numel), FlatVector(Mixed(), RunSettings(codecs={"norm.*": "fp16"}))
+    out, again = (
+        torch.empty(flat.numel),
+        FlatVector(Mixed(), RunSettings(codecs={"norm.*": "fp16"})),
+    )
     flat.write_to(out)
     again.read_from(FlatTensor(out))
     assert all(torch.equal(a, b) for a, b in zip(flat.tensors, again.tensors, strict=True))

@@ -29,11 +29,15 @@ NESTEROV = OuterSettings(kind="nesterov", lr=0.7, momentum=0.9)
 def vectors(numel: int = NUMEL, seed: int = 3) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """An anchor, a mean and a momentum."""
     rng = np.random.default_rng(seed)
-    anchor, mean, momentum = (torch.from_numpy(rng.standard_normal(numel, dtype=np.float32)) for _ in range(3))
+    anchor, mean, momentum = (
+        torch.from_numpy(rng.standard_normal(numel, dtype=np.float32)) for _ in range(3)
+    )
     return anchor, mean * 1e-3, momentum * 1e-3
 
 
-def reference(anchor: np.ndarray, mean: np.ndarray, momentum: np.ndarray, lr: float, mu: float) -> tuple[np.ndarray, np.ndarray]:
+def reference(
+    anchor: np.ndarray, mean: np.ndarray, momentum: np.ndarray, lr: float, mu: float
+) -> tuple[np.ndarray, np.ndarray]:
     """Nesterov in numpy, which rounds every operation by itself."""
     lr32, mu32 = np.float32(lr), np.float32(mu)
     momentum = mu32 * momentum + mean
@@ -83,7 +87,14 @@ def test_ranges_in_any_order_give_the_same_bits(cuts: list[int]) -> None:
 
 
 def test_running_statistics_are_averaged_and_a_variance_stays_at_or_above_zero() -> None:
-    layout = Layout((TensorSpec("w", (4,), 0), TensorSpec("m", (2,), 4, "mean"), TensorSpec("v", (2,), 6, "variance")), 8)
+    layout = Layout(
+        (
+            TensorSpec("w", (4,), 0),
+            TensorSpec("m", (2,), 4, "mean"),
+            TensorSpec("v", (2,), 6, "variance"),
+        ),
+        8,
+    )
     anchor, mean = torch.ones(8), torch.tensor([0.5, 0.5, 0.5, 0.5, 3.0, 0.5, 3.0, 0.5])
     momentum, out = torch.zeros(8), torch.empty(8)
     step = OuterStep(NESTEROV, layout)
@@ -175,7 +186,9 @@ def test_impossible_values_are_refused_by_key(settings: OuterSettings, key: str)
     assert error.value.key == key
 
 
-def adaptive(kind: str, settings: OuterSettings, anchor: np.ndarray, means: list[np.ndarray]) -> np.ndarray:
+def adaptive(
+    kind: str, settings: OuterSettings, anchor: np.ndarray, means: list[np.ndarray]
+) -> np.ndarray:
     """FedAdam, FedYogi and FedAdagrad in numpy, which rounds every operation by itself."""
     f = np.float32
     m, v = np.zeros_like(anchor), np.zeros_like(anchor)
@@ -200,7 +213,12 @@ def test_adaptive_rules_match_numpy_bit_for_bit_whatever_the_cuts(kind: str) -> 
     state = torch.zeros(step.state_numel(first.numel()))
     assert state.numel() == (1 if kind == "adagrad" else 2) * first.numel()
     for mean in means:
-        step.run(one, [(start, mean[start : start + 7001]) for start in range(0, mean.numel(), 7001)], state, other)
+        step.run(
+            one,
+            [(start, mean[start : start + 7001]) for start in range(0, mean.numel(), 7001)],
+            state,
+            other,
+        )
         one, other = other, one
     expected = adaptive(kind, settings, first.numpy(), [mean.numpy() for mean in means])
     assert np.array_equal(one.numpy().view(np.int32), expected.view(np.int32))
@@ -211,11 +229,18 @@ def test_nesterov_follows_torch_and_a_sequence_made_by_hand() -> None:
     anchor = torch.zeros(3)
     theirs = torch.nn.Parameter(anchor.clone())
     sgd = torch.optim.SGD([theirs], lr=0.7, momentum=0.9, nesterov=True)
-    ours, hand, step, plain = anchor.clone(), torch.zeros(1), OuterStep(NESTEROV), OuterStep(OuterSettings(lr=1.0, momentum=0.5))
+    ours, hand, step, plain = (
+        anchor.clone(),
+        torch.zeros(1),
+        OuterStep(NESTEROV),
+        OuterStep(OuterSettings(lr=1.0, momentum=0.5)),
+    )
     state, small = torch.zeros(3), torch.zeros(1)
     seen = []
     for seed in range(3):
-        theirs.grad = torch.from_numpy(np.random.default_rng(seed).standard_normal(3, dtype=np.float32))
+        theirs.grad = torch.from_numpy(
+            np.random.default_rng(seed).standard_normal(3, dtype=np.float32)
+        )
         out = torch.empty(3)
         step.apply(ours, theirs.grad, state, out)
         sgd.step()
@@ -229,20 +254,28 @@ def test_nesterov_follows_torch_and_a_sequence_made_by_hand() -> None:
 
 
 def test_co2_slows_down_by_the_gap_and_clips_a_jump_of_the_momentum() -> None:
-    layout = Layout((TensorSpec("a", (4,), 0), TensorSpec("b", (4,), 4), TensorSpec("m", (1,), 8, "mean")), 9)
+    layout = Layout(
+        (TensorSpec("a", (4,), 0), TensorSpec("b", (4,), 4), TensorSpec("m", (1,), 8, "mean")), 9
+    )
     step = OuterStep(OuterSettings(kind="co2", lr=1.0, momentum=0.0, clip=2.0), layout)
     state, anchor, out = torch.zeros(step.state_numel(9)), torch.zeros(9), torch.empty(9)
     assert state.numel() == 9 + 2 * 3
     step.apply(anchor, torch.ones(9), state, out)
     assert out.tolist() == [-1.0] * 9  # no gap yet, nothing to clip by
     step.apply(out, torch.ones(9), state, anchor)
-    assert (anchor - out).tolist() == [-0.5] * 8 + [-1.0]  # the gap is as usual: Λ = 2; statistics are averaged
+    assert (anchor - out).tolist() == [-0.5] * 8 + [
+        -1.0
+    ]  # the gap is as usual: Λ = 2; statistics are averaged
     jump = torch.tensor([100.0] * 4 + [1.0] * 5)
     step.apply(anchor, jump, state, out)
     change = (out - anchor).tolist()
     usual = 0.9 * 2 + 0.1 * 1  # mean norm of the momentum: 2, then 1
-    assert change[:4] == pytest.approx([-2 * usual / 2] * 4)  # clipped: ‖m‖ = 2 · usual, over four elements
-    assert -1 < change[4] < -0.5  # the other tensor is not touched by it; its gap has become smaller
+    assert change[:4] == pytest.approx(
+        [-2 * usual / 2] * 4
+    )  # clipped: ‖m‖ = 2 · usual, over four elements
+    assert (
+        -1 < change[4] < -0.5
+    )  # the other tensor is not touched by it; its gap has become smaller
 
 
 def test_a_jump_restarts_momentum_and_halves_the_rate_for_a_while() -> None:
@@ -272,10 +305,16 @@ def test_a_jump_restarts_momentum_and_halves_the_rate_for_a_while() -> None:
     assert rates == [0.5] * 7 + [1.0] * 2
 
 
-@pytest.mark.parametrize(("kind", "momenta"), [("adam", 1), ("yogi", 1), ("adamw", 1), ("adagrad", 0)])
-def test_a_jump_restarts_momentum_and_nothing_else(kind: Literal["adam", "yogi", "adamw", "adagrad"], momenta: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "momenta"), [("adam", 1), ("yogi", 1), ("adamw", 1), ("adagrad", 0)]
+)
+def test_a_jump_restarts_momentum_and_nothing_else(
+    kind: Literal["adam", "yogi", "adamw", "adagrad"], momenta: int
+) -> None:
     """Second moments stay: without them the next steps of Adagrad would be as large as its first ones."""
-    governed, plain = (OuterStep(OuterSettings(kind, lr=0.1, governor=governor)) for governor in (True, False))
+    governed, plain = (
+        OuterStep(OuterSettings(kind, lr=0.1, governor=governor)) for governor in (True, False)
+    )
     one, other = (torch.zeros(step.state_numel(2)) for step in (governed, plain))
     anchor, out, expected = torch.zeros(2), torch.empty(2), torch.empty(2)
     for size in (1.0, 1.0, 1.0, 1.0, 1.0, 9.0):

@@ -30,7 +30,11 @@ def corners(k: int, length: float) -> torch.Tensor:
 def stepped(settings: OuterSettings, vectors: torch.Tensor) -> torch.Tensor:
     """How far a first step over these contributions, of equal weight, moves the anchor."""
     step, numel = OuterStep(settings), vectors.shape[1]
-    anchor, out, state = torch.zeros(numel), torch.empty(numel), torch.zeros(step.state_numel(numel))
+    anchor, out, state = (
+        torch.zeros(numel),
+        torch.empty(numel),
+        torch.zeros(step.state_numel(numel)),
+    )
     said = [(8, Reading(norm=float(vector.norm()))) for vector in vectors]
     step.run(anchor, [(0, vectors.mean(0))], state, out, said)
     return out
@@ -46,42 +50,70 @@ def test_a_stretched_step_is_as_long_whatever_the_number_of_members(k: int) -> N
 
 def test_contributions_that_agree_are_left_as_they_are() -> None:
     same = corners(1, 2.0).repeat(5, 1)
-    assert torch.equal(stepped(STRETCH, same), stepped(msgspec.structs.replace(STRETCH, stretch=False), same))
+    assert torch.equal(
+        stepped(STRETCH, same), stepped(msgspec.structs.replace(STRETCH, stretch=False), same)
+    )
 
 
 def test_how_much_a_mean_is_stretched() -> None:
-    assert stretch([(1, Reading(norm=3.0)), (3, Reading(norm=5.0))], 4.0) == 4.5 / 4.0  # by samples: (3 + 15) / 4
-    assert stretch([(1, Reading(norm=3.0)), (3, Reading())], 2.0) == math.sqrt(2)  # 1.5, and two contributions are stretched by √2 at most
-    assert stretch([(1, Reading(norm=1e30)), (1, Reading(norm=1.0)), (1, Reading(norm=1.0))], 1.0) == math.sqrt(
-        3
-    )  # a false word does no more
-    assert stretch([(1, Reading(norm=0.0)), (1, Reading(norm=1.0))], 1.0) == 1.0  # nor does it shorten the step
-    assert stretch([(1, Reading()), (1, Reading())], 1.0) == stretch([(1, Reading(norm=1.0))], 0.0) == stretch([], 1.0) == 1.0
+    assert (
+        stretch([(1, Reading(norm=3.0)), (3, Reading(norm=5.0))], 4.0) == 4.5 / 4.0
+    )  # by samples: (3 + 15) / 4
+    assert stretch([(1, Reading(norm=3.0)), (3, Reading())], 2.0) == math.sqrt(
+        2
+    )  # 1.5, and two contributions are stretched by √2 at most
+    assert stretch(
+        [(1, Reading(norm=1e30)), (1, Reading(norm=1.0)), (1, Reading(norm=1.0))], 1.0
+    ) == math.sqrt(3)  # a false word does no more
+    assert (
+        stretch([(1, Reading(norm=0.0)), (1, Reading(norm=1.0))], 1.0) == 1.0
+    )  # nor does it shorten the step
+    assert (
+        stretch([(1, Reading()), (1, Reading())], 1.0)
+        == stretch([(1, Reading(norm=1.0))], 0.0)
+        == stretch([], 1.0)
+        == 1.0
+    )
 
 
 def test_a_reading_holds_what_the_run_asks_for_and_nothing_that_is_no_number() -> None:
-    layout = Layout((TensorSpec("a", (2,), 0), TensorSpec("m", (1,), 2, "mean"), TensorSpec("b", (1,), 3)), 4)
+    layout = Layout(
+        (TensorSpec("a", (2,), 0), TensorSpec("m", (1,), 2, "mean"), TensorSpec("b", (1,), 3)), 4
+    )
     vector = torch.tensor([3.0, 0.0, 100.0, 4.0])
     assert reading_of(vector, layout, OuterSettings(), 1.5) == Reading()
-    assert reading_of(vector, layout, OuterSettings(stretch=True), 1.5) == Reading(norm=5.0)  # statistics are not stretched, nor measured
+    assert reading_of(vector, layout, OuterSettings(stretch=True), 1.5) == Reading(
+        norm=5.0
+    )  # statistics are not stretched, nor measured
     assert reading_of(vector, layout, OuterSettings(governor=True), 1.5) == Reading(loss=1.5)
     for nonsense in (math.nan, math.inf, -math.inf, None):
         assert reading_of(vector, layout, OuterSettings(governor=True), nonsense) == Reading()
-    assert reading_of(torch.full((4,), math.nan), layout, OuterSettings(stretch=True), None) == Reading()
+    assert (
+        reading_of(torch.full((4,), math.nan), layout, OuterSettings(stretch=True), None)
+        == Reading()
+    )
 
 
 def test_statistics_are_averaged_and_not_stretched() -> None:
     layout = Layout((TensorSpec("a", (2,), 0), TensorSpec("m", (1,), 2, "mean")), 3)
     step, out = OuterStep(OuterSettings(kind="sgd", lr=1.0, stretch=True), layout), torch.empty(3)
     said = [(1, Reading(norm=4.0)), (1, Reading(norm=4.0))]
-    step.apply(torch.zeros(3), torch.tensor([3.0, 0.0, 3.0]), torch.zeros(step.state_numel(3)), out, said)
+    step.apply(
+        torch.zeros(3), torch.tensor([3.0, 0.0, 3.0]), torch.zeros(step.state_numel(3)), out, said
+    )
     assert out.tolist() == [-4.0, 0.0, -3.0]
 
 
-@pytest.mark.parametrize("bad", [[math.nan], [math.inf], [None, -1.0], [None, math.nan], ["loss"], [1e31]])
+@pytest.mark.parametrize(
+    "bad", [[math.nan], [math.inf], [None, -1.0], [None, math.nan], ["loss"], [1e31]]
+)
 def test_a_reading_that_is_none_is_refused_by_name(bad: list[object]) -> None:
-    good = m.encode(m.Envelope("log", 1, 0, m.Ready(bytes(32), bytes(16), 1, False, reading=Reading(2.5, 0.5))))
-    assert m.decode(good, PeerId("p")).body == m.Ready(bytes(32), bytes(16), 1, False, reading=Reading(2.5, 0.5))
+    good = m.encode(
+        m.Envelope("log", 1, 0, m.Ready(bytes(32), bytes(16), 1, False, reading=Reading(2.5, 0.5)))
+    )
+    assert m.decode(good, PeerId("p")).body == m.Ready(
+        bytes(32), bytes(16), 1, False, reading=Reading(2.5, 0.5)
+    )
     plain = msgspec.msgpack.decode(good)
     plain[3][-1] = bad
     with pytest.raises(RemoteProtocolError) as caught:
@@ -111,8 +143,12 @@ def test_a_jump_of_the_loss_restarts_momentum_and_halves_the_rate() -> None:
         anchor = out.clone()
     assert seen == []
     assert state[0] == 1.9375  # the momentum of five rounds
-    step.apply(anchor, torch.ones(2), state, out, losses(2.375, 2.375, 2.375))  # above the median by less than a tenth or three deviations
-    step.apply(anchor, torch.ones(2), state, out, losses(1e30, 1.0, 2.0))  # one who lies is not followed
+    step.apply(
+        anchor, torch.ones(2), state, out, losses(2.375, 2.375, 2.375)
+    )  # above the median by less than a tenth or three deviations
+    step.apply(
+        anchor, torch.ones(2), state, out, losses(1e30, 1.0, 2.0)
+    )  # one who lies is not followed
     step.apply(anchor, torch.ones(2), state, out)  # nobody says anything
     assert seen == []
     step.apply(anchor, torch.ones(2), state, out, losses(3.5, 3.5, 1.0))

@@ -53,7 +53,9 @@ def test_pseudo_gradient_is_anchor_minus_live(anchor: list[int], now: list[int])
 
 
 @given(*(st.lists(NUMBERS, min_size=4, max_size=4) for _ in range(3)))
-def test_rebase_carries_exactly_the_progress_over(start: list[int], now: list[int], new: list[int]) -> None:
+def test_rebase_carries_exactly_the_progress_over(
+    start: list[int], now: list[int], new: list[int]
+) -> None:
     flat = FlatVector(Numbers())
     flat.read_from(FlatTensor(vector(*now)))
     rebase(flat, FlatTensor(vector(*new)), FlatTensor(vector(*start)))
@@ -63,10 +65,16 @@ def test_rebase_carries_exactly_the_progress_over(start: list[int], now: list[in
 
 
 ACTIONS = st.one_of(
-    st.tuples(st.just("train"), st.integers(-8, 8)),  # so small that float32 halves it exactly as often as there are actions
+    st.tuples(
+        st.just("train"), st.integers(-8, 8)
+    ),  # so small that float32 halves it exactly as often as there are actions
     st.tuples(st.just("boundary"), st.just(0)),
-    st.tuples(st.just("decide"), st.sampled_from([0, 1])),  # 1: mine is counted if there is one, 0: only the other member's
-    st.tuples(st.just("lose"), st.sampled_from([0, 1])),  # 1: the frozen contribution is lost with the node
+    st.tuples(
+        st.just("decide"), st.sampled_from([0, 1])
+    ),  # 1: mine is counted if there is one, 0: only the other member's
+    st.tuples(
+        st.just("lose"), st.sampled_from([0, 1])
+    ),  # 1: the frozen contribution is lost with the node
 )
 
 
@@ -75,7 +83,9 @@ ACTIONS = st.one_of(
 def test_each_unit_of_work_is_counted_once_or_still_live(actions: list[tuple[str, int]]) -> None:
     table = RoundTable(["me", "other"], AVERAGING, auto=False)
     flat, lost = FlatVector(Numbers()), [0]
-    replica = Replica(flat, table.member("me"), lambda: 0.0, lambda samples, reason: lost.append(samples))
+    replica = Replica(
+        flat, table.member("me"), lambda: 0.0, lambda samples, reason: lost.append(samples)
+    )
     replica.enter()
     other = table.member("other")
     other.open(flat.layout, lambda out: None).release()
@@ -90,7 +100,11 @@ def test_each_unit_of_work_is_counted_once_or_still_live(actions: list[tuple[str
         """What is given up of a contribution, or of what was to be one, as the anchor went from ``base`` on without it."""
         moved = anchor() - base
         offer = frozen.pending if frozen is not None else None
-        if not moved.any() or offer in table.counted or (isinstance(offer, Offer) and offer.orphaned):
+        if (
+            not moved.any()
+            or offer in table.counted
+            or (isinstance(offer, Offer) and offer.orphaned)
+        ):
             return torch.zeros(4)
         return ((-offer.vector if isinstance(offer, Offer) else unsent) + moved) / 2
 
@@ -99,7 +113,10 @@ def test_each_unit_of_work_is_counted_once_or_still_live(actions: list[tuple[str
         base = anchor()
         pending = replica.frozen.pending if replica.frozen is not None else None
         seen = [offer for offer in table.counted if offer.peer == "me" and offer is not pending]
-        assert torch.equal(sum((-offer.vector for offer in seen), torch.zeros(4)) + (live(flat) - base) + dropped, work)
+        assert torch.equal(
+            sum((-offer.vector for offer in seen), torch.zeros(4)) + (live(flat) - base) + dropped,
+            work,
+        )
         frozen = replica.frozen.samples if replica.frozen is not None else 0
         assert sum(offer.samples for offer in seen) + replica.unsent + frozen + sum(lost) == steps
 
@@ -149,7 +166,10 @@ def test_progress_made_while_a_round_was_open_survives_it_once() -> None:
     assert [turn.outcome.status for turn in replica.turn(0.0)] == ["open"]
     table.decide(["me"])
     turns = list(replica.turn(0.0))
-    assert [(turn.outcome.status, turn.outcome.counted, turn.samples) for turn in turns] == [("committed", True, 2), ("open", False, 2)]
+    assert [(turn.outcome.status, turn.outcome.counted, turn.samples) for turn in turns] == [
+        ("committed", True, 2),
+        ("open", False, 2),
+    ]
     assert torch.equal(table.offers[table.peers[0]].vector, torch.full((4,), -10.0))
     assert torch.equal(live(flat), torch.full((4,), 11.0))
 
@@ -157,12 +177,17 @@ def test_progress_made_while_a_round_was_open_survives_it_once() -> None:
 @pytest.mark.parametrize(
     ("settings", "kept"),
     [
-        (AVERAGING, 8 / 2 - 4 / 2 + 16),  # half of its way from the new anchor, and all that it trained since
+        (
+            AVERAGING,
+            8 / 2 - 4 / 2 + 16,
+        ),  # half of its way from the new anchor, and all that it trained since
         (MIXING, (8 + 16 - 4) / 4),  # a quarter of where it is
     ],
 )
 @pytest.mark.parametrize("overlap", ["none", "late", "eager"])
-def test_of_progress_that_the_others_went_on_without_a_share_comes_along(settings: RunSettings, kept: float, overlap: Any) -> None:
+def test_of_progress_that_the_others_went_on_without_a_share_comes_along(
+    settings: RunSettings, kept: float, overlap: Any
+) -> None:
     settings = msgspec.structs.replace(settings, overlap=overlap)
     table = RoundTable(["me", "other"], settings, auto=False)
     flat = FlatVector(Numbers())
@@ -187,7 +212,10 @@ def test_of_progress_that_the_others_went_on_without_a_share_comes_along(setting
     other.contribute(samples=3, write=lambda out: out.fill_(-4.0))
     table.decide(["other"])
     turns = list(replica.turn(0.0))
-    assert [(turn.outcome.status, turn.outcome.counted) for turn in turns] == [("committed", False), ("open", False)]
+    assert [(turn.outcome.status, turn.outcome.counted) for turn in turns] == [
+        ("committed", False),
+        ("open", False),
+    ]
     assert torch.equal(table.offers[table.peers[0]].vector, torch.full((4,), -kept))
     assert turns[-1].samples == 6
     if overlap != "eager":

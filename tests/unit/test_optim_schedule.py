@@ -7,7 +7,16 @@ import torch
 
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.swarm import RunSettings
-from atoll.optim.rounds.schedule import CEILING_S, FLOOR_S, UNMEASURED_DEADLINE_S, Counted, Schedule, Since, StepCounter, WaitBudget
+from atoll.optim.rounds.schedule import (
+    CEILING_S,
+    FLOOR_S,
+    UNMEASURED_DEADLINE_S,
+    Counted,
+    Schedule,
+    Since,
+    StepCounter,
+    WaitBudget,
+)
 
 
 class Clock:
@@ -105,7 +114,10 @@ def test_a_run_without_an_end_of_rounds_is_refused(settings: RunSettings, key: s
 
 
 def test_rounds_by_samples_of_all_members_follow_ones_own_share() -> None:
-    schedule, counter = Schedule(RunSettings(sync_every=None, target_samples=100), Clock()), StepCounter()
+    schedule, counter = (
+        Schedule(RunSettings(sync_every=None, target_samples=100), Clock()),
+        StepCounter(),
+    )
     schedule.members = 4
     counter.count(24)
     assert not schedule.due(counter)

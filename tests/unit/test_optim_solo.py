@@ -7,7 +7,12 @@ import pytest
 import torch
 from blake3 import blake3
 
-from atoll.collectives.errors import LocalProtocolError, ModelMismatchError, OutOfDateError, SwarmClosedError
+from atoll.collectives.errors import (
+    LocalProtocolError,
+    ModelMismatchError,
+    OutOfDateError,
+    SwarmClosedError,
+)
 from atoll.collectives.layout import make_layout
 from atoll.collectives.swarm import OuterSettings, RunSettings, Share, Swarm
 from atoll.optim import SoloSwarm
@@ -56,7 +61,9 @@ def test_contributions_commit_at_once_with_the_outer_step() -> None:
     assert (outcome.status, outcome.round, outcome.counted) == ("committed", 1, True)
     assert outcome.contributors == (Share(swarm.peer, 5),)
     lr, mu = np.float32(0.9), np.float32(0.6)
-    assert np.array_equal(values(swarm).numpy(), START.numpy() - lr * (delta.numpy() + mu * delta.numpy()))
+    assert np.array_equal(
+        values(swarm).numpy(), START.numpy() - lr * (delta.numpy() + mu * delta.numpy())
+    )
     assert swarm.members()[0].round == 1
 
 

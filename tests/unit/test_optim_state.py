@@ -13,7 +13,10 @@ import torch.distributed.checkpoint as dcp
 from blake3 import blake3
 from round_table import RoundTable
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.checkpoint.stateful import Stateful
 
 from atoll.collectives.errors import LocalProtocolError, OutOfDateError, StateError
@@ -50,7 +53,14 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer, attachment: Attac
         for value in state.values():
             hasher.update(value.numpy().tobytes())
     stats = attachment.stats
-    hasher.update(repr([stats[key] for key in ("round", "steps", "samples_counted", "samples_unsent", "counted")]).encode())
+    hasher.update(
+        repr(
+            [
+                stats[key]
+                for key in ("round", "steps", "samples_counted", "samples_unsent", "counted")
+            ]
+        ).encode()
+    )
     with attachment.evaluate_anchor() as view:
         hasher.update(view.digest.encode())
     return hasher.hexdigest()
@@ -64,26 +74,42 @@ def start(swarm: Any, seed: int = 0) -> tuple[nn.Sequential, torch.optim.AdamW, 
 
 @pytest.mark.parametrize("saved_at", [2 * H, 2 * H + 3])
 @pytest.mark.parametrize("codec", ["fp32", "stat2", "sparse256"])
-def test_exact_resume_by_hash_through_distributed_checkpoint(tmp_path: Path, saved_at: int, codec: str) -> None:
+def test_exact_resume_by_hash_through_distributed_checkpoint(
+    tmp_path: Path, saved_at: int, codec: str
+) -> None:
     """Saved at a boundary and in the middle of a round; resumed in a fresh model, optimizer and swarm. With a residual where there is one."""
     settings = msgspec.structs.replace(SETTINGS, codec=codec)
     model, optimizer, attachment = start(SoloSwarm(settings))
     assert isinstance(attachment, Stateful)
     train(model, optimizer, range(saved_at))
-    state = {"model": model.state_dict(), "optimizer": get_optimizer_state_dict(model, optimizer), "atoll": attachment}
+    state = {
+        "model": model.state_dict(),
+        "optimizer": get_optimizer_state_dict(model, optimizer),
+        "atoll": attachment,
+    }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("warnings.warn", lambda *args, **kwargs: None)  # torch's own, about running without a process group
+        patch.setattr(
+            "warnings.warn", lambda *args, **kwargs: None
+        )  # torch's own, about running without a process group
         dcp.save(state, checkpoint_id=tmp_path / "checkpoint")
         train(model, optimizer, range(saved_at, 5 * H))
         again, other, resumed = start(SoloSwarm(settings), seed=5)
-        loaded = {"model": again.state_dict(), "optimizer": get_optimizer_state_dict(again, other), "atoll": resumed}
-        assert resumed.stats["steps"] == 0  # making the optimizer's state took a step of learning rate 0: no inner step
+        loaded = {
+            "model": again.state_dict(),
+            "optimizer": get_optimizer_state_dict(again, other),
+            "atoll": resumed,
+        }
+        assert (
+            resumed.stats["steps"] == 0
+        )  # making the optimizer's state took a step of learning rate 0: no inner step
         dcp.load(loaded, checkpoint_id=tmp_path / "checkpoint")
     again.load_state_dict(loaded["model"])
     set_optimizer_state_dict(again, other, loaded["optimizer"])
     assert resumed.stats["steps"] == saved_at
     train(again, other, range(saved_at, 5 * H))
-    residual, before = (one.state_dict()["strands"]["0"].get("residual") for one in (resumed, attachment))
+    residual, before = (
+        one.state_dict()["strands"]["0"].get("residual") for one in (resumed, attachment)
+    )
     assert (residual is not None) == (codec != "fp32")
     if residual is not None:
         assert torch.equal(residual, before)
@@ -132,7 +158,9 @@ def end_of_overlapped(overlap: Any, saved_at: int, *, interrupted: bool) -> str:
 @pytest.mark.parametrize("saved_at", [2 * H, 2 * H + 1, 2 * H + 3])
 def test_a_settled_checkpoint_resumes_exactly_with_overlap(overlap: Any, saved_at: int) -> None:
     """Before and after the round under way is decided."""
-    assert end_of_overlapped(overlap, saved_at, interrupted=True) == end_of_overlapped(overlap, saved_at, interrupted=False)
+    assert end_of_overlapped(overlap, saved_at, interrupted=True) == end_of_overlapped(
+        overlap, saved_at, interrupted=False
+    )
 
 
 def test_saving_what_is_under_way_says_what_it_costs(caplog: pytest.LogCaptureFixture) -> None:
@@ -156,7 +184,12 @@ def saved_member(steps: int) -> tuple[RoundTable, dict[str, Any], dict[str, Any]
     return table, *saved
 
 
-def resume(table: RoundTable, model_state: dict[str, Any], optimizer_state: dict[str, Any], state: dict[str, Any]) -> Any:
+def resume(
+    table: RoundTable,
+    model_state: dict[str, Any],
+    optimizer_state: dict[str, Any],
+    state: dict[str, Any],
+) -> Any:
     model, optimizer, attachment = start(table.member("me"), seed=5)
     attachment.load_state_dict(state)  # before the model, as torch's checkpoint does it
     model.load_state_dict(model_state)
@@ -166,7 +199,10 @@ def resume(table: RoundTable, model_state: dict[str, Any], optimizer_state: dict
 
 def test_a_residual_is_of_one_history_of_the_anchor() -> None:
     """It comes back with a state whose anchor is the run's; after other rounds, or without the live values it belongs to, it is zero."""
-    table = RoundTable(["me"], msgspec.structs.replace(SETTINGS, codec="sparse256", outer=OuterSettings("sgd", 1.0)))
+    table = RoundTable(
+        ["me"],
+        msgspec.structs.replace(SETTINGS, codec="sparse256", outer=OuterSettings("sgd", 1.0)),
+    )
     model, optimizer, attachment = start(table.member("me"))
     train(model, optimizer, range(H))
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict(), attachment.state_dict()))
@@ -192,7 +228,11 @@ def test_a_residual_is_of_one_history_of_the_anchor() -> None:
 def test_a_state_with_a_log_holds_no_tensors_and_resumes_in_the_middle_of_a_round() -> None:
     table, *saved = saved_member(H + 2)
     assert [key for key, value in saved[2].items() if isinstance(value, torch.Tensor)] == []
-    assert (saved[2]["run"], saved[2]["strands"]["0"]["round"], saved[2]["strands"]["0"]["since"]["steps"]) == ("table", 1, 2)
+    assert (
+        saved[2]["run"],
+        saved[2]["strands"]["0"]["round"],
+        saved[2]["strands"]["0"]["since"]["steps"],
+    ) == ("table", 1, 2)
     straight, straight_optimizer, straight_attachment = resume(table, *copy.deepcopy(saved))
     assert straight_attachment.stats["samples_unsent"] == 2
     train(straight, straight_optimizer, range(H + 2, H + 3))
@@ -203,7 +243,9 @@ def test_a_state_with_a_log_holds_no_tensors_and_resumes_in_the_middle_of_a_roun
     assert straight_attachment.stats["steps"] == 2 * H
 
 
-def test_an_older_state_takes_the_newest_anchor_and_drops_what_was_not_sent(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_older_state_takes_the_newest_anchor_and_drops_what_was_not_sent(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     table, *saved = saved_member(H + 2)
     model, optimizer, attachment = start(table.member("me"), seed=5)
     train(model, optimizer, range(H))
@@ -264,7 +306,9 @@ def test_an_undecided_contribution_is_not_sent_twice() -> None:
     assert resumed.stats["samples_unsent"] == 1
 
 
-@pytest.mark.parametrize("damage", [{"version": 9}, {"strands": {"0": {"round": "x"}}}, {"totals": {}}, {"strands": {}}])
+@pytest.mark.parametrize(
+    "damage", [{"version": 9}, {"strands": {"0": {"round": "x"}}}, {"totals": {}}, {"strands": {}}]
+)
 def test_damaged_states_are_refused(damage: dict[str, Any]) -> None:
     _, _, attachment = start(SoloSwarm(SETTINGS))
     state = attachment.state_dict()

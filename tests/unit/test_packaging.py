@@ -33,7 +33,9 @@ def _project() -> dict[str, object]:
 
 def test_every_package_has_its_row() -> None:
     packages = {
-        "atoll." + ".".join(path.parent.relative_to(ROOT).parts) for layer in LAYERS for path in (ROOT / layer).rglob("__init__.py")
+        "atoll." + ".".join(path.parent.relative_to(ROOT).parts)
+        for layer in LAYERS
+        for path in (ROOT / layer).rglob("__init__.py")
     }
     rows = _project()["tool"]["setuptools"]["packages"]  # type: ignore[index]
     assert sorted(rows) == sorted(packages)
@@ -42,24 +44,48 @@ def test_every_package_has_its_row() -> None:
 
 def test_every_folder_with_code_is_a_package_and_the_four_are_typed() -> None:
     folders = {path.parent for path in package_files()}
-    assert [str(folder) for folder in sorted(folders) if not (ROOT / folder / "__init__.py").is_file()] == []
+    assert [
+        str(folder) for folder in sorted(folders) if not (ROOT / folder / "__init__.py").is_file()
+    ] == []
     assert all((ROOT / layer / "py.typed").is_file() for layer in LAYERS)
 
 
 def test_the_top_level_is_what_it_should_be() -> None:
-    allowed = {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "docs", "tests", "scripts", *LAYERS}
+    allowed = {
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "CHANGELOG.md",
+        "docs",
+        "tests",
+        "scripts",
+        *LAYERS,
+    }
     ignored = {"atoll-demo", "build", "dist", "atoll.egg-info", "shared"}
     found = {path.name for path in ROOT.iterdir() if not path.name.startswith((".", "__pycache__"))}
     assert found - ignored == allowed
 
 
 def test_imports_are_declared_and_constraints_cover_them() -> None:
-    foreign = {module.split(".")[0] for path in package_files() for _, level, module in imports(path) if level == 0}
+    foreign = {
+        module.split(".")[0]
+        for path in package_files()
+        for _, level, module in imports(path)
+        if level == 0
+    }
     foreign -= set(sys.stdlib_module_names) | {"atoll"}
     assert foreign - DIRECT - COME_WITH_LIBP2P == set()
     project = _project()["project"]
     declared = {re.split(r"[<>=\[ ]", row)[0] for row in project["dependencies"]}  # type: ignore[index]
-    declared |= {re.split(r"[<>=\[ ]", row)[0] for rows in project["optional-dependencies"].values() for row in rows}  # type: ignore[index]
+    declared |= {
+        re.split(r"[<>=\[ ]", row)[0]
+        for rows in project["optional-dependencies"].values()
+        for row in rows
+    }  # type: ignore[index]
     assert foreign & DIRECT <= declared
-    pinned = {line.split("==")[0].lower() for line in (ROOT / "scripts/constraints.txt").read_text().splitlines() if "==" in line}
+    pinned = {
+        line.split("==")[0].lower()
+        for line in (ROOT / "scripts/constraints.txt").read_text().splitlines()
+        if "==" in line
+    }
     assert {name.lower() for name in declared} <= pinned

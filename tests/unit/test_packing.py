@@ -66,11 +66,15 @@ def test_it_is_used_where_it_pays_and_tried_now_and_then_where_it_does_not() -> 
     assert packs(at_rate(2 * FASTEST), SPARSE) == 0
     assert packs(at_rate(1e6), SPARSE) == 2 * TRY_EVERY
     assert packs(at_rate(1e6), DENSE) == 0
-    assert packs(at_rate(1e6, step=1.0), SPARSE) == 2  # a processor so slow that only the two tries are packed
+    assert (
+        packs(at_rate(1e6, step=1.0), SPARSE) == 2
+    )  # a processor so slow that only the two tries are packed
     assert packs(at_rate(1e6), SPARSE[:4000]) == 0
     packer = at_rate(1e6)
     packs(packer, DENSE)
-    assert packs(packer, SPARSE, 2 * TRY_EVERY) > TRY_EVERY  # it found out that the values have changed
+    assert (
+        packs(packer, SPARSE, 2 * TRY_EVERY) > TRY_EVERY
+    )  # it found out that the values have changed
 
 
 @given(payload=st.one_of(st.binary(min_size=1, max_size=300), st.sampled_from([SPARSE, DENSE])))
@@ -88,18 +92,31 @@ def frame(payload: bytes, **options: bool) -> bytes:
 
 
 def test_lengths_are_checked_before_anything_is_unpacked() -> None:
-    huge = bytearray(zstandard.ZstdCompressor(level=1).compress(bytes(MAX_PAYLOAD_BYTES + 1)))  # a small bomb
-    for packed in (b"", b"abc", bytes(100), bytes(huge), frame(SPARSE, write_content_size=False), frame(b"")):
+    huge = bytearray(
+        zstandard.ZstdCompressor(level=1).compress(bytes(MAX_PAYLOAD_BYTES + 1))
+    )  # a small bomb
+    for packed in (
+        b"",
+        b"abc",
+        bytes(100),
+        bytes(huge),
+        frame(SPARSE, write_content_size=False),
+        frame(b""),
+    ):
         with pytest.raises(RemoteProtocolError) as caught:
             full_length(memoryview(packed), "x")
         assert caught.value.peer == "x"
 
 
 @given(
-    cut=st.integers(0, 200), flips=st.lists(st.tuples(st.integers(18, 5_000), st.integers(1, 255)), max_size=3), tail=st.binary(max_size=5)
+    cut=st.integers(0, 200),
+    flips=st.lists(st.tuples(st.integers(18, 5_000), st.integers(1, 255)), max_size=3),
+    tail=st.binary(max_size=5),
 )
 @settings(max_examples=60)
-def test_damaged_frames_are_refused_or_the_right_length(cut: int, flips: list[tuple[int, int]], tail: bytes) -> None:
+def test_damaged_frames_are_refused_or_the_right_length(
+    cut: int, flips: list[tuple[int, int]], tail: bytes
+) -> None:
     packed = bytearray(frame(SPARSE))
     for at, bits in flips:
         packed[at] ^= bits
@@ -126,7 +143,10 @@ class Records:
         if not self.payloads:
             return None
         payload = self.payloads.pop(0)
-        return Outgoing(wire_header.pack(wire_header.BLOB, len(payload), 7, bytes(16), bytes(16)), memoryview(payload))
+        return Outgoing(
+            wire_header.pack(wire_header.BLOB, len(payload), 7, bytes(16), bytes(16)),
+            memoryview(payload),
+        )
 
     def destination(self, peer: str, header: bytes, lane: int) -> memoryview | None:
         record = wire_header.parse(header, peer)
@@ -152,7 +172,10 @@ def test_a_slow_lane_carries_packed_records_and_hands_out_unpacked_ones(
     for end in ends:
         end.setblocking(False)
     secrets = (b"a" * 32, b"b" * 32)
-    keys = [derive_lane_keys(secrets[i], secrets[1 - i], b"t", initiator=i == 0, cipher=cipher) for i in range(2)]
+    keys = [
+        derive_lane_keys(secrets[i], secrets[1 - i], b"t", initiator=i == 0, cipher=cipher)
+        for i in range(2)
+    ]
     lanes = [make("x", end, key, "", 0.0) for end, key in zip(ends, keys, strict=True)]
     payloads = [SPARSE, DENSE, SPARSE, SPARSE]
     source, sink = Records(list(payloads), 65_536), Records([], 65_536)

@@ -53,14 +53,26 @@ def test_no_peer_is_much_slower_than_it_must_be(bandwidths):
     chunks = 100_000
     slowest = max(times(parts_for(chunks, peers), peers, chunks))
     n = len(peers)
-    bound = max(max(1 / r for r in bandwidths), 2 * (n - 1) / sum(bandwidths))  # sending alone; everybody together
+    bound = max(
+        max(1 / r for r in bandwidths), 2 * (n - 1) / sum(bandwidths)
+    )  # sending alone; everybody together
     assert slowest <= bound * 1.001
 
 
 def test_known_shares():
     a, b, c, d = peers_of(4)
-    assert parts_for(191, [(a, 1), (b, 1), (c, 1), (d, 1)]) == (Part(a, 0, 48), Part(b, 48, 96), Part(c, 96, 144), Part(d, 144, 191))
-    assert [p.stop - p.first for p in parts_for(244.14, [(a, 1), (b, 1), (c, 1), (d, 1)])] == [61, 61, 61, 62]
+    assert parts_for(191, [(a, 1), (b, 1), (c, 1), (d, 1)]) == (
+        Part(a, 0, 48),
+        Part(b, 48, 96),
+        Part(c, 96, 144),
+        Part(d, 144, 191),
+    )
+    assert [p.stop - p.first for p in parts_for(244.14, [(a, 1), (b, 1), (c, 1), (d, 1)])] == [
+        61,
+        61,
+        61,
+        62,
+    ]
     assert parts_for(10, [(a, 5), (b, 0), (c, 0)]) == (Part(a, 0, 10),)
     assert parts_for(10, [(a, 0), (b, 0)]) == (Part(a, 0, 5), Part(b, 5, 10))
     assert parts_for(10, [(a, 1), (b, 100)]) == (Part(a, 0, 5), Part(b, 5, 10))
@@ -100,7 +112,11 @@ def test_check_plan():
 
 
 paces = st.lists(
-    st.tuples(st.one_of(st.just(0), st.integers(1, 10**12)), st.one_of(st.just(0), st.integers(1, 10**12))), min_size=1, max_size=20
+    st.tuples(
+        st.one_of(st.just(0), st.integers(1, 10**12)), st.one_of(st.just(0), st.integers(1, 10**12))
+    ),
+    min_size=1,
+    max_size=20,
 )
 
 
@@ -121,17 +137,35 @@ def test_announced_paces_give_parts_that_cover_everything(announced, chunks):
     assert parts[-1].stop == chunks
 
 
-@given(st.integers(10_000, 10**9), st.lists(st.floats(1.0, SAME), min_size=1, max_size=12), st.integers(1, 2_000))
+@given(
+    st.integers(10_000, 10**9),
+    st.lists(st.floats(1.0, SAME), min_size=1, max_size=12),
+    st.integers(1, 2_000),
+)
 def test_members_that_are_alike_have_equal_parts(slowest, factors, chunks):
     announced = [(slowest, 0), *((int(slowest * factor), 0) for factor in factors)]
     assert len(set(comparable(announced))) == 1
     even = parts_for(chunks, [(f"p{index}", 1.0) for index in range(len(announced))])
-    assert parts_for(chunks, [(f"p{index}", rate) for index, rate in enumerate(comparable(announced))]) == even
+    assert (
+        parts_for(chunks, [(f"p{index}", rate) for index, rate in enumerate(comparable(announced))])
+        == even
+    )
 
 
 def test_known_paces():
     assert comparable([(0, 0), (0, 0)]) == [1.0, 1.0]
-    assert comparable([(12_000_000, 0), (0, 0), (1_200_000, 0), (11_000_000, 5_000_000)]) == [12e6, 5e6, 1.2e6, 5e6]
+    assert comparable([(12_000_000, 0), (0, 0), (1_200_000, 0), (11_000_000, 5_000_000)]) == [
+        12e6,
+        5e6,
+        1.2e6,
+        5e6,
+    ]
     assert comparable([(100, 0), (140, 0), (40, 200), (0, 0)]) == [120.0, 120.0, 40.0, 120.0]
-    shares = parts_for(100, list(zip("abcd", comparable([(100, 0), (95, 0), (10, 0), (110, 0)]), strict=True)))
-    assert [(part.owner, part.stop - part.first) for part in shares] == [("a", 34), ("b", 33), ("d", 33)]
+    shares = parts_for(
+        100, list(zip("abcd", comparable([(100, 0), (95, 0), (10, 0), (110, 0)]), strict=True))
+    )
+    assert [(part.owner, part.stop - part.first) for part in shares] == [
+        ("a", 34),
+        ("b", 33),
+        ("d", 33),
+    ]

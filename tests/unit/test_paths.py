@@ -12,14 +12,16 @@ from atoll.node.paths import find_paths, make_private, write_atomic
 
 
 def test_xdg(tmp_path: Path) -> None:
-    paths = find_paths(environ={"HOME": "/home/u", "XDG_STATE_HOME": "/s", "XDG_DATA_HOME": "relative"})
+    paths = find_paths(
+        environ={"HOME": "/home/u", "XDG_STATE_HOME": "/s", "XDG_DATA_HOME": "relative"}
+    )
     assert paths.config_file == Path("/home/u/.config/atoll/config.toml")
     assert paths.identity_file == Path("/home/u/.local/share/atoll/identity.key")
     assert paths.run_dir("abc") == Path("/s/atoll/runs/abc")
     assert paths.control_socket == Path("/s/atoll/run/control.sock")
-    assert find_paths(environ={"HOME": "/home/u", "XDG_RUNTIME_DIR": "/run/user/1"}).control_socket == Path(
-        "/run/user/1/atoll/control.sock"
-    )
+    assert find_paths(
+        environ={"HOME": "/home/u", "XDG_RUNTIME_DIR": "/run/user/1"}
+    ).control_socket == Path("/run/user/1/atoll/control.sock")
 
 
 def test_one_folder(tmp_path: Path) -> None:

@@ -19,7 +19,9 @@ A, B = PeerId("a"), PeerId("b")
 def plan(round_: int) -> Plan:
     """Two members, a part each."""
     who = tuple(Contributor(Member(peer, 0), bytes(16), 1) for peer in (A, B))
-    return Plan("main/run", round_, 2, 1, bytes(32), who, (Part(B, 0, 1), Part(A, 1, 2)), 8, 4, "fp32")
+    return Plan(
+        "main/run", round_, 2, 1, bytes(32), who, (Part(B, 0, 1), Part(A, 1, 2)), 8, 4, "fp32"
+    )
 
 
 def phases() -> tuple[Phases, list[dict[str, Any]]]:
@@ -34,8 +36,21 @@ def test_a_reduction_is_told_from_plan_to_decision() -> None:
     subject.planned(10.0, PlanTaken(plan(5), B))
     subject.on_exchange(10.5, x.PartReduced(name, 1, bytes(32)))
     subject.on_exchange(10.75, x.ResultComplete(name, (bytes(32),) * 2, memoryview(b"")))
-    assert [(event["phase"], event["elapsed_s"]) for event in told] == [("reduce", 0.0), ("gather", 0.5), ("decide", 0.75)]
-    same = {"event": "round.phase", "run": "run", "log": "main/run", "op_id": "", "round": 5, "ballot": 2, "revision": 1, "convener": B}
+    assert [(event["phase"], event["elapsed_s"]) for event in told] == [
+        ("reduce", 0.0),
+        ("gather", 0.5),
+        ("decide", 0.75),
+    ]
+    same = {
+        "event": "round.phase",
+        "run": "run",
+        "log": "main/run",
+        "op_id": "",
+        "round": 5,
+        "ballot": 2,
+        "revision": 1,
+        "convener": B,
+    }
     for event in told:
         assert event.items() >= same.items()
         assert (event["owners"], event["contributors"]) == ([B, A], [A, B])
@@ -62,7 +77,12 @@ def test_old_plans_are_forgotten() -> None:
 def test_who_added_up_how_much() -> None:
     a, b, c, d = (Share(PeerId(name), 1) for name in "abcd")
     parts = parts_for(120, [(a.peer, 6e7), (b.peer, 6e7), (c.peer, 6e7), (d.peer, 6e6)])
-    assert parts_of([a, b, c, d], parts) == {a.peer: 0.3333, b.peer: 0.3333, c.peer: 0.3333, d.peer: 0.0}  # its link can carry none
+    assert parts_of([a, b, c, d], parts) == {
+        a.peer: 0.3333,
+        b.peer: 0.3333,
+        c.peer: 0.3333,
+        d.peer: 0.0,
+    }  # its link can carry none
     assert parts_of([a, b, d], parts_for(2, [(a.peer, 1.0), (b.peer, 1.0), (d.peer, 1.0)])) == {
         a.peer: 0.5,
         b.peer: 0.5,

@@ -11,7 +11,16 @@ from exchange_kit import LOG, Net, cid_of, make_plan, ref_result, vector
 
 from atoll.collectives.engine import lane as engine_lane
 from atoll.collectives.engine.plain import PlainLane
-from atoll.collectives.exchange import BlobComplete, BlobProgress, Exchange, LaneDown, LaneUp, PeerFault, Report, ResultComplete
+from atoll.collectives.exchange import (
+    BlobComplete,
+    BlobProgress,
+    Exchange,
+    LaneDown,
+    LaneUp,
+    PeerFault,
+    Report,
+    ResultComplete,
+)
 from atoll.collectives.exchange import header as wire_header
 from atoll.collectives.record_layer import DEFAULT_CIPHER, PLAIN, Sealer
 
@@ -54,7 +63,9 @@ class Slow:
         if place is None:
             self.withdrawn += 1
         else:
-            place[:] = self.payload if not self.left else b"\xff" * len(place)  # not a number, wherever it stays
+            place[:] = (
+                self.payload if not self.left else b"\xff" * len(place)
+            )  # not a number, wherever it stays
         if not self.left:
             node.received(self.a, self.header, self.number)
         return True
@@ -75,7 +86,9 @@ def begin(net, plan, vectors):
     """open_round, freeze and execute everywhere."""
     for peer in net.peers:
         node = net.nodes[peer]
-        node.open_round(plan.log, plan.round, net.peers, plan.numel, plan.chunk_elements, plan.codec)
+        node.open_round(
+            plan.log, plan.round, net.peers, plan.numel, plan.chunk_elements, plan.codec
+        )
         for c in plan.contributors:
             if c.member.peer == peer:
                 node.freeze(plan.log, plan.round, c.cid, vectors[c.cid])
@@ -99,7 +112,12 @@ def test_late_bytes_land_nowhere_whatever_happens_between_the_steps_of_a_record(
     vectors = {cid_of(i): vector(numel, i) for i in range(3)}
     plans = [
         make_plan(
-            [(p, cid_of(i), 1) for i, p in enumerate(net.peers[:members])], net.peers[:owners], numel, chunk, codec, revision=revision
+            [(p, cid_of(i), 1) for i, p in enumerate(net.peers[:members])],
+            net.peers[:owners],
+            numel,
+            chunk,
+            codec,
+            revision=revision,
         )
         for revision, (members, owners) in enumerate(((3, 3), (2, 2), (3, 1)))
     ]
@@ -195,7 +213,9 @@ def test_a_blob_that_comes_from_two_peers_at_once_is_not_written_to_when_it_is_h
     assert memory == data
     assert node.place(b) is None
     node.received(b, header)
-    assert [type(event) for event in net.events[a] if isinstance(event, BlobComplete)] == [BlobComplete]
+    assert [type(event) for event in net.events[a] if isinstance(event, BlobComplete)] == [
+        BlobComplete
+    ]
 
 
 def test_a_plan_that_is_replaced_takes_its_places_back_and_keeps_parts():
@@ -203,14 +223,23 @@ def test_a_plan_that_is_replaced_takes_its_places_back_and_keeps_parts():
     a, b = net.peers
     vectors = {cid_of(i): vector(128, i) for i in range(2)}
     plans = [
-        make_plan([(p, cid_of(i), 1) for i, p in enumerate(net.peers)], net.peers, 128, 64, "fp32", revision=revision)
+        make_plan(
+            [(p, cid_of(i), 1) for i, p in enumerate(net.peers)],
+            net.peers,
+            128,
+            64,
+            "fp32",
+            revision=revision,
+        )
         for revision in (0, 1)
     ]
     begin(net, plans[0], vectors)
     node = net.nodes[a]
     header, payload = net.nodes[b].next_record(a)
     part = node.destination(b, header, 0)
-    result = wire_header.pack(wire_header.RESULT, 256, 1, plans[0].plan_id, wire_header.slot_id(LOG, 1))
+    result = wire_header.pack(
+        wire_header.RESULT, 256, 1, plans[0].plan_id, wire_header.slot_id(LOG, 1)
+    )
     assert node.destination(b, result, 1) is not None
     node.execute(plans[1], net.peers)
     assert node.place(b, 1) is None
@@ -221,7 +250,9 @@ def test_a_plan_that_is_replaced_takes_its_places_back_and_keeps_parts():
     (report,) = net.of(a, Report)
     assert report.missing == {}
     # a result of the next plan that is on its way when the plan comes finds it
-    plan = make_plan([(p, cid_of(i), 1) for i, p in enumerate(net.peers)], [b], 128, 64, "fp32", revision=2)
+    plan = make_plan(
+        [(p, cid_of(i), 1) for i, p in enumerate(net.peers)], [b], 128, 64, "fp32", revision=2
+    )
     early = wire_header.pack(wire_header.RESULT, 256, 1, plan.plan_id, wire_header.slot_id(LOG, 1))
     node.destination(b, early, 1)[:] = payload
     node.execute(plan, net.peers)
@@ -258,16 +289,30 @@ def test_a_closed_round_and_a_forgotten_blob_take_their_places_back():
 # ---- the lane
 
 
-@pytest.mark.parametrize(("codec", "cipher"), [("fp32", PLAIN), ("int8", PLAIN), ("fp32", DEFAULT_CIPHER), ("int8", DEFAULT_CIPHER)])
-def test_records_in_many_steps_plans_that_change_and_lanes_that_break_change_no_bit(swarm, monkeypatch, codec, cipher):
+@pytest.mark.parametrize(
+    ("codec", "cipher"),
+    [("fp32", PLAIN), ("int8", PLAIN), ("fp32", DEFAULT_CIPHER), ("int8", DEFAULT_CIPHER)],
+)
+def test_records_in_many_steps_plans_that_change_and_lanes_that_break_change_no_bit(
+    swarm, monkeypatch, codec, cipher
+):
     monkeypatch.setattr(engine_lane, "SEGMENT_BYTES", 10_000)
     peers = swarm(3, make=narrow, cipher=cipher)
     a, b, _ = peers
     link(a, b, narrow, number=3, index=1, cipher=cipher)
     numel, names = 1_000_000, [p.engine.me for p in peers]
     vectors = {cid_of(i): vector(numel, i) for i in range(3)}
-    first = make_plan([(name, cid_of(i), 1) for i, name in enumerate(names)], names, numel, 40_000, codec)
-    plan = make_plan([(name, cid_of(i), 1) for i, name in enumerate(names[:2])], names[:2], numel, 40_000, codec, revision=1)
+    first = make_plan(
+        [(name, cid_of(i), 1) for i, name in enumerate(names)], names, numel, 40_000, codec
+    )
+    plan = make_plan(
+        [(name, cid_of(i), 1) for i, name in enumerate(names[:2])],
+        names[:2],
+        numel,
+        40_000,
+        codec,
+        revision=1,
+    )
     start(peers, first, vectors)
     while a.engine.stats()[b.engine.me].bytes_sent < 200_000:  # in the middle
         assert a.engine.sync(WAIT_S)
@@ -281,17 +326,24 @@ def test_records_in_many_steps_plans_that_change_and_lanes_that_break_change_no_
     pull_until_complete(peers, plan, {cid_of(i): p for i, p in enumerate(peers)})
     want = ref_result(plan, vectors)
     for peer in peers:
-        assert bytes(peer.wait(ResultComplete, lambda event: event.plan_id == plan.plan_id).data) == want
+        assert (
+            bytes(peer.wait(ResultComplete, lambda event: event.plan_id == plan.plan_id).data)
+            == want
+        )
         assert not [event for event in drain(peer) if isinstance(event, PeerFault)]
 
 
 @pytest.mark.parametrize("cipher", [PLAIN, DEFAULT_CIPHER])
-def test_a_vector_may_change_as_soon_as_it_is_released_though_a_record_of_it_is_half_sent(swarm, cipher):
+def test_a_vector_may_change_as_soon_as_it_is_released_though_a_record_of_it_is_half_sent(
+    swarm, cipher
+):
     a, b = swarm(2, make=narrow, cipher=cipher)
     chunk, names = 1 << 20, [a.engine.me, b.engine.me]
     vectors = {cid_of(i): vector(chunk, i) for i in range(2)}
     want_part = vectors[cid_of(0)].clone()
-    plan = make_plan([(name, cid_of(i), 1) for i, name in enumerate(names)], [b.engine.me], chunk, chunk, "fp32")
+    plan = make_plan(
+        [(name, cid_of(i), 1) for i, name in enumerate(names)], [b.engine.me], chunk, chunk, "fp32"
+    )
     start([a, b], plan, vectors)
     while not (sent := a.engine.stats()[b.engine.me].bytes_sent) > 4_096:  # more than heartbeats
         assert a.engine.sync(WAIT_S)
@@ -326,7 +378,10 @@ def test_one_long_record_at_a_time_is_received_however_many_are_there():
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         end.setblocking(False)
     giver, taker = Exchange("giver", emit=events.append), Exchange("taker", emit=events.append)
-    out, back = (PlainLane(peer, sock, key, "direct", 0.0) for peer, sock, key in zip(("giver", "taker"), pair, both, strict=True))
+    out, back = (
+        PlainLane(peer, sock, key, "direct", 0.0)
+        for peer, sock, key in zip(("giver", "taker"), pair, both, strict=True)
+    )
     for lane, other in ((out, taker), (back, giver)):  # the first heartbeats
         lane.send(other, 0.0)
     for lane, other in ((out, taker), (back, giver)):
@@ -362,12 +417,15 @@ def plain_lane(a):
     return other, head
 
 
-@pytest.mark.parametrize(("kind", "length", "fault"), [
-    (wire_header.PART, 3, "chunk 0 of 3 bytes, expected 104"),
-    (wire_header.PART, (17 << 20) + 1, "record of 17825793 bytes"),
-    (wire_header.BEAT, 1, "heartbeat with content"),
-    (9, 104, "unknown record"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "length", "fault"),
+    [
+        (wire_header.PART, 3, "chunk 0 of 3 bytes, expected 104"),
+        (wire_header.PART, (17 << 20) + 1, "record of 17825793 bytes"),
+        (wire_header.BEAT, 1, "heartbeat with content"),
+        (9, 104, "unknown record"),
+    ],
+)
 def test_an_authentic_header_that_breaks_a_rule_is_a_peer_fault(swarm, kind, length, fault):
     (a,) = swarm(1)
     a.engine.exchange.open_round(LOG, 1, ["liar"], 1_000, 100, "int8")
@@ -375,7 +433,9 @@ def test_an_authentic_header_that_breaks_a_rule_is_a_peer_fault(swarm, kind, len
     other, head = plain_lane(a)
     other.sendall(head(wire_header.BEAT_HEADER))
     assert a.wait(LaneUp).peer == "liar"
-    other.sendall(head(wire_header.pack(kind, length, 0, wire_header.slot_id(LOG, 1), cid_of(1))) + b"abc")
+    other.sendall(
+        head(wire_header.pack(kind, length, 0, wire_header.slot_id(LOG, 1), cid_of(1))) + b"abc"
+    )
     assert fault in a.wait(PeerFault).reason
     assert a.wait(LaneDown).peer == "liar"
     other.close()
@@ -408,10 +468,14 @@ def test_a_record_for_nobody_is_read_past(swarm):
     a.engine.sync(WAIT_S)
     other, head = plain_lane(a)
     other.sendall(head(wire_header.BEAT_HEADER))
-    strange = wire_header.pack(wire_header.PART, 300_000, 0, bytes(16), cid_of(1))  # of no round that is open
+    strange = wire_header.pack(
+        wire_header.PART, 300_000, 0, bytes(16), cid_of(1)
+    )  # of no round that is open
     wrong = wire_header.pack(wire_header.PART, 3, 0, wire_header.slot_id(LOG, 1), cid_of(1))
     data = head(strange) + bytes(300_000) + head(wire_header.BEAT_HEADER) + head(wrong)
     other.settimeout(WAIT_S)
     other.sendall(data)
-    assert a.wait(PeerFault).reason == "chunk 0 of 3 bytes, expected 104", "the records behind it were understood"
+    assert a.wait(PeerFault).reason == "chunk 0 of 3 bytes, expected 104", (
+        "the records behind it were understood"
+    )
     other.close()

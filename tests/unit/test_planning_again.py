@@ -49,13 +49,23 @@ def test_without_measurements_or_without_being_asked_the_plan_is_the_manifests()
 
 
 @given(
-    st.floats(0, 1e30), st.floats(0.01, 0.99), st.integers(1, 500), st.integers(2, 500), st.sampled_from(["none", "late", "eager"]),
+    st.floats(0, 1e30),
+    st.floats(0.01, 0.99),
+    st.integers(1, 500),
+    st.integers(2, 500),
+    st.sampled_from(["none", "late", "eager"]),
     st.integers(0, 499) | st.none(),
-)  # fmt: skip
+)
 def test_whatever_is_said_a_plan_is_one_that_the_manifest_allows(
     lag: float, share: float, first: int, more: int, overlap: str, delay: int | None
 ) -> None:
-    run = settings(share=share, sync_every=first, max_steps=first + more, overlap=overlap, delay=delay if overlap != "none" else None)
+    run = settings(
+        share=share,
+        sync_every=first,
+        max_steps=first + more,
+        overlap=overlap,
+        delay=delay if overlap != "none" else None,
+    )
     found = again(run, 1000, lag)
     assert 1 <= found.steps <= first + more
     if found.delay is not None and lag > 0:
@@ -90,7 +100,9 @@ def test_the_built_in_recipe_then_goes_by_samples() -> None:
 
 
 def test_the_manifest_says_it() -> None:
-    found = parse_manifest(HEAD + "[train]\nsync_every = 20\nshare = 0.95\nmax_steps = 80\n").settings()
+    found = parse_manifest(
+        HEAD + "[train]\nsync_every = 20\nshare = 0.95\nmax_steps = 80\n"
+    ).settings()
     assert (found.share, found.max_steps) == (0.95, 80)
 
 

@@ -13,7 +13,16 @@ import pytest
 import torch
 
 from atoll.collectives.errors import ConfigError
-from atoll.security.privacy import Accountant, AdaptiveBound, NoisePlan, add_noise, clip, discrete, discrete_gaussian, noise_for
+from atoll.security.privacy import (
+    Accountant,
+    AdaptiveBound,
+    NoisePlan,
+    add_noise,
+    clip,
+    discrete,
+    discrete_gaussian,
+    noise_for,
+)
 from atoll.security.privacy.noise import sum_gap
 from atoll.security.privacy.rdp import ORDERS, epsilon_of, step_costs
 
@@ -35,22 +44,32 @@ def test_costs_at_whole_orders_are_those_of_the_binomial_sum() -> None:
         for order in (2, 5, 17):
             q = Fraction(rate)
             terms = (
-                float(math.comb(order, k) * q**k * (1 - q) ** (order - k)) * math.expm1((k * k - k) / (2 * noise**2))
+                float(math.comb(order, k) * q**k * (1 - q) ** (order - k))
+                * math.expm1((k * k - k) / (2 * noise**2))
                 for k in range(2, order + 1)
             )
             expected = math.log1p(math.fsum(terms)) / (order - 1)
-            assert step_costs(rate, noise)[ORDERS.index(order)] == pytest.approx(expected, rel=1e-9), (rate, noise, order)
+            assert step_costs(rate, noise)[ORDERS.index(order)] == pytest.approx(
+                expected, rel=1e-9
+            ), (rate, noise, order)
 
 
 def test_edges_of_costs() -> None:
     assert not step_costs(0.0, 1.0).any()
     assert np.isinf(step_costs(0.5, 0.0)).all()
     assert step_costs(1.0, 2.0)[ORDERS.index(2)] == 2 / 8
-    for rate in (0.01, 0.5):  # sampling never costs more than not sampling, and less noise never less than more
+    for rate in (
+        0.01,
+        0.5,
+    ):  # sampling never costs more than not sampling, and less noise never less than more
         assert (step_costs(rate, 0.7) <= step_costs(1.0, 0.7)).all()
         assert (step_costs(rate, 0.7) >= step_costs(rate, 0.8)).all()
     assert (step_costs(0.5, 0.099) >= step_costs(0.5, 0.1)).all()
-    assert all((step_costs(rate, noise) >= 0).all() for rate in (1e-12, 1e-6, 0.5) for noise in (0.1, 1.0, 100.0, 1e6))
+    assert all(
+        (step_costs(rate, noise) >= 0).all()
+        for rate in (1e-12, 1e-6, 0.5)
+        for noise in (0.1, 1.0, 100.0, 1e6)
+    )
     unspent = Accountant(1e-5)
     assert unspent.epsilon == 0
     unspent.spend(0.5, 0.0)
@@ -86,10 +105,14 @@ def test_what_promises_nothing_is_refused(wrong: object) -> None:
 
 def test_a_thousand_random_schedules_never_pass_their_epsilon() -> None:
     chance = random.Random(7)
-    kinds = [(chance.choice([0.002, 0.01, 0.05, 0.3, 1.0]), chance.uniform(0.5, 4)) for _ in range(20)]
+    kinds = [
+        (chance.choice([0.002, 0.01, 0.05, 0.3, 1.0]), chance.uniform(0.5, 4)) for _ in range(20)
+    ]
     stopped = 0
     for _ in range(1000):
-        account = Accountant(chance.choice([1e-3, 1e-5, 1e-7]), stop_at_epsilon=10 ** chance.uniform(-0.3, 1.3))
+        account = Accountant(
+            chance.choice([1e-3, 1e-5, 1e-7]), stop_at_epsilon=10 ** chance.uniform(-0.3, 1.3)
+        )
         made: list[tuple[float, float]] = []
         for _ in range(8):
             kind = chance.choice(kinds)
@@ -102,14 +125,22 @@ def test_a_thousand_random_schedules_never_pass_their_epsilon() -> None:
                 assert account.allows(*kind)
                 account.spend(*kind)
                 made.append(kind)
-        spent = [math.fsum(float(step_costs(*kind)[order]) for kind in made) for order in range(0, len(ORDERS), 5)]
+        spent = [
+            math.fsum(float(step_costs(*kind)[order]) for kind in made)
+            for order in range(0, len(ORDERS), 5)
+        ]
         assert account.costs[::5] == pytest.approx(spent, rel=1e-12)
         assert account.epsilon <= account.stop_at_epsilon
     assert stopped > 200
 
 
 def test_room_is_the_largest_number_of_steps() -> None:
-    for rate, noise, limit in ((0.01, 1.0, 2.0), (0.2, 1.5, 8.0), (1.0, 20.0, 3.0), (0.001, 0.6, 4.0)):
+    for rate, noise, limit in (
+        (0.01, 1.0, 2.0),
+        (0.2, 1.5, 8.0),
+        (1.0, 20.0, 3.0),
+        (0.001, 0.6, 4.0),
+    ):
         account = Accountant(1e-5, limit)
         account.spend(0.1, 3.0, 5)
         room = account.room(rate, noise)
@@ -121,7 +152,12 @@ def test_room_is_the_largest_number_of_steps() -> None:
 
 
 def test_noise_for_is_enough_and_hardly_more() -> None:
-    for epsilon, rate, steps in ((1.0, 0.01, 1000), (8.0, 0.1, 100), (0.3, 1.0, 1), (500.0, 1.0, 1)):
+    for epsilon, rate, steps in (
+        (1.0, 0.01, 1000),
+        (8.0, 0.1, 100),
+        (0.3, 1.0, 1),
+        (500.0, 1.0, 1),
+    ):
         noise = noise_for(epsilon, 1e-5, rate, steps)
         assert epsilon_of(steps * step_costs(rate, noise), 1e-5) <= epsilon
         assert epsilon_of(steps * step_costs(rate, noise * 0.998), 1e-5) > epsilon
@@ -144,8 +180,13 @@ def chi_square(samples: np.ndarray, variance: float) -> tuple[float, int]:
 def test_samples_have_the_distribution(variance: Fraction) -> None:
     samples = discrete_gaussian(variance, 8_000, random.Random(3))
     statistic, freedom = chi_square(samples, float(variance))
-    assert statistic < freedom + 4.5 * math.sqrt(2 * freedom), (statistic, freedom)  # one in ten thousand, for this seed it holds
-    assert chi_square(samples, 1.5 * float(variance))[0] > freedom + 10 * math.sqrt(2 * freedom)  # another variance is seen
+    assert statistic < freedom + 4.5 * math.sqrt(2 * freedom), (
+        statistic,
+        freedom,
+    )  # one in ten thousand, for this seed it holds
+    assert chi_square(samples, 1.5 * float(variance))[0] > freedom + 10 * math.sqrt(
+        2 * freedom
+    )  # another variance is seen
 
 
 def test_wide_samples_have_the_variance() -> None:
@@ -155,7 +196,9 @@ def test_wide_samples_have_the_variance() -> None:
     assert discrete_gaussian(0, 5, random.Random(0)).tolist() == [0] * 5
 
 
-def test_coins_near_their_probability_are_decided_by_fractions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coins_near_their_probability_are_decided_by_fractions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Where all are called near, all are decided so, and fall as before."""
     quick = discrete_gaussian(Fraction(7, 3), 200, random.Random(5))
     monkeypatch.setattr(discrete, "_NEAR", 2.0)
@@ -169,7 +212,9 @@ def test_coins_near_their_probability_are_decided_by_fractions(monkeypatch: pyte
 
     half = Fraction(1, 1 << 53)
     assert discrete._decided(Fraction(1, 4), Fraction(1, 4) + half * Fraction(3, 4), Ends()) is True
-    assert discrete._decided(Fraction(1, 4), Fraction(1, 4) + half * Fraction(1, 4), Ends()) is False
+    assert (
+        discrete._decided(Fraction(1, 4), Fraction(1, 4) + half * Fraction(1, 4), Ends()) is False
+    )
 
 
 def test_the_members_parts_add_up_to_the_noise() -> None:
@@ -178,7 +223,9 @@ def test_the_members_parts_add_up_to_the_noise() -> None:
     for member in range(5):
         add_noise(total, plan, random.Random(member))
     wanted = (plan.noise * plan.sensitivity / plan.step) ** 2
-    assert float((total.astype(float) ** 2).mean()) == pytest.approx(wanted, rel=5 * math.sqrt(2 / 4000))
+    assert float((total.astype(float) ** 2).mean()) == pytest.approx(
+        wanted, rel=5 * math.sqrt(2 / 4000)
+    )
     assert plan.sensitivity > 2.0
     assert plan.share * 5 >= wanted
     with pytest.raises(ConfigError):

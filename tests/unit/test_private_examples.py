@@ -25,7 +25,13 @@ def gradient(model: nn.Linear) -> torch.Tensor:
 
 
 def private(**changes: Any) -> PrivateExamples:
-    settings: dict[str, Any] = {"rate": 0.1, "noise": 0.01, "bound": 1.0, "delta": 1e-5, "chance": Random(3)}
+    settings: dict[str, Any] = {
+        "rate": 0.1,
+        "noise": 0.01,
+        "bound": 1.0,
+        "delta": 1e-5,
+        "chance": Random(3),
+    }
     return PrivateExamples(100, **{**settings, **changes})
 
 
@@ -68,5 +74,7 @@ def test_what_is_not_finite_or_promises_nothing_is_refused() -> None:
 def test_parameters_that_an_example_does_not_meet_get_noise_all_the_same() -> None:
     """Which they are would tell something of the example."""
     met, unmet = model_of(2), model_of(2000)
-    private(noise=2.0).step(nn.ModuleList([met, unmet]), [torch.tensor([1.0, 0.0])], lambda row: met(row).sum())
+    private(noise=2.0).step(
+        nn.ModuleList([met, unmet]), [torch.tensor([1.0, 0.0])], lambda row: met(row).sum()
+    )
     assert float((gradient(unmet) * 10).std()) == pytest.approx(2.0, rel=0.1)

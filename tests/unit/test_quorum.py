@@ -41,10 +41,16 @@ def test_who_is_there_and_who_is_needed(everybody: str, there: str, expected: Re
     assert reach({PeerId(name): name in there for name in everybody}, FOUNDER) == expected
 
 
-@given(st.dictionaries(st.sampled_from([FOUNDER, *(PeerId(name) for name in "abcde")]), st.booleans(), min_size=1))
+@given(
+    st.dictionaries(
+        st.sampled_from([FOUNDER, *(PeerId(name) for name in "abcde")]), st.booleans(), min_size=1
+    )
+)
 def test_it_is_the_rule_of_the_round(members: dict[PeerId, bool]) -> None:
     config = tuple(Member(peer, 3) for peer in sorted(members))
-    assert reach(members, FOUNDER).quorum == is_quorum(config, [member for member in config if members[member.peer]], FOUNDER)
+    assert reach(members, FOUNDER).quorum == is_quorum(
+        config, [member for member in config if members[member.peer]], FOUNDER
+    )
 
 
 LACK = "no quorum: 1 of 3 members reachable; the open round waits for 2"
@@ -53,15 +59,24 @@ LACK = "no quorum: 1 of 3 members reachable; the open round waits for 2"
 def test_words() -> None:
     assert str(reach({FOUNDER: False, A: True, B: False}, FOUNDER)) == LACK
     assert str(reach({FOUNDER: False, A: True, B: True}, FOUNDER)) == "2 of 3 members reachable"
-    assert str(reach({FOUNDER: True, A: True}, FOUNDER, 3)) == "too few: 2 of 2 members reachable; the open round waits for 3"
+    assert (
+        str(reach({FOUNDER: True, A: True}, FOUNDER, 3))
+        == "too few: 2 of 2 members reachable; the open round waits for 3"
+    )
     assert not reach({FOUNDER: True, A: True, B: False}, FOUNDER, 3).quorum
     assert reach({FOUNDER: True, A: True, B: True}, FOUNDER, 3).quorum
 
 
 def rows(live: dict[str, bool | None], *guests: str) -> list[dict[str, Any]]:
     """Rows as the node makes them."""
-    members = [{"peer": peer, "live": there, "member": True, "organiser": peer == FOUNDER} for peer, there in live.items()]
-    return [*members, *({"peer": peer, "live": True, "member": False, "organiser": False} for peer in guests)]
+    members = [
+        {"peer": peer, "live": there, "member": True, "organiser": peer == FOUNDER}
+        for peer, there in live.items()
+    ]
+    return [
+        *members,
+        *({"peer": peer, "live": True, "member": False, "organiser": False} for peer in guests),
+    ]
 
 
 def test_documents_say_it_for_tools_and_people() -> None:
@@ -71,7 +86,9 @@ def test_documents_say_it_for_tools_and_people() -> None:
     assert quorum == {"reachable": 1, "members": 3, "needed": 2, "held": False}
     assert peers_table(terminal, lost).splitlines()[-1] == LACK
     run_ = {"phase": "running", "script": True, "quorum": quorum}
-    assert f"  state    training; {LACK}\n" in status_text(terminal, {"runs": [run_ | {"bytes_sent": 1}]})
+    assert f"  state    training; {LACK}\n" in status_text(
+        terminal, {"runs": [run_ | {"bytes_sent": 1}]}
+    )
     assert f"training; {LACK}" in runs_table(terminal, [run_])
     progress = Progress("tide", 9)
     progress.take_status(run_)
@@ -95,7 +112,10 @@ LYING = 'schema = 1\nname = "n"\n[quorum]\nlying = 1\n'
 def test_a_manifest_says_how_many_may_lie() -> None:
     manifest = parse_manifest(LYING)
     assert (manifest.quorum.lying, manifest.settings().lying) == (1, 1)
-    assert parse_manifest(LYING.replace("lying = 1", "lying = 0")).run_id == parse_manifest('schema = 1\nname = "n"\n').run_id
+    assert (
+        parse_manifest(LYING.replace("lying = 1", "lying = 0")).run_id
+        == parse_manifest('schema = 1\nname = "n"\n').run_id
+    )
     assert any("that takes 4 members" in line for line in describe_lines(manifest))
     for wrong, key in (
         ('[no_quorum]\npolicy = "branch"\n', "$.no_quorum.policy"),
@@ -109,7 +129,14 @@ def test_a_manifest_says_how_many_may_lie() -> None:
 def test_words_of_a_run_that_bears_liars() -> None:
     assert lying_text(1, 3) == "rounds begin with 4 members; there are 3"
     assert lying_text(1, 5) == "the log stays one though 1 of its members lies: it takes 4 of 5"
-    told = quorum_of([{**row, "lying": 1} for row in rows({"o": True, "a": True, "b": True, "c": False, "d": False})])
+    told = quorum_of(
+        [
+            {**row, "lying": 1}
+            for row in rows({"o": True, "a": True, "b": True, "c": False, "d": False})
+        ]
+    )
     assert (told or {})["needed"] == 4
     assert no_quorum(told) == "no quorum: 3 of 5 members reachable; the open round waits for 4"
-    assert "lying    rounds begin with 4 members; there are 1" in "\n".join(run_lines(Terminal(), {"lying": 1, "members": ["o"]}))
+    assert "lying    rounds begin with 4 members; there are 1" in "\n".join(
+        run_lines(Terminal(), {"lying": 1, "members": ["o"]})
+    )

@@ -10,7 +10,17 @@ import pytest
 import trio
 
 from atoll.collectives.identifiers import PeerId
-from atoll.node.net.addresses import circuit, host_of, is_address, is_direct, is_internet, split_circuit, split_peer, usable, without_peer
+from atoll.node.net.addresses import (
+    circuit,
+    host_of,
+    is_address,
+    is_direct,
+    is_internet,
+    split_circuit,
+    split_peer,
+    usable,
+    without_peer,
+)
 from atoll.node.net.announcements import Registry, announce
 from atoll.node.net.packed import pack, unpack
 from atoll.node.net.reach import natpmp, portmap, upnp
@@ -43,7 +53,13 @@ def test_a_circuit_is_an_address_and_leads_to_its_relay() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [f"{CIRCUIT}/p2p/{A}/p2p-circuit", "/p2p-circuit", f"/p2p/{A}/p2p-circuit", "/ip4/11.1.0.1/tcp/1/p2p/x/p2p-circuit"]
+    "bad",
+    [
+        f"{CIRCUIT}/p2p/{A}/p2p-circuit",
+        "/p2p-circuit",
+        f"/p2p/{A}/p2p-circuit",
+        "/ip4/11.1.0.1/tcp/1/p2p/x/p2p-circuit",
+    ],
 )
 def test_what_is_no_circuit(bad: str) -> None:
     assert split_circuit(bad) is None
@@ -128,7 +144,10 @@ def test_an_ipv6_address_in_a_house_is_told_once_it_was_reached() -> None:
     assert manager.candidates(0.0) == [SIX]
     assert (manager.advertised(0.0), manager.reach(0.0)) == ((CIRCUIT,), "private")
     manager.report(SIX, S1, True, 0.0)
-    assert (manager.advertised(0.0), manager.reach(0.0)) == ((SIX, CIRCUIT), "private")  # whoever has IPv4 only needs a relay
+    assert (manager.advertised(0.0), manager.reach(0.0)) == (
+        (SIX, CIRCUIT),
+        "private",
+    )  # whoever has IPv4 only needs a relay
 
 
 def test_where_no_house_is_in_between_an_ipv6_address_is_told_at_once() -> None:
@@ -138,7 +157,10 @@ def test_where_no_house_is_in_between_an_ipv6_address_is_told_at_once() -> None:
         assert (manager.advertised(0.0), manager.nat(0.0)) == (told, "none")
         manager.report(SIX, S1, False, 0.0)
         manager.circuits([CIRCUIT])
-        assert manager.advertised(0.0) == (*(address for address in told if address != SIX), CIRCUIT)
+        assert manager.advertised(0.0) == (
+            *(address for address in told if address != SIX),
+            CIRCUIT,
+        )
 
 
 def test_the_majority_of_servers_decides_and_verdicts_age() -> None:
@@ -274,7 +296,17 @@ def test_runs_that_a_relay_knows() -> None:
 
 # ---- dialling back
 def test_a_server_dials_nothing_but_the_askers_own_host() -> None:
-    asked = [WAN, "/ip4/11.0.0.8/tcp/4150", HOUSE, LOOP, CIRCUIT, "", "/dns4/example.org/tcp/80", SHIFTED, WAN]
+    asked = [
+        WAN,
+        "/ip4/11.0.0.8/tcp/4150",
+        HOUSE,
+        LOOP,
+        CIRCUIT,
+        "",
+        "/dns4/example.org/tcp/80",
+        SHIFTED,
+        WAN,
+    ]
     assert may_try(asked, "11.0.0.7") == [WAN, SHIFTED]
     assert may_try(asked, "192.168.1.20") == []
     assert may_try(asked, "") == []
@@ -283,20 +315,35 @@ def test_a_server_dials_nothing_but_the_askers_own_host() -> None:
 
 def test_dialling_back_is_rationed() -> None:
     window = Window(3, 2)
-    assert [window.allows(peer, 0.0) for peer in (A, A, A, B, C)] == [True, True, False, True, False]
+    assert [window.allows(peer, 0.0) for peer in (A, A, A, B, C)] == [
+        True,
+        True,
+        False,
+        True,
+        False,
+    ]
     assert window.allows(A, 61.0)
 
 
 # ---- messages
 def test_messages_come_back_as_they_were() -> None:
-    assert decode(encode({1: 300, 2: b"xy", 3: [b"a", b""]})) == {1: [300], 2: [b"xy"], 3: [b"a", b""]}
+    assert decode(encode({1: 300, 2: b"xy", 3: [b"a", b""]})) == {
+        1: [300],
+        2: [b"xy"],
+        3: [b"a", b""],
+    }
     assert number(decode(b""), 1, 7) == 7
     assert octets(decode(b""), 1) == b""
     assert peer_in({2: [peer_field(B)]}, A) == B
     granted = reservation_in({3: [reservation_fields(1234, [f"{WAN}/p2p/{A}", CIRCUIT])]}, A)
     assert (granted.expires_s, granted.addresses) == (1234, (WAN, CIRCUIT))
-    assert unpack([*pack([CIRCUIT]), b"\xff\xff", 7, bytes(300), *pack([WAN, WAN])]) == (CIRCUIT, WAN)
-    assert pack(["/dns4/my_box/tcp/1", WAN]) == pack([WAN])  # an address of ours, though libp2p cannot say it
+    assert unpack([*pack([CIRCUIT]), b"\xff\xff", 7, bytes(300), *pack([WAN, WAN])]) == (
+        CIRCUIT,
+        WAN,
+    )
+    assert pack(["/dns4/my_box/tcp/1", WAN]) == pack(
+        [WAN]
+    )  # an address of ours, though libp2p cannot say it
 
 
 def test_the_librarys_messages_are_the_same() -> None:
@@ -308,7 +355,16 @@ def test_the_librarys_messages_are_the_same() -> None:
     assert peer_in(decode(message.SerializeToString()), A) == B
 
 
-@pytest.mark.parametrize("bad", [b"\x08", b"\x0a\x05ab", b"\x0b\x01", b"\x08" + b"\xff" * 11, encode({1: [1] * (MAX_FIELDS + 1)})])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"\x08",
+        b"\x0a\x05ab",
+        b"\x0b\x01",
+        b"\x08" + b"\xff" * 11,
+        encode({1: [1] * (MAX_FIELDS + 1)}),
+    ],
+)
 def test_broken_messages_are_refused(bad: bytes) -> None:
     with pytest.raises(ValueError, match=r"field|number|kind"):
         decode(bad)
@@ -340,7 +396,13 @@ def test_nat_pmp() -> None:
     assert natpmp.address_in(bytes.fromhex("00800000000000ff0b000007")) == "11.0.0.7"
     granted = bytes.fromhex("00820000000000ff1036c35000000e10")
     assert natpmp.mapping_in(granted, 4150) == (50000, 3600)
-    for bad in (b"", granted[:-1], granted.replace(b"\x10\x36", b"\x10\x37"), b"\x00\x82\x00\x02" + granted[4:], b"\x01" + granted[1:]):
+    for bad in (
+        b"",
+        granted[:-1],
+        granted.replace(b"\x10\x36", b"\x10\x37"),
+        b"\x00\x82\x00\x02" + granted[4:],
+        b"\x01" + granted[1:],
+    ):
         with pytest.raises(ValueError, match=r"bytes|port|refuses|version"):
             natpmp.mapping_in(bad, 4150)
 
@@ -353,14 +415,26 @@ SERVICE = (
 
 
 def test_upnp() -> None:
-    assert upnp.location_in(f"HTTP/1.1 200 OK\r\nST: x\r\nLOCATION: {LOCATION}\r\n\r\n".encode(), "192.168.1.1") == LOCATION
+    assert (
+        upnp.location_in(
+            f"HTTP/1.1 200 OK\r\nST: x\r\nLOCATION: {LOCATION}\r\n\r\n".encode(), "192.168.1.1"
+        )
+        == LOCATION
+    )
     assert upnp.control_in(SERVICE, LOCATION) == (upnp.SERVICES[0], "http://192.168.1.1:5000/ctl")
-    request = upnp.call(upnp.SERVICES[0], "http://192.168.1.1:5000/ctl", "AddPortMapping", upnp.add_port(1, 2, "192.168.1.20", 60))
+    request = upnp.call(
+        upnp.SERVICES[0],
+        "http://192.168.1.1:5000/ctl",
+        "AddPortMapping",
+        upnp.add_port(1, 2, "192.168.1.20", 60),
+    )
     head, _, body = request.partition(b"\r\n\r\n")
     assert f"Content-Length: {len(body)}".encode() in head
     assert b"<NewInternalClient>192.168.1.20</NewInternalClient>" in body
     answer = "<NewExternalIPAddress>11.0.0.7</NewExternalIPAddress>"
-    assert upnp.external_in(upnp.body_of(b"HTTP/1.1 200 OK\r\n\r\n" + answer.encode())) == "11.0.0.7"
+    assert (
+        upnp.external_in(upnp.body_of(b"HTTP/1.1 200 OK\r\n\r\n" + answer.encode())) == "11.0.0.7"
+    )
 
 
 def test_a_router_sends_us_nowhere_else() -> None:
@@ -377,8 +451,13 @@ def test_what_routers_of_today_say() -> None:
     """A service of the second version, told from others of the same path by its query (D-Link)."""
     text = f"<service><serviceType>{upnp.SERVICES[2]}</serviceType><controlURL> /soap.cgi?service=WANIPConn1 </controlURL></service>"
     service, control = upnp.control_in(text, LOCATION)
-    assert (service, control) == (upnp.SERVICES[2], "http://192.168.1.1:5000/soap.cgi?service=WANIPConn1")
-    assert upnp.call(service, control, "X", {}).startswith(b"POST /soap.cgi?service=WANIPConn1 HTTP/1.1\r\n")
+    assert (service, control) == (
+        upnp.SERVICES[2],
+        "http://192.168.1.1:5000/soap.cgi?service=WANIPConn1",
+    )
+    assert upnp.call(service, control, "X", {}).startswith(
+        b"POST /soap.cgi?service=WANIPConn1 HTTP/1.1\r\n"
+    )
     assert upnp.get(f"{LOCATION}?a=1").startswith(b"GET /desc.xml?a=1 HTTP/1.1\r\n")
 
 
@@ -392,20 +471,27 @@ def test_a_routers_text_is_read_in_no_time(filler: str) -> None:
 
 
 @pytest.mark.parametrize("taken", [{4150}, {4150, "timed"}, set[object]()])
-def test_where_another_node_of_the_house_has_our_port_another_is_asked_for(taken: set[object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_another_node_of_the_house_has_our_port_another_is_asked_for(
+    taken: set[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And asked for again when the mapping is renewed. ``timed``: a router that knows mappings without an end only."""
     asked: list[tuple[int, int]] = []
 
     async def router(stream: trio.SocketStream) -> None:
         request = await stream.receive_some(8192)
         if b"AddPortMapping" in request:
-            outside, life_s = (int(re.search(rb"<New%s>(\d+)<" % name, request)[1]) for name in (b"ExternalPort", b"LeaseDuration"))  # type: ignore[index]
+            outside, life_s = (
+                int(re.search(rb"<New%s>(\d+)<" % name, request)[1])
+                for name in (b"ExternalPort", b"LeaseDuration")
+            )  # type: ignore[index]
             asked.append((outside, life_s))
             refused = outside in taken or ("timed" in taken and life_s > 0)
         else:
             refused = False
         text = SERVICE + "<NewExternalIPAddress>11.0.0.7</NewExternalIPAddress>"
-        await stream.send_all(f"HTTP/1.1 {'500 no' if refused else '200 OK'}\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode())
+        await stream.send_all(
+            f"HTTP/1.1 {'500 no' if refused else '200 OK'}\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode()
+        )
         await stream.aclose()
 
     async def main() -> None:
@@ -418,12 +504,18 @@ def test_where_another_node_of_the_house_has_our_port_another_is_asked_for(taken
 
             monkeypatch.setattr(portmap, "_discover", found)
             monkeypatch.setattr(portmap.PortMapper, "_by_natpmp", refuses)
-            mapper = portmap.PortMapper(random.Random(1), mine=lambda: [HOUSE], told=lambda means, address: None)
+            mapper = portmap.PortMapper(
+                random.Random(1), mine=lambda: [HOUSE], told=lambda means, address: None
+            )
             first, again = await mapper._map(), await mapper._map()
             assert first == again
             assert first is not None
             assert first.address == (f"/ip4/11.0.0.7/tcp/{asked[-1][0]}" if taken else WAN)
-            assert portmap.OUTSIDE[0] <= asked[-1][0] <= portmap.OUTSIDE[1] if taken else asked == [(4150, 3600)] * 2
+            assert (
+                portmap.OUTSIDE[0] <= asked[-1][0] <= portmap.OUTSIDE[1]
+                if taken
+                else asked == [(4150, 3600)] * 2
+            )
             nursery.cancel_scope.cancel()
 
     async def refuses(self: portmap.PortMapper, inside: tuple[str, int]) -> None:

@@ -84,7 +84,12 @@ def test_peers_see_other_windows_and_the_same_after_a_restart() -> None:
 
 
 @pytest.mark.parametrize(
-    "config", [GptConfig(), GptConfig(width=32, layers=1, heads=2, context=16), GptConfig(width=24, layers=3, heads=3, context=9)]
+    "config",
+    [
+        GptConfig(),
+        GptConfig(width=32, layers=1, heads=2, context=16),
+        GptConfig(width=24, layers=3, heads=3, context=9),
+    ],
 )
 def test_parameter_count_is_the_manifests(config: GptConfig) -> None:
     assert sum(p.numel() for p in gpt.GPT(config).parameters()) == config.parameters
@@ -95,7 +100,9 @@ def test_model_is_causal_and_reproducible() -> None:
     state = torch.get_rng_state()
     model, again = gpt.build(manifest), gpt.build(manifest)
     assert torch.equal(state, torch.get_rng_state())
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True)
+    )
     tokens = torch.randint(256, (2, 16), generator=torch.Generator().manual_seed(0))
     changed = tokens.clone()
     changed[:, 9:] = 7
@@ -128,12 +135,25 @@ def test_loss_falls_in_sixty_steps(corpus: data.Corpus, tmp_path: Path) -> None:
     assert [r["step"] for r in records if r["event"] == "step"] == list(range(5, 61, 5))
     assert records[0] == {"event": "state", "round": 0}
     assert final["samples_counted"] == 60 * 8
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"round-000{round_}.safetensors" for round_ in (0, 5, 6)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"round-000{round_}.safetensors" for round_ in (0, 5, 6)
+    ]
 
 
-@pytest.mark.parametrize("federated", ['method = "scaffold_m_vr"', 'method = "per_fedavg"', 'method = "scaffold"\npersonal = "ditto"'])
-def test_the_recipe_trains_by_federated_methods_with_several_gradients_a_step(corpus: data.Corpus, federated: str) -> None:
-    text = TINY.replace("[train.outer]\nlr = 0.9\nmomentum = 0.6\n", "").replace("lr = 0.01", 'optimizer = "sgd"\nlr = 0.3')
+@pytest.mark.parametrize(
+    "federated",
+    [
+        'method = "scaffold_m_vr"',
+        'method = "per_fedavg"',
+        'method = "scaffold"\npersonal = "ditto"',
+    ],
+)
+def test_the_recipe_trains_by_federated_methods_with_several_gradients_a_step(
+    corpus: data.Corpus, federated: str
+) -> None:
+    text = TINY.replace("[train.outer]\nlr = 0.9\nmomentum = 0.6\n", "").replace(
+        "lr = 0.01", 'optimizer = "sgd"\nlr = 0.3'
+    )
     manifest = parse_manifest(f'mode = "federated"\n{text}[federated]\n{federated}\n')
     member = Member(SoloSwarm(manifest.settings()), manifest, corpus)
     before = loop.evaluate(member.model, corpus.held_out)
@@ -144,7 +164,11 @@ def test_the_recipe_trains_by_federated_methods_with_several_gradients_a_step(co
 
 def test_a_late_member_enters_the_schedule_where_the_run_is(corpus: data.Corpus) -> None:
     manifest = parse_manifest(TINY)
-    swarm = SoloSwarm(RunSettings(sync_every=10, rounds=6, codec="fp32", outer=OuterSettings(lr=0.9, momentum=0.6)))
+    swarm = SoloSwarm(
+        RunSettings(
+            sync_every=10, rounds=6, codec="fp32", outer=OuterSettings(lr=0.9, momentum=0.6)
+        )
+    )
     first = Member(swarm, manifest, corpus)
     first.train(steps=40)
     first.finish()
@@ -161,11 +185,17 @@ def test_own_text_must_be_given() -> None:
         load_data(manifest, None)
 
 
-def test_a_schedule_by_samples_follows_what_all_members_have_contributed(corpus: data.Corpus) -> None:
+def test_a_schedule_by_samples_follows_what_all_members_have_contributed(
+    corpus: data.Corpus,
+) -> None:
     """480 samples of all together are the whole cosine of 60 steps: another member's count as much as one's own."""
     manifest = parse_manifest(TINY.replace("steps = 60", "steps = 60\nsamples = 480"))
     table = RoundTable(
-        ["a", "b"], RunSettings(sync_every=10, codec="fp32", outer=OuterSettings(lr=0.9, momentum=0.6), deadline_s=0.0), auto=False
+        ["a", "b"],
+        RunSettings(
+            sync_every=10, codec="fp32", outer=OuterSettings(lr=0.9, momentum=0.6), deadline_s=0.0
+        ),
+        auto=False,
     )
     member, other = Member(table.member("a"), manifest, corpus), table.member("b")
     assert table.store is not None

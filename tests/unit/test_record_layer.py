@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from atoll.collectives import record_layer
 from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.record_layer import KEY_BYTES, PLAIN, LaneKeys, Opener, Sealer, derive_lane_keys
+from atoll.collectives.record_layer import (
+    KEY_BYTES,
+    PLAIN,
+    LaneKeys,
+    Opener,
+    Sealer,
+    derive_lane_keys,
+)
 
 PEER = PeerId("peer")
 A, B = bytes(range(32)), bytes(range(32, 64))

@@ -50,7 +50,11 @@ def test_the_mean_of_integers_is_rounded_once(items):
     assert out.values.tolist() == [np.float32(total[0] / total[1])] * 3
 
 
-@given(st.lists(st.binary(min_size=32, max_size=32), max_size=20), st.integers(0, 19), st.integers(0, 255))
+@given(
+    st.lists(st.binary(min_size=32, max_size=32), max_size=20),
+    st.integers(0, 19),
+    st.integers(0, 255),
+)
 def test_merkle_root_binds_every_hash_their_order_and_count(hashes, index, bit):
     root = merkle_root(hashes)
     assert len(root) == 32
@@ -74,9 +78,19 @@ def test_part_digest_binds_its_meaning():
     hashes = [chunk_hash(bytes([i])) for i in range(50)]
     digest = part_digest(plan, plan.parts[0], hashes)
     entry = Entry(
-        plan.log, plan.round, plan.base, bytes(32), plan.contributors, plan.parts, (), plan.numel, plan.chunk_elements,
-        plan.codec, plan.reducer, (),
-    )  # fmt: skip
+        plan.log,
+        plan.round,
+        plan.base,
+        bytes(32),
+        plan.contributors,
+        plan.parts,
+        (),
+        plan.numel,
+        plan.chunk_elements,
+        plan.codec,
+        plan.reducer,
+        (),
+    )
     assert part_digest(entry, plan.parts[0], hashes) == digest
     again = make_plan(base, [a, b], 1000, 10, "int8", ballot=3, revision=2)
     assert part_digest(again, Part(b, 0, 50), hashes) == digest
@@ -90,6 +104,10 @@ def test_part_digest_binds_its_meaning():
         make_plan(base, [a, b], 1000, 10, "int8", round_=2),
         make_plan(base, [a, b], 1000, 10, "int8", log="other"),
     ]
-    seen = {digest, part_digest(plan, plan.parts[1], hashes), part_digest(plan, plan.parts[0], hashes[::-1])}
+    seen = {
+        digest,
+        part_digest(plan, plan.parts[1], hashes),
+        part_digest(plan, plan.parts[0], hashes[::-1]),
+    }
     seen |= {part_digest(other, other.parts[0], hashes) for other in others}
     assert len(seen) == len(others) + 3

@@ -31,7 +31,15 @@ from atoll.security.rules.networks import network
 from atoll.security.rules.numbers import eigen, product, top_direction
 from atoll.security.rules.selection import krum, mda, multi_krum
 
-EXACT = ("median", "trimmed_mean", "meamed", "krum", "multi_krum", "mda", "monna")  # the result is a known function of the rows
+EXACT = (
+    "median",
+    "trimmed_mean",
+    "meamed",
+    "krum",
+    "multi_krum",
+    "mda",
+    "monna",
+)  # the result is a known function of the rows
 KINDS = ("normal", "ties", "outliers", "scales", "close", "same")
 
 
@@ -72,7 +80,11 @@ CASES = list(cases())
 def share(step: int) -> pytest.MarkDecorator:
     """Every ``step``-th case by default; all of them among the slow tests."""
     return pytest.mark.parametrize(
-        "chosen", [pytest.param(CASES[::step], id="some"), pytest.param(CASES, id="all", marks=pytest.mark.slow)]
+        "chosen",
+        [
+            pytest.param(CASES[::step], id="some"),
+            pytest.param(CASES, id="all", marks=pytest.mark.slow),
+        ],
     )
 
 
@@ -101,7 +113,9 @@ def test_a_rule_agrees_with_its_reference(rule: str) -> None:
         found = aggregate(rows, rule, f)
         expected = getattr(reference, rule)(rows.double().numpy(), f)
         assert torch.equal(rows, before)
-        wild = rule == "monna" or (rule == "mda" and f and 2 * f + 1 == n)  # MoNNA's own row is among the hostile ones here
+        wild = rule == "monna" or (
+            rule == "mda" and f and 2 * f + 1 == n
+        )  # MoNNA's own row is among the hostile ones here
         unit = max(size_of(rows, f), np.abs(expected).max() if wild else 0.0)
         assert np.abs(found.value.numpy() - expected).max() <= 2e-6 * unit, (kind, n, f, d, seed)
 
@@ -121,7 +135,10 @@ def test_the_geometric_median_is_the_minimum(chosen: list[Case]) -> None:
         far = sum(float(np.linalg.norm(row)) for row in x)
         for step in (1e-3, 1e-2, 0.1, 1.0):
             other = mine + step * unit * chance.standard_normal(d)
-            assert reference.geometric_loss(x, mine) <= reference.geometric_loss(x, other) + 1e-6 * unit * n + 1e-12 * far
+            assert (
+                reference.geometric_loss(x, mine)
+                <= reference.geometric_loss(x, other) + 1e-6 * unit * n + 1e-12 * far
+            )
         assert np.abs(mine).max() <= 30 * max(unit, float(np.abs(honest).max()))
 
 
@@ -133,7 +150,9 @@ def test_centred_clipping_ends_at_its_fixed_point(chosen: list[Case]) -> None:
         radius = (
             0.5 * float(np.linalg.norm(x, axis=1).max()) if kind == "scales" else 0.3
         )  # in steps of far less than that it would not come far
-        residual = np.abs(reference.clipping_residual(x, centred_clip(gram(rows), f, radius=radius) @ x, radius)).max()
+        residual = np.abs(
+            reference.clipping_residual(x, centred_clip(gram(rows), f, radius=radius) @ x, radius)
+        ).max()
         assert residual <= 1e-4 * radius * n + 1e-12 * np.abs(x[f:]).max(), (kind, n, f, d)
 
 
@@ -145,29 +164,43 @@ def test_caf_agrees_with_its_reference(chosen: list[Case]) -> None:
             continue  # several directions of one variance: any of them will do
         rows = make(kind, n, f, d, seed)
         if kind == "outliers":
-            rows = rows.clamp(-1e6, 1e6)  # beyond, the reference's covariance has lost the honest rows
+            rows = rows.clamp(
+                -1e6, 1e6
+            )  # beyond, the reference's covariance has lost the honest rows
         expected = reference.caf(rows.double().numpy(), f)
-        assert np.abs(aggregate(rows, "caf", f).value.numpy() - expected).max() <= 2e-3 * size_of(rows, f), (kind, n, f, d, seed)
+        assert np.abs(aggregate(rows, "caf", f).value.numpy() - expected).max() <= 2e-3 * size_of(
+            rows, f
+        ), (kind, n, f, d, seed)
         compared += 1
     assert compared > (75 if len(chosen) < len(CASES) else 300)
 
 
-@pytest.mark.parametrize("seeds", [pytest.param(2, id="some"), pytest.param(26, id="all", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "seeds", [pytest.param(2, id="some"), pytest.param(26, id="all", marks=pytest.mark.slow)]
+)
 def test_flag_agrees_with_its_reference(seeds: int) -> None:
-    for seed, kind, n, d in itertools.product(range(seeds), ("normal", "outliers"), (4, 7), (1, 12, 40)):
+    for seed, kind, n, d in itertools.product(
+        range(seeds), ("normal", "outliers"), (4, 7), (1, 12, 40)
+    ):
         rows = make(kind, n, 1, d, seed)
         expected = reference.flag(rows.double().numpy(), 1, (n + 1) // 2, 10)
-        assert np.abs(aggregate(rows, "flag", 1).value.numpy() - expected).max() <= 2e-3 * size_of(rows, 1), (seed, kind, n, d)
+        assert np.abs(aggregate(rows, "flag", 1).value.numpy() - expected).max() <= 2e-3 * size_of(
+            rows, 1
+        ), (seed, kind, n, d)
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("size", [1e-45, 1e-40, 3.4e38])
-def test_the_least_and_the_largest_that_float32_has_make_no_infinity(rule: str, size: float) -> None:
+def test_the_least_and_the_largest_that_float32_has_make_no_infinity(
+    rule: str, size: float
+) -> None:
     rows = make("normal", 9, 2, 12, 5)
     rows[:2] = size
     found = aggregate(rows, rule, 2, mine=8).value
     assert bool(found.isfinite().all())
-    assert float((found - rows[2:].mean(0)).norm()) < 3 * float((rows[2:] - rows[2:].mean(0)).norm(dim=1).max())
+    assert float((found - rows[2:].mean(0)).norm()) < 3 * float(
+        (rows[2:] - rows[2:].mean(0)).norm(dim=1).max()
+    )
 
 
 @share(3)
@@ -184,7 +217,9 @@ def test_steps_agree_with_their_references(chosen: list[Case]) -> None:
         ):
             found = mix(rows, mixing).double().numpy()
             unit = np.maximum(np.abs(expected).max(axis=1), np.finfo(np.float32).tiny)
-            assert (np.abs(found - expected).max(axis=1) <= 4e-6 * unit + 1e-5 * np.abs(x[f:]).max()).all(), (kind, n, f, d, seed)
+            assert (
+                np.abs(found - expected).max(axis=1) <= 4e-6 * unit + 1e-5 * np.abs(x[f:]).max()
+            ).all(), (kind, n, f, d, seed)
         assert torch.equal(rows, before)
 
 
@@ -217,7 +252,9 @@ KAPPA = {
     mixed=st.booleans(),
 )
 @settings(max_examples=150, deadline=None)
-def test_the_inequality_of_robust_averaging(rule: str, n: int, share: float, d: int, seed: int, attack: str, mixed: bool) -> None:
+def test_the_inequality_of_robust_averaging(
+    rule: str, n: int, share: float, d: int, seed: int, attack: str, mixed: bool
+) -> None:
     f = round(share * ((n - 1) // 2))
     chance = np.random.default_rng(seed)
     rows = chance.standard_normal((n, d)).astype(np.float32)
@@ -230,8 +267,14 @@ def test_the_inequality_of_robust_averaging(rule: str, n: int, share: float, d: 
         "spread": 10.0 ** chance.integers(-3, 6, (f, 1)) * chance.standard_normal((f, d)),
     }[attack]
     honest = rows[f:].astype(np.float64)
-    options = {"neighbours": n - f - 1} if rule == "krum" else {}  # the count for which the bound is proven
-    found = aggregate(torch.from_numpy(rows), rule, f, before=["nnm"] if mixed else [], options=options).value.double().numpy()
+    options = (
+        {"neighbours": n - f - 1} if rule == "krum" else {}
+    )  # the count for which the bound is proven
+    found = (
+        aggregate(torch.from_numpy(rows), rule, f, before=["nnm"] if mixed else [], options=options)
+        .value.double()
+        .numpy()
+    )
     error = float(((found - honest.mean(axis=0)) ** 2).sum())
     variance = float(((honest - honest.mean(axis=0)) ** 2).sum(axis=1).mean())
     kappa = KAPPA[rule](n, f)
@@ -256,11 +299,15 @@ def test_one_far_row_neither_hangs_nor_moves_a_rule(rule: str) -> None:
     rule=st.sampled_from(RULES),
     before=st.sampled_from([(), ("nnm",), ("arc",), ("clipping", "nnm")]),
     rows=arrays(
-        np.float32, st.tuples(st.integers(5, 9), st.integers(1, 4)), elements=st.floats(width=32, allow_nan=False, allow_infinity=False)
+        np.float32,
+        st.tuples(st.integers(5, 9), st.integers(1, 4)),
+        elements=st.floats(width=32, allow_nan=False, allow_infinity=False),
     ),
 )
 @settings(max_examples=100, deadline=None)
-def test_a_rule_ends_with_numbers_whatever_finite_rows_it_is_given(rule: str, before: tuple[str, ...], rows: Any) -> None:
+def test_a_rule_ends_with_numbers_whatever_finite_rows_it_is_given(
+    rule: str, before: tuple[str, ...], rows: Any
+) -> None:
     given_, kept = torch.from_numpy(rows), rows.copy()
     found = aggregate(given_, rule, 1, before=before, mine=1)
     assert bool(found.value.isfinite().all())
@@ -297,7 +344,10 @@ def test_inputs_stay_and_bits_repeat(rule: str, steps: list[str]) -> None:
         return
     rows = make("outliers", 12, 2, 500, 1)
     before = rows.clone()
-    results = [aggregate(rows, rule, 1, before=steps, chance=random.Random(1), mine=11).value for _ in range(2)]
+    results = [
+        aggregate(rows, rule, 1, before=steps, chance=random.Random(1), mine=11).value
+        for _ in range(2)
+    ]
     assert torch.equal(*results)
     assert torch.equal(rows, before)
 
@@ -311,7 +361,8 @@ def test_bits_do_not_depend_on_the_number_of_threads() -> None:
         for count in (1, 2):
             torch.set_num_threads(count)
             found.append(
-                [rule(rows, 3) for rule in BY_COORDINATE.values()] + [combine(rows, weights), torch.from_numpy(squares(rows, rows[3]))]
+                [rule(rows, 3) for rule in BY_COORDINATE.values()]
+                + [combine(rows, weights), torch.from_numpy(squares(rows, rows[3]))]
             )
     finally:
         torch.set_num_threads(threads)
@@ -322,9 +373,13 @@ def test_bits_do_not_depend_on_the_number_of_threads() -> None:
 def test_rules_by_coordinate_work_on_any_range(rule: str) -> None:
     rows = make("outliers", 9, 3, 70_000, 2)
     whole = BY_COORDINATE[rule](rows, 3)
-    parts = [BY_COORDINATE[rule](rows[:, a:b], 3) for a, b in ((0, 1), (1, 40_000), (40_000, 70_000))]
+    parts = [
+        BY_COORDINATE[rule](rows[:, a:b], 3) for a, b in ((0, 1), (1, 40_000), (40_000, 70_000))
+    ]
     assert torch.equal(torch.cat(parts), whole)
-    assert torch.equal(aggregate(rows, rule, 3, before=["clipping"], longest=1e30).value, whole)  # chunk by chunk, nothing clipped
+    assert torch.equal(
+        aggregate(rows, rule, 3, before=["clipping"], longest=1e30).value, whole
+    )  # chunk by chunk, nothing clipped
 
 
 @pytest.mark.parametrize("rule", sorted(BY_GRAM))
@@ -345,7 +400,9 @@ def test_a_rule_states_its_bound_on_f(rule: str) -> None:
         with pytest.raises(NotEnoughPeersError, match=f"at least {least} rows, got {least - 1}"):
             aggregate(make("normal", least - 1, 0, 3, f), rule, f)
     with pytest.raises(ConfigError):
-        BY_GRAM[rule](np.eye(3), -1) if rule in BY_GRAM else aggregate(torch.zeros(3, 1), "median", -1 if rule else 0, before=["nope"])
+        BY_GRAM[rule](np.eye(3), -1) if rule in BY_GRAM else aggregate(
+            torch.zeros(3, 1), "median", -1 if rule else 0, before=["nope"]
+        )
 
 
 def test_settings_that_cannot_be_are_refused() -> None:
@@ -393,7 +450,9 @@ def test_compiled_or_not_the_bits_are_the_same(kernel: Kernel, n: int) -> None:
         wide = make(kind, n, f, 401, n)
         for rows in (wide, wide[:, 3:68], wide[:, :64], wide[:, 7:8]):
             for low, high, window in (((n - 1) // 2, n // 2 + 1, 0), (f, n - f, 0), (f, n - f, f)):
-                fast, plain = (_sorted_mean(rows, low, high, window, None, with_) for with_ in (kernel, None))
+                fast, plain = (
+                    _sorted_mean(rows, low, high, window, None, with_) for with_ in (kernel, None)
+                )
                 assert torch.equal(fast.view(torch.int32), plain.view(torch.int32))
             for origin in (None, rows[n // 2]):
                 assert np.array_equal(squares(rows, origin, kernel), squares(rows, origin, None))
@@ -401,7 +460,10 @@ def test_compiled_or_not_the_bits_are_the_same(kernel: Kernel, n: int) -> None:
             clipped = [rows.clone(), rows.clone(), mix(rows, clipping(squares(rows), longest))]
             clip_in_place(clipped[0], longest, kernel)
             clip_in_place(clipped[1], longest, None)
-            assert all(torch.equal(one.view(torch.int32), clipped[2].view(torch.int32)) for one in clipped[:2])
+            assert all(
+                torch.equal(one.view(torch.int32), clipped[2].view(torch.int32))
+                for one in clipped[:2]
+            )
     a, b = np.random.default_rng(n).standard_normal((2, n, n))
     for left, right in ((a, b), (a.T, b), (a[: n // 2], b), (a, b[:, :1])):
         assert np.array_equal(product(left, right, kernel), product(left, right, None))
@@ -421,9 +483,14 @@ def test_a_network_sorts_and_a_shorter_one_does_what_it_is_for(n: int) -> None:
         rows = [*columns]
         for i, j, low, high in network(labels):
             a, b = rows[i], rows[j]
-            rows[i], rows[j] = (np.minimum(a, b) if low else a * 0 - 99), (np.maximum(a, b) if high else a * 0 - 99)
+            rows[i], rows[j] = (
+                (np.minimum(a, b) if low else a * 0 - 99),
+                (np.maximum(a, b) if high else a * 0 - 99),
+            )
         wanted = [i for i, label in enumerate(labels) if label]
-        assert np.array_equal(np.sort([rows[i] for i in wanted], axis=0), np.sort(columns, axis=0)[wanted])
+        assert np.array_equal(
+            np.sort([rows[i] for i in wanted], axis=0), np.sort(columns, axis=0)[wanted]
+        )
         if len(set(labels)) == n:
             assert np.array_equal(rows, np.sort(columns, axis=0))
 

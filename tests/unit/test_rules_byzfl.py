@@ -34,7 +34,14 @@ def byzfl() -> Iterator[Byzfl]:
 
 
 KINDS = ("normal", "ties", "outliers", "scales", "close")
-AMONG_EQUALS = ("meamed", "krum", "multi_krum", "mda", "monna", "nnm")  # ours take the lower index or value; byzfl, whatever sorts first
+AMONG_EQUALS = (
+    "meamed",
+    "krum",
+    "multi_krum",
+    "mda",
+    "monna",
+    "nnm",
+)  # ours take the lower index or value; byzfl, whatever sorts first
 
 
 def rows_of(kind: str, n: int, d: int, seed: int) -> torch.Tensor:
@@ -54,7 +61,9 @@ def rows_of(kind: str, n: int, d: int, seed: int) -> torch.Tensor:
 def test_the_same_results(byzfl: Byzfl) -> None:
     """Eleven rules and steps on 315 matrices of five kinds, d from a scalar, f up to byzfl's largest."""
     compared = dict.fromkeys(("rules", "matrices"), 0)
-    for seed, (kind, n, d, again) in enumerate(itertools.product(KINDS, (5, 8, 11), (1, 3, 30), range(7))):
+    for seed, (kind, n, d, again) in enumerate(
+        itertools.product(KINDS, (5, 8, 11), (1, 3, 30), range(7))
+    ):
         rows, f, own = rows_of(kind, n, d, seed), (1, (n - 1) // 2)[again % 2], n - 1
         norms, near = squares(rows), {"neighbours": n - f - 1}  # byzfl's count
         byzfl.ask(rows=rows.tolist())
@@ -74,9 +83,17 @@ def test_the_same_results(byzfl: Byzfl) -> None:
         for rule, value in mine.items():
             if kind == "ties" and rule in AMONG_EQUALS:
                 continue
-            theirs = byzfl.ask(rule=rule, f=f, backend="numpy", value=True, options={"idx": own} if rule == "monna" else {})["value"]
+            theirs = byzfl.ask(
+                rule=rule,
+                f=f,
+                backend="numpy",
+                value=True,
+                options={"idx": own} if rule == "monna" else {},
+            )["value"]
             error = np.abs(value.double().numpy() - np.array(theirs)).max()
-            assert error <= 5e-6 * max(1e-6, float(rows[1:].abs().max()), float(np.abs(theirs).max())), (rule, kind, n, f, d)
+            assert error <= 5e-6 * max(
+                1e-6, float(rows[1:].abs().max()), float(np.abs(theirs).max())
+            ), (rule, kind, n, f, d)
             compared["rules"] += 1
         compared["matrices"] += 1
     assert compared == {"rules": 315 * 11 - 63 * 6, "matrices": 315}
@@ -85,12 +102,25 @@ def test_the_same_results(byzfl: Byzfl) -> None:
 def test_their_geometric_median_comes_to_ours(byzfl: Byzfl) -> None:
     rows = rows_of("normal", 9, 20, 1)
     byzfl.ask(rows=rows.tolist())
-    theirs = byzfl.ask(rule="geometric_median", f=4, backend="numpy", value=True, options={"nu": 1e-6, "T": 300})["value"]
-    assert np.abs(aggregate(rows, "geometric_median", 4).value.numpy() - np.array(theirs)).max() <= 1e-5
+    theirs = byzfl.ask(
+        rule="geometric_median", f=4, backend="numpy", value=True, options={"nu": 1e-6, "T": 300}
+    )["value"]
+    assert (
+        np.abs(aggregate(rows, "geometric_median", 4).value.numpy() - np.array(theirs)).max()
+        <= 1e-5
+    )
 
 
 def test_their_clipping_comes_to_our_fixed_point(byzfl: Byzfl) -> None:
     rows = rows_of("normal", 9, 20, 2)
     byzfl.ask(rows=rows.tolist())
-    theirs = byzfl.ask(rule="centred_clip", f=4, backend="numpy", value=True, options={"L": 2000, "tau": 1.5})["value"]
-    assert np.abs(aggregate(rows, "centred_clip", 4, options={"radius": 1.5}).value.numpy() - np.array(theirs)).max() <= 1e-5
+    theirs = byzfl.ask(
+        rule="centred_clip", f=4, backend="numpy", value=True, options={"L": 2000, "tau": 1.5}
+    )["value"]
+    assert (
+        np.abs(
+            aggregate(rows, "centred_clip", 4, options={"radius": 1.5}).value.numpy()
+            - np.array(theirs)
+        ).max()
+        <= 1e-5
+    )

@@ -22,10 +22,17 @@ def config(n: int, life: int = 0) -> tuple[Member, ...]:
 
 
 @given(
-    st.integers(1, 40), st.binary(min_size=32, max_size=32), st.one_of(st.floats(0.01, 1), st.integers(1, 50)), st.integers(1, 6)
-)  # fmt: skip
-def test_a_draw_is_everybodys_and_of_the_size_that_was_asked_for(n: int, base: bytes, asked: float | int, least: int) -> None:
-    sample = Sample(count=asked, least=least) if isinstance(asked, int) else Sample(asked, least=least)
+    st.integers(1, 40),
+    st.binary(min_size=32, max_size=32),
+    st.one_of(st.floats(0.01, 1), st.integers(1, 50)),
+    st.integers(1, 6),
+)
+def test_a_draw_is_everybodys_and_of_the_size_that_was_asked_for(
+    n: int, base: bytes, asked: float | int, least: int
+) -> None:
+    sample = (
+        Sample(count=asked, least=least) if isinstance(asked, int) else Sample(asked, least=least)
+    )
     found = drawn("run", base, config(n), sample)
     wanted = asked if isinstance(asked, int) else -(-asked * n // 1)
     assert len(found) == min(n, max(least, int(wanted)))
@@ -34,11 +41,15 @@ def test_a_draw_is_everybodys_and_of_the_size_that_was_asked_for(n: int, base: b
         member.peer for member in found
     }  # of a peer, not of a life
     without = tuple(member for member in config(n) if member != found[0])
-    assert set(found[1:]) <= set(drawn("run", base, without, Sample(count=len(found))))  # nobody loses a place by another's going
+    assert set(found[1:]) <= set(
+        drawn("run", base, without, Sample(count=len(found)))
+    )  # nobody loses a place by another's going
 
 
 def test_draws_differ_by_round_and_run_and_are_fair() -> None:
-    rounds = [drawn("run", number.to_bytes(32, "big"), config(10), Sample(0.3)) for number in range(2000)]
+    rounds = [
+        drawn("run", number.to_bytes(32, "big"), config(10), Sample(0.3)) for number in range(2000)
+    ]
     assert drawn("other", bytes(32), config(10), Sample(0.3)) != rounds[0]
     assert len(set(rounds)) == 120  # of 120 that there are
     for member in config(10):  # 600 expected, standard deviation 20
@@ -53,16 +64,28 @@ def test_the_manifest_says_how_many_and_no_fewer_than_a_round_needs() -> None:
     assert sample("") is None
     assert sample("federated = { sample = 0.5 }") == Sample(0.5)
     assert sample("federated = { sample = 10 }") == Sample(count=10)
-    assert sample("federated = { sample = 0.1 }\nsecure = { threshold = 5 }") == Sample(0.1, least=5)
-    assert sample("federated = { sample = 0.1 }\nrobust = { rule = 'krum', f = 2 }") == Sample(0.1, least=7)
+    assert sample("federated = { sample = 0.1 }\nsecure = { threshold = 5 }") == Sample(
+        0.1, least=5
+    )
+    assert sample("federated = { sample = 0.1 }\nrobust = { rule = 'krum', f = 2 }") == Sample(
+        0.1, least=7
+    )
     for asked, told in ((0.5, "50% of the members drawn a round"), (7, "7 members drawn a round")):
-        assert any(told in line for line in describe_lines(parse_manifest(FEDERATED + f"federated = {{ sample = {asked} }}")))
+        assert any(
+            told in line
+            for line in describe_lines(
+                parse_manifest(FEDERATED + f"federated = {{ sample = {asked} }}")
+            )
+        )
     for text, key in (
         ("federated = { sample = 0 }", "$.federated.sample"),
         ("federated = { sample = 1.5 }", "$.federated.sample"),
         ("federated = { sample = 2 }\nsecure = {}", "$.federated.sample"),
         ("federated = { sample = 0.5 }\nno_quorum = { policy = 'branch' }", "$.no_quorum.policy"),
-        ("federated = { sample = 0.5 }\njoin = { policy = 'open', probation = 3 }", "$.join.probation"),
+        (
+            "federated = { sample = 0.5 }\njoin = { policy = 'open', probation = 3 }",
+            "$.join.probation",
+        ),
         ("federated = { sample = 0.5 }\nexchange = { fragments = 2 }", "$.exchange.fragments"),
     ):
         with pytest.raises(ConfigError) as caught:

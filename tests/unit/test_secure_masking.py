@@ -13,7 +13,9 @@ from atoll.node.secure.wire import PREFIX, Fixed, Said, Talk, Want, decode, enco
 from atoll.security.identity import Identity
 from atoll.security.masking import Binding, Memory
 
-PEOPLE = {identity.peer: identity for identity in (Identity(bytes([number]) * 32) for number in range(4))}
+PEOPLE = {
+    identity.peer: identity for identity in (Identity(bytes([number]) * 32) for number in range(4))
+}
 ROSTER = tuple(sorted(PEOPLE))
 BINDING = Binding(RunId("run"), 1, 0, ROSTER, 3, 9, 32)
 
@@ -70,7 +72,16 @@ def test_a_leader_that_fixes_two_sets_makes_two_sums() -> None:
     assert len(set(digests)) == 3
 
 
-@pytest.mark.parametrize("fixed", [Fixed(0, (0, 1)), Fixed(0, (0, 1, 1)), Fixed(0, (2, 1, 0)), Fixed(0, (0, 1, 4)), Fixed(1, (0, 1, 2))])
+@pytest.mark.parametrize(
+    "fixed",
+    [
+        Fixed(0, (0, 1)),
+        Fixed(0, (0, 1, 1)),
+        Fixed(0, (2, 1, 0)),
+        Fixed(0, (0, 1, 4)),
+        Fixed(1, (0, 1, 2)),
+    ],
+)
 def test_sets_that_cannot_be_are_refused(fixed: Fixed) -> None:
     masking = meeting()[ROSTER[1]]
     if fixed.stage:
@@ -101,7 +112,9 @@ def test_words_of_others_are_checked_whoever_hands_them_on() -> None:
     assert not fresh.hear(ROSTER[1], Said(1, keys))
 
 
-@pytest.mark.parametrize("data", [b"", b"\xc0", b"\x93\x01\x02", encode(Talk(1, 0, Want(0, (0,))))[1:-1], bytes(2 << 20)])
+@pytest.mark.parametrize(
+    "data", [b"", b"\xc0", b"\x93\x01\x02", encode(Talk(1, 0, Want(0, (0,))))[1:-1], bytes(2 << 20)]
+)
 def test_hostile_bytes_are_refused_by_name(data: bytes) -> None:
     with pytest.raises(RemoteProtocolError) as caught:
         decode(data, ROSTER[0])
@@ -110,7 +123,11 @@ def test_hostile_bytes_are_refused_by_name(data: bytes) -> None:
 
 def test_every_message_survives_the_wire() -> None:
     members = meeting()
-    bodies = [Fixed(1, (0, 2)), Want(3, (1,)), *(Said(number, members[peer].said[0][peer]) for number, peer in enumerate(ROSTER))]
+    bodies = [
+        Fixed(1, (0, 2)),
+        Want(3, (1,)),
+        *(Said(number, members[peer].said[0][peer]) for number, peer in enumerate(ROSTER)),
+    ]
     for body in bodies:
         data = encode(Talk(7, 3, body))
         assert data[:1] == PREFIX

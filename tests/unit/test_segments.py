@@ -82,7 +82,9 @@ def dropped(segments):
 
 
 @pytest.mark.parametrize("harm", [flipped, swapped, repeated, dropped])
-def test_a_segment_that_is_not_the_next_one_ends_the_lane_and_nothing_counts(swarm, monkeypatch, harm):
+def test_a_segment_that_is_not_the_next_one_ends_the_lane_and_nothing_counts(
+    swarm, monkeypatch, harm
+):
     (a,) = swarm(1)
     liar = Liar(a, monkeypatch)
     segments = liar.segments(blob(), DATA)
@@ -103,16 +105,24 @@ def test_a_record_that_ends_between_two_segments_is_cut(swarm, monkeypatch):
     liar.end.close()
 
 
-def test_a_long_record_that_breaks_a_rule_is_its_senders_fault_and_a_forged_one_is_nobodys(swarm, monkeypatch):
+def test_a_long_record_that_breaks_a_rule_is_its_senders_fault_and_a_forged_one_is_nobodys(
+    swarm, monkeypatch
+):
     (a,) = swarm(1)
     liar = Liar(a, monkeypatch)
-    liar.end.sendall(blob() + b"".join(liar.segments(blob(len(DATA) - 1), DATA[:-1])))  # its length was changed on the way
+    liar.end.sendall(
+        blob() + b"".join(liar.segments(blob(len(DATA) - 1), DATA[:-1]))
+    )  # its length was changed on the way
     assert "authenticate" in a.wait(LaneDown).reason
     assert not [event for event in drain(a) if isinstance(event, PeerFault)]
     liar.end.close()
     liar = Liar(a, monkeypatch)
-    liar.end.sendall(blob(2_000) + liar.segments(blob(2_000), bytes(2_000))[0])  # the beginning tells
-    assert a.wait(PeerFault) == PeerFault("liar", f"blob chunk 0 of 2000 bytes, expected {len(DATA)}")
+    liar.end.sendall(
+        blob(2_000) + liar.segments(blob(2_000), bytes(2_000))[0]
+    )  # the beginning tells
+    assert a.wait(PeerFault) == PeerFault(
+        "liar", f"blob chunk 0 of 2000 bytes, expected {len(DATA)}"
+    )
     assert a.wait(LaneDown).peer == "liar"
     liar.end.close()
 

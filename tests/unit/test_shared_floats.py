@@ -14,7 +14,9 @@ from atoll.collectives.swarm import Call
 from atoll.node.client.shared import Buffers
 from atoll.node.shared_memory import SharedBuffer
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="buffers are ordinary tensors elsewhere")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="buffers are ordinary tensors elsewhere"
+)
 
 NUMEL = 5001  # not a whole number of pages
 MEAN = Call("op", "mean", weight=1)
@@ -23,7 +25,11 @@ MEAN = Call("op", "mean", weight=1)
 def test_values_stay_where_they_are_while_memory_changes() -> None:
     buffers, home, node = Buffers(), object(), SharedBuffer(4 * NUMEL)
     tensor = buffers.make(NUMEL)
-    assert (tensor.dtype, tensor.shape, tensor.count_nonzero().item()) == (torch.float32, (NUMEL,), 0)
+    assert (tensor.dtype, tensor.shape, tensor.count_nonzero().item()) == (
+        torch.float32,
+        (NUMEL,),
+        0,
+    )
     address = tensor.data_ptr()
     shared = buffers.of(MEAN, tensor)
     assert shared is not None
@@ -36,7 +42,9 @@ def test_values_stay_where_they_are_while_memory_changes() -> None:
     assert (shared.home, shared.number, tensor.data_ptr()) == (None, 0, address)
     assert torch.equal(tensor, torch.arange(1, NUMEL + 1).float())
     tensor.zero_()
-    assert torch.equal(node.tensor(), torch.arange(1, NUMEL + 1).float())  # what is frozen there stays
+    assert torch.equal(
+        node.tensor(), torch.arange(1, NUMEL + 1).float()
+    )  # what is frozen there stays
     again = SharedBuffer(4 * NUMEL)
     tensor.fill_(3)
     shared.move_to(home, 8, os.dup(again.fd))
@@ -68,9 +76,13 @@ def test_what_is_not_a_whole_buffer_is_an_ordinary_tensor() -> None:
     tensor = buffers.make(NUMEL)
     assert buffers.of(MEAN, tensor) is not None
     for call, values in (
-        (MEAN, tensor[:100]), (MEAN, tensor[1:]), (MEAN, torch.zeros(NUMEL)), (Call("op", "copy", weight=1), tensor),
-        (Call("op", "mean", weight=0), tensor), (Call("op", "wrap64", weight=1), tensor),
-    ):  # fmt: skip
+        (MEAN, tensor[:100]),
+        (MEAN, tensor[1:]),
+        (MEAN, torch.zeros(NUMEL)),
+        (Call("op", "copy", weight=1), tensor),
+        (Call("op", "mean", weight=0), tensor),
+        (Call("op", "wrap64", weight=1), tensor),
+    ):
         assert buffers.of(call, values) is None
     with pytest.raises(LocalProtocolError, match="a buffer of 0 elements"):
         buffers.make(0)

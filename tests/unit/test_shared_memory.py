@@ -14,7 +14,15 @@ import torch
 from blake3 import blake3
 
 from atoll.collectives.errors import LocalProtocolError, OutOfDateError, StorageError
-from atoll.node.shared_memory import MAX_LEASES, SLOTS, AnchorSlots, ReadOnlyFloats, SharedBuffer, WritableFloats, received
+from atoll.node.shared_memory import (
+    MAX_LEASES,
+    SLOTS,
+    AnchorSlots,
+    ReadOnlyFloats,
+    SharedBuffer,
+    WritableFloats,
+    received,
+)
 
 MEMFD = hasattr(os, "memfd_create")
 KINDS = [pytest.param(True, marks=pytest.mark.skipif(not MEMFD, reason="no memfd here")), False]
@@ -51,7 +59,9 @@ def test_a_reader_cannot_write(tmp_path: Path, memfd: bool) -> None:
         mmap.mmap(buffer.reader_fd, 4096, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
     with pytest.raises(OSError):
         os.write(buffer.reader_fd, b"x")
-    assert ReadOnlyFloats(os.dup(buffer.reader_fd), 1024).digest() == blake3(bytes(4096)).hexdigest()
+    assert (
+        ReadOnlyFloats(os.dup(buffer.reader_fd), 1024).digest() == blake3(bytes(4096)).hexdigest()
+    )
     assert not os.get_inheritable(buffer.fd)
     assert not os.get_inheritable(buffer.reader_fd)
     buffer.close()
@@ -111,7 +121,9 @@ for make, size in ((SharedBuffer, (1 << 20) + 1), (AnchorSlots, 1 << 20)):
     except StorageError as error:
         print(error.code, "not enough room" in error.why)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines() == ["E501 True", "E501 True"]
     assert list(tmp_path.iterdir()) == []
 

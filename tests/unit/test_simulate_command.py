@@ -48,15 +48,42 @@ def simulated(capsys: pytest.CaptureFixture[str], *options: str, status: int = 0
 
 def test_methods_are_compared_and_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "trace.json").write_text('{"period_s": 100, "clients": [[[0, 90]], [[10, 100]]]}')
-    options = ["--task", "blobs.py:blobs", "--clients", "5", "--speeds", "1,1.5,2,4,5", "--rounds", "6", "--seeds", "2", "--out", "found"]
-    options += ["--methods", "fedavg, scaffold,fedcompass", "--dropout", "0.1", "--trace", "trace.json", "--personal", "ditto"]
+    options = [
+        "--task",
+        "blobs.py:blobs",
+        "--clients",
+        "5",
+        "--speeds",
+        "1,1.5,2,4,5",
+        "--rounds",
+        "6",
+        "--seeds",
+        "2",
+        "--out",
+        "found",
+    ]
+    options += [
+        "--methods",
+        "fedavg, scaffold,fedcompass",
+        "--dropout",
+        "0.1",
+        "--trace",
+        "trace.json",
+        "--personal",
+        "ditto",
+    ]
     found = simulated(capsys, *options)
     assert list(found["table"]) == list(found["curves"]) == ["fedavg", "scaffold", "fedcompass"]
     assert found["table"]["fedavg"]["rounds"] == 6
-    assert found["table"]["scaffold"]["bytes"] == 2 * found["table"]["fedavg"]["bytes"]  # the same clients were asked, and dropped
+    assert (
+        found["table"]["scaffold"]["bytes"] == 2 * found["table"]["fedavg"]["bytes"]
+    )  # the same clients were asked, and dropped
     assert found["table"]["fedcompass"]["idle_share"] < found["table"]["fedavg"]["idle_share"]
     assert all(len(found["curves"][name]) == 2 for name in found["table"])
-    assert [(name, len(sites["own"])) for name, sites in found["sites"].items()] == [("fedavg", 5), ("scaffold", 5)]
+    assert [(name, len(sites["own"])) for name, sites in found["sites"].items()] == [
+        ("fedavg", 5),
+        ("scaffold", 5),
+    ]
     assert all(len(accuracies) == 5 for accuracies in found["by_site"].values())
     written = json.loads((folder / "found" / "simulation.json").read_text())
     assert written["table"] == found["table"]
@@ -66,14 +93,20 @@ def test_methods_are_compared_and_written(folder: Path, capsys: pytest.CaptureFi
         assert drawn.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_built_in_model_is_simulated_as_it_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_built_in_model_is_simulated_as_it_is(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = "config = { width = 8, layers = 1, heads = 1, context = 8 }"
-    (folder / "run.toml").write_text(f'schema = 1\nname = "text"\n[model]\n{config}\n[train]\nrounds = 2\nsync_every = 2\n')
+    (folder / "run.toml").write_text(
+        f'schema = 1\nname = "text"\n[model]\n{config}\n[train]\nrounds = 2\nsync_every = 2\n'
+    )
     found = simulated(capsys, "--clients", "30", "--asked", "3", "--shards", "2")
     assert (found["table"]["fedavg"]["rounds"], found["table"]["fedavg"]["turns"]) == (2, 6)
 
 
-def test_the_manifests_rule_holds_against_an_attack(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_manifests_rule_holds_against_an_attack(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = [
         "--task",
         "blobs.py:blobs",
@@ -93,14 +126,24 @@ def test_the_manifests_rule_holds_against_an_attack(folder: Path, capsys: pytest
     assert simulated(capsys, *options)["table"]["fedavg"]["accuracy"] > plain + 0.2
 
 
-def test_the_manifests_method_and_outer_step_are_simulated(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_manifests_method_and_outer_step_are_simulated(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = ["--task", "blobs.py:blobs", "--clients", "4", "--rounds", "3"]
     plain = simulated(capsys, *options)["curves"]["fedavg"][0][-1]["loss"]
-    (folder / "run.toml").write_text(RUN.replace("[model]", 'mode = "federated"\n[federated]\nmethod = "fedavg"\nlr = 0.01\n[model]', 1))
+    (folder / "run.toml").write_text(
+        RUN.replace(
+            "[model]", 'mode = "federated"\n[federated]\nmethod = "fedavg"\nlr = 0.01\n[model]', 1
+        )
+    )
     slow = simulated(capsys, *options)["curves"]["fedavg"][0]
     assert plain < slow[-1]["loss"] < slow[0]["loss"]
-    assert simulated(capsys, *options, "--server-lr", "1")["curves"]["fedavg"][0][-1]["loss"] == plain
-    (folder / "run.toml").write_text(RUN.replace("[model]", 'mode = "federated"\n[federated]\nmethod = "scaffold"\n[model]', 1))
+    assert (
+        simulated(capsys, *options, "--server-lr", "1")["curves"]["fedavg"][0][-1]["loss"] == plain
+    )
+    (folder / "run.toml").write_text(
+        RUN.replace("[model]", 'mode = "federated"\n[federated]\nmethod = "scaffold"\n[model]', 1)
+    )
     assert list(simulated(capsys, *options)["table"]) == ["scaffold"]
     assert list(simulated(capsys, *options, "--methods", "fedprox")["table"]) == ["fedprox"]
 
@@ -109,11 +152,26 @@ def federated(tables: str) -> str:
     return RUN.replace("[model]", 'mode = "federated"\n[model]', 1) + tables
 
 
-def test_contributions_are_bounded_and_have_the_noise_that_the_manifest_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_contributions_are_bounded_and_have_the_noise_that_the_manifest_says(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A simulation without it would show a hospital a model that it never gets."""
-    options = ["--task", "blobs.py:blobs", "--clients", "6", "--alpha", "100", "--rounds", "9", "--methods", "fedavg,scaffold"]
+    options = [
+        "--task",
+        "blobs.py:blobs",
+        "--clients",
+        "6",
+        "--alpha",
+        "100",
+        "--rounds",
+        "9",
+        "--methods",
+        "fedavg,scaffold",
+    ]
     secure = "[secure]\nthreshold = 3\n"
-    privacy = "[privacy]\nnoise = {}\nclip = 0.5\ndelta = 1e-5\nstop_at_epsilon = 200\nquantile = 0.5\n"
+    privacy = (
+        "[privacy]\nnoise = {}\nclip = 0.5\ndelta = 1e-5\nstop_at_epsilon = 200\nquantile = 0.5\n"
+    )
     found = dict[str, dict[str, Any]]()
     for name, tables in {
         "plain": "",
@@ -121,21 +179,39 @@ def test_contributions_are_bounded_and_have_the_noise_that_the_manifest_says(fol
         "quiet": secure + privacy.format(0.5),
         "loud": secure + privacy.format(20.0),
     }.items():
-        (folder / "run.toml").write_text(federated(tables).replace("sync_every", "rounds = 9\nsync_every"))
+        (folder / "run.toml").write_text(
+            federated(tables).replace("sync_every", "rounds = 9\nsync_every")
+        )
         found[name] = simulated(capsys, *options)
     accuracy = {name: each["table"]["fedavg"]["accuracy"] for name, each in found.items()}
     assert accuracy["plain"] == accuracy["masked"] > 0.9
     assert accuracy["quiet"] > accuracy["loud"] + 0.2
-    assert found["quiet"]["table"]["fedavg"]["epsilon"] > 5 * found["loud"]["table"]["fedavg"]["epsilon"] > 0
+    assert (
+        found["quiet"]["table"]["fedavg"]["epsilon"]
+        > 5 * found["loud"]["table"]["fedavg"]["epsilon"]
+        > 0
+    )
     assert "epsilon" not in found["masked"]["table"]["fedavg"]
-    assert "epsilon" not in found["loud"]["table"]["scaffold"]  # with which it does not go, which is said
+    assert (
+        "epsilon" not in found["loud"]["table"]["scaffold"]
+    )  # with which it does not go, which is said
     assert found["loud"]["table"]["scaffold"]["accuracy"] > 0.9
 
 
-def test_the_hospitals_example_is_simulated_with_its_template(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_hospitals_example_is_simulated_with_its_template(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (folder / "run.toml").write_text(TEMPLATES["federated-hospital"])
     found = simulated(
-        capsys, "--task", f"{ROOT / 'scripts/examples/hospital/task.py'}:hospitals", "--clients", "20", "--rounds", "3", "--steps", "5"
+        capsys,
+        "--task",
+        f"{ROOT / 'scripts/examples/hospital/task.py'}:hospitals",
+        "--clients",
+        "20",
+        "--rounds",
+        "3",
+        "--steps",
+        "5",
     )
     assert found["run"] == "hospitals"
     assert found["table"]["fedavg"]["rounds"] == 3
@@ -143,14 +219,38 @@ def test_the_hospitals_example_is_simulated_with_its_template(folder: Path, caps
     assert found["table"]["fedavg"]["accuracy"] > 0.5
 
 
-def test_buckets_are_compared_and_too_few_sites_make_no_round(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--task", "blobs.py:blobs", "--alpha", "100", "--rounds", "6", "--attack", "sign_flip_1000", "--hostile", "1"]
+def test_buckets_are_compared_and_too_few_sites_make_no_round(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [
+        "--task",
+        "blobs.py:blobs",
+        "--alpha",
+        "100",
+        "--rounds",
+        "6",
+        "--attack",
+        "sign_flip_1000",
+        "--hostile",
+        "1",
+    ]
     (folder / "run.toml").write_text(federated("[secure]\nthreshold = 3\nreach = 1e6\n"))
     spoilt = simulated(capsys, *options, "--clients", "9")["table"]["fedavg"]["accuracy"]
-    (folder / "run.toml").write_text(federated('[secure]\nthreshold = 3\nreach = 1e6\nbuckets = 3\n[robust]\nrule = "median"\nf = 1\n'))
-    assert simulated(capsys, *options, "--clients", "9")["table"]["fedavg"]["accuracy"] > spoilt + 0.2
+    (folder / "run.toml").write_text(
+        federated(
+            '[secure]\nthreshold = 3\nreach = 1e6\nbuckets = 3\n[robust]\nrule = "median"\nf = 1\n'
+        )
+    )
+    assert (
+        simulated(capsys, *options, "--clients", "9")["table"]["fedavg"]["accuracy"] > spoilt + 0.2
+    )
     assert simulated(capsys, *options, "--clients", "8", status=78)["error"]["key"] == "clients"
-    assert "without a step" in simulated(capsys, *options, "--clients", "9", "--dropout", "0.9", status=75)["error"]["message"]
+    assert (
+        "without a step"
+        in simulated(capsys, *options, "--clients", "9", "--dropout", "0.9", status=75)["error"][
+            "message"
+        ]
+    )
 
 
 @pytest.mark.parametrize(
@@ -166,18 +266,31 @@ def test_buckets_are_compared_and_too_few_sites_make_no_round(folder: Path, caps
         (["--task", "blobs.py:blobs", "--attack", "storm", "--hostile", "1"], "attack"),
     ],
 )
-def test_what_cannot_be_simulated_is_a_coded_error(folder: Path, capsys: pytest.CaptureFixture[str], options: list[str], key: str) -> None:
+def test_what_cannot_be_simulated_is_a_coded_error(
+    folder: Path, capsys: pytest.CaptureFixture[str], options: list[str], key: str
+) -> None:
     assert simulated(capsys, *options, status=78)["error"]["key"].endswith(key)
 
 
 PEERS = [str(Identity(bytes([number]) * 32).peer) for number in range(7)]
-BTARD = RUN.replace("[train]", f"[join]\npolicy = 'allow'\nallow = {PEERS}\n[btard]\nvalidators = 2\n[train]", 1)
+BTARD = RUN.replace(
+    "[train]", f"[join]\npolicy = 'allow'\nallow = {PEERS}\n[btard]\nvalidators = 2\n[train]", 1
+)
 
 
-@pytest.mark.parametrize(("attack", "fault"), [
-    ("equivocation", "equivocation"), ("withheld_parts", "withheld"), ("wrong_aggregate", "aggregate"), ("false_accusation", "accusation"),
-    ("abort_abuse", "withheld"), ("copied_commitments", "withheld"), ("sign_flip", "gradient"), ("hidden_states", "withheld"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("attack", "fault"),
+    [
+        ("equivocation", "equivocation"),
+        ("withheld_parts", "withheld"),
+        ("wrong_aggregate", "aggregate"),
+        ("false_accusation", "accusation"),
+        ("abort_abuse", "withheld"),
+        ("copied_commitments", "withheld"),
+        ("sign_flip", "gradient"),
+        ("hidden_states", "withheld"),
+    ],
+)
 def test_attacks_on_a_run_with_btard_end_with_the_attackers(
     folder: Path, capsys: pytest.CaptureFixture[str], attack: str, fault: str
 ) -> None:
@@ -185,14 +298,26 @@ def test_attacks_on_a_run_with_btard_end_with_the_attackers(
     (folder / "run.toml").write_text(BTARD.replace("[btard]", f"[btard]\nintervals = {intervals}"))
     found = simulated(capsys, "--attack", attack, "--hostile", "2", "--rounds", "60")
     (played,) = found["runs"]
-    assert (found["attack"], found["peers"], found["hostile"], played["problems"]) == (attack, 7, 2, [])
-    assert [(each["hostile"], each["fault"]) for each in played["removed"].values()] == [(True, fault)] * 2
+    assert (found["attack"], found["peers"], found["hostile"], played["problems"]) == (
+        attack,
+        7,
+        2,
+        [],
+    )
+    assert [(each["hostile"], each["fault"]) for each in played["removed"].values()] == [
+        (True, fault)
+    ] * 2
     assert 0 < played["clean_after"] <= played["steps"]
 
 
-def test_what_of_an_attack_on_a_run_with_btard_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_of_an_attack_on_a_run_with_btard_is_said(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (folder / "run.toml").write_text(BTARD)
-    assert run(["simulate", "run.toml", "--attack", "equivocation", "--hostile", "2", "--seeds", "2"]) == 0
+    assert (
+        run(["simulate", "run.toml", "--attack", "equivocation", "--hostile", "2", "--seeds", "2"])
+        == 0
+    )
     assert "attackers removed: 4 of 4, for equivocation (4)" in (said := capsys.readouterr().out)
     assert "honest peers removed: 0" in said
     for options, key in (
@@ -204,5 +329,7 @@ def test_what_of_an_attack_on_a_run_with_btard_is_said(folder: Path, capsys: pyt
     ):
         assert simulated(capsys, *options, status=78)["error"]["key"].endswith(key)
     (folder / "run.toml").write_text(RUN)
-    refused = simulated(capsys, "--task", "blobs.py:blobs", "--attack", "equivocation", "--hostile", "2", status=78)["error"]
+    refused = simulated(
+        capsys, "--task", "blobs.py:blobs", "--attack", "equivocation", "--hostile", "2", status=78
+    )["error"]
     assert "has no [btard]" in refused["message"]

@@ -63,7 +63,9 @@ def length(found: object) -> int:
     return len(found)
 
 
-def test_a_factory_by_argument_environment_and_settings(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_factory_by_argument_environment_and_settings(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = site_data("site.py:make")
     assert isinstance(found, SiteData)
     assert [sample[0].tolist() for sample in (found[0], found[2])] == [[0, 1], [4, 5]]
@@ -75,7 +77,9 @@ def test_a_factory_by_argument_environment_and_settings(folder: Path, monkeypatc
     monkeypatch.delenv("ATOLL_DATA__FACTORY")
     paths = find_paths()
     set_value(paths, "data.factory", "mine.py:make")
-    assert factory_of(paths) == f"{paths.config_file.parent}/mine.py:make"  # relative to the file that says so
+    assert (
+        factory_of(paths) == f"{paths.config_file.parent}/mine.py:make"
+    )  # relative to the file that says so
     set_value(paths, "data.factory", "")
     assert factory_of(paths) == ""
 
@@ -96,7 +100,9 @@ def test_a_factory_by_argument_environment_and_settings(folder: Path, monkeypatc
         (None, "settings name no data"),
     ],
 )
-def test_what_is_no_data_is_refused_with_a_way_out(folder: Path, where: str | None, words: str) -> None:
+def test_what_is_no_data_is_refused_with_a_way_out(
+    folder: Path, where: str | None, words: str
+) -> None:
     (folder / "wrong.py").write_text("def make(:\n")
     with pytest.raises(ConfigError) as caught:
         site_data(where)
@@ -117,7 +123,9 @@ def test_a_run_cannot_name_a_file_of_its_members(folder: Path) -> None:
     assert "atoll config set data.factory" in caught.value.hint
 
 
-def test_the_built_in_recipe_trains_on_the_records_of_a_site(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_built_in_recipe_trains_on_the_records_of_a_site(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     manifest = parse_manifest(RUN)
     with pytest.raises(ConfigError, match="every member's own text"):
         load_data(manifest, None)
@@ -125,6 +133,9 @@ def test_the_built_in_recipe_trains_on_the_records_of_a_site(folder: Path, monke
     corpus = load_data(manifest, None)
     assert bytes(corpus.training[:11].tolist()) == b"note 0: tex"
     assert len(corpus.training) > 8 * len(corpus.held_out)
-    assert load_data(parse_manifest(RUN.replace('"local"', '"builtin:stdlib-text"')), None).name == "builtin:stdlib-text"
+    assert (
+        load_data(parse_manifest(RUN.replace('"local"', '"builtin:stdlib-text"')), None).name
+        == "builtin:stdlib-text"
+    )
     with pytest.raises(ConfigError, match=r"sample 0 of site.py:numbers is of type int, not text"):
         load_data(manifest, "site.py:numbers")

@@ -51,7 +51,9 @@ def test_journal_comes_back(tmp_path: Path) -> None:
 
 
 @given(cut=st.integers(min_value=0))
-def test_a_write_cut_short_loses_only_itself(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
+def test_a_write_cut_short_loses_only_itself(
+    tmp_path_factory: pytest.TempPathFactory, cut: int
+) -> None:
     folder = tmp_path_factory.mktemp("journal")
     entries = log_of(3)
     journal = FileJournal(folder)
@@ -92,7 +94,9 @@ def test_an_old_entry_that_the_disk_changes_later_is_never_another_one(tmp_path:
 
 
 @given(at=st.integers(min_value=0), flip=st.integers(1, 255))
-def test_a_changed_byte_is_damage_never_another_entry(tmp_path_factory: pytest.TempPathFactory, at: int, flip: int) -> None:
+def test_a_changed_byte_is_damage_never_another_entry(
+    tmp_path_factory: pytest.TempPathFactory, at: int, flip: int
+) -> None:
     folder = tmp_path_factory.mktemp("journal")
     entries = log_of(3)
     journal = FileJournal(folder)
@@ -104,7 +108,9 @@ def test_a_changed_byte_is_damage_never_another_entry(tmp_path_factory: pytest.T
     (folder / "entries").write_bytes(data)
     again = FileJournal(folder)
     assert list(again.entries) == entries[: len(again.entries)]
-    assert again.damaged or len(again.entries) < 3  # a changed length may look like a write cut short
+    assert (
+        again.damaged or len(again.entries) < 3
+    )  # a changed length may look like a write cut short
     again.close()
 
 
@@ -150,7 +156,9 @@ def test_a_buffer_in_use_is_not_given_away(tmp_path: Path) -> None:
 
 
 def run_files(folder: Path, troubles: list[StorageError]) -> RunFiles:
-    return RunFiles(folder, run_id="r", outer=OuterSettings(), slots=PlainSlots, trouble=troubles.append)
+    return RunFiles(
+        folder, run_id="r", outer=OuterSettings(), slots=PlainSlots, trouble=troubles.append
+    )
 
 
 def test_checkpoint_comes_back_bit_for_bit_and_damage_is_told(tmp_path: Path) -> None:
@@ -190,25 +198,40 @@ def test_checkpoint_comes_back_bit_for_bit_and_damage_is_told(tmp_path: Path) ->
 
 def test_what_no_step_changes_is_hashed_anew_only_after_another_state_was_installed() -> None:
     numel = 600_000  # three chunks of anchor, of which the last holds the first of the other vector, then two of that alone
-    replica = ModelReplica(make_layout([("w", (numel,))]), OuterSettings("sgd", 1.0, 0.0), PlainSlots(numel))
+    replica = ModelReplica(
+        make_layout([("w", (numel,))]), OuterSettings("sgd", 1.0, 0.0), PlainSlots(numel)
+    )
     replica.initialise(torch.randn(numel, generator=torch.Generator().manual_seed(1)))
     first = replica.hashes()
     assert replica.hashes() == first
     state = bytearray(replica.snapshot())
     state[-1] ^= 1
     replica.install(memoryview(state), 1)
-    assert [index for index, (one, other) in enumerate(zip(first, replica.hashes(), strict=True)) if one != other] == [len(first) - 1]
+    assert [
+        index
+        for index, (one, other) in enumerate(zip(first, replica.hashes(), strict=True))
+        if one != other
+    ] == [len(first) - 1]
     state[0] ^= 1
     replica.install(memoryview(state), 2)
     assert replica.hashes()[0] != first[0]
 
 
-def test_who_founded_a_run_and_lost_its_folder_does_not_found_it_again_and_is_somebody_new(tmp_path: Path) -> None:
+def test_who_founded_a_run_and_lost_its_folder_does_not_found_it_again_and_is_somebody_new(
+    tmp_path: Path,
+) -> None:
     def life(number: int, me: str = "p0") -> RunFiles:
         return RunFiles(
-            tmp_path / me, run_id="r", outer=OuterSettings(), slots=PlainSlots, trouble=lambda _: None, me=me, organiser="p0",
-            founded=tmp_path / "beside the key" / "r", first_life=number,
-        )  # fmt: skip
+            tmp_path / me,
+            run_id="r",
+            outer=OuterSettings(),
+            slots=PlainSlots,
+            trouble=lambda _: None,
+            me=me,
+            organiser="p0",
+            founded=tmp_path / "beside the key" / "r",
+            first_life=number,
+        )
 
     layout, genesis = make_layout([("w", (4, 5))]), log_of(1)[0]
     for me in ("p1", "p0"):  # another member's marker would mean nothing
@@ -222,21 +245,39 @@ def test_who_founded_a_run_and_lost_its_folder_does_not_found_it_again_and_is_so
     same.close()
     shutil.rmtree(tmp_path / "p0")
     lost = life(7)
-    assert (lost.was_founded, lost.journal().incarnation) == (True, 7)  # what the lost journal has voted for is not known any more
+    assert (lost.was_founded, lost.journal().incarnation) == (
+        True,
+        7,
+    )  # what the lost journal has voted for is not known any more
     with pytest.raises(StorageError, match="was founded here and its state is missing") as told:
         lost.check()
     assert told.value.code == "E303"
     lost.close()
 
 
-@pytest.mark.parametrize(("boot", "clean", "me", "life"), [
-    ("another", False, "p1", 1), ("another", True, "p1", 0), ("", False, "p1", 0), ("another", False, "p0", 0),
-])  # fmt: skip
-def test_after_a_reboot_a_member_keeps_its_log_and_votes_in_a_new_life(tmp_path: Path, boot: str, clean: bool, me: str, life: int) -> None:
+@pytest.mark.parametrize(
+    ("boot", "clean", "me", "life"),
+    [
+        ("another", False, "p1", 1),
+        ("another", True, "p1", 0),
+        ("", False, "p1", 0),
+        ("another", False, "p0", 0),
+    ],
+)
+def test_after_a_reboot_a_member_keeps_its_log_and_votes_in_a_new_life(
+    tmp_path: Path, boot: str, clean: bool, me: str, life: int
+) -> None:
     """Unless it stopped cleanly before, or the machine did not reboot; or nobody else could miss its votes."""
 
     def files() -> RunFiles:
-        return RunFiles(tmp_path, run_id="r", outer=OuterSettings(), slots=PlainSlots, trouble=lambda _: None, me=me)
+        return RunFiles(
+            tmp_path,
+            run_id="r",
+            outer=OuterSettings(),
+            slots=PlainSlots,
+            trouble=lambda _: None,
+            me=me,
+        )
 
     first, entries = files(), log_of(3)
     for certified in entries:
@@ -275,7 +316,13 @@ def test_a_seal_outlives_a_damaged_journal_and_a_damaged_seal_is_damage(tmp_path
     """What an organiser has signed must never be signed otherwise, whatever else of its disk is lost."""
     troubles: list[StorageError] = []
     entries, gone = log_of(2), Member(PeerId("p9"), 1)
-    record = SealRecord(1, entries[0].entry.hash(), (gone,), True, Certified(entries[1].entry, entries[1].votes, (gone,)))
+    record = SealRecord(
+        1,
+        entries[0].entry.hash(),
+        (gone,),
+        True,
+        Certified(entries[1].entry, entries[1].votes, (gone,)),
+    )
     files = run_files(tmp_path, troubles)
     files.journal().append(entries[0])
     files.journal().seal(record)
@@ -284,14 +331,22 @@ def test_a_seal_outlives_a_damaged_journal_and_a_damaged_seal_is_damage(tmp_path
     data[30] ^= 1
     (tmp_path / "journal" / "entries").write_bytes(data)
     again = run_files(tmp_path, troubles)
-    assert (again.journal().incarnation, list(again.journal().entries), again.journal().sealed) == (1, [], record)
+    assert (again.journal().incarnation, list(again.journal().entries), again.journal().sealed) == (
+        1,
+        [],
+        record,
+    )
     again.close()
 
     whole = bytearray((tmp_path / "seal").read_bytes())
     whole[-1] ^= 1
     (tmp_path / "seal").write_bytes(whole)
     last = run_files(tmp_path, troubles)
-    assert (last.journal().incarnation, last.journal().sealed, last.journal().damaged) == (2, None, "")
+    assert (last.journal().incarnation, last.journal().sealed, last.journal().damaged) == (
+        2,
+        None,
+        "",
+    )
     last.close()
     assert [trouble.code for trouble in troubles] == ["E303", "E303"]
 
@@ -315,11 +370,15 @@ def test_closed_files_hold_no_memory_but_what_is_still_read(tmp_path: Path) -> N
     again.close()
 
 
-def test_votes_of_operations_come_back_with_their_results_until_they_are_forgotten(tmp_path: Path) -> None:
+def test_votes_of_operations_come_back_with_their_results_until_they_are_forgotten(
+    tmp_path: Path,
+) -> None:
     members, new = (Member(PeerId("a"), 0),), bytes(range(32))
 
     def vote(log: str, digests: tuple[bytes, ...] | None) -> KeptVote:
-        entry = Entry(log, 1, bytes(32), bytes(32), (), (), digests or (), 4, 4, "fp32", "mean", members)
+        entry = Entry(
+            log, 1, bytes(32), bytes(32), (), (), digests or (), 4, 4, "fp32", "mean", members
+        )
         return KeptVote(log, members, 3, (3, entry) if digests is not None else None)
 
     votes = VoteFiles(tmp_path)
@@ -333,17 +392,23 @@ def test_votes_of_operations_come_back_with_their_results_until_they_are_forgott
     votes.forget(logs[3])
     votes.close()
     again = VoteFiles(tmp_path)
-    found = {kept.log: (kept, bytes(data) if data is not None else None) for kept, data in again.recall()}
+    found = {
+        kept.log: (kept, bytes(data) if data is not None else None) for kept, data in again.recall()
+    }
     assert found == {
-        logs[0]: (vote(logs[0], (new,)), bytes(2000)), logs[1]: (vote(logs[1], (new,)), None), logs[2]: (vote(logs[2], None), None),
-    }  # fmt: skip
+        logs[0]: (vote(logs[0], (new,)), bytes(2000)),
+        logs[1]: (vote(logs[1], (new,)), None),
+        logs[2]: (vote(logs[2], None), None),
+    }
     for path in tmp_path.glob("*.vote"):
         path.write_bytes(path.read_bytes()[:-1])
     assert again.recall() == VoteFiles(tmp_path).recall() == []
     assert not list(tmp_path.glob("*.vote"))
 
 
-def test_a_durable_result_is_kept_as_it_comes_and_its_file_is_never_written_over_while_a_script_may_read_it(tmp_path: Path) -> None:
+def test_a_durable_result_is_kept_as_it_comes_and_its_file_is_never_written_over_while_a_script_may_read_it(
+    tmp_path: Path,
+) -> None:
     votes, log, digests = VoteFiles(tmp_path), "opd/1", (bytes(32),)
     data = votes.allocate(1000)
     data[:] = b"1" * 1000
@@ -351,7 +416,9 @@ def test_a_durable_result_is_kept_as_it_comes_and_its_file_is_never_written_over
     assert file is not None
     assert votes.file_of(memoryview(bytearray(1000))) is None
     votes.store(log, digests, data)
-    assert [path.name for path in tmp_path.iterdir() if path.name != "index.json"] == [file.name]  # nothing was copied
+    assert [path.name for path in tmp_path.iterdir() if path.name != "index.json"] == [
+        file.name
+    ]  # nothing was copied
     votes.drop(log)
     assert votes.file_of(votes.allocate(1000)) != file  # a script has it
     del data
@@ -370,7 +437,9 @@ def test_a_durable_result_is_kept_as_it_comes_and_its_file_is_never_written_over
     os.close(lent)
 
 
-def test_what_was_spent_of_privacy_outlives_lives_and_damage_of_the_state_and_is_never_guessed(tmp_path: Path) -> None:
+def test_what_was_spent_of_privacy_outlives_lives_and_damage_of_the_state_and_is_never_guessed(
+    tmp_path: Path,
+) -> None:
     files, troubles = run_files(tmp_path, []), list[StorageError]()
     for steps in range(3):
         assert files.noisy() == steps

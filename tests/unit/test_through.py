@@ -31,9 +31,15 @@ SEEN = ("11.0.0.1", 20_001)
 MINE = ("/ip4/11.0.0.9/tcp/20000", "/ip4/192.168.1.2/tcp/20000")
 
 
-def test_candidates_are_what_others_see_then_what_a_router_that_keeps_ports_maps_then_the_port_itself() -> None:
+def test_candidates_are_what_others_see_then_what_a_router_that_keeps_ports_maps_then_the_port_itself() -> (
+    None
+):
     local = ("192.168.1.2", 20_000)
-    assert candidates([SEEN, SEEN], local) == ("/ip4/11.0.0.1/tcp/20001", "/ip4/11.0.0.1/tcp/20000", "/ip4/192.168.1.2/tcp/20000")
+    assert candidates([SEEN, SEEN], local) == (
+        "/ip4/11.0.0.1/tcp/20001",
+        "/ip4/11.0.0.1/tcp/20000",
+        "/ip4/192.168.1.2/tcp/20000",
+    )
     assert candidates([("11.0.0.1", 20_000)], ("0.0.0.0", 20_000)) == ("/ip4/11.0.0.1/tcp/20000",)
     assert is_symmetric([SEEN, ("11.0.0.1", 5)])
     assert not is_symmetric([SEEN, SEEN])
@@ -42,14 +48,25 @@ def test_candidates_are_what_others_see_then_what_a_router_that_keeps_ports_maps
 def test_addresses_of_a_house_are_dialled_only_from_behind_the_same_router() -> None:
     theirs = ("/ip4/11.0.0.1/tcp/20001", "/ip4/192.168.1.2/tcp/20001")
     assert targets(theirs, MINE) == [("11.0.0.1", 20_001)]
-    assert targets(theirs, ("/ip4/11.0.0.1/tcp/7000",)) == [("11.0.0.1", 20_001), ("192.168.1.2", 20_001)]
+    assert targets(theirs, ("/ip4/11.0.0.1/tcp/7000",)) == [
+        ("11.0.0.1", 20_001),
+        ("192.168.1.2", 20_001),
+    ]
 
 
 @pytest.mark.parametrize(
     "hostile",
-    ["/ip4/127.0.0.1/tcp/20001", "/ip4/11.0.0.1/tcp/22", "/ip4/224.0.0.1/tcp/20001", "/ip4/0.0.0.0/tcp/20001", "/ip4/169.254.1.1/tcp/20001",
-     "/dns4/example.org/tcp/20001", "nonsense", "/ip6/::1/tcp/20001"],
-)  # fmt: skip
+    [
+        "/ip4/127.0.0.1/tcp/20001",
+        "/ip4/11.0.0.1/tcp/22",
+        "/ip4/224.0.0.1/tcp/20001",
+        "/ip4/0.0.0.0/tcp/20001",
+        "/ip4/169.254.1.1/tcp/20001",
+        "/dns4/example.org/tcp/20001",
+        "nonsense",
+        "/ip6/::1/tcp/20001",
+    ],
+)
 def test_a_partner_cannot_have_us_dial_this(hostile: str) -> None:
     assert targets([hostile], MINE) == []
 
@@ -118,7 +135,9 @@ def test_a_voucher_that_was_changed_or_made_by_another_relay_is_worth_nothing() 
 
 
 def test_a_relay_gives_so_many_circuits_and_no_more() -> None:
-    vouchers = Vouchers(bytes(32), Limits(circuits=3, circuits_of_one=2, show_s=30.0, seconds_each=100.0))
+    vouchers = Vouchers(
+        bytes(32), Limits(circuits=3, circuits_of_one=2, show_s=30.0, seconds_each=100.0)
+    )
     vouchers.issue(0.0, b"1" * 16, "run", (A, B))
     vouchers.issue(0.0, b"2" * 16, "run", (A, C))
     with pytest.raises(NoVoucherError, match="one peer"):
@@ -138,17 +157,30 @@ def test_a_relay_gives_so_many_circuits_and_no_more() -> None:
     [
         ([(CLEAN_SEGMENTS - 1, 1), (9999, 1)], [None, None]),  # something was lost: bbr for good
         (
-            [(CLEAN_SEGMENTS - 1, 0), (CLEAN_SEGMENTS, 0), (9999, 1), (10_999, 11), (11_999, 21), (12_999, 31)],
+            [
+                (CLEAN_SEGMENTS - 1, 0),
+                (CLEAN_SEGMENTS, 0),
+                (9999, 1),
+                (10_999, 11),
+                (11_999, 21),
+                (12_999, 31),
+            ],
             [None, "cubic", None, None, "bbr", None],
         ),
     ],
 )
-def test_a_relays_leg_has_cubic_while_nothing_is_lost(counters: list[tuple[int, int]], found: list[str | None]) -> None:
+def test_a_relays_leg_has_cubic_while_nothing_is_lost(
+    counters: list[tuple[int, int]], found: list[str | None]
+) -> None:
     leg = Leg()
-    assert [leg.read(Reading(0, 0, 0.0, 0.0, 0.05, 0.05, sent, again)) for sent, again in counters] == found
+    assert [
+        leg.read(Reading(0, 0, 0.0, 0.0, 0.05, 0.05, sent, again)) for sent, again in counters
+    ] == found
 
 
-def circuit(splice: Splice, nbytes: int = 1 << 30, seconds: float = 60.0) -> tuple[socket.socket, socket.socket, threading.Event]:
+def circuit(
+    splice: Splice, nbytes: int = 1 << 30, seconds: float = 60.0
+) -> tuple[socket.socket, socket.socket, threading.Event]:
     """Both outer ends of a circuit, and the event of its end."""
     (left, inner_left), (right, inner_right) = socket.socketpair(), socket.socketpair()
     for sock in (inner_left, inner_right):
@@ -171,7 +203,9 @@ def test_bytes_go_both_ways_and_an_end_is_passed_on() -> None:
         data = random.Random(1).randbytes(3_000_000)
         left, right, over = circuit(splice)
         with left, right:
-            sender = threading.Thread(target=lambda: (left.sendall(data), left.shutdown(socket.SHUT_WR)))
+            sender = threading.Thread(
+                target=lambda: (left.sendall(data), left.shutdown(socket.SHUT_WR))
+            )
             sender.start()
             assert read(right) == data
             sender.join()
@@ -221,7 +255,9 @@ def test_stopping_ends_all_circuits() -> None:
 @pytest.mark.skipif(not offers("bbr"), reason="this system does not let us have bbr")
 def test_both_legs_of_a_relay_have_bbr() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        pairs = [(socket.create_connection(server.getsockname()), server.accept()[0]) for _ in range(2)]
+        pairs = [
+            (socket.create_connection(server.getsockname()), server.accept()[0]) for _ in range(2)
+        ]
     (left, inner_left), (right, inner_right) = pairs
     for inner in (inner_left, inner_right):
         inner.setblocking(False)
@@ -230,7 +266,10 @@ def test_both_legs_of_a_relay_have_bbr() -> None:
     try:
         splice.add(inner_left, inner_right, 1 << 30, 60.0, lambda: None)
         for inner in (inner_left, inner_right):
-            assert inner.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0") == b"bbr"
+            assert (
+                inner.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
+                == b"bbr"
+            )
     finally:
         splice.stop()
         left.close()

@@ -61,7 +61,12 @@ from libp2p.io.trio import TrioTCPStream
 stream = TrioTCPStream(SimpleNamespace(socket=SimpleNamespace(getpeername=lambda: ("2a0b::1", 4001, 0, 0))))
 print(stream.get_remote_address())
 """
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "None\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        ).stdout
+        == "None\n"
+    )
 
 
 def test_a_ping_without_an_answer_still_ends_no_connection() -> None:

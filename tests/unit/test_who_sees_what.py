@@ -70,7 +70,13 @@ def test_the_words_say_what_is_so(name: str) -> None:
     except ConfigError:
         assert "private" in name or "in buckets, means" in name
         assert any(
-            part in name for part in ("members see contributions", "weighted", "means of metrics", "buckets, private, bound follows")
+            part in name
+            for part in (
+                "members see contributions",
+                "weighted",
+                "means of metrics",
+                "buckets, private, bound follows",
+            )
         )
         return
     assert ("nobody sees your update" in told) == ("masked" in name)
@@ -90,10 +96,17 @@ def test_lanes_without_encryption_are_told(secure: str) -> None:
     """Also of a run that is not federated; and nothing is told there that is not so."""
     plain = f'schema = 1\nname = "x"\nmode = "federated"\n[lanes]\nencrypt = false\n{secure}'
     told = " ".join(privacy_lines(parse_manifest(plain)))
-    assert f"exchange in bulk, that is {'masked updates, their sums' if secure else 'updates'} and the model" in told
+    assert (
+        f"exchange in bulk, that is {'masked updates, their sums' if secure else 'updates'} and the model"
+        in told
+    )
     assert "nobody outside the run can read what travels" not in told
     (line,) = [
-        line for line in describe_lines(parse_manifest(plain.replace("federated", "swarm").replace(secure or "-", ""))) if "privacy" in line
+        line
+        for line in describe_lines(
+            parse_manifest(plain.replace("federated", "swarm").replace(secure or "-", ""))
+        )
+        if "privacy" in line
     ]
     assert "in bulk ([lanes] encrypt = false)" in line
     assert "are encrypted" not in line
@@ -102,7 +115,10 @@ def test_lanes_without_encryption_are_told(secure: str) -> None:
 def test_whose_two_thirds_a_sum_is_of() -> None:
     text = 'schema = 1\nname = "x"\nmode = "federated"\n[secure]\n[federated]\n'
     assert "more than two thirds of the members" in privacy_lines(parse_manifest(text))[0]
-    assert "more than two thirds of those drawn for the round" in privacy_lines(parse_manifest(text + "sample = 5\n"))[0]
+    assert (
+        "more than two thirds of those drawn for the round"
+        in privacy_lines(parse_manifest(text + "sample = 5\n"))[0]
+    )
 
 
 def test_how_large_the_noise_is_is_told() -> None:
@@ -119,7 +135,10 @@ def test_how_large_the_noise_is_is_told() -> None:
         f"about {deviation:.2g} in every value of the mean of 30 sites, whose updates are 1 long at most: it is {deviation * parameters**0.5:.3g} times"
     )
     assert "mean of 3 sites" in str(noise_text(parse_manifest(text), 1))
-    assert noise_text(parse_manifest('schema = 1\nname = "x"\nmode = "federated"\n[secure]\n'), 9) is None
+    assert (
+        noise_text(parse_manifest('schema = 1\nname = "x"\nmode = "federated"\n[secure]\n'), 9)
+        is None
+    )
 
 
 if __name__ == "__main__":

@@ -23,19 +23,33 @@ class Play:
         self.changes: list[tuple[float, int]] = []
         self._counters: dict[int, list[float]] = {}
 
-    def go(self, seconds: float, rate: Rate, lost: float, *, busy: float = 1.0, held_up: float = 0.0) -> list[int]:
+    def go(
+        self, seconds: float, rate: Rate, lost: float, *, busy: float = 1.0, held_up: float = 0.0
+    ) -> list[int]:
         """So long on a path that loses this share; what was wanted from each change on."""
         known = len(self.changes)
         for _ in range(round(seconds / WINDOW_S)):
             self.now += WINDOW_S
             count = self.width.wanted
-            self._counters = {number: self._counters.get(number, [0.0] * 5) for number in range(count)}
+            self._counters = {
+                number: self._counters.get(number, [0.0] * 5) for number in range(count)
+            }
             for counters in self._counters.values():
                 nbytes = rate(count) / count * WINDOW_S
-                for place, more in enumerate((nbytes, busy * WINDOW_S, held_up * WINDOW_S, nbytes / SEGMENT, lost * nbytes / SEGMENT)):
+                for place, more in enumerate(
+                    (
+                        nbytes,
+                        busy * WINDOW_S,
+                        held_up * WINDOW_S,
+                        nbytes / SEGMENT,
+                        lost * nbytes / SEGMENT,
+                    )
+                ):
                     counters[place] += more
             readings = {
-                number: Reading(int(acked), 0, busy_s, held_up_s, 0.05, 0.05, int(segments), int(again))
+                number: Reading(
+                    int(acked), 0, busy_s, held_up_s, 0.05, 0.05, int(segments), int(again)
+                )
                 for number, (acked, busy_s, held_up_s, segments, again) in self._counters.items()
             }
             if self.width.read(self.now, readings):
@@ -95,7 +109,9 @@ def test_useless_lanes_are_given_up_and_not_tried_again_for_long() -> None:
     assert play.go(60, full, 0.002) == [4, 2]
 
 
-@pytest.mark.parametrize(("lost", "found"), [(0.003, []), (0.0011, []), (0.005, [4, 2]), (0.0009, [4, 2])])
+@pytest.mark.parametrize(
+    ("lost", "found"), [(0.003, []), (0.0011, []), (0.005, [4, 2]), (0.0009, [4, 2])]
+)
 def test_another_path_is_tried_at_once(lost: float, found: list[int]) -> None:
     play = Play(Width())
     assert play.go(30, full, 0.002) == [4, 2]
@@ -104,6 +120,12 @@ def test_another_path_is_tried_at_once(lost: float, found: list[int]) -> None:
 
 def test_a_pause_of_the_process_and_lanes_that_are_still_missing_are_not_judged() -> None:
     width = Width()
-    readings = [{0: Reading(n * 10**7, 0, float(n), 0.0, 0.05, 0.05, n * 7000, n * 70)} for n in range(60)]
-    assert not any(width.read(2.0 * n, found) for n, found in enumerate(readings))  # windows of two seconds
-    assert not any(width.read(200 + 0.5 * n, found) for n, found in enumerate(readings))  # one lane, where two are wanted
+    readings = [
+        {0: Reading(n * 10**7, 0, float(n), 0.0, 0.05, 0.05, n * 7000, n * 70)} for n in range(60)
+    ]
+    assert not any(
+        width.read(2.0 * n, found) for n, found in enumerate(readings)
+    )  # windows of two seconds
+    assert not any(
+        width.read(200 + 0.5 * n, found) for n, found in enumerate(readings)
+    )  # one lane, where two are wanted

@@ -23,7 +23,12 @@ def ends() -> tuple[Wire, Wire, socket.socket, socket.socket]:
     left, right = socket.socketpair()
     for sock in (left, right):
         sock.setblocking(False)
-    return Wire(PeerId("b"), left, A, B, b"t", opener=True), Wire(PeerId("a"), right, B, A, b"t", opener=False), left, right
+    return (
+        Wire(PeerId("b"), left, A, B, b"t", opener=True),
+        Wire(PeerId("a"), right, B, A, b"t", opener=False),
+        left,
+        right,
+    )
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
@@ -44,7 +49,10 @@ async def read(wire: Wire, count: int) -> bytes:
 def test_bytes_of_any_length_arrive_both_ways_while_tcp_takes_little_at_a_time() -> None:
     async def main() -> None:
         opener, other, _, _ = ends()
-        forth, back = bytes(range(256)) * 12_000, b"x" * (PIECE_BYTES + 1)  # 3 MB: more than a socket's buffer
+        forth, back = (
+            bytes(range(256)) * 12_000,
+            b"x" * (PIECE_BYTES + 1),
+        )  # 3 MB: more than a socket's buffer
         got: list[bytes] = []
 
         async def take() -> None:
@@ -95,7 +103,9 @@ def test_no_bytes_of_a_stranger_get_through(data: bytes) -> None:
 def test_a_length_that_no_record_has_ends_the_wire_before_it_is_read(length: int) -> None:
     async def main() -> None:
         opener, other, raw, _ = ends()
-        raw.send(struct.pack(">I", length) + bytes(40))  # the socket stays open: nothing is waited for
+        raw.send(
+            struct.pack(">I", length) + bytes(40)
+        )  # the socket stays open: nothing is waited for
         assert await other.receive_some() == b""
         opener.close()
 
@@ -116,9 +126,12 @@ def test_a_record_that_is_not_the_next_one_ends_the_wire(change: str) -> None:
         reader = Wire(PeerId("a"), right, secret, A, b"t", opener=False)
         flipped = records[0][:-1] + bytes([records[0][-1] ^ 1])
         said = {
-            "flip": [flipped], "replay": [records[0], records[0]], "swap": records[::-1], "cut": [records[0], records[1][:-1]],
+            "flip": [flipped],
+            "replay": [records[0], records[0]],
+            "swap": records[::-1],
+            "cut": [records[0], records[1][:-1]],
             "other wire": records,
-        }[change]  # fmt: skip
+        }[change]
         left.send(b"".join(said))
         left.shutdown(socket.SHUT_WR)
         expected = b"one" if change in ("replay", "cut") else b""

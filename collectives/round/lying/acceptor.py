@@ -35,10 +35,14 @@ class Witness(Acceptor):
         super().__init__(machine)
         self.judge = Judge(machine)
         self.claims: dict[Member, m.Claim] = {}  # the newest of each member
-        self.offered: dict[Cid, tuple[Member, m.Claim]] = {}  # by contribution: also earlier ones, which plans may name
+        self.offered: dict[
+            Cid, tuple[Member, m.Claim]
+        ] = {}  # by contribution: also earlier ones, which plans may name
         self.turns: dict[Member, int] = {}
         self.echoes: dict[tuple[int, bytes], dict[Member, bytes]] = {}
-        self.proposed: dict[int, tuple[bytes, bytes]] = {}  # by ballot: what its convener has signed
+        self.proposed: dict[
+            int, tuple[bytes, bytes]
+        ] = {}  # by ballot: what its convener has signed
         self._said: dict[tuple[Kind, Member, int], tuple[bytes, bytes]] = {}
         self._mine: m.Claim | None = None
         self._faults = Counter[Member]()
@@ -71,7 +75,9 @@ class Witness(Acceptor):
     def awaits(self, member: Member) -> bool:
         """Also whose offer nobody could be shown."""
         ready = self.machine.open.ready.get(member)
-        return ready is None or (ready.cid is not None and self.offered.get(ready.cid, (None,))[0] != member)
+        return ready is None or (
+            ready.cid is not None and self.offered.get(ready.cid, (None,))[0] != member
+        )
 
     def vouched(self, offers: list[Contributor]) -> list[Contributor]:
         """Those that their members have claimed, in these words."""
@@ -79,7 +85,9 @@ class Witness(Acceptor):
         return [
             offer
             for offer, known in found
-            if known and offer == Contributor(known[0], offer.cid, known[1].weight, known[1].reading) and not self.judge.founding
+            if known
+            and offer == Contributor(known[0], offer.cid, known[1].weight, known[1].reading)
+            and not self.judge.founding
         ]
 
     def overdue(self, now: float, patience: float) -> bool:
@@ -120,12 +128,20 @@ class Witness(Acceptor):
         ready = my_ready(machine)
         offer = ready if ready is not None and ready.cid is not None else None
         blank = m.Claim(
-            machine.base, offer.cid if offer else None, offer.weight if offer else 0, offer.reading if offer else m.NO_READING, machine.leaving,
-            tuple(self._convener.asking_in(now)), tuple(who for who in machine.config if who != machine.me and machine.silent(who)),
-        )  # fmt: skip
+            machine.base,
+            offer.cid if offer else None,
+            offer.weight if offer else 0,
+            offer.reading if offer else m.NO_READING,
+            machine.leaving,
+            tuple(self._convener.asking_in(now)),
+            tuple(who for who in machine.config if who != machine.me and machine.silent(who)),
+        )
         if self._mine is None or msgspec.structs.replace(self._mine, signature=b"") != blank:
             payload = claim_payload(machine.run, machine.log, machine.round, machine.me, blank)
-            first, self._mine = self._mine is None, msgspec.structs.replace(blank, signature=machine.actions.sign(payload))
+            first, self._mine = (
+                self._mine is None,
+                msgspec.structs.replace(blank, signature=machine.actions.sign(payload)),
+            )
             if not first or blank.cid or blank.leave or blank.admits or blank.suspects:
                 self._told_at = now
                 self.broadcast(self._mine)
@@ -137,7 +153,9 @@ class Witness(Acceptor):
         if self.claims.get(who) == claim:
             return
         if not self.judge.claimed(who, claim):
-            raise RemoteProtocolError("a claim that is not its sender's, or of another round", peer=who.peer)
+            raise RemoteProtocolError(
+                "a claim that is not its sender's, or of another round", peer=who.peer
+            )
         self.claims[who] = claim
         if claim.cid is not None and claim.weight and claim.cid not in self.offered:
             earlier = [cid for cid, (of, _) in self.offered.items() if of == who]
@@ -189,7 +207,10 @@ class Witness(Acceptor):
 
     def _on_prepare(self, now: float, who: Member, ballot: int) -> None:
         machine, journal = self.machine, self.machine.journal
-        if not max(1, journal.promised) <= ballot <= machine.ballot or machine.convener_of(ballot) != who:
+        if (
+            not max(1, journal.promised) <= ballot <= machine.ballot
+            or machine.convener_of(ballot) != who
+        ):
             return
         accepted = journal.accepted
         if accepted is not None and accepted[0] >= ballot:
@@ -199,15 +220,28 @@ class Witness(Acceptor):
             journal.promise(ballot)
         at, digest = (accepted[0], accepted[1].hash()) if accepted is not None else (-1, b"")
         signature = machine.actions.sign(pledge_payload(*machine.slot, ballot, at, digest))
-        machine.tell(who.peer, m.Pledge(ballot, m.Accepted1(*accepted) if accepted else None, journal.proof, my_ready(machine), signature))
+        machine.tell(
+            who.peer,
+            m.Pledge(
+                ballot,
+                m.Accepted1(*accepted) if accepted else None,
+                journal.proof,
+                my_ready(machine),
+                signature,
+            ),
+        )
 
     def _on_pledge(self, now: float, who: Member, body: m.Pledge) -> None:
         machine, accepted = self.machine, body.accepted
         at, digest = (accepted.ballot, accepted.entry.hash()) if accepted is not None else (-1, b"")
         pledged = m.Pledged(who, at, digest, body.signature)
-        proved = accepted is None or (machine.entry_fits(accepted.entry) and self.judge.proved(at, digest, body.proof))
+        proved = accepted is None or (
+            machine.entry_fits(accepted.entry) and self.judge.proved(at, digest, body.proof)
+        )
         if not proved or not self.judge.pledged(body.ballot, pledged):
-            raise RemoteProtocolError("a pledge that is not its sender's, or names what was not accepted", peer=who.peer)
+            raise RemoteProtocolError(
+                "a pledge that is not its sender's, or names what was not accepted", peer=who.peer
+            )
         if body.ready and ready_fits(machine, body.ready):
             machine.open.ready[who] = body.ready
         self._convener.on_pledge(now, pledged, body)
@@ -219,7 +253,12 @@ class Witness(Acceptor):
             return self.step(now)
         self._first(who, "propose", ballot, digest, body.signature)
         said = self._said.get(("propose", who, ballot))  # perhaps an echo has told it before
-        if known is not None or said is None or said[0] != digest or ballot < machine.journal.promised:
+        if (
+            known is not None
+            or said is None
+            or said[0] != digest
+            or ballot < machine.journal.promised
+        ):
             return None
         if wrong := self.judge.why_not(body, self.claims.items()):
             raise RemoteProtocolError(f"a proposal with {wrong}", peer=who.peer)
@@ -235,14 +274,25 @@ class Witness(Acceptor):
     def _on_echo(self, now: float, who: Member, body: m.Echo) -> None:
         machine = self.machine
         owner = machine.convener_of(body.ballot)
-        if body.proposed and self._said.get(("propose", owner, body.ballot)) != (body.entry_hash, body.proposed):
+        if body.proposed and self._said.get(("propose", owner, body.ballot)) != (
+            body.entry_hash,
+            body.proposed,
+        ):
             self._first(owner, "propose", body.ballot, body.entry_hash, body.proposed, teller=who)
         if self._first(who, "echo", body.ballot, body.entry_hash, body.signature):
             machine.progress(now)
             self.echoes.setdefault((body.ballot, body.entry_hash), {})[who] = body.signature
             self.step(now)
 
-    def _first(self, who: Member, kind: Kind, ballot: int, digest: bytes, signature: bytes, teller: Member | None = None) -> bool:
+    def _first(
+        self,
+        who: Member,
+        kind: Kind,
+        ballot: int,
+        digest: bytes,
+        signature: bytes,
+        teller: Member | None = None,
+    ) -> bool:
         """Whether a member says this for the first time. What it says beside is proof that it lies. Raises RemoteProtocolError."""
         machine = self.machine
         key: tuple[Kind, Member, int] = (kind, who, ballot)
@@ -252,13 +302,17 @@ class Witness(Acceptor):
         if before is None and ballot > machine.ballot + AHEAD * len(machine.config):
             return False  # it would fill memory; whoever lags is told the ballot by the turns of others
         if not self.judge.signed(kind, who, ballot, digest, signature):
-            raise RemoteProtocolError(f"a signature of a {kind} that is not {who.peer}'s", peer=(teller or who).peer)
+            raise RemoteProtocolError(
+                f"a signature of a {kind} that is not {who.peer}'s", peer=(teller or who).peer
+            )
         if before is None:
             self._said[key] = (digest, signature)
             return True
         if who.peer not in machine.caught and who != machine.me:
             machine.caught.add(who.peer)
-            one, other = (slot_payload(kind, *machine.slot, ballot, hash_) for hash_ in (before[0], digest))
+            one, other = (
+                slot_payload(kind, *machine.slot, ballot, hash_) for hash_ in (before[0], digest)
+            )
             machine.actions.caught(who.peer, (one, before[1]), (other, signature))
         return False
 
@@ -268,12 +322,28 @@ class Witness(Acceptor):
         super().step(now)
         journal, machine = self.machine.journal, self.machine
         for (ballot, digest), echoes in sorted(self.echoes.items(), key=lambda item: item[0]):
-            entry, voted = machine.open.known.get(digest), journal.accepted[0] if journal.accepted else -1
-            if entry is None or ballot < journal.promised or ballot <= voted or not machine.quorum(list(echoes)):
+            entry, voted = (
+                machine.open.known.get(digest),
+                journal.accepted[0] if journal.accepted else -1,
+            )
+            if (
+                entry is None
+                or ballot < journal.promised
+                or ballot <= voted
+                or not machine.quorum(list(echoes))
+            ):
                 continue
             if self.holds(now, entry, [who.peer for who in echoes if who != machine.me]):
-                machine.actions.keep(entry)  # first the bytes, then the vote with its proof, then the answer
-                journal.accept(ballot, entry, tuple(Vote(who, ballot, signature) for who, signature in sorted(echoes.items())))
+                machine.actions.keep(
+                    entry
+                )  # first the bytes, then the vote with its proof, then the answer
+                journal.accept(
+                    ballot,
+                    entry,
+                    tuple(
+                        Vote(who, ballot, signature) for who, signature in sorted(echoes.items())
+                    ),
+                )
                 self._send_vote(ballot, entry)
 
     def cast(self, now: float, ballot: int, entry: Entry) -> None:
@@ -290,4 +360,6 @@ class Witness(Acceptor):
         machine, digest = self.machine, entry.hash()
         signature = machine.actions.sign(slot_payload("echo", *machine.slot, ballot, digest))
         proposed = self.proposed.get(ballot, (b"", b""))
-        self.broadcast(m.Echo(ballot, digest, signature, proposed[1] if proposed[0] == digest else b""))
+        self.broadcast(
+            m.Echo(ballot, digest, signature, proposed[1] if proposed[0] == digest else b"")
+        )

@@ -43,9 +43,16 @@ class Accountable(Convening):
 
     def step(self, now: float) -> None:
         """Go on as far as what is known allows."""
-        aside = self.phase is Phase.ADOPT and now - self._adopting_since > PUT_ASIDE * self.machine.timing.detect_s
+        aside = (
+            self.phase is Phase.ADOPT
+            and now - self._adopting_since > PUT_ASIDE * self.machine.timing.detect_s
+        )
         if aside and self.entry is not None and not self.machine.has_bytes(self.entry):
-            rest = {who: pledge for who, pledge in self.pledges.items() if pledge[0].entry_hash != self.entry.hash()}
+            rest = {
+                who: pledge
+                for who, pledge in self.pledges.items()
+                if pledge[0].entry_hash != self.entry.hash()
+            }
             if self.machine.quorum(list(rest)):
                 self.phase, self.pledges = Phase.PREPARE, rest
         super().step(now)
@@ -74,7 +81,9 @@ class Accountable(Convening):
         if not self.machine.quorum(list(self.pledges)):
             return
         shown = [pledged for pledged, _ in self.pledges.values()]
-        highest, body = max(self.pledges.values(), key=lambda pledge: (pledge[0].ballot, pledge[0].entry_hash))
+        highest, body = max(
+            self.pledges.values(), key=lambda pledge: (pledge[0].ballot, pledge[0].entry_hash)
+        )
         if body.accepted is None:
             self._reasons = tuple(shown), ()
             self.phase, self.began_at = Phase.READY, now
@@ -85,13 +94,21 @@ class Accountable(Convening):
 
     def _holders(self, entry: Entry) -> list[PeerId]:
         digest = entry.hash()
-        named = [who.peer for who, (pledged, _) in self.pledges.items() if pledged.entry_hash == digest]
-        return [peer for peer in dict.fromkeys((*named, *self.machine.others)) if peer != self.machine.me.peer]
+        named = [
+            who.peer for who, (pledged, _) in self.pledges.items() if pledged.entry_hash == digest
+        ]
+        return [
+            peer
+            for peer in dict.fromkeys((*named, *self.machine.others))
+            if peer != self.machine.me.peer
+        ]
 
     # ---- the proposal
     def _propose_reduced(self, now: float, plan: Plan, digests: tuple[bytes, ...]) -> None:
         if len(self.witness.vouched(list(plan.contributors))) < len(plan.contributors):
-            self.machine.open.reduced = None  # another's plan, over what cannot be shown: nobody would echo it
+            self.machine.open.reduced = (
+                None  # another's plan, over what cannot be shown: nobody would echo it
+            )
             return
         super()._propose_reduced(now, plan, digests)
 
@@ -104,7 +121,9 @@ class Accountable(Convening):
         self.phase, self.entry = Phase.ACCEPT, entry
         self.witness.cast(now, self.ballot, entry)  # on disk before anybody sees it
         digest = entry.hash()
-        signature = machine.actions.sign(slot_payload("propose", *machine.slot, self.ballot, digest))
+        signature = machine.actions.sign(
+            slot_payload("propose", *machine.slot, self.ballot, digest)
+        )
         claims = () if any(pledge.ballot >= 0 for pledge in pledges) else tuple(self._shown(entry))
         self._proposal = m.Propose(self.ballot, entry, claims, pledges, proof, signature)
         self._broadcast(self._proposal)
@@ -127,7 +146,9 @@ class Accountable(Convening):
     def wants_entry(self, now: float) -> bool:
         """Whether an entry that only changes the configuration is wanted, and would change it."""
         machine = self.machine
-        settle = (machine.draw.whole or machine.draw.hopeless) and any(ready.settle for ready in machine.open.ready.values())
+        settle = (machine.draw.whole or machine.draw.hopeless) and any(
+            ready.settle for ready in machine.open.ready.values()
+        )
         late = now - machine.open.born > SETTLE * machine.timing.detect_s
         return (settle and late) or self._next_config(now, set(machine.config)) != machine.config
 
@@ -136,7 +157,10 @@ class Accountable(Convening):
         machine, judge = self.machine, self.judge
         leaving, silent, joining = judge.wishes(tuple(self.witness.claims.items()))
         staying = list(machine.config)
-        going = [*sorted(leaving), *(who for who in sorted(silent - leaving) if who not in contributing)]
+        going = [
+            *sorted(leaving),
+            *(who for who in sorted(silent - leaving) if who not in contributing),
+        ]
         for member in going:
             founder = judge.founding and member.peer == machine.organiser
             if member in staying and len(staying) > judge.floor and not founder:

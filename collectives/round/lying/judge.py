@@ -29,26 +29,38 @@ class Judge:
     # ---- signatures
     def signed(self, kind: Kind, who: Member, ballot: int, digest: bytes, signature: bytes) -> bool:
         """Whether a proposal, an echo or a vote is its sender's."""
-        return self.machine.actions.verify(who.peer, slot_payload(kind, *self.machine.slot, ballot, digest), signature)
+        return self.machine.actions.verify(
+            who.peer, slot_payload(kind, *self.machine.slot, ballot, digest), signature
+        )
 
     def claimed(self, who: Member, claim: m.Claim) -> bool:
         """Whether a claim is its sender's, and of the open round."""
         machine = self.machine
         payload = claim_payload(machine.run, machine.log, machine.round, who, claim)
-        return claim.base == machine.base and machine.actions.verify(who.peer, payload, claim.signature)
+        return claim.base == machine.base and machine.actions.verify(
+            who.peer, payload, claim.signature
+        )
 
     def pledged(self, ballot: int, pledge: m.Pledged) -> bool:
         """Whether a pledge for this ballot is its sender's; what it names was accepted in an earlier one."""
         payload = pledge_payload(*self.machine.slot, ballot, pledge.ballot, pledge.entry_hash)
-        return pledge.ballot < ballot and self.machine.actions.verify(pledge.member.peer, payload, pledge.signature)
+        return pledge.ballot < ballot and self.machine.actions.verify(
+            pledge.member.peer, payload, pledge.signature
+        )
 
     def proved(self, ballot: int, digest: bytes, proof: Sequence[Vote]) -> bool:
         """Whether these are echoes of a quorum for one entry in one ballot."""
-        voters = {vote.member for vote in proof if vote.ballot == ballot and vote.member in self.machine.config}
+        voters = {
+            vote.member
+            for vote in proof
+            if vote.ballot == ballot and vote.member in self.machine.config
+        }
         return (
             len(voters) == len(proof)
             and self.machine.quorum(list(voters))
-            and all(self.signed("echo", vote.member, ballot, digest, vote.signature) for vote in proof)
+            and all(
+                self.signed("echo", vote.member, ballot, digest, vote.signature) for vote in proof
+            )
         )
 
     # ---- entries
@@ -58,7 +70,9 @@ class Judge:
         if not self.machine.entry_fits(entry):
             return "an entry that does not fit the round"
         voters = {pledge.member for pledge in body.pledges if pledge.member in self.machine.config}
-        if body.ballot > 0 and not (len(voters) == len(body.pledges) and self.machine.quorum(list(voters))):
+        if body.ballot > 0 and not (
+            len(voters) == len(body.pledges) and self.machine.quorum(list(voters))
+        ):
             return "pledges of no quorum"
         if not all(self.pledged(body.ballot, pledge) for pledge in body.pledges):
             return "a pledge that nobody gave"
@@ -66,22 +80,35 @@ class Judge:
         if highest is not None and highest.ballot >= 0:
             same = highest.entry_hash == entry.hash()
             return (
-                "" if same and self.proved(highest.ballot, highest.entry_hash, body.proof) else "another entry than the one accepted before"
+                ""
+                if same and self.proved(highest.ballot, highest.entry_hash, body.proof)
+                else "another entry than the one accepted before"
             )
         members = set(self.machine.config)
-        if not all(who in members and ((who, claim) in known or self.claimed(who, claim)) for who, claim in body.claims):
+        if not all(
+            who in members and ((who, claim) in known or self.claimed(who, claim))
+            for who, claim in body.claims
+        ):
             return "a claim that nobody made"
         return self._invented(entry, body.claims)
 
     def _invented(self, entry: Entry, claims: Claims) -> str:
-        offered = {Contributor(who, claim.cid, claim.weight, claim.reading) for who, claim in claims if claim.cid and claim.weight}
+        offered = {
+            Contributor(who, claim.cid, claim.weight, claim.reading)
+            for who, claim in claims
+            if claim.cid and claim.weight
+        }
         members = [contributor.member for contributor in entry.contributors]
         cids = {contributor.cid for contributor in entry.contributors}
-        if not set(entry.contributors) <= offered or min(len(set(members)), len(cids)) < len(members):
+        if not set(entry.contributors) <= offered or min(len(set(members)), len(cids)) < len(
+            members
+        ):
             return "contributors that offered nothing of the kind"
         if entry.contributors and self.founding:
             return f"contributors before there are {least_members(self.machine.lying)} members"
-        if not {part.owner for part in entry.parts} <= {member.peer for member in self.machine.config}:
+        if not {part.owner for part in entry.parts} <= {
+            member.peer for member in self.machine.config
+        }:
             return "owners that are no members"
         return self._wrong_config(entry.next_config, claims)
 
@@ -101,7 +128,7 @@ class Judge:
             whom
             for whom, of in voices.items()
             if len(of) > lying or (self.founding and any(who.peer == organiser for who in of))
-        }  # fmt: skip
+        }
 
     def wishes(self, claims: Claims) -> tuple[set[Member], set[Member], set[Member]]:
         """What claims come to: who leaves, who may be evicted, who may come in."""
@@ -111,7 +138,11 @@ class Judge:
         return leaving, silent - joining, joining - set(self.machine.config)
 
     def _wrong_config(self, config: Config, claims: Claims) -> str:
-        old, new, (leaving, silent, joining) = set(self.machine.config), set(config), self.wishes(claims)
+        old, new, (leaving, silent, joining) = (
+            set(self.machine.config),
+            set(config),
+            self.wishes(claims),
+        )
         peers: Mapping[str, Member] = {member.peer: member for member in config}
         if list(config) != sorted(new) or len(peers) != len(config):
             return "a configuration that names somebody twice"
@@ -124,4 +155,8 @@ class Judge:
         if len(config) < self.floor or (self.founding and self.machine.organiser not in peers):
             return f"a configuration of {len(config)} members"
         fresh = sum(member.peer not in {before.peer for before in old} for member in new - old)
-        return "more joiners than staying members can tell" if fresh > max(1, len(config) - fresh - 1) else ""
+        return (
+            "more joiners than staying members can tell"
+            if fresh > max(1, len(config) - fresh - 1)
+            else ""
+        )

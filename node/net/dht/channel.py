@@ -43,7 +43,13 @@ class Channel:
         faults: Faults,
         me: Callable[[], Located],
     ) -> None:
-        self._peer, self._open_stream, self._nursery, self._faults, self._me = peer, open_stream, nursery, faults, me
+        self._peer, self._open_stream, self._nursery, self._faults, self._me = (
+            peer,
+            open_stream,
+            nursery,
+            faults,
+            me,
+        )
         self._introduced = False
         self._lock = trio.Lock()
         self._stream: PeerStream | None = None
@@ -73,7 +79,9 @@ class Channel:
                 self._waiting.append(waiting)
                 first, self._introduced = not self._introduced, True
                 said = replace(request, closer=(self._me(),)) if first else request
-                await stream.send_all(encode(said) + (encode(Rpc(PING)) if request.kind == ADD_PROVIDER else b""))
+                await stream.send_all(
+                    encode(said) + (encode(Rpc(PING)) if request.kind == ADD_PROVIDER else b"")
+                )
             await waiting.done.wait()
         if waiting.answer is None:
             if not waiting.done.is_set() and self._stream is not None:

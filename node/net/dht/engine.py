@@ -54,7 +54,9 @@ class Engine:
         self.provided: set[bytes] = set()
         self._dead_until: dict[PeerId, float] = {}
         self._failures: Counter[PeerId] = Counter()
-        self._newest: dict[bytes, int] = {}  # sequences we have seen: who answers with an older one replays it
+        self._newest: dict[
+            bytes, int
+        ] = {}  # sequences we have seen: who answers with an older one replays it
         self._answer_s = 0.0
 
     # --- what the driver reports ---
@@ -100,16 +102,26 @@ class Engine:
 
     # --- operations ---
 
-    def put(self, name: str, payload: bytes, life_s: float, replicas: int, unix_s: float) -> Operation[int]:
+    def put(
+        self, name: str, payload: bytes, life_s: float, replicas: int, unix_s: float
+    ) -> Operation[int]:
         """Store a signed value of ours under our key ``name``; how many peers hold it, at least a majority of ``replicas`` where it could."""
-        key, data = records.sign(self._identity, name, payload, int(unix_s * 1000), int(unix_s + life_s))
+        key, data = records.sign(
+            self._identity, name, payload, int(unix_s * 1000), int(unix_s + life_s)
+        )
         self.server.values.put(key, data, unix_s)
         return self.store_value(key, data, replicas)
 
     def store_value(self, key: bytes, data: bytes, replicas: int = REPLICAS) -> Operation[int]:
         """Store a signed value of anybody's at the peers nearest to it."""
         near = yield from self._near(key, replicas)
-        store = Store(Rpc(PUT_VALUE, key, data), near, replicas, hedge_s=self.hedge_s, kept=lambda answer: answer.value == data)
+        store = Store(
+            Rpc(PUT_VALUE, key, data),
+            near,
+            replicas,
+            hedge_s=self.hedge_s,
+            kept=lambda answer: answer.value == data,
+        )
         yield store
         return store.stored
 
@@ -120,7 +132,9 @@ class Engine:
 
         def weigh(data: bytes) -> None:
             value = records.check(key, data, unix_s)
-            if value.sequence >= self._newest.get(key, 0):  # an older one may be an honest peer's that missed the newer
+            if value.sequence >= self._newest.get(
+                key, 0
+            ):  # an older one may be an honest peer's that missed the newer
                 votes[value.sequence, value.payload] += 1
 
         def enough(peer: PeerId, answer: Rpc) -> bool:
@@ -147,13 +161,23 @@ class Engine:
         self.server.providers.add(key, self.me, now)
         near = yield from self._near(key, REPLICAS)
         request = Rpc(ADD_PROVIDER, key, providers=((self.me, tuple(addresses)),))
-        store = Store(request, near, REPLICAS, hedge_s=self.hedge_s, kept=lambda answer: answer.kind == ADD_PROVIDER)
+        store = Store(
+            request,
+            near,
+            REPLICAS,
+            hedge_s=self.hedge_s,
+            kept=lambda answer: answer.kind == ADD_PROVIDER,
+        )
         yield store
         return store.stored
 
-    def find_providers(self, key: bytes, count: int, exhaustive: bool, now: float) -> Operation[list[Located]]:
+    def find_providers(
+        self, key: bytes, count: int, exhaustive: bool, now: float
+    ) -> Operation[list[Located]]:
         """Who provides ``key``, without ourselves: ``count`` of them, or all that the near peers name."""
-        found: dict[PeerId, tuple[str, ...]] = dict.fromkeys(self.server.providers.get(key, now), ())
+        found: dict[PeerId, tuple[str, ...]] = dict.fromkeys(
+            self.server.providers.get(key, now), ()
+        )
 
         def enough(peer: PeerId, answer: Rpc) -> bool:
             for provider, addresses in answer.providers:
@@ -187,7 +211,9 @@ class Engine:
         enough: Callable[[PeerId, Rpc], bool] = lambda peer, answer: False,
     ) -> Lookup:
         target = position(key)
-        start = self.table.closest(target) or list(self._dead_until)[-K:]  # if all seem dead, that may be our own fault: ask them
+        start = (
+            self.table.closest(target) or list(self._dead_until)[-K:]
+        )  # if all seem dead, that may be our own fault: ask them
         return Lookup(
             request,
             target,
@@ -196,5 +222,7 @@ class Engine:
             width=width,
             exhaustive=exhaustive,
             enough=enough,
-            worth_asking=lambda peer, now: peer != self.me and self._dead_until.get(peer, now) <= now,
+            worth_asking=lambda peer, now: (
+                peer != self.me and self._dead_until.get(peer, now) <= now
+            ),
         )

@@ -73,7 +73,11 @@ class Dht:
 
     def _tidy(self) -> None:
         """Forget whom nobody could reach: it may be nobody, whom somebody has named."""
-        self._channels = {peer: channel for peer, channel in self._channels.items() if not channel.idle or self._host.connected(peer)}
+        self._channels = {
+            peer: channel
+            for peer, channel in self._channels.items()
+            if not channel.idle or self._host.connected(peer)
+        }
 
     def link_changed(self, peer: PeerId, up: bool) -> None:
         """Connected peers are in the table, lost ones are not."""
@@ -87,7 +91,9 @@ class Dht:
         """Fill the table with neighbours."""
         await self._carry_out(self.engine.refresh())
 
-    async def put(self, name: str, payload: bytes, life_s: float = 3600.0, replicas: int = REPLICAS) -> int:
+    async def put(
+        self, name: str, payload: bytes, life_s: float = 3600.0, replicas: int = REPLICAS
+    ) -> int:
         """Store a signed value of ours under our key ``name``; returns how many peers hold it now (at least a majority was waited for).
 
         The sequence is the time in milliseconds: a later put replaces an earlier one.
@@ -102,17 +108,23 @@ class Dht:
         """Tell the network that we provide ``key``, now and every ten minutes until `withdraw`; returns how many peers noted it."""
         if not self.on:
             return 0
-        return await self._carry_out(self.engine.provide(key, self._host.addresses(), trio.current_time()))
+        return await self._carry_out(
+            self.engine.provide(key, self._host.addresses(), trio.current_time())
+        )
 
     def withdraw(self, key: bytes) -> None:
         """No longer renew a provider record; it expires by itself."""
         self.engine.provided.discard(key)
 
-    async def find_providers(self, key: bytes, count: int = K, *, exhaustive: bool = True) -> list[Located]:
+    async def find_providers(
+        self, key: bytes, count: int = K, *, exhaustive: bool = True
+    ) -> list[Located]:
         """Who provides ``key``, without ourselves: the network is asked until ``count`` are found or all near peers were asked."""
         if not self.on:
             return []
-        return await self._carry_out(self.engine.find_providers(key, count, exhaustive, trio.current_time()))
+        return await self._carry_out(
+            self.engine.find_providers(key, count, exhaustive, trio.current_time())
+        )
 
     async def _provide_again(self) -> None:
         while True:
@@ -173,7 +185,11 @@ class Dht:
         assert self._nursery is not None
         if peer not in self._channels:
             self._channels[peer] = Channel(
-                peer, self._open, self._nursery, self._faults, lambda: (self._host.peer, tuple(self._host.addresses()))
+                peer,
+                self._open,
+                self._nursery,
+                self._faults,
+                lambda: (self._host.peer, tuple(self._host.addresses())),
             )
         return self._channels[peer]
 
@@ -190,7 +206,9 @@ class Dht:
     async def _serve(self, stream: PeerStream) -> None:
         """Requests of one stream, in order, until it ends."""
         peer = stream.peer
-        if self._serving.get(peer, 0) >= STREAMS_PER_PEER or self._faults.shut_out(peer, trio.current_time()):
+        if self._serving.get(peer, 0) >= STREAMS_PER_PEER or self._faults.shut_out(
+            peer, trio.current_time()
+        ):
             return
         self._serving[peer] = self._serving.get(peer, 0) + 1
         reader = MessageReader(stream.receive_some, peer)
@@ -201,7 +219,11 @@ class Dht:
                     request = await reader.next()
                 if request is None:
                     return
-                await stream.send_all(encode(self.engine.server.answer(peer, request, trio.current_time(), time.time())))
+                await stream.send_all(
+                    encode(
+                        self.engine.server.answer(peer, request, trio.current_time(), time.time())
+                    )
+                )
         except RemoteProtocolError:
             self._faults.count(peer, trio.current_time())
         finally:

@@ -23,7 +23,9 @@ class SignedValue(msgspec.Struct, frozen=True, array_like=True):
     sequence: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
     expires_s: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
     payload: Annotated[bytes, msgspec.Meta(max_length=MAX_VALUE_BYTES - 256)]
-    signature: Annotated[bytes, msgspec.Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
+    signature: Annotated[
+        bytes, msgspec.Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)
+    ]
 
 
 _decoder = msgspec.msgpack.Decoder(SignedValue)
@@ -54,7 +56,9 @@ def _signed_bytes(key: bytes, sequence: int, expires_s: int, payload: bytes) -> 
     return msgspec.msgpack.encode((key, sequence, expires_s, payload))
 
 
-def sign(identity: Identity, name: str, payload: bytes, sequence: int, expires_s: int) -> tuple[bytes, bytes]:
+def sign(
+    identity: Identity, name: str, payload: bytes, sequence: int, expires_s: int
+) -> tuple[bytes, bytes]:
     """Key and bytes of a value of ours."""
     key = owner_key(identity.peer, name)
     signature = identity.sign(DOMAIN, _signed_bytes(key, sequence, expires_s, payload))
@@ -71,6 +75,11 @@ def check(key: bytes, data: bytes, unix_s: float) -> SignedValue:
         raise ValueError("expired")
     if value.expires_s > unix_s + MAX_LIFE_S + MAX_SKEW_S:
         raise ValueError("expires too late")
-    if not verify(owner, DOMAIN, _signed_bytes(key, value.sequence, value.expires_s, value.payload), value.signature):
+    if not verify(
+        owner,
+        DOMAIN,
+        _signed_bytes(key, value.sequence, value.expires_s, value.payload),
+        value.signature,
+    ):
         raise ValueError("not signed by the owner of the key")
     return value

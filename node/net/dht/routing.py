@@ -70,7 +70,9 @@ class RoutingTable:
 
     def closest(self, target: int, count: int = K) -> list[PeerId]:
         """The ``count`` peers of the table nearest to ``target``, nearest first."""
-        return closest((peer for bucket in self._buckets.values() for peer in bucket), target, count)
+        return closest(
+            (peer for bucket in self._buckets.values() for peer in bucket), target, count
+        )
 
     def __contains__(self, peer: PeerId) -> bool:
         return peer in self._buckets.get(self._number(peer), {})

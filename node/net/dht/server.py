@@ -26,7 +26,12 @@ class Server:
         rng: random.Random,
     ) -> None:
         """``addresses_of`` looks a peer up; ``heard_of`` is told addresses that a peer states for itself."""
-        self._me, self._table, self._addresses_of, self._heard_of = me, table, addresses_of, heard_of
+        self._me, self._table, self._addresses_of, self._heard_of = (
+            me,
+            table,
+            addresses_of,
+            heard_of,
+        )
         self.providers, self.values = ProviderStore(rng), ValueStore(position_of(me))
 
     def answer(self, peer: PeerId, request: Rpc, now: float, unix_s: float) -> Rpc:

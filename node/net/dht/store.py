@@ -36,9 +36,13 @@ class ProviderStore:
         """``peer`` says that it provides ``key``; False when there is no room."""
         providers = self._keys.get(key)
         if providers is None or peer not in providers:
-            if self._counts[peer] >= MAX_KEYS_PER_PEER or (providers is None and len(self._keys) >= MAX_KEYS):
+            if self._counts[peer] >= MAX_KEYS_PER_PEER or (
+                providers is None and len(self._keys) >= MAX_KEYS
+            ):
                 self.expire(now)
-            if self._counts[peer] >= MAX_KEYS_PER_PEER or (providers is None and len(self._keys) >= MAX_KEYS):
+            if self._counts[peer] >= MAX_KEYS_PER_PEER or (
+                providers is None and len(self._keys) >= MAX_KEYS
+            ):
                 return False
             if providers is not None and len(providers) >= MAX_PROVIDERS:
                 self._remove(key, min(providers, key=lambda other: providers[other]))
@@ -51,7 +55,9 @@ class ProviderStore:
         for peer in [peer for peer, until in self._keys.get(key, {}).items() if until < now]:
             self._remove(key, peer)
         live = list(self._keys.get(key, {}))
-        return live if len(live) <= ANSWERED_PROVIDERS else self._rng.sample(live, ANSWERED_PROVIDERS)
+        return (
+            live if len(live) <= ANSWERED_PROVIDERS else self._rng.sample(live, ANSWERED_PROVIDERS)
+        )
 
     def expire(self, now: float) -> None:
         """Drop what is over."""
@@ -79,7 +85,9 @@ class ValueStore:
         self._values: dict[bytes, tuple[SignedValue, bytes]] = {}
         self._ranked: list[tuple[int, bytes]] = []  # by distance
         self._stored_at: dict[bytes, float] = {}  # unix_s
-        self._floors: dict[bytes, int] = {}  # sequences of values that have expired: an older one may live longer than the newer did
+        self._floors: dict[
+            bytes, int
+        ] = {}  # sequences of values that have expired: an older one may live longer than the newer did
         self._owners: Counter[bytes] = Counter()
 
     def put(self, key: bytes, data: bytes, unix_s: float) -> bool:
@@ -97,7 +105,9 @@ class ValueStore:
                 self.expire(unix_s)
             place = position(key) ^ self._here, key
             full = len(self._values) >= MAX_VALUES
-            if self._owners[_owner(key)] >= MAX_VALUES_PER_OWNER or (full and place > self._ranked[-1]):
+            if self._owners[_owner(key)] >= MAX_VALUES_PER_OWNER or (
+                full and place > self._ranked[-1]
+            ):
                 return False
             if full:
                 self._remove(self._ranked[-1][1])
@@ -120,7 +130,11 @@ class ValueStore:
     def due(self, unix_s: float) -> list[tuple[bytes, bytes]]:
         """Keys and values to be stored at their nearest peers again, at most 64, the longest untouched first; from now on they are touched."""
         over = unix_s + MAX_SKEW_S  # by the clock of whoever is asked to keep it
-        old = [key for key, at in self._stored_at.items() if unix_s - at > REPUBLISH_S and self._values[key][0].expires_s > over]
+        old = [
+            key
+            for key, at in self._stored_at.items()
+            if unix_s - at > REPUBLISH_S and self._values[key][0].expires_s > over
+        ]
         chosen = sorted(old, key=lambda key: self._stored_at[key])[:REPUBLISHED_AT_ONCE]
         self._stored_at.update(dict.fromkeys(chosen, unix_s))
         return [(key, self._values[key][1]) for key in chosen]

@@ -71,7 +71,13 @@ def decode(body: bytes, peer: PeerId) -> Rpc:
     except Exception as error:  # protobuf's DecodeError, and ValueError for broken strings
         raise RemoteProtocolError(f"malformed kad message: {error}", peer=peer) from None
     value = message.record.value if message.HasField("record") else None
-    return Rpc(int(message.type), message.key, value, _located(message.closerPeers), _located(message.providerPeers))
+    return Rpc(
+        int(message.type),
+        message.key,
+        value,
+        _located(message.closerPeers),
+        _located(message.providerPeers),
+    )
 
 
 def _located(entries: object) -> tuple[Located, ...]:
@@ -110,7 +116,9 @@ class MessageReader:
             length |= (byte & 127) << 7 * index
             if byte < 128:
                 if length > MAX_MESSAGE_BYTES:
-                    raise RemoteProtocolError(f"kad message of {length} bytes, limit {MAX_MESSAGE_BYTES}", peer=self._peer)
+                    raise RemoteProtocolError(
+                        f"kad message of {length} bytes, limit {MAX_MESSAGE_BYTES}", peer=self._peer
+                    )
                 return index + 1, length
         if len(self._buffer) >= 5:
             raise RemoteProtocolError("kad message without an end to its length", peer=self._peer)

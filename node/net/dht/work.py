@@ -146,7 +146,12 @@ class Lookup:
 
         ``exhaustive`` asks all of each path's ``width`` nearest; otherwise a path ends when its three nearest have answered.
         """
-        self._request, self._target, self._width, self._exhaustive = request, target, width, exhaustive
+        self._request, self._target, self._width, self._exhaustive = (
+            request,
+            target,
+            width,
+            exhaustive,
+        )
         self._enough, self._worth_asking = enough, worth_asking
         self._paths = [_Path(target) for _ in range(PATHS)]
         for number, peer in enumerate(start):
@@ -192,7 +197,10 @@ class Lookup:
         self._requests.settle(peer, _State.ANSWERED)
         path = self._requests.by_peer[peer].path
         named = [other for other, _ in answer.closer[:K] if self._worth_asking(other, now)]
-        takers = [path, *(other for other in range(PATHS) if not self._ranked(other, 1))]  # a path that has nobody gets a share
+        takers = [
+            path,
+            *(other for other in range(PATHS) if not self._ranked(other, 1)),
+        ]  # a path that has nobody gets a share
         for number, other in enumerate(named):
             self._paths[takers[number % len(takers)]].add(other)
         self._ended -= set(takers)
@@ -205,10 +213,19 @@ class Lookup:
     def nearest(self, count: int) -> list[PeerId]:
         """The result: who answered, and whom a path that came to its end has named; nearest first."""
         found = {
-            peer for path in self._sound or range(PATHS) for peer in self._paths[path] if self._requests.state(peer) is not _State.SLOW
+            peer
+            for path in self._sound or range(PATHS)
+            for peer in self._paths[path]
+            if self._requests.state(peer) is not _State.SLOW
         }
-        found |= {peer for peer in self._requests.by_peer if self._requests.state(peer) is _State.ANSWERED}
-        return closest((peer for peer in found if self._requests.state(peer) is not _State.FAILED), self._target, count)
+        found |= {
+            peer for peer in self._requests.by_peer if self._requests.state(peer) is _State.ANSWERED
+        }
+        return closest(
+            (peer for peer in found if self._requests.state(peer) is not _State.FAILED),
+            self._target,
+            count,
+        )
 
     def _step(self, path: int, now: float) -> PeerId | None:
         """Whom to ask next on a path; notes its end."""
@@ -226,7 +243,11 @@ class Lookup:
         return None  # or another path is asking the nearest ones: wait
 
     def _ranked(self, path: int, count: int) -> list[PeerId]:
-        live = (peer for peer in self._paths[path] if self._requests.state(peer) not in (_State.FAILED, _State.SLOW))
+        live = (
+            peer
+            for peer in self._paths[path]
+            if self._requests.state(peer) not in (_State.FAILED, _State.SLOW)
+        )
         return list(islice(live, count))
 
     def _give_up_at(self) -> float:
@@ -234,13 +255,23 @@ class Lookup:
         if len(self._ended) == PATHS:
             patient = self._requests.any_slow() and (self._exhaustive or not self._sound)
             return self._last_end + (PATIENCE_S if patient else 0.0)
-        return self._last_end + GRACE_HEDGES * self._requests.hedge_s if self._sound else float("inf")
+        return (
+            self._last_end + GRACE_HEDGES * self._requests.hedge_s if self._sound else float("inf")
+        )
 
 
 class Store:
     """Sends a request to the nearest of ``peers``; whoever fails or is slow is replaced by the next. Done at a majority."""
 
-    def __init__(self, request: Rpc, peers: Sequence[PeerId], replicas: int, *, hedge_s: float, kept: Callable[[Rpc], bool]) -> None:
+    def __init__(
+        self,
+        request: Rpc,
+        peers: Sequence[PeerId],
+        replicas: int,
+        *,
+        hedge_s: float,
+        kept: Callable[[Rpc], bool],
+    ) -> None:
         """``peers``: nearest first. ``kept(answer)``: whether that peer has taken it."""
         self._request, self._waiting, self._kept = request, list(peers[: SPARES * replicas]), kept
         self._wanted = min(replicas, len(peers))
@@ -253,7 +284,9 @@ class Store:
         """See `Work`."""
         if self._requests.flying():
             return False
-        return self.stored >= self._wanted or (not self._waiting and (self._given_up or not self._requests.any_slow()))
+        return self.stored >= self._wanted or (
+            not self._waiting and (self._given_up or not self._requests.any_slow())
+        )
 
     @property
     def done(self) -> bool:

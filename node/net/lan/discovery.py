@@ -36,7 +36,13 @@ class LanDiscovery:
     """Used from the trio thread only."""
 
     def __init__(
-        self, me: PeerId, rng: random.Random, *, mine: Callable[[], list[str]], found: Callable[[PeerId, str], None], on: bool = True
+        self,
+        me: PeerId,
+        rng: random.Random,
+        *,
+        mine: Callable[[], list[str]],
+        found: Callable[[PeerId, str], None],
+        on: bool = True,
     ) -> None:
         """``mine()``: our addresses that are not the internet's; ``found(peer, address)``: a neighbour, maybe for the second time."""
         self._mine, self._found, self._on = mine, found, on
@@ -61,7 +67,11 @@ class LanDiscovery:
 
     def _addresses(self) -> list[str]:
         """Where this house can dial us: IPv4 only, as the group is."""
-        return [address for address in self._mine() if address.startswith("/ip4/") and not is_loopback(address)]
+        return [
+            address
+            for address in self._mine()
+            if address.startswith("/ip4/") and not is_loopback(address)
+        ]
 
     async def _talk(self, sock: trio.socket.SocketType, host: str) -> None:
         """Until this machine's address is another. Raises OSError, in a group."""
@@ -93,14 +103,20 @@ class LanDiscovery:
 
     def status(self) -> dict[str, object]:
         """Plain values: whether it is on, why it does not work, whom it found."""
-        return {"on": self._on, "trouble": self.trouble, "found": self._neighbours.status(trio.current_time()) if self._on else {}}
+        return {
+            "on": self._on,
+            "trouble": self.trouble,
+            "found": self._neighbours.status(trio.current_time()) if self._on else {},
+        }
 
 
 def _socket(host: str) -> trio.socket.SocketType:
     """For datagrams to and from the group on the interface that has the address ``host``. Raises OSError."""
     with contextlib.ExitStack() as stack:
         sock = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the system's responder is there, too
+        sock.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # the system's responder is there, too
         if hasattr(socket, "SO_REUSEPORT"):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if sys.platform.startswith("linux"):
@@ -110,6 +126,8 @@ def _socket(host: str) -> trio.socket.SocketType:
         sock.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, socket.inet_aton(GROUP) + own)
         sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, own)
         sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, TTL)
-        sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP, 1)  # another node on this machine
+        sock.setsockopt(
+            socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP, 1
+        )  # another node on this machine
         stack.pop_all()
         return trio.socket.from_stdlib_socket(sock)

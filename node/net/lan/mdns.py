@@ -47,10 +47,17 @@ def question() -> bytes:
 def answer(name: str, addresses: Sequence[str], *, life_s: int = LIFE_S) -> bytes:
     """This peer is. ``name``: a random label; ``addresses``: with ``/p2p/PEER``."""
     own = _packed((name, *SERVICE))
-    texts = b"".join(bytes((len(text),)) + text for text in (said.encode() for said in (*(ADDRESS + a for a in addresses), MARK)))
+    texts = b"".join(
+        bytes((len(text),)) + text
+        for text in (said.encode() for said in (*(ADDRESS + a for a in addresses), MARK))
+    )
     pointer = _packed(SERVICE) + _RECORD.pack(_PTR, _IN, life_s, len(own)) + own
     return (
-        _HEADER.pack(0, _RESPONSE | _AUTHORITATIVE, 0, 1, 0, 1) + pointer + own + _RECORD.pack(_TXT, _IN | _OWN, life_s, len(texts)) + texts
+        _HEADER.pack(0, _RESPONSE | _AUTHORITATIVE, 0, 1, 0, 1)
+        + pointer
+        + own
+        + _RECORD.pack(_TXT, _IN | _OWN, life_s, len(texts))
+        + texts
     )
 
 

@@ -36,7 +36,9 @@ class Neighbours:
 
     def __init__(self, me: PeerId, rng: random.Random) -> None:
         self._me, self._rng = me, rng
-        self._name = "".join(rng.choice(string.ascii_lowercase + string.digits) for _ in range(NAME_LENGTH))
+        self._name = "".join(
+            rng.choice(string.ascii_lowercase + string.digits) for _ in range(NAME_LENGTH)
+        )
         self._addresses: tuple[str, ...] = ()
         self._ask_at = self._answer_at = math.inf
         self._pause_s, self._answered_at = FIRST_S, -math.inf
@@ -66,7 +68,9 @@ class Neighbours:
             self._ask_at = now + self._pause_s * self._rng.uniform(1.0, 1.2)
             self._pause_s = min(3 * self._pause_s, LONGEST_S)
         if now >= self._answer_at:
-            out.append(answer(self._name, [join_peer(self._me, address) for address in self._addresses]))
+            out.append(
+                answer(self._name, [join_peer(self._me, address) for address in self._addresses])
+            )
             self._answer_at, self._answered_at = math.inf, now
         return out
 
@@ -86,7 +90,13 @@ class Neighbours:
         if said.asks and self._addresses:
             soonest = max(now, self._answered_at + PAUSE_S)
             self._answer_at = min(self._answer_at, soonest + self._rng.uniform(*SOON_S))
-        found = [self._take(text, sender, now) for texts in said.texts if MARK in texts for text in texts if text.startswith(ADDRESS)]
+        found = [
+            self._take(text, sender, now)
+            for texts in said.texts
+            if MARK in texts
+            for text in texts
+            if text.startswith(ADDRESS)
+        ]
         return [neighbour for neighbour in found if neighbour is not None]
 
     def _take(self, text: str, sender: str, now: float) -> tuple[PeerId, str] | None:
@@ -99,12 +109,21 @@ class Neighbours:
         known = self._peers.get(peer)
         if known is not None and known[1] == address and now - known[2] < AGAIN_S:
             return None
-        self._peers = {other: row for other, row in self._peers.items() if now - row[2] < LIFE_S and other != peer}
-        if len(self._peers) >= MAX_PEERS or sum(host == sender for host, _, _ in self._peers.values()) >= MAX_OF_HOST:
+        self._peers = {
+            other: row
+            for other, row in self._peers.items()
+            if now - row[2] < LIFE_S and other != peer
+        }
+        if (
+            len(self._peers) >= MAX_PEERS
+            or sum(host == sender for host, _, _ in self._peers.values()) >= MAX_OF_HOST
+        ):
             return None
         self._peers[peer] = sender, address, now
         return peer, address
 
     def status(self, now: float) -> dict[str, str]:
         """The address of each peer that was heard of lately."""
-        return {peer: address for peer, (_, address, at) in self._peers.items() if now - at < LIFE_S}
+        return {
+            peer: address for peer, (_, address, at) in self._peers.items() if now - at < LIFE_S
+        }

@@ -48,7 +48,10 @@ class Window:
         """Whether it may happen once more for ``peer``; if so it is counted."""
         while self._past and now - self._past[0][0] > WINDOW_S:
             self._past.popleft()
-        if len(self._past) >= self._total or sum(other == peer for _, other in self._past) >= self._each:
+        if (
+            len(self._past) >= self._total
+            or sum(other == peer for _, other in self._past) >= self._each
+        ):
             return False
         self._past.append((now, peer))
         return True
@@ -56,7 +59,9 @@ class Window:
 
 def may_try(asked: Sequence[str], from_host: str) -> list[str]:
     """The addresses that a server dials for an asker whose connection comes from ``from_host``: the asker's own, and none in a house."""
-    found = [address for address in dict.fromkeys(asked) if is_direct(address) and is_internet(address)]
+    found = [
+        address for address in dict.fromkeys(asked) if is_direct(address) and is_internet(address)
+    ]
     return [address for address in found if host_and_port(address)[0] == from_host][:MAX_ASKED]
 
 

@@ -25,7 +25,14 @@ HOP = "/libp2p/circuit/relay/0.2.0/hop"
 STOP = "/libp2p/circuit/relay/0.2.0/stop"
 HOP_RESERVE, HOP_CONNECT, HOP_STATUS = 0, 1, 2
 STOP_CONNECT, STOP_STATUS = 0, 1
-OK, RESERVATION_REFUSED, LIMIT_EXCEEDED, PERMISSION_DENIED, CONNECTION_FAILED, NO_RESERVATION = 100, 200, 201, 202, 203, 204
+OK, RESERVATION_REFUSED, LIMIT_EXCEEDED, PERMISSION_DENIED, CONNECTION_FAILED, NO_RESERVATION = (
+    100,
+    200,
+    201,
+    202,
+    203,
+    204,
+)
 UNEXPECTED = 401
 WORDS = {
     RESERVATION_REFUSED: "refuses the reservation",
@@ -93,8 +100,15 @@ def reservation_in(fields: Fields, sender: PeerId) -> Reservation:
 
 
 async def answer(
-    stream: PeerStream, status: int, *, hop: bool, more: dict[int, protobuf.Value | list[protobuf.Value]] | None = None
+    stream: PeerStream,
+    status: int,
+    *,
+    hop: bool,
+    more: dict[int, protobuf.Value | list[protobuf.Value]] | None = None,
 ) -> None:
     """Send a STATUS. Raises PeerLostError."""
-    fields: dict[int, protobuf.Value | list[protobuf.Value]] = {1: HOP_STATUS if hop else STOP_STATUS, **(more or {})}
+    fields: dict[int, protobuf.Value | list[protobuf.Value]] = {
+        1: HOP_STATUS if hop else STOP_STATUS,
+        **(more or {}),
+    }
     await protobuf.send(stream, fields | {5 if hop else 4: status})

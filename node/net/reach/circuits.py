@@ -98,13 +98,17 @@ class Circuits:
         while True:
             self._wake = trio.Event()
             due = trio.current_time() + LOOK_S
-            self._again = {relay: at for relay, at in self._again.items() if at > trio.current_time()}
+            self._again = {
+                relay: at for relay, at in self._again.items() if at > trio.current_time()
+            }
             if self._wanted():
                 await self._renew()
                 await self._fill()
                 due = min([due, *(held.renew_at for held in self.held.values())])
                 if len(self.held) < KEPT:
-                    due = min([due, *(at for at in self._again.values() if at > trio.current_time())])
+                    due = min(
+                        [due, *(at for at in self._again.values() if at > trio.current_time())]
+                    )
             elif self.held:
                 self.held.clear()
                 self._changed()
@@ -134,7 +138,9 @@ class Circuits:
                     await protobuf.send(stream, {1: circuit.HOP_RESERVE})
                     found = await protobuf.receive(stream)
                     status, pause_s = circuit.status_in(found, 5), REFUSED_S
-                    if status == circuit.OK and self._granted(relay, circuit.reservation_in(found, relay)):
+                    if status == circuit.OK and self._granted(
+                        relay, circuit.reservation_in(found, relay)
+                    ):
                         return True
             finally:
                 await stream.aclose()
@@ -145,7 +151,9 @@ class Circuits:
             pause_s = REFUSED_S
         except NetworkError:
             pass
-        self.refused[relay] = circuit.WORDS.get(status, "is no relay" if pause_s == REFUSED_S else "did not answer")
+        self.refused[relay] = circuit.WORDS.get(
+            status, "is no relay" if pause_s == REFUSED_S else "did not answer"
+        )
         if status == circuit.PERMISSION_DENIED:
             self._strange[relay] = times = self._strange.get(relay, 0) + 1
             pause_s = min(MAX_PAUSE_S, STRANGER_S * 2 ** min(times, 10) / 2)
@@ -160,7 +168,9 @@ class Circuits:
         if not here or seconds < 10.0:
             return False
         new = relay not in self.held
-        self.held[relay] = Held((circuit_address(relay, here[0]),), trio.current_time() + RENEW_SHARE * seconds)
+        self.held[relay] = Held(
+            (circuit_address(relay, here[0]),), trio.current_time() + RENEW_SHARE * seconds
+        )
         self.refused.pop(relay, None)
         self._strange.pop(relay, None)
         if new:
@@ -177,7 +187,9 @@ class Circuits:
             await protobuf.send(stream, {1: circuit.HOP_CONNECT, 2: circuit.peer_field(target)})
             status = circuit.status_in(await protobuf.receive(stream), 5)
             if status != circuit.OK:
-                raise PeerUnreachableError(f"the relay {relay} {circuit.WORDS.get(status, f'says {status}')}", peer=target)
+                raise PeerUnreachableError(
+                    f"the relay {relay} {circuit.WORDS.get(status, f'says {status}')}", peer=target
+                )
         except BaseException:
             await stream.aclose()
             raise
@@ -196,4 +208,6 @@ class Circuits:
             if circuit.kind_of(request, relay) != circuit.STOP_CONNECT or caller == self._host.peer:
                 raise RemoteProtocolError("a relay calls with CONNECT", peer=relay)
             await circuit.answer(stream, circuit.OK, hop=False)
-        await self._host.join(stream, circuit_address(relay, make_address(*ends)), caller, initiator=False)
+        await self._host.join(
+            stream, circuit_address(relay, make_address(*ends)), caller, initiator=False
+        )

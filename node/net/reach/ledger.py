@@ -39,7 +39,10 @@ class Ledger:
         self._expire(now)
         if peer not in self._reserved:
             here = sum(other == host for other, _ in self._reserved.values())
-            if len(self._reserved) >= self.limits.reservations or here >= self.limits.reservations_per_host:
+            if (
+                len(self._reserved) >= self.limits.reservations
+                or here >= self.limits.reservations_per_host
+            ):
                 self.refused["reservations"] += 1
                 return False
         self._reserved[peer] = host, now + self.limits.reservation_s
@@ -57,7 +60,10 @@ class Ledger:
     def begin(self, a: PeerId, b: PeerId) -> bool:
         """Whether there is room for a circuit between these; if so it is open until `end`."""
         limits = self.limits
-        if self.open >= limits.circuits or max(self._circuits[a], self._circuits[b]) >= limits.circuits_per_peer:
+        if (
+            self.open >= limits.circuits
+            or max(self._circuits[a], self._circuits[b]) >= limits.circuits_per_peer
+        ):
             self.refused["circuits"] += 1
             return False
         self.open += 1

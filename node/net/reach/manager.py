@@ -17,7 +17,16 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from ..addresses import has_public, host_and_port, is_direct, is_internet, is_ipv6, is_loopback, telling, usable
+from ..addresses import (
+    has_public,
+    host_and_port,
+    is_direct,
+    is_internet,
+    is_ipv6,
+    is_loopback,
+    telling,
+    usable,
+)
 
 Verdict = Literal["reachable", "unreachable", "unknown"]
 Reach = Literal["public", "private", "unknown", "local"]
@@ -41,7 +50,9 @@ class AddressManager:
         self._way = ""
         self._mapped: dict[str, str] = {}
         self._observed: dict[str, tuple[str, float]] = {}  # by the observer's host
-        self._reports: dict[str, dict[str, tuple[bool, float]]] = {}  # by address and by the server's host
+        self._reports: dict[
+            str, dict[str, tuple[bool, float]]
+        ] = {}  # by address and by the server's host
         self._circuits: tuple[str, ...] = ()
 
     @property
@@ -63,7 +74,9 @@ class AddressManager:
 
     def observed(self, by_host: str, address: str, now: float) -> None:
         """A public peer at ``by_host`` sees connections that leave from our listen port come from ``address``."""
-        if not is_direct(address) or not is_internet(address):  # a peer that we also reach through a relay may name the circuit
+        if not is_direct(address) or not is_internet(
+            address
+        ):  # a peer that we also reach through a relay may name the circuit
             return
         self._observed.pop(by_host, None)
         self._observed[by_host] = address, now
@@ -83,7 +96,11 @@ class AddressManager:
 
     def report(self, address: str, by_host: str, reached: bool, now: float) -> None:
         """A server at ``by_host`` has tried ``address``."""
-        self._reports = {other: told for other, told in self._reports.items() if any(now - at <= FRESH_S for _, at in told.values())}
+        self._reports = {
+            other: told
+            for other, told in self._reports.items()
+            if any(now - at <= FRESH_S for _, at in told.values())
+        }
         self._reports.setdefault(address, {})[by_host] = reached, now
 
     def circuits(self, addresses: Sequence[str]) -> None:
@@ -98,7 +115,13 @@ class AddressManager:
         fresh = [address for address, at in self._observed.values() if now - at <= FRESH_S]
         own = [address for address in self._own if is_internet(address)]
         return list(
-            dict.fromkeys([*own, *self._mapped.values(), *sorted(set(fresh), key=lambda address: (-fresh.count(address), address))])
+            dict.fromkeys(
+                [
+                    *own,
+                    *self._mapped.values(),
+                    *sorted(set(fresh), key=lambda address: (-fresh.count(address), address)),
+                ]
+            )
         )
 
     def candidates(self, now: float) -> list[str]:
@@ -111,17 +134,34 @@ class AddressManager:
 
     def lan(self) -> list[str]:
         """Addresses of our interfaces that are not the internet's, loopback last."""
-        return [] if self._relay_only else sorted((address for address in self._own if not is_internet(address)), key=is_loopback)
+        return (
+            []
+            if self._relay_only
+            else sorted(
+                (address for address in self._own if not is_internet(address)), key=is_loopback
+            )
+        )
 
     def nat(self, now: float) -> Nat:
         """Which kind of mapping stands between us and the internet, as far as TCP shows it: for IPv4, if we have that."""
-        observed = [(address, at) for address, at in self._observed.values() if self._tells(address)]
-        named, fresh = Counter(address for address, _ in observed), [address for address, at in observed if now - at <= FRESH_S]
+        observed = [
+            (address, at) for address, at in self._observed.values() if self._tells(address)
+        ]
+        named, fresh = (
+            Counter(address for address, _ in observed),
+            [address for address, at in observed if now - at <= FRESH_S],
+        )
         if has_public(self._own) and 2 * sum(map(self._is_own, fresh)) >= len(fresh):
             return "none"
-        if max((named[address] for address in fresh), default=0) >= ENOUGH:  # one that says otherwise may lie
+        if (
+            max((named[address] for address in fresh), default=0) >= ENOUGH
+        ):  # one that says otherwise may lie
             return "endpoint-independent"
-        return "address-dependent" if len({host_and_port(address)[1] for address in fresh}) > 1 else "unknown"
+        return (
+            "address-dependent"
+            if len({host_and_port(address)[1] for address in fresh}) > 1
+            else "unknown"
+        )
 
     def _tells(self, address: str) -> bool:
         """Whether an address is of the family by which others reach us, or do not: IPv4, if we have it."""
@@ -132,7 +172,11 @@ class AddressManager:
 
     def verdict(self, address: str, now: float) -> Verdict:
         """What those who tried say, the majority of them."""
-        fresh = [reached for reached, at in self._reports.get(address, {}).values() if now - at <= FRESH_S]
+        fresh = [
+            reached
+            for reached, at in self._reports.get(address, {}).values()
+            if now - at <= FRESH_S
+        ]
         if not fresh:
             return "unknown"
         return "reachable" if 2 * sum(fresh) > len(fresh) else "unreachable"
@@ -144,7 +188,9 @@ class AddressManager:
     @property
     def online(self) -> bool:
         """Whether we have met the internet: private addresses then mean something in our house only."""
-        return any(is_internet(address) for address in (*self._own, *self._announce)) or bool(self._observed)
+        return any(is_internet(address) for address in (*self._own, *self._announce)) or bool(
+            self._observed
+        )
 
     def reach(self, now: float) -> Reach:
         """Whether others can dial us. "local": nobody outside of private networks was met, so that nobody can tell."""
@@ -152,10 +198,14 @@ class AddressManager:
             return "private"
         if any(is_internet(address) for address in self._announce):
             return "public"
-        verdicts = [self.verdict(address, now) for address in self.candidates(now) if self._tells(address)]
+        verdicts = [
+            self.verdict(address, now) for address in self.candidates(now) if self._tells(address)
+        ]
         if "reachable" in verdicts:
             return "public"
-        if (verdicts and "unknown" not in verdicts) or (not verdicts and self.nat(now) == "address-dependent"):
+        if (verdicts and "unknown" not in verdicts) or (
+            not verdicts and self.nat(now) == "address-dependent"
+        ):
             return "private"
         return "unknown" if self.online else "local"
 
@@ -164,13 +214,23 @@ class AddressManager:
         if self._relay_only:
             return []
         plain = has_public(self._own)  # no house's firewall, as far as our addresses show
-        own = [address for address in self._own if plain and is_internet(address) and self.verdict(address, now) != "unreachable"]
-        return list(dict.fromkeys([*own, *(a for a in self.candidates(now) if self.verdict(a, now) == "reachable")]))
+        own = [
+            address
+            for address in self._own
+            if plain and is_internet(address) and self.verdict(address, now) != "unreachable"
+        ]
+        return list(
+            dict.fromkeys(
+                [*own, *(a for a in self.candidates(now) if self.verdict(a, now) == "reachable")]
+            )
+        )
 
     def advertised(self, now: float) -> tuple[str, ...]:
         """What to tell others, most useful first. Never empty once interfaces are known: an empty list would say goodbye."""
         if self._relay_only:
-            return usable(self._circuits or [address for address in self._own if is_loopback(address)])
+            return usable(
+                self._circuits or [address for address in self._own if is_loopback(address)]
+            )
         if self._announce:
             return self._announce
         found = [*self.direct(now), *self._circuits]
@@ -187,8 +247,16 @@ class AddressManager:
             "candidates": {
                 address: {
                     "verdict": self.verdict(address, now),
-                    "reached_by": sorted(host for host, (reached, _) in self._reports.get(address, {}).items() if reached),
-                    "not_reached_by": sorted(host for host, (reached, _) in self._reports.get(address, {}).items() if not reached),
+                    "reached_by": sorted(
+                        host
+                        for host, (reached, _) in self._reports.get(address, {}).items()
+                        if reached
+                    ),
+                    "not_reached_by": sorted(
+                        host
+                        for host, (reached, _) in self._reports.get(address, {}).items()
+                        if not reached
+                    ),
                 }
                 for address in candidates
             },

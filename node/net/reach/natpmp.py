@@ -55,6 +55,11 @@ def gateway(table: str) -> str:
     """The default gateway in the text of /proc/net/route; "" when there is none."""
     for line in table.splitlines()[1:]:
         fields = line.split()
-        if len(fields) > 7 and not int(fields[1], 16) and not int(fields[7], 16) and int(fields[2], 16):
+        if (
+            len(fields) > 7
+            and not int(fields[1], 16)
+            and not int(fields[7], 16)
+            and int(fields[2], 16)
+        ):
             return socket.inet_ntoa(int(fields[2], 16).to_bytes(4, "little"))
     return ""

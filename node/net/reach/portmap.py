@@ -43,7 +43,13 @@ class Mapping:
 class PortMapper:
     """Used from the trio thread only."""
 
-    def __init__(self, rng: random.Random, *, mine: Callable[[], list[str]], told: Callable[[str, str | None], None]) -> None:
+    def __init__(
+        self,
+        rng: random.Random,
+        *,
+        mine: Callable[[], list[str]],
+        told: Callable[[str, str | None], None],
+    ) -> None:
         """``mine()``: our addresses in the house; ``told(means, address)``: a mapping came (or, None, went)."""
         self._rng, self._mine, self._told = rng, mine, told
         self._wake = trio.Event()
@@ -64,13 +70,24 @@ class PortMapper:
             while True:
                 self._wake = trio.Event()
                 found = await self._map()
-                if held is not None and (found is None or (found.means, found.address) != (held.means, held.address)):
+                if held is not None and (
+                    found is None or (found.means, found.address) != (held.means, held.address)
+                ):
                     self._told(held.means, None)
-                held, self.answer = found, "none" if found is None else "mapped" if is_internet(found.address) else "inner"
+                held, self.answer = (
+                    found,
+                    "none"
+                    if found is None
+                    else "mapped"
+                    if is_internet(found.address)
+                    else "inner",
+                )
                 if found is not None:
                     self._told(found.means, found.address)
                     pauses.reset()
-                with trio.move_on_after(pauses.next_s() if found is None else max(30.0, min(found.life_s, LIFE_S) / 2)):
+                with trio.move_on_after(
+                    pauses.next_s() if found is None else max(30.0, min(found.life_s, LIFE_S) / 2)
+                ):
                     await self._wake.wait()
                     pauses.reset()
         finally:
@@ -81,7 +98,11 @@ class PortMapper:
     def _inside(self) -> tuple[str, int] | None:
         """Host and port in the house that a router may lead to: IPv4 only."""
         for address in self._mine():
-            if address.startswith("/ip4/") and not is_internet(address) and not is_loopback(address):
+            if (
+                address.startswith("/ip4/")
+                and not is_internet(address)
+                and not is_loopback(address)
+            ):
                 return host_and_port(address)
         return None
 
@@ -105,7 +126,15 @@ class PortMapper:
             if mapping.means == "nat-pmp":
                 await _datagram(one, natpmp.PORT, natpmp.ask_port(mapping.inside[1], 0, 0))
             else:
-                await _http(other, upnp.call(one, other, "DeletePortMapping", upnp.delete_port(host_and_port(mapping.address)[1])))
+                await _http(
+                    other,
+                    upnp.call(
+                        one,
+                        other,
+                        "DeletePortMapping",
+                        upnp.delete_port(host_and_port(mapping.address)[1]),
+                    ),
+                )
         except _FAILURES:
             pass
 
@@ -123,14 +152,24 @@ class PortMapper:
         if not location:
             return None
         service, control = upnp.control_in(await _http(location, upnp.get(location)), location)
-        host = upnp.external_in(await _http(control, upnp.call(service, control, "GetExternalIPAddress", {})))
-        others = [self._rng.randint(*OUTSIDE) for _ in range(TRIES)]  # another node of this house may have ours
+        host = upnp.external_in(
+            await _http(control, upnp.call(service, control, "GetExternalIPAddress", {}))
+        )
+        others = [
+            self._rng.randint(*OUTSIDE) for _ in range(TRIES)
+        ]  # another node of this house may have ours
         for outside in dict.fromkeys([self._outside or inside[1], inside[1], *others]):
             for life_s in (LIFE_S, 0):  # some routers know mappings without an end only
                 wish = upnp.add_port(outside, inside[1], inside[0], life_s)
                 with suppress(ValueError):
                     await _http(control, upnp.call(service, control, "AddPortMapping", wish))
-                    return Mapping("upnp", make_address(host, outside), life_s or LIFE_S, inside, (service, control))
+                    return Mapping(
+                        "upnp",
+                        make_address(host, outside),
+                        life_s or LIFE_S,
+                        inside,
+                        (service, control),
+                    )
         return None
 
 
@@ -170,7 +209,9 @@ async def _http(address: str, request: bytes) -> str:
     with trio.move_on_after(HTTP_S):
         async with await trio.open_tcp_stream(where.hostname or "", where.port or 80) as stream:
             await stream.send_all(request)
-            while len(answer) <= upnp.MAX_ANSWER_BYTES and (piece := await stream.receive_some(8192)):
+            while len(answer) <= upnp.MAX_ANSWER_BYTES and (
+                piece := await stream.receive_some(8192)
+            ):
                 answer += piece
                 if _complete(answer):
                     break

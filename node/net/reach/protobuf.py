@@ -50,7 +50,11 @@ def decode(data: bytes) -> Fields:
             raise ValueError(f"field of kind {kind}")
         count += 1
         if at > len(data) or count > MAX_FIELDS:
-            raise ValueError("a field ends after the message" if at > len(data) else f"more than {MAX_FIELDS} fields")
+            raise ValueError(
+                "a field ends after the message"
+                if at > len(data)
+                else f"more than {MAX_FIELDS} fields"
+            )
         found.setdefault(number, []).append(value)
     return found
 
@@ -101,7 +105,9 @@ async def receive(stream: PeerStream) -> Fields:
         if shift > 28:
             raise RemoteProtocolError("a length without an end", peer=stream.peer)
     if length > MAX_MESSAGE_BYTES:
-        raise RemoteProtocolError(f"message of {length} bytes, limit {MAX_MESSAGE_BYTES}", peer=stream.peer)
+        raise RemoteProtocolError(
+            f"message of {length} bytes, limit {MAX_MESSAGE_BYTES}", peer=stream.peer
+        )
     try:
         return decode(await _exactly(stream, length))
     except ValueError as error:
@@ -113,6 +119,8 @@ async def _exactly(stream: PeerStream, count: int) -> bytes:
     while len(data) < count:
         piece = await stream.receive_some(count - len(data))
         if not piece:
-            raise PeerLostError(f"{stream.peer} ended a conversation in the middle", peer=stream.peer)
+            raise PeerLostError(
+                f"{stream.peer} ended a conversation in the middle", peer=stream.peer
+            )
         data += piece
     return data

@@ -74,7 +74,9 @@ class Puncher:
         self._host, self._faults, self._rng = host, faults, rng
         self._seen_at, self._lan, self._known = seen_at, lan, known
         self._driving: set[PeerId] = set()
-        self._talking: dict[PeerId, tuple[trio.CancelScope, bool]] = {}  # the conversation, and whether it is ours
+        self._talking: dict[
+            PeerId, tuple[trio.CancelScope, bool]
+        ] = {}  # the conversation, and whether it is ours
         self._served: dict[PeerId, tuple[float, int]] = {}
         self._nursery: trio.Nursery | None = None
         host.handle(PROTOCOL, self._serve)
@@ -87,7 +89,12 @@ class Puncher:
 
     def path_changed(self, peer: PeerId) -> None:
         """Connections of ``peer`` came or went."""
-        if self._host.relayed(peer) and self._nursery is not None and peer not in self._driving and len(self._driving) < MAX_DRIVEN:
+        if (
+            self._host.relayed(peer)
+            and self._nursery is not None
+            and peer not in self._driving
+            and len(self._driving) < MAX_DRIVEN
+        ):
             self._driving.add(peer)
             self._nursery.start_soon(self._drive, peer)
 
@@ -111,7 +118,11 @@ class Puncher:
     async def _attempts(self, peer: PeerId) -> bool:
         for _ in range(ATTEMPTS):
             try:
-                if await (self._host.wait_direct(peer, PUNCH_S) if peer in self._talking else self._attempt(peer)):
+                if await (
+                    self._host.wait_direct(peer, PUNCH_S)
+                    if peer in self._talking
+                    else self._attempt(peer)
+                ):
                     return True
             except RemoteProtocolError:
                 self._faults.count(peer, trio.current_time())
@@ -167,9 +178,13 @@ class Puncher:
             raise PeerLostError(f"{stream.peer} did not go on with DCUtR", peer=stream.peer)
         if kind_of(found, stream.peer) != kind:
             raise RemoteProtocolError(f"DCUtR: message {kind} was expected", peer=stream.peer)
-        return [address for address in unpack(found.get(2, []), 2 * MAX_ADDRESSES) if is_direct(address)]
+        return [
+            address for address in unpack(found.get(2, []), 2 * MAX_ADDRESSES) if is_direct(address)
+        ]
 
-    async def _open(self, peer: PeerId, theirs: Sequence[str], rtt_s: float, *, initiator: bool) -> bool:
+    async def _open(
+        self, peer: PeerId, theirs: Sequence[str], rtt_s: float, *, initiator: bool
+    ) -> bool:
         """Dial them, at the moment when they dial us. Addresses that are not the internet's are nobody's to name."""
         assert self._nursery is not None, "hole punching is not running"
         public = [address for address in theirs if is_internet(address)][:MAX_ADDRESSES]
@@ -183,15 +198,26 @@ class Puncher:
             for dial in dials:
                 dial.cancel()
 
-    async def _punch(self, peer: PeerId, address: str, initiator: bool, dial: trio.CancelScope, rtt_s: float) -> None:
+    async def _punch(
+        self, peer: PeerId, address: str, initiator: bool, dial: trio.CancelScope, rtt_s: float
+    ) -> None:
         """Where a router answers with a RST, two that try again at equal times stay out of step for ever: so most of the pause is chance."""
         spread_s = max(rtt_s, SPREAD_S)
-        await self._host.punch(peer, address, initiator=initiator, dial=dial, pause_s=lambda: RETRY_S + self._rng.uniform(0.0, spread_s))
+        await self._host.punch(
+            peer,
+            address,
+            initiator=initiator,
+            dial=dial,
+            pause_s=lambda: RETRY_S + self._rng.uniform(0.0, spread_s),
+        )
 
     async def _settle(self, peer: PeerId) -> None:
         """Beside a direct connection that lives, the relayed ones are closed: one that was there before them may be dead, and nobody knows yet."""
         began = trio.current_time()
-        if not await self._host.wait_path(peer, lambda path: path in ("", "relay"), SETTLE_S) and self._host.heard_at(peer) > began:
+        if (
+            not await self._host.wait_path(peer, lambda path: path in ("", "relay"), SETTLE_S)
+            and self._host.heard_at(peer) > began
+        ):
             await self._host.close_relayed(peer)
 
     async def _serve(self, stream: PeerStream) -> None:
@@ -202,7 +228,11 @@ class Puncher:
         if len(self._served) > 1024:
             self._served.clear()
         _, ours = self._talking.get(peer, (None, False))
-        if self._host.path(peer) != "relay" or self._served.get(peer, (now, 0))[1] > SERVED_PER_MINUTE or (ours and self._host.peer < peer):
+        if (
+            self._host.path(peer) != "relay"
+            or self._served.get(peer, (now, 0))[1] > SERVED_PER_MINUTE
+            or (ours and self._host.peer < peer)
+        ):
             return
         with self._conversation(peer, ours=False):
             await self._go_along(stream)
@@ -213,7 +243,9 @@ class Puncher:
             theirs = await self._hear(stream, CONNECT)
             mine = list(self._seen_at())[:MAX_ADDRESSES]
             if {host_of(address) for address in mine} & {host_of(address) for address in theirs}:
-                mine += [address for address in self._lan() if not is_loopback(address)][:MAX_ADDRESSES]
+                mine += [address for address in self._lan() if not is_loopback(address)][
+                    :MAX_ADDRESSES
+                ]
             answered_at = trio.current_time()
             await protobuf.send(stream, {1: CONNECT, 2: pack(mine)})
             await self._hear(stream, SYNC)
@@ -227,4 +259,8 @@ class Puncher:
 def _same_house(mine: Sequence[str], theirs: Sequence[str]) -> list[str]:
     """Private addresses among theirs, if the world sees both of us at one address: then we stand behind the same router."""
     shared = {host_of(address) for address in mine} & {host_of(address) for address in theirs}
-    return [address for address in theirs if not is_internet(address) and not is_loopback(address)] if shared else []
+    return (
+        [address for address in theirs if not is_internet(address) and not is_loopback(address)]
+        if shared
+        else []
+    )

@@ -15,7 +15,17 @@ import trio
 
 from ....collectives.errors import ConfigError, NetworkError, RemoteProtocolError
 from ....collectives.identifiers import PeerId
-from ..addresses import host_of, is_direct, is_internet, is_ipv6, is_loopback, is_public, make_address, telling, usable
+from ..addresses import (
+    host_of,
+    is_direct,
+    is_internet,
+    is_ipv6,
+    is_loopback,
+    is_public,
+    make_address,
+    telling,
+    usable,
+)
 from ..faults import Faults
 from ..host import Host, NotSpokenError
 from .autonat import AutoNat
@@ -72,7 +82,13 @@ class Reach:
     ) -> None:
         """``first()``: peers to prefer as servers and relays; ``known(peer)``: where it may be dialled; ``runs_of(peer)``: runs it is announced in;
         ``lanes()``: where our lane listener is."""
-        self._host, self._faults, self._rng, self._first, self.settings = host, faults, rng, first, settings
+        self._host, self._faults, self._rng, self._first, self.settings = (
+            host,
+            faults,
+            rng,
+            first,
+            settings,
+        )
         self.changed: Callable[[], None] = lambda: None
         self.turned: Callable[[], None] = lambda: None
         """Called when addresses are others, or what is known of the router."""
@@ -82,28 +98,45 @@ class Reach:
         self.manager = AddressManager(settings.announce, relay_only=settings.relay_only)
         self.autonat = AutoNat(host, faults)
         self.relay = Relay(
-            host, faults, settings.relay,
-            serves=lambda: bool(self.manager.direct(trio.current_time())) or bool(settings.announce),
+            host,
+            faults,
+            settings.relay,
+            serves=lambda: (
+                bool(self.manager.direct(trio.current_time())) or bool(settings.announce)
+            ),
             knows=lambda peer: bool(runs_of(peer)),
             related=lambda a, b: not set(runs_of(a)).isdisjoint(runs_of(b)),
-        )  # fmt: skip
-        self.circuits = Circuits(host, faults, rng, wanted=self._wants_relays, candidates=self._relays, changed=self._update)
+        )
+        self.circuits = Circuits(
+            host,
+            faults,
+            rng,
+            wanted=self._wants_relays,
+            candidates=self._relays,
+            changed=self._update,
+        )
         self.puncher = Puncher(
-            host, faults, rng,
+            host,
+            faults,
+            rng,
             seen_at=lambda: self.manager.seen_at(trio.current_time()),
             lan=self.manager.lan,
             known=lambda peer: [address for address in known(peer) if is_direct(address)],
-        )  # fmt: skip
+        )
         self.mapper = PortMapper(rng, mine=self.manager.lan, told=self._mapped)
         self.lane_mapper = PortMapper(rng, mine=lanes, told=self._lane_mapped)
         self._lane_at: dict[str, str] = {}  # by the means
         self._look = trio.Event()
         self._look_s = ASK_AGAIN_S
-        self._asked: dict[tuple[str, str], float] = {}  # (server's host, address; "": observed): when
+        self._asked: dict[
+            tuple[str, str], float
+        ] = {}  # (server's host, address; "": observed): when
         self._told: tuple[str, ...] = ()
         self._nat = "unknown"
         self._paths: dict[PeerId, str] = {}
-        host.dialler.from_listen = lambda to: not settings.relay_only and not self.manager.plain(":" in to)
+        host.dialler.from_listen = lambda to: (
+            not settings.relay_only and not self.manager.plain(":" in to)
+        )
         host.advertised = lambda: self.manager.advertised(trio.current_time())
 
     def may_dial(self, address: str) -> bool:
@@ -113,7 +146,9 @@ class Reach:
             return not is_direct(address)
         if is_internet(address) or not self.manager.online:
             return True
-        return not is_loopback(address) and (is_public(host_of(address)) or has_route(host_of(address)))
+        return not is_loopback(address) and (
+            is_public(host_of(address)) or has_route(host_of(address))
+        )
 
     def may_dial_peer(self, peer: PeerId, address: str) -> bool:
         """The same of an address that a connected peer calls its own. One that talks to us from elsewhere on the internet has nothing in our
@@ -128,7 +163,9 @@ class Reach:
         ours = {host_of(seen) for seen in self.manager.seen_at(trio.current_time())}
         if is_public(ends[1]) and ends[1] not in ours and not assigned(ends[1]):
             return False
-        return host_of(address) == ends[1] or (assigned(ends[1]) if is_loopback(address) else self.may_dial(address))
+        return host_of(address) == ends[1] or (
+            assigned(ends[1]) if is_loopback(address) else self.may_dial(address)
+        )
 
     def began(self) -> None:
         """The host listens: from now on there are addresses."""
@@ -138,7 +175,13 @@ class Reach:
     async def run(self) -> None:
         """Until cancelled."""
         async with trio.open_nursery() as nursery:
-            for task in (self._watch, self._verify, self._ask_router, self.circuits.run, self.puncher.run):
+            for task in (
+                self._watch,
+                self._verify,
+                self._ask_router,
+                self.circuits.run,
+                self.puncher.run,
+            ):
                 nursery.start_soon(task)
 
     def link_changed(self, peer: PeerId, up: bool) -> None:
@@ -205,7 +248,9 @@ class Reach:
 
     def _mapped(self, means: str, address: str | None) -> None:
         if self.manager.mapped(means, address):
-            for key in [key for key in self._asked if key[1] == address]:  # who tried it before it was mapped may try again
+            for key in [
+                key for key in self._asked if key[1] == address
+            ]:  # who tried it before it was mapped may try again
                 del self._asked[key]
         self._update()
         self._look.set()
@@ -220,7 +265,11 @@ class Reach:
         """Where the router leads to our lane listener. Nobody tries that for us; so it is told while somebody has reached our other port there.
         Where the user said what to announce and fixed the port of lanes, it is at that host."""
         if self.settings.lane_port and self.settings.announce:
-            hosts = dict.fromkeys(host_of(address) for address in self.settings.announce if is_direct(address) and is_internet(address))
+            hosts = dict.fromkeys(
+                host_of(address)
+                for address in self.settings.announce
+                if is_direct(address) and is_internet(address)
+            )
             return [make_address(host, self.settings.lane_port) for host in hosts]
         reached = {host_of(address) for address in self.manager.direct(trio.current_time())}
         return [address for address in self._lane_at.values() if host_of(address) in reached]
@@ -241,7 +290,9 @@ class Reach:
             await trio.sleep(SOON_S * self._rng.uniform(0.8, 1.2))
             self._look = trio.Event()
             self._look_s = ASK_AGAIN_S * self._rng.uniform(0.4, 0.5)
-            self._asked = {key: at for key, at in self._asked.items() if trio.current_time() - at < ASK_AGAIN_S}
+            self._asked = {
+                key: at for key, at in self._asked.items() if trio.current_time() - at < ASK_AGAIN_S
+            }
             async with trio.open_nursery() as nursery:
                 for peer, host in self._servers()[: 2 * SERVERS]:
                     nursery.start_soon(self._consult, peer, host)
@@ -274,7 +325,9 @@ class Reach:
             now = trio.current_time()
             for address in self.manager.candidates(now):
                 question = host, address
-                if is_ipv6(address) == (":" in host) and self._due(question, ASK_AGAIN_S):  # it tries where we come from
+                if is_ipv6(address) == (":" in host) and self._due(
+                    question, ASK_AGAIN_S
+                ):  # it tries where we come from
                     reached = await self.autonat.ask(peer, address)
                     if reached is not None and question in self._asked:
                         self.manager.report(address, host, reached, trio.current_time())
@@ -290,7 +343,11 @@ class Reach:
     def _wants_relays(self) -> bool:
         if self.settings.relay_only:
             return True
-        return self.manager.online and self.manager.reach(trio.current_time()) != "public" and not self._plainly_public()
+        return (
+            self.manager.online
+            and self.manager.reach(trio.current_time()) != "public"
+            and not self._plainly_public()
+        )
 
     def _plainly_public(self) -> bool:
         """An interface of ours has an address of the internet's for everybody, and nobody says that it does not answer."""
@@ -298,7 +355,9 @@ class Reach:
         return any(address in direct for address in telling([*self.manager.lan(), *direct]))
 
     def _relays(self) -> list[PeerId]:
-        return [peer for peer, _ in self._servers() if self._host.path(peer) != "punched"]  # those are behind a NAT themselves
+        return [
+            peer for peer, _ in self._servers() if self._host.path(peer) != "punched"
+        ]  # those are behind a NAT themselves
 
     def status(self) -> dict[str, Any]:
         """For `atoll status`, `atoll netcheck` and the metrics; plain values."""
@@ -326,6 +385,8 @@ def _stray(left: str, here: str, there: str) -> bool:
     return not assigned(here) or (here == left and source(there) not in ("", here))
 
 
-def known_to_dial(addresses: Sequence[str], given: Collection[str], may_dial: Callable[[str], bool]) -> tuple[str, ...]:
+def known_to_dial(
+    addresses: Sequence[str], given: Collection[str], may_dial: Callable[[str], bool]
+) -> tuple[str, ...]:
     """Those of a peer's addresses that are dialled: what the user gave, and what `Reach.may_dial` lets pass."""
     return usable(address for address in addresses if address in given or may_dial(address))

@@ -37,7 +37,13 @@ class Relay:
         related: Callable[[PeerId, PeerId], bool],
     ) -> None:
         """``serves()``: whether we can be dialled at all; ``knows(peer)``: is in a run we know; ``related(a, b)``: are in the same one."""
-        self._host, self._faults, self._serves, self._knows, self._related = host, faults, serves, knows, related
+        self._host, self._faults, self._serves, self._knows, self._related = (
+            host,
+            faults,
+            serves,
+            knows,
+            related,
+        )
         self.ledger = Ledger(limits)
         host.handle(circuit.HOP, self._serve)
 
@@ -74,14 +80,25 @@ class Relay:
 
     async def _reserve(self, stream: PeerStream) -> None:
         peer, remote = stream.peer, stream.remote
-        addresses = [join_peer(self._host.peer, address) for address in self._host.addresses() if is_direct(address)]
-        if remote is None or not addresses or not self._serves() or not (self.ledger.limits.open_to_all or self._knows(peer)):
+        addresses = [
+            join_peer(self._host.peer, address)
+            for address in self._host.addresses()
+            if is_direct(address)
+        ]
+        if (
+            remote is None
+            or not addresses
+            or not self._serves()
+            or not (self.ledger.limits.open_to_all or self._knows(peer))
+        ):
             await self._refuse(stream, circuit.PERMISSION_DENIED)
         elif not self.ledger.reserve(peer, remote[0], trio.current_time()):
             await self._refuse(stream, circuit.LIMIT_EXCEEDED)
         else:
             limits = self.ledger.limits
-            reservation = circuit.reservation_fields(int(time.time() + limits.reservation_s), addresses)
+            reservation = circuit.reservation_fields(
+                int(time.time() + limits.reservation_s), addresses
+            )
             limit = protobuf.encode({1: int(limits.circuit_s), 2: limits.circuit_bytes})
             await circuit.answer(stream, circuit.OK, hop=True, more={3: reservation, 4: limit})
             await stream.finish()
@@ -90,7 +107,9 @@ class Relay:
         now, ledger = trio.current_time(), self.ledger
         if not ledger.holds(target, now) or not self._host.connected(target):
             await self._refuse(stream, circuit.NO_RESERVATION)
-        elif target == stream.peer or not (ledger.limits.open_to_all or self._related(stream.peer, target)):
+        elif target == stream.peer or not (
+            ledger.limits.open_to_all or self._related(stream.peer, target)
+        ):
             ledger.refused["strangers"] += 1
             await self._refuse(stream, circuit.PERMISSION_DENIED)
         elif not ledger.begin(stream.peer, target):
@@ -111,7 +130,9 @@ class Relay:
         try:
             with trio.fail_after(circuit.ANSWER_S):
                 limit = protobuf.encode({1: int(limits.circuit_s), 2: limits.circuit_bytes})
-                await protobuf.send(other, {1: circuit.STOP_CONNECT, 2: circuit.peer_field(stream.peer), 3: limit})
+                await protobuf.send(
+                    other, {1: circuit.STOP_CONNECT, 2: circuit.peer_field(stream.peer), 3: limit}
+                )
                 if circuit.status_in(await protobuf.receive(other), 4) != circuit.OK:
                     await self._refuse(stream, circuit.CONNECTION_FAILED)
                     return

@@ -20,7 +20,9 @@ def has_route(host: str) -> bool:
 def assigned(host: str) -> bool:
     """Whether ``host`` is an address of this machine now."""
     try:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        with socket.socket(
+            socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM
+        ) as sock:
             sock.bind((host, 0))
             return True
     except OSError:
@@ -37,7 +39,9 @@ def on_link(host: str, table: str) -> bool:
         fields = line.split()
         if len(fields) < 8 or int(fields[2], 16) or not int(fields[7], 16):
             continue
-        network, mask = (int.from_bytes(int(fields[index], 16).to_bytes(4, "little"), "big") for index in (1, 7))
+        network, mask = (
+            int.from_bytes(int(fields[index], 16).to_bytes(4, "little"), "big") for index in (1, 7)
+        )
         if wanted & mask == network:
             return True
     return False
@@ -47,7 +51,9 @@ def _same_prefix(host: str, own: str) -> bool:
     """Where the routes cannot be read: the same 24 (64) bits."""
     if ROUTES.exists() and ":" not in host:
         return False
-    return ipaddress.ip_address(own) in ipaddress.ip_network(f"{host}/{64 if ':' in host else 24}", strict=False)
+    return ipaddress.ip_address(own) in ipaddress.ip_network(
+        f"{host}/{64 if ':' in host else 24}", strict=False
+    )
 
 
 def _read() -> str:
@@ -60,7 +66,9 @@ def _read() -> str:
 def source(host: str = INTERNET) -> str:
     """From which address of ours a packet to ``host`` would leave; "" where there is no way."""
     try:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        with socket.socket(
+            socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM
+        ) as sock:
             sock.connect((host, 9))
             return str(sock.getsockname()[0])
     except OSError:

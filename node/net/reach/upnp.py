@@ -12,7 +12,10 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 GROUP, PORT = "239.255.255.250", 1900
 SEARCHES_S = (0.5, 1.5)
 """How long answers to a search are waited for, one datagram each: multicast over radio gets lost."""
-SERVICES = tuple(f"urn:schemas-upnp-org:service:{name}" for name in ("WANIPConnection:1", "WANPPPConnection:1", "WANIPConnection:2"))
+SERVICES = tuple(
+    f"urn:schemas-upnp-org:service:{name}"
+    for name in ("WANIPConnection:1", "WANPPPConnection:1", "WANIPConnection:2")
+)
 MAX_ANSWER_BYTES = 65_536
 MAX_ELEMENT_CHARS = 1000
 _DEVICE = "urn:schemas-upnp-org:device:InternetGatewayDevice:1"
@@ -48,7 +51,9 @@ def control_in(description: str, location: str) -> tuple[str, str]:
 def call(service: str, control: str, action: str, arguments: dict[str, object]) -> bytes:
     """The whole HTTP request of an action."""
     where = urlsplit(control)
-    inner = "".join(f"<{name}>{html.escape(str(value))}</{name}>" for name, value in arguments.items())
+    inner = "".join(
+        f"<{name}>{html.escape(str(value))}</{name}>" for name, value in arguments.items()
+    )
     body = (
         '<?xml version="1.0"?><s:Envelope xmlns:s="http://schemas.xmlsoap.org/soap/envelope/"'
         ' s:encodingStyle="http://schemas.xmlsoap.org/soap/encoding/"><s:Body>'
@@ -80,9 +85,15 @@ def body_of(answer: bytes) -> str:
 def add_port(outside: int, inside: int, host: str, life_s: int) -> dict[str, object]:
     """The arguments of AddPortMapping."""
     return {
-        "NewRemoteHost": "", "NewExternalPort": outside, "NewProtocol": "TCP", "NewInternalPort": inside, "NewInternalClient": host,
-        "NewEnabled": 1, "NewPortMappingDescription": "atoll", "NewLeaseDuration": life_s,
-    }  # fmt: skip
+        "NewRemoteHost": "",
+        "NewExternalPort": outside,
+        "NewProtocol": "TCP",
+        "NewInternalPort": inside,
+        "NewInternalClient": host,
+        "NewEnabled": 1,
+        "NewPortMappingDescription": "atoll",
+        "NewLeaseDuration": life_s,
+    }
 
 
 def delete_port(outside: int) -> dict[str, object]:
@@ -102,4 +113,8 @@ def _target(where: SplitResult) -> str:
 
 def _element(text: str, name: str) -> str:
     inner, mark, _ = text.partition(f"<{name}>")[2].partition(f"</{name}>")
-    return html.unescape(inner.strip()) if mark and len(inner) <= MAX_ELEMENT_CHARS and "<" not in inner else ""
+    return (
+        html.unescape(inner.strip())
+        if mark and len(inner) <= MAX_ELEMENT_CHARS and "<" not in inner
+        else ""
+    )

@@ -19,7 +19,15 @@ import trio
 
 from ....collectives.errors import PeerUnreachableError
 from ....collectives.identifiers import PeerId
-from ..lane_sockets import HELLO_S, PROOF_BYTES, detach, proof, receive_exactly, send_all, set_options
+from ..lane_sockets import (
+    HELLO_S,
+    PROOF_BYTES,
+    detach,
+    proof,
+    receive_exactly,
+    send_all,
+    set_options,
+)
 from .observing import ASK_S, Seen, ask, reusable
 from .punch import PUNCH_S, Punch, candidates, is_symmetric
 
@@ -79,12 +87,23 @@ class Spot:
                     return host
         return self._host
 
-    async def meet(self, peer: PeerId, punch: Punch, token: bytes, secrets: bytes, *, driver: bool, ports: int = 1) -> socket.socket:
+    async def meet(
+        self,
+        peer: PeerId,
+        punch: Punch,
+        token: bytes,
+        secrets: bytes,
+        *,
+        driver: bool,
+        ports: int = 1,
+    ) -> socket.socket:
         """A lane, authenticated, non-blocking. ``ports``: each dial is made from so many; more than one are not ours.
 
         Raises PeerUnreachableError with what became of the dials.
         """
-        attempt = _Attempt(self._host, self.port if ports == 1 else 0, punch, token, secrets, driver, ports)
+        attempt = _Attempt(
+            self._host, self.port if ports == 1 else 0, punch, token, secrets, driver, ports
+        )
         with trio.move_on_after(PUNCH_S):
             found = await attempt.run(trio.socket.from_stdlib_socket(self._listener.dup()))
             if found is not None:
@@ -95,11 +114,24 @@ class Spot:
 class _Attempt:
     """The sockets of one punch."""
 
-    def __init__(self, host: str, port: int, punch: Punch, token: bytes, secrets: bytes, driver: bool, ports: int) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        punch: Punch,
+        token: bytes,
+        secrets: bytes,
+        driver: bool,
+        ports: int,
+    ) -> None:
         """``port``: where dials leave from; 0: from any, each from ``ports``."""
         self._host, self._port, self._punch, self._ports = host, port, punch, ports
         mine, theirs = (b"punch", b"punched") if driver else (b"punched", b"punch")
-        self._says, self._wants, self._driver = MAGIC + token + proof(secrets, mine, token), proof(secrets, theirs, token), driver
+        self._says, self._wants, self._driver = (
+            MAGIC + token + proof(secrets, mine, token),
+            proof(secrets, theirs, token),
+            driver,
+        )
         self._head = MAGIC + token
         self._changed = trio.Event()
         self._chosen = False
@@ -183,7 +215,9 @@ def _listen(host: str, rng: random.Random) -> tuple[int, socket.socket]:
     for _ in range(20):
         port = rng.randint(*PORTS)
         try:
-            with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
+            with socket.socket(
+                socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM
+            ) as probe:
                 probe.bind((host, port))
             sock = reusable(host, port)
         except OSError:

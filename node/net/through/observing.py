@@ -39,7 +39,9 @@ class Observing:
         try:
             with trio.move_on_after(HELD_S):
                 address = ipaddress.ip_address(host.partition("%")[0])
-                mapped = address if address.version == 6 else ipaddress.IPv6Address(f"::ffff:{address}")
+                mapped = (
+                    address if address.version == 6 else ipaddress.IPv6Address(f"::ffff:{address}")
+                )
                 await sock.send(_ANSWER.pack(mapped.packed, port))
                 await sock.recv(1)
         finally:

@@ -52,7 +52,13 @@ def targets(offered: Sequence[str], mine: Sequence[str]) -> list[Target]:
             ip = ipaddress.ip_address(host)
         except ValueError:
             continue
-        if port < LOWEST_PORT or ip.is_loopback or ip.is_multicast or ip.is_unspecified or ip.is_link_local:
+        if (
+            port < LOWEST_PORT
+            or ip.is_loopback
+            or ip.is_multicast
+            or ip.is_unspecified
+            or ip.is_link_local
+        ):
             continue
         found.append((str(ip), port))
     together = any(host in public_mine for host, _ in found)
@@ -63,7 +69,9 @@ def targets(offered: Sequence[str], mine: Sequence[str]) -> list[Target]:
 
 def guesses(to: Sequence[Target], rng: random.Random) -> list[Target]:
     """Ports of the first of these hosts at random, GUESSES of them."""
-    return [(to[0][0], port) for port in rng.sample(range(LOWEST_PORT, 65_536), GUESSES)] if to else []
+    return (
+        [(to[0][0], port) for port in rng.sample(range(LOWEST_PORT, 65_536), GUESSES)] if to else []
+    )
 
 
 def is_symmetric(seen: Sequence[Target]) -> bool:
@@ -101,5 +109,8 @@ class Punch:
 
     def why(self) -> str:
         """What became of every candidate."""
-        said = [f"{host}:{port} {self._ends.get((host, port), 'does not answer')}" for host, port in list(self._tries)[:MAX_CANDIDATES]]
+        said = [
+            f"{host}:{port} {self._ends.get((host, port), 'does not answer')}"
+            for host, port in list(self._tries)[:MAX_CANDIDATES]
+        ]
         return "; ".join(said) or "the other side has no address that could be dialled"

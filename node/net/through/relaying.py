@@ -36,7 +36,10 @@ MAX_READING = 256
 """Connections that have not shown a voucher yet; more are closed at once, and whoever is shown out comes again: holding one costs less."""
 _MAX_MESSAGE_BYTES = 4096
 
-Addresses = Annotated[tuple[Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS_CHARS)], ...], msgspec.Meta(max_length=MAX_ADDRESSES)]
+Addresses = Annotated[
+    tuple[Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS_CHARS)], ...],
+    msgspec.Meta(max_length=MAX_ADDRESSES),
+]
 Voucher = Annotated[bytes, msgspec.Meta(min_length=VOUCHER_BYTES, max_length=VOUCHER_BYTES)]
 
 
@@ -74,7 +77,13 @@ _questions, _answers = msgspec.msgpack.Decoder(_Question), msgspec.msgpack.Decod
 class Relay:
     """What this node does for others. Used from the trio thread only; `close` ends its thread."""
 
-    def __init__(self, host: Host, listener: LaneListener, knows: Callable[[str, PeerId], bool], limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        host: Host,
+        listener: LaneListener,
+        knows: Callable[[str, PeerId], bool],
+        limits: Limits | None = None,
+    ) -> None:
         """``knows(run, peer)``: whether this peer is known to take part in the run. Others are not served."""
         self._listener, self._knows = listener, knows
         self._vouchers = Vouchers(secrets.token_bytes(32), limits or Limits())
@@ -122,13 +131,19 @@ class Relay:
             await stream.finish()
             await stream.receive_some()
 
-    def _grant(self, asker: PeerId, question: _Circuit, where: tuple[str, ...]) -> _Granted | _Denied:
+    def _grant(
+        self, asker: PeerId, question: _Circuit, where: tuple[str, ...]
+    ) -> _Granted | _Denied:
         peer = PeerId(question.peer)
-        if asker == peer or not (self._knows(question.run, asker) and self._knows(question.run, peer)):
+        if asker == peer or not (
+            self._knows(question.run, asker) and self._knows(question.run, peer)
+        ):
             return _Denied("both ends must be known members of a run that this relay knows")
         self._tidy()
         try:
-            mine, theirs = self._vouchers.issue(trio.current_time(), secrets.token_bytes(CIRCUIT_BYTES), question.run, (asker, peer))
+            mine, theirs = self._vouchers.issue(
+                trio.current_time(), secrets.token_bytes(CIRCUIT_BYTES), question.run, (asker, peer)
+            )
         except NoVoucherError as error:
             return _Denied(str(error))
         return _Granted(mine, theirs, where)
@@ -168,7 +183,13 @@ class Relay:
         self._vouchers.begun(now, claim.circuit)
         if self._splice is None:
             self._splice = Splice(self._vouchers.limits.idle_s)
-        self._splice.add(detach(first), detach(sock), claim.bytes_left, claim.until - now, lambda: self._over.append(claim.circuit))
+        self._splice.add(
+            detach(first),
+            detach(sock),
+            claim.bytes_left,
+            claim.until - now,
+            lambda: self._over.append(claim.circuit),
+        )
         came.set()
 
 
@@ -187,7 +208,11 @@ class Helpers:
                 answer = await self._ask(peer, _Which())
             except (NetworkError, RemoteProtocolError):
                 return
-            if isinstance(answer, _Serving) and has_public(answer.addresses) and self._host.connected(peer):
+            if (
+                isinstance(answer, _Serving)
+                and has_public(answer.addresses)
+                and self._host.connected(peer)
+            ):
                 self._serving[peer] = answer
 
     def lost(self, peer: PeerId) -> None:
@@ -198,7 +223,9 @@ class Helpers:
         """Where to ask how we are seen: one address of each machine, IPv4 only, and not this peer."""
         found: dict[str, tuple[str, int]] = {}
         for peer, serving in self._serving.items():
-            for host, port in (host_and_port(address) for address in serving.addresses if has_public((address,))):
+            for host, port in (
+                host_and_port(address) for address in serving.addresses if has_public((address,))
+            ):
                 if peer != but and ":" not in host:
                     found.setdefault(host, (host, port))
         return list(found.values())
@@ -207,14 +234,20 @@ class Helpers:
         """Who relays."""
         return [peer for peer, serving in self._serving.items() if serving.relays and peer != but]
 
-    async def circuit(self, relay: PeerId, run: str, peer: PeerId) -> tuple[bytes, bytes, tuple[str, ...]]:
+    async def circuit(
+        self, relay: PeerId, run: str, peer: PeerId
+    ) -> tuple[bytes, bytes, tuple[str, ...]]:
         """Vouchers for us and for ``peer``, and where to show them. Raises PeerUnreachableError, RemoteProtocolError."""
         answer = await self._ask(relay, _Circuit(run, peer))
         if isinstance(answer, _Denied):
             raise PeerUnreachableError(f"the relay {relay} refuses: {answer.reason}", peer=relay)
         if not isinstance(answer, _Granted):
             raise RemoteProtocolError("a circuit is granted or denied", peer=relay)
-        return answer.mine, answer.theirs, tuple(address for address in answer.addresses if has_public((address,)))
+        return (
+            answer.mine,
+            answer.theirs,
+            tuple(address for address in answer.addresses if has_public((address,))),
+        )
 
     async def _ask(self, peer: PeerId, question: _Question) -> _Answer:
         stream = await self._host.open_stream(peer, PROTOCOL)
@@ -233,7 +266,9 @@ async def show(addresses: Sequence[str], voucher: bytes) -> trio.socket.SocketTy
     """Our end of a circuit, once the other one is there, too. Raises OSError."""
     for address in addresses:
         host, port = host_and_port(address)
-        sock = trio.socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        sock = trio.socket.socket(
+            socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM
+        )
         try:
             set_options(sock)
             with trio.move_on_after(DIAL_S):

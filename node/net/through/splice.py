@@ -90,7 +90,14 @@ class Leg:
 class _Circuit:
     """Two sockets and what may still pass."""
 
-    def __init__(self, one: socket.socket, other: socket.socket, nbytes: int, until: float, ended: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        one: socket.socket,
+        other: socket.socket,
+        nbytes: int,
+        until: float,
+        ended: Callable[[], None],
+    ) -> None:
         self.sockets = (one, other)
         self.ways = (_Way(one, other), _Way(other, one))
         self.left, self.until, self.moved_at, self.ended = nbytes, until, time.monotonic(), ended
@@ -113,7 +120,9 @@ class _Circuit:
     def tend(self) -> None:
         """Look at what was sent."""
         for sock, leg in self.legs:
-            if (reading := read_socket(sock)) is not None and (other := leg.read(reading)) is not None:
+            if (reading := read_socket(sock)) is not None and (
+                other := leg.read(reading)
+            ) is not None:
                 control(sock, other)
 
     def events(self, sock: socket.socket) -> int:
@@ -142,7 +151,14 @@ class Splice:
         self._thread = threading.Thread(target=self._run, name="atoll-relay", daemon=True)
         self._thread.start()
 
-    def add(self, one: socket.socket, other: socket.socket, nbytes: int, seconds: float, ended: Callable[[], None]) -> None:
+    def add(
+        self,
+        one: socket.socket,
+        other: socket.socket,
+        nbytes: int,
+        seconds: float,
+        ended: Callable[[], None],
+    ) -> None:
         """A circuit between two non-blocking sockets. ``ended`` is called in the splice's thread, after both were closed."""
         self._new.append(_Circuit(one, other, nbytes, time.monotonic() + seconds, ended))
         self._rouse()
@@ -189,7 +205,11 @@ class Splice:
             self._tended_at = now
             for circuit in self._circuits:
                 circuit.tend()
-        for circuit in [found for found in self._circuits if now > found.until or now - found.moved_at > self._idle_s]:
+        for circuit in [
+            found
+            for found in self._circuits
+            if now > found.until or now - found.moved_at > self._idle_s
+        ]:
             self._end(circuit)
         return moved
 

@@ -57,7 +57,9 @@ class Vouchers:
         """Circuits that may be or are in use: the two ends, and until when they count."""
         self._shown = dict[tuple[bytes, int], float]()
 
-    def issue(self, now: float, circuit: bytes, run: str, ends: tuple[PeerId, PeerId]) -> tuple[bytes, bytes]:
+    def issue(
+        self, now: float, circuit: bytes, run: str, ends: tuple[PeerId, PeerId]
+    ) -> tuple[bytes, bytes]:
         """Vouchers for the two ends of a new circuit (``circuit``: 16 random bytes). Raises NoVoucherError where limits are reached."""
         self._expire(now)
         used = Counter(end for first, second, _ in self._open.values() for end in (first, second))
@@ -68,14 +70,19 @@ class Vouchers:
         self._open[circuit] = (*ends, now + self.limits.show_s)
         bound = blake2b("|".join((run, *ends)).encode(), digest_size=16).digest()
         first, second = (
-            _FIELDS.pack(circuit, side, bound, self.limits.bytes_each, int((now + self.limits.show_s) * 1000)) for side in (0, 1)
+            _FIELDS.pack(
+                circuit, side, bound, self.limits.bytes_each, int((now + self.limits.show_s) * 1000)
+            )
+            for side in (0, 1)
         )
         return first + self._mac(first), second + self._mac(second)
 
     def show(self, now: float, voucher: bytes) -> Claim | None:
         """What a voucher that is shown is worth; None: nothing, it is forged, too old, or was shown before."""
         self._expire(now)
-        if len(voucher) != VOUCHER_BYTES or not hmac.compare_digest(self._mac(voucher[:-MAC_BYTES]), voucher[-MAC_BYTES:]):
+        if len(voucher) != VOUCHER_BYTES or not hmac.compare_digest(
+            self._mac(voucher[:-MAC_BYTES]), voucher[-MAC_BYTES:]
+        ):
             return None
         circuit, side, _, nbytes, until_ms = _FIELDS.unpack(voucher[:-MAC_BYTES])
         if until_ms < now * 1000 or circuit not in self._open or (circuit, side) in self._shown:

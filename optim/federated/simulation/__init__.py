@@ -26,8 +26,20 @@ from .synchronous import run_synchronous
 from .task import Task
 
 __all__ = [
-    "simulate", "personalised", "Settings", "Task", "Result", "Point", "Sites", "dirichlet", "label_shards", "fleet", "Fleet", "Device", "NAMES",
-]  # fmt: skip
+    "simulate",
+    "personalised",
+    "Settings",
+    "Task",
+    "Result",
+    "Point",
+    "Sites",
+    "dirichlet",
+    "label_shards",
+    "fleet",
+    "Fleet",
+    "Device",
+    "NAMES",
+]
 
 
 def simulate(task: Task, parts: Sequence[Indices], fleet: Fleet, settings: Settings) -> Result:

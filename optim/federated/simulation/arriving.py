@@ -68,7 +68,12 @@ class Arriving:
         work = None if dropped else study.turn(client, served, steps)
         self._count += 1
         heapq.heappush(
-            self._events, (study.fleet.devices[client].finished(self.now, steps), self._count, Back(client, self.now, served, work))
+            self._events,
+            (
+                study.fleet.devices[client].finished(self.now, steps),
+                self._count,
+                Back(client, self.now, served, work),
+            ),
         )
 
     def run(self, scheme: Scheme, every: float) -> Result:
@@ -120,9 +125,13 @@ class FedBuff(Scheme):
         self._buffer: list[tuple[Work, int]] = []
         self._shares = {PeerId(str(client)): share for client, share in enumerate(study.shares)}
         self._seconds = {
-            peer: study.steps_of(int(peer)) * study.fleet.devices[int(peer)].step_s for peer in self._shares
+            peer: study.steps_of(int(peer)) * study.fleet.devices[int(peer)].step_s
+            for peer in self._shares
         }  # T_i, as measured
-        self._steps, self._in = 0, dict.fromkeys(self._shares, 0)  # outer steps, and how many contributions of each client were in them
+        self._steps, self._in = (
+            0,
+            dict.fromkeys(self._shares, 0),
+        )  # outer steps, and how many contributions of each client were in them
 
     def back(self, run: Arriving, back: Back) -> None:
         """See `Scheme`."""
@@ -132,7 +141,10 @@ class FedBuff(Scheme):
         server = run.study.server
         if len(self._buffer) >= run.study.settings.buffer:
             works = run.study.attacked([work for work, _ in self._buffer])
-            factors = fresh = [buffered_factor(server.version - version) / len(works) for _, version in self._buffer]
+            factors = fresh = [
+                buffered_factor(server.version - version) / len(works)
+                for _, version in self._buffer
+            ]
             if run.study.settings.unbiased:
                 weights = self._weights()
                 factors = [weights[PeerId(str(work.client))] for work in works]
@@ -147,18 +159,26 @@ class FedBuff(Scheme):
             self._in[PeerId(str(work.client))] += 1
         if len(self._buffer) == 1:
             return async_weights(self._shares, self._seconds)
-        return buffer_weights(self._shares, {peer: max(1, times) / self._steps for peer, times in self._in.items()})
+        return buffer_weights(
+            self._shares, {peer: max(1, times) / self._steps for peer, times in self._in.items()}
+        )
 
 
 class FedFix(Scheme):
     """An outer step every period, with whoever has come since the last."""
 
     def __init__(self, study: Study) -> None:
-        turns = sorted(study.steps_of(client) * study.fleet.devices[client].step_s for client in range(study.clients))
+        turns = sorted(
+            study.steps_of(client) * study.fleet.devices[client].step_s
+            for client in range(study.clients)
+        )
         self._period = study.settings.period or turns[len(turns) // 2]
         if not self._period > 0:
             raise ConfigError(f"FedFix: a period of {self._period} s", key="period")
-        self._due, self._shares = self._period, {PeerId(str(client)): share for client, share in enumerate(study.shares)}
+        self._due, self._shares = (
+            self._period,
+            {PeerId(str(client)): share for client, share in enumerate(study.shares)},
+        )
         self._seconds = dict.fromkeys(self._shares, self._period)  # T_i, as measured
         self._here: list[Back] = []
 
@@ -176,7 +196,10 @@ class FedFix(Scheme):
         works = run.study.attacked([back.work for back in self._here if back.work])
         if works:
             study, weights = run.study, fixed_weights(self._shares, self._seconds, self._period)
-            factors, shares = [weights[PeerId(str(work.client))] for work in works], [study.shares[work.client] for work in works]
+            factors, shares = (
+                [weights[PeerId(str(work.client))] for work in works],
+                [study.shares[work.client] for work in works],
+            )
             study.server.step_with(_sum(study.server, works, factors, shares))
         here, self._here, self._due = self._here, [], self._due + self._period
         for back in here:
@@ -188,7 +211,9 @@ class FedCompass(Scheme):
 
     def __init__(self, study: Study) -> None:
         settings = study.settings
-        self._compass: Compass[Work] = Compass(settings.least, settings.most, settings.slack, first=settings.first)
+        self._compass: Compass[Work] = Compass(
+            settings.least, settings.most, settings.slack, first=settings.first
+        )
 
     def begin(self, run: Arriving) -> None:
         """See `Scheme`."""
@@ -198,7 +223,12 @@ class FedCompass(Scheme):
     def back(self, run: Arriving, back: Back) -> None:
         """See `Scheme`. Who dropped joins again."""
         peer = PeerId(str(back.client))
-        self._do(run, self._compass.arrived(peer, back.work, run.now) if back.work else self._compass.join(peer, run.now))
+        self._do(
+            run,
+            self._compass.arrived(peer, back.work, run.now)
+            if back.work
+            else self._compass.join(peer, run.now),
+        )
 
     def due(self) -> float:
         """See `Scheme`: just after the latest arrival, which is in time."""
@@ -214,7 +244,10 @@ class FedCompass(Scheme):
         for decision in decisions:
             if decision.parts:
                 works = study.attacked([part.work for part in decision.parts])
-                factors = [study.shares[part.work.client] * faded(settings.fading, part.staleness) for part in decision.parts]
+                factors = [
+                    study.shares[part.work.client] * faded(settings.fading, part.staleness)
+                    for part in decision.parts
+                ]
                 study.server.step_with(_sum(study.server, works, factors))
             for peer, steps in decision.orders:
                 run.send(int(peer), steps)
@@ -228,11 +261,16 @@ def run_arriving(study: Study) -> Result:
         "fedfix": lambda: FedFix(study),
         "fedcompass": lambda: FedCompass(study),
     }
-    turns = [study.steps_of(client) * study.fleet.devices[client].step_s for client in range(study.clients)]
+    turns = [
+        study.steps_of(client) * study.fleet.devices[client].step_s
+        for client in range(study.clients)
+    ]
     return Arriving(study).run(schemes[study.settings.name](), max(turns) * study.settings.measure)
 
 
-def _sum(server: Server, works: Sequence[Work], factors: Sequence[float], shares: Sequence[float] = ()) -> Tensor:
+def _sum(
+    server: Server, works: Sequence[Work], factors: Sequence[float], shares: Sequence[float] = ()
+) -> Tensor:
     """What an outer step with these contributions takes off the anchor: of running statistics by ``shares``, or else by ``factors``, too."""
     total, first = torch.zeros_like(server.anchor), server.parameters
     for work, factor, share in zip(works, factors, shares or factors, strict=True):

@@ -24,11 +24,19 @@ class Device:
 
     def __post_init__(self) -> None:
         if not (self.step_s > 0 and math.isfinite(self.step_s)):
-            raise ConfigError(f"a device of {self.step_s} s a step", key="speeds", hint="--speeds 1,1.5,2,4,5")
-        edges = [edge for window in self.windows for edge in window]
-        if edges and not (edges[0] >= 0 and edges[-1] <= self.period_s < math.inf and all(a < b for a, b in pairwise(edges))):
             raise ConfigError(
-                f"windows {self.windows} of {self.period_s} s", key="trace", why="they are in order, apart, and within the period"
+                f"a device of {self.step_s} s a step", key="speeds", hint="--speeds 1,1.5,2,4,5"
+            )
+        edges = [edge for window in self.windows for edge in window]
+        if edges and not (
+            edges[0] >= 0
+            and edges[-1] <= self.period_s < math.inf
+            and all(a < b for a, b in pairwise(edges))
+        ):
+            raise ConfigError(
+                f"windows {self.windows} of {self.period_s} s",
+                key="trace",
+                why="they are in order, apart, and within the period",
             )
 
     def next_there(self, now: float) -> float:
@@ -63,7 +71,9 @@ class Fleet:
 
     def __post_init__(self) -> None:
         if not 0 <= self.dropout < 1:
-            raise ConfigError(f"a dropout of {self.dropout}", key="dropout", why="it is a probability, below 1")
+            raise ConfigError(
+                f"a dropout of {self.dropout}", key="dropout", why="it is a probability, below 1"
+            )
 
     def drops(self, chance: random.Random) -> bool:
         """Whether a client that was asked now does not come back."""
@@ -71,8 +81,20 @@ class Fleet:
 
 
 def fleet(
-    clients: int, speeds: Sequence[float], dropout: float = 0.0, windows: Sequence[Sequence[Sequence[float]]] = (), period_s: float = math.inf
-) -> Fleet:  # fmt: skip
+    clients: int,
+    speeds: Sequence[float],
+    dropout: float = 0.0,
+    windows: Sequence[Sequence[Sequence[float]]] = (),
+    period_s: float = math.inf,
+) -> Fleet:
     """Devices whose speeds (seconds a step) and windows repeat from the first client on."""
-    traces = [tuple((float(start), float(stop)) for start, stop in trace) for trace in windows] or [()]
-    return Fleet(tuple(Device(speeds[i % len(speeds)], traces[i % len(traces)], period_s) for i in range(clients)), dropout)
+    traces = [tuple((float(start), float(stop)) for start, stop in trace) for trace in windows] or [
+        ()
+    ]
+    return Fleet(
+        tuple(
+            Device(speeds[i % len(speeds)], traces[i % len(traces)], period_s)
+            for i in range(clients)
+        ),
+        dropout,
+    )

@@ -10,7 +10,9 @@ from ....collectives.errors import ConfigError
 Indices = npt.NDArray[np.int64]
 
 
-def dirichlet(labels: Indices, clients: int, alpha: float, seed: int, least: int = 2) -> list[Indices]:
+def dirichlet(
+    labels: Indices, clients: int, alpha: float, seed: int, least: int = 2
+) -> list[Indices]:
     """Of every class, shares drawn from a Dirichlet distribution (Hsu et al. 2019, arXiv 1909.06335). Small alpha: few classes a client.
 
     A client with fewer than ``least`` samples gets some from the client with most. Raises ConfigError where there are not so many.
@@ -18,7 +20,10 @@ def dirichlet(labels: Indices, clients: int, alpha: float, seed: int, least: int
     _check(labels, clients, least)
     if not 1e-3 <= alpha <= 1e6:  # beyond, its gamma variables are 0 or no numbers
         raise ConfigError(
-            f"a Dirichlet distribution with alpha {alpha}", key="alpha", why="0.1 is very uneven, 100 is even", hint="--alpha 0.1"
+            f"a Dirichlet distribution with alpha {alpha}",
+            key="alpha",
+            why="0.1 is very uneven, 100 is even",
+            hint="--alpha 0.1",
         )
     chance = np.random.default_rng(seed)
     owned: list[list[int]] = [[] for _ in range(clients)]
@@ -46,4 +51,8 @@ def label_shards(labels: Indices, clients: int, each: int, seed: int) -> list[In
 
 def _check(labels: Indices, clients: int, least: int) -> None:
     if clients < 1 or len(labels) < clients * max(1, least):
-        raise ConfigError(f"{len(labels)} samples for {clients} clients", key="clients", hint="Fewer clients: --clients N")
+        raise ConfigError(
+            f"{len(labels)} samples for {clients} clients",
+            key="clients",
+            hint="Fewer clients: --clients N",
+        )

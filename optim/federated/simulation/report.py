@@ -29,4 +29,7 @@ def row(results: Sequence[Result]) -> dict[str, Any]:
 
 def curve(result: Result) -> list[dict[str, Any]]:
     """A run's points in the order of time; a loss that is no number is None."""
-    return [asdict(point) | {"loss": point.loss if math.isfinite(point.loss) else None} for point in result.points]
+    return [
+        asdict(point) | {"loss": point.loss if math.isfinite(point.loss) else None}
+        for point in result.points
+    ]

@@ -34,8 +34,16 @@ class Sites:
 
 
 def personalised(
-    task: Task, parts: Sequence[Indices], fleet: Fleet, settings: Settings, how: How, *, tune: int = 20, pull: float = 0.1, warm: float = 0.2
-) -> Sites:  # fmt: skip
+    task: Task,
+    parts: Sequence[Indices],
+    fleet: Fleet,
+    settings: Settings,
+    how: How,
+    *,
+    tune: int = 20,
+    pull: float = 0.1,
+    warm: float = 0.2,
+) -> Sites:
     """A run of one model, and of models of one's own: ``tuned`` (the last anchor and ``tune`` steps: Reptile, with a server_lr below 1), ``ditto``
     (``pull`` to the anchor), or ``clusters`` (when two clusterings in a row agree, and after the share ``warm`` of the rounds at most, a run of
     each cluster; then ``tuned``).
@@ -46,9 +54,14 @@ def personalised(
         raise ConfigError("models of one's own need synchronous rounds, and how many", key="rounds")
     rng = np.random.default_rng(settings.seed)
     mixed = [rng.permutation(part) for part in parts]
-    held, training = [part[::HELD_EVERY] for part in mixed], [np.delete(part, np.s_[::HELD_EVERY]) for part in mixed]
+    held, training = (
+        [part[::HELD_EVERY] for part in mixed],
+        [np.delete(part, np.s_[::HELD_EVERY]) for part in mixed],
+    )
     if min(map(len, training)) < 1:
-        raise ConfigError("a site without samples to train on", key="clients", hint="Fewer clients: --clients N")
+        raise ConfigError(
+            "a site without samples to train on", key="clients", hint="Fewer clients: --clients N"
+        )
     study = Study(task, training, fleet, settings)
     models = _ditto(study, settings, pull) if how == "ditto" else []
     if not models:
@@ -56,10 +69,15 @@ def personalised(
     anchor = study.server.anchor
     found = [0] * study.clients
     if how == "clusters":
-        found, models = _clustered(task, training, fleet, settings, max(1, round(warm * settings.rounds)))
+        found, models = _clustered(
+            task, training, fleet, settings, max(1, round(warm * settings.rounds))
+        )
     if how != "ditto":
         starts = models or [anchor] * study.clients
-        models = [fine_tuned(start, study.gradient(client, TUNING), tune, settings.knobs.lr) for client, start in enumerate(starts)]
+        models = [
+            fine_tuned(start, study.gradient(client, TUNING), tune, settings.knobs.lr)
+            for client, start in enumerate(starts)
+        ]
 
     def measured(model: Tensor, client: int) -> float:
         rows = torch.from_numpy(held[client])
@@ -79,13 +97,22 @@ def _ditto(study: Study, settings: Settings, pull: float) -> list[Tensor]:
     def after_round() -> None:
         for client, model in enumerate(own):
             gradient = study.gradient(client, study.server.version)
-            own[client] = ditto(model, study.server.anchor, gradient, study.steps_of(client), settings.knobs.lr, pull)
+            own[client] = ditto(
+                model,
+                study.server.anchor,
+                gradient,
+                study.steps_of(client),
+                settings.knobs.lr,
+                pull,
+            )
 
     run_synchronous(study, after_round)
     return own
 
 
-def _clustered(task: Task, parts: Sequence[Indices], fleet: Fleet, settings: Settings, warm: int) -> tuple[list[int], list[Tensor]]:
+def _clustered(
+    task: Task, parts: Sequence[Indices], fleet: Fleet, settings: Settings, warm: int
+) -> tuple[list[int], list[Tensor]]:
     """Each site's cluster, and the last anchor of it: as many rounds in all as the run of one model."""
     assert settings.rounds is not None
     first, found = Study(task, parts, fleet, settings), list[int]()
@@ -102,7 +129,14 @@ def _clustered(task: Task, parts: Sequence[Indices], fleet: Fleet, settings: Set
     for name in set(found) if first.server.version < settings.rounds else ():
         members = [client for client, cluster in enumerate(found) if cluster == name]
         own = replace(fleet, devices=tuple(fleet.devices[client] for client in members))
-        rest = replace(settings, rounds=settings.rounds - first.server.version, measure=settings.rounds, asked=None, hostile=0, attack=None)
+        rest = replace(
+            settings,
+            rounds=settings.rounds - first.server.version,
+            measure=settings.rounds,
+            asked=None,
+            hostile=0,
+            attack=None,
+        )
         study = Study(task, [parts[client] for client in members], own, rest, served.anchor)
         run_synchronous(study)
         models[name] = study.server.anchor

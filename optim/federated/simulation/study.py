@@ -83,22 +83,54 @@ class Settings:
     def check(self, clients: int) -> None:
         """Raises ConfigError for what cannot be simulated."""
         if self.name not in NAMES:
-            raise ConfigError(f"no federated method {self.name!r}", key="methods", hint=f"one of: {', '.join(NAMES)}")
+            raise ConfigError(
+                f"no federated method {self.name!r}",
+                key="methods",
+                hint=f"one of: {', '.join(NAMES)}",
+            )
         if not self.seconds > 0 or (self.rounds is None and math.isinf(self.seconds)):
-            raise ConfigError("the simulation has no end", key="rounds", hint="--rounds 50, or --seconds 3600")
+            raise ConfigError(
+                "the simulation has no end", key="rounds", hint="--rounds 50, or --seconds 3600"
+            )
         if not (self.knobs.lr > 0 and math.isfinite(self.knobs.lr)):
-            raise ConfigError(f"inner steps with a learning rate of {self.knobs.lr}", key="lr", hint="--lr 0.1")
-        if min(self.steps, self.batch, self.buffer, self.measure, self.asked or 1, self.epochs or 1, self.rounds or 1) < 1:
-            raise ConfigError("steps, epochs, batch, rounds, buffer and clients asked are counted from 1", key="steps")
+            raise ConfigError(
+                f"inner steps with a learning rate of {self.knobs.lr}", key="lr", hint="--lr 0.1"
+            )
+        if (
+            min(
+                self.steps,
+                self.batch,
+                self.buffer,
+                self.measure,
+                self.asked or 1,
+                self.epochs or 1,
+                self.rounds or 1,
+            )
+            < 1
+        ):
+            raise ConfigError(
+                "steps, epochs, batch, rounds, buffer and clients asked are counted from 1",
+                key="steps",
+            )
         if self.rule != "mean" and (self.rule not in RULES or self.name in ARRIVING or self.f < 1):
             why = f"rules go with synchronous methods and an f of at least 1; they are: mean, {', '.join(RULES)}"
-            raise ConfigError(f"rule {self.rule!r} with f = {self.f} for {self.name}", key="rule", why=why)
+            raise ConfigError(
+                f"rule {self.rule!r} with f = {self.f} for {self.name}", key="rule", why=why
+            )
         if self.attack is not None and self.attack not in EVERY_ATTACK:
-            raise ConfigError(f"no attack {self.attack!r}", key="attack", hint=f"one of: {', '.join(EVERY_ATTACK)}")
+            raise ConfigError(
+                f"no attack {self.attack!r}",
+                key="attack",
+                hint=f"one of: {', '.join(EVERY_ATTACK)}",
+            )
         if not 0 <= self.hostile < clients:
             raise ConfigError(f"{self.hostile} hostile clients of {clients}", key="hostile")
         if self.hostile and self.attack is None:
-            raise ConfigError(f"{self.hostile} hostile clients without an attack", key="attack", hint=f"one of: {', '.join(EVERY_ATTACK)}")
+            raise ConfigError(
+                f"{self.hostile} hostile clients without an attack",
+                key="attack",
+                hint=f"one of: {', '.join(EVERY_ATTACK)}",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,25 +187,49 @@ class Work:
 class Study:
     """Server and clients of one run. Clients are numbered; the last ``hostile`` of them are. Their shares are those of the samples, or all alike."""
 
-    def __init__(self, task: Task, parts: Sequence[Indices], fleet: Fleet, settings: Settings, start: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        task: Task,
+        parts: Sequence[Indices],
+        fleet: Fleet,
+        settings: Settings,
+        start: Tensor | None = None,
+    ) -> None:
         """``start``: the first anchor, in place of the model's own."""
         settings.check(len(parts))
         if len(fleet.devices) != len(parts):
-            raise ConfigError(f"{len(fleet.devices)} devices for {len(parts)} clients", key="speeds")
+            raise ConfigError(
+                f"{len(fleet.devices)} devices for {len(parts)} clients", key="speeds"
+            )
         self.task, self.fleet, self.settings, self.method = task, fleet, settings, settings.method
         self.learner = Learner(task)
-        outer = server_settings(self.method.name, lr=settings.server_lr, momentum=settings.server_momentum, epsilon=settings.epsilon)
-        self.server = Server(self.method, settings.outer or outer, self.learner.live if start is None else start, self.learner.layout)
+        outer = server_settings(
+            self.method.name,
+            lr=settings.server_lr,
+            momentum=settings.server_momentum,
+            epsilon=settings.epsilon,
+        )
+        self.server = Server(
+            self.method,
+            settings.outer or outer,
+            self.learner.live if start is None else start,
+            self.learner.layout,
+        )
         self.chance = random.Random(settings.seed)
         self.result = Result(settings, self.server.anchor)
         self._sizes = [1 if settings.even else len(part) for part in parts]
         self.shares = [size / sum(self._sizes) for size in self._sizes]
         self._means = settings.means() if settings.means is not None else None
-        self._data = [(task.x[torch.from_numpy(part)], task.y[torch.from_numpy(part)]) for part in parts]
+        self._data = [
+            (task.x[torch.from_numpy(part)], task.y[torch.from_numpy(part)]) for part in parts
+        ]
         if settings.attack == FLIPPED:
             classes = int(task.y.max()) + 1
             for client in range(len(parts) - settings.hostile, len(parts)):
-                self._data[client] = (self._data[client][0], flipped_labels(self._data[client][1], classes))
+                self._data[client] = (
+                    self._data[client][0],
+                    flipped_labels(self._data[client][1], classes),
+                )
         self._own = [first_control(self.method, self.learner.parameters) for _ in parts]
         self._turns = [0] * len(parts)
         self._late = [Delayed(LATE) for _ in parts]
@@ -187,12 +243,19 @@ class Study:
     def steps_of(self, client: int) -> int:
         """Inner steps of a turn whose length the scheme does not choose."""
         rows, settings = len(self._data[client][1]), self.settings
-        return settings.steps if settings.epochs is None else settings.epochs * math.ceil(rows / settings.batch)
+        return (
+            settings.steps
+            if settings.epochs is None
+            else settings.epochs * math.ceil(rows / settings.batch)
+        )
 
     def turn(self, client: int, served: Served, steps: int) -> Work:
         """A client's inner steps from what it was served, on batches that only it and the number of its turn decide."""
         (x, y), learner, lr = self._data[client], self.learner, self.settings.knobs.lr
-        turn, live = Turn(self.method, self.settings.knobs, served, self._own[client]), learner.live[: learner.parameters]
+        turn, live = (
+            Turn(self.method, self.settings.knobs, served, self._own[client]),
+            learner.live[: learner.parameters],
+        )
         learner.live.copy_(served.anchor)
         key = (self.settings.seed, client, self._turns[client])
         for rows in map(torch.from_numpy, islice(endless(len(y), self.settings.batch, key), steps)):
@@ -207,7 +270,9 @@ class Study:
         own, control = self._own[client], turn.control(pseudo[: learner.parameters], steps)
         self._turns[client] += 1
         self.result.turns += 1
-        if own is None or control is None or not bool(pseudo.isfinite().all()):  # the latter is refused, and its c_i stays as it was
+        if (
+            own is None or control is None or not bool(pseudo.isfinite().all())
+        ):  # the latter is refused, and its c_i stays as it was
             return Work(client, pseudo, None, steps)
         self._own[client] = control
         return Work(client, pseudo, control - own, steps)
@@ -239,16 +304,32 @@ class Study:
         if attack is None or attack == FLIPPED or all(work.client < first for work in works):
             return list(works)
         if attack == DELAYED:
-            return [work if work.client < first else replace(work, pseudo=self._late[work.client].send(work.pseudo)) for work in works]
-        honest = torch.stack([work.pseudo for work in works if work.client < first] or [work.pseudo for work in works])
+            return [
+                work
+                if work.client < first
+                else replace(work, pseudo=self._late[work.client].send(work.pseudo))
+                for work in works
+            ]
+        honest = torch.stack(
+            [work.pseudo for work in works if work.client < first]
+            or [work.pseudo for work in works]
+        )
         many = sum(work.client >= first for work in works)
-        sent = OPTIMISED[attack](honest, many, self._ruled) if attack in OPTIMISED else ATTACKS[attack](honest)
+        sent = (
+            OPTIMISED[attack](honest, many, self._ruled)
+            if attack in OPTIMISED
+            else ATTACKS[attack](honest)
+        )
         return [work if work.client < first else replace(work, pseudo=sent) for work in works]
 
     def _ruled(self, rows: Tensor) -> Tensor:
         """What an outer step would get of these contributions (n, numel): what optimised attacks look for the worst of."""
         rule, f = self.settings.rule, self.settings.f
-        return rows.mean(0) if rule == "mean" or len(rows) < 2 * f + 1 else aggregate(rows, rule, f).value
+        return (
+            rows.mean(0)
+            if rule == "mean" or len(rows) < 2 * f + 1
+            else aggregate(rows, rule, f).value
+        )
 
     def combined(self, works: Sequence[Work]) -> None:
         """The outer step of a synchronous round: with the mean by shares, or by the rule, where each counts once.
@@ -259,9 +340,13 @@ class Study:
                 self.server.note(work.change, self.shares[work.client])
         works = [work for work in self.attacked(works) if work.finite]
         if self._means is not None:
-            mean = self._means([work.pseudo for work in works], [self._sizes[work.client] for work in works])
+            mean = self._means(
+                [work.pseudo for work in works], [self._sizes[work.client] for work in works]
+            )
             if mean is not None:
-                self.server.step_with(mean, sum(work.steps for work in works) / len(works), self.settings.knobs.lr)
+                self.server.step_with(
+                    mean, sum(work.steps for work in works) / len(works), self.settings.knobs.lr
+                )
             return
         if self.settings.rule == "mean":
             for work in works:
@@ -273,20 +358,33 @@ class Study:
             self.server.step(steps, self.settings.knobs.lr)
             return
         rows = torch.stack([work.pseudo for work in works])
-        self.server.step_with(aggregate(rows, self.settings.rule, self.settings.f).value, steps, self.settings.knobs.lr)
+        self.server.step_with(
+            aggregate(rows, self.settings.rule, self.settings.f).value,
+            steps,
+            self.settings.knobs.lr,
+        )
 
     @property
     def bytes(self) -> int:
         """What all clients have sent and received so far."""
-        return (self.method.down + self.method.up) * FLOAT_BYTES * self.server.anchor.numel() * self.result.turns
+        return (
+            (self.method.down + self.method.up)
+            * FLOAT_BYTES
+            * self.server.anchor.numel()
+            * self.result.turns
+        )
 
     def measured(self, seconds: float) -> None:
         """Add a point of the curve."""
-        accuracy, loss = self.learner.measure(self.server.anchor, self.task.test_x, self.task.test_y)
+        accuracy, loss = self.learner.measure(
+            self.server.anchor, self.task.test_x, self.task.test_y
+        )
         self.result.points.append(Point(self.server.version, seconds, self.bytes, accuracy, loss))
 
     def ended(self) -> Result:
         """The result, with the last anchor measured at every site."""
         self.result.anchor = self.server.anchor.clone()
-        self.result.by_site = [self.learner.measure(self.server.anchor, x, y)[0] for x, y in self._data]
+        self.result.by_site = [
+            self.learner.measure(self.server.anchor, x, y)[0] for x, y in self._data
+        ]
         return self.result

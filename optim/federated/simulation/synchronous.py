@@ -23,7 +23,9 @@ def run_synchronous(study: Study, after_round: Callable[[], None] = lambda: None
     """
     settings, result, now, empty = study.settings, study.result, 0.0, 0
     study.measured(now)
-    while (settings.rounds is None or study.server.version < settings.rounds) and now < settings.seconds:
+    while (
+        settings.rounds is None or study.server.version < settings.rounds
+    ) and now < settings.seconds:
         now, there = _there(study, now)
         asked = _asked(study, there)
         served, end, works = study.server.served(), now, list[Work]()
@@ -44,9 +46,13 @@ def run_synchronous(study: Study, after_round: Callable[[], None] = lambda: None
         study.combined(works)
         empty = 0 if study.server.version > version else empty + 1
         if empty == MOST_EMPTY:
-            raise NotEnoughPeersError(f"{empty} rounds in a row without a step: {len(asked)} clients asked, f = {settings.f}")
+            raise NotEnoughPeersError(
+                f"{empty} rounds in a row without a step: {len(asked)} clients asked, f = {settings.f}"
+            )
         after_round()
-        if study.server.version > version and (study.server.version % settings.measure == 0 or study.server.version == settings.rounds):
+        if study.server.version > version and (
+            study.server.version % settings.measure == 0 or study.server.version == settings.rounds
+        ):
             study.measured(now)
     return study.ended()
 
@@ -58,10 +64,15 @@ def _asked(study: Study, there: list[int]) -> list[int]:
         return there
     base = blake3(f"{study.settings.seed}/{study.draws}".encode()).digest()
     config = tuple(Member(PeerId(str(client)), 0) for client in there)
-    return sorted(int(member.peer) for member in drawn("simulation", base, config, Sample(count=study.settings.asked)))
+    return sorted(
+        int(member.peer)
+        for member in drawn("simulation", base, config, Sample(count=study.settings.asked))
+    )
 
 
 def _there(study: Study, now: float) -> tuple[float, list[int]]:
     """When the next round can begin, and with whom."""
     now = min(device.next_there(now) for device in study.fleet.devices)
-    return now, [client for client, device in enumerate(study.fleet.devices) if device.next_there(now) <= now]
+    return now, [
+        client for client, device in enumerate(study.fleet.devices) if device.next_there(now) <= now
+    ]

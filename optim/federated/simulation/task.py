@@ -41,7 +41,9 @@ class Learner:
         self.model = task.model()
         flat = FlatVector(self.model)
         self.layout = flat.layout
-        self.parameters = sum(spec.numel for spec in flat.layout.tensors if spec.role == "parameter")
+        self.parameters = sum(
+            spec.numel for spec in flat.layout.tensors if spec.role == "parameter"
+        )
         self.live, self.gradient = torch.empty(flat.numel), torch.zeros(self.parameters)
         for spec, tensor in zip(flat.layout.tensors, flat.tensors, strict=True):
             mine = self.live[spec.offset : spec.offset + spec.numel].view(spec.shape)
@@ -63,7 +65,9 @@ class Learner:
         self.model.eval()
         logits, wanted = self.model(x).flatten(0, -2), y.flatten()
         self.model.train()
-        return float((logits.argmax(-1) == wanted).double().mean()), float(F.cross_entropy(logits, wanted))
+        return float((logits.argmax(-1) == wanted).double().mean()), float(
+            F.cross_entropy(logits, wanted)
+        )
 
 
 def endless(rows: int, size: int, key: tuple[int, ...]) -> Iterator[Indices]:

@@ -20,7 +20,9 @@ swarm = join(run) if run else SoloSwarm(RunSettings(sync_every=10, rounds=8))
 torch.manual_seed(0)
 model = nn.Linear(8, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-held, own_data = random_split(site_data(), [0.2, 0.8])  # a fifth of the site's samples trains nothing
+held, own_data = random_split(
+    site_data(), [0.2, 0.8]
+)  # a fifth of the site's samples trains nothing
 loader = DataLoader(own_data, batch_size=20, shuffle=True)
 attachment = attach(model, optimizer, swarm)
 
@@ -37,9 +39,13 @@ while not attachment.done:
 with attachment.evaluate_anchor() as anchor, torch.no_grad():
     held_out = torch.randn(512, 8, generator=torch.Generator().manual_seed(1))
     loss = nn.functional.cross_entropy(model(held_out), (held_out.sum(1) > 0).long())
-print(f"round {anchor.round}, {attachment.stats['samples_counted']} samples counted, held-out loss {loss:.3f}")
+print(
+    f"round {anchor.round}, {attachment.stats['samples_counted']} samples counted, held-out loss {loss:.3f}"
+)
 if privacy := attachment.stats["privacy"]:  # None in a run without [privacy]
-    print(f"epsilon {privacy['epsilon']:.3f} spent here at delta {privacy['delta']:g}, in {privacy['steps']} contributions")
+    print(
+        f"epsilon {privacy['epsilon']:.3f} spent here at delta {privacy['delta']:g}, in {privacy['steps']} contributions"
+    )
 
 
 def right(model: nn.Module) -> float:
@@ -50,7 +56,18 @@ def right(model: nn.Module) -> float:
 
 with attachment.evaluate_anchor(), torch.no_grad():
     shared = right(model)
-own = fine_tuned_model(attachment, model, lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]), loader, 20, 0.1)
-print(f"accuracy at this site: {shared:.3f} with the run's model, {right(own):.3f} with one of its own, tuned from it")
-swarm.report({"accuracy_here": shared, "accuracy_own": right(own)})  # to this machine's node: atoll status
+own = fine_tuned_model(
+    attachment,
+    model,
+    lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
+    loader,
+    20,
+    0.1,
+)
+print(
+    f"accuracy at this site: {shared:.3f} with the run's model, {right(own):.3f} with one of its own, tuned from it"
+)
+swarm.report(
+    {"accuracy_here": shared, "accuracy_own": right(own)}
+)  # to this machine's node: atoll status
 swarm.close()

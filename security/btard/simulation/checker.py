@@ -54,10 +54,14 @@ class Checker:
         self.steps = number + 1
         attack = self._swarm.attack
         strikes, tag = self._swarm.strikes, step.context.tag
-        left = (strikes.get((tag, False), set()) | strikes.get((self._tag, True), set())) & set(step.context.roster)
+        left = (strikes.get((tag, False), set()) | strikes.get((self._tag, True), set())) & set(
+            step.context.roster
+        )
         self._tag = tag
         if attack.at_once and left:
-            self.problem(f"step {number}: {sorted(left)} struck and {'is' if len(left) == 1 else 'are'} still there")
+            self.problem(
+                f"step {number}: {sorted(left)} struck and {'is' if len(left) == 1 else 'are'} still there"
+            )
         if self._swarm.options.attack != "collusion":
             self._check_parts(step)
 
@@ -73,20 +77,38 @@ class Checker:
             return
         self.removals.setdefault(gone, (Fault(bundle.fault), bundle.context.step))
         if gone not in self._swarm.hostile and bundle.fault != Fault.ELIMINATION:
-            self.problem(f"step {bundle.context.step}: {gone} is honest and removed for {Fault(bundle.fault).name.lower()}")
+            self.problem(
+                f"step {bundle.context.step}: {gone} is honest and removed for {Fault(bundle.fault).name.lower()}"
+            )
         if self.clean() and self.clean_after < 0:
             self.clean_after = bundle.context.step + 1
 
     def sent(self, member: Member, frame: Frame) -> None:
         """An honest peer sends something: parts after all commitments, its share after all aggregates' commitments, and no share twice."""
         attempt = member.machine.attempt
-        if member.attack is not None or attempt is None or attempt.context.tag != getattr(frame, "tag", b""):
+        if (
+            member.attack is not None
+            or attempt is None
+            or attempt.context.tag != getattr(frame, "tag", b"")
+        ):
             return
-        if isinstance(frame, Piece) and frame.item[:2] == (Kind.PART, attempt.me) and not attempt.table.full(Kind.COMMIT):
-            self.problem(f"step {frame.step}: {member.name} sends its part before all have committed")
-        if isinstance(frame, Signed) and frame.sender == attempt.me and isinstance(body := decode(frame.body), Reveal):
+        if (
+            isinstance(frame, Piece)
+            and frame.item[:2] == (Kind.PART, attempt.me)
+            and not attempt.table.full(Kind.COMMIT)
+        ):
+            self.problem(
+                f"step {frame.step}: {member.name} sends its part before all have committed"
+            )
+        if (
+            isinstance(frame, Signed)
+            and frame.sender == attempt.me
+            and isinstance(body := decode(frame.body), Reveal)
+        ):
             if not attempt.table.full(Kind.RESULT):
-                self.problem(f"step {frame.step}: {member.name} reveals its share before all have committed to their aggregates")
+                self.problem(
+                    f"step {frame.step}: {member.name} reveals its share before all have committed to their aggregates"
+                )
             if attempt.table.signed(Kind.REVEAL, attempt.me) is None:
                 if body.share in self._shares:
                     self.problem(f"step {frame.step}: {member.name} draws the same share twice")
@@ -95,17 +117,25 @@ class Checker:
     def end(self) -> None:
         """The run is over: evidence is a chain, and who struck is gone for what it did."""
         swarm = self._swarm
-        eliminated = {peer for peer, (fault, _) in self.removals.items() if fault == Fault.ELIMINATION}
+        eliminated = {
+            peer for peer, (fault, _) in self.removals.items() if fault == Fault.ELIMINATION
+        }
         if 2 * len(eliminated & swarm.hostile) < len(eliminated):
-            self.problem(f"{sorted(eliminated)} are eliminated: more honest peers than hostile ones")
+            self.problem(
+                f"{sorted(eliminated)} are eliminated: more honest peers than hostile ones"
+            )
         for member in swarm.honest:
             try:
-                verify_removals(member.machine.run, swarm.names, member.machine.evidence, swarm.verify)
+                verify_removals(
+                    member.machine.run, swarm.names, member.machine.evidence, swarm.verify
+                )
             except SecurityError as error:
                 self.problem(error.message)
         for peer, (fault, step) in self.removals.items():
             if peer in swarm.hostile and fault not in swarm.attack.faults:
-                self.problem(f"step {step}: {peer} is removed for {fault.name.lower()}, not for what it did")
+                self.problem(
+                    f"step {step}: {peer} is removed for {fault.name.lower()}, not for what it did"
+                )
 
     def _check_parts(self, step: Finished) -> None:
         roster = step.context.roster
@@ -113,12 +143,20 @@ class Checker:
             held = self._closed(roster[part])
             if held is None:
                 continue
-            rows = [row for number in range(len(roster)) if (row := held.get((Kind.PART, number, part))) is not None]
+            rows = [
+                row
+                for number in range(len(roster))
+                if (row := held.get((Kind.PART, number, part))) is not None
+            ]
             if len(rows) != len(step.residuals):
                 continue
-            apart = np.linalg.norm(aggregate(rows, step.radii[part]).astype(np.float64) - step.centres[part])
+            apart = np.linalg.norm(
+                aggregate(rows, step.radii[part]).astype(np.float64) - step.centres[part]
+            )
             if not apart <= NEAR * (step.radii[part] + np.linalg.norm(step.centres[part])):
-                self.problem(f"step {step.context.step}: part {part} is {apart:.2g} from the fixed point")
+                self.problem(
+                    f"step {step.context.step}: part {part} is {apart:.2g} from the fixed point"
+                )
 
     def _closed(self, owner: PeerId) -> dict[tuple[int, int, int], Vector] | None:
         machine = self._swarm.members[owner].machine

@@ -111,7 +111,9 @@ class Equivocates(Struck):
             case Residuals(norms=norms) if norms:
                 return msgspec.structs.replace(body, projections=bytes(len(norms)))
             case Checks():
-                return msgspec.structs.replace(body, accusations=(Accusation(Fault.RESIDUAL, self.honest()[0]),))
+                return msgspec.structs.replace(
+                    body, accusations=(Accusation(Fault.RESIDUAL, self.honest()[0]),)
+                )
             case _:
                 return None
 
@@ -121,7 +123,13 @@ class WithholdsParts(Struck):
 
     def send(self, item: Item, to: int) -> None:
         """Not to them."""
-        if item[0] == Kind.PART and item[1] == self.me and not self.is_friend(to) and to % 2 and self.strikes():
+        if (
+            item[0] == Kind.PART
+            and item[1] == self.me
+            and not self.is_friend(to)
+            and to % 2
+            and self.strikes()
+        ):
             return
         super().send(item, to)
 
@@ -151,7 +159,11 @@ class Whispers(Struck):
             for number in range(len(self.roster)):
                 if number not in (self.me, self.honest()[0]):
                     super()._tell(number, frame)
-        elif isinstance(frame, Piece) or to != self.honest()[0] or not self.member.acts(self.context.step):
+        elif (
+            isinstance(frame, Piece)
+            or to != self.honest()[0]
+            or not self.member.acts(self.context.step)
+        ):
             super()._tell(to, frame)
 
 
@@ -187,7 +199,9 @@ class WrongAggregate(Struck):
             wrong = self.vectors.held[item].copy()
             wrong[0] += np.float32(1e-2)
             self.vectors.held[item] = wrong
-            body = msgspec.structs.replace(body, aggregate=aggregate_commitment(self.context, self.roster[self.me], wrong))
+            body = msgspec.structs.replace(
+                body, aggregate=aggregate_commitment(self.context, self.roster[self.me], wrong)
+            )
         super().say(now, body)
 
 
@@ -218,8 +232,12 @@ class FalseAccusation(Struck):
                 accusation = Accusation(self.chance.choice((Fault.RESIDUAL, Fault.GRADIENT)), whom)
             body = msgspec.structs.replace(body, accusations=(accusation,))
         elif isinstance(body, Judgement):
-            accused = [(each, Fault.RESIDUAL) for _, each in self.cases.residuals] + [(each, Fault.GRADIENT) for each in self.cases.targets]
-            body = msgspec.structs.replace(body, verdicts=tuple(sorted({Verdict(*each) for each in accused})))
+            accused = [(each, Fault.RESIDUAL) for _, each in self.cases.residuals] + [
+                (each, Fault.GRADIENT) for each in self.cases.targets
+            ]
+            body = msgspec.structs.replace(
+                body, verdicts=tuple(sorted({Verdict(*each) for each in accused}))
+            )
         super().say(now, body)
 
 
@@ -240,13 +258,20 @@ class AbortsDraw(Struck):
         super().advance(now)
         if self.kept is None or self.muted or self.stage != 4:
             return
-        shares = [self.table.body(Kind.REVEAL, number, Reveal) for number in range(len(self.roster))]
+        shares = [
+            self.table.body(Kind.REVEAL, number, Reveal) for number in range(len(self.roster))
+        ]
         if sum(share is None for share in shares) > 1:
             return
         kept, self.kept = self.kept, None
         body = kept[1]
         assert isinstance(body, Reveal)
-        if drawn(self.context, [body.share if share is None else share.share for share in shares])[0] < 128:
+        if (
+            drawn(self.context, [body.share if share is None else share.share for share in shares])[
+                0
+            ]
+            < 128
+        ):
             super().say(now, body)
         else:
             self.strikes()
@@ -287,7 +312,9 @@ class CopiesCommitments(Struck):
                 self.waits = False
                 stolen = self.member.swarm.gradient_of(self.context.step, self.roster[victim])
                 for part in range(len(self.roster)):
-                    self.vectors.held[Kind.PART, self.me, part] = stolen[self.bounds[part] : self.bounds[part + 1]]
+                    self.vectors.held[Kind.PART, self.me, part] = stolen[
+                        self.bounds[part] : self.bounds[part + 1]
+                    ]
                 super().say(now, commit)
         super().advance(now)
 
@@ -298,7 +325,9 @@ class Nonsense(Struck):
     def say(self, now: float, body: Body) -> None:
         """Garbage in place of its result."""
         if isinstance(body, Result) and self.strikes():
-            self._tell(None, sign_bytes(self.context, self.around.signer, self.chance.randbytes(40)))
+            self._tell(
+                None, sign_bytes(self.context, self.around.signer, self.chance.randbytes(40))
+            )
         else:
             super().say(now, body)
 
@@ -317,9 +346,21 @@ class FalseTestimony(Struck):
         mine = sign(self.context, self.around.signer, Lacking((item,)))
         friends = tuple(peer for peer in self.roster if peer in self.member.swarm.hostile)
         small = msgspec.structs.replace(self.context, roster=(*friends, self.roster[whom]))
-        signed = tuple(sign(small, self.member.swarm.members[peer].signer, Lacking(((Kind.COMMIT, len(friends), 0),))) for peer in friends)
-        self._tell(None, Bundle(small, Fault.WITHHELD, len(friends), (Kind.COMMIT, len(friends), 0), signed))
-        self._tell(None, Bundle(self.context, Fault.WITHHELD, whom, item, (mine,) * len(self.roster)))
+        signed = tuple(
+            sign(
+                small,
+                self.member.swarm.members[peer].signer,
+                Lacking(((Kind.COMMIT, len(friends), 0),)),
+            )
+            for peer in friends
+        )
+        self._tell(
+            None,
+            Bundle(small, Fault.WITHHELD, len(friends), (Kind.COMMIT, len(friends), 0), signed),
+        )
+        self._tell(
+            None, Bundle(self.context, Fault.WITHHELD, whom, item, (mine,) * len(self.roster))
+        )
 
 
 class Floods(Struck):
@@ -331,7 +372,13 @@ class Floods(Struck):
         if not self.strikes():
             return
         for _ in range(40):
-            garbage = Signed(self.context.step, self.context.tag, self.honest()[0], self.chance.randbytes(40), self.chance.randbytes(64))
+            garbage = Signed(
+                self.context.step,
+                self.context.tag,
+                self.honest()[0],
+                self.chance.randbytes(40),
+                self.chance.randbytes(64),
+            )
             self._tell(None, garbage)
 
 
@@ -350,13 +397,24 @@ class Colludes(Struck):
 
     def say(self, now: float, body: Body) -> None:
         """As the owner, an aggregate far off; then a projection that makes up for it, which the owner itself does not accuse."""
-        if isinstance(body, Result) and self.me in self.contributors and not self.muted and self.strikes():
+        if (
+            isinstance(body, Result)
+            and self.me in self.contributors
+            and not self.muted
+            and self.strikes()
+        ):
             item = (Kind.AGGREGATE, self.me, 0)
             wrong = self.vectors.held[item] + np.float32(0.5)
             self.vectors.held[item] = wrong
-            body = msgspec.structs.replace(body, aggregate=aggregate_commitment(self.context, self.roster[self.me], wrong))
+            body = msgspec.structs.replace(
+                body, aggregate=aggregate_commitment(self.context, self.roster[self.me], wrong)
+            )
         elif isinstance(body, Residuals) and body.norms and self.member.acts(self.context.step):
-            rows = (self.vectors.held[Kind.PART, number, self.me] for number in self.contributors if number != self.me)
+            rows = (
+                self.vectors.held[Kind.PART, number, self.me]
+                for number in self.contributors
+                if number != self.me
+            )
             rest = sum(self.residual_of(row, self.me).projection for row in rows)
             projections = np.frombuffer(body.projections, "<f4").copy()
             projections[self.me] = -rest
@@ -403,7 +461,13 @@ class SendsOtherPart(Struck):
 
     def _piece(self, item: Item) -> Piece:
         piece = super()._piece(item)
-        if item[0] == Kind.PART and item[1] == self.me and not self.is_friend(item[2]) and item[2] % 2 and self.strikes():
+        if (
+            item[0] == Kind.PART
+            and item[1] == self.me
+            and not self.is_friend(item[2])
+            and item[2] % 2
+            and self.strikes()
+        ):
             return piece._replace(values=piece.values + np.float32(1))
         return piece
 
@@ -413,7 +477,11 @@ class HidesStates(Struck):
 
     def own_states(self) -> Piece | None:
         """Nothing."""
-        return None if self.roster[self.me] in self.targets.values() and self.strikes() else super().own_states()
+        return (
+            None
+            if self.roster[self.me] in self.targets.values() and self.strikes()
+            else super().own_states()
+        )
 
 
 class Attack(NamedTuple):
@@ -462,11 +530,25 @@ ODD_ATTACKS: dict[str, Attack] = {
 """Attacks that do nothing, or cost an attacker its place for each honest peer that leaves."""
 
 VECTORS: tuple[str, ...] = (
-    "sign_flip", "sign_flip_1000", "ipm_0.1", "foe_10", "alie_1.5", "mimic", "random_direction", "gaussian", "huge", "nan", "inf", "label_flip",
+    "sign_flip",
+    "sign_flip_1000",
+    "ipm_0.1",
+    "foe_10",
+    "alie_1.5",
+    "mimic",
+    "random_direction",
+    "gaussian",
+    "huge",
+    "nan",
+    "inf",
+    "label_flip",
     "delayed",
-)  # fmt: skip
+)
 ATTACKS: dict[str, Attack] = {
-    **PROTOCOL_ATTACKS, **ODD_ATTACKS, **{name: Attack(vector=name) for name in VECTORS},
-    "nan": Attack(vector="nan", faults=(Fault.RESIDUAL,)), "inf": Attack(vector="inf", faults=(Fault.RESIDUAL,)),
-}  # fmt: skip
+    **PROTOCOL_ATTACKS,
+    **ODD_ATTACKS,
+    **{name: Attack(vector=name) for name in VECTORS},
+    "nan": Attack(vector="nan", faults=(Fault.RESIDUAL,)),
+    "inf": Attack(vector="inf", faults=(Fault.RESIDUAL,)),
+}
 """By the names of `bench_btard.py --attack`."""

@@ -21,7 +21,19 @@ from .. import judging as judging_module
 from .. import peer as peer_module
 from .. import table as table_module
 from ..attempt import Attempt
-from ..messages import Ask, Body, Bundle, Context, Fault, Kind, Reveal, Signed, Slotted, Vector, Verdict
+from ..messages import (
+    Ask,
+    Body,
+    Bundle,
+    Context,
+    Fault,
+    Kind,
+    Reveal,
+    Signed,
+    Slotted,
+    Vector,
+    Verdict,
+)
 from ..residuals import readable
 from .swarm import Options, Swarm
 
@@ -58,7 +70,12 @@ def find(plant: Plant, seeds: int, first: int = 0) -> tuple[int, str] | None:
     return None
 
 
-_commit, _aggregate, _verdicts, _put = Attempt.commit, Attempt.aggregate, judging_module.verdicts, table_module.Table.put
+_commit, _aggregate, _verdicts, _put = (
+    Attempt.commit,
+    Attempt.aggregate,
+    judging_module.verdicts,
+    table_module.Table.put,
+)
 _part_commitment, _seed_of = draw_module.part_commitment, draw_module.seed_of
 
 
@@ -83,13 +100,17 @@ def _share_of_step(self: Attempt, now: float) -> None:
     _aggregate(self, now)
 
 
-def _first_counts(self: table_module.Table, kind: Kind, signed: Signed, body: Slotted) -> Bundle | None:
+def _first_counts(
+    self: table_module.Table, kind: Kind, signed: Signed, body: Slotted
+) -> Bundle | None:
     return _put(self, kind, signed, body) if self.signed(kind, signed.sender) is None else None
 
 
 def _accuser_is_right(attempt: Attempt) -> tuple[Verdict, ...]:
     accused = {Verdict(whom, Fault.RESIDUAL) for _, whom in attempt.cases.residuals}
-    return tuple(sorted(accused | {Verdict(whom, Fault.GRADIENT) for whom in attempt.cases.targets}))
+    return tuple(
+        sorted(accused | {Verdict(whom, Fault.GRADIENT) for whom in attempt.cases.targets})
+    )
 
 
 def _accuser_goes_free(attempt: Attempt) -> tuple[Verdict, ...]:
@@ -112,34 +133,96 @@ def _never_testifies(self: Attempt, now: float) -> None:
 
 
 def _mean(rows: Sequence[Vector], radius: float) -> Vector:
-    return np.asarray(np.mean([readable(row) for row in rows], axis=0, dtype=np.float64), np.float32)
+    return np.asarray(
+        np.mean([readable(row) for row in rows], axis=0, dtype=np.float64), np.float32
+    )
 
 
 PLANTS: dict[str, Plant] = {
-    "parts-at-once": Plant("parts are sent before all have committed", "sign_flip", ((Attempt, "commit", _parts_at_once),)),
+    "parts-at-once": Plant(
+        "parts are sent before all have committed",
+        "sign_flip",
+        ((Attempt, "commit", _parts_at_once),),
+    ),
     "free-commitment": Plant(
-        "a commitment does not bind its maker", "copied_commitments",
-        ((draw_module, "part_commitment", _without_maker), (table_module, "part_commitment", _without_maker)),
+        "a commitment does not bind its maker",
+        "copied_commitments",
+        (
+            (draw_module, "part_commitment", _without_maker),
+            (table_module, "part_commitment", _without_maker),
+        ),
     ),
-    "reveal-at-once": Plant("a share is revealed before all have committed", "sign_flip", ((Attempt, "aggregate", _reveal_at_once),)),
-    "share-unchecked": Plant("a revealed share is believed", "wrong_reveal", ((Attempt, "_wrong_shares", lambda self: []),)),
-    "share-reused": Plant("a step that is begun again draws its old share", "abort_abuse", ((Attempt, "aggregate", _share_of_step),)),
-    "no-sum": Plant("nobody adds up projections", "wrong_aggregate", ((judging_module, "unbalanced", lambda *_: False),)),
-    "first-counts": Plant("of two messages for a slot the first counts", "equivocation", ((table_module.Table, "put", _first_counts),)),
+    "reveal-at-once": Plant(
+        "a share is revealed before all have committed",
+        "sign_flip",
+        ((Attempt, "aggregate", _reveal_at_once),),
+    ),
+    "share-unchecked": Plant(
+        "a revealed share is believed",
+        "wrong_reveal",
+        ((Attempt, "_wrong_shares", lambda self: []),),
+    ),
+    "share-reused": Plant(
+        "a step that is begun again draws its old share",
+        "abort_abuse",
+        ((Attempt, "aggregate", _share_of_step),),
+    ),
+    "no-sum": Plant(
+        "nobody adds up projections",
+        "wrong_aggregate",
+        ((judging_module, "unbalanced", lambda *_: False),),
+    ),
+    "first-counts": Plant(
+        "of two messages for a slot the first counts",
+        "equivocation",
+        ((table_module.Table, "put", _first_counts),),
+    ),
     "any-view": Plant(
-        "nobody compares views", "other_view",
-        ((Attempt, "acceptable", lambda self, kind, sender: self.table.said(kind, sender) is not None),),
+        "nobody compares views",
+        "other_view",
+        (
+            (
+                Attempt,
+                "acceptable",
+                lambda self, kind, sender: self.table.said(kind, sender) is not None,
+            ),
+        ),
     ),
-    "accuser-believed": Plant("who is accused is guilty", "false_accusation", ((attempt_module, "verdicts", _accuser_is_right),)),
-    "accuser-free": Plant("a false accuser stays", "false_accusation", ((attempt_module, "verdicts", _accuser_goes_free),)),
-    "votes-counted-twice": Plant("all signatures of one witness count", "false_testimony", ((evidence_module, "_most", _all_count),)),
-    "any-roster": Plant("evidence may name any roster", "false_testimony", ((peer_module, "belongs", lambda *_: True),)),
-    "other-seed": Plant("validators take another seed", "silence", ((finished_module, "seed_of", _seed_of_first),)),
-    "no-testimony": Plant("nobody testifies that something is withheld", "silence", ((Attempt, "tick", _never_testifies),)),
+    "accuser-believed": Plant(
+        "who is accused is guilty",
+        "false_accusation",
+        ((attempt_module, "verdicts", _accuser_is_right),),
+    ),
+    "accuser-free": Plant(
+        "a false accuser stays",
+        "false_accusation",
+        ((attempt_module, "verdicts", _accuser_goes_free),),
+    ),
+    "votes-counted-twice": Plant(
+        "all signatures of one witness count",
+        "false_testimony",
+        ((evidence_module, "_most", _all_count),),
+    ),
+    "any-roster": Plant(
+        "evidence may name any roster",
+        "false_testimony",
+        ((peer_module, "belongs", lambda *_: True),),
+    ),
+    "other-seed": Plant(
+        "validators take another seed", "silence", ((finished_module, "seed_of", _seed_of_first),)
+    ),
+    "no-testimony": Plant(
+        "nobody testifies that something is withheld",
+        "silence",
+        ((Attempt, "tick", _never_testifies),),
+    ),
     "patient-asker": Plant(
-        "who is kept back asks only when it would ask for what is computed", "whisper",
+        "who is kept back asks only when it would ask for what is computed",
+        "whisper",
         ((Attempt, "hurry", lambda *_: None), (Attempt, "overtaken", lambda *_: None)),
     ),
-    "no-fixed-point": Plant("owners send the mean", "sign_flip", ((attempt_module, "aggregate", _mean),)),
-}  # fmt: skip
+    "no-fixed-point": Plant(
+        "owners send the mean", "sign_flip", ((attempt_module, "aggregate", _mean),)
+    ),
+}
 """By the names of `bench_btard.py --plant`."""

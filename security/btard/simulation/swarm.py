@@ -47,7 +47,9 @@ class Options:
     until_clean: bool = True
     latency_s: float = 0.02
     jitter_s: float = 0.1
-    settings: Settings = field(default_factory=lambda: Settings(radius=8.0, timeout_s=2.0, compute_s=4.0))
+    settings: Settings = field(
+        default_factory=lambda: Settings(radius=8.0, timeout_s=2.0, compute_s=4.0)
+    )
 
 
 class KeyedHash:
@@ -71,7 +73,14 @@ class Member:
         self.noise = np.random.default_rng(self.chance.getrandbits(64))
         self.states: dict[int, Vector] = {0: np.zeros(SIZE, np.float32)}
         self.machine = (Peer if attack is None else Hostile)(
-            RUN, signer, swarm.verify, swarm.names, SIZE, swarm.options.settings, self, Random(f"{swarm.seed}/{self.name}/draws")
+            RUN,
+            signer,
+            swarm.verify,
+            swarm.names,
+            SIZE,
+            swarm.options.settings,
+            self,
+            Random(f"{swarm.seed}/{self.name}/draws"),
         )
         if isinstance(self.machine, Hostile) and attack is not None:
             self.machine.member = self
@@ -81,11 +90,15 @@ class Member:
     def acts(self, step: int) -> bool:
         """Whether an attacker strikes in a step."""
         options = self.swarm.options
-        return step >= options.since and self._acts.setdefault(step, self.chance.random() < options.rate)
+        return step >= options.since and self._acts.setdefault(
+            step, self.chance.random() < options.rate
+        )
 
     def begin(self, step: int) -> None:
         """The next step, from the state that is there."""
-        self.machine.begin(self.swarm.now, step, blake3(self.states[step].tobytes()).digest(), self.states[step])
+        self.machine.begin(
+            self.swarm.now, step, blake3(self.states[step].tobytes()).digest(), self.states[step]
+        )
 
     def tell(self, to: PeerId | None, frame: Frame) -> None:
         """Into the network."""
@@ -107,7 +120,9 @@ class Member:
         jump = self.chance.randrange(intervals) if hostile else -1
         for interval in range(intervals):
             state = self.walk(states[-1], task.seed, interval)
-            states.append(state - self.swarm.hostile_gradient(self, task) if interval == jump else state)
+            states.append(
+                state - self.swarm.hostile_gradient(self, task) if interval == jump else state
+            )
         return states[0] - states[-1], Trail(states)
 
     def walk(self, state: Vector, seed: bytes, interval: int) -> Vector:
@@ -118,9 +133,16 @@ class Member:
     def gradient(self, task: Task) -> Vector:
         """What an honest machine computes, or what an attacker says it did."""
         state = self.states[task.step]
-        if self.attack is not None and self.attack.vector and task.peer == self.name and self.acts(task.step):
+        if (
+            self.attack is not None
+            and self.attack.vector
+            and task.peer == self.name
+            and self.acts(task.step)
+        ):
             return self.swarm.hostile_gradient(self, task)
-        return computed_with_noise(self.swarm.task.gradient(state, task.seed), self.swarm.options.noise, self.noise)
+        return computed_with_noise(
+            self.swarm.task.gradient(state, task.seed), self.swarm.options.noise, self.noise
+        )
 
     def offended(self, sender: PeerId, what: str) -> None:
         """Nobody honest does."""
@@ -147,24 +169,37 @@ class Swarm:
     def __init__(self, seed: int, options: Options) -> None:
         self.attack = ATTACKS[options.attack]
         if self.attack.intervals and not options.settings.intervals:
-            options = replace(options, settings=structs.replace(options.settings, intervals=self.attack.intervals))
+            options = replace(
+                options, settings=structs.replace(options.settings, intervals=self.attack.intervals)
+            )
         self.seed, self.options = seed, options
         self.task = Quadratic(seed)
         self.world = World(seed)
         self._jobs: deque[tuple[PeerId, PeerId, Frame]] = deque()
-        self.network = Network(self.world, latency_s=options.latency_s, jitter_s=options.jitter_s) if options.messages else None
+        self.network = (
+            Network(self.world, latency_s=options.latency_s, jitter_s=options.jitter_s)
+            if options.messages
+            else None
+        )
         signers = self._signers()
         self.names = tuple(sorted(signers))
         self.hostile = frozenset(Random(f"{seed}/hostile").sample(self.names, options.b))
-        self.strikes: dict[tuple[bytes, bool], set[PeerId]] = {}  # by attempt, and whether they show in the next step only
+        self.strikes: dict[
+            tuple[bytes, bool], set[PeerId]
+        ] = {}  # by attempt, and whether they show in the next step only
         self._last: int | None = None
         self.control_bytes = dict.fromkeys(self.names, 0)
         self.checker = Checker(self)
-        self.members = {name: Member(self, signers[name], self.attack if name in self.hostile else None) for name in self.names}
+        self.members = {
+            name: Member(self, signers[name], self.attack if name in self.hostile else None)
+            for name in self.names
+        }
         self._later: deque[Any] = deque()
         if self.network is not None:
             for name in self.names:
-                self.network.attach(name, lambda sender, _, payload, me=name: self._arrived(me, sender, payload))
+                self.network.attach(
+                    name, lambda sender, _, payload, me=name: self._arrived(me, sender, payload)
+                )
 
     @property
     def now(self) -> float:
@@ -177,7 +212,10 @@ class Swarm:
         return [self.members[name] for name in self.names if name not in self.hostile]
 
     def _signers(self) -> dict[PeerId, Any]:
-        seeds = [blake3(f"{self.seed}/key/{number}".encode()).digest() for number in range(self.options.n)]
+        seeds = [
+            blake3(f"{self.seed}/key/{number}".encode()).digest()
+            for number in range(self.options.n)
+        ]
         if self.options.messages:
             identities = {identity.peer: identity for identity in map(Identity, seeds)}
             known: dict[tuple[PeerId, bytes, bytes], bool] = {}
@@ -191,7 +229,10 @@ class Swarm:
 
             self.verify: Verify = once
             return dict(identities)
-        keyed = {PeerId(f"peer-{number:02}"): KeyedHash(PeerId(f"peer-{number:02}"), seed) for number, seed in enumerate(seeds)}
+        keyed = {
+            PeerId(f"peer-{number:02}"): KeyedHash(PeerId(f"peer-{number:02}"), seed)
+            for number, seed in enumerate(seeds)
+        }
 
         def check(peer: PeerId, domain: str, data: bytes, signature: bytes) -> bool:
             return peer in keyed and keyed[peer].sign(domain, data) == signature
@@ -221,12 +262,19 @@ class Swarm:
     def over(self, step: int) -> bool:
         """Whether the run ends before this step."""
         if self.options.until_clean and self._last is None and self.checker.clean():
-            self._last = max(member.machine.step for member in self.members.values()) + 1  # the same for all
+            self._last = (
+                max(member.machine.step for member in self.members.values()) + 1
+            )  # the same for all
         return step >= self.options.steps or (self._last is not None and step > self._last)
 
     def _all_over(self) -> bool:
         honest = [member for member in self.honest if not member.machine.ended]
-        return all(self.over(member.machine.step + 1) and member.machine.attempt is None and member.machine.step >= 0 for member in honest)
+        return all(
+            self.over(member.machine.step + 1)
+            and member.machine.attempt is None
+            and member.machine.step >= 0
+            for member in honest
+        )
 
     def struck(self, attempt: bytes, peer: PeerId, later: bool = False) -> None:
         """An attacker did something."""
@@ -277,7 +325,9 @@ class Swarm:
 
     def _seed(self, member: Member, step: int) -> bytes:
         previous = self.members[member.name].machine.previous
-        return seed_of(previous.draw if previous is not None else first_draw(RUN), step, member.name)
+        return seed_of(
+            previous.draw if previous is not None else first_draw(RUN), step, member.name
+        )
 
     def hostile_gradient(self, member: Member, task: Task) -> Vector:
         """By the attack's name, from what the honest peers have."""
@@ -286,7 +336,11 @@ class Swarm:
             return self.task.gradient(member.states[task.step], task.seed, flipped=True)
         if name == "delayed":
             return self.task.gradient(np.zeros(SIZE, np.float32), b"delayed" + task.seed)
-        draw = member.machine.previous.draw if member.machine.previous is not None else first_draw(RUN)
+        draw = (
+            member.machine.previous.draw if member.machine.previous is not None else first_draw(RUN)
+        )
         state = member.states[task.step]
-        rows = [self.task.gradient(state, seed_of(draw, task.step, peer.name)) for peer in self.honest]
+        rows = [
+            self.task.gradient(state, seed_of(draw, task.step, peer.name)) for peer in self.honest
+        ]
         return VECTOR_ATTACKS[name](torch.from_numpy(np.stack(rows))).numpy()
