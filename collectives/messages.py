@@ -178,7 +178,14 @@ class Get(msgspec.Struct, frozen=True, array_like=True, tag="get"):
 
 
 class AskState(msgspec.Struct, frozen=True, array_like=True, tag="ask_state"):
-    """Which state can I have from you? Answered by Offer, bound to the round whose state it is."""
+    """Which state can I have from you? Answered by Offer, bound to the round whose state it is.
+
+    ``least``: the oldest that is of use. ``certified``: rather one that a decided entry names as the state before it, though it is older;
+    results since it are kept.
+    """
+
+    certified: bool = False
+    least: Count = 0
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True, tag="offer"):

@@ -748,6 +748,34 @@ def storage_forgets_nothing_newer_than_the_checkpoint(case: StorageCase) -> None
     assert kept(later, log) == [None] * 4 + data[4:]
 
 
+def storage_keeps_a_certified_state_and_what_follows(case: StorageCase) -> None:
+    """Until an entry follows the newest checkpoint, the one before it can be had, and all results since."""
+    log = log_of(6)
+    storage = case.again()
+    for certified in log[:5]:
+        keep(storage, certified, b"%d" % certified.entry.round)
+    first, second = state_of(1), state_of(2)
+    checkpointed(storage, log[:3], 2, first)
+    assert storage.saved(2) is None
+    checkpointed(storage, log[:5], 4, second)
+    for _ in range(2):
+        storage.forget_results(99)
+        assert storage.results_from() == 3
+        assert kept(storage, log) == [None, None, None, b"3", b"4", None]
+        saved = storage.saved(4)
+        assert saved is not None
+        assert (saved[0], bytes(saved[1])) == (2, first)
+        storage = case.again()
+        assert storage.replica(LAYOUT, restore=True).applied == 4
+    storage.journal().append(log[5])
+    storage.forget_results(99)
+    assert storage.results_from() == 5
+    saved = storage.saved(5)
+    assert saved is not None
+    assert (saved[0], bytes(saved[1])) == (4, second)
+    assert storage.saved(4) is None  # results that followed it are gone
+
+
 def storage_forgets_what_an_earlier_life_kept(case: StorageCase) -> None:
     """Of lives of a few rounds each, none forgets by what came in itself."""
     log = log_of(7)
@@ -844,6 +872,7 @@ STORAGE = (
     storage_keeps_journal_and_layout,
     storage_keeps_results,
     storage_forgets_nothing_newer_than_the_checkpoint,
+    storage_keeps_a_certified_state_and_what_follows,
     storage_forgets_what_an_earlier_life_kept,
     storage_a_fetched_state_has_no_results_before_it,
     storage_restores_the_checkpoint_bit_for_bit,

@@ -295,8 +295,20 @@ class LogActions:
 
     def wants_state(self, round_: int) -> bool:
         """Whether the state after entry ``round_`` would bring this member on."""
+        return self.session.machine is not None and round_ >= self.least_state()
+
+    def least_state(self) -> int:
+        """The oldest entry whose state would: that before the open round where there is none here, or another one than was decided on."""
         machine = self.session.machine
-        return machine is not None and round_ >= machine.round - machine.stateless
+        if machine is None:
+            return 0
+        decided = machine.open.decided
+        diverged = (
+            decided is not None
+            and machine.root is not None
+            and machine.root != decided.entry.base_state
+        )
+        return max(0, machine.round - (machine.stateless or diverged))
 
     def entry_at(self, round_: int) -> Certified | None:
         """A verified entry, applied or not."""

@@ -65,6 +65,7 @@ class MemoryStorage:
         self.contributions: Contributions | None = None
         self._branch: BranchRecord | None = None
         self._checkpoint: tuple[int, bytes] | None = None
+        self._before: tuple[int, bytes] | None = None  # the checkpoint before it
 
     def restart(self) -> None:
         """The process died and comes back."""
@@ -113,7 +114,10 @@ class MemoryStorage:
 
     def forget_results(self, before: int) -> None:
         """Older results may go, but none newer than the checkpoint."""
-        limit = min(before, self._checkpoint[0] + 1 if self._checkpoint else 0)
+        base = self._checkpoint
+        if base and self._before and base[0] + 1 >= len(self._journal.entries):
+            base = self._before  # no entry certifies the newest yet
+        limit = min(before, base[0] + 1 if base else 0)
         self._from = max(self._from, limit)
         self._kept = {name: kept for name, kept in self._kept.items() if kept[0] >= limit}
 
@@ -136,8 +140,17 @@ class MemoryStorage:
         self.checkpoint(replica, genesis, 0)
 
     def checkpoint(self, replica: Replica, entry: Certified, rounds: int) -> None:
-        """Keep the state."""
+        """Keep the state, and the one before it."""
+        if self._checkpoint is not None and self._checkpoint[0] < replica.applied:
+            self._before = self._checkpoint
         self._checkpoint = (replica.applied, bytes(replica.snapshot()))
+
+    def saved(self, before: int) -> tuple[int, memoryview] | None:
+        """See Storage."""
+        for kept in (self._checkpoint, self._before):
+            if kept is not None and self._from - 1 <= kept[0] < before:
+                return kept[0], memoryview(bytearray(kept[1]))
+        return None
 
     def installed(self, round_: int) -> None:
         """A fetched state replaced everything up to this round: older results are not here."""
@@ -165,4 +178,5 @@ class MemoryStorage:
         self._journal = MemoryJournal(self._journal.incarnation + 1)
         self._journal.sealed = sealed
         self._layout, self._checkpoint, self._kept, self._from = None, None, {}, 0
+        self._before = None
         self.votes = MemoryVotes()

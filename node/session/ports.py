@@ -204,7 +204,7 @@ class Storage(Protocol):
         ...
 
     def forget_results(self, before: int) -> None:
-        """Results of older rounds may go (never those newer than the last complete checkpoint)."""
+        """Results of older rounds may go (never those newer than the last complete checkpoint that a later entry certifies)."""
         ...
 
     def installed(self, round_: int) -> None:
@@ -223,6 +223,14 @@ class Storage(Protocol):
         """Write the current state, after ``entry`` and ``rounds`` rounds, to disk. Heavy.
 
         Told, not raised, when it fails: the last checkpoint and all later results stay.
+        """
+        ...
+
+    def saved(self, before: int) -> tuple[int, memoryview] | None:
+        """The newest checkpoint of an entry older than ``before``: its entry and the state's bytes. Heavy.
+
+        None where there is none, or results since are missing. Until an entry follows the newest checkpoint, and so certifies it, the
+        one before it and all results since are kept.
         """
         ...
 

@@ -52,6 +52,7 @@ class Serving:
         self.snapshots: list[Snapshot] = []  # oldest first
         self._making = False
         self._asking: set[PeerId] = set()
+        self._asking_certified: dict[PeerId, m.AskState] = {}
         self._provided: dict[bytes, tuple[str, int]] = {}
 
     # ---- recovery
@@ -128,16 +129,23 @@ class Serving:
         self._provided[name] = (entry.log, entry.round)
 
     # ---- state
-    def on_ask_state(self, now: float, peer: PeerId) -> None:
-        """A joiner asks which state it can have."""
+    def on_ask_state(self, now: float, peer: PeerId, body: m.AskState) -> None:
+        """A member asks which state it can have; ``certified``: it was offered one that nothing certifies yet."""
         session = self.session
+        if body.certified and session.round > 0 and session.replica is not None:
+            self._asking_certified[peer] = body
+            if len(self._asking_certified) == 1:
+                self._offer_saved()
+            return None
         if (
             session.round < 0 or session.replica is None or session.branching.base_state is not None
         ):  # a branch's state is nobody's
-            return
+            return None
         current = self.snapshots[-1] if self.snapshots else None
         if (
-            current and session.round - current.round <= session.timing.keep_rounds // 2
+            current
+            and current.round >= body.least
+            and session.round - current.round <= session.timing.keep_rounds // 2
         ):  # what it lacks can be replayed
             return self._offer_state(peer, current)
         self._asking.add(peer)
@@ -170,6 +178,40 @@ class Serving:
         asking, self._asking = self._asking, set()
         for peer in sorted(asking):
             self._offer_state(peer, made_now)
+
+    def _offer_saved(self) -> None:
+        """Offer the newest state on disk that a later entry names as the state before it: results since it are kept, too."""
+        session, replica = self.session, self.session.replica
+        assert replica is not None
+        before = session.round
+        step = state_chunk_bytes(replica.layout.numel)
+
+        def read() -> Snapshot | None:
+            found = session.ports.storage.saved(before)
+            if found is None:
+                return None
+            round_, data = found
+            hashes = [chunk_hash(data[at : at + step]) for at in range(0, len(data), step)]
+            return Snapshot(round_, merkle_root(hashes), hashes, data, 0.0)
+
+        def offer(now: float, made: Snapshot | None) -> None:
+            asking, self._asking_certified = self._asking_certified, {}
+            if made is not None:
+                made.used_at = now
+                known = [snapshot for snapshot in self.snapshots if snapshot.root != made.root]
+                self._keep([made, *known[-(SNAPSHOTS - 1) :]])
+                session.ports.exchange.provide(made.root, made.data, step)
+            for peer, body in sorted(asking.items()):
+                if made is not None and made.round >= body.least:
+                    self._offer_state(peer, made)
+                else:
+                    self.on_ask_state(now, peer, m.AskState(least=body.least))
+
+        oldest = session.ports.storage.results_from() - 1
+        kept = next((s for s in self.snapshots if oldest <= s.round < before), None)
+        return (
+            offer(session.clock(), kept) if kept is not None else session.ports.offload(read, offer)
+        )
 
     def _offer_state(self, peer: PeerId, snapshot: Snapshot) -> None:
         assert self.session.replica is not None

@@ -401,7 +401,7 @@ class Session:
         elif self.others.ignores(peer, envelope) or self.admission.bars(now, peer, envelope):
             pass
         elif isinstance(body, m.AskState):
-            self.serving.on_ask_state(now, peer)
+            self.serving.on_ask_state(now, peer, body)
         elif isinstance(body, m.Get):
             self.serving.on_get(now, peer, body)
         elif isinstance(body, m.Offer):

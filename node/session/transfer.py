@@ -1,8 +1,9 @@
 """Content from other members: results of past rounds and whole states, in hashed chunks, from several members at once. Sans I/O.
 
 A result is verified against the part digests of its decided entry. A state (anchor, momentum) is verified against its Merkle root:
-the one a decided entry names as the state before it, or the one a quorum of the newest configuration offers alike. Nobody is
-paused: a member serves from a copy.
+the one a decided entry names as the state before it, or the one a quorum of the newest configuration offers alike. Where a state is
+offered that neither holds of, the next question is for a certified one: every holder has one that is older, and all results since, so
+that one holder is enough. Nobody is paused: a member serves from a copy.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from .replica import state_chunk_bytes
 
 SPAN_CHUNKS = 8  # chunks asked of one source at a time
 WINDOW_CHUNKS = 64  # chunks asked for and not yet here
+UNBELIEVED_S = 1.0  # a quorum that offers one state alike has done so within this time; then a certified one is asked for
 STALLED_S = 30.0  # nothing came of a state for so long, whoever was asked: its sources are dead, or have no link. Some have a slow one
 
 
@@ -74,6 +76,10 @@ class TransferActions(Protocol):
         """Whether the state after entry ``round_`` would bring this member on."""
         ...
 
+    def least_state(self) -> int:
+        """The oldest entry of which that is so."""
+        ...
+
     def entry_at(self, round_: int) -> Certified | None:
         """A verified entry, applied or not."""
         ...
@@ -118,6 +124,9 @@ class Transfer:
         self.offers: dict[tuple[int, bytes], dict[PeerId, m.Offer]] = {}
         self.seeking_state = False
         self._asked_state_at = -1e9
+        self._unbelieved_at: float | None = (
+            None  # since when states are offered, and none that is believed
+        )
 
     # ---- wanted by the session
     def fetch_result(self, now: float, entry: Entry, holders: Sequence[PeerId]) -> None:
@@ -216,8 +225,12 @@ class Transfer:
         ):
             self._asked_state_at = now
             self.offers.clear()
+            since = self._unbelieved_at
+            ask = m.AskState(
+                since is not None and now - since > UNBELIEVED_S, self.actions.least_state()
+            )
             for peer in list(targets)[:8]:
-                self.actions.tell(peer, 0, m.AskState())
+                self.actions.tell(peer, 0, ask)
         for item in list(self.fetching.values()):
             if now - item.asked_at > 4 * self.timing.pull_s:
                 item.asked_at = now
@@ -245,11 +258,10 @@ class Transfer:
     def _take_state_offer(self, now: float, peer: PeerId, round_: int, offer: m.Offer) -> None:
         offers = self.offers.setdefault((round_, offer.name), {})
         offers[peer] = offer
-        if (
-            self._state_comes(now)
-            or offer.name in self.fetching
-            or not self._believed(round_, offer.name, list(offers))
-        ):
+        believed = self._believed(round_, offer.name, list(offers))
+        if not believed and self._unbelieved_at is None:
+            self._unbelieved_at = now
+        if self._state_comes(now) or offer.name in self.fetching or not believed:
             running = self.fetching.get(offer.name)
             if running and peer not in running.sources:
                 running.sources.append(peer)
@@ -260,6 +272,7 @@ class Transfer:
         genesis = self.actions.entry_at(0)
         if genesis is None or layout.digest() != genesis.entry.base:
             raise RemoteProtocolError("state offer is for another model", peer=peer)
+        self._unbelieved_at = None
         for stalled in [name for name, each in self.fetching.items() if each.layout is not None]:
             self._forget(stalled)
         item = Fetching(

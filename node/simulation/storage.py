@@ -111,6 +111,7 @@ class SimStorage(MemoryStorage):
             0,
             None,
         )
+        self._before = None
         self.votes: Votes = MemoryVotes()
 
     def reboot(self) -> None:

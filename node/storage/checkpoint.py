@@ -1,4 +1,8 @@
-"""The state of a run on disk: `state.safetensors` (anchor and momentum, float32 (numel,)) and `atoll.json` (what they mean)."""
+"""The state of a run on disk: `state.safetensors` (anchor and momentum, float32 (numel,)) and `atoll.json` (what they mean).
+
+`before.safetensors` is the checkpoint before it: until an entry follows the newest, no certificate names that one's root, and a
+member that lags could not believe it.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,8 @@ from ...collectives.errors import StorageError
 from ...collectives.layout import Layout
 from .journal import storage_error, write_atomically
 
+STATE, BEFORE = "state.safetensors", "before.safetensors"
+
 
 class Saved(NamedTuple):
     """A checkpoint: the state after log entry ``entry``, which holds ``rounds`` rounds; ``root`` is its Merkle root."""
@@ -28,7 +34,7 @@ class Saved(NamedTuple):
 
 
 def save(folder: Path, layout: Layout, saved: Saved, *, run_id: str, entry_hash: bytes) -> None:
-    """Write a checkpoint in place of the last one; a kill or a full disk leaves the last one. Raises StorageError."""
+    """Write a checkpoint; the last one becomes the one before it. A kill or a full disk leaves the last one. Raises StorageError."""
     counts = {"entry": saved.entry, "round": saved.rounds}
     meta = {
         **{name: str(count) for name, count in counts.items()},
@@ -36,10 +42,12 @@ def save(folder: Path, layout: Layout, saved: Saved, *, run_id: str, entry_hash:
         "hash": entry_hash.hex(),
         "run_id": run_id,
     }
-    path, temporary = folder / "state.safetensors", folder / "state.safetensors.new"
+    path, temporary = folder / STATE, folder / f"{STATE}.new"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         _write(temporary, {"anchor": saved.anchor, "momentum": saved.momentum}, meta)
+        if (last := entry_of(path)) is not None and last < saved.entry:
+            _keep_before(path, folder / BEFORE)
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
@@ -66,11 +74,40 @@ def _write(path: Path, tensors: dict[str, Tensor], meta: dict[str, str]) -> None
             file.write(tensor.numpy().data.cast("B"))
 
 
+def _keep_before(path: Path, before: Path) -> None:
+    """Give the file a second name: `path` is there all the time."""
+    second = before.with_suffix(".new")
+    second.unlink(missing_ok=True)
+    try:
+        os.link(path, second)
+    except OSError:  # a file system without links: it has one checkpoint for the blink of an eye
+        os.replace(path, before)
+    else:
+        os.replace(second, before)
+
+
+def entry_of(path: Path) -> int | None:
+    """The log entry whose state a file holds; None where it cannot be read."""
+    try:
+        with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
+            return int(file.metadata()["entry"])
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+        return None
+
+
 def load(
-    folder: Path, numel: int, state_numel: int | None = None, *, alone: bool = False
+    folder: Path,
+    numel: int,
+    state_numel: int | None = None,
+    *,
+    alone: bool = False,
+    name: str = STATE,
 ) -> Saved | None:
-    """The last checkpoint, or None when there is none. Raises StorageError E303 when it cannot be read (``alone``: see `damaged`)."""
-    path = folder / "state.safetensors"
+    """The last checkpoint, or None when there is none; ``name``: of which file.
+
+    Raises StorageError E303 when it cannot be read (``alone``: see `damaged`).
+    """
+    path = folder / name
     if not path.exists():
         return None
     try:

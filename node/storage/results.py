@@ -155,6 +155,10 @@ class ResultFiles:
                 None,
             )
 
+    def has(self, name: str) -> bool:
+        """Whether bytes are kept under a name."""
+        return name in self._index
+
     def kept(self, name: str) -> memoryview | None:
         """Bytes kept under a name."""
         found = self._index.get(name)

@@ -73,7 +73,7 @@ class RunFiles:
         )
         self._results, self.votes = ResultFiles(folder / "results"), VoteFiles(folder / "votes")
         self._journal = FileJournal(folder / "journal", incarnation=self._life())
-        self._checkpoint_round = -1
+        self._checkpoint_round = self._before_round = -1
         self._from = self._spends = 0
         if self._journal.damaged:
             self._damaged(cp.damaged(folder / "journal", self._journal.damaged, alone=self.alone))
@@ -183,7 +183,10 @@ class RunFiles:
 
     def forget_results(self, before: int) -> None:
         """Older results may go, but none newer than the checkpoint."""
-        limit = min(before, self._checkpoint_round + 1)
+        newest = self._checkpoint_round
+        if self._before_round >= 0 and newest + 1 >= len(self._journal.entries):
+            newest = self._before_round  # no entry certifies the newest yet
+        limit = min(before, newest + 1)
         self._from = max(self._from, limit)
         try:
             self._results.forget(limit, set())
@@ -227,7 +230,39 @@ class RunFiles:
             raise cp.damaged(folder, "its digest is wrong", alone=self.alone)
         replica.publish(saved.entry)
         self._checkpoint_round = saved.entry
+        before = cp.entry_of(folder / cp.BEFORE)
+        self._before_round = before if before is not None and before < saved.entry else -1
         self._from = saved.entry + 1
+        while 0 <= self._before_round < self._from - 1 and self._has(
+            self._journal.entries[self._from - 1].entry
+        ):
+            self._from -= 1
+
+    def _has(self, entry: Entry) -> bool:
+        return not entry.contributors or self._results.has(entry.hash().hex())
+
+    def saved(self, before: int) -> tuple[int, memoryview] | None:
+        """See Storage. What the newest file holds is kept for the time in which the one before it is sought."""
+        folder, layout = self._folder / "checkpoint", self.layout()
+        if layout is None:
+            return None
+        for name in (cp.STATE, cp.BEFORE):
+            entry = cp.entry_of(folder / name)
+            if entry is None or not self._from - 1 <= entry < before:
+                continue
+            try:
+                saved = cp.load(folder, layout.numel, self._momentum_numel(layout), name=name)
+            except StorageError as error:
+                self._trouble(error)
+                continue
+            if saved is not None:
+                return saved.entry, memoryview(
+                    bytearray(bytes_of(saved.anchor)) + bytes_of(saved.momentum)
+                )
+        return None
+
+    def _momentum_numel(self, layout: Layout) -> int:
+        return OuterStep(self._outer, layout).state_numel(layout.numel)
 
     def found(self, replica: Replica, genesis: Certified) -> None:
         """Initial state and layout, or nothing."""
@@ -238,7 +273,7 @@ class RunFiles:
             for file in (self._founded, self._folder / "layout"):
                 file.unlink(missing_ok=True)
             shutil.rmtree(self._folder / "checkpoint", ignore_errors=True)
-            self._checkpoint_round = -1
+            self._checkpoint_round = self._before_round = -1
             raise
 
     def _save(self, replica: Replica, entry: Certified, rounds: int) -> None:
@@ -253,6 +288,8 @@ class RunFiles:
             run_id=self._run_id,
             entry_hash=entry.entry.hash(),
         )
+        if self._checkpoint_round < saved.entry:
+            self._before_round = self._checkpoint_round
         self._checkpoint_round = saved.entry
 
     def checkpoint(self, replica: Replica, entry: Certified, rounds: int) -> None:
@@ -348,7 +385,8 @@ class RunFiles:
         if self._journal.sealed is None:
             (self._folder / "seal").unlink(missing_ok=True)  # unreadable, if it is there
         self._journal = FileJournal(self._folder / "journal", incarnation=incarnation)
-        self._checkpoint_round, self._from = -1, 0
+        self._checkpoint_round = self._before_round = -1
+        self._from = 0
 
     def _life(self) -> int:
         """The incarnation of a journal that is made now."""
