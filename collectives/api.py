@@ -3,7 +3,7 @@
     from atoll.collectives import all_gather, all_reduce, enter
     from atoll.node import join
 
-    swarm = join("atoll1:…")
+    swarm = join("atoll2:…")
     enter(swarm)
     outcome = all_reduce(swarm, tensor, op_id="loss 17", op="mean").wait()
 

@@ -8,7 +8,8 @@ loads neither trio nor libp2p nor torch. Rooms, lowest first:
     own_data           a site's own data, by a function in a file of its own
     strict_toml, manifest, manifest_checks, manifest_form, manifest_gpt, manifest_join, manifest_presets, manifest_methods,
     manifest_federated, manifest_quorum, manifest_btard, manifest_robust   what a run is
-    invite, entrants, evidence, banning   how one gets into it, or not; proof of lies
+    capability, invite, standing, entrants   how one gets into it: what the organiser signs, what is handed on, what is kept
+    evidence, banning  proof of lies; who is kept out
     shared_memory      contribution and anchor, between node and script
     net/               libp2p, DHT, lanes
     membership_records, membership   who is there

@@ -12,10 +12,12 @@ from typing import Annotated
 import msgspec
 
 from ..collectives.errors import NotAdmittedError, StorageError
+from ..collectives.group import MAX_PEER_ID
 from ..collectives.identifiers import PeerId
-from .invite import MOST_USES, Nonce, Peer, Role, Token
+from .capability import ID_BYTES, MOST_USES, Capability, Role
 from .paths import make_private, storage_error, write_atomic
 
+Peer = Annotated[PeerId, msgspec.Meta(min_length=1, max_length=MAX_PEER_ID)]
 FILE = "entrants"
 MOST = 4096
 
@@ -25,7 +27,7 @@ class Entrant(msgspec.Struct, frozen=True, array_like=True):
 
     peer: Peer
     role: Role
-    nonce: Nonce
+    nonce: Annotated[bytes, msgspec.Meta(max_length=ID_BYTES)]
     uses: Annotated[int, msgspec.Meta(ge=0, le=MOST_USES)] = 0
 
 
@@ -61,21 +63,25 @@ class Entrants:
         for each in found:
             self._set(each.peer, each)
 
-    def enter(self, peer: PeerId, token: Token) -> None:
+    def enter(self, peer: PeerId, capability: Capability) -> None:
         """A peer that is no member shows its invite. Raises NotAdmittedError where that has let in as many as it may."""
-        others = sum(each.nonce == token.nonce for each in self.known.values() if each.peer != peer)
-        if token.uses and others >= token.uses:
+        others = sum(
+            each.nonce == capability.id for each in self.known.values() if each.peer != peer
+        )
+        if capability.uses and others >= capability.uses:
             raise NotAdmittedError(
-                f"this invite to run {token.run_id} has let in {token.uses} already",
+                f"this invite to run {capability.run_id} has let in {capability.uses} already",
                 why="Its organiser has made it for so many peers.",
                 hint="Ask the organiser for another: atoll invite new",
             )
-        self.note(peer, token)
+        self.note(peer, capability)
 
-    def note(self, peer: PeerId, token: Token) -> None:
+    def note(self, peer: PeerId, capability: Capability) -> None:
         """Keep what a peer's invite says. Raises NotAdmittedError where nothing more can be kept; StorageError where it is in memory only."""
-        restricts = token.role != "train" or token.uses
-        entrant = Entrant(peer, token.role, token.nonce, token.uses) if restricts else None
+        restricts = capability.role != "train" or capability.uses
+        entrant = (
+            Entrant(peer, capability.role, capability.id, capability.uses) if restricts else None
+        )
         if self.known.get(peer) == entrant:
             return
         if entrant is not None and peer not in self.known and len(self.known) >= MOST:

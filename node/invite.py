@@ -1,109 +1,120 @@
-"""An invite: one string that gets a node into a run. ``atoll1:`` and base32 of a signed msgpack array.
+"""An invite: one line that gets nodes into a run. ``atoll2:`` and base58 of a packed record.
 
-It carries the run id, addresses to start from, an admission token signed by the organiser, and the signature of whoever issued the
-string. Any member can issue one from her own (the token stays, the addresses are fresh), so the organiser may be away.
-The token alone is what a newcomer shows to members: `Invite.token`, checked with `check_token`.
+It holds the seed of an invite key, the capability that the organiser signed over that key's public half, and addresses to start
+from. It is passed from hand to hand and never sent to a node: `Invite.certify` makes a certificate for one peer from it, and
+only that travels (`capability`). A member that came by an invite for many can hand on the same seed and capability with addresses of
+its own (`reissue`), so the organiser may be away.
+
+Whoever reads an invite can enter by it, so neither ``str`` nor ``repr`` of one shows the line: `Invite.encode` does.
 """
 
 from __future__ import annotations
 
-import base64
+import contextlib
+import ipaddress
 import os
 import re
+import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import msgspec
+from blake3 import blake3
 
-from ..collectives.errors import NotAdmittedError
-from ..collectives.group import MAX_PEER_ID
+from ..collectives.errors import NotAdmittedError, VersionMismatchError
 from ..collectives.identifiers import PeerId, RunId
+from ..security.identity import (
+    SIGNATURE_BYTES,
+    Identity,
+    decode_base58,
+    encode_base58,
+    peer_id_of,
+    public_key_of,
+)
+from .capability import (
+    CLOCK_TOLERANCE_S,
+    KEY_BYTES,
+    MOST_USES,
+    ROLES,
+    RUN_BYTES,
+    Capability,
+    Certificate,
+    Role,
+    certify,
+    check_expiry,
+    grant,
+    span,
+)
 
-if TYPE_CHECKING:
-    from ..security.identity import Identity
-
-PREFIX = "atoll1:"
-INVITE_FILE = "invite"
-"""In a run's folder: what this node entered by, for invites of its own."""
-MAX_INVITE_CHARS = 8192
-MAX_TOKEN_BYTES = 1024
-MOST_USES = 1000
+PREFIX = "atoll2:"
+EARLIER_PREFIX = "atoll1:"
+MAX_INVITE_CHARS = 4096
+MAX_ADDRESSES = 16
 DEFAULT_LIFE_S = 7 * 86_400
-CLOCK_TOLERANCE_S = 120
-TOKEN_DOMAIN = "atoll/admission/1"
-INVITE_DOMAIN = "atoll/invite/1"
-
-Peer = Annotated[PeerId, msgspec.Meta(min_length=1, max_length=MAX_PEER_ID)]
-Run = Annotated[RunId, msgspec.Meta(pattern="^[a-z2-7]{26}$")]
-Time = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
-Nonce = Annotated[bytes, msgspec.Meta(min_length=8, max_length=16)]
-Signature = Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
-Role = Literal["train", "observe", "aggregate"]
-"""What a member may do. ``train``: everything. ``aggregate``: vote, and add up parts; it contributes nothing. ``observe``: have the model; it is no
-member, has no vote and owns no part."""
-ROLES: tuple[Role, ...] = get_args(Role)
-Address = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
+MAX_LIFE_S = 100 * 365 * 86_400
+SECRET_BYTES = 16
+CHECK_BYTES = 4
+KINDS = ("ip4", "ip6", "dns", "dns4", "dns6")
+"""Of addresses that are packed: kind, port, host. Any other is kept as text."""
+_LENGTHS = {0: 4, 1: 16}
+_TEXT, _NO_PEER, _ORGANISER, _PEER = len(KINDS), 0, 1, 2
 
 
-class Token(msgspec.Struct, frozen=True, array_like=True):
-    """The organiser's word that whoever shows this may enter the run until ``expires_s`` (seconds since 1970, UTC); with a ``peer`` that one only, with
-    ``uses`` the first so many."""
+class Invite(msgspec.Struct, frozen=True):
+    """A decoded invite. `parse_invite` gives genuine, unexpired ones only. ``secret``: the seed of its invite key."""
 
-    run_id: Run
-    issued_s: Time
-    expires_s: Time
-    nonce: Nonce
-    organiser: Peer
-    signature: Signature
-    peer: Annotated[str, msgspec.Meta(max_length=MAX_PEER_ID)] = ""
-    role: Role = "train"
-    uses: Annotated[int, msgspec.Meta(ge=0, le=MOST_USES)] = 0
-
-    def signed_bytes(self) -> bytes:
-        """What the organiser signed."""
-        said = (self.run_id, self.issued_s, self.expires_s, self.nonce, self.organiser)
-        if self.uses:
-            return msgspec.msgpack.encode((*said, self.peer, self.role, self.uses))
-        if self.role != "train":
-            return msgspec.msgpack.encode((*said, self.peer, self.role))
-        return msgspec.msgpack.encode(
-            (*said, self.peer) if self.peer else said
-        )  # as before there were ``peer``, ``role`` and ``uses``
-
-
-class Invite(msgspec.Struct, frozen=True, array_like=True):
-    """A decoded invite. `parse_invite` gives verified ones only."""
-
-    token: Token
-    bootstrap: Annotated[tuple[Address, ...], msgspec.Meta(max_length=16)]
-    issuer: Peer
-    signature: Signature
+    secret: bytes
+    capability: Capability
+    bootstrap: tuple[str, ...]
 
     @property
     def run_id(self) -> RunId:
         """The run it opens."""
-        return self.token.run_id
+        return self.capability.run_id
 
     @property
     def organiser(self) -> PeerId:
         """Whose run it is: the manifest must be signed by this peer."""
-        return self.token.organiser
+        return self.capability.organiser
 
     @property
     def expires_s(self) -> int:
         """Seconds since 1970, UTC."""
-        return self.token.expires_s
+        return self.capability.expires_s
 
-    def token_bytes(self) -> bytes:
-        """What a newcomer shows to members (about 170 bytes)."""
-        return msgspec.msgpack.encode(self.token)
+    def certify(self, identity: Identity, now_s: float) -> Certificate:
+        """What lets ``identity`` into the run, and nobody else. Raises NotAdmittedError E201 where the invite is not for it, or has expired."""
+        return certify(self.capability, _invite_key(self.secret), identity.peer, now_s=now_s)
 
-    def signed_bytes(self) -> bytes:
-        """What the issuer signed."""
-        return msgspec.msgpack.encode((self.token, self.bootstrap, self.issuer))
+    def encode(self) -> str:
+        """The line itself: whoever reads it can enter."""
+        said = self.capability
+        body = _HEAD.pack(
+            self.secret,
+            said.run,
+            said.organiser_key,
+            said.issued_s,
+            said.expires_s - said.issued_s,
+            said.role_index,
+            said.uses,
+            bool(said.only),
+            said.signature,
+        )
+        body += said.only
+        for each in self.bootstrap:
+            packed = _pack_address(each, said.organiser_key)
+            body += len(packed).to_bytes(2, "big") + packed
+        return PREFIX + encode_base58(body + _checksum(body))
 
     def __str__(self) -> str:
-        return PREFIX + base64.b32encode(msgspec.msgpack.encode(self)).decode().rstrip("=").lower()
+        return f"invite to run {self.run_id} by {self.organiser[-8:]}"
+
+    def __repr__(self) -> str:
+        return f"<{self}>"
+
+
+_HEAD = struct.Struct(f">{SECRET_BYTES}s{RUN_BYTES}s{KEY_BYTES}sIIBHB{SIGNATURE_BYTES}s")
+"""Secret, run, organiser's key, when issued, life, role, uses, whether it is for one peer, signature. The public half of the
+invite key follows from the secret, and the organiser's key stands there once."""
 
 
 def make_invite(
@@ -117,78 +128,87 @@ def make_invite(
     role: Role = "train",
     uses: int = 0,
 ) -> Invite:
-    """A fresh invite by the organiser, whose key ``identity`` is, valid for ``life_s`` seconds; with a ``peer`` for that one only, with ``uses`` for
-    the first so many (0: for all)."""
-    token = Token(
+    """A fresh invite by the organiser, whose key ``identity`` is, valid for ``life_s`` seconds.
+
+    ``peer``: the only one it is for, if any. ``uses``: how many peers may enter by it, 0 for any number.
+    """
+    secret = os.urandom(SECRET_BYTES)
+    capability = grant(
         run_id,
-        int(now_s),
-        int(now_s + life_s),
-        os.urandom(8),
-        identity.peer,
-        bytes(64),
-        peer,
-        role,
-        uses,
+        _invite_key(secret).peer,
+        identity,
+        now_s=now_s,
+        life_s=min(life_s, MAX_LIFE_S),
+        peer=peer,
+        role=role,
+        uses=uses,
     )
-    token = msgspec.structs.replace(
-        token, signature=identity.sign(TOKEN_DOMAIN, token.signed_bytes())
-    )
-    return _issue(token, bootstrap, identity)
+    return Invite(secret, capability, tuple(bootstrap[:MAX_ADDRESSES]))
 
 
-def reissue(invite: Invite, bootstrap: Sequence[str], identity: Identity) -> Invite:
-    """A member's invite: the same admission and expiry, other addresses to start from."""
-    return _issue(invite.token, bootstrap, identity)
+def reissue(invite: Invite, bootstrap: Sequence[str]) -> Invite:
+    """A member's invite: the same capability and expiry, other addresses to start from."""
+    return msgspec.structs.replace(invite, bootstrap=tuple(bootstrap[:MAX_ADDRESSES]))
 
 
-def _issue(token: Token, bootstrap: Sequence[str], identity: Identity) -> Invite:
-    invite = Invite(token, tuple(bootstrap[:16]), identity.peer, bytes(64))
-    return msgspec.structs.replace(
-        invite, signature=identity.sign(INVITE_DOMAIN, invite.signed_bytes())
-    )
+def is_invite(text: str) -> bool:
+    """Whether it looks like one, of this version or of an earlier one."""
+    return text.strip().lower().startswith((PREFIX, EARLIER_PREFIX))
 
 
 def inspect_invite(text: str) -> Invite:
-    """Decode an invite and check its signatures, but not its expiry. Raises NotAdmittedError (E201, or E202 for a signature)."""
+    """Decode an invite and check its signature, but not its expiry.
+
+    Raises NotAdmittedError E201, or E202 for a signature; VersionMismatchError E140 for an invite of an earlier version.
+    """
     compact = re.sub(r"\s+", "", text)
-    if not compact.lower().startswith(PREFIX) or len(compact) > MAX_INVITE_CHARS:
+    if compact[: len(EARLIER_PREFIX)].lower() == EARLIER_PREFIX:
+        raise VersionMismatchError(
+            "this invite was made by an earlier version of atoll",
+            why="Invites of that version admitted whoever saw them, so they open nothing any more.",
+            hint="Ask the organiser for a new one, made by this version: atoll invite new",
+        )
+    if compact[: len(PREFIX)].lower() != PREFIX or len(compact) > MAX_INVITE_CHARS:
         raise NotAdmittedError(
             f"{_short(compact)!r} is not an invite",
             why=f"An invite is one line that starts with {PREFIX}",
             hint="Copy the whole line that `atoll invite new` printed.",
         )
-    body = compact[len(PREFIX) :].upper()
+    unreadable = NotAdmittedError(
+        f"this invite cannot be read ({len(compact)} characters)",
+        why="Part of it is missing or a character is wrong.",
+        hint="Copy the whole line again; it ends without spaces.",
+    )
     try:
-        data = base64.b32decode(body + "=" * (-len(body) % 8))
-        invite = msgspec.msgpack.decode(data, type=Invite)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
+        data = decode_base58(compact[len(PREFIX) :], most=MAX_INVITE_CHARS)
+        body, check = data[:-CHECK_BYTES], data[-CHECK_BYTES:]
+        if check != _checksum(body):
+            raise unreadable
+        invite = _unpack(body)
+    except (struct.error, ValueError):
+        raise unreadable from None
+    capability = invite.capability
+    if not capability.genuine():
         raise NotAdmittedError(
-            f"this invite cannot be read ({len(compact)} characters)",
-            why="Part of it is missing or a character is wrong.",
-            hint="Copy the whole line again; it ends without spaces.",
-        ) from None
-    from ..security.identity import verify
-
-    if not verify(
-        invite.issuer, INVITE_DOMAIN, invite.signed_bytes(), invite.signature
-    ) or not _genuine(invite.token):
-        raise NotAdmittedError(
-            f"this invite to run {invite.run_id} was changed after it was signed",
-            peer=invite.issuer,
+            f"this invite to run {capability.run_id} is not signed by the organiser it names",
+            peer=capability.organiser,
             code="E202",
-            why="A character is wrong, or somebody put other contents under the signature.",
-            hint="Copy the line again, or ask for a new invite.",
+            why="Somebody put other contents under the signature.",
+            hint="Ask for a new invite.",
         )
     return invite
 
 
 def parse_invite(text: str, *, now_s: float) -> Invite:
-    """A verified, unexpired invite. Raises NotAdmittedError (E201, E202; E120 when our clock is behind the invite's)."""
+    """A genuine, unexpired invite.
+
+    Raises NotAdmittedError (E201, E202; E120 when our clock is behind the invite's), VersionMismatchError E140.
+    """
     invite = inspect_invite(text)
-    _check_expiry(invite.token, now_s)
-    if now_s < invite.token.issued_s - CLOCK_TOLERANCE_S:
+    check_expiry(invite.capability, invite.expires_s, now_s)
+    if now_s < invite.capability.issued_s - CLOCK_TOLERANCE_S:
         raise NotAdmittedError(
-            f"this machine's clock is {_span(invite.token.issued_s - now_s)} behind: the invite was made after now",
+            f"this machine's clock is {span(invite.capability.issued_s - now_s)} behind: the invite was made after now",
             code="E120",
             why="Signed records carry the time; with a wrong clock the others refuse ours.",
             hint="sudo timedatectl set-ntp true",
@@ -197,78 +217,83 @@ def parse_invite(text: str, *, now_s: float) -> Invite:
     return invite
 
 
-def check_bearer(token: Token, peer: PeerId) -> None:
-    """Raise NotAdmittedError where the invite is for another peer than this one."""
-    if token.peer not in ("", peer):
-        raise NotAdmittedError(
-            f"this invite to run {token.run_id} is for {token.peer[-8:]} only",
-            why="The organiser has made it for one peer, who cannot pass it on.",
-            hint="Ask the organiser for one of your own; it needs your peer id: atoll id",
-        )
+def _unpack(body: bytes) -> Invite:
+    """What `Invite.encode` packed. Raises ValueError, struct.error."""
+    secret, run, organiser, issued_s, life_s, role, uses, alone, signature = _HEAD.unpack_from(body)
+    if role >= len(ROLES) or uses > MOST_USES or alone > 1:
+        raise ValueError("no such role or uses")
+    at = _HEAD.size + (KEY_BYTES if alone else 0)
+    only, bootstrap = body[_HEAD.size : at], list[str]()
+    while at < len(body):
+        length = int.from_bytes(body[at : at + 2], "big")
+        at += 2 + length
+        if at > len(body) or len(bootstrap) == MAX_ADDRESSES:
+            raise ValueError("an address is cut off, or there are too many")
+        bootstrap.append(_unpack_address(body[at - length : at], organiser))
+    bearer = public_key_of(_invite_key(secret).peer)
+    capability = Capability(
+        run, bearer, issued_s, issued_s + life_s, organiser, role, uses, only, signature
+    )
+    return Invite(secret, capability, tuple(bootstrap))
 
 
-def check_token(
-    data: bytes, *, run_id: RunId, organiser: PeerId, now_s: float, peer: PeerId
-) -> Token:
-    """The admission token that ``peer``, a newcomer, showed. Raises NotAdmittedError when it does not open this run now to this peer."""
-    token = _token(data)
-    if token is None:
-        raise NotAdmittedError(
-            f"no readable admission token for run {run_id}",
-            why="The run asks for an invite.",
-            hint="Ask a member for one.",
-        )
-    if token.run_id != run_id or token.organiser != organiser or not _genuine(token):
-        raise NotAdmittedError(
-            f"this invite does not open run {run_id}",
-            why="It is for another run, or its organiser did not sign it.",
-            hint="Ask a member for an invite to this run.",
-        )
-    _check_expiry(token, now_s)
-    check_bearer(token, peer)
-    return token
+def _invite_key(secret: bytes) -> Identity:
+    return Identity(blake3(b"atoll/invite/2" + secret).digest(32))
 
 
-def genuine_token(data: bytes, *, run_id: RunId, organiser: PeerId, peer: PeerId) -> Token | None:
-    """The token that ``peer`` shows, also when it has run out; None where it is none of this organiser's for it."""
-    token = _token(data)
-    if (
-        token is None
-        or (token.run_id, token.organiser) != (run_id, organiser)
-        or token.peer not in ("", peer)
-        or not _genuine(token)
-    ):
-        return None
-    return token
+def _checksum(body: bytes) -> bytes:
+    return blake3(body).digest(CHECK_BYTES)
 
 
-def _token(data: bytes) -> Token | None:
+def _pack_address(address: str, organiser: bytes) -> bytes:
+    """``/ip4/H/tcp/P/p2p/PEER`` and the same with ip6 or without a peer in few bytes, of others their last peer; any text is given back as it was."""
+    where, separator, name = address.rpartition("/p2p/")
     try:
-        return msgspec.msgpack.decode(data, type=Token) if len(data) <= MAX_TOKEN_BYTES else None
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return None
+        key = public_key_of(PeerId(name)) if separator else b""
+        if separator and peer_id_of(key) != name:
+            raise ValueError("not as it is written")
+    except ValueError:
+        where, key = address, b""
+    if not key or not where:
+        where, key = address, b""
+    who = (
+        bytes([_ORGANISER])
+        if key == organiser
+        else bytes([_PEER]) + key
+        if key
+        else bytes([_NO_PEER])
+    )
+    found = re.fullmatch(r"/(ip4|ip6|dns|dns4|dns6)/([^/]+)/tcp/([1-9][0-9]{0,4})", where)
+    if found is not None and int(found[3]) < 1 << 16:
+        kind, host = KINDS.index(found[1]), found[2].encode()
+        if kind in _LENGTHS:
+            with contextlib.suppress(ValueError):
+                parsed = ipaddress.ip_address(found[2])
+                if str(parsed) == found[2] and len(parsed.packed) == _LENGTHS[kind]:
+                    return who + bytes([kind]) + int(found[3]).to_bytes(2, "big") + parsed.packed
+        else:
+            return who + bytes([kind]) + int(found[3]).to_bytes(2, "big") + host
+    return who + bytes([_TEXT]) + where.encode()
 
 
-def _genuine(token: Token) -> bool:
-    from ..security.identity import verify
-
-    return verify(token.organiser, TOKEN_DOMAIN, token.signed_bytes(), token.signature)
-
-
-def _check_expiry(token: Token, now_s: float) -> None:
-    if now_s > token.expires_s:
-        raise NotAdmittedError(
-            f"this invite to run {token.run_id} expired {_span(now_s - token.expires_s)} ago",
-            why="Invites end by themselves, so that a leaked one does not stay open.",
-            hint="Ask any member for a new one (atoll invite new); the organiser's are fresh. Is your clock right?",
-        )
-
-
-def _span(seconds: float) -> str:
-    for unit, length in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * length:
-            return f"{int(seconds // length)} {unit}"
-    return f"{int(seconds)} seconds"
+def _unpack_address(data: bytes, organiser: bytes) -> str:
+    """The address as text. Raises ValueError."""
+    who, rest = data[:1], data[1:]
+    peer = ""
+    if who == bytes([_ORGANISER]):
+        peer = f"/p2p/{peer_id_of(organiser)}"
+    elif who == bytes([_PEER]) and len(rest) > KEY_BYTES:
+        peer, rest = f"/p2p/{peer_id_of(rest[:KEY_BYTES])}", rest[KEY_BYTES:]
+    elif who != bytes([_NO_PEER]):
+        raise ValueError("no address")
+    kind, rest = rest[0] if rest else -1, rest[1:]
+    if kind == _TEXT and rest:
+        return rest.decode() + peer
+    port, host = int.from_bytes(rest[:2], "big"), rest[2:]
+    if not 0 <= kind < _TEXT or not host or len(host) != _LENGTHS.get(kind, len(host)):
+        raise ValueError("no address")
+    name = str(ipaddress.ip_address(host)) if kind in _LENGTHS else host.decode()
+    return f"/{KINDS[kind]}/{name}/tcp/{port}{peer}"
 
 
 def _short(text: str) -> str:

@@ -544,7 +544,7 @@ def load_run(paths: Paths, run: str) -> SignedManifest:
         raise damaged[0]
     raise ConfigError(
         f"no run {run!r} on this node",
-        why="It was neither made nor joined here. (An invite starts with atoll1:)",
+        why="It was neither made nor joined here. (An invite starts with atoll2:)",
         hint="See the runs: atoll ls",
     )
 

@@ -136,14 +136,12 @@ class Bench:
             parse_manifest(manifest("bench", options.codec, plain=options.plain)), identity
         )
         save_run(paths, signed)
-        invite = str(
-            make_invite(
-                signed.run_id,
-                [f"/ip4/127.0.0.1/tcp/{port}/p2p/{identity.peer}"],
-                identity,
-                now_s=time.time(),
-            )
-        )
+        invite = make_invite(
+            signed.run_id,
+            [f"/ip4/127.0.0.1/tcp/{port}/p2p/{identity.peer}"],
+            identity,
+            now_s=time.time(),
+        ).encode()
         try:
             self.workers.append(
                 Worker(0, folder, {**settings, "home": str(home), "run": signed.run_id}, port)

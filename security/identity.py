@@ -40,9 +40,9 @@ def encode_base58(data: bytes) -> str:
     return "1" * zeros + text
 
 
-def decode_base58(text: str) -> bytes:
-    """Bytes of base58 ``text`` (at most 128 characters). Raises ValueError when it is not base58."""
-    if len(text) > 128:
+def decode_base58(text: str, most: int = 128) -> bytes:
+    """Bytes of base58 ``text`` of at most ``most`` characters. Raises ValueError when it is not base58."""
+    if len(text) > most:
         raise ValueError("base58 text too long")
     number = 0
     for char in text:

@@ -206,14 +206,12 @@ class Run:
 
     def invite(self, **options: Any) -> str:
         """An invite by the organiser."""
-        return str(
-            make_invite(
-                self.signed.run_id,
-                [self.address],
-                self.identity,
-                **{"now_s": time.time(), **options},
-            )
-        )
+        return make_invite(
+            self.signed.run_id,
+            [self.address],
+            self.identity,
+            **{"now_s": time.time(), **options},
+        ).encode()
 
     def organiser(self, **options: Any) -> Member:
         """Start the organiser."""

@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 import torch
 import zstandard
+from blake3 import blake3
 from session_table import LAYOUT, Table
 
 from atoll.collectives import messages as m
@@ -48,8 +49,15 @@ from atoll.node import membership_records as records
 from atoll.node.banning import DOMAIN as BANS
 from atoll.node.banning import Ban, BanList, Bans, SignedBans
 from atoll.node.btard import wire as btard_wire
+from atoll.node.capability import (
+    CAPABILITY_DOMAIN,
+    CERTIFICATE_DOMAIN,
+    Certificate,
+    check_certificate,
+    recognise,
+)
 from atoll.node.evidence import check, twice
-from atoll.node.invite import check_token, inspect_invite, make_invite
+from atoll.node.invite import PREFIX, inspect_invite, make_invite
 from atoll.node.manifest import DOMAIN as MANIFEST
 from atoll.node.manifest import SignedManifest, decode_signed, parse_manifest, sign_manifest
 from atoll.node.membership import Membership
@@ -66,7 +74,7 @@ from atoll.node.storage.frames import framed, read_frames
 from atoll.security import btard
 from atoll.security.btard import messages as btard_messages
 from atoll.security.btard.wire import Header
-from atoll.security.identity import Identity
+from atoll.security.identity import Identity, decode_base58, encode_base58, public_key_of
 from atoll.security.masking import binding, messages
 from atoll.security.rules.reducers import find_reducer
 
@@ -196,13 +204,41 @@ def archives(data: bytes) -> None:
 
 # ---- who may enter
 def invites(data: bytes) -> None:
-    """An invite's line, and a token that a newcomer shows."""
-    for read in (
-        lambda: inspect_invite(data.decode("utf-8", "replace")),
-        lambda: check_token(data, run_id=RUN, organiser=ME.peer, now_s=NOW_S, peer=PEER),
+    """An invite's line, as it is typed, and what is packed in one whose checksum is right."""
+    for text in (
+        data.decode("utf-8", "replace"),
+        PREFIX + encode_base58(data + blake3(data).digest(4)),
     ):
+        with contextlib.suppress(NotAdmittedError, VersionMismatchError):
+            found = inspect_invite(text)
+            assert inspect_invite(found.encode()) == found
+
+
+def certificates(data: bytes) -> None:
+    """A capability and a certificate that a newcomer shows, also with the signatures of who may give them."""
+    about = {"run_id": RUN, "organiser": ME.peer, "peer": PEER}
+    for shown in (data, *certified(data)):
         with contextlib.suppress(NotAdmittedError):
-            read()
+            found = check_certificate(shown, now_s=NOW_S, **about)
+            assert recognise(found.encode(), **about) == found
+
+
+def certified(data: bytes) -> Iterator[bytes]:
+    """What ``data`` holds with right signatures, so that what is behind their check is tried as well."""
+    with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):
+        found = msgspec.msgpack.decode(data, type=Certificate)
+        capability = msgspec.structs.replace(
+            found.capability,
+            bearer=public_key_of(OTHER.peer),
+            organiser_key=public_key_of(ME.peer),
+        )
+        capability = msgspec.structs.replace(
+            capability, signature=ME.sign(CAPABILITY_DOMAIN, capability.signed_bytes())
+        )
+        found = msgspec.structs.replace(found, capability=capability)
+        yield msgspec.structs.replace(
+            found, signature=OTHER.sign(CERTIFICATE_DOMAIN, found.signed_bytes())
+        ).encode()
 
 
 def manifests(data: bytes) -> None:
@@ -382,6 +418,7 @@ TARGETS: dict[str, Target] = {
     "sessions": sessions,
     "archives": archives,
     "invites": invites,
+    "certificates": certificates,
     "manifests": manifests,
     "bans": bans,
     "membership": membership,
@@ -487,7 +524,11 @@ def seeds() -> dict[str, list[bytes]]:
         "sessions": [_piece(ROUND + body) for body in rounds]
         + [_piece(MEMBERSHIP + records.encode(body)) for body in said],
         "archives": [b"\1" + certified, b"\1" + founded, framed(certified) + framed(founded)],
-        "invites": [str(invite).encode(), invite.token_bytes()],
+        "invites": [
+            invite.encode().encode(),
+            decode_base58(invite.encode()[len(PREFIX) :], most=4096)[:-4],
+        ],
+        "certificates": [invite.certify(OTHER, NOW_S).encode()],
         "manifests": [signed.encode(), signed.manifest, toml.encode()],
         "bans": [
             _encode(SignedBans(listed, ME.sign(BANS, listed))),

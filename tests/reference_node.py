@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 RUN = RunId("a" * 26)
 PEER = PeerId("reference")
-INVITE = "atoll1:reference"
+INVITE = "atoll2:reference"
 SETTINGS = RunSettings(sync_every=5, outer=OuterSettings("sgd", 1.0, 0.0), codec="fp32")
 
 

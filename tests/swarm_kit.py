@@ -203,7 +203,7 @@ class Peers:
         signed = sign_manifest(parse_manifest(manifest), identity)
         save_run(paths, signed)
         address = f"/ip4/{on[0].address if on[0] else '127.0.0.1'}/tcp/{port}/p2p/{identity.peer}"
-        self.invite = str(make_invite(signed.run_id, [address], identity, now_s=time.time()))
+        self.invite = make_invite(signed.run_id, [address], identity, now_s=time.time()).encode()
         self.all = [Peer("p0", home, signed.run_id, numel, port, script, on[0], at[0])]
         try:
             self.all[0].expect("ready", ready_s)

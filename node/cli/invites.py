@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...collectives.errors import ConfigError, NotAdmittedError
-from ..invite import MOST_USES, ROLES, Role
+from ..capability import MOST_USES, ROLES, Role
 from .options import GIVEN, shared_options
 from .output import Terminal, current, iso_time, short_peer, span_text
 
@@ -84,7 +84,9 @@ def fresh_invite(
     uses: int = 0,
 ) -> Invite:
     """An invite to a stored run: the organiser's own, for one ``peer`` only where that is given, or a member's from the one she joined with."""
-    from ..invite import INVITE_FILE, make_invite, parse_invite, reissue
+    from ..capability import check_expiry
+    from ..invite import make_invite
+    from ..standing import load_standing
     from .identity import identity_of
 
     identity = identity_of(terminal)
@@ -105,21 +107,9 @@ def fresh_invite(
             f"only the organiser makes invites {what}: {short_peer(signed.organiser)}",
             hint="Ask the organiser.",
         )
-    mine = terminal.paths.run_dir(signed.run_id) / INVITE_FILE
-    try:
-        text = mine.read_text(encoding="ascii")
-    except (OSError, UnicodeDecodeError):
-        raise NotAdmittedError(
-            f"this node cannot invite to run {signed.run_id}",
-            why="It is neither the organiser nor did it come by an invite.",
-            hint="Ask the organiser.",
-        ) from None
-    own = parse_invite(text, now_s=time.time())
-    if own.token.peer:
-        raise NotAdmittedError(
-            "the invite that this node came by is for this node only", hint="Ask the organiser."
-        )
-    return reissue(own, addresses, identity)
+    own = load_standing(terminal.paths, signed.run_id).invite(addresses)
+    check_expiry(own.capability, own.expires_s, time.time())
+    return own
 
 
 @click.group("invite")
@@ -204,7 +194,8 @@ def new(
         role,
         uses or 0,
     )
-    terminal.data(str(invite), {"invite": str(invite), **described(invite)})
+    line = invite.encode()
+    terminal.data(line, {"invite": line, **described(invite)})
     policy = decode_manifest(signed.manifest).join.policy
     if policy != "invite" and (peer or uses):
         terminal.say(
@@ -217,23 +208,22 @@ def new(
 @shared_options
 def inspect(invite: str) -> int:
     """Say what an invite contains and whether it is valid."""
+    from ..capability import capability_name
     from ..invite import inspect_invite, parse_invite
 
     terminal = current()
     found = inspect_invite(invite)
     left_s = found.expires_s - time.time()
+    only, uses = found.capability.peer, found.capability.uses
     lines = [
         f"run        {found.run_id}",
         f"organiser  {short_peer(found.organiser)}   {found.organiser}",
-        f"issued by  {'the organiser' if found.issuer == found.organiser else short_peer(found.issuer)}",
+        f"invite id  {capability_name(found.capability.id)}",
+        f"made       {iso_time(found.capability.issued_s)}",
         f"signature  ok, {'ends in ' + span_text(left_s) if left_s > 0 else 'EXPIRED'} ({iso_time(found.expires_s)})",
-        *([f"role       {found.token.role}"] if found.token.role != "train" else []),
-        *(
-            [f"for        {short_peer(found.token.peer)} only   {found.token.peer}"]
-            if found.token.peer
-            else []
-        ),
-        *([f"uses       the first {found.token.uses} that show it"] if found.token.uses else []),
+        f"role       {found.capability.role}",
+        f"for        {f'{short_peer(only)} only   {only}' if only else 'any peer'}",
+        f"uses       {f'the first {uses} that enter by it' if uses else 'any number'}",
         *(f"address    {address}" for address in found.bootstrap),
     ]
     terminal.data("\n".join(lines), {**described(found), "valid": left_s > 0})
@@ -266,7 +256,7 @@ def revoke(invite: str) -> None:
         )
     bans = Bans(terminal.paths.run_dir(found.run_id), found.run_id, found.organiser)
     bans.load()
-    bans.revoke(found.token.nonce, identity)
+    bans.revoke(found.capability.id, identity)
     tell_node(terminal, found.run_id)
     terminal.data(
         f"revoked: nobody enters run {found.run_id} by it any more",
@@ -275,14 +265,17 @@ def revoke(invite: str) -> None:
 
 
 def described(invite: Invite) -> dict[str, Any]:
-    """The fields of an invite, for JSON."""
+    """The fields of an invite but its secret, for JSON."""
+    from ..capability import capability_name
+
     return {
         "run_id": invite.run_id,
         "organiser": invite.organiser,
-        "issuer": invite.issuer,
+        "id": capability_name(invite.capability.id),
+        "issued": iso_time(invite.capability.issued_s),
         "expires": iso_time(invite.expires_s),
-        "for": invite.token.peer or None,
-        "role": invite.token.role,
-        "uses": invite.token.uses or None,
+        "for": invite.capability.peer,
+        "role": invite.capability.role,
+        "uses": invite.capability.uses or None,
         "bootstrap": list(invite.bootstrap),
     }

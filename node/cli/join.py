@@ -120,7 +120,7 @@ def join_command(
         environment = {
             **terminal.environ,
             "ATOLL_RUN": info.run_id,
-            "ATOLL_INVITE": str(invite or ""),
+            "ATOLL_INVITE": invite.encode() if invite else "",
             "PYTHONUNBUFFERED": "1",
         }
         if data is not None and is_factory(data):
@@ -137,9 +137,9 @@ def join_command(
 def apart(terminal: Terminal, target: str) -> None:
     """From now on this command is about a home of the run's own, with a key of its own, which the same run finds again. Raises
     NotAdmittedError, or ConfigError where ``target`` is no invite."""
-    from ..invite import PREFIX, inspect_invite
+    from ..invite import inspect_invite, is_invite
 
-    if not target.strip().lower().startswith(PREFIX):
+    if not is_invite(target):
         raise ConfigError(
             "--fresh-key needs the invite: a run that is known here is known under this machine's key",
             exit_code=2,
@@ -152,20 +152,17 @@ def apart(terminal: Terminal, target: str) -> None:
 def _request(terminal: Terminal, target: str) -> tuple[Invite | None, JoinRequest]:
     """How to ask the node in: by invite, or with a manifest that is stored here."""
     from ..control.protocol import JoinRequest
-    from ..invite import INVITE_FILE, PREFIX, parse_invite
+    from ..invite import is_invite, parse_invite
     from ..manifest import load_run
     from .identity import identity_of
     from .names import name_of
 
     terminal.paths.ensure()
     name = name_of(identity_of(terminal).peer)
-    if target.strip().lower().startswith(PREFIX):
+    if is_invite(target):
         invite = parse_invite(target, now_s=time.time())
-        return invite, JoinRequest(invite=str(invite), name=name)
+        return invite, JoinRequest(invite=invite.encode(), name=name)
     signed = load_run(terminal.paths, target)
-    kept = terminal.paths.run_dir(signed.run_id) / INVITE_FILE
-    if kept.exists():
-        return None, JoinRequest(invite=kept.read_text(encoding="ascii"), name=name)
     return None, JoinRequest(manifest=signed.encode(), name=name)
 
 

@@ -195,9 +195,8 @@ def new_command(
         keep_start(start, folder)
     invite = why = ""
     try:
-        invite = str(
-            fresh_invite(terminal, signed, addresses_in_use(terminal, bootstrap, signed), life_s)
-        )
+        addresses = addresses_in_use(terminal, bootstrap, signed)
+        invite = fresh_invite(terminal, signed, addresses, life_s).encode()
     except (
         ConfigError
     ) as error:  # the run is made all the same; an invite can be had when there is an address

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..control.protocol import JoinRequest
-from ..invite import PREFIX
+from ..invite import is_invite
 from .find import Dial
 from .reattach import Entry
 from .swarm import RunSwarm
@@ -29,7 +29,7 @@ def join(
     """Enter a run with this machine's node.
 
     Args:
-        invite_or_run: an invite (``atoll1:…``), or a run the node is in: its id, a unique prefix of it, or its name. Left out: what
+        invite_or_run: an invite (``atoll2:…``), or a run the node is in: its id, a unique prefix of it, or its name. Left out: what
             ``ATOLL_RUN`` or ``ATOLL_INVITE`` says (`atoll join --script` sets them), else the node's only run.
         home: folder of the node's files; default ``ATOLL_HOME``, else the XDG folders.
         private: None: the running node if there is one, else a private node that ends with this script. True: a private node.
@@ -51,7 +51,7 @@ def join(
     )
     dial = Dial(home, private=private, command=command)
     told = progress or Lines()
-    if invite_or_run.strip().lower().startswith(PREFIX):
+    if is_invite(invite_or_run):
         entry = Entry(dial, JoinRequest(invite=invite_or_run, name=name or ""))
     else:
         entry = Entry(dial, None, invite_or_run)

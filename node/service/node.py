@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import trio
 
 from ...collectives.errors import (
@@ -24,12 +23,13 @@ from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
 from ...security.identity import Identity
 from ..control.service import JoinRequest, ProgressSink, RunInfo, ScriptEvents
-from ..invite import INVITE_FILE, check_bearer, make_invite, parse_invite
+from ..invite import parse_invite
 from ..manifest import SignedManifest, decode_signed, list_runs, load_run
 from ..net.addresses import at_home
-from ..paths import Paths, make_private, write_atomic
+from ..paths import Paths, write_atomic
 from ..session import Session
 from ..session.recertifying import recertify
+from ..standing import Standing, load_standing, save_standing, standing_by
 from .context import NodeContext
 from .links import Links
 from .run import RunService
@@ -61,30 +61,6 @@ def left(run_id: RunId, name: str) -> SwarmClosedError:
         code="E162",
         hint=f"Back in: {again}",
     )
-
-
-class Admission(msgspec.Struct, frozen=True):
-    """What got us into a run, kept for the next life: the token that members want to see, and where to look for them."""
-
-    token: bytes = b""
-    bootstrap: tuple[str, ...] = ()
-
-
-def save_admission(paths: Paths, run_id: RunId, admission: Admission) -> None:
-    """Keep it. Raises StorageError."""
-    folder = paths.run_dir(run_id)
-    make_private(folder)
-    write_atomic(folder / "admission", msgspec.json.encode(admission))
-
-
-def load_admission(paths: Paths, run_id: RunId) -> Admission:
-    """What was kept, or nothing."""
-    try:
-        return msgspec.json.decode(
-            (paths.run_dir(run_id) / "admission").read_bytes(), type=Admission
-        )
-    except (OSError, msgspec.MsgspecError):
-        return Admission()
 
 
 class Node:
@@ -184,7 +160,7 @@ class Node:
             if self._left_file(signed.run_id).exists():
                 raise left(signed.run_id, signed.open().name) from None
             found = await self._enter(
-                signed.run_id, signed.organiser, signed, load_admission(self.paths, signed.run_id)
+                signed.run_id, signed.organiser, signed, load_standing(self.paths, signed.run_id)
             )
         if (
             found.error is not None and found.signed is not None
@@ -193,7 +169,7 @@ class Node:
                 found.run_id,
                 found.organiser,
                 found.signed,
-                load_admission(self.paths, found.run_id),
+                load_standing(self.paths, found.run_id),
             )
         await found.known.wait()
         if found.error is not None:
@@ -247,16 +223,15 @@ class Node:
         if request.invite:
             invite = parse_invite(request.invite, now_s=time.time())
             named = invite.bootstrap
-            check_bearer(invite.token, self.peer)
-            admission = Admission(invite.token_bytes(), tuple(invite.bootstrap))
-            save_admission(self.paths, invite.run_id, admission)
+            standing = standing_by(invite, invite.certify(self.identity, time.time()))
+            save_standing(self.paths, invite.run_id, standing)
             self._left_file(invite.run_id).unlink(missing_ok=True)
-            run = await self._enter(invite.run_id, invite.organiser, None, admission)
+            run = await self._enter(invite.run_id, invite.organiser, None, standing)
         elif request.manifest:
             signed = decode_signed(request.manifest)
             self._left_file(signed.run_id).unlink(missing_ok=True)
             run = await self._enter(
-                signed.run_id, signed.organiser, signed, load_admission(self.paths, signed.run_id)
+                signed.run_id, signed.organiser, signed, load_standing(self.paths, signed.run_id)
             )
         else:
             raise ConfigError("neither an invite nor a manifest was given")
@@ -272,12 +247,10 @@ class Node:
             error = run.refusal() or self._nobody_answered(run, named)
             self._drop(run, error)  # others may wait for it, too
             raise error
-        if request.invite:
-            write_atomic(self.paths.run_dir(run.run_id) / INVITE_FILE, request.invite.encode())
         return self._info(run)
 
     async def _enter(
-        self, run_id: RunId, organiser: PeerId, signed: SignedManifest | None, admission: Admission
+        self, run_id: RunId, organiser: PeerId, signed: SignedManifest | None, standing: Standing
     ) -> RunService:
         """The run, if this node is in it; else, and when it failed, it is entered as soon as its last life is over."""
         run = self.by_id.get(run_id)
@@ -287,19 +260,22 @@ class Node:
             await ended.ended.wait()
             if self._ended.get(run_id) is ended:
                 del self._ended[run_id]
-        return self._begin(run_id, organiser, signed, admission)
+        return self._begin(run_id, organiser, signed, standing)
 
     def _begin(
-        self, run_id: RunId, organiser: PeerId, signed: SignedManifest | None, admission: Admission
+        self, run_id: RunId, organiser: PeerId, signed: SignedManifest | None, standing: Standing
     ) -> RunService:
         run = self.by_id.get(run_id)
         if run is None:
-            stored, token = list_runs(self.paths, []).get(run_id), admission.token
-            if not token and organiser == self.peer:
-                token = make_invite(run_id, (), self.identity, now_s=time.time()).token_bytes()
-            self.context.network.add_bootstrap(admission.bootstrap)
+            stored = list_runs(self.paths, []).get(run_id)
+            self.context.network.add_bootstrap(standing.bootstrap)
             run = self.by_id[run_id] = RunService(
-                self.context, run_id, organiser, signed or stored, token, seeding=not self.private
+                self.context,
+                run_id,
+                organiser,
+                signed or stored,
+                standing.certificate,
+                seeding=not self.private,
             )
             self.context.nursery.start_soon(run.run)
         return run
@@ -307,7 +283,7 @@ class Node:
     def resume(self, run_id: RunId, signed: SignedManifest) -> None:
         """Enter a run of the last life again, unless it was left."""
         if not self._left_file(run_id).exists():
-            self._begin(run_id, signed.organiser, signed, load_admission(self.paths, run_id))
+            self._begin(run_id, signed.organiser, signed, load_standing(self.paths, run_id))
 
     def _nobody_answered(self, run: RunService, named: Sequence[str]) -> AtollError:
         bootstrap = self.context.network.status()["bootstrap"]

@@ -24,8 +24,8 @@ from ...collectives.group import Plan
 from ...collectives.identifiers import PeerId, RunId
 from ...optim.outer import effective_outer
 from ..banning import banned
+from ..capability import Certificate, check_certificate, recognise
 from ..entrants import Entrants
-from ..invite import Token, check_token, genuine_token
 from ..manifest import Manifest, SignedManifest, decode_signed, save_run
 from ..net.addresses import split_peer
 from ..net.faults import Faults
@@ -66,16 +66,18 @@ class RunService:
         run_id: RunId,
         organiser: PeerId,
         signed: SignedManifest | None,
-        token: bytes,
+        certificate: bytes,
         *,
         seeding: bool = True,
     ) -> None:
-        """``seeding``: take part also while no script is attached."""
+        """``certificate``: what lets this node in, empty for the organiser's. ``seeding``: take part also while no script is attached."""
         self.node, self.run_id, self.organiser, self.seeding = node, run_id, organiser, seeding
-        self.signed, self.token = signed, token
+        self.signed, self.certificate = signed, certificate
         self.entrants = Entrants(node.paths.run_dir(run_id))
-        if (own := self._genuine(node.identity.peer, token)) is not None and own.role != "train":
-            self.roles[node.identity.peer] = own.role
+        if (
+            own := self._recognise(node.identity.peer, certificate)
+        ) is not None and own.capability.role != "train":
+            self.roles[node.identity.peer] = own.capability.role
         self.manifest: Manifest | None = None
         self.whole: Session | Fragments | None = None  # driven as one
         self.files: dict[str, RunFiles] = {}  # by log: of each fragment, or of the one session
@@ -357,7 +359,7 @@ class RunService:
 
     # ---- network
     def _greet(self, peer: PeerId) -> bytes:
-        return self.token
+        return self.certificate
 
     def _admit(self, peer: PeerId, greeting: bytes) -> bool:
         self.banning.lists.refuse(peer)
@@ -368,23 +370,25 @@ class RunService:
         free = peer == self.organiser or member or policy != "invite"
         try:
             if not free:
-                token = check_token(
+                shown = check_certificate(
                     greeting,
                     run_id=self.run_id,
                     organiser=self.organiser,
                     now_s=time.time(),
                     peer=peer,
                 )
-                self.banning.lists.check_invite(token.nonce)
-                self.entrants.enter(peer, token)
-            elif (shown := self._genuine(peer, greeting)) is not None:
-                self.entrants.note(peer, shown)  # it may have run out since the peer entered by it
+                self.banning.lists.check_invite(shown.capability.id)
+                self.entrants.enter(peer, shown.capability)
+            elif (found := self._recognise(peer, greeting)) is not None:
+                self.entrants.note(
+                    peer, found.capability
+                )  # it may have run out since the peer entered by it
         except StorageError as error:
             self.troubles.tell(error)
         return True
 
-    def _genuine(self, peer: PeerId, greeting: bytes) -> Token | None:
-        return genuine_token(greeting, run_id=self.run_id, organiser=self.organiser, peer=peer)
+    def _recognise(self, peer: PeerId, shown: bytes) -> Certificate | None:
+        return recognise(shown, run_id=self.run_id, organiser=self.organiser, peer=peer)
 
     def _load_entrants(self) -> None:
         try:

@@ -20,7 +20,6 @@ from atoll.collectives.identifiers import PeerId
 from atoll.collectives.messages import Envelope, Join, encode
 from atoll.collectives.round.certificate import vote_payload
 from atoll.node.evidence import twice
-from atoll.node.invite import parse_invite
 from atoll.node.membership_records import Beat
 from atoll.node.membership_records import encode as beat
 from atoll.node.net.framing import frame
@@ -128,11 +127,7 @@ def test_an_observer_that_greets_again_without_its_invite_stays_an_observer(tmp_
     organiser, b = run.organiser(), run.member("b")
     with ended(organiser, b):
         one_round(organiser, b)
-        stranger = Stranger(
-            run,
-            organiser,
-            parse_invite(run.invite(role="observe"), now_s=time.time()).token_bytes(),
-        )
+        stranger = Stranger(run, organiser, run.invite(role="observe"))
         victim, topic, members = PeerId(organiser.swarm.peer), stranger.topic, list[list[str]]()
         join = ROUND + encode(Envelope(main_log(topic), 1, 0, Join()))
 
@@ -143,7 +138,7 @@ def test_an_observer_that_greets_again_without_its_invite_stays_an_observer(tmp_
                 stranger.network.on_message(
                     topic,
                     lambda *_: answered.set(),
-                    greet=lambda _: stranger.token,
+                    greet=lambda _: stranger.certificate,
                     admit=lambda *_: True,
                 )
                 await stranger.greet()
@@ -173,9 +168,7 @@ def test_a_proof_is_checked_by_each_member_handed_on_and_bans_everywhere(tmp_pat
         ]
         one, other = ((payload, liar.sign(DOMAIN, payload)) for payload in votes)
         framed = twice(PeerId(c.swarm.peer), one, other)  # c has not signed these
-        witness = Stranger(
-            run, organiser, parse_invite(run.invite(), now_s=time.time()).token_bytes()
-        )
+        witness = Stranger(run, organiser, run.invite())
 
         async def hand_over() -> None:
             async with trio.open_nursery() as nursery:
@@ -183,7 +176,7 @@ def test_a_proof_is_checked_by_each_member_handed_on_and_bans_everywhere(tmp_pat
                 witness.network.on_message(
                     witness.topic,
                     lambda *_: None,
-                    greet=lambda _: witness.token,
+                    greet=lambda _: witness.certificate,
                     admit=lambda *_: True,
                 )
                 await witness.greet()

@@ -64,7 +64,9 @@ def peers(folder: Path, count: int) -> Generator[list[Peer]]:
     found = [Peer("p0", homes[0], signed.run_id, NUMEL, port, SCRIPT)]
     try:
         found[0].expect("ready")
-        found += [Peer(home.name, home, str(invite), NUMEL, script=SCRIPT) for home in homes[1:]]
+        found += [
+            Peer(home.name, home, invite.encode(), NUMEL, script=SCRIPT) for home in homes[1:]
+        ]
         for peer in found[1:]:
             peer.expect("ready")
         yield found

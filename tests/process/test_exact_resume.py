@@ -85,14 +85,12 @@ def test_one_or_all_are_killed_and_every_later_anchor_has_the_same_bits(tmp_path
     identity = load_or_create(find_paths(origin / "p0").identity_file)
     signed = sign_manifest(parse_manifest(RECIPE), identity)
     save_run(find_paths(origin / "p0"), signed)
-    invite = str(
-        make_invite(
-            signed.run_id,
-            [f"/ip4/127.0.0.1/tcp/{port}/p2p/{identity.peer}"],
-            identity,
-            now_s=time.time(),
-        )
-    )
+    invite = make_invite(
+        signed.run_id,
+        [f"/ip4/127.0.0.1/tcp/{port}/p2p/{identity.peer}"],
+        identity,
+        now_s=time.time(),
+    ).encode()
     found = list[list[list[tuple[int, str, list[int]]]]]()
     for killed in ([], [0], [1], [0, 1]):
         play = Play(origin, tmp_path / f"killed {killed}", signed.run_id, invite, port)

@@ -178,7 +178,7 @@ def test_requests_with_absurd_values(swarm: tuple[Run, Member, Member]) -> None:
     link = Link.connect(a.paths.control_socket)
     try:
         for make in (
-            lambda id_: p.Join(id_, p.JoinRequest(invite="atoll1:" + "a" * 5000)),
+            lambda id_: p.Join(id_, p.JoinRequest(invite="atoll2:" + "a" * 5000)),
             lambda id_: p.Join(id_, p.JoinRequest(manifest=b"\xff" * 1000)),
             lambda id_: p.Join(id_, p.JoinRequest()),
             lambda id_: p.FindRun(id_, "\0" * 200),
@@ -197,13 +197,18 @@ def test_requests_with_absurd_values(swarm: tuple[Run, Member, Member]) -> None:
 
 
 class Stranger:
-    """A libp2p node of this test's own, which breaks rules; with an invite's token it is admitted first."""
+    """A libp2p node of this test's own, which breaks rules; with an invite it is admitted first."""
 
-    def __init__(self, run: Run, victim: Member, token: bytes = b"") -> None:
-        self.run, self.victim, self.token = run, victim, token
+    def __init__(self, run: Run, victim: Member, invite: str = "") -> None:
+        self.run, self.victim = run, victim
         identity = Identity.generate()
         while identity.peer > victim.swarm.peer:  # the smaller peer offers the lane
             identity = Identity.generate()
+        self.certificate = (
+            parse_invite(invite, now_s=time.time()).certify(identity, time.time()).encode()
+            if invite
+            else b""
+        )
         self.network = PeerNetwork(
             identity, listen=["/ip4/127.0.0.1/tcp/0"], bootstrap=[run.address], rng=random.Random(3)
         )
@@ -314,7 +319,7 @@ def test_an_admitted_peer_in_the_topic_and_on_its_lane(swarm: tuple[Run, Member,
     ]
 
     async def main() -> None:
-        stranger = Stranger(run, a, parse_invite(run.invite(), now_s=time.time()).token_bytes())
+        stranger = Stranger(run, a, run.invite())
         network, victim = stranger.network, PeerId(a.swarm.peer)
         got: list[socket.socket] = []
         network.on_lane = lambda peer, sock, *_: got.append(sock)
@@ -323,7 +328,7 @@ def test_an_admitted_peer_in_the_topic_and_on_its_lane(swarm: tuple[Run, Member,
             network.on_message(
                 stranger.topic,
                 lambda peer, data: None,
-                greet=lambda peer: stranger.token,
+                greet=lambda peer: stranger.certificate,
                 admit=lambda peer, greeting: True,
             )
             await stranger.greet()

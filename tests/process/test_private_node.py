@@ -29,7 +29,7 @@ def say(**what):
     print(json.dumps(what), flush=True)
 
 def enter(**more):
-    return join("atoll1:reference", progress=lambda *_: None, command=COMMAND, **more)
+    return join("atoll2:reference", progress=lambda *_: None, command=COMMAND, **more)
 """
 
 

@@ -58,12 +58,15 @@ def test_a_member_is_dialled_at_the_addresses_of_its_record_with_no_bootstrap_le
 ) -> None:
     """No bootstrap, no announcement, no DHT: only the record, as a third member passed it on."""
     run, other = new_run(tmp_path), Identity.generate()
-    token = make_invite(run.signed.run_id, (), run.identity, now_s=time.time()).token_bytes()
+    invite = make_invite(run.signed.run_id, (), run.identity, now_s=time.time())
+    certificate = invite.certify(other, time.time()).encode()
 
     async def main(nursery: trio.Nursery) -> None:
         a, b = PeerNetwork(run.identity, listen=LISTEN), PeerNetwork(other, listen=LISTEN)
         heard = trio.Event()
-        b.on_message(run.signed.run_id, lambda peer, data: heard.set(), greet=lambda peer: token)
+        b.on_message(
+            run.signed.run_id, lambda peer, data: heard.set(), greet=lambda peer: certificate
+        )
         await nursery.start(a.run)
         await nursery.start(b.run)
         engine = EngineThread(a.peer, emit=lambda event: None)
@@ -77,7 +80,7 @@ def test_a_member_is_dialled_at_the_addresses_of_its_record_with_no_bootstrap_le
             lambda event: None,
             BufferPool(),
         )
-        service = RunService(context, run.signed.run_id, a.peer, run.signed, token)
+        service = RunService(context, run.signed.run_id, a.peer, run.signed, b"")
         nursery.start_soon(service.run)
         await service.known.wait()
         assert service.session is not None
@@ -121,7 +124,8 @@ def test_what_a_node_tells_names_neither_machine_nor_user(
         monkeypatch.setenv(name, user)
     monkeypatch.setenv("HOSTNAME", machine)
     run, other = new_run(tmp_path), Identity.generate()
-    token = make_invite(run.signed.run_id, (), run.identity, now_s=time.time()).token_bytes()
+    invite = make_invite(run.signed.run_id, (), run.identity, now_s=time.time())
+    certificate = invite.certify(other, time.time()).encode()
     told = list[bytes]()
 
     async def main(nursery: trio.Nursery) -> None:
@@ -136,7 +140,7 @@ def test_what_a_node_tells_names_neither_machine_nor_user(
             if {MANIFEST, MEMBERSHIP, ROUND} <= kinds and any(b"beat" in each for each in told):
                 enough.set()
 
-        b.on_message(run.signed.run_id, hear, greet=lambda peer: token)
+        b.on_message(run.signed.run_id, hear, greet=lambda peer: certificate)
         with EngineThread(a.peer, emit=lambda event: None) as engine:
             context = NodeContext(
                 run.identity,
@@ -148,7 +152,7 @@ def test_what_a_node_tells_names_neither_machine_nor_user(
                 lambda event: None,
                 BufferPool(),
             )
-            service = RunService(context, run.signed.run_id, a.peer, run.signed, token)
+            service = RunService(context, run.signed.run_id, a.peer, run.signed, b"")
             nursery.start_soon(service.run)
             await service.known.wait()
             service.driven.found(trio.current_time(), LAYOUT, torch.zeros(NUMEL))

@@ -15,7 +15,6 @@ from bad_input_kit import Member, ended, new_run, one_round
 from process.test_garbage import Stranger
 
 from atoll.collectives.identifiers import PeerId
-from atoll.node.invite import parse_invite
 from atoll.node.membership_records import RECORDS_PER_MESSAGE, Record, Records, SignedRecord, encode
 from atoll.node.session.session import MEMBERSHIP
 from atoll.security.identity import Identity
@@ -68,7 +67,7 @@ class Flood(threading.Thread):
             network.on_message(
                 stranger.topic,
                 lambda *_: None,
-                greet=lambda _: stranger.token,
+                greet=lambda _: stranger.certificate,
                 admit=lambda *_: True,
             )
             await stranger.greet()
@@ -104,7 +103,7 @@ def test_a_flood_of_bad_signatures_costs_a_tenth_of_a_core_and_no_round(tmp_path
         one_round(victim, other)
         quiet = share(victim)
         flood = Flood(
-            Stranger(run, victim, parse_invite(run.invite(), now_s=time.time()).token_bytes()),
+            Stranger(run, victim, run.invite()),
             victim,
         )
         flood.start()

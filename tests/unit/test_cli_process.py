@@ -56,7 +56,7 @@ try:
 finally:
     print("end", flush=True)
 """
-INVITE = "atoll1:nonsense"
+INVITE = "atoll2:nonsense"
 
 
 def environment(home: Path, **changes: str) -> dict[str, str]:

@@ -34,7 +34,7 @@ REQUESTS = [
     p.Peers(4, "tide"),
     p.Ping(4, "12D3KooWa"),
     p.Check(4, "12D3KooWa"),
-    p.Join(5, p.JoinRequest(invite="atoll1:x", name="me")),
+    p.Join(5, p.JoinRequest(invite="atoll2:x", name="me")),
     p.FindRun(6, ""),
     p.Leave(7, "tide", True),
     p.ReadBans(7, "tide"),

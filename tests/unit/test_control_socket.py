@@ -540,7 +540,7 @@ def test_commands(node: Node) -> None:
             client.peers("nothing")
         assert unknown.value.key == "run"
         with pytest.raises(NotAdmittedError) as wrong:
-            client.join(p.JoinRequest(invite="atoll1:wrong"))
+            client.join(p.JoinRequest(invite="atoll2:wrong"))
         assert wrong.value.hint == "Ask for another."
         with pytest.raises(ConfigError, match="not both"):
             client.join(p.JoinRequest())

@@ -9,18 +9,19 @@ import pytest
 from atoll.collectives.errors import NotAdmittedError, StorageError
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.node import entrants
+from atoll.node.capability import Capability, Role
 from atoll.node.entrants import FILE, Entrants
-from atoll.node.invite import Role, Token, make_invite
+from atoll.node.invite import make_invite
 from atoll.security.identity import Identity
 
 ORGANISER = Identity(b"o" * 32)
 A, B, C = (PeerId(name) for name in "abc")
 
 
-def token(role: Role = "train", uses: int = 0) -> Token:
+def token(role: Role = "train", uses: int = 0) -> Capability:
     return make_invite(
         RunId("a" * 26), ["/ip4/10.0.0.1/tcp/1"], ORGANISER, now_s=1000, role=role, uses=uses
-    ).token
+    ).capability
 
 
 def test_the_first_two_enter_and_come_back_and_nobody_else_also_after_a_restart(

@@ -17,7 +17,7 @@ from atoll.security.identity import Identity
 ORGANISER = Identity(b"o" * 32)
 ADDRESS = f"/ip4/127.0.0.1/tcp/4150/p2p/{ORGANISER.peer}"
 ONE, OTHER = (
-    str(make_invite(RunId(letter * 26), [ADDRESS], ORGANISER, now_s=1000)) for letter in "ab"
+    make_invite(RunId(letter * 26), [ADDRESS], ORGANISER, now_s=1000).encode() for letter in "ab"
 )
 
 

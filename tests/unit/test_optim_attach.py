@@ -667,7 +667,7 @@ def test_refusals_name_the_key_and_the_way_out() -> None:
     optimizer = adamw(model)
     refused("$.train.sync_every", "differs from the run's 3", model, optimizer, swarm, sync_every=5)
     refused("$.train.round_s", "differs from the run's None", model, optimizer, swarm, round_s=5.0)
-    refused("swarm", "str is not a swarm", model, optimizer, "atoll1:abc")
+    refused("swarm", "str is not a swarm", model, optimizer, "atoll2:abc")
     refused("optimizer", "not a torch.optim.Optimizer", model, object(), swarm)
     refused("optimizer", "not the model's", net(), optimizer, swarm)
     bare = torch.optim.SGD.__new__(
