@@ -59,8 +59,8 @@ class Crowd:
             m.announce(0.0, addresses=(f"/ip4/10.0.{number // 250}.{number % 250}/tcp/4001",))
             self.network.attach(
                 identity.peer,
-                lambda sender, _, data, peer=identity.peer: self._deliver(peer, sender, data),
-            )  # type: ignore[misc]
+                lambda sender, _, data, peer=identity.peer: self._deliver(peer, sender, data),  # type: ignore[misc]
+            )
             if number:
                 m.learn(0.0, [self.members[first]._table[first].signed], first)  # pyright: ignore[reportPrivateUsage]
             else:
