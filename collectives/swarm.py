@@ -24,6 +24,7 @@ from typing import (
 import msgspec
 
 from .arrivals import Arrivals
+from .codecs.names import CODECS, MASKED_CODEC
 from .errors import ConfigError
 from .group import Config, Count, Member, TopologyKind
 from .groups import MAX_GROUP_NAME
@@ -229,6 +230,27 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     btard: BtardSettings | None = (
         None  # contributions follow from public seeds, and who gives another is found and removed
     )
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a length of rounds that is none, and for a codec that does not exist."""
+        positive = {
+            "sync_every": self.sync_every,
+            "round_s": self.round_s,
+            "target_samples": self.target_samples,
+            "rounds": self.rounds,
+        }
+        for name, value in positive.items():
+            if value is not None and not value > 0:
+                raise ConfigError(
+                    f"{name} = {value!r} is not a positive number", key=f"$.train.{name}"
+                )
+        for codec in (self.codec, *self.codecs.values()):
+            if codec not in CODECS and codec != MASKED_CODEC:
+                raise ConfigError(
+                    f"{codec!r} is not a codec",
+                    key="$.exchange.codec",
+                    hint=f"Choose one of: {', '.join(CODECS)}",
+                )
 
     @property
     def trains_on(self) -> bool:

@@ -9,7 +9,10 @@ from ...collectives.swarm import Outcome
 class Ledger:
     """Of one attachment. Its `shard` writes what it gives, its steps what they took."""
 
-    def __init__(self) -> None:
+    def __init__(self, batch_size: int | None = None) -> None:
+        """``batch_size``: samples of a step of which nothing else is known."""
+        self.batch_size = batch_size
+        self.guessed = False  # whether a step was taken for one sample, since nobody said more
         self.used = False  # whether a shard gives samples
         self.given = 0  # and not yet taken by a step
         self.turns = 0  # grows whenever the anchor, or what is contributed, may be another
@@ -20,7 +23,10 @@ class Ledger:
     def step(self, declared: int | None) -> int:
         """The samples of a step; ``declared``: what the script says. Raises ConfigError where that is more than it was given."""
         if not self.used:
-            return 1 if declared is None else declared
+            if declared is not None:
+                return declared
+            self.guessed = self.guessed or self.batch_size is None
+            return 1 if self.batch_size is None else self.batch_size
         if declared is None:
             declared = self.given
         elif declared > self.given:

@@ -249,6 +249,17 @@ class FlatVector:
                 for piece in segment.pieces:
                     _shaped(out[segment.start : segment.stop], piece).copy_(piece.live)
 
+    def write_initial(self, out: Tensor) -> None:
+        """Write the live values as the first anchor of a run. Raises ConfigError where they hold NaN or infinity: every member would start there."""
+        if bad := self.not_finite():
+            raise ConfigError(
+                f"{bad} holds NaN or infinity",
+                key="model",
+                why="The founder's parameters are the run's first anchor, from which every member starts.",
+                hint="Look at how the model is initialised or loaded, then attach again.",
+            )
+        self.write_to(out)
+
     @torch.no_grad()
     def read_from(self, source: Source) -> None:
         """Make the live values those of ``source``, exactly (rounded to the live type where that is narrower)."""

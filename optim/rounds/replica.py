@@ -123,7 +123,7 @@ class Replica:
 
     def enter(self) -> None:
         """Open the run; the live parameters become its anchor (the founder's own parameters become the anchor)."""
-        self.base = self.swarm.open(self.flat.layout, self.flat.write_to)
+        self.base = self.swarm.open(self.flat.layout, self.flat.write_initial)
         adopt(self.flat, self.base)
 
     def reenter(self) -> Turn | None:

@@ -140,25 +140,6 @@ class Schedule:
                 "the run says neither sync_every nor round_s nor target_samples",
                 key="$.train.sync_every",
             )
-        if settings.sync_every is not None and settings.sync_every < 1:
-            raise ConfigError(
-                f"sync_every {settings.sync_every} is not a positive number of steps",
-                key="$.train.sync_every",
-            )
-        if settings.target_samples is not None and settings.target_samples < 1:
-            raise ConfigError(
-                f"target_samples {settings.target_samples} is not a positive number",
-                key="$.train.target_samples",
-            )
-        if (
-            settings.sync_every is None
-            and settings.round_s is not None
-            and not settings.round_s > 0
-        ):
-            raise ConfigError(
-                f"round_s {settings.round_s} is not a positive number of seconds",
-                key="$.train.round_s",
-            )
         self._sync_every = settings.sync_every
         self._round_s = settings.round_s
         self._target = settings.target_samples

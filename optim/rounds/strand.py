@@ -240,6 +240,6 @@ def make_strands(
 def enter(swarm: Swarm, flat: FlatVector, strands: list[Strand]) -> None:
     """Open the run with the whole model; its anchor becomes the live parameters."""
     if len(strands) > 1:
-        swarm.open(flat.layout, flat.write_to).release()
+        swarm.open(flat.layout, flat.write_initial).release()
     for strand in strands:
         strand.replica.enter()

@@ -70,6 +70,7 @@ def attach(
     optimizer: Any,
     swarm: Swarm | None,
     *,
+    batch_size: int | None = None,
     sync_every: int | None = None,
     round_s: float | None = None,
     on_round: Callable[[Outcome], None] | None = None,
@@ -80,7 +81,9 @@ def attach(
 
     The model's parameters become the run's anchor (the founder's own parameters found it), so load weights and make data
     loaders before, and load checkpoints of the attachment after. ``optimizer`` is any torch optimizer over parameters of the
-    model, also inside accelerate's wrapper; with None nothing is hooked and `Attachment.step` is called by hand. ``sync_every`` (inner
+    model, also inside accelerate's wrapper, or a list of them, such as [muon, adamw]: then an inner step is over when each has stepped. With None
+    nothing is hooked and `Attachment.step` is called by hand. ``batch_size`` is the number of samples of an inner step (of this rank's), by which
+    members are weighted; `Attachment.samples` tells it step by step, and with `Swarm.shard` it is known. ``sync_every`` (inner
     steps) and ``round_s`` (seconds) may repeat what the run's manifest says; the manifest has authority. ``on_round`` hears every
     Outcome. ``clock`` is for tests.
 
@@ -102,23 +105,50 @@ def attach(
         check_swarm(swarm)
     assert swarm is not None
     check_arguments(swarm.settings, {"sync_every": sync_every, "round_s": round_s})
-    inner = None if optimizer is None else innermost(optimizer)
+    inner = _optimizers(optimizer)
     check_site(swarm, inner)
-    if inner is not None:
+    if inner:
         check_method(swarm.settings)
-        check_optimizer(model, inner)
-    for thing, key in ((model, "model"), (inner, "optimizer"), (swarm, "swarm")):
-        if (
-            thing is not None
-            and (found := _attached.get(thing)) is not None
-            and found() is not None
-        ):
+    for each in inner:
+        check_optimizer(model, each)
+    if batch_size is not None and (batch_size := sample_count(batch_size)) < 1:
+        raise ConfigError(f"batch_size = {batch_size} is not a positive number", key="batch_size")
+    for thing, key in (
+        (model, "model"),
+        *((each, "optimizer") for each in inner),
+        (swarm, "swarm"),
+    ):
+        if (found := _attached.get(thing)) is not None and found() is not None:
             raise ConfigError(
                 f"this {key} is attached already",
                 key=key,
                 hint="Call detach() on the first attachment.",
             )
-    return Attachment(model, inner, swarm, on_round=on_round, strict=strict, clock=clock)
+    return Attachment(
+        model,
+        inner,
+        swarm,
+        batch_size=batch_size,
+        on_round=on_round,
+        strict=strict,
+        clock=clock,
+    )
+
+
+def _optimizers(given: Any) -> tuple[Optimizer, ...]:
+    """The torch optimizers in what a script gives: one, a list of them, or None. Raises ConfigError."""
+    if given is None:
+        return ()
+    if not isinstance(given, list | tuple):
+        return (innermost(given),)
+    several = tuple(innermost(each) for each in cast("Sequence[object]", given))
+    if not several or len(set(map(id, several))) != len(several):
+        raise ConfigError(
+            "the list of optimizers is empty, or names one twice",
+            key="optimizer",
+            hint="attach(model, [muon, adamw], swarm), or attach(model, None, swarm) to count steps by hand",
+        )
+    return several
 
 
 class Attachment:
@@ -127,16 +157,17 @@ class Attachment:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer | None,
+        optimizers: Sequence[Optimizer],
         swarm: Swarm,
         *,
+        batch_size: int | None,
         on_round: Callable[[Outcome], None] | None,
         strict: bool,
         clock: Callable[[], float],
     ) -> None:
         """Use `attach`, which checks the arguments first."""
         self.swarm = swarm
-        self.ledger = Ledger()
+        self.ledger = Ledger(batch_size)
         self._strict, self._clock, self._on_round = strict, clock, on_round
         self._counter = StepCounter()
         self._budget = WaitBudget(swarm.settings.deadline_s)
@@ -150,18 +181,21 @@ class Attachment:
         self._uncollected = Since(self._counter)
         self._declared: int | None = None  # samples told for the step under way
         self._last: Turn | None = None
-        self._node_lost = self._evaluating = self._detached = self._stateless = False
+        self._node_lost = self._evaluating = self._detached = self._warned = False
+        self._optimizers = len(optimizers)
+        self._stepped: dict[int, Tensor | None] = {}  # optimizers in the step under way: found_inf
+        self._stateless = set[int]()
         self._retry_at = 0.0
         self._resuming: Resume | None = None
         enter(swarm, self._flat, self._strands)
         self._hooks: list[Any] = []
-        if optimizer is not None:
-            # A compiled function around optimizer.step() must break its graph here, not trace through a round.
-            before, after = (
-                cast("Any", torch.compiler.disable(hook))
-                for hook in (self._before_step, self._after_step)
-            )
-            self._hooks = [
+        # A compiled function around optimizer.step() must break its graph here, not trace through a round.
+        before, after = (
+            cast("Any", torch.compiler.disable(hook))
+            for hook in (self._before_step, self._after_step)
+        )
+        for optimizer in optimizers:
+            self._hooks += [
                 optimizer.register_step_pre_hook(before),
                 optimizer.register_step_post_hook(after),
             ]
@@ -172,8 +206,8 @@ class Attachment:
     # ---- counting -------------------------------------------------------------------------------------------------------
 
     def samples(self, count: int) -> None:
-        """The step under way processes ``count`` more samples (default: 1 a step; with a shard, those it gave). Members are weighted by
-        their samples."""
+        """The step under way processes ``count`` more samples (default: `attach`'s ``batch_size``, else 1; with a shard, those it gave). Members
+        are weighted by their samples."""
         count = sample_count(count)
         if count < 0:
             raise ConfigError(
@@ -194,13 +228,23 @@ class Attachment:
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         check_capture(optimizer)
-        self._stateless = not optimizer.state
+        if not optimizer.state:
+            self._stateless.add(id(optimizer))
         self._outside("optimizer.step()")
         return self._strands[0].replica.before_step(optimizer, args, kwargs)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not (self._stateless and moves_nothing(optimizer)):
-            self._count(getattr(optimizer, "found_inf", None))
+        stateless = id(optimizer) in self._stateless
+        self._stateless.discard(id(optimizer))
+        if stateless and moves_nothing(optimizer):
+            return
+        self._stepped[id(optimizer)] = getattr(optimizer, "found_inf", None)
+        if len(self._stepped) == self._optimizers:
+            found = [found_inf for found_inf in self._stepped.values() if found_inf is not None]
+            self._stepped.clear()
+            self._count(
+                sum((each.to(found[0].device) for each in found[1:]), found[0]) if found else None
+            )
 
     def _count(self, found_inf: Tensor | None) -> None:
         samples, self._declared = self.ledger.step(self._declared), None
@@ -246,6 +290,12 @@ class Attachment:
         """A boundary of these strands: adopt what was decided and contribute; or, some steps into a round, adopt only."""
         self._flat.follow()
         self._collect()
+        if self.ledger.guessed and self._lookout.peers and not self._warned:
+            self._warned = True
+            logger.warning(
+                "each step counts as one sample, and members are weighted by their samples: "
+                "attach(…, batch_size=N) or attachment.samples(n) says how many they are"
+            )
         if not only_settle:
             loss = self._lookout.contributing()
             for strand in strands:

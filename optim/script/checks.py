@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -111,17 +112,17 @@ def check_method(settings: RunSettings) -> None:
         )
 
 
-def check_site(swarm: Swarm, optimizer: Optimizer | None) -> None:
+def check_site(swarm: Swarm, optimizers: Sequence[Optimizer]) -> None:
     """Raise ConfigError where the run's federated method cannot have its part of the inner steps."""
     site = swarm.settings.site
     if site is None:
         return
     from ..federated.site import method_of
 
-    method = method_of(site)
+    method, optimizer = method_of(site), optimizers[0] if len(optimizers) == 1 else None
     if optimizer is None or not isinstance(swarm, Shelved):
         raise ConfigError(
-            f"the run's method {method.name} needs the optimizer's steps"
+            f"the run's method {method.name} needs the steps of one optimizer"
             if optimizer is None
             else "a member of this run keeps something for itself",
             key="optimizer" if optimizer is None else "swarm",

@@ -787,3 +787,63 @@ def test_a_round_that_is_ended_in_inference_mode_leaves_nothing_that_cannot_be_w
     table.decide(["me"])
     train(model, optimizer, range(2 * H), 0)
     assert attachment.round == 1
+
+
+def test_a_founders_model_with_nan_is_refused_and_founds_nothing() -> None:
+    model = net()
+    with torch.no_grad():
+        model[0].weight[2, 3] = torch.nan
+    swarm = SoloSwarm(SETTINGS)
+    with pytest.raises(ConfigError, match=r"0\.weight holds NaN or infinity") as error:
+        attach(model, adamw(model), swarm)
+    assert error.value.key == "model"
+    model = net()
+    attachment = attach(model, adamw(model), swarm)  # the run can still be founded
+    assert attachment.round == 0
+
+
+def test_samples_are_the_batch_size_unless_a_step_says_more() -> None:
+    model, swarm = net(), SoloSwarm(SETTINGS)
+    optimizer = adamw(model)
+    outcomes: list[Outcome] = []
+    attachment = attach(model, optimizer, swarm, batch_size=64, on_round=outcomes.append)
+    train(model, optimizer, range(H), data=0)
+    train(model, optimizer, range(H), data=0, each=lambda step: attachment.samples(5))
+    assert [outcome.contributors[0].samples for outcome in outcomes] == [64 * H, 5 * H]
+    for wrong in (0, -1, 2.5):
+        with pytest.raises(ConfigError):
+            attach(net(), adamw(net()), SoloSwarm(SETTINGS), batch_size=wrong)  # type: ignore[arg-type]
+
+
+def test_who_does_not_say_how_many_samples_a_step_has_is_told_once_that_it_is_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    said = "each step counts as one sample"
+    for batch_size, times in ((None, 2), (4, 0)):  # each of the two once, over two rounds
+        caplog.clear()
+        table = RoundTable(["one", "two"], msgspec.structs.replace(SETTINGS, deadline_s=60.0))
+
+        def script(swarm: TableSwarm, index: int, batch_size: int | None = batch_size) -> None:
+            model = net()
+            optimizer = adamw(model)
+            attach(model, optimizer, swarm, batch_size=batch_size)
+            train(model, optimizer, range(2 * H), 0)
+
+        run_members(table, script)
+        assert sum(said in record.getMessage() for record in caplog.records) == times
+
+
+def test_of_several_optimizers_an_inner_step_is_one_of_each() -> None:
+    model, swarm = net(), SoloSwarm(SETTINGS)
+    one = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    other = torch.optim.AdamW(model[2].parameters(), lr=0.1)
+    attachment = attach(model, [one, other], swarm)
+    for step in range(2 * H):
+        model(torch.ones(2, 5)).sum().backward()
+        one.step()
+        assert attachment.stats["steps"] == step
+        other.step()
+        assert attachment.stats["steps"] == step + 1
+    assert attachment.round == 2
+    with pytest.raises(ConfigError, match="names one twice"):
+        attach(net(), [one, one], SoloSwarm(SETTINGS))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -98,18 +100,30 @@ def test_waits_are_bounded_by_the_manifest_or_by_what_was_measured() -> None:
     assert budget.seconds == 8.0
 
 
+def test_a_run_whose_rounds_never_end_is_refused() -> None:
+    with pytest.raises(ConfigError) as error:
+        Schedule(RunSettings(sync_every=None), Clock())
+    assert error.value.key == "$.train.sync_every"
+
+
 @pytest.mark.parametrize(
     ("settings", "key"),
     [
-        (RunSettings(sync_every=None), "$.train.sync_every"),
-        (RunSettings(sync_every=0), "$.train.sync_every"),
-        (RunSettings(sync_every=None, target_samples=0), "$.train.target_samples"),
-        (RunSettings(sync_every=None, round_s=0.0), "$.train.round_s"),
+        ({"sync_every": 0}, "$.train.sync_every"),
+        ({"sync_every": -3}, "$.train.sync_every"),
+        ({"sync_every": None, "target_samples": 0}, "$.train.target_samples"),
+        ({"sync_every": None, "round_s": 0.0}, "$.train.round_s"),
+        ({"round_s": float("nan")}, "$.train.round_s"),
+        ({"rounds": 0}, "$.train.rounds"),
+        ({"codec": "int7"}, "$.exchange.codec"),
+        ({"codecs": {"*.bias": "fp31"}}, "$.exchange.codec"),
     ],
 )
-def test_a_run_without_an_end_of_rounds_is_refused(settings: RunSettings, key: str) -> None:
+def test_settings_that_cannot_be_meant_are_refused_by_their_constructor(
+    settings: dict[str, Any], key: str
+) -> None:
     with pytest.raises(ConfigError) as error:
-        Schedule(settings, Clock())
+        RunSettings(**settings)
     assert error.value.key == key
 
 
