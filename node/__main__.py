@@ -162,6 +162,8 @@ def _options(args: argparse.Namespace) -> NodeOptions:
         "network.dht": False if args.no_dht else None,
     }
     loaded = load_config(find_paths(args.home), flags)
+    if loaded.unused:
+        logging.getLogger("atoll").warning("%s", loaded.unused)
     listen = loaded.config.listen_addresses
     if args.private and not {"node.port", "node.listen"} & loaded.origins.keys():
         listen = ("/ip4/0.0.0.0/tcp/0",)

@@ -1,4 +1,6 @@
-"""This node's settings: flag > ``ATOLL_NODE__PORT`` > ./atoll.toml > the user's config.toml > default. Unknown keys are errors."""
+"""This node's settings: flag > ``ATOLL_NODE__PORT`` > ./atoll.toml > the user's config.toml > default. Unknown keys are errors.
+
+``./atoll.toml`` counts only where it is named or trusted (`local_settings`)."""
 
 from __future__ import annotations
 
@@ -11,11 +13,11 @@ import msgspec
 
 from ..collectives.errors import ConfigError
 from .bandwidth import bytes_per_s
+from .local_settings import local_settings, read_settings, unused_words
 from .net.addresses import everywhere
-from .paths import Paths, storage_error, write_atomic
+from .paths import Paths, write_atomic
 from .strict_toml import convert, parse_toml
 
-LOCAL_FILE = "atoll.toml"
 ENV_PREFIX = "ATOLL_"
 DEFAULT_PORT = 4150
 
@@ -92,30 +94,47 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """Settings and, for each dotted key that is not a default, where its value came from."""
+    """Settings and, for each dotted key that is not a default, where its value came from.
+
+    ``unused``: one line for a person about a file of the current folder that was left aside; "" when there is none."""
 
     config: NodeConfig
     origins: dict[str, str]
+    unused: str = ""
 
 
 def load_config(
-    paths: Paths, flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] = os.environ
+    paths: Paths,
+    flags: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    named: str | None = None,
 ) -> Loaded:
-    """The settings in use. ``flags``: dotted key → value from the command line; None values do not count. Raises ConfigError."""
+    """The settings in use. ``flags``: dotted key → value from the command line; None values do not count. ``named``: a settings file
+    in place of ``./atoll.toml``. Raises ConfigError."""
     table: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    for file in (paths.config_file, Path(LOCAL_FILE)):
-        text = _read(file)
+    local = local_settings(paths, environ, named=named)
+    texts = [(paths.config_file, read_settings(paths.config_file))]
+    if local is not None and local.trusted:
+        texts.append((local.path, local.text))
+    for file, text in texts:
         if text is not None:
-            found = parse_toml(text, str(file))
-            convert(found, NodeConfig, str(file))
-            _merge(table, found, str(file), origins)
+            _merge(table, entries(text, file), str(file), origins)
     for key, value in _from_environment(environ).items():
         _merge(table, _nested(key, value), f"{ENV_PREFIX}{key.replace('.', '__').upper()}", origins)
     for key, value in (flags or {}).items():
         if value is not None and value != ():
             _merge(table, _nested(key, value), "command line", origins)
-    return Loaded(convert(table, NodeConfig, "settings"), origins)
+    unused = unused_words(local) if local is not None and not local.trusted else ""
+    return Loaded(convert(table, NodeConfig, "settings"), origins, unused)
+
+
+def entries(text: str, file: Path) -> dict[str, Any]:
+    """The tables of a settings file, checked. Raises ConfigError."""
+    found = parse_toml(text, str(file))
+    convert(found, NodeConfig, str(file))
+    return found
 
 
 def flat(config: NodeConfig) -> dict[str, Any]:
@@ -137,7 +156,7 @@ def set_value(paths: Paths, key: str, text: str) -> Any:
             why="",
             hint=f"Did you mean `{close}`?" if close else "All of them: atoll config show",
         )
-    kept = _read(paths.config_file)
+    kept = read_settings(paths.config_file)
     table = parse_toml(kept, str(paths.config_file)) if kept is not None else {}
     value = _typed(key, text)
     _merge(table, _nested(key, value), "", {})
@@ -156,19 +175,6 @@ def _close_key(key: str) -> str:
         k for k in known if k.endswith(f".{key}")
     ]
     return close[0] if close else ""
-
-
-def _read(file: Path) -> str | None:
-    try:
-        return file.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise storage_error(f"cannot read {file}", error) from None
-    except UnicodeDecodeError:
-        raise ConfigError(
-            f"{file} is not a text file", hint=f"Move it away: mv {file} {file}.old"
-        ) from None
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:

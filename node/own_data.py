@@ -9,12 +9,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from ..collectives.errors import ConfigError
-from .config import LOCAL_FILE, load_config
+from .config import Loaded, load_config
 from .paths import Paths, find_paths
 
 if TYPE_CHECKING:
@@ -46,13 +47,21 @@ def is_factory(where: str) -> bool:
 def factory_of(paths: Paths, environ: Mapping[str, str] = os.environ) -> str:
     """The factory that this machine's settings name, or an empty string. Raises ConfigError.
 
-    A path in ``atoll.toml`` or ``config.toml`` is relative to that file, one in the environment to the current folder.
+    A line on stderr names an ``atoll.toml`` of the current folder that is left aside because nobody has trusted it.
     """
     loaded = load_config(paths, environ=environ)
+    if loaded.unused:
+        print(f"atoll: {loaded.unused}", file=sys.stderr, flush=True)
+    return factory_in(loaded)
+
+
+def factory_in(loaded: Loaded) -> str:
+    """The factory that these settings name, or an empty string. A path in a settings file is relative to that file, one in the
+    environment to the current folder."""
     where, origin = loaded.config.data.factory, loaded.origins.get(KEY, "")
-    if not where or origin not in (LOCAL_FILE, str(paths.config_file)):
+    if not where or not Path(origin).is_absolute():  # files are absolute, variables are not
         return where
-    return str(Path(origin).absolute().parent / Path(where).expanduser())
+    return str(Path(origin).parent / Path(where).expanduser())
 
 
 def site_data(

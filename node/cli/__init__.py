@@ -7,6 +7,7 @@
     alone              what was tried by a node that met nobody, in words
     reach_views        how the node is reached, in words
     views, live        documents of the node as text; the view of `join`
+    settings           settings in use; whether ./atoll.toml may be among them
     costs              what a run asks of a member
     child, run_script  the training process that `join` starts; running a script of one's own in it
     meta               demo, explain, completion, version
@@ -41,6 +42,7 @@ from typing import Any
 import click
 
 from ...collectives.errors import AtollError
+from ..process_title import hide_invites
 from .options import shared_options
 from .output import Terminal, as_json, show_error
 
@@ -240,6 +242,7 @@ def _traceback() -> None:
 
 def main() -> None:
     """The console script."""
+    hide_invites()  # first of all: until then everybody on this machine can read it
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by whoever started us
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  # open as long as we are

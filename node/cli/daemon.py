@@ -124,9 +124,9 @@ def up_command(
 
     Ctrl-C once: it finishes or hands over its round and ends. Twice: it ends now.
     """
-    from ..config import load_config
     from ..lifecycle import already_running
     from .identity import identity_of
+    from .settings import settings_of
 
     terminal = current()
     flags = {
@@ -135,9 +135,8 @@ def up_command(
         "node.bootstrap": bootstrap,
         "node.site": site,
     }
-    config = load_config(
-        terminal.paths, flags | {"node.max_up": max_up, "node.max_down": max_down}, terminal.environ
-    ).config
+    limits = {"node.max_up": max_up, "node.max_down": max_down}
+    config = settings_of(terminal, flags | limits, ask=True).config
     _ = config.limits  # a wrong one is told here
     terminal.paths.ensure()
     identity_of(terminal)
@@ -165,11 +164,11 @@ def up_command(
     if terminal.home:
         command += ["--home", str(Path(terminal.home).expanduser().absolute())]
     if background:
-        return _start_behind(terminal, command, dict(terminal.environ))
+        return _start_behind(terminal, command, terminal.child_environ())
     command += ["--json"] if terminal.json else []
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(command[0], command, dict(terminal.environ))
+    os.execve(command[0], command, terminal.child_environ())
 
 
 def _start_behind(terminal: Terminal, command: list[str], environment: dict[str, str]) -> int:

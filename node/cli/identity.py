@@ -8,6 +8,7 @@ import click
 
 from .options import GIVEN, shared_options
 from .output import Terminal, current
+from .settings import trust_command
 
 if TYPE_CHECKING:
     from ...security.identity import Identity
@@ -30,9 +31,9 @@ def identity_of(terminal: Terminal) -> Identity:
 @shared_options
 def init_command() -> None:
     """Make this machine's key and settings; safe to repeat."""
-    from ..config import load_config
     from ..paths import write_atomic
     from .names import name_of
+    from .settings import settings_of
 
     terminal = current()
     paths = terminal.paths
@@ -44,7 +45,7 @@ def init_command() -> None:
             paths.config_file,
             b"# atoll config show lists all settings with their defaults\n[node]\n",
         )
-    load_config(paths, environ=terminal.environ)
+    settings_of(terminal)
     lines = [
         f"peer      {identity.peer}  “{name_of(identity.peer)}”",
         f"key       {paths.identity_file}{'  (new; keep a copy)' if fresh else ''}",
@@ -85,15 +86,19 @@ def config_command() -> None:
     """Show or change settings."""
 
 
+config_command.add_command(trust_command)
+
+
 @config_command.command("show")
 @click.option("--origin", is_flag=True, help="Say where each value comes from.")
 @shared_options
 def show(origin: bool) -> None:
     """Print all settings in use."""
-    from ..config import flat, load_config
+    from ..config import flat
+    from .settings import settings_of
 
     terminal = current()
-    loaded = load_config(terminal.paths, environ=terminal.environ)
+    loaded = settings_of(terminal)
     values = flat(loaded.config)
     human = "\n".join(
         f"{key} = {_shown(value)}"

@@ -52,12 +52,12 @@ def addresses_in_use(
 
     Raises ConfigError when there is none.
     """
-    from ..config import load_config
     from ..manifest import decode_manifest
     from ..net.addresses import at_home
     from .daemon import node_addresses
+    from .settings import settings_of
 
-    config = load_config(terminal.paths, environ=terminal.environ).config
+    config = settings_of(terminal).config
     found = given or node_addresses(terminal) or config.node.bootstrap
     if not found and signed is not None:
         found = decode_manifest(signed.manifest).network.bootstrap

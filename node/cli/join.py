@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import threading
 import time
 from contextlib import ExitStack
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from ...collectives.errors import AtollError, ConfigError
-from ..own_data import factory_of, is_factory
+from ..own_data import factory_in, is_factory
+from ..process_title import hide_invites
 from .daemon import connect, running
 from .options import DATA, GIVEN, asking_options, shared_options
 from .output import Terminal, as_json, bytes_text, current, short_peer, span_text
+from .settings import settings_of
 
 if TYPE_CHECKING:
     from ..client.commands import NodeClient
@@ -26,12 +30,30 @@ if TYPE_CHECKING:
     from ..manifest import Manifest
     from .live import Progress, TrainingView
 
+_AFTER = "atoll.join.after"
+INVITE_VARIABLE = "ATOLL_INVITE"
+MAX_INVITE_FILE_BYTES = 1 << 16
 STATUS_S = 0.5  # how often the node is asked
 
 
-@click.command("join", context_settings={"ignore_unknown_options": False})
-@click.argument("target", metavar="INVITE|RUN", type=GIVEN)
+class _JoinCommand(click.Command):
+    """What comes after ``--`` is the script's, also where no invite stands before it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """The rest of the arguments."""
+        own = list(takewhile(lambda word: word != "--", args))
+        ctx.meta[_AFTER] = tuple(args[len(own) + 1 :])
+        return super().parse_args(ctx, own)
+
+
+@click.command("join", cls=_JoinCommand, context_settings={"ignore_unknown_options": False})
+@click.argument("target", metavar="[INVITE|RUN|-]", type=GIVEN, required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]")
+@click.option(
+    "--invite-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Read the invite from this file.",
+)
 @click.option(
     "--script",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -65,8 +87,9 @@ STATUS_S = 0.5  # how often the node is asked
 @asking_options
 @shared_options
 def join_command(
-    target: str,
+    target: str | None,
     arguments: tuple[str, ...],
+    invite_file: Path | None,
     script: Path | None,
     data: str | None,
     steps: int | None,
@@ -78,16 +101,22 @@ def join_command(
 ) -> int:
     """Join a run by invite and train, with a live view.
 
+    An invite lets in whoever holds it, so give it where nobody else reads it: in --invite-file FILE, on stdin (atoll join -), or in
+    ATOLL_INVITE. An argument stands in the shell's history, and for a moment in the list of processes.
+
     A run that this machine knows may be given by its id, the beginning of it, or its name. Ctrl-C once: the round is finished or handed
     over first. Twice: now.
     """
     terminal = current()
+    arguments += click.get_current_context().meta[_AFTER]
+    target = target_of(terminal, target, invite_file)
     if arguments and script is None:
         raise click.UsageError(
             "arguments after -- are for your own script: --script train.py -- ARGS"
         )
     if fresh_key:
         apart(terminal, target)
+    settings = settings_of(terminal, ask=True)
     invite, request = _request(terminal, target)
     with ExitStack() as stack:
         client, mine = _node(terminal, stack, {"max_up": max_up, "max_down": max_down})
@@ -98,40 +127,91 @@ def join_command(
             if dry_run:
                 _describe(terminal, info, manifest, invite)
             else:
-                _check_fit(manifest, script, data or factory_of(terminal.paths, terminal.environ))
-                go = _consent(terminal, info, manifest, invite)
+                given = data or factory_in(settings)
+                _check_fit(manifest, script, given)
+                runs = [str(script)] if script is not None else []
+                used = data or script or manifest.data.source == "local"
+                runs += [given] if used and is_factory(given) else []
+                go = _consent(terminal, info, manifest, invite, runs)
         finally:
             if not go and info.run_id not in known:
                 client.leave(info.run_id, now=True)
         if not go:
             return 0 if dry_run else 1
-        recipe = [sys.executable, "-m", "atoll.node.recipes.train", "--until-stdin-ends"]
-        recipe += [
-            part
-            for name, value in (("--data", data), ("--steps", steps), ("--threads", threads))
-            if value is not None
-            for part in (name, str(value))
-        ]
-        command = (
-            recipe
-            if script is None
-            else [sys.executable, "-m", "atoll.node.cli.run_script", str(script), *arguments]
-        )
-        environment = {
-            **terminal.environ,
-            "ATOLL_RUN": info.run_id,
-            "ATOLL_INVITE": invite.encode() if invite else "",
-            "PYTHONUNBUFFERED": "1",
-        }
-        if data is not None and is_factory(data):
-            environment["ATOLL_DATA__FACTORY"] = data
-        if terminal.home:
-            environment["ATOLL_HOME"] = str(Path(terminal.home).expanduser().absolute())
-        if mine:
-            from ..client.find import OWNER_VARIABLE
-
-            environment[OWNER_VARIABLE] = str(os.getpid())
+        command = [sys.executable, "-m", "atoll.node.cli.run_script", str(script), *arguments]
+        if script is None:
+            command = _recipe({"--data": data, "--steps": steps, "--threads": threads})
+        environment = _environment(terminal, info, data, mine=mine)
         return _train(terminal, client, info, command, environment)
+
+
+def _recipe(options: dict[str, object]) -> list[str]:
+    """The command that trains the built-in recipe; options that are None are left out."""
+    given = [(name, str(value)) for name, value in options.items() if value is not None]
+    command = [sys.executable, "-m", "atoll.node.recipes.train", "--until-stdin-ends"]
+    return [*command, *(part for pair in given for part in pair)]
+
+
+def _environment(
+    terminal: Terminal, info: RunInfo, data: str | None, *, mine: bool
+) -> dict[str, str]:
+    """The training process's environment. ``mine``: this command has started the node."""
+    environment = {
+        **terminal.child_environ(),
+        "ATOLL_RUN": info.run_id,
+        "PYTHONUNBUFFERED": "1",
+    }
+    environment.pop(INVITE_VARIABLE, None)  # the node has it, and nobody else needs it
+    if data is not None and is_factory(data):
+        environment["ATOLL_DATA__FACTORY"] = data
+    if terminal.home:
+        environment["ATOLL_HOME"] = str(Path(terminal.home).expanduser().absolute())
+    if mine:
+        from ..client.find import OWNER_VARIABLE
+
+        environment[OWNER_VARIABLE] = str(os.getpid())
+    return environment
+
+
+def target_of(terminal: Terminal, given: str | None, file: Path | None) -> str:
+    """The invite or run that is meant: ``given``, or one line of ``file``, of stdin (``given`` is ``-``), of ATOLL_INVITE.
+
+    Raises click.UsageError where nothing or more than one is given, or there is no such line."""
+    if given is not None and file is not None:
+        raise click.UsageError("both an invite (or run) and --invite-file are given")
+    if file is not None:
+        with file.open(encoding="utf-8", errors="replace") as opened:
+            text = opened.read(MAX_INVITE_FILE_BYTES)
+        where = str(file)
+    elif given == "-":
+        text, where = _from_stdin(terminal), "stdin"
+    elif given is not None:
+        if not hide_invites():
+            terminal.say(
+                "this system keeps the invite in the list of processes: give it with --invite-file, or on stdin (-)"
+            )
+        return given
+    else:
+        text, where = terminal.environ.get(INVITE_VARIABLE, ""), INVITE_VARIABLE
+    text = re.sub(r"\s+", "", text)
+    if not text and where == INVITE_VARIABLE:
+        raise click.UsageError(
+            "no invite is given: as an argument, with --invite-file FILE, on stdin (-), or in ATOLL_INVITE"
+        )
+    if not text:
+        raise click.UsageError(f"there is no invite in {where}")
+    return text
+
+
+def _from_stdin(terminal: Terminal) -> str:
+    """One invite from stdin. Questions are then asked at the terminal that this process has, if it has one."""
+    if terminal.interactive:
+        return str(click.prompt("Invite", hide_input=True, err=True))
+    text = sys.stdin.read(MAX_INVITE_FILE_BYTES)
+    if not terminal.json and not terminal.no_input and sys.stderr.isatty():
+        with contextlib.suppress(OSError):
+            sys.stdin = open("/dev/tty", encoding="utf-8")  # noqa: SIM115  # open as long as we are
+    return text
 
 
 def apart(terminal: Terminal, target: str) -> None:
@@ -189,6 +269,8 @@ def _node(
 
     terminal.say("starting a node for this run (a lasting one: atoll up --background)")
     os.environ.update({f"ATOLL_NODE__{name.upper()}": rate for name, rate in given.items()})
+    os.environ.update(terminal.child_environ())
+    os.environ.pop(INVITE_VARIABLE, None)  # the node is told it on its control socket
     node = PrivateNode.start(terminal.paths, home=terminal.home)
     stack.callback(node.end)
     return stack.enter_context(NodeClient(Link.connect(node.wait_ready()))), True
@@ -249,13 +331,21 @@ def _describe(terminal: Terminal, info: RunInfo, manifest: Manifest, invite: Inv
     terminal.data("\n".join(lines), {**describe(manifest), "run_id": info.run_id})
 
 
-def _consent(terminal: Terminal, info: RunInfo, manifest: Manifest, invite: Invite | None) -> bool:
-    """Show what the run asks of this machine, and ask."""
+def _consent(
+    terminal: Terminal,
+    info: RunInfo,
+    manifest: Manifest,
+    invite: Invite | None,
+    own_code: list[str],
+) -> bool:
+    """Show what the run asks of this machine and which code of its own runs for it (``own_code``: paths), and ask."""
     from .costs import describe_lines
 
     terminal.say(terminal.style(_heading(info, manifest, invite), sys.stderr, bold=True))
     for line in describe_lines(manifest):
         terminal.say(f"  {line}")
+    for file in own_code:
+        terminal.say(f"           of this machine's own {file!r} is run")
     return terminal.confirm("Join?")
 
 

@@ -107,6 +107,15 @@ _SHARED: tuple[Callable[[Any], Any], ...] = (
         callback=_store("home"),
         help="Use this folder (so does ATOLL_HOME).",
     ),
+    click.option(
+        "--config",
+        metavar="FILE",
+        type=GivenPath(exists=True, dir_okay=False),
+        expose_value=False,
+        is_eager=True,
+        callback=_store("config"),
+        help="Settings of this file, in place of ./atoll.toml (so does ATOLL_CONFIG).",
+    ),
 )
 _ASKING: tuple[Callable[[Any], Any], ...] = (
     click.option(
@@ -128,7 +137,7 @@ _ASKING: tuple[Callable[[Any], Any], ...] = (
 
 
 def shared_options(function: F) -> F:
-    """--json, --quiet, --verbose, --no-color, --home."""
+    """--json, --quiet, --verbose, --no-color, --home, --config."""
     for option in reversed(_SHARED):
         function = option(function)
     return function

@@ -37,6 +37,7 @@ class Terminal:
     no_input: bool = False
     yes: bool = False
     home: str | None = None
+    config: str | None = None
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
     @cached_property
@@ -45,6 +46,13 @@ class Terminal:
         from ..paths import find_paths
 
         return find_paths(self.home, self.environ)
+
+    def child_environ(self) -> dict[str, str]:
+        """The environment for processes that this command starts: the settings file that was named is theirs, too."""
+        from ..local_settings import CONFIG_VARIABLE
+
+        named = {CONFIG_VARIABLE: os.path.abspath(self.config)} if self.config else {}
+        return {**self.environ, **named}
 
     def colour(self, stream: IO[str]) -> bool:
         """Whether escape sequences may be written to this stream."""

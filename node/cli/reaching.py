@@ -289,4 +289,4 @@ def relay_command(
     command += ["--json"] if terminal.json else []
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(command[0], command, dict(terminal.environ))
+    os.execve(command[0], command, terminal.child_environ())

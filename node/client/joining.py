@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..control.protocol import JoinRequest
 from ..invite import is_invite
+from ..process_title import hide_invites
 from .find import Dial
 from .reattach import Entry
 from .swarm import RunSwarm
@@ -46,6 +47,7 @@ def join(
 
     Ctrl-C while it waits leaves no process behind.
     """
+    hide_invites()  # a script may have been given it as an argument
     invite_or_run = (
         invite_or_run or os.environ.get("ATOLL_RUN", "") or os.environ.get("ATOLL_INVITE", "")
     )

@@ -281,6 +281,7 @@ def test_config(
     assert shown["settings"]["node.bootstrap"] == [ADDRESS, ADDRESS + "x"]
     assert shown["origins"]["node.port"] == str(atoll_home / "config.toml")
     (tmp_path / "atoll.toml").write_text("[node]\nport = 4170\n")
+    assert atoll.json("config", "trust", "--yes")["trusted"] is True
     assert atoll.json("config", "show")["settings"]["node.port"] == 4170
     monkeypatch.setenv("ATOLL_NODE__PORT", "4180")
     assert atoll.json("config", "show")["origins"]["node.port"] == "ATOLL_NODE__PORT"
@@ -326,7 +327,10 @@ def test_a_misspelt_setting_in_a_file_or_the_environment(
     atoll: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "atoll.toml").write_text("[node]\nprot = 1\n")
-    assert atoll.json("config", "show", status=78)["error"]["key"] == "$.node.prot"
+    assert (
+        atoll.json("config", "show", "--config", "atoll.toml", status=78)["error"]["key"]
+        == "$.node.prot"
+    )
     (tmp_path / "atoll.toml").unlink()
     monkeypatch.setenv("ATOLL_NODE__PROT", "1")
     assert "ATOLL_NODE__PORT" in atoll.json("up", status=78)["error"]["hints"][0]

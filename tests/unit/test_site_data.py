@@ -70,10 +70,12 @@ def test_a_factory_by_argument_environment_and_settings(
     assert isinstance(found, SiteData)
     assert [sample[0].tolist() for sample in (found[0], found[2])] == [[0, 1], [4, 5]]
     (folder / "atoll.toml").write_text('[data]\nfactory = "site.py:make"\n')
+    monkeypatch.setenv("ATOLL_CONFIG", "atoll.toml")
     assert length(site_data()) == 3
     monkeypatch.setenv("ATOLL_DATA__FACTORY", f"{folder}/site.py:notes")  # before the file
     assert length(site_data()) == 200
     monkeypatch.chdir("/")
+    monkeypatch.delenv("ATOLL_CONFIG")
     monkeypatch.delenv("ATOLL_DATA__FACTORY")
     paths = find_paths()
     set_value(paths, "data.factory", "mine.py:make")
