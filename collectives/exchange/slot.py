@@ -271,6 +271,11 @@ def spans(chunks: Iterable[int]) -> Spans:
 
 
 def unfold(ranges: Iterable[tuple[int, int]], limit: int) -> Iterable[int]:
-    """Chunk numbers of ranges, none at or above ``limit``."""
+    """Chunk numbers of ranges, none at or above ``limit``, and not more than ``limit`` of them: who names a chunk again and again asks for less."""
+    left = limit
     for first, stop in ranges:
-        yield from range(max(0, first), min(stop, limit))
+        part = range(max(0, first), min(stop, limit))[:left]
+        yield from part
+        left -= len(part)
+        if not left:
+            return

@@ -319,6 +319,17 @@ def _member(peer: Document) -> str:
     )
 
 
+def _over_budget(peer: Document) -> str:
+    """What a peer sent or asked beyond its budget; "" for nothing."""
+    over = peer.get("over_budget") or {}
+    if not isinstance(over, Mapping) or not over:
+        return ""
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(over.items()))
+    return (
+        f"{short_peer(str(peer.get('peer', '')))} went beyond its budget, and was refused: {kinds}"
+    )
+
+
 def peers_table(terminal: Terminal, peers: Sequence[Document]) -> str:
     """``atoll peers``."""
     if not peers:
@@ -338,5 +349,7 @@ def peers_table(terminal: Terminal, peers: Sequence[Document]) -> str:
     table = terminal.table(
         ("PEER", "PATH", "RTT", "UP/DOWN MB/s", "ROUND", "STATE", "MEMBER"), rows
     )
+    over = [line for peer in peers if (line := _over_budget(peer))]
+    table = "\n".join([table, *over])
     lack = no_quorum(quorum_of(peers))
     return f"{table}\n{terminal.style(lack, sys.stdout, fg='yellow')}" if lack else table

@@ -264,8 +264,8 @@ class NodeService(Protocol):
         ...
 
     def subscribe(self) -> AbstractAsyncContextManager[AsyncIterator[dict[str, Any]]]:
-        """JSON-able telemetry events from now on. The service bounds its queue; `lost` events are its to count
-        (an event may carry them as the key ``lost``)."""
+        """JSON-able telemetry events from now on. The service bounds its queue and counts what did not fit
+        (an event carries that as the key ``missed``)."""
         ...
 
     async def open_script(

@@ -69,7 +69,7 @@ def transcript(opener: PeerId, other: PeerId, topic: str) -> bytes:
 class Topic:
     """What the owner of a topic registered."""
 
-    handler: Callable[[PeerId, bytes], None]
+    handler: Callable[[PeerId, bytes], float | None]
     greet: Callable[[PeerId], bytes]
     admit: Callable[[PeerId, bytes], bool]
 

@@ -332,11 +332,12 @@ class PeerNetwork:
     def on_message(
         self,
         topic: str,
-        handler: Callable[[PeerId, bytes], None],
+        handler: Callable[[PeerId, bytes], float | None],
         greet: Callable[[PeerId], bytes] = lambda peer: b"",
         admit: Callable[[PeerId, bytes], bool] = lambda peer, greeting: True,
     ) -> None:
-        """Take part in ``topic`` (a run id): ``handler(peer, message)`` for each message of an admitted peer.
+        """Take part in ``topic`` (a run id): ``handler(peer, message)`` for each message of an admitted peer. What it
+        returns, in seconds, is how long nothing more of that peer's is read.
 
         ``greet(peer)`` is what we show a peer when we open a stream to it (at most 8 KiB, an invite token, say);
         ``admit(peer, greeting)`` decides; it may raise an AtollError, whose code and message the other side is then told.

@@ -287,6 +287,9 @@ class TopicStreams:
                 if payload:
                     self.counters.messages_received += 1
                     self.counters.bytes_received += len(payload)
-                    topic.handler(stream.peer, payload)
+                    pause = topic.handler(stream.peer, payload)
+                    if pause:  # the peer has used up its budget: TCP tells it so
+                        silence.deadline += pause
+                        await trio.sleep(pause)
                 else:
                     await stream.send_all(frame(b""))

@@ -98,7 +98,7 @@ class Node:
         event = {"at": time.time(), **event}
         for channel in list(self._subscribers):
             try:
-                channel.send_nowait({**event, "lost": self._lost} if self._lost else event)
+                channel.send_nowait({**event, "missed": self._lost} if self._lost else event)
             except trio.WouldBlock:
                 self._lost += 1
 

@@ -19,6 +19,21 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 DOMAIN = "atoll/run/1"
+MAX_SERVED = 32
+"""Jobs for other peers that may wait."""
+
+
+class Jobs:
+    """A queue of jobs, oldest first."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[tuple[Callable[[], Any], Callable[[float, Any], None]]] = deque()
+        self.some = trio.Event()
+
+    def put(self, work: Callable[[], T], done: Callable[[float, T], None]) -> None:
+        """One more."""
+        self.waiting.append((work, done))
+        self.some.set()
 
 
 class RunPorts:
@@ -30,8 +45,7 @@ class RunPorts:
             run.node.engine.exchange, run.node.lanes, run.node.identity.peer
         )
         self.storage = storage
-        self._jobs: deque[tuple[Callable[[], Any], Callable[[float, Any], None]]] = deque()
-        self._work = trio.Event()
+        self._rounds, self._service = Jobs(), Jobs()
 
     def send(self, peer: PeerId, data: bytes) -> None:
         """Queue a control message; nothing goes to a peer that is banned."""
@@ -43,17 +57,28 @@ class RunPorts:
         return self._run.session.membership.banned if self._run.session is not None else set()
 
     def offload(self, work: Callable[[], T], done: Callable[[float, T], None]) -> None:
-        """Queue a job for the worker."""
-        self._jobs.append((work, done))
-        self._work.set()
+        """Queue a job of the session's own: a round waits for it."""
+        self._rounds.put(work, done)
+
+    def serve(self, work: Callable[[], T], done: Callable[[float, T], None]) -> bool:
+        """Queue a job for another peer. False where as many wait as may."""
+        if len(self._service.waiting) >= MAX_SERVED:
+            return False
+        self._service.put(work, done)
+        return True
 
     async def worker(self) -> None:
-        """Run jobs one at a time, each in a thread; cancelled, it finishes the one it is at. What a job raises ends the run."""
+        """Run jobs one at a time of each queue, each in a thread; cancelled, it finishes those it is at. What a job raises ends the run."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._work_off, self._service)
+            await self._work_off(self._rounds)
+
+    async def _work_off(self, jobs: Jobs) -> None:
         while True:
-            await self._work.wait()
-            self._work = trio.Event()
-            while self._jobs:
-                await self._do(*self._jobs.popleft())
+            await jobs.some.wait()
+            jobs.some = trio.Event()
+            while jobs.waiting:
+                await self._do(*jobs.waiting.popleft())
 
     async def _do(self, work: Callable[[], T], done: Callable[[float, T], None]) -> None:
         result = await trio.to_thread.run_sync(

@@ -32,6 +32,7 @@ from ..net.faults import Faults
 from ..paths import make_private
 from ..session import Session
 from ..session import events as ev
+from ..session.budgets import Accountant
 from ..session.fragments import Fragments, logs_of
 from ..shared_memory import AnchorSlots
 from ..storage import RunFiles
@@ -48,6 +49,10 @@ from .views import peers_of, quorum, status_of
 log = logging.getLogger("atoll")
 
 ASK_MANIFEST, MANIFEST = b"?", b"C"
+OWN_KINDS = {MESSAGE: "ban", PROOF: "ban", ASK_MANIFEST: "manifest", MANIFEST: "manifest"}
+"""What is no message of the session, in its sender's budget."""
+SHUT_OUT_PAUSE_S = 0.005
+"""Between two messages of a peer that is not listened to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,7 @@ class RunService:
         self.metrics: dict[str, float] = {}
         self.chronicle = Chronicle(self)
         self.offences = Faults()  # messages that broke a rule, by sender
+        self.budgets = Accountant()  # of what peers may send and ask for
         self.refusals: dict[PeerId, tuple[str, str]] = {}
         self.banning = Banning(self)
         self.troubles = Troubles(run_id, node.publish)
@@ -296,6 +302,7 @@ class RunService:
             branch_after_s=manifest.branch_after_s,
             probation=manifest.join.probation,
             per_hour=manifest.join.per_hour,
+            budgets=self.budgets,
         )
 
     def _open_files(self, manifest: Manifest, number: int) -> RunFiles:
@@ -444,13 +451,23 @@ class RunService:
                 )
         return None
 
-    def _on_message(self, peer: PeerId, data: bytes) -> None:
-        kind = data[:1]
+    def _on_message(self, peer: PeerId, data: bytes) -> float:
+        """Returns for how long the peer's stream is not to be read, in seconds."""
         if peer in self.banning.lists.peers:
-            return
+            return 0.0
         if self.offences.shut_out(
             peer, trio.current_time()
         ):  # to check costs more than to send: it is not listened to for a while
+            return SHUT_OUT_PAUSE_S
+        self._take_message(peer, data)
+        return self.budgets.pause_s()
+
+    def _take_message(self, peer: PeerId, data: bytes) -> None:
+        kind, now = data[:1], trio.current_time()
+        if (own := OWN_KINDS.get(kind)) is not None and not (
+            self.budgets.message(now, peer, len(data), member=False)
+            and self.budgets.request(now, peer, own)
+        ):
             return
         if kind == MESSAGE:
             self.banning.take(peer, data[1:])

@@ -198,7 +198,9 @@ def peers_of(run: RunService) -> list[dict[str, Any]]:
     early = (
         () if config else session.contacts
     )  # nobody tells anything of itself before the run is founded
-    listed: Sequence[PeerId] = list(dict.fromkeys([*config, *records, *early]))
+    listed: Sequence[PeerId] = list(
+        dict.fromkeys([*config, *records, *early, *run.budgets.refusing()])
+    )
     return [
         {
             "peer": peer,
@@ -216,6 +218,7 @@ def peers_of(run: RunService) -> list[dict[str, Any]]:
             **(_newcomer(run, peer) if peer not in config else {}),
             **({"lying": session.settings.lying} if session.settings.lying else {}),
             **({"banned": why} if (why := run.banning.lists.why(peer)) is not None else {}),
+            **({"over_budget": over} if (over := run.budgets.refused(peer)) else {}),
         }
         for peer in listed
     ]

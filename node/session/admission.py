@@ -286,7 +286,7 @@ class Admission:
             self.good[peer] = 0 if fault else self.good.get(peer, 0) + 1
             session.ports.emit(ev.WorkJudged(peer, round_, self.good[peer], fault))
 
-        session.ports.offload(
+        session.ports.serve(
             lambda: judge(entry, peer, trial.hashes, sample.chunk, sample.data, result), judged
         )
 

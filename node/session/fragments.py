@@ -32,6 +32,7 @@ from ...collectives.swarm import RunSettings
 from . import events as ev
 from .actions import main_log
 from .beginning import check_model
+from .budgets import Accountant
 from .ports import DataPlane, SessionPorts, Storage
 from .session import ROUND, Phase, Session
 
@@ -137,6 +138,10 @@ class FragmentPorts:
         """See SessionPorts."""
         self._ports.offload(work, done)
 
+    def serve(self, work: Callable[[], T], done: Callable[[float, T], None]) -> bool:
+        """See SessionPorts."""
+        return self._ports.serve(work, done)
+
     def emit(self, event: object) -> None:
         """See SessionPorts."""
         self._ports.emit(ev.InFragment(self._number, event))
@@ -165,6 +170,7 @@ class Fragments:
         branch_after_s: float | None = None,
         probation: int = 0,
         per_hour: int = 0,
+        budgets: Accountant | None = None,
     ) -> None:
         """``storages``: one a fragment; that of ``ports`` is not used. Raises ConfigError where branches are wanted, too."""
         if not storages or branch_after_s is not None:
@@ -172,6 +178,7 @@ class Fragments:
                 "a run of no fragments" if not storages else "a run in fragments has no branches",
                 key="fragments",
             )
+        budgets = budgets or Accountant()
         self.ports = [
             FragmentPorts(ports, storage, number) for number, storage in enumerate(storages)
         ]
@@ -196,6 +203,7 @@ class Fragments:
                     membership=self.sessions[0].membership if number else None,
                     probation=probation,
                     per_hour=per_hour,
+                    budgets=budgets,
                 )
             )
         self._by_log = {session.log: session for session in self.sessions}

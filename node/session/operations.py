@@ -131,6 +131,7 @@ class Operations:
     ) -> None:
         """Call an operation that `prepare` made, with ``vector`` of its shape, untouched until OperationDone or `abandon`."""
         operation = self.prepare(now, call, numel)
+        self.session.budgets.called()
         if vector.numel() != operation.machine.shape.numel:
             raise LocalProtocolError(
                 f"{vector.numel()} elements for a vector of {operation.machine.shape.numel}"

@@ -269,6 +269,10 @@ class SessionPorts(Protocol):
         """Run ``work`` beside the control loop and call ``done(now, result)`` in it. One session's jobs run one at a time, in order."""
         ...
 
+    def serve(self, work: Callable[[], T], done: Callable[[float, T], None]) -> bool:
+        """As `offload`, for what another peer asks for: in a bounded queue of its own, that no round waits for. False where it is full."""
+        ...
+
     def emit(self, event: object) -> None:
         """Tell script and observers."""
         ...

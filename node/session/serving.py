@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...collectives import messages as m
 from ...collectives.codec import Grid
@@ -44,6 +44,14 @@ class Snapshot:
     used_at: float
 
 
+class Provided(NamedTuple):
+    """A result that is served: of which log and round, and the hashes of its chunks, joined; empty where nobody has asked for them yet."""
+
+    log: str
+    round: int
+    hashes: bytes
+
+
 class Serving:
     """What this member serves of one run. Bounded: two snapshots, and results as long as storage keeps them."""
 
@@ -53,7 +61,8 @@ class Serving:
         self._making = False
         self._asking: set[PeerId] = set()
         self._asking_certified: dict[PeerId, m.AskState] = {}
-        self._provided: dict[bytes, tuple[str, int]] = {}
+        self._provided: dict[bytes, Provided] = {}
+        self._hashing: dict[bytes, set[PeerId]] = {}  # by name: who waits for its hashes
 
     # ---- recovery
     def matches(self, entry: Entry, data: memoryview) -> bool:
@@ -109,24 +118,42 @@ class Serving:
             self.session.ports.exchange.send_blob(peer, body.name, body.chunks)
         elif body.chunks and body.name in self._provided:
             self.session.ports.exchange.send_blob(peer, body.name, body.chunks)
+        elif (known := self._provided.get(body.name)) is not None and known.hashes:
+            self.session.actions.tell(peer, known.round, m.Offer(body.name, known.hashes, None))
+        elif body.name in self._hashing:
+            self._hashing[body.name].add(peer)
         elif (found := self.find(body.name)) is None:
             self.session.actions.tell(peer, 0, m.Gone(body.name))
         elif body.chunks:
             self._provide(body.name, *found)
             self.session.ports.exchange.send_blob(peer, body.name, body.chunks)
         else:
-            self._offer_result(peer, body.name, *found)
+            self._offer_result(now, peer, body.name, *found)
 
-    def _offer_result(self, peer: PeerId, name: bytes, entry: Entry, data: memoryview) -> None:
+    def _offer_result(
+        self, now: float, peer: PeerId, name: bytes, entry: Entry, data: memoryview
+    ) -> None:
+        """Hash it once, whoever asks for it and how often."""
+        budgets = self.session.budgets
+
         def hashed(now: float, hashes: list[bytes]) -> None:
-            self._provide(name, entry, data)
-            self.session.actions.tell(peer, entry.round, m.Offer(name, b"".join(hashes), None))
+            budgets.end_job(peer)
+            joined = b"".join(hashes)
+            self._provide(name, entry, data, joined)
+            for each in sorted(self._hashing.pop(name, ())):
+                self.session.actions.tell(each, entry.round, m.Offer(name, joined, None))
 
-        self.session.ports.offload(lambda: result_hashes(entry, data), hashed)
+        if not budgets.begin_job(now, peer, "get"):
+            return
+        if self.session.ports.serve(lambda: result_hashes(entry, data), hashed):
+            self._hashing[name] = {peer}
+        else:
+            budgets.end_job(peer)
+            budgets.refuse(now, peer, "get")
 
-    def _provide(self, name: bytes, entry: Entry, data: memoryview) -> None:
+    def _provide(self, name: bytes, entry: Entry, data: memoryview, hashes: bytes = b"") -> None:
         self.session.ports.exchange.provide(name, data, grid_of(entry).bounds)
-        self._provided[name] = (entry.log, entry.round)
+        self._provided[name] = Provided(entry.log, entry.round, hashes)
 
     # ---- state
     def on_ask_state(self, now: float, peer: PeerId, body: m.AskState) -> None:
@@ -153,19 +180,29 @@ class Serving:
             self._making = True
             replica = session.replica
 
-            def copy() -> tuple[int, memoryview, list[bytes]]:
-                data = replica.snapshot()
-                step = state_chunk_bytes(replica.layout.numel)
-                return (
-                    replica.applied,
-                    data,
-                    [chunk_hash(data[at : at + step]) for at in range(0, len(data), step)],
-                )
+            def copy() -> tuple[int, memoryview]:  # in turn with the outer step, which writes to it
+                return replica.applied, replica.snapshot()
 
             session.ports.offload(copy, self._copied)
         return None
 
-    def _copied(self, now: float, made: tuple[int, memoryview, list[bytes]]) -> None:
+    def _copied(self, now: float, made: tuple[int, memoryview]) -> None:
+        round_, data = made
+        assert self.session.replica is not None
+        step = state_chunk_bytes(self.session.replica.layout.numel)
+
+        def hashed() -> tuple[int, memoryview, list[bytes]]:
+            return (
+                round_,
+                data,
+                [chunk_hash(data[at : at + step]) for at in range(0, len(data), step)],
+            )
+
+        if not self.session.ports.serve(hashed, self._hashed):
+            self._making = False  # whoever still wants one asks again
+            self._asking.clear()
+
+    def _hashed(self, now: float, made: tuple[int, memoryview, list[bytes]]) -> None:
         self._making = False
         round_, data, hashes = made
         made_now = Snapshot(round_, merkle_root(hashes), hashes, data, now)
@@ -241,8 +278,8 @@ class Serving:
             oldest = self.session.ports.storage.results_from()
             for name in [
                 name
-                for name, (log, round_) in self._provided.items()
-                if log == self.session.log and round_ < oldest
+                for name, known in self._provided.items()
+                if known.log == self.session.log and known.round < oldest
             ]:
                 self.withdraw(name)
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
 from random import Random
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from torch import Tensor
 
@@ -39,10 +39,11 @@ from .applying import Applying
 from .beforehand import Beforehand
 from .beginning import check_model, found, restore
 from .branching import Branching
+from .budgets import Accountant
 from .distances import Distances
 from .earlier import Earlier
 from .installing import Installing
-from .naming import shape_of
+from .naming import is_operation, shape_of
 from .offering import Offering
 from .operations import Operations
 from .others import Others
@@ -58,6 +59,10 @@ if TYPE_CHECKING:
     from ...security.identity import Identity
 
 MEMBERSHIP, ROUND = b"M", b"R"
+MAX_CONTACTS = 256
+KINDS: dict[type, str] = {
+    kind: str(kind.__struct_config__.tag) for kind in get_args(m.Body)
+}  # what a message is in its sender's budget
 Phase = Literal["seeking", "fetching", "running", "left"]
 
 
@@ -87,12 +92,14 @@ class Session:
         secrets: Random | None = None,
         probation: int = 0,
         per_hour: int = 0,
+        budgets: Accountant | None = None,
     ) -> None:
         """With ``seeding`` this member takes part also while no script is attached. ``site``: the label of the place where it is.
 
         ``branch_after_s``: those who see no quorum for so long go on together, uncertified; None: the run waits for one.
         ``log`` and ``membership``: of a fragment, whose run has others, with the same membership. ``identity``: ``me``'s, for secure rounds and BTARD;
         ``secrets``: what makes their secrets in a simulation. ``probation``, ``per_hour``: see `Admission`.
+        ``budgets``: of the run's peers; fragments have the same.
         Raises LocalProtocolError for a secure run without an identity.
         """
         self.run, self.me, self.organiser, self.settings, self.ports, self.rng = (
@@ -118,6 +125,7 @@ class Session:
             unix_offset_s=unix_offset_s,
         )
         self._follows = membership is not None  # another session speaks for the peer
+        self.budgets = budgets or Accountant()
         self.sessions = [self]  # of a run in fragments there are several
         self.machine: RoundMachine | None = None
         self.replica: Replica | None = None
@@ -355,12 +363,17 @@ class Session:
 
     # ---- inputs
     def add_contacts(self, now: float, peers: Iterable[PeerId]) -> None:
-        """Peers that discovery says take part in the run."""
+        """The peers that discovery says take part in the run now. Who is not named any more is no contact any more; of too many, those stay that
+        have been heard, and of the others some that are drawn anew each time."""
         self._now = now
-        for peer in peers:
-            if peer != self.me and peer not in self.contacts and len(self.contacts) < 256:
-                self.contacts.append(peer)
-                self._asked_at = -1e9
+        before = set(self.contacts)
+        named = [peer for peer in dict.fromkeys(peers) if peer != self.me]
+        if len(named) > MAX_CONTACTS:
+            self.rng.shuffle(named)
+            named.sort(key=lambda peer: not self.membership.live(now, peer))
+        self.contacts = named[:MAX_CONTACTS]
+        if not before.issuperset(self.contacts):
+            self._asked_at = -1e9
         self._drain(now)
 
     def on_link(self, now: float, peer: PeerId, up: bool) -> None:
@@ -376,14 +389,19 @@ class Session:
         self.tick(now)
 
     def on_message(self, now: float, peer: PeerId, data: bytes) -> None:
-        """A control message of an authenticated peer. Breaches are reported, never raised."""
+        """A control message of an authenticated peer. Breaches are reported, never raised; what exceeds the peer's budget is dropped."""
         self._now = now
         self.membership.heard(now, peer)
+        if not self.budgets.message(now, peer, len(data), member=peer in self.config_peers()):
+            return
         try:
             if data[:1] == MEMBERSHIP:
-                self.membership.on_message(now, peer, data[1:])
+                if self.budgets.request(now, peer, "membership"):
+                    self.membership.on_message(now, peer, data[1:])
             elif data[:1] == ROUND:
-                self._on_envelope(now, peer, m.decode(data[1:], peer))
+                envelope = m.decode(data[1:], peer)
+                if self._affordable(now, peer, envelope):
+                    self._on_envelope(now, peer, envelope)
             elif self.beforehand is not None and data[:1] == self.beforehand.prefix:
                 self.beforehand.on_message(now, peer, data[1:])
             else:
@@ -391,6 +409,13 @@ class Session:
         except (RemoteProtocolError, BadSignatureError) as error:
             self.ports.emit(ev.PeerMisbehaved(peer, error.message, said=True))
         self._drain(now)
+
+    def _affordable(self, now: float, peer: PeerId, envelope: m.Envelope) -> bool:
+        if is_operation(envelope.log):
+            return self.budgets.operation(now, peer)
+        body = envelope.body
+        asks = isinstance(body, m.Get) and body.chunks
+        return self.budgets.request(now, peer, "get_chunks" if asks else KINDS[type(body)])
 
     def _on_envelope(self, now: float, peer: PeerId, envelope: m.Envelope) -> None:
         body = envelope.body

@@ -27,6 +27,7 @@ from ..session.session import MEMBERSHIP, Session
 
 T = TypeVar("T")
 SMALLEST_WAIT_S = 0.001
+MAX_SERVED = 32  # as in a node
 UNKNOWN = Pace()
 
 
@@ -157,6 +158,7 @@ class NodeProcess:
         self._timer: Timer | None = None
         self._pumps: dict[PeerId, Timer] = {}
         self._jobs: deque[tuple[Callable[[], Any], Callable[[float, Any], None]]] = deque()
+        self._served: deque[tuple[Callable[[], Any], Callable[[float, Any], None]]] = deque()
         self._late: list[Callable[[], None]] = []
         self._input, self._hearing = Input(self, True), Input(self, False)
 
@@ -289,27 +291,42 @@ class NodeProcess:
 
     def offload(self, work: Callable[[], T], done: Callable[[float, T], None]) -> None:
         """Jobs run one at a time, in order; each takes a moment of virtual time, in which other things happen."""
-        self._jobs.append((work, done))
-        if len(self._jobs) == 1:
-            self._begin()
+        self._put(self._jobs, work, done)
 
-    def _begin(self) -> None:
-        work, done = self._jobs[0]
+    def serve(self, work: Callable[[], T], done: Callable[[float, T], None]) -> bool:
+        """As `offload`, in a queue of its own."""
+        if len(self._served) > MAX_SERVED:
+            return False
+        self._put(self._served, work, done)
+        return True
+
+    def _put(self, jobs: Any, work: Callable[[], T], done: Callable[[float, T], None]) -> None:
+        jobs.append((work, done))
+        if len(jobs) == 1:
+            self._begin(jobs)
+
+    def _begin(self, jobs: Any) -> None:
+        work, done = jobs[0]
         early = (
             self._rng.random() < 0.5
         )  # a thread may do the work at once or only at the end: both must be right
         result = work() if early else None
-        self.world.after(self.place.work_s, lambda: self._finish(work, done, early, result))
+        self.world.after(self.place.work_s, lambda: self._finish(jobs, work, done, early, result))
 
     def _finish(
-        self, work: Callable[[], T], done: Callable[[float, T], None], early: bool, result: Any
+        self,
+        jobs: Any,
+        work: Callable[[], T],
+        done: Callable[[float, T], None],
+        early: bool,
+        result: Any,
     ) -> None:
-        if self.runs(lambda: self._finish(work, done, early, result)):
+        if self.runs(lambda: self._finish(jobs, work, done, early, result)):
             with self.alive():
                 done(self.world.now, result if early else work())
-                self._jobs.popleft()
-                if self._jobs:
-                    self._begin()
+                jobs.popleft()
+                if jobs:
+                    self._begin(jobs)
 
     def emit(self, event: object) -> None:
         """Tell whoever watches."""

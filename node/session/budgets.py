@@ -1,0 +1,185 @@
+"""What one peer may ask of this node in one run: token buckets by peer and kind of message. Sans I/O: callers pass ``now`` in seconds.
+
+A message is counted twice. Before it is decoded it takes one message and its bytes from its sender's buckets; decoded, it takes one of its type.
+What a bucket does not hold is refused and counted, and the reader of the peer's stream pauses until the bucket has been refilled: TCP
+then slows the sender down, and what it sends costs this node no more than its budget. Nothing is lost by that but time, since every loss
+is repaired by asking again.
+
+Members have larger buckets than those who are only admitted. Free-standing operations are as many as scripts call: each call of the own script pays
+for what its peers say about as many operations, beyond the little that they may say of operations that nobody here has called.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from ...collectives.identifiers import PeerId
+
+MAX_PEERS = 1024  # of which buckets are kept; full ones are as good as none
+MAX_PAUSE_S = 1.0  # a stream that is read no more for longer would be taken for a silent one
+MADE = "operation"  # the kind that an operation takes which a peer's message makes known here
+
+
+class Rate(NamedTuple):
+    """``per_s`` tokens a second, and at most ``burst`` of them at once."""
+
+    per_s: float
+    burst: float
+
+
+MESSAGES, MEMBER_MESSAGES = Rate(256, 1024), Rate(4096, 16384)
+BYTES, MEMBER_BYTES = Rate(4 << 20, 16 << 20), Rate(64 << 20, 256 << 20)
+
+REQUESTS: dict[str, Rate] = {
+    "manifest": Rate(2, 16),
+    "ban": Rate(16, 128),
+    "membership": Rate(64, 512),
+    "ask_state": Rate(2, 16),
+    "fetch": Rate(64, 256),
+    "join": Rate(16, 64),
+    "get": Rate(64, 256),  # of chunk hashes
+    "get_chunks": Rate(512, 2048),
+    "offer": Rate(64, 256),
+    "gone": Rate(64, 256),
+    "catch": Rate(64, 256),
+    "trial": Rate(4, 16),
+    "sample": Rate(4, 16),
+    "retained": Rate(16, 128),
+    "fork": Rate(16, 128),
+    "consent": Rate(16, 128),
+    "begin": Rate(16, 128),
+    "seal": Rate(16, 128),
+    "sealed": Rate(16, 128),
+    MADE: Rate(128, 256),
+}
+ROUND = Rate(1024, 4096)
+"""Of each other type of the round's messages: some of a round, and of a fast run hundreds of rounds a second."""
+OPERATION = Rate(1024, 4096)
+"""All messages about free-standing operations."""
+A_CALL = 32.0
+"""How many messages about operations a call of the own script pays for, for each peer."""
+JOBS_AT_ONCE = 4
+"""Jobs that one peer may have waiting in the queue of service."""
+
+
+class _Bucket:
+    """Full at first."""
+
+    __slots__ = ("_at", "_left")
+
+    def __init__(self, rate: Rate, now: float) -> None:
+        self._left, self._at = rate.burst, now
+
+    def take(self, rate: Rate, now: float, amount: float) -> float:
+        """0.0 where there was as much; otherwise nothing is taken, and it is how many seconds until there is."""
+        self._left = min(rate.burst, self._left + max(0.0, now - self._at) * rate.per_s)
+        self._at = now
+        if self._left >= amount:
+            self._left -= amount
+            return 0.0
+        return (amount - self._left) / rate.per_s
+
+    def give(self, rate: Rate, amount: float) -> None:
+        """Some more than time refills."""
+        self._left = min(rate.burst, self._left + amount)
+
+
+class _Account:
+    """Of one peer."""
+
+    __slots__ = ("buckets", "jobs", "refused", "used_at")
+
+    def __init__(self) -> None:
+        self.buckets: dict[str, _Bucket] = {}
+        self.refused: Counter[str] = Counter()
+        self.jobs = 0
+        self.used_at = 0.0
+
+
+class Accountant:
+    """What the peers of one run have used of this node."""
+
+    def __init__(self) -> None:
+        self._accounts: dict[PeerId, _Account] = {}
+        self._pause = 0.0
+
+    def message(self, now: float, peer: PeerId, nbytes: int, *, member: bool) -> bool:
+        """Whether a message of ``nbytes`` is looked at."""
+        messages, volume = (MEMBER_MESSAGES, MEMBER_BYTES) if member else (MESSAGES, BYTES)
+        return self._take(now, peer, "messages", messages) and self._take(
+            now, peer, "bytes", volume, min(float(nbytes), volume.burst)
+        )
+
+    def request(self, now: float, peer: PeerId, kind: str) -> bool:
+        """Whether one more message of this type is listened to."""
+        return self._take(now, peer, kind, REQUESTS.get(kind, ROUND))
+
+    def operation(self, now: float, peer: PeerId) -> bool:
+        """Whether one more message about a free-standing operation is."""
+        return self._take(now, peer, "operations", OPERATION)
+
+    def called(self) -> None:
+        """The own script has called an operation: its peers will speak of it."""
+        for account in self._accounts.values():
+            for kind, rate, amount in (
+                ("operations", OPERATION, A_CALL),
+                (MADE, REQUESTS[MADE], 2.0),
+                ("messages", MEMBER_MESSAGES, A_CALL),
+            ):
+                if (bucket := account.buckets.get(kind)) is not None:
+                    bucket.give(rate, amount)
+
+    def begin_job(self, now: float, peer: PeerId, kind: str) -> bool:
+        """Whether ``peer`` may have one more job in the queue of service; then `end_job` ends it."""
+        account = self._account(now, peer)
+        if account.jobs >= JOBS_AT_ONCE:
+            account.refused[kind] += 1
+            return False
+        account.jobs += 1
+        return True
+
+    def end_job(self, peer: PeerId) -> None:
+        """A job of its is over."""
+        if (account := self._accounts.get(peer)) is not None:
+            account.jobs = max(0, account.jobs - 1)
+
+    def refuse(self, now: float, peer: PeerId, kind: str) -> None:
+        """Count what is refused elsewhere, for want of room."""
+        self._account(now, peer).refused[kind] += 1
+
+    def pause_s(self) -> float:
+        """How long the stream that the last message came on is not to be read, in seconds. Asking sets it to 0."""
+        pause, self._pause = self._pause, 0.0
+        return pause
+
+    def refused(self, peer: PeerId) -> dict[str, int]:
+        """How much of each kind was refused to a peer until now."""
+        account = self._accounts.get(peer)
+        return dict(account.refused) if account is not None else {}
+
+    def refusing(self) -> list[PeerId]:
+        """Peers to which something was refused."""
+        return [peer for peer, account in self._accounts.items() if account.refused]
+
+    def _take(self, now: float, peer: PeerId, kind: str, rate: Rate, amount: float = 1.0) -> bool:
+        account = self._account(now, peer)
+        bucket = account.buckets.get(kind)
+        if bucket is None:
+            bucket = account.buckets[kind] = _Bucket(rate, now)
+        wait = bucket.take(rate, now, amount)
+        if wait:
+            account.refused[kind] += 1
+            self._pause = min(MAX_PAUSE_S, max(self._pause, wait))
+        return not wait
+
+    def _account(self, now: float, peer: PeerId) -> _Account:
+        account = self._accounts.get(peer)
+        if account is None:
+            if len(self._accounts) >= MAX_PEERS:
+                idle = [each for each, it in self._accounts.items() if not it.jobs]
+                if idle:
+                    del self._accounts[min(idle, key=lambda each: self._accounts[each].used_at)]
+            account = self._accounts[peer] = _Account()
+        account.used_at = now
+        return account

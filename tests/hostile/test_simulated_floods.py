@@ -1,0 +1,150 @@
+"""Well-formed messages in masses, in the simulator: they cost what their sender's budget is, and no round."""
+
+from __future__ import annotations
+
+import pytest
+from session_table import Peer, Table
+
+from atoll.collectives import messages as m
+from atoll.collectives.exchange.slot import unfold
+from atoll.collectives.identifiers import PeerId
+from atoll.node.session.actions import ROUND_PREFIX, main_log
+from atoll.node.session.budgets import JOBS_AT_ONCE, REQUESTS, ROUND
+from atoll.node.session.session import KINDS
+
+STRANGER = PeerId("stranger")
+FLOOD = 55_600
+FLOOD_S = 15.0
+
+
+def wire(body: m.Body, *, round_: int = 1, log: str | None = None) -> bytes:
+    return ROUND_PREFIX + m.encode(m.Envelope(log or main_log("run"), round_, 0, body))
+
+
+def flood(table: Table, victim: Peer, sender: PeerId, data: bytes, count: int = FLOOD) -> None:
+    """So many of one message within FLOOD_S of virtual time."""
+    at_once = 100
+
+    def some() -> None:
+        victim.do(
+            lambda session, now: [session.on_message(now, sender, data) for _ in range(at_once)]
+        )
+
+    for number in range(count // at_once):
+        table.world.after(number * FLOOD_S * at_once / count, some)
+
+
+def rounds_take(table: Table, count: int) -> list[float]:
+    """How long so many rounds of all members take, each."""
+    took = list[float]()
+    for _ in range(count):
+        began, before = table.world.now, [len(peer.rounds()) for peer in table.peers]
+        for peer in table.peers:
+            peer.contribute(f"{peer.name}/{began}"[:16])
+        table.until(
+            lambda before=before: all(
+                len(peer.rounds()) > had for peer, had in zip(table.peers, before, strict=True)
+            )
+        )
+        took.append(table.world.now - began)
+        table.wait(1.0)
+    return took
+
+
+@pytest.fixture
+def table() -> Table:
+    table = Table(3)
+    table.all_in()
+    return table
+
+
+def newest(peer: Peer) -> bytes:
+    """The hash of the newest entry."""
+    return peer.machine.journal.entries[-1].entry.hash()
+
+
+def test_chunkless_gets_without_end_are_hashed_once_and_cost_no_round(table: Table) -> None:
+    """What stopped all rounds for minutes: each was a job in the queue that applies rounds."""
+    victim = table.peers[0]
+    quiet = rounds_take(table, 3)
+    flood(table, victim, STRANGER, wire(m.Get(newest(victim), ())))
+    flooded = rounds_take(table, 12)
+    assert max(flooded) <= 1.25 * max(quiet)
+    node = victim.node
+    assert node is not None
+    assert len(node._jobs) <= 1
+    assert len(node._served) <= JOBS_AT_ONCE
+    table.wait(FLOOD_S)
+    rate = REQUESTS["get"]
+    refused = victim.session.budgets.refused(STRANGER)
+    heard = FLOOD - sum(refused.values())
+    assert 0 < heard <= rate.burst + rate.per_s * FLOOD_S
+    table.end()
+
+
+def test_gets_of_everything_that_is_there_have_few_jobs_waiting(table: Table) -> None:
+    rounds_take(table, 8)
+    victim = table.peers[0]
+    names = [it.entry.hash() for it in victim.machine.journal.entries if it.entry.contributors]
+    assert len(names) >= 8
+    victim.do(
+        lambda session, now: [
+            session.on_message(now, STRANGER, wire(m.Get(name, ()))) for name in names
+        ]
+    )
+    node = victim.node
+    assert node is not None
+    assert len(node._served) == JOBS_AT_ONCE
+    assert not node._jobs
+    table.wait(5.0)
+    assert not node._served
+    assert victim.session.budgets.refused(STRANGER)["get"] == len(names) - JOBS_AT_ONCE
+    table.end()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS.values() if kind != "get"])
+def test_no_type_of_message_is_listened_to_beyond_its_rate(kind: str, table: Table) -> None:
+    victim, rate = table.peers[0], REQUESTS.get(kind, ROUND)
+    budgets = victim.session.budgets
+    passed = sum(budgets.request(100.0, STRANGER, kind) for _ in range(FLOOD))
+    assert passed == rate.burst
+    assert rate.per_s <= 1024
+    table.end()
+
+
+def test_a_member_that_floods_costs_no_round(table: Table) -> None:
+    victim, member = table.peers[0], table.peers[1].name
+    quiet = rounds_take(table, 3)
+    for body in (m.AskState(), m.Fetch(), m.Join(), m.Get(bytes(32), ()), m.Gone(bytes(32))):
+        flood(table, victim, member, wire(body), 6000)
+    assert max(rounds_take(table, 12)) <= 1.25 * max(quiet)
+    assert set(victim.session.budgets.refused(member)) >= {"ask_state", "fetch", "join"}
+    table.end()
+
+
+def test_contacts_go_with_their_announcements(table: Table) -> None:
+    """A flood of announcements makes a node deaf for nobody once it is over."""
+    victim = table.peers[0]
+    fakes = [PeerId(f"fake{number}") for number in range(1000)]
+    victim.do(lambda session, now: session.add_contacts(now, fakes))
+    assert len(victim.session.contacts) == 256
+    victim.do(lambda session, now: session.add_contacts(now, [STRANGER]))
+    assert victim.session.contacts == [STRANGER]
+    table.end()
+
+
+def test_of_too_many_contacts_those_stay_that_were_heard(table: Table) -> None:
+    victim = table.peers[0]
+    fakes = [PeerId(f"fake{number}") for number in range(1000)]
+    victim.do(lambda session, now: session.on_message(now, STRANGER, wire(m.Fetch())))
+    for _ in range(5):
+        victim.do(lambda session, now: session.add_contacts(now, [*fakes, STRANGER]))
+        assert STRANGER in victim.session.contacts
+    table.end()
+
+
+def test_a_chunk_named_over_and_over_is_asked_for_once() -> None:
+    """A Get of 4,096 times everything would be 16 million chunks."""
+    spans = [(0, 1 << 48)] * 4096
+    assert list(unfold(spans, 4096)) == list(range(4096))
+    assert list(unfold([(2, 5), (7, 9)], 8)) == [2, 3, 4, 7]

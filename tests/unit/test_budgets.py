@@ -1,0 +1,77 @@
+"""What one peer may ask of a node: token buckets, and what is refused is counted."""
+
+from __future__ import annotations
+
+from atoll.collectives.identifiers import PeerId
+from atoll.node.session.budgets import (
+    BYTES,
+    JOBS_AT_ONCE,
+    MAX_PAUSE_S,
+    MAX_PEERS,
+    MEMBER_MESSAGES,
+    MESSAGES,
+    REQUESTS,
+    Accountant,
+)
+
+A, B = PeerId("a"), PeerId("b")
+
+
+def test_a_flood_gets_its_burst_and_then_what_time_refills() -> None:
+    budgets = Accountant()
+    rate = REQUESTS["get"]
+    passed = sum(budgets.request(0.0, A, "get") for _ in range(55_600))
+    assert passed == rate.burst
+    assert budgets.refused(A) == {"get": 55_600 - rate.burst}
+    assert sum(budgets.request(2.0, A, "get") for _ in range(1000)) == 2 * rate.per_s
+    assert budgets.request(2.0, B, "get"), "one peer's flood is not another's"
+    assert budgets.refusing() == [A]
+
+
+def test_the_stream_of_who_goes_beyond_its_budget_pauses_until_there_is_some_again() -> None:
+    budgets = Accountant()
+    for _ in range(int(MESSAGES.burst)):
+        assert budgets.message(0.0, A, 0, member=False)
+    assert budgets.pause_s() == 0.0
+    assert not budgets.message(0.0, A, 0, member=False)
+    assert 0 < budgets.pause_s() <= min(MAX_PAUSE_S, 1 / MESSAGES.per_s)
+    assert budgets.pause_s() == 0.0, "told once"
+
+
+def test_members_have_more_and_bytes_count_as_well_as_messages() -> None:
+    budgets = Accountant()
+    assert MEMBER_MESSAGES.burst > MESSAGES.burst
+    size = 1 << 20
+    passed = sum(budgets.message(0.0, A, size, member=False) for _ in range(1000))
+    assert passed == BYTES.burst // size
+    assert budgets.refused(A) == {"bytes": 1000 - passed}
+
+
+def test_a_call_of_the_own_script_pays_for_what_peers_say_about_it() -> None:
+    """At any rate of calls, more than an idle member listens to."""
+    budgets = Accountant()
+    refused = 0
+    for _ in range(20_000):  # all at one moment
+        budgets.called()
+        for _ in range(8):
+            refused += not budgets.operation(0.0, A)
+    assert refused == 0
+
+
+def test_jobs_at_once_are_few_and_end() -> None:
+    budgets = Accountant()
+    assert [budgets.begin_job(0.0, A, "get") for _ in range(JOBS_AT_ONCE + 2)] == [
+        *[True] * JOBS_AT_ONCE,
+        False,
+        False,
+    ]
+    budgets.end_job(A)
+    assert budgets.begin_job(0.0, A, "get")
+    assert budgets.refused(A) == {"get": 2}
+
+
+def test_any_number_of_peers_takes_bounded_memory() -> None:
+    budgets = Accountant()
+    for number in range(3 * MAX_PEERS):
+        budgets.refuse(float(number), PeerId(str(number)), "get")
+    assert len(budgets.refusing()) == MAX_PEERS
