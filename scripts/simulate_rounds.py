@@ -38,7 +38,18 @@ NOT_WITH_LIARS = (
     "amnesia",
     "shatter",
 )  # a lost journal is a lie more; nobody branches in such a run
-FAULTS = ("crash", "freeze", "partition", "isolate", "cut", "storm", "amnesia", "leave", "shatter")
+FAULTS = (
+    "crash",
+    "freeze",
+    "partition",
+    "isolate",
+    "cut",
+    "storm",
+    "amnesia",
+    "leave",
+    "shatter",
+    "death",
+)
 
 
 def parse(argv: list[str]) -> argparse.Namespace:

@@ -19,7 +19,16 @@ from .network import Network, Weather
 from .world import World
 
 FaultKind = Literal[
-    "crash", "freeze", "partition", "isolate", "cut", "storm", "amnesia", "leave", "shatter"
+    "crash",
+    "freeze",
+    "partition",
+    "isolate",
+    "cut",
+    "storm",
+    "amnesia",
+    "leave",
+    "shatter",
+    "death",
 ]
 TrapAction = Literal[
     "mid", "crash", "freeze", "isolate", "partition", "storm", "storm-crash", "whisper"
@@ -36,6 +45,7 @@ ALL_FAULTS: tuple[FaultKind, ...] = (
     "amnesia",
     "leave",
     "shatter",
+    "death",
 )
 
 ROUND_MESSAGES = (
@@ -178,7 +188,7 @@ def random_plan(
     often: list[FaultKind] = [
         kind
         for kind in kinds
-        if kind != "shatter"
+        if kind not in ("shatter", "death")
         for _ in range({"crash": 4, "freeze": 2, "partition": 2}.get(kind, 1))
     ]
     count = rng.randint(1, 8) if often else 0

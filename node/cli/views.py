@@ -113,7 +113,7 @@ def run_lines(terminal: Terminal, run: Document) -> list[str]:
         f"  refused  by {short_peer(str(peer))}: {' '.join(map(str, why))}"
         for peer, why in (run.get("refused") or {}).items()
     ]
-    return lines + trouble_lines(terminal, run.get("trouble"))
+    return lines + waiting_lines(run) + trouble_lines(terminal, run.get("trouble"))
 
 
 def entry_words(run: Document) -> str:
@@ -182,6 +182,20 @@ def privacy_text(privacy: Mapping[str, Any]) -> str:
         f", by quantile {privacy['quantile']:g}" if privacy.get("quantile") else ""
     )
     return f"{spent}, in {privacy.get('steps')} contributions; {privacy.get('left')} more are allowed{clip}"
+
+
+def waiting_lines(run: Document) -> list[str]:
+    """What is waited for, of whom, since when and what would end it, once no round was committed for long."""
+    waiting = run.get("waiting")
+    if not isinstance(waiting, Mapping) or not waiting.get("quiet"):
+        return []
+    of = ", ".join(short_peer(str(peer)) for peer in waiting.get("of") or ())
+    open_s = float(waiting.get("round_open_s") or 0)
+    return [
+        f"  waiting  {waiting.get('state')}, no round for {open_s:.0f} s: {waiting.get('what')}"
+        + (f", of {of}" if of else ""),
+        f"           ends when {waiting.get('ends')}",
+    ]
 
 
 def trouble_lines(terminal: Terminal, trouble: Any) -> list[str]:

@@ -16,11 +16,13 @@ from ...collectives.layout import MAX_FRAGMENTS
 from ...collectives.swarm import Share
 from ..session import events as ev
 from .troubles import founded_twice, removed_here
+from .waiting import document_of
 
 if TYPE_CHECKING:
     from .run import RunService
 
 log = logging.getLogger("atoll")
+USUAL = ("training", "round under way", "finished", "left")  # no news for whoever watches a log
 HISTORY = 256  # committed rounds kept for status
 SEEKING: tuple[str, int, int] = ("finding members", 0, 0)
 
@@ -171,6 +173,23 @@ class Chronicle:
             case ev.AnotherHistory():
                 if (twice := founded_twice(run.foreign)) is not None:
                     run.troubles.tell(twice)
+            case ev.Waits():
+                told = document_of(event.waiting, trio.current_time())
+                level = logging.INFO if event.waiting.state in USUAL else logging.WARNING
+                log.log(
+                    level,
+                    "run %s: %s for %.0f s: waits for %s of %s; it ends when %s",
+                    run.run_id,
+                    event.waiting.state,
+                    event.waiting.round_open_s,
+                    event.waiting.what,
+                    ", ".join(event.waiting.of) or "nobody",
+                    event.waiting.ends,
+                )
+                self._tell("run.waiting", fragment, **told)
+            case ev.WaitEnded():
+                log.info("run %s: it goes on", run.run_id)
+                self._tell("run.goes_on", fragment)
             case ev.StateDiverged():
                 self._tell("state.diverged", fragment, entry=event.entry)
             case _:

@@ -17,6 +17,7 @@ from ..quorum import quorum_of
 from ..secure.bound import bound_at
 from .chronicle import SEEKING
 from .troubles import described, founded_twice
+from .waiting import document_of
 
 if TYPE_CHECKING:
     from .run import RunService
@@ -54,6 +55,7 @@ def status_of(run: RunService) -> dict[str, Any]:
         "quorum": None if run.error else quorum(run),
         "branch": _branch(run),
         "seal": sealed(run),
+        "waiting": waiting_of(run),
         "script": bool(session and session.script),
         "progress": ["waiting for the state", 0, 0]
         if fetching and progress == SEEKING
@@ -169,6 +171,16 @@ def sealed(run: RunService) -> dict[str, Any] | None:
         name: sorted({peer for view in views for peer in getattr(view, name)})
         for name in ("removed", "awaited")
     }
+
+
+def waiting_of(run: RunService) -> dict[str, Any] | None:
+    """What is waited for; of a run in fragments, in the one whose log has stood still for longest. ``quiet``: for longer than rounds take."""
+    if run.whole is None or run.error:
+        return None
+    now = trio.current_time()
+    found = [(session.waits.look(now), session.waits) for session in run.whole.sessions]
+    waiting, waits = max(found, key=lambda each: each[0].round_open_s)
+    return {**document_of(waiting, now), "quiet": waits.told}
 
 
 def _branch(run: RunService) -> dict[str, Any]:

@@ -262,6 +262,8 @@ class LogActions:
             self.session.branching.result_arrived(self.session.clock(), entry, data)
         elif entry.log != self.session.log:
             self.session.operations.result_arrived(self.session.clock(), entry, data)
+        elif machine and machine.stateless and entry.round < machine.round:
+            self.session.installing.result_arrived(entry, data)
         elif machine and entry.round == machine.round:
             self.session.branching.tip_arrived(entry, data)
             self.results[entry.part_digests] = data
@@ -270,10 +272,9 @@ class LogActions:
     def result_gone(self, entry: Entry) -> None:
         """Nobody has the result any more: where it is decided, only a newer state helps."""
         machine = self.session.machine
-        if (
-            machine is not None
-            and machine.open.decided is not None
-            and machine.open.decided.entry == entry
+        if machine is not None and (
+            self.session.installing.lacks(entry)
+            or (machine.open.decided is not None and machine.open.decided.entry == entry)
         ):
             self.session.transfer.seek_state()
 
@@ -298,7 +299,8 @@ class LogActions:
         return self.session.machine is not None and round_ >= self.least_state()
 
     def least_state(self) -> int:
-        """The oldest entry whose state would: that before the open round where there is none here, or another one than was decided on."""
+        """The oldest entry whose state would: any where there is none here, that before the open round where it is another one than was
+        decided on."""
         machine = self.session.machine
         if machine is None:
             return 0
@@ -308,7 +310,7 @@ class LogActions:
             and machine.root is not None
             and machine.root != decided.entry.base_state
         )
-        return max(0, machine.round - (machine.stateless or diverged))
+        return 0 if machine.stateless else max(0, machine.round - diverged)
 
     def entry_at(self, round_: int) -> Certified | None:
         """A verified entry, applied or not."""

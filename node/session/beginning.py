@@ -99,7 +99,9 @@ def restore(session: Session, now: float) -> None:
         session.make_machine(now, journal.entries[0])
         return session.transfer.seek_state()
     if not replay(storage, replica, journal.entries, session.serving.matches):
-        return storage.reset()
+        storage.lacks_results()
+        session.make_machine(now, journal.entries[0])
+        return session.installing.replay(now, replica)
     session.replica = replica
     session.make_machine(now, journal.entries[0])
     replica.publish(session.round)

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ...collectives.group import Part, Plan
 from ...collectives.identifiers import PeerId
 from ...collectives.swarm import Share
 from ...collectives.telemetry import ReductionTimed
+
+if TYPE_CHECKING:
+    from .waiting import Waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,18 @@ class BranchEnded:
     adopted: bool
     lost: tuple[bytes, ...]
     samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """No entry was decided for several times as long as usual: what this member waits for. Told again when that changes."""
+
+    waiting: Waiting
+
+
+@dataclass(frozen=True, slots=True)
+class WaitEnded:
+    """An entry is applied, after `Waits` was told."""
 
 
 @dataclass(frozen=True, slots=True)

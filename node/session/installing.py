@@ -1,11 +1,19 @@
-"""A fetched state replaces the own one: beside the control loop, never while an entry is being applied, again where the disk was full."""
+"""A fetched state replaces the own one: beside the control loop, never while an entry is being applied, again where the disk was full.
+
+Where the journal knows entries that follow the state (the last life's state is lost, or results that followed its checkpoint are), their results
+are fetched one after the other and applied, before the member takes part again. It is the same life: what it promised and voted is known.
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
+from ...collectives.digest import merkle_root
 from ...collectives.errors import StorageError
+from ...collectives.group import Entry
 from ...collectives.layout import Layout
+from .ports import Replica
 
 if TYPE_CHECKING:
     from .session import Session
@@ -18,6 +26,8 @@ class Installing:
         self.session = session
         self.under_way = False  # nothing may be applied meanwhile
         self._half_done = False
+        self._applying = False
+        self._replica: Replica | None = None  # behind the journal, on its way to the journal's end
         self._waiting: tuple[int, bytes, Layout, memoryview] | None = (
             None  # it came while an entry was being applied, or found no room
         )
@@ -40,7 +50,7 @@ class Installing:
             self._waiting = (round_, root, layout, data)
             return None
         storage, rounds = session.ports.storage, session.rounds(round_)
-        replica = session.replica or storage.replica(layout, restore=False)
+        replica = session.replica or self._replica or storage.replica(layout, restore=False)
         self.under_way = True
         session.branching.halt()  # the entry after its base is certified: a round of it would be added to the state that comes
 
@@ -53,6 +63,10 @@ class Installing:
             try:
                 storage.save_layout(layout)
                 replica.publish(round_)
+                if round_ + 1 < machine.round:
+                    self.under_way = False
+                    storage.installed(round_)
+                    return self.replay(later, replica)
                 session.adopt(later, round_, root)
             except StorageError:
                 self._waiting, self._half_done = (
@@ -61,13 +75,68 @@ class Installing:
                 )  # tried again; until then nothing else is applied
                 raise
             self.under_way = False
-            session.installed(later, replica, round_)
+            storage.installed(round_)
+            return session.installed(later, replica)
 
         session.ports.offload(install, installed)
         return None
 
+    # ---- from a state to the end of the journal
+    def replay(self, now: float, replica: Replica) -> None:
+        """Apply the journal's next entry to the state, or take part again where there is none."""
+        session, machine = self.session, self.session.machine
+        assert machine is not None
+        if replica.applied + 1 == machine.round:
+            self._replica = None
+            return session.ports.offload(replica.hashes, partial(self._replayed, replica))
+        self._replica, entry = replica, self._next(replica)
+        data = session.ports.storage.kept(entry) if entry.contributors else None
+        if not entry.contributors or (data is not None and session.serving.matches(entry, data)):
+            return self._apply(replica, entry, data)
+        votes = machine.journal.entries[entry.round].votes
+        holders = [*(vote.member.peer for vote in votes), *session.config_peers()]
+        session.transfer.fetch_result(
+            now, entry, [peer for peer in dict.fromkeys(holders) if peer != session.me]
+        )
+        return None
+
+    def _next(self, replica: Replica) -> Entry:
+        machine = self.session.machine
+        assert machine is not None
+        return machine.journal.entries[replica.applied + 1].entry
+
+    def result_arrived(self, entry: Entry, data: memoryview) -> None:
+        """Verified bytes of an entry that is waited for."""
+        if self._replica is not None and entry.round == self._replica.applied + 1:
+            self.session.ports.storage.keep_result(entry, data)
+            self._apply(self._replica, entry, data)
+
+    def lacks(self, entry: Entry) -> bool:
+        """Whether the state cannot be brought on without this result: a newer state is of use then."""
+        return self._replica is not None and entry.round == self._replica.applied + 1
+
+    def _apply(self, replica: Replica, entry: Entry, data: memoryview | None) -> None:
+        def applied(now: float, _: None) -> None:
+            self._applying = False
+            replica.publish(entry.round)
+            if self._replica is replica and not self.under_way:
+                self.replay(now, replica)
+
+        self._applying = True
+        self.session.ports.offload(lambda: replica.apply(entry, data), applied)
+
+    def _replayed(self, replica: Replica, now: float, hashes: list[bytes]) -> None:
+        session = self.session
+        session.adopt(now, replica.applied, merkle_root(hashes))
+        session.transfer.seeking_state = False
+        session.installed(now, replica)
+
     def retry(self, now: float) -> None:
-        """What had to wait for another job, or for room on the disk."""
+        """What had to wait for another job, for room on the disk, or for a member that has a result."""
+        if self._replica is not None and not (self.busy or self._applying):
+            entry = self._next(self._replica)
+            if entry.hash() not in self.session.transfer.fetching:
+                self.replay(now, self._replica)
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             if self._half_done:

@@ -172,6 +172,9 @@ class MemoryStorage:
         """See Storage."""
         self._noisy += 1
 
+    def lacks_results(self) -> None:
+        """They are fetched."""
+
     def reset(self) -> None:
         """A new incarnation with an empty log."""
         sealed = self._journal.sealed

@@ -250,6 +250,10 @@ class Storage(Protocol):
         """A contribution with noise is about to be handed over: it counts against this member's privacy."""
         ...
 
+    def lacks_results(self) -> None:
+        """Results that followed the checkpoint are missing or changed. Raises StorageError E303 where nobody else can have them."""
+        ...
+
     def reset(self) -> None:
         """Begin a new incarnation with an empty log: the old journal cannot be trusted."""
         ...

@@ -54,6 +54,7 @@ from .retaining import Retaining
 from .serving import Serving
 from .tallies import shares_of
 from .transfer import Transfer
+from .waiting import Waits
 
 if TYPE_CHECKING:
     from ...security.identity import Identity
@@ -152,6 +153,7 @@ class Session:
         self._now = now
         self.branching = Branching(self, branch_after_s)
         self.recertifying = Recertifying(self)
+        self.waits = Waits(self, now)
         if (settings.secure or settings.btard) is not None and (identity is None or log):
             raise LocalProtocolError(
                 "a secure run, or one with BTARD, takes an identity, and is in one piece"
@@ -520,6 +522,7 @@ class Session:
                 self.branching.tick(now)
             if self.beforehand is not None:
                 self.beforehand.tick(now)
+            self.waits.tick(now)
             if now - self._asked_at >= self.timing.fetch_s:
                 self._asked_at = now
                 self.others.knock(now, targets)
@@ -540,12 +543,11 @@ class Session:
             now, [c for c in machine.frontier if machine.round <= c.entry.round <= round_], root
         )
 
-    def installed(self, now: float, replica: Replica, round_: int) -> None:
+    def installed(self, now: float, replica: Replica) -> None:
         """A fetched state and its entries are in place: the next round opens."""
         machine = self.machine
         assert machine is not None
         self.replica = replica
-        self.ports.storage.installed(round_)
         self.actions.results.clear()
         self.opened(now)
         self.branching.restore()

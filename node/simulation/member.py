@@ -34,6 +34,7 @@ class SimMember:
         self.disks = [Disk(self, watch) for watch in swarm.watches]
         self.process: NodeProcess | None = None
         self.leaving = False
+        self.buried = False  # it never comes back
         self.life = -1
 
     @property
@@ -49,7 +50,7 @@ class SimMember:
     # ---- life
     def boot(self) -> None:
         """Start a process."""
-        if self.process is not None:
+        if self.process is not None or self.buried:
             return
         swarm, self.life = self.swarm, self.life + 1
         now, rng = swarm.world.now, swarm.world.stream(f"{self.peer}/{self.life}")

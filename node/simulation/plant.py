@@ -30,6 +30,7 @@ class Plant:
     """No bug. Subclasses override what they break."""
 
     branches = 0.0  # share of the seeds in which members without a quorum go on in branches
+    dying = 0.0  # share of the seeds in which members die for good
     recertified = 0.0  # share of the seeds in which the organiser recertifies
     lying = 0  # how many members lie
     lies: tuple[str, ...] = ()

@@ -36,6 +36,7 @@ from ..session.events import (
     StateReady,
 )
 from .checker import Checker, Violation
+from .deaths import Deaths
 from .liars import LIES, Lie
 from .member import Disk, SimMember
 from .plant import Plant
@@ -48,6 +49,7 @@ RECERTIFIED = (
     0.15  # share of the seeds in which a quorum is lost for ever, and the organiser recertifies
 )
 CHECKED = 0.5  # share of the seeds with two levels in which heads of sites are checked
+DYING = 0.5  # share of the seeds in which members die for good, of those where nothing else is lost for ever
 BRANCHED = 0.4  # share of the seeds in which members without a quorum go on in branches
 RECORD_KINDS = {
     record_header.PART: "part",
@@ -198,6 +200,9 @@ class SimSwarm:
             kinds,
         )
         self.faults = Faults(self.world, self.network, self, plan, self.world.stream("faults"))
+        self.deaths = Deaths(self, self.world.stream("deaths"))
+        if not (self.removal.planned or branching or self.options.lying):
+            self.deaths.plan(DYING if plant is None else self.plant.dying, kinds)
         self.network.tap = self._tap
 
     @property
@@ -220,6 +225,9 @@ class SimSwarm:
             ):
                 unfinished = True
                 raise Violation("liveness", self._stuck(target))
+            if silent := self.deaths.silent():
+                raise Violation("no silence", f"nobody hears why {', '.join(silent)} waits")
+            self.count("logs halted for want of a quorum", len(self._halted(target)))
             for watch in self.watches:
                 watch.finish()
         except Violation as violation:
@@ -253,9 +261,21 @@ class SimSwarm:
             )
         self.faults.start()
         self.removal.start()
+        self.deaths.start()
 
     def _settled(self, target: int) -> bool:
-        return not self.world.events % 16 and all(watch.settled(target) for watch in self.watches)
+        if self.world.events % 16:
+            return False
+        halted = self._halted(target) if self.deaths.still else []
+        return all(watch.settled(target) or watch in halted for watch in self.watches)
+
+    def _halted(self, target: int) -> list[Watch]:
+        """Logs that do not go on, and need not: those who are left are no quorum."""
+        return [
+            watch
+            for watch in self.watches
+            if self.deaths.doomed and not watch.settled(target) and not self.deaths.promised(watch)
+        ]
 
     def _stuck(self, target: int) -> str:
         where = "; ".join(watch.where() for watch in self.watches)
@@ -338,7 +358,7 @@ class SimSwarm:
     # ---- the network
     def contacts(self, peer: PeerId) -> Sequence[PeerId]:
         """What discovery tells a starting process."""
-        others = [name for name in self.names if name != peer]
+        others = self.deaths.living(peer)
         return (
             [self.organiser] * (peer != self.organiser) + [self.rng.choice(others)]
             if others

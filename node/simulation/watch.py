@@ -102,11 +102,13 @@ class Watch:
         ]
 
     def settled(self, target: int) -> bool:
-        """Whether every member (but one that leaves) has so many entries and is in the configuration."""
+        """Whether every member that lives (but one that leaves) has so many entries and is in the configuration."""
         top = self.config
         for disk in self.disks:
             member = disk.member
             if (member.leaving and member.me not in top) or member.peer in self.swarm.liars:
+                continue
+            if member.buried:
                 continue
             if len(disk.log) < target or (member.me not in top and not member.leaving):
                 return False
@@ -116,7 +118,7 @@ class Watch:
         """How far everybody is: entries, and ! where a member is not in the configuration."""
         of = f"fragment {self.number}: " if len(self.swarm.watches) > 1 else ""
         return of + ", ".join(
-            f"{disk.member.peer}:{len(disk.log)}{'' if disk.member.me in self.config else '!'}"
+            f"{disk.member.peer}:{len(disk.log)}{'' if disk.member.me in self.config else '!'}{'+' * disk.member.buried}"
             for disk in self.disks
         )
 

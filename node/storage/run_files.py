@@ -353,8 +353,8 @@ class RunFiles:
         write_atomically(self._folder / "privacy", b"%d\n" % (self.noisy() + 1))
 
     # ---- life
-    def reset(self) -> None:
-        """The results since the checkpoint are not all here: a new incarnation with an empty log. Raises StorageError."""
+    def lacks_results(self) -> None:
+        """They are fetched, if there is somebody to have them; votes and promises are all here, so it is the same life."""
         self._damaged(
             cp.damaged(
                 self._folder / "results",
@@ -362,6 +362,10 @@ class RunFiles:
                 alone=self.alone,
             )
         )
+        self.check()
+
+    def reset(self) -> None:
+        """A new incarnation with an empty log. Raises StorageError."""
         self._begin_anew()
 
     def _begin_anew(self) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from session_table import Peer, Table
 
+from atoll.node.session import events as ev
+
 KEPT = 8  # rounds whose results are kept for laggards
 
 
@@ -28,7 +30,12 @@ def three_left(table: Table) -> tuple[Peer, Peer, Peer]:
 
 def goes_on(table: Table, peers: list[Peer]) -> None:
     """They commit three more rounds, and hold the same bits."""
-    table.until(lambda: all(peer.inside and not peer.machine.frontier for peer in peers))
+    table.until(
+        lambda: all(
+            peer.inside and not peer.machine.frontier and peer.session.phase == "running"
+            for peer in peers
+        )
+    )
     for number in range(3):
         together(table, peers, f"again {number}")
     anchors = [peer.session.replica.anchor.tolist() for peer in peers if peer.session.replica]
@@ -64,4 +71,71 @@ def test_a_holder_that_was_started_again_does_so_too() -> None:
     lags.start().attach()
     holder.start().attach()
     goes_on(table, [holder, lags])
+    table.end()
+
+
+# ---- nobody waits in silence
+
+
+def waits_of(peer: Peer) -> list[tuple[str, tuple[str, ...]]]:
+    """What it has said that it waits for."""
+    told = [event.waiting for event in peer.heard if isinstance(event, ev.Waits)]
+    return [(waiting.state, waiting.of) for waiting in told]
+
+
+def test_who_is_no_quorum_says_so_and_of_whom_it_waits() -> None:
+    table = Table(3)
+    first, second, third = table.all_in()
+    together(table, table.peers, "one")
+    second.kill()
+    third.kill()
+    first.contribute("alone")
+    table.until(lambda: ("no quorum", ("p1", "p2")) in waits_of(first))
+    waiting = first.session.waits.look(table.world.now)
+    assert (waiting.what, waiting.since > 0) == ("2 of 3 members; 1 can be counted on", True)
+    assert "recertify" in waiting.ends
+    second.start().attach()
+    second.contribute("with it")
+    table.until(lambda: any(isinstance(event, ev.WaitEnded) for event in first.heard))
+    assert first.session.completed == 2
+    table.end()
+
+
+def test_a_swarm_whose_scripts_train_for_long_says_that_it_waits_for_them() -> None:
+    table = Table(2)
+    first, second = table.all_in()
+    together(table, table.peers, "one")
+    table.until(lambda: bool(waits_of(first) and waits_of(second)))
+    assert waits_of(first) == waits_of(second) == [("training", ("p0", "p1"))]
+    table.end()
+
+
+def test_who_lacks_the_state_says_who_would_have_it() -> None:
+    table = Table(3)
+    _, second, third = table.all_in()
+    together(table, table.peers, "one")
+    for peer in table.peers:
+        peer.kill()
+    second.storage._checkpoint = second.storage._before = None  # its disk lost the state only
+    second.start().attach()
+    table.until(lambda: bool(waits_of(second)))
+    assert waits_of(second)[-1] == ("lacking state", ("p0", "p2"))
+    third.start().attach()
+    goes_on(table, [second, third])
+    table.end()
+
+
+def test_a_member_that_lost_its_state_but_not_its_journal_goes_on_as_the_same_life() -> None:
+    """It takes an older state from the one that is left, and the results of what its own journal knows."""
+    table = Table(3)
+    _, second, third = table.all_in()
+    for number in range(6):
+        together(table, table.peers, f"round {number}")
+    for peer in table.peers:
+        peer.kill()
+    second.storage._checkpoint, second.storage._kept = second.storage._before, {}
+    second.start().attach()
+    third.start().attach()
+    goes_on(table, [second, third])
+    assert second.machine.me.incarnation == 0
     table.end()

@@ -31,7 +31,7 @@ NO_FAULTS = Options(faults=())
 def test_a_swarm_with_faults_keeps_its_promises(seed: int) -> None:
     verdict = run_seed(seed)
     assert verdict.problem == ""
-    assert verdict.rounds >= 10
+    assert verdict.rounds >= 10 or verdict.stats["logs halted for want of a quorum"]
 
 
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + 4))
@@ -59,7 +59,9 @@ def test_the_faults_of_these_seeds_are_all_there_are() -> None:
         for seed in range(FIRST, FIRST + FAULTY_SEEDS)
         for trap in SimSwarm(seed).faults.plan.traps
     }
-    assert kinds == set(Options().faults)
+    doomed = [len(SimSwarm(seed).deaths.doomed) for seed in range(FIRST, FIRST + FAULTY_SEEDS)]
+    assert kinds | {"death"} == set(Options().faults)
+    assert sum(map(bool, doomed)) >= 5  # in so many seeds members die for good
     assert {"mid", "crash", "freeze", "storm-crash"} <= traps
 
 

@@ -1,0 +1,208 @@
+"""What a member waits for: one typed value, from which status, log and events are drawn. Nobody waits in silence.
+
+`Waits.look` names it at any time; `Waits.tick` tells it as an event once no round was committed for several times as long as rounds take,
+again when it changes, and that it is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from ...collectives.group import Member
+from ...collectives.identifiers import PeerId
+from . import events as ev
+
+if TYPE_CHECKING:
+    from ...collectives.round import RoundMachine
+    from .session import Session
+
+WaitState = Literal[
+    "training",
+    "waiting for peers",
+    "no quorum",
+    "lacking state",
+    "recertifying",
+    "round under way",
+    "finished",
+    "left",
+    "banned",
+    "removed",
+]
+QUIET_ROUNDS = 3.0  # no commit for so many times as long as the last round took is silence
+QUIET_S = 5.0  # and for at least so long
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """``what`` is waited for, ``of`` whom, and what ``ends`` it; ``since``: seconds of the session's clock, when this began.
+
+    ``round_open_s``: for how long no entry was decided.
+    """
+
+    state: WaitState
+    what: str
+    of: tuple[PeerId, ...]
+    ends: str
+    since: float
+    round_open_s: float = 0.0
+
+
+class Waits:
+    """Of one log."""
+
+    def __init__(self, session: Session, now: float) -> None:
+        self.session = session
+        self._moved_at = now  # when the log came on last
+        self._round = -1
+        self._now: Waiting | None = None
+        self._told: tuple[str, tuple[PeerId, ...]] | None = None
+
+    def tick(self, now: float) -> None:
+        """Look, and tell what changed while nothing comes on."""
+        machine = self.session.machine
+        round_ = machine.round if machine is not None and not machine.stateless else -1
+        if round_ != self._round:
+            self._round, self._moved_at = round_, now
+            if self._told is not None:
+                self._told = None
+                self.session.ports.emit(ev.WaitEnded())
+        if now - self._moved_at <= self.quiet_s:
+            return
+        waiting = self.look(now)
+        if (key := (waiting.state, waiting.of)) != self._told:
+            self._told = key
+            self.session.ports.emit(ev.Waits(waiting))
+
+    @property
+    def quiet_s(self) -> float:
+        """No entry for longer than this is silence."""
+        machine = self.session.machine
+        usual = machine.round_s if machine is not None and machine.round_s is not None else 0.0
+        return max(QUIET_S, QUIET_ROUNDS * usual)
+
+    @property
+    def told(self) -> bool:
+        """Whether the present wait was told as an event."""
+        return self._told is not None
+
+    def look(self, now: float) -> Waiting:
+        """What is waited for at this moment."""
+        state, what, of, ends = self._reason(now)
+        since = (
+            self._now.since
+            if self._now is not None and (self._now.state, self._now.of) == (state, of)
+            else now
+        )
+        self._now = Waiting(state, what, of, ends, since, now - self._moved_at)
+        return self._now
+
+    # ---- reasons, the first that holds
+    def _reason(self, now: float) -> tuple[WaitState, str, tuple[PeerId, ...], str]:
+        session, machine = self.session, self.session.machine
+        if session.left:
+            return "left", "nothing", (), "atoll join enters the run again"
+        if session.me in session.membership.banned:
+            return "banned", "nothing", (), "the organiser lifts the ban"
+        if session.recertifying.removed:
+            return "removed", "nothing", (), "this node joins again in a new life"
+        if machine is None:
+            return (
+                "waiting for peers",
+                "the beginning of the run's log",
+                _names(session.others.targets(now)),
+                "a member that has it is reached",
+            )
+        if (view := session.recertifying.view()) is not None:
+            return (
+                "recertifying",
+                "the answers of all known nodes to the organiser's seal",
+                _names(view.awaited),
+                "all of them answer",
+            )
+        if machine.stateless or session.transfer.seeking_state:
+            return (
+                "lacking state",
+                f"the state after entry {session.actions.least_state()} or a later one",
+                self._holders(machine),
+                "one of them that holds it is reached",
+            )
+        rounds = session.settings.rounds
+        if rounds is not None and session.completed >= rounds:
+            return "finished", "nothing", (), "all rounds of the run are committed"
+        if machine.open.decided is not None:
+            return (
+                "lacking state",
+                f"the result of entry {machine.round}, which is decided",
+                self._holders(machine),
+                "one of them that holds it is reached",
+            )
+        there = [member for member in machine.config if self._there(now, member)]
+        if not machine.quorum(there):
+            gone = [member.peer for member in machine.config if member not in there]
+            needed = len(machine.config) // 2 + 1
+            return (
+                "no quorum",
+                f"{needed} of {len(machine.config)} members; {len(there)} can be counted on",
+                _names(gone),
+                "enough of them come back as they were; if they never will, the organiser runs"
+                " atoll recertify",
+            )
+        if not machine.is_member:
+            return (
+                "waiting for peers",
+                "to be let in by the next entry",
+                _names(member.peer for member in there),
+                "their next round is decided",
+            )
+        return self._in_round(machine)
+
+    def _in_round(self, machine: RoundMachine) -> tuple[WaitState, str, tuple[PeerId, ...], str]:
+        """A quorum is there, and this member is one of it."""
+        ready = {offer.member.peer for offer in machine.offered()}
+        late = [
+            member.peer
+            for member in machine.config
+            if member.peer not in ready and not machine.silent(member)
+        ]
+        if machine.contribution is None and machine.open.plan is None and not ready:
+            return (
+                "training",
+                "the contributions of the members that train",
+                _names(late),
+                "one of them contributes",
+            )
+        if machine.open.plan is None:
+            return (
+                "waiting for peers",
+                f"contributions: {len(ready)} are there, {machine.shape.least} are needed",
+                _names(late),
+                "they contribute, or have had their time",
+            )
+        owners = [part.owner for part in machine.open.plan.parts]
+        return (
+            "round under way",
+            "the sums of those who add up, and the votes",
+            _names(owners),
+            "a quorum votes; whoever is silent is left out",
+        )
+
+    def _there(self, now: float, member: Member) -> bool:
+        """Whether a decision can count on this life of a member."""
+        session, machine = self.session, self.session.machine
+        assert machine is not None
+        if member.peer == session.me:
+            return member == machine.me
+        return not machine.ended(member) and session.others.there(now, member.peer) is not False
+
+    def _holders(self, machine: RoundMachine) -> tuple[PeerId, ...]:
+        """Who would have the newest state: who voted for the newest entry known, and its members."""
+        tail = machine.tail
+        peers = [vote.member.peer for vote in tail.votes]
+        peers += [member.peer for member in tail.entry.next_config]
+        return _names(peer for peer in peers if peer != self.session.me)
+
+
+def _names(peers: Iterable[PeerId]) -> tuple[PeerId, ...]:
+    return tuple(sorted(set(peers)))

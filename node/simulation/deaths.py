@@ -1,0 +1,96 @@
+"""Members that die for good, at any time, also long after the network is mended; and what the law of liveness promises whoever is left.
+
+docs/protocol.md, "The law of liveness": the living of a log go on if they are a quorum of the newest configuration that one of them knows
+to be decided. Who is no quorum waits, and says why.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ...collectives.group import Config, is_quorum
+from ...collectives.identifiers import PeerId
+from ...collectives.simulation.faults import FaultKind
+
+if TYPE_CHECKING:
+    from .swarm import SimSwarm
+    from .watch import Watch
+
+LATE_S = 2.0  # the last deaths are so long after the network is mended
+SILENT_S = 2.0  # whoever waits says why so long after it should
+STILL_S = 15.0  # after the last death: whoever is no quorum by now will never be one
+
+
+class Deaths:
+    """Who dies for good, and when."""
+
+    def __init__(self, swarm: SimSwarm, rng: random.Random) -> None:
+        self.swarm, self.rng = swarm, rng
+        self.doomed: dict[PeerId, float] = {}
+
+    def plan(self, share: float, kinds: Sequence[FaultKind]) -> None:
+        """In ``share`` of the seeds with deaths: some members, perhaps all but one, each at a time of its own."""
+        if "death" not in kinds or self.rng.random() >= share:
+            return
+        names, plan = self.swarm.names, self.swarm.faults.plan
+        for peer in self.rng.sample(names, self.rng.randint(1, max(1, len(names) - 1))):
+            early = self.rng.uniform(plan.start_s, plan.heal_s)
+            late = plan.heal_s + self.rng.uniform(0.0, LATE_S)
+            self.doomed[peer] = self.rng.choice((early, early, plan.heal_s, late))
+
+    def start(self) -> None:
+        """Schedule them."""
+        for peer, at_s in self.doomed.items():
+            self.swarm.world.at(at_s, partial(self._bury, peer))
+
+    def _bury(self, peer: PeerId) -> None:
+        self.swarm.count("death for good")
+        self.swarm.members[peer].buried = True
+        self.swarm.crash(peer)
+        for member in self.swarm.members.values():  # discovery goes on, and names who lives
+            process = member.process
+            if process is not None and process.runs(lambda: None):
+                with process.alive():
+                    process.run.add_contacts(self.swarm.world.now, self.living(member.peer))
+
+    def living(self, without: PeerId) -> list[PeerId]:
+        """Whoever else is not dead for good."""
+        return [
+            member.peer
+            for member in self.swarm.members.values()
+            if not member.buried and member.peer != without
+        ]
+
+    @property
+    def still(self) -> bool:
+        """Whether all are dead who will be, and what they said has arrived."""
+        return bool(self.doomed) and self.swarm.world.now > (
+            max(*self.doomed.values(), self.swarm.faults.plan.heal_s) + STILL_S
+        )
+
+    def promised(self, watch: Watch) -> bool:
+        """Whether the law says that this log goes on: the living are a quorum of the newest configuration that one of them knows."""
+        config = self.newest(watch)
+        living = {disk.member.me for disk in watch.disks if not disk.member.buried}
+        return is_quorum(config, living, self.swarm.organiser, self.swarm.options.lying)
+
+    def silent(self) -> list[str]:
+        """Living members in whose log nothing was decided for long, and that have not said what they wait for."""
+        now, found = self.swarm.world.now, list[str]()
+        for member in self.swarm.members.values():
+            process = member.process
+            if process is None or process.frozen or process.ended:
+                continue
+            for session in process.run.sessions:
+                waits = session.waits
+                if waits.look(now).round_open_s > waits.quiet_s + SILENT_S and not waits.told:
+                    found.append(f"{member.peer} ({waits.look(now).state})")
+        return found
+
+    def newest(self, watch: Watch) -> Config:
+        """The newest configuration that a living member knows to be decided."""
+        logs = [disk.log for disk in watch.disks if not disk.member.buried and disk.log]
+        return max(logs, key=len)[-1].entry.next_config if logs else ()

@@ -1,0 +1,27 @@
+"""What a run waits for, in words."""
+
+from __future__ import annotations
+
+from atoll.node.cli.views import waiting_lines
+from atoll.node.service.waiting import document_of
+from atoll.node.session.waiting import Waiting
+
+WAITING = Waiting(
+    "no quorum",
+    "2 of 3 members; 1 can be counted on",
+    (),
+    "enough of them come back",
+    since=40.0,
+    round_open_s=12.4,
+)
+
+
+def test_a_wait_is_shown_once_it_is_longer_than_usual() -> None:
+    document = document_of(WAITING, now=52.4)
+    assert waiting_lines({"waiting": None}) == waiting_lines({}) == []
+    assert waiting_lines({"waiting": {**document, "quiet": False}}) == []
+    assert waiting_lines({"waiting": {**document, "quiet": True}}) == [
+        "  waiting  no quorum, no round for 12 s: 2 of 3 members; 1 can be counted on",
+        "           ends when enough of them come back",
+    ]
+    assert document["round_open_s"] == 12.4
