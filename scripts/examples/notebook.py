@@ -19,7 +19,7 @@ swarm = join(INVITE) if INVITE else SoloSwarm(RunSettings(sync_every=10))
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-attachment = attach(model, optimizer, swarm)
+attachment = attach(model, optimizer, swarm, batch_size=32)
 draw = torch.Generator().manual_seed(crc32(swarm.peer.encode()))
 
 
@@ -30,7 +30,6 @@ def train(steps: int) -> None:
         inputs = torch.randn(32, 8, generator=draw)
         loss = (model(inputs) - inputs.sin().sum(1, keepdim=True)).square().mean()
         loss.backward()
-        attachment.samples(len(inputs))
         optimizer.step()
         optimizer.zero_grad()
         attachment.log(loss=loss)

@@ -17,14 +17,13 @@ swarm = join(sys.argv[1]) if sys.argv[1:] else SoloSwarm(RunSettings(sync_every=
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-attachment = attach(model, optimizer, swarm)
+attachment = attach(model, optimizer, swarm, batch_size=32)
 
 draw = torch.Generator().manual_seed(crc32(swarm.peer.encode()))  # other data for every peer
 while not attachment.done:
     inputs = torch.randn(32, 8, generator=draw)
     loss = (model(inputs) - inputs.sin().sum(1, keepdim=True)).square().mean()
     loss.backward()
-    attachment.samples(len(inputs))
     optimizer.step()
     optimizer.zero_grad()
     attachment.log(loss=loss)
