@@ -324,6 +324,7 @@ def streams(data: bytes) -> None:
         greeting.preface_decoder,
         greeting.hello_decoder,
         greeting.answer_decoder,
+        greeting.proof_decoder,
         lane_talk._decoder,
     ]
     for decoder in decoders:
@@ -501,7 +502,9 @@ def seeds() -> dict[str, list[bytes]]:
         + [
             _encode(x)
             for x in (
-                greeting.Hello(1, RUN, b"token"),
+                greeting.Hello(2, RUN),
+                greeting.Proof(b"certificate"),
+                greeting.Answer("", "", shown=b"certificate"),
                 greeting.Answer("", ""),
                 lane_talk.Ask(b"t" * 16, 0),
                 lane_talk.Offer(b"t" * 16, b"s" * 32, ("/ip4/10.0.0.1/tcp/1",), 0, False),

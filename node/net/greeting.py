@@ -1,6 +1,8 @@
 """What is said when a message stream opens (`streams`), and what its two ends share.
 
-The opener says Hello, the other side answers. With its Answer it may offer a wire (`wires`) in the stream's place.
+The opener says Hello, which names the topic and shows nothing. The other side answers with what shows its own standing. Only where
+that convinces the opener does it show its standing in turn (Proof), and is answered with yes, or no and why. With the yes may come
+the offer of a wire (`wires`) in the stream's place.
 """
 
 from __future__ import annotations
@@ -16,17 +18,20 @@ from ...collectives.record_layer import SECRET_BYTES
 from .wires import WireOffer
 
 PROTOCOL = "/atoll/topic/1"
-VERSION = 1
+VERSION = 2
 """Version of what is said inside a topic; two peers of different versions refuse each other with E140."""
 MAX_TOPIC_CHARS = 128
-MAX_TOKEN_BYTES = 8192
-MAX_HELLO_BYTES = MAX_TOKEN_BYTES + 1024
-MAX_ANSWER_BYTES = 4096
+MAX_SHOWN_BYTES = 1024
+MAX_HELLO_BYTES = 1024
+MAX_PROOF_BYTES = MAX_SHOWN_BYTES + 64
+MAX_ANSWER_BYTES = MAX_SHOWN_BYTES + 4096
 HELLO_S = 10.0
 PATIENCE_S = 30.0
-"""So long an opener has for its Hello. Who is shown out opens the next stream, which costs more than this one does."""
+"""So long an opener has for its Hello and its Proof. Who is shown out opens the next stream, which costs more than this one does."""
 NO_TOPIC = "topic"
 """Answer code: the other side has not opened this topic (yet). Not an error to show anybody."""
+NOT_ACCEPTED = "standing"
+"""The code of an opener's own refusal: the other side has not shown that it is one of the run."""
 PING_S = 4.0
 SILENT_S = 15.0
 """A stream on which nothing was heard for so long is dead, and the connection under it."""
@@ -43,19 +48,26 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
 
     version: Annotated[int, msgspec.Meta(ge=0)]
     topic: Annotated[str, msgspec.Meta(max_length=MAX_TOPIC_CHARS)]
-    token: Annotated[bytes, msgspec.Meta(max_length=MAX_TOKEN_BYTES)]
     secret: Annotated[bytes, msgspec.Meta(max_length=SECRET_BYTES)] = b""
 
 
+class Proof(msgspec.Struct, frozen=True, array_like=True):
+    """What the opener shows once the other side has convinced it."""
+
+    shown: Annotated[bytes, msgspec.Meta(max_length=MAX_SHOWN_BYTES)]
+
+
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """``code`` "" means admitted."""
+    """``code`` "" means yes: to the Hello, with what is ``shown``; to the Proof, perhaps with a wire."""
 
     code: Annotated[str, msgspec.Meta(max_length=16)]
     reason: Annotated[str, msgspec.Meta(max_length=1024)]
     wire: WireOffer | None = None
+    shown: Annotated[bytes, msgspec.Meta(max_length=MAX_SHOWN_BYTES)] = b""
 
 
 preface_decoder = msgspec.msgpack.Decoder(Preface)
+proof_decoder = msgspec.msgpack.Decoder(Proof)
 hello_decoder = msgspec.msgpack.Decoder(Hello)
 answer_decoder = msgspec.msgpack.Decoder(Answer)
 
@@ -67,11 +79,12 @@ def transcript(opener: PeerId, other: PeerId, topic: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """What the owner of a topic registered."""
+    """What the owner of a topic registered: see `PeerNetwork.on_message`."""
 
     handler: Callable[[PeerId, bytes], float | None]
     greet: Callable[[PeerId], bytes]
     admit: Callable[[PeerId, bytes], bool]
+    accept: Callable[[PeerId, bytes], bool] = lambda peer, shown: True
 
 
 @dataclass(slots=True)

@@ -83,11 +83,11 @@ class Lanes:
         host: Host,
         ways: Ways,
         connect: Callable[[PeerId], Awaitable[None]],
-        admitted: Callable[[PeerId], bool],
+        admitted: Callable[[PeerId], Awaitable[bool]],
         faults: Faults,
         rng: random.Random,
     ) -> None:
-        """``admitted(peer)``: whether a lane with this peer is allowed."""
+        """``admitted(peer)``: whether a lane with this peer is allowed; it may wait for a greeting under way."""
         self._host, self._ways, self._connect, self._admitted, self._faults, self._rng = (
             host,
             ways,
@@ -332,7 +332,7 @@ class Lanes:
         """The larger peer wants a lane. If ours is the one it lost, it is lost for us too."""
         wanted = self._wanted.get((talk.peer, ask.index))
         if wanted is None:
-            if self._admitted(talk.peer):
+            if await self._admitted(talk.peer):
                 await self._offer(talk.peer, ask.index)
         elif not wanted.up or ask.lost == wanted.token:
             wanted.up = False
@@ -340,9 +340,8 @@ class Lanes:
             wanted.notify()
 
     async def _offered(self, talk: Talk, offer: Offer) -> None:
-        if (
-            not self._admitted(talk.peer) and (talk.peer, offer.index) not in self._wanted
-        ):  # what we asked for needs no greeting
+        known = (talk.peer, offer.index) in self._wanted  # what we asked for needs no greeting
+        if not known and not await self._admitted(talk.peer):
             await talk.say(Refuse("no run in common"))
             await talk.stream.finish()
             with trio.move_on_after(2.0):

@@ -158,7 +158,7 @@ class PeerNetwork:
         if settings.relay_only:
             self._ways.hide(self._host)
         self._lanes = Lanes(
-            self._host, self._ways, self.connect, self._streams.admitted, self._faults, self._rng
+            self._host, self._ways, self.connect, self._streams.greeted, self._faults, self._rng
         )
         self.reach = Reach(
             self._host,
@@ -335,15 +335,17 @@ class PeerNetwork:
         handler: Callable[[PeerId, bytes], float | None],
         greet: Callable[[PeerId], bytes] = lambda peer: b"",
         admit: Callable[[PeerId, bytes], bool] = lambda peer, greeting: True,
+        accept: Callable[[PeerId, bytes], bool] = lambda peer, shown: True,
     ) -> None:
         """Take part in ``topic`` (a run id): ``handler(peer, message)`` for each message of an admitted peer. What it
         returns, in seconds, is how long nothing more of that peer's is read.
 
-        ``greet(peer)`` is what we show a peer when we open a stream to it (at most 8 KiB, an invite token, say);
-        ``admit(peer, greeting)`` decides; it may raise an AtollError, whose code and message the other side is then told.
+        ``greet(peer)`` is what we show a peer of our standing (at most 1 KiB; our certificate). A peer that opens a stream is shown it
+        first. ``accept(peer, shown)`` is asked of what the other side has shown when we open one, before we show ours;
+        ``admit(peer, shown)`` of what an opener shows. Both may raise an AtollError: an opener is told its code and message.
         A handler may raise RemoteProtocolError: the stream is closed and the fault counted.
         """
-        self._streams.open(topic, Topic(handler, greet, admit))
+        self._streams.open(topic, Topic(handler, greet, admit, accept))
 
     async def close_topic(self, topic: str, peer: PeerId | None = None) -> None:
         """Leave a topic, or end it with ``peer`` only: its streams are closed, what waits to be sent is dropped."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
-from ...collectives.errors import NetworkError, PeerLostError, RemoteProtocolError
+from ...collectives.errors import AtollError, NetworkError, PeerLostError, RemoteProtocolError
 from ...collectives.identifiers import PeerId
 from ...collectives.record_layer import SECRET_BYTES
 from .backoff import Backoff
@@ -19,11 +19,15 @@ from .greeting import (
     HELLO_S,
     MAX_ANSWER_BYTES,
     NO_TOPIC,
+    NOT_ACCEPTED,
     PING_S,
     PROTOCOL,
     SILENT_S,
+    Answer,
     Hello,
+    Proof,
     RefusedError,
+    Topic,
     answer_decoder,
     transcript,
 )
@@ -136,7 +140,10 @@ class Outbox:
             return
         while self._queue:
             self._drop_oldest()
-        self._owner.refused(self._topic, self._peer, refused.code, refused.reason)
+        if refused.code == NOT_ACCEPTED:  # ours, and no word of the peer's
+            self._owner.counters.refusals += 1
+        else:
+            self._owner.refused(self._topic, self._peer, refused.code, refused.reason)
         await trio.sleep(self._owner.rng.uniform(0.8, 1.2) * REFUSED_S)
 
     async def _open(self) -> tuple[PeerStream, FrameReader, _Agreed | None]:
@@ -149,21 +156,13 @@ class Outbox:
         stream = await self._host.open_stream(self._peer, PROTOCOL)
         try:
             secret = secrets.token_bytes(SECRET_BYTES)
-            await stream.send_all(
-                frame(
-                    msgspec.msgpack.encode(
-                        Hello(self._owner.version, self._topic, topic.greet(self._peer), secret)
-                    )
-                )
-            )
             reader = FrameReader(stream.receive_some, self._peer)
             with trio.move_on_after(HELLO_S):
-                payload = await reader.next(MAX_ANSWER_BYTES)
-                if payload is not None:
-                    answer = decode(answer_decoder, payload, self._peer)
-                    if answer.code:
-                        raise RefusedError(answer.code, answer.reason)
-                    return stream, reader, _Agreed(secret, answer.wire) if answer.wire else None
+                hello = Hello(self._owner.version, self._topic, secret)
+                first = await self._ask(stream, reader, hello)
+                self._judge(topic, first.shown)
+                answer = await self._ask(stream, reader, Proof(topic.greet(self._peer)))
+                return stream, reader, _Agreed(secret, answer.wire) if answer.wire else None
             raise PeerLostError(f"{self._peer} did not answer the greeting", peer=self._peer)
         except RemoteProtocolError as error:
             self._owner.faults.count(self._peer, trio.current_time())
@@ -172,6 +171,28 @@ class Outbox:
         except BaseException:
             await stream.aclose()
             raise
+
+    async def _ask(self, stream: PeerStream, reader: FrameReader, said: Hello | Proof) -> Answer:
+        """The other side's yes. Raises RefusedError for its no, PeerLostError where it ends."""
+        await stream.send_all(frame(msgspec.msgpack.encode(said)))
+        payload = await reader.next(MAX_ANSWER_BYTES)
+        if payload is None:
+            raise PeerLostError(f"{self._peer} did not answer the greeting", peer=self._peer)
+        answer = decode(answer_decoder, payload, self._peer)
+        if answer.code:
+            raise RefusedError(answer.code, answer.reason)
+        return answer
+
+    def _judge(self, topic: Topic, shown: bytes) -> None:
+        """Whether the other side is one of the run. Raises RefusedError: it is shown nothing of ours."""
+        try:
+            accepted = topic.accept(self._peer, shown)
+        except RemoteProtocolError:
+            raise
+        except AtollError as error:
+            raise RefusedError(NOT_ACCEPTED, error.message) from None
+        if not accepted:
+            raise RefusedError(NOT_ACCEPTED, "it does not show that it is one of the run")
 
     async def _use(
         self, stream: PeerStream | Wire, reader: FrameReader, agreed: _Agreed | None

@@ -1,11 +1,11 @@
 """Persistent message streams: one per (peer, topic) and direction, opened on demand, with a greeting that must be admitted.
 
-On the wire (protocol ``/atoll/topic/1``): the opener sends a Hello, the other side an Answer; then the opener sends messages,
-one frame each. An empty frame asks for a sign of life and is answered with an empty frame. A lost stream is opened again;
-messages in flight are lost with it (the protocols above repair loss by asking again).
+On the wire (protocol ``/atoll/topic/1``): the opener sends a Hello, the other side an Answer that shows its standing; the opener its
+Proof, the other side an Answer (`greeting`); then the opener sends messages, one frame each. An empty frame asks for a sign of life and is
+answered with an empty frame. A lost stream is opened again; messages in flight are lost with it (the protocols above repair loss by asking again).
 
 A stream that is used goes on as a wire (`wires`) where the other side can be dialled: the same frames on a connection of their own. The
-opener dials the offer in the Answer, waits until all it has said was taken in, ends the stream, and speaks on the wire.
+opener dials the offer in the second Answer, waits until all it has said was taken in, ends the stream, and speaks on the wire.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from .faults import Faults
 from .framing import MAX_FRAME_BYTES, FrameReader, decode, frame
 from .greeting import (
     MAX_HELLO_BYTES,
+    MAX_PROOF_BYTES,
+    MAX_SHOWN_BYTES,
     MAX_TOPIC_CHARS,
     NO_TOPIC,
     PATIENCE_S,
@@ -38,6 +40,7 @@ from .greeting import (
     Topic,
     hello_decoder,
     preface_decoder,
+    proof_decoder,
     transcript,
 )
 from .host import Host, PeerStream
@@ -78,6 +81,7 @@ class TopicStreams:
         self._outboxes: dict[tuple[PeerId, str], Outbox] = {}
         self._inbound: dict[tuple[PeerId, str], PeerStream | Wire] = {}
         self._streams: dict[PeerId, int] = {}
+        self._greetings: dict[PeerId, list[trio.Event]] = {}
         self._nursery: trio.Nursery | None = None
         host.handle(PROTOCOL, self._serve)
 
@@ -127,6 +131,12 @@ class TopicStreams:
     def admitted(self, peer: PeerId) -> bool:
         """Whether ``peer`` has shown us a greeting we accept (in any topic), on a stream that is open now."""
         return any(key[0] == peer for key in self._inbound)
+
+    async def greeted(self, peer: PeerId) -> bool:
+        """`admitted`, once no greeting of ``peer`` is under way that may change it."""
+        while not self.admitted(peer) and (under_way := self._greetings.get(peer)):
+            await under_way[-1].wait()
+        return self.admitted(peer)
 
     def common_topic(self, peer: PeerId) -> str | None:
         """A topic in which ``peer`` has shown us a greeting we accept; None: there is none."""
@@ -188,22 +198,25 @@ class TopicStreams:
 
     async def _converse(self, stream: PeerStream) -> None:
         reader = FrameReader(stream.receive_some, stream.peer)
-        greeting = None
-        with trio.move_on_after(PATIENCE_S):
-            greeting = await reader.next(MAX_HELLO_BYTES)
-        if greeting is None:
-            return
+        agreed, over = None, trio.Event()
+        self._greetings.setdefault(stream.peer, []).append(over)
         try:
-            hello, topic = self._check(stream.peer, greeting)
+            with trio.move_on_after(PATIENCE_S):
+                agreed = await self._greet(stream, reader)
+            if agreed is None:
+                return
+            key = (stream.peer, agreed[0].topic)
+            await self._replace(key, stream)
         except RefusedError as refused:
             await self._refuse(stream, refused)
             return
-        key = (stream.peer, hello.topic)
+        finally:
+            self._greeted(stream.peer, over)
+        hello, topic = agreed
         offer = self._offer(hello)
         both = hello.secret + offer.secret if offer else b""
         expected = self._listener.expect(offer.token, stream.peer, both) if offer else None
         try:
-            await self._replace(key, stream)
             await stream.send_all(frame(msgspec.msgpack.encode(Answer("", "", offer))))
             await self._receive(stream, reader, topic)
             if (
@@ -246,6 +259,31 @@ class TopicStreams:
         if older is not None:
             await older.aclose()
 
+    def _greeted(self, peer: PeerId, over: trio.Event) -> None:
+        """A greeting of ``peer`` has ended, one way or the other."""
+        over.set()
+        self._greetings[peer].remove(over)
+        if not self._greetings[peer]:
+            del self._greetings[peer]
+
+    async def _greet(self, stream: PeerStream, reader: FrameReader) -> tuple[Hello, Topic] | None:
+        """What an opener wants, once both sides have shown their standing; None where it ended. Raises RefusedError."""
+        greeting = await reader.next(MAX_HELLO_BYTES)
+        if greeting is None:
+            return None
+        hello, topic = self._check(stream.peer, greeting)
+        shown = topic.greet(stream.peer)[:MAX_SHOWN_BYTES]
+        await stream.send_all(frame(msgspec.msgpack.encode(Answer("", "", shown=shown))))
+        payload = await reader.next(MAX_PROOF_BYTES)
+        if payload is None:
+            return None
+        proof = decode(proof_decoder, payload, stream.peer)
+        if self.topics.get(hello.topic) is not topic:  # it was left meanwhile
+            raise RefusedError(NO_TOPIC, "not open here")
+        if not _judged(topic.admit, stream.peer, proof.shown):
+            raise RefusedError("E201", "this run does not admit you")
+        return hello, topic
+
     def _check(self, peer: PeerId, greeting: bytes) -> tuple[Hello, Topic]:
         version = decode(preface_decoder, greeting, peer).version
         if version != self.version:
@@ -257,14 +295,6 @@ class TopicStreams:
         topic = self.topics.get(hello.topic)
         if topic is None:
             raise RefusedError(NO_TOPIC, "not open here")
-        try:
-            admitted = topic.admit(peer, hello.token)
-        except RemoteProtocolError:
-            raise
-        except AtollError as error:
-            raise RefusedError(error.code, error.message) from None
-        if not admitted:
-            raise RefusedError("E201", "this run does not admit you")
         return hello, topic
 
     async def _refuse(self, stream: PeerStream, refused: RefusedError) -> None:
@@ -293,3 +323,13 @@ class TopicStreams:
                         await trio.sleep(pause)
                 else:
                     await stream.send_all(frame(b""))
+
+
+def _judged(judge: Callable[[PeerId, bytes], bool], peer: PeerId, shown: bytes) -> bool:
+    """Whether ``judge`` is content with what was shown. Raises RefusedError with the code and the message it gives."""
+    try:
+        return judge(peer, shown)
+    except RemoteProtocolError:
+        raise
+    except AtollError as error:
+        raise RefusedError(error.code, error.message) from None

@@ -24,8 +24,8 @@ from ...collectives.group import Plan
 from ...collectives.identifiers import PeerId, RunId
 from ...optim.outer import effective_outer
 from ..banning import banned
-from ..capability import Certificate, check_certificate, recognise
 from ..entrants import Entrants
+from ..gate import Gate
 from ..manifest import Manifest, SignedManifest, decode_signed, save_run
 from ..net.addresses import split_peer
 from ..net.faults import Faults
@@ -79,10 +79,6 @@ class RunService:
         self.node, self.run_id, self.organiser, self.seeding = node, run_id, organiser, seeding
         self.signed, self.certificate = signed, certificate
         self.entrants = Entrants(node.paths.run_dir(run_id))
-        if (
-            own := self._recognise(node.identity.peer, certificate)
-        ) is not None and own.capability.role != "train":
-            self.roles[node.identity.peer] = own.capability.role
         self.manifest: Manifest | None = None
         self.whole: Session | Fragments | None = None  # driven as one
         self.files: dict[str, RunFiles] = {}  # by log: of each fragment, or of the one session
@@ -96,6 +92,10 @@ class RunService:
         self.budgets = Accountant()  # of what peers may send and ask for
         self.refusals: dict[PeerId, tuple[str, str]] = {}
         self.banning = Banning(self)
+        self.gate = Gate(run_id, organiser, self.banning.lists, self._members)
+        own = self.gate.recognise(node.identity.peer, certificate)
+        if own is not None and own.capability.role != "train":
+            self.roles[node.identity.peer] = own.capability.role
         self.troubles = Troubles(run_id, node.publish)
         self.phases = Phases(run_id, node.publish)
         self.timings = Timings(run_id, node.publish, self._lane_bytes)
@@ -125,7 +125,9 @@ class RunService:
     async def _take_part(self) -> None:
         self._load_entrants()
         self.banning.load()
-        self.node.network.on_message(self.run_id, self._on_message, self._greet, self._admit)
+        self.node.network.on_message(
+            self.run_id, self._on_message, self._greet, self._admit, self._accept
+        )
         self.node.network.announce_run(self.run_id)
         if self.signed is None:
             await self._fetch_manifest()
@@ -248,6 +250,8 @@ class RunService:
     def _begin(self) -> None:
         assert self.signed is not None
         self.manifest = self.signed.open()
+        self.gate.policy = self.manifest.join.policy
+        self.gate.allow = frozenset(self.manifest.join.allow)
         if self.manifest.lanes.encrypt:
             self.node.engine.drop_plain_lanes()  # made for other runs: encrypted ones take their place
         self.node.lanes_per_peer = max(self.node.lanes_per_peer, self.manifest.lanes.per_peer)
@@ -368,34 +372,26 @@ class RunService:
     def _greet(self, peer: PeerId) -> bytes:
         return self.certificate
 
-    def _admit(self, peer: PeerId, greeting: bytes) -> bool:
-        self.banning.lists.refuse(peer)
-        member = self.whole is not None and peer in self.whole.config_peers()
-        policy = self.manifest.join.policy if self.manifest is not None else "invite"
-        if policy == "allow" and peer != self.organiser and not member:
-            self._listed(peer)
-        free = peer == self.organiser or member or policy != "invite"
+    def _admit(self, peer: PeerId, shown: bytes) -> bool:
+        found = self.gate.admit(peer, shown, time.time())
+        if found is None:
+            return True
         try:
-            if not free:
-                shown = check_certificate(
-                    greeting,
-                    run_id=self.run_id,
-                    organiser=self.organiser,
-                    now_s=time.time(),
-                    peer=peer,
-                )
-                self.banning.lists.check_invite(shown.capability.id)
-                self.entrants.enter(peer, shown.capability)
-            elif (found := self._recognise(peer, greeting)) is not None:
-                self.entrants.note(
-                    peer, found.capability
-                )  # it may have run out since the peer entered by it
+            if self.gate.policy in (None, "invite") and peer not in self._members():
+                self.entrants.enter(peer, found.capability)
+            else:  # it may have run out since the peer entered by it
+                self.entrants.note(peer, found.capability)
         except StorageError as error:
             self.troubles.tell(error)
         return True
 
-    def _recognise(self, peer: PeerId, shown: bytes) -> Certificate | None:
-        return recognise(shown, run_id=self.run_id, organiser=self.organiser, peer=peer)
+    def _accept(self, peer: PeerId, shown: bytes) -> bool:
+        self.gate.accept(peer, shown, time.time())
+        return True
+
+    def _members(self) -> list[PeerId]:
+        """The newest configuration that this node knows."""
+        return self.whole.config_peers() if self.whole is not None else []
 
     def _load_entrants(self) -> None:
         try:
@@ -407,12 +403,6 @@ class RunService:
     def roles(self) -> dict[PeerId, str]:
         """By the invites that peers have shown; who is not in it trains."""
         return self.entrants.roles
-
-    def _listed(self, peer: PeerId) -> None:
-        if self.manifest is None or peer not in self.manifest.join.allow:
-            raise NotAdmittedError(
-                "this run admits only the peers that its manifest names ([join] allow)"
-            )
 
     def on_refused(self, peer: PeerId, code: str, reason: str) -> None:
         """A member does not let us in."""

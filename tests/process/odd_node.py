@@ -125,7 +125,7 @@ if __name__ == "__main__":
     if what == "aggregate":
         state_another_aggregate()
     if what == "version":
-        (PeerNetwork.__init__.__kwdefaults__ or {})["version"] = 2
+        (PeerNetwork.__init__.__kwdefaults__ or {})["version"] = 1
     elif what == "codec":
         manifest.CODECS = tuple(codec for codec in manifest.CODECS if codec != "fp32")
     elif what == "defect":

@@ -23,7 +23,7 @@ from atoll.node.evidence import twice
 from atoll.node.membership_records import Beat
 from atoll.node.membership_records import encode as beat
 from atoll.node.net.framing import frame
-from atoll.node.net.greeting import PROTOCOL, VERSION, Hello
+from atoll.node.net.greeting import PROTOCOL, VERSION, Hello, Proof
 from atoll.node.paths import find_paths
 from atoll.node.service.bans import PROOF
 from atoll.node.service.ports import DOMAIN
@@ -147,7 +147,9 @@ def test_an_observer_that_greets_again_without_its_invite_stays_an_observer(tmp_
                         stranger.network.send(topic, victim, MEMBERSHIP + beat(Beat(answer=True)))
                         await trio.sleep(0.1)
                 await stranger.pour(
-                    PROTOCOL, frame(msgspec.msgpack.encode(Hello(VERSION, topic, b"")))
+                    PROTOCOL,
+                    frame(msgspec.msgpack.encode(Hello(VERSION, topic)))
+                    + frame(msgspec.msgpack.encode(Proof(b""))),
                 )
                 for _ in range(3):
                     stranger.network.send(topic, victim, join)

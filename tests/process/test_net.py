@@ -28,6 +28,7 @@ from atoll.node.net import host, lanes, outbox, streams
 from atoll.node.net.addresses import check_port_free, host_and_port, split_peer
 from atoll.node.net.dht.records import run_key
 from atoll.node.net.dht.wire import PUT_VALUE, Rpc
+from atoll.node.net.greeting import VERSION
 from atoll.node.net.host import Host, NotSpokenError
 from atoll.node.net.lane_sockets import path_of
 from atoll.node.net.network import PeerNetwork
@@ -434,7 +435,7 @@ def test_who_is_not_admitted_is_told_why(option: str, code: str) -> None:
         a, inbox, refused = network(), Inbox(), trio.Event()
         a.on_message(RUN, inbox, admit=admit)
         await nursery.start(a.run)
-        b = network(a, version=2 if option == "version" else 1)
+        b = network(a, version=VERSION + (option == "version"))
         b.on_message(RUN, Inbox(), greet=lambda peer: b"wrong")
         said: list[tuple[str, PeerId, str, str]] = []
 
@@ -449,6 +450,42 @@ def test_who_is_not_admitted_is_told_why(option: str, code: str) -> None:
         assert said[0][:3] == (RUN, a.peer, code)
         assert said[0][3]
         assert inbox.got == []
+
+    run(main)
+
+
+def test_who_answers_shows_its_standing_first_and_gets_nothing_where_that_is_not_enough() -> None:
+    """The opener is shown the other side's standing before it shows its own, or anything else that waits."""
+
+    async def main(nursery: trio.Nursery) -> None:
+        a, inbox, shown, judged = network(), Inbox(), list[bytes](), list[bytes]()
+
+        def admit(peer: PeerId, what: bytes) -> bool:
+            shown.append(what)
+            return True
+
+        a.on_message(RUN, inbox, greet=lambda peer: b"of a", admit=admit)
+        await nursery.start(a.run)
+        b, strict = network(a), True
+
+        def accept(peer: PeerId, what: bytes) -> bool:
+            judged.append(what)
+            if strict:
+                raise NotAdmittedError("no standing", peer=peer)
+            return True
+
+        refused = list[object]()
+        b.on_message(RUN, Inbox(), greet=lambda peer: b"of b", accept=accept)
+        b.on_refused = lambda *what: refused.append(what)
+        await nursery.start(b.run)
+        b.send(RUN, a.peer, b"secret business")
+        await wait_for(lambda: judged == [b"of a"] and b.status()["refusals"] == 1)
+        assert (shown, inbox.got, refused) == ([], [], [])
+        strict = False
+        b.forget(a.peer)  # else it would pause
+        b.send(RUN, a.peer, b"business")
+        assert await inbox.until(1) == [(b.peer, b"business")]
+        assert shown == [b"of b"]
 
     run(main)
 
