@@ -159,7 +159,7 @@ class LocalMember:
                 del self._pending[fragment]
                 completed = self._session(fragment).completed
                 pending.outcome = Outcome(
-                    "committed", completed, reason=f"refused: {event.reason}", unfit=event.unfit
+                    "lost", completed, reason=f"refused: {event.reason}", unfit=event.unfit
                 )
             case ev.Timed():
                 telemetry.emit(event.timing)

@@ -280,7 +280,7 @@ class SoloSwarm:
         if base is not None and base != store.round:
             return Done(
                 Outcome(
-                    "committed",
+                    "lost",
                     store.round,
                     reason=f"refused: it was made on the anchor of round {base}",
                 )

@@ -114,7 +114,7 @@ def opened(case: SwarmCase) -> tuple[Swarm, int]:
 def contributed(swarm: Swarm, flat: Tensor, samples: int = 1, base: int | None = None) -> Outcome:
     """A contribution that is decided."""
     outcome = swarm.contribute(samples=samples, write=copy(flat), base=base).wait(60)
-    assert outcome.status == "committed"
+    assert outcome.status == "committed" or (outcome.status == "lost" and not outcome.counted)
     return outcome
 
 
@@ -288,8 +288,7 @@ def swarm_work_on_an_old_anchor_is_refused_visibly(case: SwarmCase) -> None:
     old = newest(swarm)[0]
     assert contributed(swarm, DELTA, base=old).counted
     refused = contributed(swarm, DELTA, base=old)
-    assert not refused.counted
-    assert swarm.peer not in [share.peer for share in refused.contributors]
+    assert (refused.status, refused.counted, refused.contributors) == ("lost", False, ())
     assert f"round {old}" in refused.reason
     round_, now = newest(swarm)
     assert now == bits(START - DELTA)

@@ -142,7 +142,9 @@ class ReferenceRun:
             round_ = self.log.index(cid.hex()) + 1 if counted else len(self.log)
             session.events.decided(
                 cid,
-                Outcome("committed", round_, (Share(PEER, samples),) if counted else (), counted),
+                Outcome("committed", round_, (Share(PEER, samples),), True)
+                if counted
+                else Outcome("lost", 0, reason="it was lost with the node"),
             )
 
 
@@ -194,9 +196,7 @@ class ReferenceSession:
         if base is not None and base != now and self.events is not None:
             self.events.decided(
                 cid,
-                Outcome(
-                    "committed", now, reason=f"refused: it was made on the anchor of round {base}"
-                ),
+                Outcome("lost", now, reason=f"refused: it was made on the anchor of round {base}"),
             )
             return
         self.run.waiting[cid] = self

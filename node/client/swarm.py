@@ -6,7 +6,7 @@
   gives the last known ones, `report` drops, `leave` returns.
 * A contribution that was frozen when the node went stays undecided: its `wait` returns "open" at once, with the reason. Its
   cid is made here, so the next node finds out from the run's log whether it was counted, and the Pending then resolves by
-  itself: committed, ``counted`` True or False. Until then `contribute` takes no other, so that no work is counted twice.
+  itself: committed, or lost. Until then `contribute` takes no other, so that no work is counted twice.
 * Views of the anchor stay readable until they are released.
 * A thread looks for a node, with a growing delay: the home's daemon, else (after a while) a private one; it enters the run again
   with the same layout. Then ``reattached`` has grown by one, ``connected`` is True, and everything works as before, on the

@@ -147,8 +147,8 @@ class ScriptSession(Protocol):
         * Known and undecided: when it is decided.
         * In an entry of the log: committed, counted, that entry's round.
         * Neither: an earlier node may have offered it to no later round than the one open when *this* node started. When
-          that round is decided without it, it never will be counted: committed, counted False, that round. (A cid that no
-          node has ever seen gets this answer too.)
+          that round is decided without it, it never will be counted: "lost". (A cid that no node has ever seen gets this
+          answer too.)
         """
         ...
 

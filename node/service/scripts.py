@@ -232,16 +232,15 @@ class AttachedScript:
                 self.events.decided(
                     event.cid,
                     Outcome(
-                        "committed", completed, reason=f"refused: {event.reason}", unfit=event.unfit
+                        "lost", completed, reason=f"refused: {event.reason}", unfit=event.unfit
                     ),
                 )
             case ev.EarlierSettled():
-                reason = "" if event.counted else "it was lost with the node"
                 self.events.decided(
                     event.cid,
-                    Outcome(
-                        "committed", event.round, event.contributors, event.counted, reason=reason
-                    ),
+                    Outcome("committed", event.round, event.contributors, True)
+                    if event.counted
+                    else Outcome("lost", 0, reason="it was lost with the node"),
                 )
             case ev.RoundClosing():
                 self.events.closing(event.round, fragment)

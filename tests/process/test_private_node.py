@@ -254,7 +254,7 @@ swarm.close()
         "first": 1,
         "lost": ["open", False],
         "steps": True,
-        "fate": ["committed", False],
+        "fate": ["lost", False],
         "again": [2, True],
         "anchor": [-3.0] * 3,
         "base": [0.0] * 3,

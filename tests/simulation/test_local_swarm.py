@@ -363,7 +363,7 @@ def test_a_contribution_that_cannot_be_sent_is_refused_by_the_tensors_name(
     results = LocalSwarm(2, settings=settings, chunk_elements=64).run(script)
     refused, after = results[1]
     assert (refused.status, refused.counted, refused.reason) == (
-        "committed",
+        "lost",
         False,
         f"refused: {why}",
     )

@@ -364,7 +364,7 @@ def test_the_node_is_lost_and_comes_back(tmp_path: Path) -> None:
         assert swarm.reattached == 1
         assert swarm.trouble == ""
         outcome = lost.wait(60)
-        assert (outcome.status, outcome.counted, outcome.round) == ("committed", False, 1)
+        assert (outcome.status, outcome.counted, outcome.round) == ("lost", False, 0)
         new = swarm.anchor()
         assert new.round == 1
         assert torch.equal(read(new), torch.arange(N) - 1.0)
