@@ -15,6 +15,11 @@ A user-facing error says what happened (with the values), why it probably is so,
 
 from __future__ import annotations
 
+from .foreign import escaped, shown
+
+MAX_MESSAGE = 4096
+"""Characters of a message that concerns a peer."""
+
 
 class AtollError(Exception):
     """Base of all errors. ``code`` names its page in ``atoll explain``; ``why`` and ``hint`` are shown below the message."""
@@ -33,10 +38,11 @@ class AtollError(Exception):
         exit_code: int | None = None,
         retryable: bool | None = None,
     ) -> None:
+        message = shown(message)
         super().__init__(message)
         self.message = message
-        self.why = why
-        self.hint = hint
+        self.why = shown(why)
+        self.hint = shown(hint)
         if code is not None:
             self.code = code
         if exit_code is not None:
@@ -87,8 +93,14 @@ class _PeerError(AtollError):
         exit_code: int | None = None,
         retryable: bool | None = None,
     ) -> None:
+        # Such a message may tell what a peer said: it stays on one line.
         super().__init__(
-            message, code=code, why=why, hint=hint, exit_code=exit_code, retryable=retryable
+            escaped(message, MAX_MESSAGE),
+            code=code,
+            why=why,
+            hint=hint,
+            exit_code=exit_code,
+            retryable=retryable,
         )
         self.peer = peer
 

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 from blake3 import blake3
 
+from .foreign import PLAIN, WORDS
 from .identifiers import HASH_BYTES, PeerId
 
 MAX_MEMBERS = 256
@@ -20,15 +21,15 @@ MAX_PEER_ID = 128
 MAX_CODEC_NAME = 64
 MAX_LOG_NAME = 208
 
-Peer = Annotated[PeerId, msgspec.Meta(min_length=1, max_length=MAX_PEER_ID)]
+Peer = Annotated[PeerId, msgspec.Meta(min_length=1, max_length=MAX_PEER_ID, pattern=PLAIN)]
 Hash = Annotated[bytes, msgspec.Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
 CID_BYTES = 16
 Cid = Annotated[bytes, msgspec.Meta(min_length=CID_BYTES, max_length=CID_BYTES)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
 LAST_BALLOT = 1 << 48  # the last that can be said; nobody comes there by the clock
-Short = Annotated[str, msgspec.Meta(max_length=MAX_CODEC_NAME)]
+Short = Annotated[str, msgspec.Meta(max_length=MAX_CODEC_NAME, pattern=PLAIN)]
 TopologyKind = Literal["butterfly", "ring", "two-level", "checked"]
-LogName = Annotated[str, msgspec.Meta(max_length=MAX_LOG_NAME)]
+LogName = Annotated[str, msgspec.Meta(max_length=MAX_LOG_NAME, pattern=WORDS)]
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True, order=True):

@@ -8,12 +8,13 @@ import msgspec
 from blake3 import blake3
 
 from .errors import ConfigError
+from .foreign import WORDS
 
 MAX_TENSORS = 65_536
 MAX_DIMS = 8
 MAX_FRAGMENTS = 16
 
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=512, pattern=WORDS)]
 Dim = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Shape = Annotated[tuple[Dim, ...], msgspec.Meta(max_length=MAX_DIMS)]
 Role = Literal["parameter", "mean", "variance", "sum"]

@@ -11,6 +11,7 @@ from typing import Annotated
 import msgspec
 
 from .errors import RemoteProtocolError
+from .foreign import PLAIN, quoted
 from .group import (
     MAX_MEMBERS,
     MAX_PATH,
@@ -59,7 +60,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     weight: Count
     leave: bool
     settle: bool = False
-    site: Annotated[str, msgspec.Meta(max_length=MAX_SITE)] = ""
+    site: Annotated[str, msgspec.Meta(max_length=MAX_SITE, pattern=PLAIN)] = ""
     up: Count = 0  # bytes/s: see Pace
     down: Count = 0
     proven: Count = 0
@@ -389,4 +390,6 @@ def decode(data: bytes, peer: PeerId) -> Envelope:
     try:
         return _decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise RemoteProtocolError(f"malformed control message: {error}", peer=peer) from None
+        raise RemoteProtocolError(
+            f"malformed control message: {quoted(error)}", peer=peer
+        ) from None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol, runtime_check
 
 import msgspec
 
+from .foreign import PLAIN
 from .identifiers import PeerId
 
 if TYPE_CHECKING:
@@ -23,7 +24,10 @@ SEED_BYTES = 32
 class BtardSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who takes part, and numbers of the protocol (`security.btard.Settings`). Times are seconds."""
 
-    peers: Annotated[tuple[PeerId, ...], msgspec.Meta(min_length=1, max_length=MOST_PEERS)]
+    peers: Annotated[
+        tuple[Annotated[PeerId, msgspec.Meta(max_length=128, pattern=PLAIN)], ...],
+        msgspec.Meta(min_length=1, max_length=MOST_PEERS),
+    ]
     radius: float = 1.0
     validators: int = 1
     tolerance: float = 1e-2

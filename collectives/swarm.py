@@ -26,6 +26,7 @@ import msgspec
 from .arrivals import Arrivals
 from .codecs.names import CODECS, MASKED_CODEC
 from .errors import ConfigError
+from .foreign import PLAIN, WORDS
 from .group import Config, Count, Member, TopologyKind
 from .groups import MAX_GROUP_NAME
 from .identifiers import PeerId, RunId
@@ -93,11 +94,11 @@ class SecureSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reach: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 16.0
     max_weight: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
     metrics: Annotated[
-        tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=64)], ...],
+        tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=PLAIN)], ...],
         msgspec.Meta(max_length=16),
     ] = ()
     buckets: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
-    rule: Annotated[str, msgspec.Meta(max_length=MAX_REDUCER)] = "mean"
+    rule: Annotated[str, msgspec.Meta(max_length=MAX_REDUCER, pattern=PLAIN)] = "mean"
 
 
 class PrivacySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -143,7 +144,7 @@ class SiteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ahead. ``pull``: of a personal model beside the run's (Ditto) to the anchor; None: there is none.
     """
 
-    method: Annotated[str, msgspec.Meta(max_length=32)] = "fedavg"
+    method: Annotated[str, msgspec.Meta(max_length=32, pattern=PLAIN)] = "fedavg"
     mu: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.01
     beta: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.1
     ahead: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 0.01
@@ -326,15 +327,15 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``durable``: votes and result survive the processes of those who voted.
     """
 
-    op_id: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_OP_ID)]
-    reducer: Annotated[str, msgspec.Meta(max_length=MAX_REDUCER)] = "mean"
-    codec: Annotated[str, msgspec.Meta(max_length=16)] = ""
+    op_id: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_OP_ID, pattern=WORDS)]
+    reducer: Annotated[str, msgspec.Meta(max_length=MAX_REDUCER, pattern=PLAIN)] = "mean"
+    codec: Annotated[str, msgspec.Meta(max_length=16, pattern=PLAIN)] = ""
     weight: Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)] = 1
     deadline_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 60.0
     everyone: bool = False
-    tag: Annotated[str, msgspec.Meta(max_length=MAX_TAG, pattern="^[0-9a-z]*$")] = ""
-    group: Annotated[str, msgspec.Meta(max_length=MAX_GROUP_NAME)] = ""
-    under: Annotated[str, msgspec.Meta(max_length=MAX_TAG)] = ""
+    tag: Annotated[str, msgspec.Meta(max_length=MAX_TAG, pattern=r"\A[0-9a-z]*\Z")] = ""
+    group: Annotated[str, msgspec.Meta(max_length=MAX_GROUP_NAME, pattern=PLAIN)] = ""
+    under: Annotated[str, msgspec.Meta(max_length=MAX_TAG, pattern=PLAIN)] = ""
     durable: bool = False
 
     @property

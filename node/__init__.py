@@ -21,7 +21,7 @@ loads neither trio nor libp2p nor torch. Rooms, lowest first:
     session/           a run's log: rounds, state, transfer; sans I/O
     storage/           what a run keeps on disk
     simulation/        the whole swarm in virtual time
-    lifecycle, private_node, ending, notify   one node a home; what ends with whom; systemd
+    lifecycle, private_node, ending, notify, logs   one node a home; what ends with whom; systemd; lines of a log
     control/           the control socket: messages, what the node implements for it, the server
     service/           the node process's own work
     client/            the blocking side of the control socket: `join`, RunSwarm, NodeClient

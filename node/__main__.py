@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ..collectives.errors import AtollError
 from .cli.output import Terminal, as_json, show_error
 from .ending import interrupt_when_stdin_ends
+from .logs import log_to_stderr
 from .notify import notify, notify_failed
 from .private_node import ParentLink
 
@@ -97,9 +98,7 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Exit code of the node process."""
     args = _parser().parse_args(argv)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
-    )
+    log_to_stderr()
     logging.raiseExceptions = False  # a log on a full disk is no reason to write tracebacks into it
     try:
         options = _options(args)

@@ -23,6 +23,7 @@ from ..collectives.errors import (
     SecurityError,
     StorageError,
 )
+from ..collectives.foreign import PLAIN, WORDS
 from ..collectives.group import MAX_PEER_ID, Certified, Config, Entry, Member
 from ..collectives.identifiers import PeerId, RunId
 from ..collectives.round.certificate import check_chain, check_genesis, vote_payload
@@ -50,8 +51,8 @@ Logs = dict[str, Callable[[], Iterator[Certified]]]
 class Evidence(msgspec.Struct, frozen=True, array_like=True):
     """A ban, whose it is, and its proof."""
 
-    by: Annotated[str, msgspec.Meta(max_length=64)]
-    peer: Annotated[PeerId, msgspec.Meta(max_length=MAX_PEER_ID)]
+    by: Annotated[str, msgspec.Meta(max_length=64, pattern=WORDS)]
+    peer: Annotated[PeerId, msgspec.Meta(max_length=MAX_PEER_ID, pattern=PLAIN)]
     proof: Annotated[bytes, msgspec.Meta(max_length=MAX_EVIDENCE)]
 
 

@@ -16,6 +16,7 @@ from typing import Annotated
 import msgspec
 
 from ..collectives.errors import ConfigError, NotAdmittedError, RemoteProtocolError, StorageError
+from ..collectives.foreign import PLAIN, quoted
 from ..collectives.group import MAX_PEER_ID
 from ..collectives.identifiers import PeerId, RunId
 from ..security.identity import Identity, verify
@@ -29,7 +30,7 @@ RUN_FILE, HERE_FILE = "bans", "bans-here"
 Time = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
 
 
-Peer = Annotated[PeerId, msgspec.Meta(min_length=1, max_length=MAX_PEER_ID)]
+Peer = Annotated[PeerId, msgspec.Meta(min_length=1, max_length=MAX_PEER_ID, pattern=PLAIN)]
 Peers = Annotated[tuple[Peer, ...], msgspec.Meta(max_length=MAX_BANS)]
 
 
@@ -46,7 +47,7 @@ class BanList(msgspec.Struct, frozen=True, array_like=True):
     """All bans of a run, the nonces of invites that admit nobody any more, and whom the organiser trusts: the list with the larger ``sequence``
     takes the other's place."""
 
-    run: Annotated[RunId, msgspec.Meta(max_length=64)]
+    run: Annotated[RunId, msgspec.Meta(max_length=64, pattern=PLAIN)]
     sequence: Time
     bans: Annotated[tuple[Ban, ...], msgspec.Meta(max_length=MAX_BANS)]
     revoked: Annotated[
@@ -114,7 +115,7 @@ class Bans:
             if peer in self.of_run
             else "this member has banned this peer"
         )
-        return f"{whose}: {ban.reason}" if ban.reason else whose
+        return f"{whose}: {quoted(ban.reason)}" if ban.reason else whose
 
     def refuse(self, peer: PeerId) -> None:
         """Raise NotAdmittedError E205 for a peer that is banned."""
@@ -145,7 +146,9 @@ class Bans:
             signed = _signed.decode(data) if len(data) <= MAX_LIST_BYTES + 128 else None
             found = None if signed is None else _list.decode(signed.list)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise RemoteProtocolError(f"malformed list of bans: {error}", peer=sender) from None
+            raise RemoteProtocolError(
+                f"malformed list of bans: {quoted(error)}", peer=sender
+            ) from None
         if signed is None or found is None:
             raise RemoteProtocolError(f"list of bans of {len(data)} bytes", peer=sender)
         if found.run == self._run and found.sequence <= self._sequence:  # the cheap test first

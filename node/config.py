@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from ..collectives.errors import ConfigError
+from ..collectives.foreign import PLAIN
 from .bandwidth import bytes_per_s
 from .local_settings import local_settings, read_settings, unused_words
 from .net.addresses import everywhere
@@ -21,7 +22,7 @@ from .strict_toml import convert, parse_toml
 ENV_PREFIX = "ATOLL_"
 DEFAULT_PORT = 4150
 
-Address = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
+Address = Annotated[str, msgspec.Meta(min_length=1, max_length=512, pattern=PLAIN)]
 Addresses = Annotated[tuple[Address, ...], msgspec.Meta(max_length=64)]
 
 
@@ -41,7 +42,7 @@ class NodeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     site: Annotated[
         str,
         msgspec.Meta(
-            pattern=r"^[A-Za-z0-9._-]{0,64}$",
+            pattern=r"\A[A-Za-z0-9._-]{0,64}\Z",
             description="at most 64 letters, digits, dots, dashes, underscores",
         ),
     ] = ""
@@ -66,7 +67,7 @@ class DataTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     factory: Annotated[
         str,
         msgspec.Meta(
-            pattern=r"^(.+\.py:[A-Za-z_]\w*)?$",
+            pattern=r"\A(.+\.py:[A-Za-z_]\w*)?\Z",
             max_length=4096,
             description="FILE.py:NAME, a function that returns a Dataset",
         ),

@@ -12,12 +12,13 @@ from typing import Annotated
 import msgspec
 
 from ..collectives.errors import NotAdmittedError, StorageError
+from ..collectives.foreign import PLAIN
 from ..collectives.group import MAX_PEER_ID
 from ..collectives.identifiers import PeerId
 from .capability import ID_BYTES, MOST_USES, Capability, Role
 from .paths import make_private, storage_error, write_atomic
 
-Peer = Annotated[PeerId, msgspec.Meta(min_length=1, max_length=MAX_PEER_ID)]
+Peer = Annotated[PeerId, msgspec.Meta(min_length=1, max_length=MAX_PEER_ID, pattern=PLAIN)]
 FILE = "entrants"
 MOST = 4096
 

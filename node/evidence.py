@@ -17,6 +17,7 @@ from typing import Annotated
 import msgspec
 
 from ..collectives.errors import RemoteProtocolError, SecurityError
+from ..collectives.foreign import PLAIN, quoted
 from ..collectives.group import MAX_PEER_ID
 from ..collectives.identifiers import PeerId, RunId
 from ..collectives.seeded import MOST_PEERS
@@ -54,7 +55,7 @@ Signature = Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
 class Twice(msgspec.Struct, frozen=True, array_like=True, tag="twice"):
     """Two payloads of ``peer``, in ascending order, and its signatures under them."""
 
-    peer: Annotated[PeerId, msgspec.Meta(min_length=1, max_length=MAX_PEER_ID)]
+    peer: Annotated[PeerId, msgspec.Meta(min_length=1, max_length=MAX_PEER_ID, pattern=PLAIN)]
     one: Payload
     one_signature: Signature
     other: Payload
@@ -114,7 +115,7 @@ def check(
             return _check_removal(found.bundles, run, sender, peers)
         one, other = (_parsed(payload) for payload in (found.one, found.other))
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise RemoteProtocolError(f"malformed evidence: {error}", peer=sender) from None
+        raise RemoteProtocolError(f"malformed evidence: {quoted(error)}", peer=sender) from None
     length = SLOTS[str(one[0])]
     of_run = one[1] == run and str(one[2]).startswith(MAIN)
     if found.one >= found.other or one[:length] != other[:length] or not of_run:

@@ -21,6 +21,7 @@ import msgspec
 from blake3 import blake3
 
 from ..collectives.errors import NotAdmittedError, VersionMismatchError
+from ..collectives.foreign import PLAIN
 from ..collectives.identifiers import PeerId, RunId
 from ..security.identity import (
     SIGNATURE_BYTES,
@@ -229,7 +230,10 @@ def _unpack(body: bytes) -> Invite:
         at += 2 + length
         if at > len(body) or len(bootstrap) == MAX_ADDRESSES:
             raise ValueError("an address is cut off, or there are too many")
-        bootstrap.append(_unpack_address(body[at - length : at], organiser))
+        address = _unpack_address(body[at - length : at], organiser)
+        if re.search(PLAIN, address) is None:
+            raise ValueError("an address has characters that no address has")
+        bootstrap.append(address)
     bearer = public_key_of(_invite_key(secret).peer)
     capability = Capability(
         run, bearer, issued_s, issued_s + life_s, organiser, role, uses, only, signature

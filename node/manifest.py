@@ -16,6 +16,7 @@ import msgspec
 
 from ..collectives.codecs.names import CODECS
 from ..collectives.errors import BadSignatureError, ConfigError, StorageError, VersionMismatchError
+from ..collectives.foreign import LINES, PLAIN, WORDS, quoted
 from ..collectives.group import MAX_PEER_ID, TopologyKind, least_members
 from ..collectives.identifiers import PeerId, RunId
 from ..collectives.layout import MAX_FRAGMENTS
@@ -55,8 +56,14 @@ MAX_MANIFEST_BYTES = 65_536
 RUN_ID_LENGTH = 26
 DOMAIN = "atoll/manifest/1"
 
-Text = Annotated[str, msgspec.Meta(max_length=2000)]
-Scalar = int | float | str | bool
+Text = Annotated[
+    str, msgspec.Meta(max_length=2000, pattern=LINES, description="text without control characters")
+]
+Line = Annotated[
+    str,
+    msgspec.Meta(max_length=2000, pattern=WORDS, description="one line without control characters"),
+]
+Scalar = int | float | Line | bool
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, lt=1)]
@@ -67,13 +74,13 @@ Whole = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 class ModelTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[model]``: ``entry`` is ``builtin:gpt`` or ``local:NAME`` (each member brings her own script)."""
 
-    entry: Annotated[str, msgspec.Meta(pattern=r"^(builtin:gpt|local:[A-Za-z0-9_.-]{1,64})$")] = (
+    entry: Annotated[str, msgspec.Meta(pattern=r"\A(builtin:gpt|local:[A-Za-z0-9_.-]{1,64})\Z")] = (
         "builtin:gpt"
     )
     config: Annotated[
-        dict[str, Scalar], msgspec.Meta(max_length=64)
+        dict[Line, Scalar], msgspec.Meta(max_length=64)
     ] = {}  # for builtin:gpt the fields of GptConfig
-    init: Annotated[str, msgspec.Meta(pattern=r"^seed:[0-9]{1,10}$")] = "seed:0"
+    init: Annotated[str, msgspec.Meta(pattern=r"\Aseed:[0-9]{1,10}\Z")] = "seed:0"
     parameters: Natural | None = None  # checked after construction
 
 
@@ -173,9 +180,9 @@ class ExchangeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     of its own (`collectives/layout.py`, `cut`). ``check``: on two levels another member of a site adds up what its head does; None: in federated runs.
     """
 
-    codec: str = "int8"
+    codec: Line = "int8"
     codecs: Annotated[
-        dict[Annotated[str, msgspec.Meta(min_length=1, max_length=512)], str],
+        dict[Annotated[str, msgspec.Meta(min_length=1, max_length=512, pattern=WORDS)], Line],
         msgspec.Meta(max_length=64),
     ] = {}
     feedback: bool = False  # carry what the codec loses into the next contribution; stat2 and the sparse codecs always do
@@ -210,7 +217,7 @@ class NetworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[network]``: addresses to put into invites when the organiser's node is not running."""
 
     bootstrap: Annotated[
-        tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=512)], ...],
+        tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=512, pattern=PLAIN)], ...],
         msgspec.Meta(max_length=16),
     ] = ()
 
@@ -222,12 +229,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: Annotated[
         str,
         msgspec.Meta(
-            pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+            pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z",
             description="1 to 64 letters, digits, dots, dashes, underscores",
         ),
     ]
     description: Text = ""
-    contact: Text = ""
+    contact: Line = ""
     model: ModelTable = ModelTable()
     data: DataTable = DataTable()
     train: TrainTable = TrainTable()
@@ -397,10 +404,10 @@ def decode_manifest(data: bytes) -> Manifest:
         ):
             raise VersionMismatchError(
                 "the run's manifest was written for a newer atoll",
-                why=str(error),
+                why=quoted(error),
                 hint="pip install -U atoll",
             ) from None
-        raise ConfigError(f"the run's manifest cannot be read: {error}") from None
+        raise ConfigError(f"the run's manifest cannot be read: {quoted(error)}") from None
     if manifest.schema != SCHEMA:
         raise VersionMismatchError(
             f"the run's manifest has schema {manifest.schema}, not {SCHEMA}",
@@ -460,7 +467,7 @@ class SignedManifest(msgspec.Struct, frozen=True, array_like=True):
     """Manifest bytes with the organiser's signature. This is what members hand each other and keep on disk."""
 
     manifest: Annotated[bytes, msgspec.Meta(max_length=MAX_MANIFEST_BYTES)]
-    organiser: Annotated[PeerId, msgspec.Meta(min_length=1, max_length=MAX_PEER_ID)]
+    organiser: Annotated[PeerId, msgspec.Meta(min_length=1, max_length=MAX_PEER_ID, pattern=PLAIN)]
     signature: Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
 
     @property
@@ -501,7 +508,7 @@ def decode_signed(data: bytes) -> SignedManifest:
     try:
         return msgspec.msgpack.decode(data, type=SignedManifest)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise ConfigError(f"the signed manifest cannot be read: {error}") from None
+        raise ConfigError(f"the signed manifest cannot be read: {quoted(error)}") from None
 
 
 def save_run(paths: Paths, signed: SignedManifest) -> Path:

@@ -117,7 +117,7 @@ class SecureTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             Annotated[
                 str,
                 msgspec.Meta(
-                    pattern=r"^[A-Za-z][A-Za-z0-9_.-]{0,63}$", description="a name, such as loss"
+                    pattern=r"\A[A-Za-z][A-Za-z0-9_.-]{0,63}\Z", description="a name, such as loss"
                 ),
             ],
             ...,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 
 from ..collectives.errors import ConfigError
+from ..collectives.foreign import PLAIN
 
 if TYPE_CHECKING:
     from .manifest import Manifest
@@ -20,7 +21,9 @@ class JoinTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     policy: Literal["invite", "open", "allow"] = "invite"
-    allow: Annotated[tuple[str, ...], msgspec.Meta(max_length=1024)] = ()
+    allow: Annotated[
+        tuple[Annotated[str, msgspec.Meta(pattern=PLAIN)], ...], msgspec.Meta(max_length=1024)
+    ] = ()
     probation: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0
     per_hour: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0  # 0: no bound
 

@@ -8,6 +8,7 @@ import msgspec
 
 from ..collectives.codecs.names import RESULTS
 from ..collectives.errors import ConfigError
+from ..collectives.foreign import PLAIN
 from ..collectives.group import MAX_MEMBERS
 from ..security.rule_names import (
     MAX_F,
@@ -37,7 +38,8 @@ class RobustTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rule: Literal["mean", CoordinateRule, GramRule] = "mean"
     f: Annotated[int, msgspec.Meta(ge=1, le=MAX_F)] | None = None
     before: Annotated[
-        tuple[Annotated[str, msgspec.Meta(max_length=24)], ...], msgspec.Meta(max_length=4)
+        tuple[Annotated[str, msgspec.Meta(max_length=24, pattern=PLAIN)], ...],
+        msgspec.Meta(max_length=4),
     ] = ()
     keep: Literal["n-f", "n-f-2"] | None = None  # None: "n-f"
     neighbours: Literal["n-f-2", "n-f-1"] | None = None  # None: "n-f-2"

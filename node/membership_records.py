@@ -14,6 +14,7 @@ import msgspec
 from blake3 import blake3
 
 from ..collectives.errors import BadSignatureError, RemoteProtocolError
+from ..collectives.foreign import PLAIN, quoted
 from ..collectives.group import Count, Hash, Peer
 from ..collectives.identifiers import PeerId, RunId
 from .net.addresses import MAX_ADDRESS_CHARS, MAX_ADDRESSES, usable
@@ -29,13 +30,13 @@ Sign = Callable[[bytes], bytes]
 Verify = Callable[[PeerId, bytes, bytes], bool]
 """(peer, message, signature) -> whether the peer signed the message."""
 
-Address = Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS_CHARS)]
+Address = Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS_CHARS, pattern=PLAIN)]
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
     """What a member says of itself: where others can dial it, without its peer id, and its open round (0: no state yet)."""
 
-    run: Annotated[str, msgspec.Meta(max_length=64)]
+    run: Annotated[str, msgspec.Meta(max_length=64, pattern=PLAIN)]
     peer: Peer
     sequence: Count
     expires_unix_ms: Count
@@ -119,7 +120,9 @@ def decode(data: bytes, peer: PeerId) -> Message:
     try:
         return _message_decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise RemoteProtocolError(f"malformed membership message: {error}", peer=peer) from None
+        raise RemoteProtocolError(
+            f"malformed membership message: {quoted(error)}", peer=peer
+        ) from None
 
 
 @lru_cache(maxsize=4 * MAX_RECORDS)
@@ -151,7 +154,9 @@ def open_record(signed: SignedRecord, sender: PeerId) -> Record:
     try:
         return _record_decoder.decode(signed.record)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise RemoteProtocolError(f"malformed membership record: {error}", peer=sender) from None
+        raise RemoteProtocolError(
+            f"malformed membership record: {quoted(error)}", peer=sender
+        ) from None
 
 
 def verify_record(signed: SignedRecord, record: Record, run: RunId, verify: Verify) -> None:

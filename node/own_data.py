@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from ..collectives.errors import ConfigError
+from ..collectives.foreign import shown
 from .config import Loaded, load_config
 from .paths import Paths, find_paths
 
@@ -51,7 +52,7 @@ def factory_of(paths: Paths, environ: Mapping[str, str] = os.environ) -> str:
     """
     loaded = load_config(paths, environ=environ)
     if loaded.unused:
-        print(f"atoll: {loaded.unused}", file=sys.stderr, flush=True)
+        print(f"atoll: {shown(loaded.unused)}", file=sys.stderr, flush=True)
     return factory_in(loaded)
 
 

@@ -13,6 +13,7 @@ import zstandard
 
 from ..errors import RemoteProtocolError
 from ..exchange.header import MAX_PAYLOAD_BYTES
+from ..foreign import quoted
 from ..identifiers import PeerId
 
 LEVEL = 1  # higher ones never saved enough to be worth their time
@@ -78,7 +79,7 @@ def full_length(packed: memoryview, peer: PeerId) -> int:
     try:
         frame = zstandard.get_frame_parameters(packed)
     except zstandard.ZstdError as error:
-        raise RemoteProtocolError(f"packed record: {error}", peer=peer) from None
+        raise RemoteProtocolError(f"packed record: {quoted(error)}", peer=peer) from None
     if not 0 < frame.content_size <= MAX_PAYLOAD_BYTES or frame.dict_id:
         raise RemoteProtocolError(
             "packed record without a length, or with a senseless one", peer=peer
@@ -93,7 +94,7 @@ def unpack(packed: memoryview, target: memoryview, peer: PeerId) -> None:
             packed, allow_extra_data=False
         )
     except zstandard.ZstdError as error:
-        raise RemoteProtocolError(f"packed record: {error}", peer=peer) from None
+        raise RemoteProtocolError(f"packed record: {quoted(error)}", peer=peer) from None
     if len(plain) != len(target):
         raise RemoteProtocolError(
             f"packed record of {len(plain)} bytes, expected {len(target)}", peer=peer

@@ -8,6 +8,7 @@ import msgspec
 from blake3 import blake3
 
 from ...collectives.errors import RemoteProtocolError
+from ...collectives.foreign import quoted
 from ...collectives.group import Hash
 from ...collectives.identifiers import PeerId
 from ...security.btard.messages import Bundle, Signed
@@ -54,4 +55,6 @@ def decode(data: bytes, peer: PeerId) -> Said:
     try:
         return _decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise RemoteProtocolError(f"malformed message about a step: {error}", peer=peer) from None
+        raise RemoteProtocolError(
+            f"malformed message about a step: {quoted(error)}", peer=peer
+        ) from None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ...collectives.errors import ConfigError
+from ...collectives.foreign import quoted
 from ...collectives.identifiers import PeerId, RunId
 from .daemon import running
 from .identity import identity_of
@@ -96,7 +97,7 @@ def bans_command(run: str | None) -> None:
                 by,
                 iso_time(ban.since_s),
                 "yes" if ban.evidence else "–",
-                ban.reason or "–",
+                quoted(ban.reason) if ban.reason else "–",
             )
             for by, ban in rows
         ],

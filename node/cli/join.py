@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ...collectives.errors import AtollError, ConfigError
+from ...collectives.foreign import quoted
 from ..own_data import factory_in, is_factory
 from ..process_title import hide_invites
 from .daemon import connect, running
@@ -312,7 +313,7 @@ def _check_fit(manifest: Manifest, script: Path | None, data: str) -> None:
 
 
 def _heading(info: RunInfo, manifest: Manifest, invite: Invite | None) -> str:
-    contact = f" “{manifest.contact}”" if manifest.contact else ""
+    contact = f" {quoted(manifest.contact)}" if manifest.contact else ""
     by = (
         f"  by {short_peer(invite.organiser)}{contact}, signature ok, invite ends in {span_text(invite.expires_s - time.time())}"
         if invite

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from ...collectives.foreign import escaped, shown
 from .output import Terminal, bytes_text, short_peer, span_text
 from .views import metrics_of, run_state, too_few
 
@@ -143,7 +144,7 @@ class TrainingView:
         """A line that stays."""
         with self._lock:
             if self._live is not None:
-                self._live.console.print(text, markup=False, highlight=False)
+                self._live.console.print(shown(text), markup=False, highlight=False)
             else:
                 self._terminal.say(text)
 
@@ -169,7 +170,8 @@ class TrainingView:
             match event.get("event"):
                 case "round.committed" | "entry.committed" as kind:
                     self._progress.take_round(event)
-                    if lost := event.get("lost"):
+                    lost = event.get("lost")
+                    if isinstance(lost, list) and lost:  # peers
                         self.say(
                             f"lost {', '.join(short_peer(str(peer)) for peer in lost)}; the round was decided without it, nothing to do"
                         )
@@ -179,7 +181,7 @@ class TrainingView:
                     self._progress.take_metrics(metrics_of(event))
                 case "peer.misbehaved":
                     self.say(
-                        f"{short_peer(str(event.get('peer', '')))} broke a rule: {event.get('reason', '')}"
+                        f"{short_peer(str(event.get('peer', '')))} broke a rule: {escaped(event.get('reason', ''))}"
                     )
                 case "sum.disputed":
                     wrong = ", ".join(short_peer(str(peer)) for peer in event.get("wrong", ()))
@@ -203,8 +205,8 @@ class TrainingView:
 
         p = self._progress
         text = Text()
-        text.append(f"{p.name}  ", style="bold")
-        text.append(p.state, style="green" if p.state == "training" else "yellow")
+        text.append(f"{escaped(p.name)}  ", style="bold")
+        text.append(escaped(p.state), style="green" if p.state == "training" else "yellow")
         text.append(f"  {span_text(time.monotonic() - self._started_s)}\n")
         if p.rounds:
             filled = min(_BAR_WIDTH, _BAR_WIDTH * p.round // p.rounds)

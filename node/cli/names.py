@@ -141,5 +141,5 @@ SECOND = [
 
 def name_of(peer: str) -> str:
     """A name such as ``calm-heron``; about 4,000 exist, so two peers may share one."""
-    digest = hashlib.sha256(peer.encode()).digest()
+    digest = hashlib.sha256(peer.encode(errors="replace")).digest()
     return f"{FIRST[digest[0] % len(FIRST)]}-{SECOND[digest[1] % len(SECOND)]}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import sys
 import textwrap
@@ -17,12 +18,15 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 import click
 
 from ...collectives.errors import AtollError, ConfigError
+from ...collectives.foreign import escaped, shown
 from .errors_catalogue import page
 
 if TYPE_CHECKING:
     from ..paths import Paths
 
 SCHEMA = 1
+_COLOUR = f"\x1b{secrets.token_hex(8)}"
+"""Stands for the escape character in colours of ours until they are written, since nobody else can know it."""
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -82,18 +86,20 @@ class Terminal:
 
     def style(self, text: str, stream: IO[str], **style: Any) -> str:
         """``text`` with colours if the stream wants them."""
-        return click.style(text, **style) if self.colour(stream) else text
+        if not self.colour(stream):
+            return text
+        return click.style(shown(text), **style).replace("\x1b", _COLOUR)
 
     def say(self, text: str = "", *, level: int = 0) -> None:
         """Talk, to stderr. Level 0 is silenced by ``--quiet``; levels 1 and 2 need ``-v`` and ``-vv``."""
         if level > self.verbose or (self.quiet and level >= 0):
             return
-        print(text, file=sys.stderr, flush=True)
+        print(painted(text), file=sys.stderr, flush=True)
 
     def data(self, human: str, machine: Mapping[str, Any]) -> None:
         """The command's result, to stdout: text for people, or one JSON object. Ends the command when nobody reads it any more."""
         try:
-            self.print(as_json(machine) if self.json else human)
+            self.print(as_json(machine) if self.json else painted(human))
         except BrokenPipeError:
             raise click.exceptions.Exit(141) from None
 
@@ -108,6 +114,7 @@ class Terminal:
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         """Columns two spaces apart, the header bold where colour is on."""
+        rows = [[escaped(cell) for cell in row] for row in rows]
         widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
         lines = [
             "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
@@ -127,7 +134,7 @@ class Terminal:
                 hint="Say yes beforehand: --yes",
                 exit_code=2,
             )
-        return click.confirm(question, default=False, err=True)
+        return click.confirm(shown(question), default=False, err=True)
 
 
 def current() -> Terminal:
@@ -135,9 +142,17 @@ def current() -> Terminal:
     return click.get_current_context().ensure_object(Terminal)
 
 
+def painted(text: str) -> str:
+    """``text`` as a terminal may have it: the colours that `Terminal.style` put in, and nothing else that a terminal obeys."""
+    return "\x1b".join(shown(piece) for piece in text.split(_COLOUR))
+
+
 def as_json(machine: Mapping[str, Any]) -> str:
-    """One line of JSON, ``schema`` first."""
-    return json.dumps({"schema": SCHEMA, **machine}, ensure_ascii=False, default=str)
+    """One line of JSON, ``schema`` first. What a terminal would obey is written as JSON's escapes: the values are the same."""
+    text = json.dumps({"schema": SCHEMA, **machine}, ensure_ascii=False, default=str)
+    if shown(text) == text:
+        return text
+    return "".join(c if shown(c) == c else json.dumps(c)[1:-1] for c in text)
 
 
 def error_object(error: AtollError) -> dict[str, Any]:
@@ -176,12 +191,12 @@ def show_error(terminal: Terminal, error: AtollError) -> None:
             for line in _wrapped(error.hint, width, indent)
         ]
     lines.append(f"{indent}More: atoll explain {error.code}   [exit {error.exit_code}]")
-    print("\n".join(lines), file=sys.stderr, flush=True)
+    print(painted("\n".join(lines)), file=sys.stderr, flush=True)
 
 
 def _wrapped(text: str, width: int, indent: str) -> list[str]:
     lines = list[str]()
-    for paragraph in text.splitlines() or [""]:
+    for paragraph in shown(text).split("\n"):
         lines += textwrap.wrap(
             paragraph,
             width,
@@ -239,4 +254,4 @@ def short_peer(peer: str) -> str:
     """A two-word name and the last eight characters of a peer id."""
     from .names import name_of
 
-    return f"{name_of(peer)} …{peer[-8:]}"
+    return f"{name_of(peer)} …{escaped(peer[-8:])}"

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...collectives.foreign import escaped, quoted
 from ...security.rule_names import RUNNING, parse_reducer
 from ..quorum import no_quorum, quorum_of
 from .alone import entry_name, entry_text
@@ -106,14 +107,24 @@ def run_lines(terminal: Terminal, run: Document) -> list[str]:
             f"  traffic  {bytes_text(run['bytes_sent'])} sent, {bytes_text(run.get('bytes_received', 0))} received"
         )
     lines += [
-        f"  banned   {short_peer(str(peer))}: {why}"
+        f"  banned   {short_peer(str(peer))}: {escaped(why, 400)}"
         for peer, why in (run.get("banned") or {}).items()
     ]
     lines += [
-        f"  refused  by {short_peer(str(peer))}: {' '.join(map(str, why))}"
+        f"  refused  {refusal_text(str(peer), why)}"
         for peer, why in (run.get("refused") or {}).items()
     ]
     return lines + waiting_lines(run) + trouble_lines(terminal, run.get("trouble"))
+
+
+def refusal_text(peer: str, told: Sequence[Any]) -> str:
+    """Who does not let this node in: a member's refusal is one, a stranger's is something that a stranger says."""
+    code, reason, standing, address = [*map(str, told), "", "", "", ""][:4]
+    said = f"{quoted(reason)} ({escaped(code, 16)})"
+    if standing != "stranger":
+        return f"by {short_peer(peer)}: {said}"
+    where = f" at {escaped(address)}" if address else ""
+    return f"no member of this run, a stranger{where}, {short_peer(peer)}, says {said}"
 
 
 def entry_words(run: Document) -> str:
@@ -203,8 +214,8 @@ def trouble_lines(terminal: Terminal, trouble: Any) -> list[str]:
     if not isinstance(trouble, Mapping):
         return []
     told = [
-        f"  trouble  {trouble.get('code', '')} {trouble.get('message', '')}",
-        f"           {trouble.get('hint', '')}",
+        f"  trouble  {escaped(trouble.get('code', ''), 16)} {escaped(trouble.get('message', ''), 2000)}",
+        f"           {escaped(trouble.get('hint', ''), 2000)}",
     ]
     return [terminal.style(line, sys.stdout, fg="yellow") for line in told if line.strip()]
 

@@ -14,6 +14,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from ...collectives.errors import RemoteProtocolError
+from ...collectives.foreign import PLAIN
 from ...collectives.identifiers import PeerId, RunId
 from ...security.identity import SIGNATURE_BYTES, Identity, verify
 from .addresses import MAX_ADDRESS_CHARS, MAX_ADDRESSES, usable
@@ -35,10 +36,10 @@ SWEEP_S = 1.0
 class Announcement(msgspec.Struct, frozen=True, array_like=True):
     """``sequence`` is the time of signing in milliseconds since 1970, so that a restarted peer goes on from a larger one."""
 
-    run: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
-    peer: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+    run: Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=PLAIN)]
+    peer: Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=PLAIN)]
     addresses: Annotated[
-        tuple[Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS_CHARS)], ...],
+        tuple[Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS_CHARS, pattern=PLAIN)], ...],
         msgspec.Meta(max_length=MAX_ADDRESSES),
     ]
     sequence: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]

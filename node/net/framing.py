@@ -9,6 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from ...collectives.errors import LocalProtocolError, RemoteProtocolError
+from ...collectives.foreign import quoted
 from ...collectives.identifiers import PeerId
 
 MAX_FRAME_BYTES = 1 << 20
@@ -68,4 +69,4 @@ def decode(decoder: msgspec.msgpack.Decoder[T], payload: bytes, peer: PeerId) ->
     try:
         return decoder.decode(payload)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise RemoteProtocolError(f"malformed message: {error}", peer=peer) from None
+        raise RemoteProtocolError(f"malformed message: {quoted(error)}", peer=peer) from None

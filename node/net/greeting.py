@@ -13,6 +13,7 @@ from typing import Annotated
 
 import msgspec
 
+from ...collectives.foreign import PLAIN
 from ...collectives.identifiers import PeerId
 from ...collectives.record_layer import SECRET_BYTES
 from .wires import WireOffer
@@ -47,7 +48,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
     """The opener's greeting. ``secret``: empty where it wants no wire."""
 
     version: Annotated[int, msgspec.Meta(ge=0)]
-    topic: Annotated[str, msgspec.Meta(max_length=MAX_TOPIC_CHARS)]
+    topic: Annotated[str, msgspec.Meta(max_length=MAX_TOPIC_CHARS, pattern=PLAIN)]
     secret: Annotated[bytes, msgspec.Meta(max_length=SECRET_BYTES)] = b""
 
 
@@ -60,7 +61,7 @@ class Proof(msgspec.Struct, frozen=True, array_like=True):
 class Answer(msgspec.Struct, frozen=True, array_like=True):
     """``code`` "" means yes: to the Hello, with what is ``shown``; to the Proof, perhaps with a wire."""
 
-    code: Annotated[str, msgspec.Meta(max_length=16)]
+    code: Annotated[str, msgspec.Meta(max_length=16, pattern=PLAIN)]
     reason: Annotated[str, msgspec.Meta(max_length=1024)]
     wire: WireOffer | None = None
     shown: Annotated[bytes, msgspec.Meta(max_length=MAX_SHOWN_BYTES)] = b""

@@ -26,6 +26,7 @@ from libp2p.stream_muxer.yamux.yamux import Yamux
 from multiaddr import Multiaddr
 
 from ...collectives.errors import AtollError, ConfigError, PeerLostError, PeerUnreachableError
+from ...collectives.foreign import escaped
 from ...collectives.identifiers import PeerId
 from ...security.identity import Identity
 from . import workarounds
@@ -433,7 +434,7 @@ class Host:
             await self.dialler.over(stream, address, ID.from_base58(peer), initiator=initiator)
         except Exception as error:
             raise PeerUnreachableError(
-                f"no connection to {peer} through {stream.peer}: {error}", peer=peer
+                f"no connection to {peer} through {stream.peer}: {escaped(error)}", peer=peer
             ) from None
 
     async def answers(self, peer: PeerId, host: str, port: int) -> bool:
@@ -467,7 +468,7 @@ class Host:
                 if str(error.__cause__).startswith("protocols not supported")
                 else PeerUnreachableError
             )
-            raise kind(f"{peer} opened no {protocol} stream: {error}", peer=peer) from None
+            raise kind(f"{peer} opened no {protocol} stream: {escaped(error)}", peer=peer) from None
         return PeerStream(peer, stream)
 
     async def ping(self, peer: PeerId) -> float:

@@ -18,6 +18,7 @@ import msgspec
 import trio
 
 from ...collectives.errors import PeerLostError
+from ...collectives.foreign import PLAIN
 from .addresses import MAX_ADDRESS_CHARS, MAX_ADDRESSES
 from .framing import FrameReader, decode, frame
 from .host import PeerStream
@@ -32,7 +33,7 @@ _MAX_MESSAGE_BYTES = 8192
 _Token = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 _Secret = Annotated[bytes, msgspec.Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
 _Addresses = Annotated[
-    tuple[Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS_CHARS)], ...],
+    tuple[Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS_CHARS, pattern=PLAIN)], ...],
     msgspec.Meta(max_length=MAX_ADDRESSES),
 ]
 

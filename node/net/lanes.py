@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 import trio
 
 from ...collectives.errors import NetworkError, NotAdmittedError, RemoteProtocolError
+from ...collectives.foreign import quoted
 from ...collectives.identifiers import PeerId
 from .backoff import Backoff
 from .bridge import bridge
@@ -273,7 +274,9 @@ class Lanes:
         answer = await talk.hear()
         rtt_s = trio.current_time() - said
         if isinstance(answer, Refuse):
-            raise NotAdmittedError(f"{talk.peer} refused a lane: {answer.reason}", peer=talk.peer)
+            raise NotAdmittedError(
+                f"{talk.peer} refused a lane: {quoted(answer.reason)}", peer=talk.peer
+            )
         if not isinstance(answer, Take):
             raise RemoteProtocolError("an offer must be taken or refused", peer=talk.peer)
         if answer.plain and not plain:

@@ -259,6 +259,10 @@ class PeerNetwork:
         for peer in self._noted(direct):
             self._bootstrap.add(peer)
 
+    def named(self, peer: PeerId) -> bool:
+        """Whether an invite or a setting names this peer as one to start from."""
+        return peer in self._bootstrap.peers
+
     def _noted(self, found: Sequence[tuple[PeerId, str]]) -> list[PeerId]:
         for peer, address in found:
             self.book.give(peer, address)

@@ -11,6 +11,7 @@ import msgspec
 import trio
 
 from ...collectives.errors import AtollError, NetworkError, PeerLostError, RemoteProtocolError
+from ...collectives.foreign import escaped
 from ...collectives.identifiers import PeerId
 from ...collectives.record_layer import SECRET_BYTES
 from .backoff import Backoff
@@ -180,7 +181,7 @@ class Outbox:
             raise PeerLostError(f"{self._peer} did not answer the greeting", peer=self._peer)
         answer = decode(answer_decoder, payload, self._peer)
         if answer.code:
-            raise RefusedError(answer.code, answer.reason)
+            raise RefusedError(answer.code, escaped(answer.reason))
         return answer
 
     def _judge(self, topic: Topic, shown: bytes) -> None:

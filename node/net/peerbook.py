@@ -10,6 +10,7 @@ from typing import Annotated
 
 import msgspec
 
+from ...collectives.foreign import PLAIN
 from ...collectives.identifiers import PeerId
 from ...security.identity import is_peer_id
 from .addresses import MAX_ADDRESSES, usable
@@ -20,8 +21,10 @@ _MAX_FILE_BYTES = 1 << 20
 
 
 class _Cached(msgspec.Struct, frozen=True):
-    peer: Annotated[str, msgspec.Meta(max_length=128)]
-    addresses: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)]
+    peer: Annotated[str, msgspec.Meta(max_length=128, pattern=PLAIN)]
+    addresses: Annotated[
+        tuple[Annotated[str, msgspec.Meta(pattern=PLAIN)], ...], msgspec.Meta(max_length=64)
+    ]
 
 
 class _File(msgspec.Struct, frozen=True):

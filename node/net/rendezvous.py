@@ -17,6 +17,7 @@ import msgspec
 import trio
 
 from ...collectives.errors import NetworkError, PeerLostError, RemoteProtocolError
+from ...collectives.foreign import PLAIN
 from ...collectives.identifiers import PeerId, RunId
 from ...security.identity import Identity
 from .announcements import LIFE_S, MAX_PER_RUN, RENEW_S, Announcement, Registry, announce
@@ -49,7 +50,7 @@ _PER_FRAME = 128
 
 
 class _News(msgspec.Struct, frozen=True, array_like=True):
-    run: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+    run: Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=PLAIN)]
     announcements: Annotated[tuple[Announcement, ...], msgspec.Meta(max_length=MAX_PER_RUN)]
     asks: bool  # please answer with what I lack
 

@@ -20,6 +20,7 @@ import msgspec
 import trio
 
 from ...collectives.errors import PeerLostError, RemoteProtocolError
+from ...collectives.foreign import PLAIN
 from ...collectives.identifiers import PeerId
 from ...collectives.record_layer import SECRET_BYTES, TAG_BYTES, Opener, Sealer, derive_lane_keys
 from .addresses import MAX_ADDRESS_CHARS, MAX_ADDRESSES
@@ -36,7 +37,7 @@ class WireOffer(msgspec.Struct, frozen=True, array_like=True):
     token: Annotated[bytes, msgspec.Meta(min_length=TOKEN_BYTES, max_length=TOKEN_BYTES)]
     secret: Annotated[bytes, msgspec.Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
     addresses: Annotated[
-        tuple[Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS_CHARS)], ...],
+        tuple[Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS_CHARS, pattern=PLAIN)], ...],
         msgspec.Meta(max_length=MAX_ADDRESSES),
     ]
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from ...collectives.errors import RemoteProtocolError
+from ...collectives.foreign import quoted
 from ...collectives.identifiers import PeerId
 from ...security.masking.binding import MOST_MEMBERS
 from ...security.masking.messages import Message, Number
@@ -72,5 +73,5 @@ def decode(data: bytes, peer: PeerId) -> Talk:
         return _decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise RemoteProtocolError(
-            f"malformed message about a masking: {error}", peer=peer
+            f"malformed message about a masking: {quoted(error)}", peer=peer
         ) from None

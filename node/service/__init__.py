@@ -3,6 +3,7 @@
 lanes        which lanes a node keeps open
 context      what all runs of a node share
 buffers      memory for results of free-standing operations, used again
+refusals     peers that do not let us in: a member's verdict, a stranger's words
 troubles     what is wrong with a run, and how an exception becomes a coded error
 links        what a node says of its connections
 asking       whom a newcomer asks for a run's manifest, and when

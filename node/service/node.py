@@ -245,6 +245,9 @@ class Node:
             raise run.error
         if run.manifest is None:
             error = run.refusal() or self._nobody_answered(run, named)
+            if said := run.hearsay():
+                error.why = f"{error.why} Who nobody knows to be a member said something: {said}."
+                error.annotate()
             self._drop(run, error)  # others may wait for it, too
             raise error
         return self._info(run)

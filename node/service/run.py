@@ -15,7 +15,6 @@ import trio
 from ...collectives.errors import (
     AtollError,
     ConfigError,
-    NotAdmittedError,
     StorageError,
     SwarmClosedError,
     VersionMismatchError,
@@ -23,7 +22,6 @@ from ...collectives.errors import (
 from ...collectives.group import Plan
 from ...collectives.identifiers import PeerId, RunId
 from ...optim.outer import effective_outer
-from ..banning import banned
 from ..entrants import Entrants
 from ..gate import Gate
 from ..manifest import Manifest, SignedManifest, decode_signed, save_run
@@ -42,6 +40,7 @@ from .chronicle import Chronicle
 from .context import NodeContext
 from .phases import Phases
 from .ports import RunPorts
+from .refusals import MEMBER, MOST_REFUSALS, NAMED, STRANGER, Refusal
 from .timings import Timings
 from .troubles import Troubles, coded, described, removed_here
 from .views import peers_of, quorum, status_of
@@ -90,7 +89,7 @@ class RunService:
         self.chronicle = Chronicle(self)
         self.offences = Faults()  # messages that broke a rule, by sender
         self.budgets = Accountant()  # of what peers may send and ask for
-        self.refusals: dict[PeerId, tuple[str, str]] = {}
+        self.refusals: dict[PeerId, Refusal] = {}
         self.banning = Banning(self)
         self.gate = Gate(run_id, organiser, self.banning.lists, self._members)
         own = self.gate.recognise(node.identity.peer, certificate)
@@ -405,10 +404,15 @@ class RunService:
         return self.entrants.roles
 
     def on_refused(self, peer: PeerId, code: str, reason: str) -> None:
-        """A member does not let us in."""
-        self.refusals[peer] = (code, reason)
-        if code == "E205":
-            self.troubles.tell(banned(f"{peer[-8:]} refuses: {reason}", peer))
+        """A peer does not let us in. What a member says of us is a verdict; what a stranger says is told as a stranger's words."""
+        self.refusals.pop(peer, None)
+        while len(self.refusals) >= MOST_REFUSALS:
+            del self.refusals[next(iter(self.refusals))]
+        self.refusals[peer] = Refusal(
+            code, reason, self._standing(peer), self.node.network.address_of(peer)
+        )
+        if code == "E205" and (error := self.refusals[peer].verdict(peer)) is not None:
+            self.troubles.tell(error)
         known = {member for member, _ in self.node.network.members(self.run_id)}
         if (
             self.signed is None
@@ -421,25 +425,24 @@ class RunService:
 
     def refusal(self) -> AtollError | None:
         """Why members do not let us in, as an error."""
-        for peer, (code, reason) in self.refusals.items():
-            if code == "E140":
-                return VersionMismatchError(
-                    f"{peer[-8:]} refuses: {reason}",
-                    peer=peer,
-                    why="The two come from different versions of atoll.",
-                    hint="pip install -U atoll, then: atoll down && atoll up",
-                )
-            if code == "E205":
-                return banned(f"{peer[-8:]} refuses: {reason}", peer)
-            if code in ("E201", "E202"):
-                return NotAdmittedError(
-                    f"{peer[-8:]} refuses: {reason}",
-                    code=code,
-                    peer=peer,
-                    why="The invite is too old, used up, revoked, or not of this run's.",
-                    hint="Ask a member for a new one: atoll invite new",
-                )
-        return None
+        verdicts = (refusal.verdict(peer) for peer, refusal in self.refusals.items())
+        return next((error for error in verdicts if error is not None), None)
+
+    def hearsay(self) -> str:
+        """What strangers said when they refused us, as theirs; "" where none did."""
+        said = [
+            refusal.text(peer)
+            for peer, refusal in self.refusals.items()
+            if refusal.standing == STRANGER
+        ]
+        return "; ".join(said[:3])
+
+    def _standing(self, peer: PeerId) -> str:
+        """Whose words a peer's are: its own only, unless it is the organiser, a member, or named by our invite or settings."""
+        members = self._members()
+        if peer == self.organiser or peer in members:
+            return MEMBER
+        return NAMED if not members and self.node.network.named(peer) else STRANGER
 
     def _on_message(self, peer: PeerId, data: bytes) -> float:
         """Returns for how long the peer's stream is not to be read, in seconds."""

@@ -67,7 +67,7 @@ def status_of(run: RunService) -> dict[str, Any]:
         "bytes_sent": run.traffic()[0],
         "bytes_received": run.traffic()[1],
         "banned": {peer: run.banning.lists.why(peer) for peer in sorted(run.banning.lists.peers)},
-        "refused": {peer: list(why) for peer, why in run.refusals.items()},
+        "refused": {peer: refusal.row() for peer, refusal in run.refusals.items()},
         "trouble": described(trouble) if trouble else None,
         "troubles": run.troubles.past(),
     }

@@ -15,6 +15,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from ...collectives.foreign import PLAIN
 from ...collectives.identifiers import HASH_BYTES, PeerId, RunId
 
 DOMAIN = "atoll/btard/1"
@@ -67,11 +68,11 @@ class Fault(IntEnum):
 class Context(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """What all signatures of an attempt are bound to: run, step, the hash of the state it starts from, and its peers in order."""
 
-    run: Annotated[RunId, msgspec.Meta(max_length=64)]
+    run: Annotated[RunId, msgspec.Meta(max_length=64, pattern=PLAIN)]
     step: Step
     state: Hash
     roster: Annotated[
-        tuple[Annotated[PeerId, msgspec.Meta(min_length=1, max_length=128)], ...],
+        tuple[Annotated[PeerId, msgspec.Meta(min_length=1, max_length=128, pattern=PLAIN)], ...],
         msgspec.Meta(min_length=1, max_length=MAX_PEERS),
     ]
 

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from ...collectives.errors import RemoteProtocolError
+from ...collectives.foreign import quoted
 from .messages import FLOAT, TAG_BYTES, Bundle, Frame, Hash, Item, Piece, Signed, Step
 
 MAX_CONTROL_BYTES = 1 << 21
@@ -51,5 +52,7 @@ def decode(control: bytes, values: bytes, *, peer: str, elements: int) -> Frame:
             return _control.decode(control)
         header = _header.decode(control)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise RemoteProtocolError(f"malformed frame of a step: {error}", peer=peer) from None
+        raise RemoteProtocolError(
+            f"malformed frame of a step: {quoted(error)}", peer=peer
+        ) from None
     return Piece(header.step, header.tag, header.item, np.frombuffer(values, FLOAT), header.path)

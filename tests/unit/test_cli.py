@@ -25,6 +25,7 @@ from atoll.node.cli.output import (
     count_text,
     error_object,
     iso_time,
+    painted,
     show_error,
     span_text,
 )
@@ -501,7 +502,9 @@ def test_colour_and_live(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not Terminal(environ=environ).colour(screen)
     assert not Terminal(environ={"FORCE_COLOR": "1"}, no_color=True).colour(screen)
     assert (
-        Terminal(environ={"FORCE_COLOR": "1", "TERM": "dumb"}).style("x", screen, bold=True)
+        painted(
+            Terminal(environ={"FORCE_COLOR": "1", "TERM": "dumb"}).style("x", screen, bold=True)
+        )
         == "\x1b[1mx\x1b[0m"
     )
     monkeypatch.setattr("sys.stderr", screen)

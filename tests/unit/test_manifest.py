@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from atoll.collectives.errors import (
     StorageError,
     VersionMismatchError,
 )
+from atoll.collectives.foreign import LINES, WORDS
 from atoll.collectives.seeded import BtardSettings
 from atoll.collectives.swarm import (
     OuterSettings,
@@ -49,16 +51,23 @@ momentum = 0.6
 """
 names = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,20}\Z")
 floats = st.floats(0.001, 9.0)
+
+
+def texts(pattern: str, **size: int) -> st.SearchStrategy[str]:
+    """Any text that a manifest takes."""
+    return st.text(**size).filter(lambda text: re.search(pattern, text) is not None)
+
+
 manifests = st.builds(
     m.Manifest,
     schema=st.just(1),
     name=names,
-    description=st.text(max_size=40),
+    description=texts(LINES, max_size=40),
     model=st.builds(
         m.ModelTable,
         entry=names.map(lambda n: f"local:{n}"),
         config=st.dictionaries(
-            names, st.integers(-5, 5) | st.booleans() | st.text(max_size=5), max_size=3
+            names, st.integers(-5, 5) | st.booleans() | texts(WORDS, max_size=5), max_size=3
         ),
     ),
     data=st.builds(
@@ -90,7 +99,7 @@ manifests = st.builds(
         fragments=st.integers(1, 16),
     ),
     network=st.builds(
-        m.NetworkTable, bootstrap=st.lists(st.text(min_size=1, max_size=9), max_size=3).map(tuple)
+        m.NetworkTable, bootstrap=st.lists(st.from_regex(r"\A[!-~]{1,9}\Z"), max_size=3).map(tuple)
     ),
 )
 

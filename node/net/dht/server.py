@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from ....collectives.errors import RemoteProtocolError
+from ....collectives.foreign import quoted
 from ....collectives.identifiers import PeerId
 from ....security.identity import encode_base58
 from .records import MAX_KEY_BYTES
@@ -64,7 +65,7 @@ class Server:
         try:
             return request.value is not None and self.values.put(request.key, request.value, unix_s)
         except ValueError as error:
-            raise RemoteProtocolError(f"invalid DHT value: {error}", peer=peer) from None
+            raise RemoteProtocolError(f"invalid DHT value: {quoted(error)}", peer=peer) from None
 
     def _closer(self, key: bytes, asker: PeerId) -> tuple[Located, ...]:
         """The K nearest peers we know, the key itself included when it is a peer we can name (kad-dht asks for that)."""

@@ -10,6 +10,7 @@ from libp2p.kad_dht.pb.kademlia_pb2 import Message
 from libp2p.utils.varint import encode_uvarint
 
 from ....collectives.errors import RemoteProtocolError
+from ....collectives.foreign import quoted
 from ....collectives.identifiers import PeerId
 from ....security.identity import decode_base58, encode_base58, is_peer_id
 from ..packed import pack, unpack
@@ -69,7 +70,7 @@ def decode(body: bytes, peer: PeerId) -> Rpc:
     try:
         message.ParseFromString(body)
     except Exception as error:  # protobuf's DecodeError, and ValueError for broken strings
-        raise RemoteProtocolError(f"malformed kad message: {error}", peer=peer) from None
+        raise RemoteProtocolError(f"malformed kad message: {quoted(error)}", peer=peer) from None
     value = message.record.value if message.HasField("record") else None
     return Rpc(
         int(message.type),

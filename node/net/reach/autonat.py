@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import trio
 
 from ....collectives.errors import NetworkError, PeerUnreachableError, RemoteProtocolError
+from ....collectives.foreign import quoted
 from ....collectives.identifiers import PeerId
 from ....security.identity import decode_base58
 from ..addresses import host_and_port, is_direct, is_internet
@@ -83,7 +84,9 @@ class AutoNat:
             try:
                 return next(iter(unpack([octets(await protobuf.receive(stream), 4)])), "")
             except ValueError as error:
-                raise RemoteProtocolError(f"malformed identify: {error}", peer=server) from None
+                raise RemoteProtocolError(
+                    f"malformed identify: {quoted(error)}", peer=server
+                ) from None
             finally:
                 await stream.aclose()
         raise PeerUnreachableError(f"{server} does not say where it sees us", peer=server)
@@ -98,7 +101,9 @@ class AutoNat:
                 found = decode(octets(await protobuf.receive(stream), 3))
                 status = number(found, 1, BAD_REQUEST)
             except ValueError as error:
-                raise RemoteProtocolError(f"malformed answer: {error}", peer=server) from None
+                raise RemoteProtocolError(
+                    f"malformed answer: {quoted(error)}", peer=server
+                ) from None
             finally:
                 await stream.aclose()
             return {OK: True, DIAL_ERROR: False}.get(status)

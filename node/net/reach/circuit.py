@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ....collectives.errors import RemoteProtocolError
+from ....collectives.foreign import quoted
 from ....collectives.identifiers import PeerId
 from ....security.identity import decode_base58, encode_base58, is_peer_id
 from ..packed import pack, unpack
@@ -63,7 +64,7 @@ def peer_in(fields: Fields, sender: PeerId) -> PeerId:
         raw = octets(protobuf.decode(octets(fields, 2)), 1)
         peer = encode_base58(raw) if len(raw) <= 64 else ""
     except ValueError as error:
-        raise RemoteProtocolError(f"malformed peer: {error}", peer=sender) from None
+        raise RemoteProtocolError(f"malformed peer: {quoted(error)}", peer=sender) from None
     if not is_peer_id(peer):
         raise RemoteProtocolError("a message that names no peer", peer=sender)
     return PeerId(peer)
@@ -74,7 +75,7 @@ def kind_of(fields: Fields, sender: PeerId) -> int:
     try:
         return number(fields, 1)
     except ValueError as error:
-        raise RemoteProtocolError(str(error), peer=sender) from None
+        raise RemoteProtocolError(quoted(error), peer=sender) from None
 
 
 def status_in(fields: Fields, field: int) -> int:
@@ -96,7 +97,7 @@ def reservation_in(fields: Fields, sender: PeerId) -> Reservation:
         inner = protobuf.decode(octets(fields, 3))
         return Reservation(number(inner, 1), unpack(inner.get(2, [])))
     except ValueError as error:
-        raise RemoteProtocolError(f"malformed reservation: {error}", peer=sender) from None
+        raise RemoteProtocolError(f"malformed reservation: {quoted(error)}", peer=sender) from None
 
 
 async def answer(

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from libp2p.utils.varint import encode_uvarint
 
 from ....collectives.errors import PeerLostError, RemoteProtocolError
+from ....collectives.foreign import quoted
 from ..host import PeerStream
 
 MAX_MESSAGE_BYTES = 8192
@@ -111,7 +112,7 @@ async def receive(stream: PeerStream) -> Fields:
     try:
         return decode(await _exactly(stream, length))
     except ValueError as error:
-        raise RemoteProtocolError(f"malformed message: {error}", peer=stream.peer) from None
+        raise RemoteProtocolError(f"malformed message: {quoted(error)}", peer=stream.peer) from None
 
 
 async def _exactly(stream: PeerStream, count: int) -> bytes:

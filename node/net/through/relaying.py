@@ -17,6 +17,7 @@ import msgspec
 import trio
 
 from ....collectives.errors import NetworkError, PeerUnreachableError, RemoteProtocolError
+from ....collectives.foreign import PLAIN, quoted
 from ....collectives.identifiers import PeerId
 from ..addresses import MAX_ADDRESS_CHARS, MAX_ADDRESSES, has_public, host_and_port, usable
 from ..framing import FrameReader, decode, frame
@@ -37,7 +38,7 @@ MAX_READING = 256
 _MAX_MESSAGE_BYTES = 4096
 
 Addresses = Annotated[
-    tuple[Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS_CHARS)], ...],
+    tuple[Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS_CHARS, pattern=PLAIN)], ...],
     msgspec.Meta(max_length=MAX_ADDRESSES),
 ]
 Voucher = Annotated[bytes, msgspec.Meta(min_length=VOUCHER_BYTES, max_length=VOUCHER_BYTES)]
@@ -55,8 +56,8 @@ class _Serving(msgspec.Struct, frozen=True, array_like=True, tag="serving"):
 class _Circuit(msgspec.Struct, frozen=True, array_like=True, tag="circuit"):
     """Please relay between me and ``peer``, of this run."""
 
-    run: Annotated[str, msgspec.Meta(max_length=128)]
-    peer: Annotated[str, msgspec.Meta(max_length=128)]
+    run: Annotated[str, msgspec.Meta(max_length=128, pattern=PLAIN)]
+    peer: Annotated[str, msgspec.Meta(max_length=128, pattern=PLAIN)]
 
 
 class _Granted(msgspec.Struct, frozen=True, array_like=True, tag="granted"):
@@ -240,7 +241,9 @@ class Helpers:
         """Vouchers for us and for ``peer``, and where to show them. Raises PeerUnreachableError, RemoteProtocolError."""
         answer = await self._ask(relay, _Circuit(run, peer))
         if isinstance(answer, _Denied):
-            raise PeerUnreachableError(f"the relay {relay} refuses: {answer.reason}", peer=relay)
+            raise PeerUnreachableError(
+                f"the relay {relay} refuses: {quoted(answer.reason)}", peer=relay
+            )
         if not isinstance(answer, _Granted):
             raise RemoteProtocolError("a circuit is granted or denied", peer=relay)
         return (
