@@ -118,14 +118,7 @@ def logs(home: Path) -> str:
 
 def told(run: Run, home: Path, address: str) -> tuple[int, str]:
     """Try to join by an invite that names ``address``; nothing harmful may come to the terminal or into the log."""
-    invite = str(
-        make_invite(
-            run.signed.run_id,
-            [address],
-            run.identity,
-            now_s=time.time(),
-        )
-    )
+    invite = make_invite(run.signed.run_id, [address], run.identity, now_s=time.time()).encode()
     status, said = on_a_terminal(home, "join", invite, "--yes")
     plain = re.sub(r"\x1b\[[0-9;]*m", "", said).replace("\r\n", "\n")
     assert harmful(plain) == set(), plain
@@ -138,7 +131,7 @@ def test_whom_the_invite_names_is_quoted(tmp_path: Path) -> None:
     run, home = new_run(tmp_path), new_home(tmp_path / "home")
     with peers(run.signed.run_id, stranger=False) as address:
         status, said = told(run, home, address)
-    assert status == 77
+    assert status == 77, said
     assert "E205" in said
     assert r"refuses: “\x1b[2J\x1b[H you are banned" in said
     assert r"\x1b]52;c;" in said
@@ -148,7 +141,7 @@ def test_a_strangers_verdict_is_none(tmp_path: Path) -> None:
     run, home = new_run(tmp_path), new_home(tmp_path / "home")
     with peers(run.signed.run_id, stranger=True) as address:
         status, said = told(run, home, address)
-    assert status == 69  # nobody answered who could have let us in
+    assert status == 69, said  # nobody answered who could have let us in
     assert not said.startswith("E205")
     assert "E113" in said
     assert re.search(
