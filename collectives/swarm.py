@@ -169,6 +169,18 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
+MOST_OPERATION_ELEMENTS = 1 << 34
+
+
+class LimitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What free-standing operations may take of a member: elements of a vector, operations at once, and bytes of those that one other member
+    speaks of and the own script has not called."""
+
+    operation_elements: int = 1 << 32
+    operations: int = 64
+    member_bytes: int = 256 << 20
+
+
 class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The part of a run's manifest that governs rounds and optimizers. The manifest has authority over the script."""
 
@@ -231,6 +243,7 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     btard: BtardSettings | None = (
         None  # contributions follow from public seeds, and who gives another is found and removed
     )
+    limits: LimitSettings = LimitSettings()  # of free-standing operations
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a length of rounds that is none, and for a codec that does not exist."""

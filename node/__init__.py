@@ -9,7 +9,7 @@ loads neither trio nor libp2p nor torch. Rooms, lowest first:
     process_title      invites out of the list of processes
     own_data           a site's own data, by a function in a file of its own
     strict_toml, manifest, manifest_checks, manifest_form, manifest_gpt, manifest_join, manifest_presets, manifest_methods,
-    manifest_federated, manifest_quorum, manifest_btard, manifest_robust   what a run is
+    manifest_federated, manifest_quorum, manifest_btard, manifest_robust, manifest_limits   what a run is
     capability, invite, standing, entrants   how one gets into it: what the organiser signs, what is handed on, what is kept
     evidence, banning, gate   proof of lies; who is kept out; who is let in
     shared_memory      contribution and anchor, between node and script

@@ -41,6 +41,7 @@ from .manifest_federated import (
 from .manifest_form import canonical, schema_of, stands_for
 from .manifest_gpt import gpt_config
 from .manifest_join import AuditTable, JoinTable, check_audit, check_join
+from .manifest_limits import LimitsTable
 from .manifest_presets import take_wish, with_preset
 from .manifest_quorum import NoQuorumTable, QuorumTable, check_quorum
 from .manifest_robust import RobustTable, check_robust
@@ -252,6 +253,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     privacy: PrivacyTable | None = None
     audit: AuditTable = AuditTable()
     btard: BtardTable | None = None
+    limits: LimitsTable = LimitsTable()
 
     def encode(self) -> bytes:
         """Canonical bytes: see `manifest_form`. What was received may be said in others: keep those, their hash is the run's id."""
@@ -309,6 +311,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             lying=self.quorum.lying,
             rounds=self.train.rounds,
             deadline_s=self.exchange.deadline_s,
+            limits=self.limits.settings(),
             **rounds_of(self),
         )
 

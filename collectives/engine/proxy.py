@@ -31,9 +31,10 @@ class EngineExchange:
         numel: int,
         chunk_elements: int,
         codec: str,
+        early: int | None = None,
     ) -> None:
         """See `Exchange.open_round`."""
-        self._submit("open_round", log, round_, tuple(members), numel, chunk_elements, codec)
+        self._submit("open_round", log, round_, tuple(members), numel, chunk_elements, codec, early)
 
     def freeze(self, log: str, round_: int, cid: bytes, vector: Tensor | EncodedVector) -> None:
         """See `Exchange.freeze`."""

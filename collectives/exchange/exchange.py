@@ -118,8 +118,12 @@ class Exchange:
         numel: int,
         chunk_elements: int,
         codec: str,
+        early: int | None = None,
     ) -> None:
         """From now on accept parts of (log, round) from these peers. A second call may only change the members.
+
+        ``early``: until my contribution is frozen for it, before a plan, no more bytes of parts than these are kept (one chunk in any case), no
+        results, and under a plan only what it wants from me.
 
         ``log`` must be unique in this exchange: where several runs share it, put the run into the name. Raises LocalProtocolError
         for another grid or senseless sizes, ConfigError for an unknown codec.
@@ -129,7 +133,7 @@ class Exchange:
                 f"round of {numel} elements in chunks of {chunk_elements} among {len(members)} members"
             )
         slot = RoundSlot(
-            log, round_, members, self._grid(codec, numel, chunk_elements), self._pools
+            log, round_, members, self._grid(codec, numel, chunk_elements), self._pools, early
         )
         known = self._slots.get(slot.id)
         if known is None:
@@ -149,6 +153,8 @@ class Exchange:
             raise LocalProtocolError(
                 f"contribution of {vector.numel()} elements to a round of {slot.numel}, or on another grid"
             )
+        if slot is not None:
+            slot.early = None
         known = self._frozen.get(cid)
         if known is None or not known.same(frozen):
             self._frozen[cid] = frozen
@@ -184,21 +190,26 @@ class Exchange:
         if old is not None:
             self._abandon(slot, old)
             del old  # its buffer may be the next one's: two are not held at once, unless somebody was given the first
-        data = (
-            self._result_buffer(plan)
-            if self._result_buffer is not None
-            else memoryview(bytearray(slot.results.nbytes))
-        )
-        if len(data) < slot.results.nbytes or data.readonly or data.format != "B":
-            raise LocalProtocolError(
-                f"result buffer of {len(data)} bytes, {slot.results.nbytes} writable bytes needed"
-            )
-        state = PlanState(plan, slot, self.me, reducer, data, audience, self._clock)
+        state = PlanState(plan, slot, self.me, reducer, self._result_memory, audience, self._clock)
+        if state.own_cid is not None:
+            state.take_memory()
         slot.plan = self._plans[state.plan_id] = state
         slot.keep_partials(state.partials())
         self._take_early(state)
         self._start(state)
         self._settle()
+
+    def _result_memory(self, plan: Plan, nbytes: int) -> memoryview:
+        data = (
+            self._result_buffer(plan)
+            if self._result_buffer is not None
+            else memoryview(bytearray(nbytes))
+        )
+        if len(data) < nbytes or data.readonly or data.format != "B":
+            raise LocalProtocolError(
+                f"result buffer of {len(data)} bytes, {nbytes} writable bytes needed"
+            )
+        return data[:nbytes]
 
     def close_round(self, log: str, round_: int, *, linger: bool = True) -> None:
         """The round is decided and its bytes are here: drop cached parts and the plan.

@@ -11,7 +11,7 @@ from typing import Literal
 
 from ..codec import Wire
 from ..digest import part_digest
-from ..errors import LocalProtocolError, RemoteProtocolError
+from ..errors import AtollError, LocalProtocolError, RemoteProtocolError
 from ..group import Plan
 from ..identifiers import PeerId
 from ..pace import Lead
@@ -45,7 +45,11 @@ def slot_for(plan: Plan, slots: Mapping[bytes, RoundSlot]) -> RoundSlot:
 
 
 class PlanState:
-    """The plan in force of a round. ``data`` holds the encoded result, chunk after chunk, and gets its final bytes in place."""
+    """The plan in force of a round. ``data`` holds the encoded result, chunk after chunk, and gets its final bytes in place.
+
+    ``memory`` gives it, of a plan and a number of bytes: at once where I contribute, otherwise with the first byte that is to go there. A plan
+    of others alone takes nothing by what it says.
+    """
 
     def __init__(
         self,
@@ -53,14 +57,15 @@ class PlanState:
         slot: RoundSlot,
         me: PeerId,
         reducer: Reducer,
-        data: memoryview,
+        memory: Callable[[Plan, int], memoryview],
         audience: Sequence[PeerId],
         clock: Callable[[], float],
     ) -> None:
         self.plan = plan
         self.plan_id = plan.plan_id
         self.slot = slot
-        self.data = data[: slot.results.nbytes]
+        self._memory = memory
+        self._data: memoryview | None = None
         self.reducer = reducer
         self.audience = tuple(peer for peer in dict.fromkeys(audience) if peer != me)
         self.own_cid = next((c.cid for c in plan.contributors if c.member.peer == me), None)
@@ -135,6 +140,27 @@ class PlanState:
             self.waiting[chunk] = len(lacking)
             for peer in lacking:
                 self._due["part", peer] = self._due.get(("part", peer), 0) + 1
+
+    def take_memory(self) -> None:
+        """Have the memory for the result. Raises what ``memory`` does."""
+        if self._data is None:
+            self._data = self._memory(self.plan, self.slot.results.nbytes)
+
+    @property
+    def data(self) -> memoryview:
+        """The encoded result. Where there is no memory that can be kept, in memory that cannot: this member reduces for the others all the
+        same, and votes once the bytes can be kept."""
+        if self._data is None:
+            try:
+                self.take_memory()
+            except AtollError:
+                self._data = memoryview(bytearray(self.slot.results.nbytes))
+        assert self._data is not None
+        return self._data
+
+    def wants_part(self, peer: PeerId, cid: bytes, chunk: int) -> bool:
+        """Whether I add this part up."""
+        return chunk in self.waiting and (peer, cid) in self.job(chunk).others
 
     @property
     def order(self) -> tuple[int, int]:

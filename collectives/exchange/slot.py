@@ -33,8 +33,15 @@ class RoundSlot:
     """
 
     def __init__(
-        self, log: str, round_: int, members: Sequence[PeerId], grid: Grid, pools: Pools
+        self,
+        log: str,
+        round_: int,
+        members: Sequence[PeerId],
+        grid: Grid,
+        pools: Pools,
+        early: int | None = None,
     ) -> None:
+        """``early``: see `Exchange.open_round`; None: no bound."""
         self.log = log
         self.round = round_
         self.id = slot_id(log, round_)
@@ -55,6 +62,7 @@ class RoundSlot:
         self._last_pool: WirePool | None = None
         self._parts: dict[PeerId, dict[bytes, dict[int, Wire]]] = {}
         self._counts: dict[PeerId, int] = {}
+        self.early = early
         self._refused: set[tuple[PeerId, bytes]] = set()
         self._early: dict[bytes, dict[int, tuple[PeerId, Wire]]] = {}
         self._early_count = 0
@@ -91,8 +99,17 @@ class RoundSlot:
             return False
         if chunk in self._parts.get(peer, {}).get(cid, ()):
             return False
+        if self.early is not None and not self._takes_early_part(peer, cid, chunk):
+            return False
         limit = self.chunks * (2 if self.plan is not None and self.plan.sums else 1)
         return self._counts.get(peer, 0) < limit or self._make_room(peer, cid)
+
+    def _takes_early_part(self, peer: PeerId, cid: bytes, chunk: int) -> bool:
+        assert self.early is not None
+        if self.plan is not None:
+            return self.plan.wants_part(peer, cid, chunk)
+        here = sum(self._counts.values())
+        return not here or (here + 1) * self.grid.wire_bytes(chunk) <= self.early
 
     def store(self, peer: PeerId, cid: bytes, chunk: int, wire: Wire) -> None:
         """A part has arrived."""
@@ -137,7 +154,12 @@ class RoundSlot:
 
     def takes_early(self, plan_id: bytes, peer: PeerId, chunk: int) -> bool:
         """Whether a result of a plan not known yet is kept. At most one vector of them is."""
-        if peer not in self.members or self.closed or plan_id in self.abandoned:
+        if (
+            peer not in self.members
+            or self.closed
+            or plan_id in self.abandoned
+            or self.early is not None
+        ):
             return False
         return self._early_count < self.chunks and chunk not in self._early.get(plan_id, ())
 

@@ -26,6 +26,7 @@ applying        what follows the outer step of a decided entry
 installing      a fetched state replaces the own one
 resting         how often to look for what needs repair
 witness         who votes for two values of one ballot: the proof
+budgets         what one peer may ask of this node
 admission       who may contribute, and who may become a member
 others          whom to ask; who is on another history of the run
 beginning       the genesis; what the last life left on disk; whose model it is

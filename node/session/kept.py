@@ -47,6 +47,10 @@ class Votes(Protocol):
         """An operation is over."""
         ...
 
+    def give_back(self) -> None:
+        """No operation is under way: take no more room than what is kept needs."""
+        ...
+
 
 class KeptJournal(VolatileJournal):
     """Has every promise and vote written down before it is made."""

@@ -44,6 +44,9 @@ class MemoryVotes:
         """Forget result bytes."""
         self._bytes.pop(log, None)
 
+    def give_back(self) -> None:
+        """Nothing is set aside."""
+
     def forget(self, log: str) -> None:
         """Forget an operation."""
         self.drop(log)

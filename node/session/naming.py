@@ -13,10 +13,10 @@ from ...collectives.group import MAX_MEMBERS, Config, Member, TopologyKind
 from ...collectives.groups import group_fault, group_of
 from ...collectives.reduce import REDUCERS, least_of, works_on_bits
 from ...collectives.round import Shape
-from ...collectives.swarm import MAX_TAG, Call
+from ...collectives.swarm import MAX_TAG, MOST_OPERATION_ELEMENTS, Call
 from ...security.rules.reducers import find_reducer
 
-MAX_NUMEL = 1 << 34
+MAX_NUMEL = MOST_OPERATION_ELEMENTS
 VOLATILE, KEPT = "op", "opd"
 """How the log of an operation begins, by what becomes of its votes when a member is killed."""
 

@@ -12,6 +12,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from ...collectives import messages as m
+from ...collectives.codec import Grid
 from ...collectives.encoded import EncodedVector
 from ...collectives.errors import StorageError
 from ...collectives.group import Certified, Config, Entry, Plan
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from .session import Session
 
 NO_STATE = bytes(HASH_BYTES)
+EARLY_BYTES = 1 << 20
+"""Of parts that come before a plan, in an operation that the own script has not called."""
 Given = tuple[bytes, int, Tensor | EncodedVector]
 """cid, weight, vector."""
 
@@ -51,6 +54,13 @@ class Operation(BesideRun):
         self.whole, acceptors = config, spec.acceptors(key, config, main.me)
         self.log = log = spec.log_name(key, config, acceptors)
         self.op_id: str | None = None  # None: this member only votes
+        self.by: PeerId | None = (
+            None  # whose message made it known here; None: the own script, or an earlier life
+        )
+        self.speaker: PeerId | None = None  # who said the newest thing about it
+        self.heard_at = now
+        self.deferred: tuple[Plan, Sequence[PeerId]] | None = None  # a plan that waits for a call
+        self.charged: tuple[PeerId, int] | None = None  # what it takes, and on whose account
         self.pinned = False  # called under this configuration and no other
         self.timeline = Timeline()
         self.results: dict[tuple[bytes, ...], memoryview] = {}
@@ -113,7 +123,19 @@ class Operation(BesideRun):
         self.machine.root = NO_STATE
         self.peers = [member.peer for member in acceptors]
         session.ports.exchange.open_round(
-            log, 1, self.peers, shape.numel, shape.chunk_elements, spec.codec
+            log, 1, self.peers, shape.numel, shape.chunk_elements, spec.codec, EARLY_BYTES
+        )
+
+    @property
+    def called(self) -> bool:
+        """Whether the own script takes part, or did."""
+        return self.op_id is not None or self.machine.contribution is not None
+
+    def gives(self, peer: PeerId) -> bool:
+        """Whether a peer is known to contribute."""
+        plan = self.machine.open.plan
+        return peer in self.callers or (
+            plan is not None and any(c.member.peer == peer for c in plan.contributors)
         )
 
     def _journal(self, incarnation: int) -> VolatileJournal:
@@ -144,6 +166,7 @@ class Operation(BesideRun):
     ) -> None:
         """This member's script calls. The others hear of it: those who have nothing to add say so at once. Weight 0: it only listens."""
         self.op_id, self.touched_at, self.given = op_id, now, (cid, weight, vector)
+        self._take_up_plan()
         if not weight:
             self.machine.set_idle(now, True)
             return
@@ -151,6 +174,12 @@ class Operation(BesideRun):
         self.machine.idle = False
         self.offered = m.Ready(self.machine.base, cid, weight, False)
         self.machine.contribute(now, cid, weight)
+
+    def _take_up_plan(self) -> None:
+        """What did not fit into what others may take here is the own script's affair now."""
+        self.charged, deferred, self.deferred = None, self.deferred, None
+        if deferred is not None and self.machine.open.plan is deferred[0]:
+            self.execute(*deferred)
 
     def withdraw(self, now: float) -> None:
         """The caller waits no longer: take the contribution back unless a plan names it."""
@@ -285,6 +314,7 @@ class Operation(BesideRun):
         self.results.clear()
         if self.entry is not None:
             self.session.serving.withdraw(self.entry.hash())
+        self.session.transfer.drop_log(self.log)
         self.session.ports.exchange.close_round(self.log, 1)
 
     # ---- RoundActions
@@ -294,7 +324,14 @@ class Operation(BesideRun):
         self.session.actions.send(peer, log, round_, body)
 
     def execute(self, plan: Plan, audience: Sequence[PeerId]) -> None:
-        """Carry out a plan."""
+        """Carry out a plan, where it fits into what others may take here; once the own script has called it, in any case."""
+        grid = Grid(plan.codec, plan.numel, plan.chunk_elements)
+        own = sum(part.stop - part.first for part in plan.parts if part.owner == self.session.me)
+        parts = len(plan.contributors) * own * grid.nbytes // max(1, grid.chunks)
+        if not self.session.operations.affordable(self, grid.results.nbytes + parts):
+            self.deferred = plan, audience
+            return
+        self.deferred = None
         self.timeline.planned(self.session.clock(), plan)
         self.session.ports.emit(
             ev.PlanTaken(plan, self.machine.convener_of(plan.ballot).peer, self.op_id or "")
@@ -303,7 +340,10 @@ class Operation(BesideRun):
 
     def fetch_result(self, entry: Entry, holders: Sequence[PeerId]) -> None:
         """Fetch result bytes, unless they only wait for the disk."""
-        if entry.part_digests not in self.storing:
+        grid = Grid(entry.codec, entry.numel, entry.chunk_elements)
+        if entry.part_digests not in self.storing and self.session.operations.affordable(
+            self, grid.results.nbytes
+        ):
             super().fetch_result(entry, holders)
 
     def apply(self, entry: Entry) -> None:

@@ -22,11 +22,12 @@ from torch import Tensor
 from ...collectives import exchange as x
 from ...collectives import messages as m
 from ...collectives.encoded import EncodedVector
-from ...collectives.errors import LocalProtocolError, NotEnoughPeersError, StorageError
+from ...collectives.errors import ConfigError, LocalProtocolError, NotEnoughPeersError, StorageError
 from ...collectives.group import Config, Entry
 from ...collectives.identifiers import PeerId
 from ...collectives.swarm import Call
 from . import events as ev
+from .budgets import MADE
 from .kept import KeptVote
 from .naming import KEPT, MASKED_SUM, Spec, config_key, operation_key, parse, spec_of
 from .operation import Operation
@@ -35,7 +36,11 @@ from .record import MAX_SPENT
 if TYPE_CHECKING:
     from .session import Session
 
-MAX_OPERATIONS = 64
+MAX_REFUSED = 64
+SHARE = 3, 4  # of all operations at once: as many may be known here by one peer's messages alone
+ACCOUNTS = 4  # so many members' bytes the operations of all others may take together
+UNCALLED_S = 20.0  # how long one is remembered that nobody here has called or voted in, once nothing is heard of it
+UNCALLED_KEPT = 32 << 20  # bytes of results that nobody here has called, kept for longer than that
 LIFETIME_S = 120.0  # how long a decided or abandoned operation is remembered for laggards
 KEPT_BYTES = (
     256 << 20
@@ -50,6 +55,8 @@ class Operations:
         self.session = session
         self.by_key: dict[str, Operation] = {}
         self.undone: dict[str, Operation] = {}  # those of them that are not decided
+        self.limits = session.settings.limits
+        self._trimmed_at = 0.0
         self._spent: dict[str, None] | None = None  # oldest first
         self._refused: dict[
             str, None
@@ -84,6 +91,7 @@ class Operations:
         main = self.session.machine
         if main is None or not main.is_member:
             raise NotEnoughPeersError("this peer is not a member of the run yet", retryable=True)
+        self._check_length(call, numel)
         op_id, spec, key = (
             call.op_id,
             spec_of(call, numel, self.session.settings.codec),
@@ -102,7 +110,7 @@ class Operations:
             known = self._make(now, spec, key, config, ours=True)
             if known is None:
                 raise LocalProtocolError(
-                    f"{MAX_OPERATIONS} operations are under way",
+                    f"{self.limits.operations} operations are under way",
                     hint="wait() for some of them first",
                 )
         if known is None:
@@ -125,6 +133,15 @@ class Operations:
                 f"operation {op_id!r} is of {known.spec} at other members, of {spec} here"
             )
         return known
+
+    def _check_length(self, call: Call, numel: int) -> None:
+        most = self.limits.operation_elements
+        if numel > most:
+            raise ConfigError(
+                f"operation {call.op_id!r} is of {numel} elements, this run's are of {most} at most",
+                key="$.limits.operation_elements",
+                hint="Call it in pieces, or found the run with a larger [limits] operation_elements.",
+            )
 
     def start(
         self, now: float, call: Call, numel: int, vector: Tensor | EncodedVector, cid: bytes
@@ -175,7 +192,7 @@ class Operations:
             op_id, says = operation.op_id, operation.standing()
             operation.withdraw(now)
             self._refused[operation.key] = None
-            while len(self._refused) > MAX_OPERATIONS:
+            while len(self._refused) > MAX_REFUSED:
                 del self._refused[next(iter(self._refused))]
             self.session.tell(ev.OperationRefused(op_id, says))
 
@@ -191,9 +208,12 @@ class Operations:
         """A control message of an operation."""
         body = envelope.body
         calls = isinstance(body, m.Ready) and body.cid is not None
-        operation = self._of(now, envelope.log, peer if calls else None)
+        operation = self._of(now, envelope.log, peer if calls else None, peer)
         if operation is None:
             return
+        operation.speaker = peer
+        if calls or operation.gives(peer) or isinstance(body, m.PlanMessage):
+            operation.heard_at = now  # what those say who gave nothing keeps nothing alive
         proposal = (
             body
             if isinstance(body, m.Accept)
@@ -215,8 +235,11 @@ class Operations:
         operation.timeline.heard(now, peer, body)
         operation.machine.on_message(now, peer, envelope.incarnation, envelope.round, body)
 
-    def _of(self, now: float, log: str, caller: PeerId | None = None) -> Operation | None:
-        """The operation of a log; made when it is one that this member can take part in. ``caller``: who calls it just now."""
+    def _of(
+        self, now: float, log: str, caller: PeerId | None = None, by: PeerId | None = None
+    ) -> Operation | None:
+        """The operation of a log; made when it is one that this member can take part in. ``caller``: who calls it just now; ``by``: who says
+        something of it."""
         main, found = self.session.machine, parse(log)
         if main is None or found is None:
             return None
@@ -234,7 +257,9 @@ class Operations:
                 main.me in config
                 and spec.log_name(key, config, spec.acceptors(key, config, main.me)) == log
             ):
-                return self._make(now, spec, key, config)
+                if by is not None and not self.session.budgets.request(now, by, MADE):
+                    return None
+                return self._make(now, spec, key, config, by=by)
         return None
 
     def _configs(self) -> list[Config]:
@@ -331,19 +356,62 @@ class Operations:
         kept: KeptVote | None = None,
         *,
         ours: bool = False,
+        by: PeerId | None = None,
     ) -> Operation | None:
-        """None when too many are under way. ``ours``: our script is about to call it."""
-        if len(self.by_key) >= MAX_OPERATIONS:
+        """None when too many are under way, or it is too long. ``ours``: our script is about to call it; ``by``: who speaks of it."""
+        me = self.session.machine.me if self.session.machine is not None else None
+        if by is not None and (
+            me is None
+            or spec.shape(spec.acceptors(key, config, me)).numel > self.limits.operation_elements
+            or not self._make_room(by)
+        ):
+            self.session.budgets.refuse(now, by, MADE)
+            return None
+        if len(self.by_key) >= self.limits.operations:
             if (least := self._least(ours)) is None:
                 return None
             self._forget(least)
         operation = Operation(self.session, spec, key, config, now, kept)
+        operation.by = by
         self.by_key[operation.key] = self.undone[operation.key] = operation
         if self.session.script is None or operation.key in self._refused or self._watches(spec):
             operation.machine.set_idle(
                 now, True
             )  # nobody here who could call: the others need not wait
         return operation
+
+    def _make_room(self, by: PeerId) -> bool:
+        """Where one peer's messages have made known as many operations as may be, its oldest gives its place, if nothing was promised in it."""
+        most = self.limits.operations * SHARE[0] // SHARE[1]
+        theirs = [
+            operation
+            for operation in self.by_key.values()
+            if operation.by == by and not operation.called and not operation.done
+        ]
+        if len(theirs) < most:
+            return True
+        least = next((operation for operation in theirs if not operation.bound), None)
+        if least is not None:
+            self._forget(least)
+        return least is not None
+
+    def affordable(self, operation: Operation, nbytes: int) -> bool:
+        """Whether an operation may take ``nbytes`` here: where the own script has called it, it may; else on the account of who spoke of it last."""
+        peer = operation.speaker or operation.by
+        if operation.called or peer is None:
+            operation.charged = None
+            return True
+        before, operation.charged = operation.charged, None
+        nbytes = max(nbytes, before[1]) if before is not None else nbytes
+        charged = [each.charged for each in self.by_key.values() if each.charged is not None]
+        theirs = sum(taken for who, taken in charged if who == peer)
+        every = sum(taken for _, taken in charged)
+        most = self.limits.member_bytes
+        if theirs + nbytes > most or every + nbytes > ACCOUNTS * most:
+            self.session.budgets.refuse(self.session.clock(), peer, "operation_bytes")
+            return False
+        operation.charged = peer, nbytes
+        return True
 
     def _least(self, ours: bool) -> Operation | None:
         """The oldest that may give its place to another: decided; or only heard of; or, for a call of our script, one that it waits for no
@@ -462,17 +530,29 @@ class Operations:
         ):
             everywhere = operation.served and operation.holders >= set(operation.peers)
             size = sum(len(data) for data in operation.results.values())
-            if everywhere or (kept and kept + size > KEPT_BYTES):
+            old = (
+                operation.op_id is None
+                and self.session.clock() - operation.touched_at > UNCALLED_S
+                and kept + size > UNCALLED_KEPT
+            )
+            if everywhere or old or (kept and kept + size > KEPT_BYTES):
                 operation.drop_results()
+                operation.charged = None
             else:
                 kept += size
 
     def tick(self, now: float) -> None:
         """Repair loss; forget what is over."""
+        if now - self._trimmed_at > UNCALLED_S / 2:
+            self._trimmed_at = now
+            self.trim()
+            if not any(operation.spec.durable for operation in self.by_key.values()):
+                self.session.ports.storage.votes.give_back()
         for operation in list(self.by_key.values()):
             if (
-                operation.done or operation.op_id is None
-            ) and now - operation.touched_at > LIFETIME_S:
+                (operation.done or operation.op_id is None)
+                and now - operation.touched_at > LIFETIME_S
+            ) or self._deserted(now, operation):
                 self._forget(operation)
                 continue
             if operation.done:
@@ -484,6 +564,16 @@ class Operations:
                 operation.machine.tick(now)
                 if operation.spec.group:
                     self._give_up(now, operation)
+
+    def _deserted(self, now: float, operation: Operation) -> bool:
+        """Whether nobody here has called it or voted in it, and nobody speaks of it any more."""
+        return (
+            operation.by is not None
+            and not operation.called
+            and not operation.done
+            and operation.journal.accepted is None
+            and now - operation.heard_at > UNCALLED_S
+        )
 
     def drop_all(self) -> None:
         """Take part in nothing any more, in this life."""

@@ -35,8 +35,9 @@ class DataPlane(Protocol):
         numel: int,
         chunk_elements: int,
         codec: str,
+        early: int | None = None,
     ) -> None:
-        """Accept parts of (log, round) from these members from now on."""
+        """Accept parts of (log, round) from these members from now on; ``early``: no more bytes of them before my own contribution or a plan."""
         ...
 
     def freeze(self, log: str, round_: int, cid: bytes, vector: Tensor | EncodedVector) -> None:

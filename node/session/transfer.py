@@ -153,6 +153,12 @@ class Transfer:
             if item.entry is not None and item.round < before and not is_operation(item.entry.log):
                 self._forget(name)
 
+    def drop_log(self, log: str) -> None:
+        """Results of this log are no longer of use."""
+        for name, item in list(self.fetching.items()):
+            if item.entry is not None and item.entry.log == log:
+                self._forget(name)
+
     def drop_all(self) -> None:
         """Fetch nothing any more."""
         for name in list(self.fetching):

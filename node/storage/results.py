@@ -199,6 +199,20 @@ class ResultFiles:
             if names:
                 self._save()
 
+    def give_back(self) -> None:
+        """Remove the files that nobody reads and nothing is kept in; they would be used again, at the price of making them anew."""
+        with self._lock:
+            self._warm.clear()
+            kept = {number for _, number, _ in self._index.values()}
+            for number in range(MAX_FILES):
+                reference = self._mapped.get(number)
+                if number in kept or (reference is not None and reference() is not None):
+                    continue
+                self._mapped.pop(number, None)
+                self._inherited.discard(number)  # who still reads it has its mapping
+                with contextlib.suppress(OSError):
+                    self._path(number).unlink(missing_ok=True)
+
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:

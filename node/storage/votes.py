@@ -92,6 +92,10 @@ class VoteFiles:
         self.drop(log)
         self._remove(self._path(log))
 
+    def give_back(self) -> None:
+        """Files that nothing is kept in."""
+        self._results.give_back()
+
     def clear(self) -> None:
         """A new incarnation has said nothing."""
         for path in self._folder.glob(f"*{SUFFIX}"):

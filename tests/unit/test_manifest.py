@@ -941,3 +941,24 @@ def test_runs_are_kept_and_found(tmp_path: Path) -> None:
     (folder / "manifest").write_bytes(b"garbage")
     with pytest.raises(StorageError, match="damaged"):
         m.list_runs(paths)
+
+
+def test_limits_of_operations_are_the_runs_and_leave_no_byte_where_they_are_the_defaults() -> None:
+    plain = m.parse_manifest(EXAMPLE)
+    same = m.parse_manifest(EXAMPLE + "[limits]\noperations = 64\nmember_bytes = 268435456\n")
+    other = m.parse_manifest(EXAMPLE + "[limits]\nmember_bytes = 1000\n")
+    assert plain.encode() == same.encode()
+    assert b"limits" not in plain.encode()
+    assert other.run_id != plain.run_id
+    assert m.decode_manifest(other.encode()).settings().limits.member_bytes == 1000
+    assert plain.settings().limits.operation_elements == 1 << 32
+
+
+@pytest.mark.parametrize(
+    "line", ["operations = 3", "operation_elements = 0", "member_bytes = -1", "disk = 5"]
+)
+def test_limits_out_of_range_are_refused_by_name(line: str) -> None:
+    with pytest.raises(ConfigError) as told:
+        m.parse_manifest(EXAMPLE + f"[limits]\n{line}\n")
+    assert told.value.key is not None
+    assert told.value.key.startswith("$.limits")
