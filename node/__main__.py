@@ -13,6 +13,7 @@ from .cli.output import Terminal, as_json, show_error
 from .ending import interrupt_when_stdin_ends
 from .logs import log_to_stderr
 from .notify import notify, notify_failed
+from .paths import only_mine
 from .private_node import ParentLink
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ def main(argv: list[str] | None = None) -> int:
     """Exit code of the node process."""
     args = _parser().parse_args(argv)
     log_to_stderr()
+    only_mine()
     logging.raiseExceptions = False  # a log on a full disk is no reason to write tracebacks into it
     try:
         options = _options(args)

@@ -11,7 +11,8 @@ caches            $XDG_CACHE_HOME/atoll           H/cache
 control.sock      $XDG_RUNTIME_DIR/atoll          H/run
 ================  ==============================  =======================
 
-Folders are made 0700, files written by `write_atomic` 0600: temporary file, fsync, rename, fsync of the folder.
+Folders are made 0700 and files 0600, whatever the user's umask is: a node sets its own (`only_mine`), `write_atomic` and
+`open_private` say it. What an earlier version left open to others is closed by `Paths.tighten`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from ..collectives.errors import ConfigError, StorageError
 
@@ -99,6 +101,18 @@ class Paths:
             make_private(folder)
         make_private(self.control_socket.parent)
 
+    def tighten(self) -> int:
+        """Take the rights of others from everything of this user's in these folders; how many files and folders had any.
+
+        Links are not followed. Of folders that may hold something else, too, only atoll's own files are looked at.
+        """
+        roots = [self.state_dir, self.cache_dir, self.runtime_dir, self.founded_file("").parent]
+        found = [_close(file) for file in (self.config_file,)]
+        for root in dict.fromkeys(roots):
+            for folder, folders, files in os.walk(root):
+                found += [_close(Path(folder, name)) for name in (*folders, *files)]
+        return sum(found)
+
 
 def find_paths(home: str | Path | None = None, environ: Mapping[str, str] = os.environ) -> Paths:
     """The paths to use: ``home`` (a --home flag), else ``ATOLL_HOME``, else the XDG folders."""
@@ -121,6 +135,33 @@ def _xdg(environ: Mapping[str, str], name: str, default: Path) -> Path:
     return (
         Path(value) if os.path.isabs(value) else default
     )  # the specification: relative paths are to be ignored
+
+
+def only_mine() -> None:
+    """From now on this process makes files that nobody else can read, and folders that nobody else can enter."""
+    os.umask(0o077)
+
+
+def open_private(path: Path) -> BinaryIO:
+    """A file to append to that only its owner can read, also where it was there before. Raises OSError."""
+    file = open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600))  # noqa: SIM115
+    if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
+        os.fchmod(file.fileno(), 0o600)
+    return file
+
+
+def _close(path: Path) -> bool:
+    """Whether others had rights to this file or folder of ours; now they have none."""
+    try:
+        found = path.lstat()
+        if found.st_uid != os.geteuid() or not stat.S_IMODE(found.st_mode) & 0o077:
+            return False
+        if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+            return False
+        path.chmod(stat.S_IMODE(found.st_mode) & 0o700)
+    except OSError:  # gone, or on a medium that cannot be written
+        return False
+    return True
 
 
 def make_private(folder: Path) -> None:

@@ -24,7 +24,7 @@ import msgspec
 from ..collectives.errors import AtollError, StateError, SwarmClosedError
 from .control.failures import Failure, error_of, failure
 from .lifecycle import close_in_children, remove_stale_socket
-from .paths import Paths, storage_error
+from .paths import Paths, open_private, storage_error
 
 READY_S = 120.0  # a cold start imports libp2p and torch from a slow disk
 END_S = 30.0  # a private node hands over its round; then SIGTERM, then SIGKILL
@@ -233,6 +233,6 @@ def _open_log(path: Path) -> BinaryIO:
     try:
         if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
             os.replace(path, path.with_suffix(".log.1"))
-        return path.open("ab")
+        return open_private(path)
     except OSError as error:
         raise storage_error(f"cannot write {path}", error) from None

@@ -15,12 +15,12 @@ from ..collectives.errors import ConfigError
 T = TypeVar("T", bound=msgspec.Struct)
 
 _UNKNOWN = re.compile(
-    r"Object contains unknown field `(?P<field>.*?)`(?: - at `(?P<path>.*)`)?$", re.DOTALL
+    r"Object contains unknown field `(?P<field>.*?)`(?: - at `(?P<path>.*)`)?\Z", re.DOTALL
 )
 _MISSING = re.compile(
-    r"Object missing required field `(?P<field>.*?)`(?: - at `(?P<path>.*)`)?$", re.DOTALL
+    r"Object missing required field `(?P<field>.*?)`(?: - at `(?P<path>.*)`)?\Z", re.DOTALL
 )
-_OTHER = re.compile(r"(?P<what>.*?)(?: - at `(?P<path>.*)`)?$", re.DOTALL)
+_OTHER = re.compile(r"(?P<what>.*?)(?: - at `(?P<path>.*)`)?\Z", re.DOTALL)
 
 
 def parse_toml(text: str, name: str) -> dict[str, Any]:

@@ -143,6 +143,7 @@ def load_or_create(path: Path) -> Identity:
 
 def load(path: Path) -> Identity:
     """The identity kept in ``path``. Raises SecurityError E210 as `load_or_create`; FileNotFoundError when there is none."""
+    _check_directory(path.parent)
     try:
         descriptor = os.open(
             path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
@@ -185,6 +186,12 @@ def _parse(path: Path, text: bytes) -> bytes:
 
 def _check_directory(directory: Path) -> None:
     info = directory.stat()
+    if info.st_uid not in (os.geteuid(), 0):  # who owns a folder replaces what is in it
+        raise _refused(
+            directory,
+            f"belongs to user {info.st_uid}, who can replace the key in it",
+            f"sudo chown {os.geteuid()} {directory}",
+        )
     if stat.S_IMODE(info.st_mode) & 0o022 and not info.st_mode & stat.S_ISVTX:
         mode = stat.S_IMODE(info.st_mode)
         raise _refused(
@@ -217,4 +224,5 @@ def _create(path: Path) -> None:
 
 def _refused(path: Path, what: str, hint: str) -> SecurityError:
     why = "whoever holds this key can act as this peer"
-    return SecurityError(f"key file {path} {what}", code="E210", why=why, hint=hint)
+    kind = "key folder" if path.is_dir() else "key file"
+    return SecurityError(f"{kind} {path} {what}", code="E210", why=why, hint=hint)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...collectives.errors import NetworkError, SwarmClosedError
+from ..paths import open_private
 from .options import GIVEN, shared_options
 from .output import Terminal, current
 
@@ -177,7 +178,7 @@ def _start_behind(terminal: Terminal, command: list[str], environment: dict[str,
     with (
         tempfile.TemporaryDirectory(prefix="atoll-up-") as folder,
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notes,
-        log.open("ab") as output,
+        open_private(log) as output,
     ):
         address = os.path.join(folder, "notify")
         notes.bind(address)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..manifest import SignedManifest
 
 _ADDRESS = re.compile(
-    r"/(ip4|ip6|dns|dns4|dns6)/[^/]+/tcp/[0-9]+/p2p/[1-9A-HJ-NP-Za-km-z]+|/dnsaddr/[^/]+(/p2p/[1-9A-HJ-NP-Za-km-z]+)?"
+    r"/(ip4|ip6|dns|dns4|dns6)/[!-.0-~]+/tcp/[0-9]+/p2p/[1-9A-HJ-NP-Za-km-z]+|/dnsaddr/[!-.0-~]+(/p2p/[1-9A-HJ-NP-Za-km-z]+)?"
 )
 _UNITS_S = {"s": 1, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
 

@@ -90,6 +90,7 @@ def run_node(
     try:
         paths.ensure()
         lock = NodeLock.acquire(paths)
+        paths.tighten()
         try:
             identity = load_or_create(paths.identity_file)
         except OSError as error:

@@ -363,3 +363,32 @@ def _writes(called: ast.expr) -> bool:
     return (called.attr, of) in (("echo", "click"), ("secho", "click"), ("prompt", "click")) or (
         called.attr == "write" and of in ("sys.stdout", "sys.stderr")
     )
+
+
+def test_no_pattern_takes_a_newline_at_its_end() -> None:
+    r"""Gate: ``$`` matches before a trailing newline, too; patterns end with ``\Z``, or are used by fullmatch."""
+    root, wrong = Path(__file__).resolve().parents[2], list[str]()
+    for folder in ("collectives", "security", "optim", "node"):
+        for path in sorted((root / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if not isinstance(node, ast.Call):
+                    continue
+                words = [k.value for k in node.keywords if k.arg == "pattern"]
+                if isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) == "re":
+                    words += node.args[:1]
+                for word in words:
+                    text = word.value if isinstance(word, ast.Constant) else ""
+                    text = text.decode("latin-1") if isinstance(text, bytes) else text
+                    if isinstance(text, str) and "$" in text.replace(r"\$", ""):
+                        wrong.append(f"{path.relative_to(root)}:{node.lineno} {text}")
+    # The answer of a router, of which this is one line among others.
+    assert [line for line in wrong if "(?im)^location:" not in line] == []
+
+
+@pytest.mark.parametrize("text", ["builtin:gpt\n", "local:x\n"])
+def test_a_model_entry_with_a_newline_is_refused(text: str) -> None:
+    from atoll.node.manifest import ModelTable
+
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({"entry": text}, ModelTable)
+    assert msgspec.convert({"entry": text.strip()}, ModelTable).entry == text.strip()

@@ -76,6 +76,26 @@ def test_two_processes_that_start_at_once_have_one_identity(tmp_path: Path) -> N
     assert len({process.communicate()[0] for process in processes}) == 1
 
 
+def test_a_key_in_a_folder_of_somebody_else_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "theirs"
+    folder.mkdir(mode=0o700)
+    load_or_create(folder / "identity")
+    real = Path.stat
+
+    def stat(self: Path, **options: bool) -> os.stat_result:
+        found = real(self, **options)
+        return os.stat_result((*found[:4], 4711, *found[5:])) if self == folder else found
+
+    monkeypatch.setattr(Path, "stat", stat)
+    for read in (load_or_create, load):
+        with pytest.raises(SecurityError, match="belongs to user 4711") as caught:
+            read(folder / "identity")
+        assert caught.value.code == "E210"
+        assert "chown" in caught.value.hint
+
+
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644, 0o610])
 def test_a_key_that_others_can_get_at_is_refused(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "identity"
