@@ -768,11 +768,13 @@ def storage_keeps_a_certified_state_and_what_follows(case: StorageCase) -> None:
         assert storage.replica(LAYOUT, restore=True).applied == 4
     storage.journal().append(log[5])
     storage.forget_results(99)
-    assert storage.results_from() == 5
+    assert storage.results_from() <= 5
     saved = storage.saved(5)
     assert saved is not None
     assert (saved[0], bytes(saved[1])) == (4, second)
-    assert storage.saved(4) is None  # results that followed it are gone
+    older = storage.saved(4)  # gone with the results that followed it, or whole
+    assert older is None or (older[0], bytes(older[1])) == (2, first)
+    assert older is None or storage.results_from() <= 3
 
 
 def storage_forgets_what_an_earlier_life_kept(case: StorageCase) -> None:
@@ -823,7 +825,6 @@ def storage_founding_keeps_state_and_layout(case: StorageCase) -> None:
     replica = storage.replica(LAYOUT, restore=False)
     replica.initialise(START)
     storage.found(replica, log[0])
-    storage.journal().append(log[0])
     later = case.again()
     assert later.layout() == LAYOUT
     restored = later.replica(LAYOUT, restore=True)

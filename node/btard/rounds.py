@@ -445,8 +445,9 @@ class BtardRounds(Beforehand):
                 raise result
             digests, data = result
             if machine.round == what.round and not machine.open.applying:
-                session.actions.results[digests] = data
-                machine.on_result(now, digests, what.plan_id if isinstance(what, Plan) else None)
+                session.actions.store(
+                    now, digests, data, what.plan_id if isinstance(what, Plan) else None
+                )
                 session.settle(now)
 
         session.ports.offload(work, made)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
@@ -11,6 +11,7 @@ import trio
 from ...collectives.identifiers import PeerId
 from ...collectives.pace import Pace
 from ...security.identity import verify
+from ..session.barrier import Barrier
 from ..session.ports import DataPlane, Storage
 from .lanes import LanedPlane
 
@@ -24,37 +25,63 @@ MAX_SERVED = 32
 
 
 class Jobs:
-    """A queue of jobs, oldest first."""
+    """Jobs for a thread beside the loop, one at a time and in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, run: RunService) -> None:
+        self._run = run
         self.waiting: deque[tuple[Callable[[], Any], Callable[[float, Any], None]]] = deque()
-        self.some = trio.Event()
+        self._work = trio.Event()
 
     def put(self, work: Callable[[], T], done: Callable[[float, T], None]) -> None:
-        """One more."""
+        """Queue one."""
         self.waiting.append((work, done))
-        self.some.set()
+        self._work.set()
+
+    async def run(self) -> None:
+        """Do them, each in a thread; cancelled, it finishes the one it is at."""
+        while True:
+            await self._work.wait()
+            self._work = trio.Event()
+            while self.waiting:
+                await self._do(*self.waiting.popleft())
+
+    async def _do(self, work: Callable[[], T], done: Callable[[float, T], None]) -> None:
+        result = await trio.to_thread.run_sync(
+            work
+        )  # here, not in `run`: what a job holds is let go of when it is done
+        self._run.guard(lambda: done(trio.current_time(), result))
+        self._run.wake()
 
 
 class RunPorts:
     """Ports of one run's session."""
 
-    def __init__(self, run: RunService, storage: Storage) -> None:
+    def __init__(self, run: RunService, storages: Sequence[Storage]) -> None:
+        """``storages``: of all fragments; the first is the session's of a run in one piece."""
         self._run = run
         self.exchange: DataPlane = LanedPlane(
             run.node.engine.exchange, run.node.lanes, run.node.identity.peer
         )
-        self.storage = storage
-        self._rounds, self._service = Jobs(), Jobs()
+        self.storage = storages[0]
+        self._rounds, self._service, self._forcing = Jobs(run), Jobs(run), Jobs(run)
+        self._barrier = Barrier(storages, self.persist)
 
     def send(self, peer: PeerId, data: bytes) -> None:
-        """Queue a control message; nothing goes to a peer that is banned."""
+        """Queue a control message, after what it depends on is on the medium; nothing goes to a peer that is banned."""
+        if not self._barrier.hold(lambda _: self._send(peer, data)):
+            self._send(peer, data)
+
+    def _send(self, peer: PeerId, data: bytes) -> None:
         if peer in self._banned():
             return
         self._run.node.network.send(self._run.run_id, peer, data)
 
     def _banned(self) -> set[PeerId]:
         return self._run.session.membership.banned if self._run.session is not None else set()
+
+    def after_sync(self, act: Callable[[float], None]) -> bool:
+        """See SessionPorts."""
+        return self._barrier.hold(act)
 
     def offload(self, work: Callable[[], T], done: Callable[[float, T], None]) -> None:
         """Queue a job of the session's own: a round waits for it."""
@@ -67,25 +94,15 @@ class RunPorts:
         self._service.put(work, done)
         return True
 
+    def persist(self, work: Callable[[], T], done: Callable[[float, T], None]) -> None:
+        """Queue a job that waits for the disk: a vote must not wait for an outer step, nor for a checkpoint."""
+        self._forcing.put(work, done)
+
     async def worker(self) -> None:
-        """Run jobs one at a time of each queue, each in a thread; cancelled, it finishes those it is at. What a job raises ends the run."""
+        """Run jobs one at a time of each queue. What a job raises ends the run: after a sync that failed nobody knows what is on the medium."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._work_off, self._service)
-            await self._work_off(self._rounds)
-
-    async def _work_off(self, jobs: Jobs) -> None:
-        while True:
-            await jobs.some.wait()
-            jobs.some = trio.Event()
-            while jobs.waiting:
-                await self._do(*jobs.waiting.popleft())
-
-    async def _do(self, work: Callable[[], T], done: Callable[[float, T], None]) -> None:
-        result = await trio.to_thread.run_sync(
-            work
-        )  # here, not in `worker`: what a job holds is let go of when it is done
-        self._run.guard(lambda: done(trio.current_time(), result))
-        self._run.wake()
+            for jobs in (self._service, self._forcing, self._rounds):
+                nursery.start_soon(jobs.run)
 
     def emit(self, event: object) -> None:
         """Tell script and observers."""

@@ -284,7 +284,7 @@ class RunService:
         for number, log in enumerate(logs_of(self.run_id, settings.fragments)):
             self.files[log] = self._open_files(manifest, number)
         storages = list(self.files.values())
-        self.ports = RunPorts(self, storages[0])
+        self.ports = RunPorts(self, storages)
         make = (
             partial(Fragments, storages=storages)
             if settings.fragments > 1
@@ -323,6 +323,7 @@ class RunService:
             founded=paths.founded_file(self.run_id, number if settings.fragments > 1 else None),
             first_life=int(time.time()),
             keep_contributions=manifest.audit.keep_contributions,
+            sync=manifest.durability.sync,
         )
 
     async def _drive(self) -> None:

@@ -1,6 +1,7 @@
 """One run at one member, sans I/O. Driven by the node with sockets and threads, by the simulator in virtual time.
 
 events          what a session tells its script and its observers
+barrier         what is said waits until what it depends on is on the medium
 ports           the seams to its driver: data plane, storage, replica, SessionPorts
 replica         anchor generations and momentum; the outer step of a decided entry
 memory_storage  Storage in memory

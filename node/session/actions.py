@@ -40,6 +40,8 @@ class LogActions:
         self.weights: dict[
             tuple[bytes, ...], tuple[float, ...]
         ] = {}  # what contributions were weighed with, by the same
+        self.storing: dict[tuple[bytes, ...], int] = {}  # on the way to the medium, for a round
+        self._unstored: dict[tuple[bytes, ...], tuple[memoryview, bytes | None]] = {}
         self._timelines: dict[int, Timeline] = {}  # of the open round and the next
         self._decided_at = 0.0
 
@@ -58,8 +60,11 @@ class LogActions:
             self.timeline(round_).said(session.clock(), session.me, body)
         incarnation = session.machine.me.incarnation if session.machine else 0
         envelope = m.Envelope(log, round_, incarnation, body)
-        if peer == session.me:
-            session.loop.append(envelope)
+        if (
+            peer == session.me
+        ):  # its own vote counts from when the others' would: once it is on the medium
+            if not session.ports.after_sync(lambda now: session.hear_own(now, envelope)):
+                session.loop.append(envelope)
         else:
             session.ports.send(peer, ROUND_PREFIX + m.encode(envelope))
 
@@ -86,10 +91,58 @@ class LogActions:
             and machine.open.plan is not None
             and machine.open.plan.plan_id == event.plan_id
         ):
-            self.results[event.digests], self.weights[event.digests] = event.data, event.weights
+            self.weights[event.digests] = event.weights
             self.session.distances.weighed(event.digests, event.spread)
             self.timeline(machine.round).reduced(now, event.since)
-            machine.on_result(now, event.digests, event.plan_id)
+            self.store(now, event.digests, event.data, event.plan_id)
+
+    def store(
+        self,
+        now: float,
+        digests: tuple[bytes, ...],
+        data: memoryview,
+        plan_id: bytes | None = None,
+    ) -> None:
+        """Result bytes of the open round are here: once they are on the medium, too, they may be voted on."""
+        session, storage = self.session, self.session.ports.storage
+        machine = session.machine
+        assert machine is not None
+        round_ = machine.round
+        if not storage.forces_results:
+            self.results[digests] = data
+            return machine.on_result(now, digests, plan_id)
+
+        def force() -> StorageError | None:
+            try:
+                storage.force_result(session.log, round_, digests, data)
+            except StorageError as error:  # no room: `retry` comes back to it
+                return error
+            return None
+
+        def forced(later: float, error: StorageError | None) -> None:
+            self.storing.pop(digests, None)
+            if machine.round != round_:
+                return
+            if error is not None:
+                self._unstored[digests] = (data, plan_id)
+                raise error
+            self.results[digests] = data
+            session.stored(later, digests, plan_id)
+
+        self.storing[digests] = round_
+        return session.ports.persist(force, forced)
+
+    def retry(self, now: float) -> None:
+        """Results for which there was no room on the disk."""
+        unstored, self._unstored = self._unstored, {}
+        for digests, (data, plan_id) in unstored.items():
+            self.store(now, digests, data, plan_id)
+
+    def clear(self) -> None:
+        """Another round opens."""
+        self.results.clear()
+        self.weights.clear()
+        self._unstored.clear()
 
     def execute(self, plan: Plan, audience: Sequence[PeerId]) -> None:
         """Let the data plane carry out a plan."""
@@ -122,6 +175,8 @@ class LogActions:
         if state is not None:
             return self.result_arrived(entry, state)
         machine, beforehand = self.session.machine, self.session.beforehand
+        if self.storing.get(entry.part_digests) == entry.round:
+            return None  # it is here, and waits for the disk only
         if beforehand is not None and not beforehand.may_fetch(entry):
             return None
         if (
@@ -266,8 +321,7 @@ class LogActions:
             self.session.installing.result_arrived(entry, data)
         elif machine and entry.round == machine.round:
             self.session.branching.tip_arrived(entry, data)
-            self.results[entry.part_digests] = data
-            machine.on_result(self.session.clock(), entry.part_digests)
+            self.store(self.session.clock(), entry.part_digests, data)
 
     def result_gone(self, entry: Entry) -> None:
         """Nobody has the result any more: where it is decided, only a newer state helps."""

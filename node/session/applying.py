@@ -37,8 +37,7 @@ class Applying:
         self._unrecorded = None
         session.transfer.drop(machine.round)
         session.transfer.seeking_state = False  # replay goes on; a Catch says if it cannot
-        session.actions.results.clear()
-        session.actions.weights.clear()
+        session.actions.clear()
         self.hash_state(machine.round)
         if decided and (
             entry.round % min(session.checkpoint_every, MOST_REPLAYED) == 0

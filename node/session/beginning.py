@@ -76,7 +76,6 @@ def found(session: Session, now: float, layout: Layout, initial: Tensor) -> None
     storage.found(
         replica, certified
     )  # before anybody hears of the run: nobody else could restore it
-    journal.append(certified)
     session.replica = replica
     session.make_machine(now, certified).root = certified.entry.base_state
     session.opened(now)

@@ -133,6 +133,7 @@ class FragmentPorts:
             ports.sign,
             ports.verify,
         )
+        self.after_sync = ports.after_sync
 
     def offload(self, work: Callable[[], T], done: Callable[[float, T], None]) -> None:
         """See SessionPorts."""
@@ -141,6 +142,10 @@ class FragmentPorts:
     def serve(self, work: Callable[[], T], done: Callable[[float, T], None]) -> bool:
         """See SessionPorts."""
         return self._ports.serve(work, done)
+
+    def persist(self, work: Callable[[], T], done: Callable[[float, T], None]) -> None:
+        """See SessionPorts."""
+        self._ports.persist(work, done)
 
     def emit(self, event: object) -> None:
         """See SessionPorts."""

@@ -78,6 +78,24 @@ class MemoryStorage:
         """The journal."""
         return self._journal
 
+    @property
+    def written(self) -> int:
+        """Nothing is: there is no medium."""
+        return 0
+
+    def sync(self) -> None:
+        """See Storage."""
+
+    @property
+    def forces_results(self) -> bool:
+        """See Storage."""
+        return False
+
+    def force_result(
+        self, log: str, round_: int, digests: tuple[bytes, ...], data: memoryview
+    ) -> None:
+        """See Storage."""
+
     def layout(self) -> Layout | None:
         """The layout."""
         return self._layout
@@ -141,6 +159,7 @@ class MemoryStorage:
         """Keep layout and initial state."""
         self.save_layout(replica.layout)
         self.checkpoint(replica, genesis, 0)
+        self.journal().append(genesis)
 
     def checkpoint(self, replica: Replica, entry: Certified, rounds: int) -> None:
         """Keep the state, and the one before it."""

@@ -164,6 +164,30 @@ class Storage(Protocol):
         """The journal of the run's log, as left by the last life."""
         ...
 
+    @property
+    def written(self) -> int:
+        """How many records were written that others may come to depend on: promises, votes, entries, operations. It only grows."""
+        ...
+
+    def sync(self) -> None:
+        """All records written before are on the medium when this returns. Heavy; from any thread. Raises StorageError: then nobody knows
+        what is there, and nothing more may be said."""
+        ...
+
+    @property
+    def forces_results(self) -> bool:
+        """Whether the bytes of a result have to be on the medium (`force_result`) before they are voted on."""
+        ...
+
+    def force_result(
+        self, log: str, round_: int, digests: tuple[bytes, ...], data: memoryview
+    ) -> None:
+        """These bytes (from `allocate`) may become the result of this round: they are kept, and on the medium when this returns.
+
+        Heavy; from any thread. Raises StorageError.
+        """
+        ...
+
     def layout(self) -> Layout | None:
         """The run's layout, if known."""
         ...
@@ -217,7 +241,7 @@ class Storage(Protocol):
         ...
 
     def found(self, replica: Replica, genesis: Certified) -> None:
-        """Keep the layout and the initial state of a run that is founded here, or nothing at all (StorageError)."""
+        """Keep layout, initial state and genesis of a run that is founded here, all on the medium, or nothing at all (StorageError)."""
         ...
 
     def checkpoint(self, replica: Replica, entry: Certified, rounds: int) -> None:
@@ -267,7 +291,16 @@ class SessionPorts(Protocol):
     storage: Storage
 
     def send(self, peer: PeerId, data: bytes) -> None:
-        """Send a control message; may be lost; never blocks."""
+        """Send a control message, once all records that storage has written before are on the medium; may be lost; never blocks."""
+        ...
+
+    def after_sync(self, act: Callable[[float], None]) -> bool:
+        """Call ``act(now)`` once all records that storage has written before are on the medium, in order with `send`. False: they are, and
+        ``act`` is not called."""
+        ...
+
+    def persist(self, work: Callable[[], T], done: Callable[[float, T], None]) -> None:
+        """Run ``work``, which waits for the disk, beside the control loop and beside `offload`, and call ``done(now, result)`` in it. In order."""
         ...
 
     def offload(self, work: Callable[[], T], done: Callable[[float, T], None]) -> None:

@@ -548,7 +548,7 @@ class Session:
         machine = self.machine
         assert machine is not None
         self.replica = replica
-        self.actions.results.clear()
+        self.actions.clear()
         self.opened(now)
         self.branching.restore()
         self.resume(now, machine)
@@ -567,8 +567,22 @@ class Session:
         self._retry(now)
         self._drain(now)
 
+    def stored(self, now: float, digests: tuple[bytes, ...], plan_id: bytes | None) -> None:
+        """Result bytes of the open round are on the medium."""
+        self._now = now
+        if self.machine is not None:
+            self.machine.on_result(now, digests, plan_id)
+        self._drain(now)
+
+    def hear_own(self, now: float, envelope: m.Envelope) -> None:
+        """A message to oneself that had to wait for the medium."""
+        self._now = now
+        self.loop.append(envelope)
+        self._drain(now)
+
     def _retry(self, now: float) -> None:
         """What had to wait for another job, or for room on the disk."""
+        self.actions.retry(now)
         self.applying.retry(now)
         self.installing.retry(now)
 

@@ -21,6 +21,7 @@ from ...collectives.simulation import Network, ProcessDied, Timer, World
 from ...collectives.swarm import RunSettings
 from ...security.identity import Identity
 from ...security.rules.reducers import find_reducer
+from ..session.barrier import Barrier
 from ..session.fragments import Fragments
 from ..session.ports import DataPlane, Storage
 from ..session.session import MEMBERSHIP, Session
@@ -45,6 +46,7 @@ class Place:
     chunk_elements: int | None = None
     checkpoint_every: int = 4
     work_s: float = 0.002  # what offloaded work takes
+    sync_s: float = 0.001  # what the medium takes for a sync
     exchange: type[Exchange] = Exchange
     branch_after_s: float | None = None
     probation: int = 0
@@ -133,6 +135,7 @@ class NodeProcess:
             beside=lambda work: self.offload(work, lambda _, done: done()),
         )
         self.exchange = cast(DataPlane, self.plane)
+        self.barrier = Barrier([storage, *others], self.persist)
         alone = partial(Session, identity=place.identities.get(peer), secrets=rng)
         make = partial(Fragments, storages=[storage, *others]) if others else alone
         self.run: Session | Fragments = make(
@@ -159,6 +162,7 @@ class NodeProcess:
         self._pumps: dict[PeerId, Timer] = {}
         self._jobs: deque[tuple[Callable[[], Any], Callable[[float, Any], None]]] = deque()
         self._served: deque[tuple[Callable[[], Any], Callable[[float, Any], None]]] = deque()
+        self._forcing: deque[tuple[Callable[[], Any], Callable[[float, Any], None]]] = deque()
         self._late: list[Callable[[], None]] = []
         self._input, self._hearing = Input(self, True), Input(self, False)
 
@@ -285,9 +289,31 @@ class NodeProcess:
 
     # ---- SessionPorts
     def send(self, peer: PeerId, data: bytes) -> None:
-        """Send a control message."""
-        if peer in self.place.peers:
-            self.network.send(self.peer, peer, "control", data)
+        """Send a control message, after what it depends on is on the medium."""
+        if peer in self.place.peers and not self.barrier.hold(lambda _: self._send(peer, data)):
+            self._send(peer, data)
+
+    def _send(self, peer: PeerId, data: bytes) -> None:
+        self.network.send(self.peer, peer, "control", data)
+
+    def after_sync(self, act: Callable[[float], None]) -> bool:
+        """See SessionPorts."""
+        return self.barrier.hold(act)
+
+    def persist(self, work: Callable[[], T], done: Callable[[float, T], None]) -> None:
+        """Jobs that wait for the disk, one at a time: each takes as long as the medium takes for a sync, and is done at the end of that."""
+        self._forcing.append((work, done))
+        if len(self._forcing) == 1:
+            self.world.after(self.place.sync_s, self._force)
+
+    def _force(self) -> None:
+        if self.runs(self._force):
+            with self.alive():
+                work, done = self._forcing[0]
+                done(self.world.now, work())
+                self._forcing.popleft()
+                if self._forcing:
+                    self.world.after(self.place.sync_s, self._force)
 
     def offload(self, work: Callable[[], T], done: Callable[[float, T], None]) -> None:
         """Jobs run one at a time, in order; each takes a moment of virtual time, in which other things happen."""

@@ -1,26 +1,27 @@
 """The state of a run on disk: `state.safetensors` (anchor and momentum, float32 (numel,)) and `atoll.json` (what they mean).
 
-`before.safetensors` is the checkpoint before it: until an entry follows the newest, no certificate names that one's root, and a
-member that lags could not believe it.
+Two generations: the one before is `before.safetensors`. A checkpoint is written, forced, renamed, and its name forced; at every instant at
+least one whole generation is on the medium. Until an entry follows the newest, no certificate names that one's root, and a member that lags
+could not believe it: then the one before it is what can be proved.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ...collectives.errors import StorageError
 from ...collectives.layout import Layout
-from .journal import storage_error, write_atomically
+from .medium import PIECE_BYTES, REAL, Medium, make_folder, storage_error, write_atomically
 
-STATE, BEFORE = "state.safetensors", "before.safetensors"
+NEWEST, BEFORE = "state.safetensors", "before.safetensors"
+MAX_HEAD_BYTES = 1 << 20
 
 
 class Saved(NamedTuple):
@@ -33,8 +34,22 @@ class Saved(NamedTuple):
     momentum: Tensor
 
 
-def save(folder: Path, layout: Layout, saved: Saved, *, run_id: str, entry_hash: bytes) -> None:
-    """Write a checkpoint; the last one becomes the one before it. A kill or a full disk leaves the last one. Raises StorageError."""
+def save(
+    folder: Path,
+    layout: Layout,
+    saved: Saved,
+    *,
+    run_id: str,
+    entry_hash: bytes,
+    medium: Medium = REAL,
+    keep_newest: bool = True,
+) -> None:
+    """Write a checkpoint beside the last one, which stays: a kill, a full disk or a power cut leaves one of the two. Raises StorageError.
+
+    Without ``keep_newest`` the last one is of no use, and the one before stays instead.
+
+    It is on the medium when this returns. Large files are forced in pieces, so that a vote never waits for all of one.
+    """
     counts = {"entry": saved.entry, "round": saved.rounds}
     meta = {
         **{name: str(count) for name, count in counts.items()},
@@ -42,57 +57,51 @@ def save(folder: Path, layout: Layout, saved: Saved, *, run_id: str, entry_hash:
         "hash": entry_hash.hex(),
         "run_id": run_id,
     }
-    path, temporary = folder / STATE, folder / f"{STATE}.new"
+    path, temporary = folder / NEWEST, folder / (NEWEST + ".new")
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _write(temporary, {"anchor": saved.anchor, "momentum": saved.momentum}, meta)
-        if (last := entry_of(path)) is not None and last < saved.entry:
-            _keep_before(path, folder / BEFORE)
-        os.replace(temporary, path)
+        make_folder(folder, medium)
+        _write(medium, temporary, {"anchor": saved.anchor, "momentum": saved.momentum}, meta)
+        if keep_newest and medium.exists(path):
+            medium.replace(path, folder / BEFORE)
+        medium.replace(temporary, path)
+        medium.sync_folder(folder)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            medium.remove(temporary)
         raise storage_error(path, error) from error
     document = {"schema": 1, **meta, **counts, "layout": msgspec.to_builtins(layout)}
-    write_atomically(folder / "atoll.json", json.dumps(document).encode())
+    write_atomically(folder / "atoll.json", json.dumps(document).encode(), medium=medium)
 
 
-def _write(path: Path, tensors: dict[str, Tensor], meta: dict[str, str]) -> None:
+def _write(medium: Medium, path: Path, tensors: dict[str, Tensor], meta: dict[str, str]) -> None:
     """Float32 vectors as safetensors, from where they lie: the library's own way copies them first. Raises OSError."""
     header: dict[str, object] = {"__metadata__": meta}
-    at = 0
+    end = 0
     for name, tensor in tensors.items():
         header[name] = {
             "dtype": "F32",
             "shape": [tensor.numel()],
-            "data_offsets": [at, at := at + 4 * tensor.numel()],
+            "data_offsets": [end, end := end + 4 * tensor.numel()],
         }
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % 8)
-    with path.open("wb") as file:
-        file.write(len(head).to_bytes(8, "little") + head)
-        for tensor in tensors.values():
-            file.write(tensor.numpy().data.cast("B"))
-
-
-def _keep_before(path: Path, before: Path) -> None:
-    """Give the file a second name: `path` is there all the time."""
-    second = before.with_suffix(".new")
-    second.unlink(missing_ok=True)
+    medium.remove(path)  # of a write that was cut short, and perhaps longer
+    file = medium.open(path)
     try:
-        os.link(path, second)
-    except OSError:  # a file system without links: it has one checkpoint for the blink of an eye
-        os.replace(path, before)
-    else:
-        os.replace(second, before)
-
-
-def entry_of(path: Path) -> int | None:
-    """The log entry whose state a file holds; None where it cannot be read."""
-    try:
-        with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
-            return int(file.metadata()["entry"])
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
-        return None
+        at = 0
+        for data in (
+            memoryview(len(head).to_bytes(8, "little") + head),
+            *(tensor.numpy().data.cast("B") for tensor in tensors.values()),
+        ):
+            for first in range(0, len(data), PIECE_BYTES):
+                piece = data[first : first + PIECE_BYTES]
+                medium.write(file, piece, at)
+                at += len(piece)
+                if len(piece) == PIECE_BYTES:
+                    medium.sync(file)
+        medium.sync(file)
+    finally:
+        medium.close(file)
 
 
 def load(
@@ -101,28 +110,72 @@ def load(
     state_numel: int | None = None,
     *,
     alone: bool = False,
-    name: str = STATE,
+    medium: Medium = REAL,
+    name: str = "",
 ) -> Saved | None:
-    """The last checkpoint, or None when there is none; ``name``: of which file.
+    """The last checkpoint, or that in the file ``name``; None when there is none. Its root is not checked.
 
     Raises StorageError E303 when it cannot be read (``alone``: see `damaged`).
     """
-    path = folder / name
-    if not path.exists():
+    path = folder / (name or NEWEST)
+    if not medium.exists(path):
         return None
     try:
-        with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
-            meta = file.metadata()
-            anchor, momentum = file.get_tensor("anchor"), file.get_tensor("momentum")
+        meta, tensors = _read(medium, path)
+        anchor, momentum = tensors["anchor"], tensors["momentum"]
         saved = Saved(
             int(meta["entry"]), int(meta["round"]), bytes.fromhex(meta["root"]), anchor, momentum
         )
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise damaged(path, str(error), alone=alone) from error
     sizes = ((anchor, numel), (momentum, momentum.numel() if state_numel is None else state_numel))
-    if any(t.dtype != torch.float32 or t.shape != (size,) for t, size in sizes):
+    if any(t.shape != (size,) for t, size in sizes):
         raise damaged(path, "its tensors do not fit the run's model", alone=alone)
     return saved
+
+
+def entry_of(folder: Path, name: str, medium: Medium = REAL) -> int | None:
+    """The log entry that a checkpoint is of, by its header; None where there is none that can be read."""
+    try:
+        file = medium.open(folder / name) if medium.exists(folder / name) else -1
+        if file < 0:
+            return None
+        try:
+            return int(_header(medium, file)[1]["__metadata__"]["entry"])
+        finally:
+            medium.close(file)
+    except (OSError, KeyError, TypeError, ValueError, RecursionError):
+        return None
+
+
+def _header(medium: Medium, file: int) -> tuple[int, dict[str, Any]]:
+    """Where the tensors begin, and what is said of them. Raises OSError, ValueError."""
+    length, total = int.from_bytes(medium.read(file, 8, 0), "little"), medium.size(file)
+    if not 0 < length <= min(MAX_HEAD_BYTES, total - 8):
+        raise ValueError("its header is cut short")
+    return 8 + length, json.loads(medium.read(file, length, 8))
+
+
+def _read(medium: Medium, path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """What `_write` wrote. Raises OSError, ValueError, KeyError, TypeError."""
+    file = medium.open(path)
+    try:
+        begin, header = _header(medium, file)
+        total = medium.size(file)
+        meta, tensors = header.pop("__metadata__"), dict[str, Tensor]()
+        for name, about in header.items():
+            first, stop = about["data_offsets"]
+            if about["dtype"] != "F32" or (stop - first) % 4 or not 0 <= first <= stop <= total:
+                raise ValueError("its header names no float32 vectors")
+            tensor = torch.empty((stop - first) // 4, dtype=torch.float32)
+            data, at = tensor.numpy().data.cast("B"), begin + first
+            for piece in range(0, len(data), PIECE_BYTES):
+                part = data[piece : piece + PIECE_BYTES]
+                part[:] = medium.read(file, len(part), at + piece)  # ValueError where it is shorter
+            tensors[name] = tensor
+        return meta, tensors
+    finally:
+        medium.close(file)
 
 
 def damaged(path: Path, why: str, *, alone: bool = False) -> StorageError:
@@ -145,10 +198,10 @@ def damaged(path: Path, why: str, *, alone: bool = False) -> StorageError:
     )
 
 
-def saved_layout(folder: Path) -> Layout | None:
+def saved_layout(folder: Path, medium: Medium = REAL) -> Layout | None:
     """The layout that the checkpoint was written with, if it can be read."""
     try:
-        return msgspec.convert(json.loads((folder / "atoll.json").read_bytes())["layout"], Layout)
+        return msgspec.convert(json.loads(medium.contents(folder / "atoll.json"))["layout"], Layout)
     except (
         OSError,
         ValueError,

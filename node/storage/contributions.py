@@ -15,7 +15,7 @@ from ...collectives.errors import StorageError
 from ...collectives.identifiers import PeerId
 from ..paths import make_private
 from ..session.retaining import Statement
-from .journal import storage_error, write_atomically
+from .medium import storage_error, write_atomically
 
 FOLDER = "contributions"
 SIGNED, DATA = ".signed", ".data"
@@ -34,8 +34,12 @@ class ContributionFiles:
         try:
             make_private(place)
             if data is not None:
-                write_atomically(place / f"{statement.peer}{DATA}", bytes(data))
-            write_atomically(place / f"{statement.peer}{SIGNED}", msgspec.msgpack.encode(statement))
+                write_atomically(place / f"{statement.peer}{DATA}", bytes(data), forced=False)
+            write_atomically(
+                place / f"{statement.peer}{SIGNED}",
+                msgspec.msgpack.encode(statement),
+                forced=False,  # for an audit only: nothing that is said depends on it
+            )
         except StorageError as error:
             self._trouble(error)
             return False

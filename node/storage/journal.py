@@ -1,27 +1,30 @@
-"""The journal of one log on disk.
+"""The journal of one log on disk: a write-ahead log of everything that a member must not forget.
 
-`entries`: append-only frames (length, blake3 check, msgpack of Certified), all of them checked at the start; in memory are the newest, and
-where every 64th frame begins. `vote`: two slots written in turn, each with a sequence
-number and a check, so that a write cut short leaves the one before. `../seal`: one frame, replaced at once and forced to the medium; it
-outlives the journal, since what an organiser has signed stands whatever else is lost. `meta.json`: incarnation, boot id, whether the last life ended
-cleanly. The page cache survives kill -9; after a reboot without a clean stop the votes may be gone, so the peer takes a new
-incarnation and may never vote under the old one.
+`entries`: append-only frames (length, blake3 check, body), of two kinds: a decided entry, and what was promised and voted in the open round.
+What is said by a message is written here first, and the message waits until `sync` has forced it to the medium (`session.barrier`). So
+whatever a power cut takes from the end of the file was never said to anybody: the tail is cut off, and the member goes on as the same
+life. Each frame tells up to which byte the file was on the medium when it was written: what is broken before that byte is damage, not a
+tail. `../seal`: one frame, replaced at once; it outlives the journal, since what an organiser has signed stands whatever else is lost.
+`meta.json`: incarnation, boot id, whether the last life ended cleanly, and whether it was ``synced``: without (`[durability] sync = "none"`)
+votes may be gone after a reboot, so the peer takes a new incarnation and may never vote under the old one.
 
-A write that fails (a full disk) leaves the file as it was, so that the same write can be tried again. What does not fit its check is
-``damaged``, in words; nothing on the disk is changed then.
+All frames are checked at the start; in memory are the newest entries, and where every 64th begins. A write that fails (a full disk) leaves
+the file as it was, so that the same write can be tried again. What does not fit its check is ``damaged``, in words, with the byte at
+which it begins; nothing on the disk is changed then. Broken votes of rounds that are over are of no use to anybody: they are told
+(``blemish``) and passed over.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
+import re
+import struct
+import threading
 import time
 from array import array
 from collections.abc import Iterator
-from io import FileIO
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -29,8 +32,14 @@ from ...collectives.errors import StorageError
 from ...collectives.group import Certified, Entry, Vote
 from ...collectives.round import SPAN, Log, SealRecord
 from .frames import FRAME, MAX_ENTRY_BYTES, check_of, framed, read_frames
+from .medium import REAL, Medium, make_folder, storage_error, write_atomically
 
-_SLOT_BYTES = 1 << 20
+ENTRY, VOTE = b"E", b"V"
+_MARK = struct.Struct(">cQ")  # the kind of a frame, and how much of the file was on the medium
+_WINDOW = 1 << 20
+_MAYBE = re.compile(
+    rb"(?=\x00[\x00-\x10][\s\S]{18}[EV]\x00)"
+)  # how every frame begins: length, check, kind, mark
 _seal = msgspec.msgpack.Decoder(SealRecord)
 _certified = msgspec.msgpack.Decoder(Certified)
 
@@ -43,7 +52,6 @@ def _decoded(data: bytes) -> Certified | None:
 
 
 class _Vote(msgspec.Struct, frozen=True, array_like=True):
-    sequence: int
     round: int
     promised: int
     accepted: tuple[int, Entry] | None
@@ -62,48 +70,15 @@ def boot_id() -> str:
         return ""
 
 
-def write_atomically(path: Path, data: bytes, *, forced: bool = False) -> None:
-    """Replace a file's content at once; ``forced``: also a power cut leaves it. Raises StorageError."""
-    temporary = path.with_name(path.name + ".new")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            if forced:
-                file.flush()
-                os.fsync(file.fileno())
-        os.replace(temporary, path)
-        if forced:
-            force_folder(path.parent)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise storage_error(path, error) from error
-
-
-def force_folder(folder: Path) -> None:
-    """Force the names in a folder to the medium. Raises OSError."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
-    """Write all of it. Raises OSError: ENOSPC, too, where the disk took a part."""
-    view = memoryview(data)
-    while view:
-        count = os.pwrite(fd, view, offset)
-        view, offset = view[count:], offset + count
-
-
 def stored_entries(folder: Path) -> Iterator[Certified]:
     """The entries in the journal of ``folder``, read without opening it: a node may be writing there. Raises StorageError."""
     path = folder / "entries"
     try:
         with open(path, "rb") as file:
             for number, body in enumerate(read_frames(file, path, growing=True)):
-                certified = _decoded(body)
+                if body[:1] == VOTE:
+                    continue
+                certified = _decoded(body[_MARK.size :]) if body[:1] == ENTRY else None
                 if certified is None:
                     raise StorageError(
                         f"{path} is damaged: frame {number} is no entry", code="E303", exit_code=74
@@ -115,28 +90,26 @@ def stored_entries(folder: Path) -> Iterator[Certified]:
         raise storage_error(path, error) from error
 
 
-def storage_error(path: Path, error: OSError) -> StorageError:
-    """A coded error for a failed file operation."""
-    return StorageError(
-        f"cannot use {path}: {error.strerror or error}",
-        code="E501",
-        why="the disk is full, or the folder cannot be written",
-        hint="free some space, or move the state: ATOLL_HOME=/another/disk",
-        exit_code=73,
-    )
-
-
 class FileJournal:
     """Implements `collectives.round.Journal`. Raises StorageError when it cannot write; nothing is answered then."""
 
-    def __init__(self, folder: Path, *, incarnation: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        incarnation: int = 0,
+        medium: Medium = REAL,
+        synced: bool = True,
+        boot: str | None = None,
+    ) -> None:
+        """``synced``: whether this life's messages wait until what they say is on the medium. ``boot``: in place of `boot_id`."""
+        self._boot = boot_id() if boot is None else boot
         self._folder, self.incarnation = folder, incarnation
-        try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError as error:
-            raise storage_error(folder, error) from error
+        self._medium, self._waits = medium, synced
+        self._path = folder / "entries"
         self.entries = Log(self._read)
-        self._marks = array("Q")  # where every SPANth frame begins
+        self._marks = array("Q")  # where every SPANth entry begins
+        self._gaps = dict[int, int]()  # where broken votes of rounds that are over begin, and end
         self.newest: Certified | None = (
             None  # the newest entry that can be read, also behind damage
         )
@@ -145,20 +118,29 @@ class FileJournal:
         self.proof: tuple[Vote, ...] = ()
         self.echoed: tuple[int, Entry] | None = None
         self.sealed: SealRecord | None = None
-        self.damaged = ""
-        self._sequence = 0
-        self._end = 0  # of the whole frames in `entries`
-        self._load_meta()
-        self._log = self._open("entries")
-        self._votes = self._open("vote")
+        self.damaged = self.blemish = ""
+        self.lost_bytes = 0
+        """How much of the end the last life had not forced to the medium, and a power cut has broken."""
+        self.written = 0
+        """How many records were written in this life: see `sync`."""
+        self._end = self._on_medium = 0  # of the whole frames in `entries`
+        self._log, self._lock = -1, threading.Lock()
         try:
-            self._load_entries()
-            self._load_vote()
+            make_folder(folder, medium)
+            self._load_meta()
+            self._log = medium.open(self._path)
+            self._load()
             self._load_seal()
+            if not self.damaged and not self.rebooted:
+                self._save_meta(clean=False)
+            if not self.damaged:
+                self.sync()
         except OSError as error:
+            self._let_go()
             raise storage_error(folder, error) from error
-        if not self.damaged and not self.rebooted:
-            self._save_meta(clean=False)
+        except StorageError:
+            self._let_go()
+            raise
         self.restarted = self._existed
 
     # ---- Journal
@@ -176,24 +158,33 @@ class FileJournal:
 
     def append(self, certified: Certified) -> None:
         """Record an applied entry."""
-        data = framed(msgspec.msgpack.encode(certified))
-        try:
-            write_at(self._log.fileno(), data, self._end)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                self._log.truncate(self._end)
-            raise storage_error(self._folder / "entries", error) from error
-        self._take(certified, self._end)
-        self._end += len(data)
+        at = self._end
+        self._write(ENTRY, msgspec.msgpack.encode(certified))
+        self._take(certified, at)
         self.newest, self.promised, self.accepted, self.restarted = certified, -1, None, False
         self.proof, self.echoed = (), None
 
     def seal(self, record: SealRecord) -> None:
         """Record a seal."""
         write_atomically(
-            self._folder.with_name("seal"), framed(msgspec.msgpack.encode(record)), forced=True
+            self._folder.with_name("seal"),
+            framed(msgspec.msgpack.encode(record)),
+            medium=self._medium,
         )
         self.sealed = record
+
+    def sync(self) -> None:
+        """All that was written before is on the medium when this returns. From any thread. Raises StorageError: then nobody knows what is
+        there (after a failed sync the system forgets what it could not write), and this life must say nothing more."""
+        with self._lock:  # so that the file is not closed meanwhile
+            end = self._end
+            if self._log < 0 or end == self._on_medium:
+                return
+            try:
+                self._medium.sync(self._log)
+            except OSError as error:
+                raise storage_error(self._path, error) from error
+            self._on_medium = end
 
     # ---- life
     def go_on(self, *, anew: bool) -> None:
@@ -204,42 +195,38 @@ class FileJournal:
 
     def close(self, *, clean: bool = True) -> None:
         """End of this life; ``clean``: nothing was lost on the way to the disk."""
-        if self._log.closed:
+        if self._log < 0:
             return
         try:
             if clean:
-                for file in (self._log, self._votes):
-                    os.fsync(file.fileno())
-        except OSError as error:
-            raise storage_error(self._folder, error) from error
+                self.sync()
         finally:
-            self._log.close()
-            self._votes.close()
+            self._let_go()
         if not self.damaged:
             self._save_meta(clean=clean)
 
-    def _open(self, name: str) -> FileIO:
-        path = self._folder / name
-        try:
-            path.touch(mode=0o600)
-            return open(
-                path, "r+b", buffering=0
-            )  # a buffer would keep what could not be written, and write it later
-        except OSError as error:
-            raise storage_error(path, error) from error
+    def _let_go(self) -> None:
+        with self._lock:
+            if self._log >= 0:
+                with contextlib.suppress(OSError):
+                    self._medium.close(self._log)
+            self._log = -1
 
     def _load_meta(self) -> None:
-        path, entries = self._folder / "meta.json", self._folder / "entries"
-        self._existed = path.exists()
+        path = self._folder / "meta.json"
+        self._existed = self._medium.exists(path)
         self.rebooted = self._was_clean = False
+        self.was_synced = True
+        self._was_long = 0
         if self._existed:
             try:
-                meta = json.loads(path.read_text())
+                meta = json.loads(self._medium.contents(path))
                 self.incarnation, self._was_clean = int(meta["incarnation"]), bool(meta["clean"])
-                self.rebooted = not self._was_clean and meta["boot_id"] != boot_id()
+                self.was_synced, self._was_long = bool(meta["synced"]), int(meta["bytes"])
+                self.rebooted = not self._was_clean and meta["boot_id"] != self._boot
             except (OSError, ValueError, KeyError, TypeError) as error:
                 self._unknown_life(f"meta.json: {error}")
-        elif entries.exists() and entries.stat().st_size:
+        elif self._medium.exists(self._path) and self._medium.contents(self._path):
             self._unknown_life("meta.json is missing")
 
     def _unknown_life(self, why: str) -> None:
@@ -247,43 +234,81 @@ class FileJournal:
         self.damaged, self.incarnation = why, int(time.time())
 
     def _save_meta(self, *, clean: bool) -> None:
-        meta = {"incarnation": self.incarnation, "boot_id": boot_id(), "clean": clean}
-        write_atomically(self._folder / "meta.json", json.dumps(meta).encode())
+        meta = {
+            "incarnation": self.incarnation,
+            "boot_id": self._boot,
+            "clean": clean,
+            "synced": self._waits,
+            "bytes": self._end,
+        }
+        write_atomically(self._folder / "meta.json", json.dumps(meta).encode(), medium=self._medium)
 
-    def _load_entries(self) -> None:
-        """Check all whole frames, one at a time; a last frame cut short by a kill is dropped, anything else that does not fit is damage."""
-        at, total = 0, os.fstat(self._log.fileno()).st_size
-        with open(self._folder / "entries", "rb") as file:
-            while at + FRAME.size <= total:
-                size, check = FRAME.unpack(file.read(FRAME.size))
-                whole = at + FRAME.size + size <= total
-                if size <= MAX_ENTRY_BYTES and not whole and not self.damaged:
-                    break
-                if size > MAX_ENTRY_BYTES or not whole:
-                    return self._damage(f"entries: frame at {at} has a wrong length")
-                body = file.read(size)
-                self._load_entry(body, at, check_of(body) == check)
-                at += FRAME.size + size
-        if self._was_clean and at < total:
-            self._damage(f"entries: {total - at} bytes too many")
+    # ---- reading
+    def _load(self) -> None:
+        """Check all frames. A broken end that was never forced is cut off; anything else that does not fit is damage."""
+        total, at, forced = self._medium.size(self._log), 0, self._was_long * self._was_clean
+        whole_from = -1  # where the last whole frame begins
+        broken: int | None = None  # the first broken byte, unless it is known to do no harm
+        vote: _Vote | None = None
+        window = _Window(self._medium, self._log, total)
+        while at < total:
+            body = window.frame(at)
+            if body is None:
+                broken = at if broken is None else broken
+                at = window.next_frame(at + 1)
+                if at < total:
+                    self._gaps[broken] = at
+                continue
+            whole_from = at
+            mark, stop = _MARK.unpack_from(body)[1], at + FRAME.size + len(body)
+            forced = max(forced, mark)
+            if body[:1] == VOTE:
+                vote = self._decode_vote(body) if broken is None else vote
+            else:
+                certified = _decoded(body[_MARK.size :])
+                before, self.newest = self.newest, certified or self.newest
+                if broken is not None and self._continues(certified, before):
+                    self.blemish = self.blemish or f"entries: broken votes at byte {broken}"
+                    broken = None
+                if not self.damaged and broken is None:
+                    if certified is None or not self._continues(certified, before):
+                        self._damage(
+                            f"entries: frame {len(self.entries)}, at byte {at}, does not continue the log"
+                        )
+                    else:
+                        self._take(certified, at)
+            at = stop
+        if broken is None and total < forced:
+            broken = total
+        if broken is not None:
+            tail = (
+                self.rebooted or broken > whole_from
+            )  # a kill cuts the last write short, no other
+            if self._was_clean or broken < forced or not tail:
+                self._damage(
+                    f"entries: frame {len(self.entries)}, at byte {broken}, fails its check"
+                )
+            else:
+                self._cut(broken, total)
+                total = broken
+        self._end = total
+        if vote is not None and vote.round == len(self.entries) and not self.damaged:
+            self.promised, self.accepted = vote.promised, vote.accepted
+            self.proof, self.echoed = vote.proof, vote.echoed
+
+    def _continues(self, certified: Certified | None, before: Certified | None) -> bool:
+        return (
+            certified is not None
+            and certified.entry.round == len(self.entries)
+            and (before is None or certified.entry.base == before.entry.hash())
+        )
+
+    def _cut(self, at: int, total: int) -> None:
+        """What lies behind was never said: it need not be there."""
+        self.lost_bytes = total - at
+        self._gaps = {first: stop for first, stop in self._gaps.items() if first < at}
         if not self.damaged:
-            self._end = at
-            self._log.truncate(at)
-        return None
-
-    def _load_entry(self, body: bytes, at: int, intact: bool) -> None:
-        """The next frame; behind damage it only tells who was a member last."""
-        certified = _decoded(body) if intact else None
-        if certified is None:
-            return self._damage(f"entries: frame {len(self.entries)} fails its check")
-        before, self.newest = self.newest, certified
-        if self.damaged:
-            return None
-        if certified.entry.round != len(self.entries) or (
-            before is not None and certified.entry.base != before.entry.hash()
-        ):
-            return self._damage(f"entries: frame {len(self.entries)} does not continue the log")
-        return self._take(certified, at)
+            self._medium.truncate(self._log, at)
 
     def _take(self, certified: Certified, at: int) -> None:
         if len(self.entries) % SPAN == 0:
@@ -293,34 +318,42 @@ class FileJournal:
     def _read(self, first: int, stop: int) -> list[Certified]:
         """Entries that are no longer in memory. Raises StorageError."""
         try:
-            return list(self._frames(first, stop))
+            return list(self._between(first, stop))
         except OSError as error:
-            raise storage_error(self._folder / "entries", error) from error
+            raise storage_error(self._path, error) from error
 
-    def _frames(self, first: int, stop: int) -> Iterator[Certified]:
-        fd, at = self._log.fileno(), self._marks[first // SPAN]
-        for number in range(first - first % SPAN, stop):
-            size, check = FRAME.unpack(os.pread(fd, FRAME.size, at).ljust(FRAME.size, b"\0"))
-            if number >= first:
-                body = os.pread(fd, min(size, MAX_ENTRY_BYTES), at + FRAME.size)
-                certified = _decoded(body) if (size, check) == (len(body), check_of(body)) else None
+    def _between(self, first: int, stop: int) -> Iterator[Certified]:
+        at, number = self._marks[first // SPAN], first - first % SPAN
+        window = _Window(self._medium, self._log, self._end)
+        while number < stop:
+            if at in self._gaps:
+                at = self._gaps[at]
+                continue
+            body = window.frame(at)
+            kind = body[:1] if body is not None else b""
+            if body is not None and kind == ENTRY and number >= first:
+                certified = _decoded(body[_MARK.size :])
                 if certified is None or certified.entry.round != number:
-                    raise StorageError(
-                        f"{self._folder / 'entries'} is damaged: frame {number} is not what was written",
-                        code="E303",
-                        exit_code=74,
-                        why="the file was changed, or the disk returned other bytes",
-                        hint="check the disk, then start the node again",
-                    )
-                yield certified
-            at += FRAME.size + size
+                    body = None
+                else:
+                    yield certified
+            if body is None:
+                raise StorageError(
+                    f"{self._path} is damaged: frame {number} is not what was written",
+                    code="E303",
+                    exit_code=74,
+                    why="the file was changed, or the disk returned other bytes",
+                    hint="check the disk, then start the node again",
+                )
+            number += kind == ENTRY
+            at += FRAME.size + len(body)
 
     def _damage(self, why: str) -> None:
         self.damaged = self.damaged or why
 
     def _load_seal(self) -> None:
         path = self._folder.with_name("seal")
-        data = path.read_bytes() if path.exists() else b""
+        data = self._medium.contents(path) if self._medium.exists(path) else b""
         if data:
             size, check = FRAME.unpack(data[: FRAME.size].ljust(FRAME.size, b"\0"))
             body = data[FRAME.size :]
@@ -333,41 +366,14 @@ class FileJournal:
             if self.sealed is None:
                 self._damage("seal: it fails its check")
 
-    def _load_vote(self) -> None:
-        votes = [self._read_vote(slot) for slot in range(2)]
-        unreadable = votes.count("unreadable")
-        if unreadable == 2 or (
-            unreadable and self._was_clean
-        ):  # more than the one write that a kill may cut short
-            self._damage("vote: a record fails its check")
-        newest = max(
-            (vote for vote in votes if isinstance(vote, _Vote)),
-            key=lambda vote: vote.sequence,
-            default=None,
-        )
-        if newest is not None:
-            self._sequence = newest.sequence
-            if newest.round == len(self.entries):
-                self.promised, self.accepted = newest.promised, newest.accepted
-                self.proof, self.echoed = newest.proof, newest.echoed
-
-    def _read_vote(self, slot: int) -> _Vote | Literal["", "unreadable"]:
-        head = os.pread(self._votes.fileno(), FRAME.size, slot * _SLOT_BYTES)
-        if not any(head):
-            return ""
-        size, check = FRAME.unpack(head.ljust(FRAME.size, b"\0"))
-        body = (
-            os.pread(self._votes.fileno(), size, slot * _SLOT_BYTES + FRAME.size)
-            if size < _SLOT_BYTES
-            else b""
-        )
-        if len(body) != size or check_of(body) != check:
-            return "unreadable"
+    def _decode_vote(self, body: bytes) -> _Vote | None:
         try:
-            return _vote.decode(body)
+            return _vote.decode(body[_MARK.size :])
         except msgspec.MsgspecError:
-            return "unreadable"
+            self._damage("entries: a vote that nobody can have written")
+            return None
 
+    # ---- writing
     def _write_vote(
         self,
         promised: int,
@@ -375,14 +381,54 @@ class FileJournal:
         proof: tuple[Vote, ...],
         echoed: tuple[int, Entry] | None,
     ) -> None:
-        vote = _Vote(self._sequence + 1, len(self.entries), promised, accepted, proof, echoed)
-        try:
-            write_at(
-                self._votes.fileno(),
-                framed(msgspec.msgpack.encode(vote)),
-                (vote.sequence % 2) * _SLOT_BYTES,
-            )
-        except OSError as error:
-            raise storage_error(self._folder / "vote", error) from error
-        self._sequence, self.promised, self.accepted = vote.sequence, promised, accepted
+        vote = _Vote(len(self.entries), promised, accepted, proof, echoed)
+        self._write(VOTE, msgspec.msgpack.encode(vote))
+        self.promised, self.accepted = promised, accepted
         self.proof, self.echoed = proof, echoed
+
+    def _write(self, kind: bytes, payload: bytes) -> None:
+        data = framed(_MARK.pack(kind, self._on_medium) + payload)
+        try:
+            self._medium.write(self._log, data, self._end)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._medium.truncate(self._log, self._end)
+            raise storage_error(self._path, error) from error
+        self._end += len(data)
+        self.written += 1
+
+
+class _Window:
+    """Reads frames of a file, a part of it at a time."""
+
+    def __init__(self, medium: Medium, file: int, total: int) -> None:
+        self._medium, self._file, self._total = medium, file, total
+        self._first, self._data = 0, b""
+
+    def _bytes(self, at: int, nbytes: int) -> bytes:
+        if not self._first <= at <= at + nbytes <= self._first + len(self._data):
+            self._first = at
+            self._data = self._medium.read(self._file, max(nbytes, _WINDOW), at)
+        return self._data[at - self._first : at - self._first + nbytes]
+
+    def frame(self, at: int) -> bytes | None:
+        """The body of the frame at ``at``; None where there is no whole one."""
+        if at + FRAME.size > self._total:
+            return None
+        size, check = FRAME.unpack(self._bytes(at, FRAME.size))
+        if not _MARK.size <= size <= MAX_ENTRY_BYTES:
+            return None
+        if at + FRAME.size + size > self._total:
+            return None
+        body = self._bytes(at + FRAME.size, size)
+        return body if body[:1] in (ENTRY, VOTE) and check_of(body) == check else None
+
+    def next_frame(self, at: int) -> int:
+        """Where the next whole frame begins, or the end of the file."""
+        while at < self._total:
+            data = self._medium.read(self._file, _WINDOW, at)
+            for found in _MAYBE.finditer(data):
+                if self.frame(at + found.start()) is not None:
+                    return at + found.start()
+            at += max(1, len(data) - 2 * FRAME.size)
+        return self._total

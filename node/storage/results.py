@@ -1,25 +1,38 @@
 """Result bytes in a ring of preallocated files, mapped and shared: what is received into them survives a kill -9.
 
-A mapping costs no copy; preallocation turns a full disk into a StorageError instead of a bus error.
+A mapping costs no copy; preallocation turns a full disk into a StorageError instead of a bus error. Behind the bytes each file says what
+they are (a trailer: name, round, length, with a check), so that one sync of one file puts both on the medium.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import mmap
 import os
 import threading
 import weakref
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from ...collectives.errors import StorageError
-from .journal import storage_error, write_at, write_atomically
+from .frames import FRAME, check_of, framed
+from .medium import REAL, storage_error
 
 MAX_FILES, MAX_WARM = 64, 2
+TRAILER_BYTES = 512
+
+
+class _Trailer(msgspec.Struct, frozen=True, array_like=True):
+    name: str
+    round: int
+    nbytes: int
+
+
+_trailer = msgspec.msgpack.Decoder(_Trailer)
 
 
 def reserve(fd: int, nbytes: int, path: Path) -> None:
@@ -40,7 +53,7 @@ def reserve(fd: int, nbytes: int, path: Path) -> None:
 
 
 class ResultFiles:
-    """Buffers for encoded results. `allocate` is called from any thread; the rest from the control loop."""
+    """Buffers for encoded results. From any thread."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -55,7 +68,8 @@ class ResultFiles:
         self._warm: dict[
             int, mmap.mmap
         ] = {}  # the mappings used last: a new one costs a fault for every page that is written
-        self._index: dict[str, tuple[int, int, int]] = {}  # entry hash -> round, file number, bytes
+        self._index: dict[str, tuple[int, int, int]] = {}  # name -> round, file number, bytes
+        self._named = set[Path]()  # files whose names are on the medium
         self._inherited = set(
             range(MAX_FILES)
         )  # what an earlier life lent, a script may read for ever: not to be written over
@@ -65,15 +79,26 @@ class ResultFiles:
         return self._folder / f"{number:02d}"
 
     def _load(self) -> None:
-        try:
-            raw = json.loads((self._folder / "index.json").read_text())
-            self._index = {
-                str(name): (int(r), int(n), int(size)) for name, (r, n, size) in raw.items()
-            }
-        except FileNotFoundError:
-            return
-        except (OSError, ValueError, TypeError):
-            self._index = {}  # as if nothing were kept: the entries say what is missing
+        for number in range(MAX_FILES):
+            with contextlib.suppress(OSError, msgspec.MsgspecError):
+                if (found := self._read_trailer(self._path(number))) is not None:
+                    self._index[found.name] = (found.round, number, found.nbytes)
+
+    @staticmethod
+    def _read_trailer(path: Path) -> _Trailer | None:
+        """What a file says it holds; None where it says nothing, or was cut off while it said so."""
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - TRAILER_BYTES))
+            data = file.read(TRAILER_BYTES)
+        if len(data) < TRAILER_BYTES:
+            return None
+        length, check = FRAME.unpack_from(data)
+        body = data[FRAME.size : FRAME.size + length]
+        if len(body) != length or check_of(body) != check:
+            return None
+        found = _trailer.decode(body)
+        return found if found.nbytes + TRAILER_BYTES <= size else None
 
     @staticmethod
     def _open(path: Path) -> int:
@@ -88,7 +113,7 @@ class ResultFiles:
             path = self._path(number)
             fd = self._open(path)
             try:
-                reserve(fd, max(nbytes, 1), path)
+                self._make_room(fd, max(nbytes, 1), path)
                 memory = mmap.mmap(fd, max(nbytes, 1))
             finally:
                 os.close(fd)
@@ -99,13 +124,22 @@ class ResultFiles:
         self._mapped[number] = weakref.ref(array)
         return array
 
+    @staticmethod
+    def _make_room(fd: int, nbytes: int, path: Path) -> None:
+        """The file has room for so many bytes and a trailer, that says nothing yet, at its end."""
+        reserve(fd, nbytes + TRAILER_BYTES, path)
+        try:
+            os.ftruncate(fd, nbytes + TRAILER_BYTES)
+        except OSError as error:
+            raise storage_error(path, error) from error
+
     def allocate(self, nbytes: int) -> memoryview:
         """A buffer nobody uses. Raises StorageError."""
         with self._lock:
             return memoryview(self._map(self._free(), nbytes).data)[:nbytes]
 
     def _free(self) -> int:
-        """A file nobody uses; with the lock held."""
+        """A file nobody uses, which says no more what it held; with the lock held. Raises StorageError."""
         kept = {number for _, number, _ in self._index.values()}
         for number in range(MAX_FILES):
             reference = self._mapped.get(number)
@@ -115,23 +149,56 @@ class ResultFiles:
                     with contextlib.suppress(FileNotFoundError):
                         self._path(number).unlink()
                     self._inherited.discard(number)
+                self._blank(number)
                 return number
         raise StorageError(f"all {MAX_FILES} result buffers are in use")
 
-    def keep(self, name: str, round_: int, data: memoryview) -> None:
-        """Name the bytes in a buffer of `allocate`; those of elsewhere are written to a file. Raises StorageError."""
+    def _blank(self, number: int) -> None:
+        """Its bytes are about to be others: an earlier trailer would say of them what they are not."""
+        path = self._path(number)
+        try:
+            size = path.stat().st_size
+            if size >= TRAILER_BYTES:
+                self._put(path, bytes(FRAME.size), size - TRAILER_BYTES)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise storage_error(path, error) from error
+
+    def keep(self, name: str, round_: int, data: memoryview, *, forced: bool) -> None:
+        """Name the bytes in a buffer of `allocate`; those of elsewhere are written to a file.
+
+        ``forced``: they are on the medium when this returns, which is heavy; without, they survive a kill only. Raises StorageError.
+        """
         with self._lock:
             if name in self._index:
                 return
+            named = {number for _, number, _ in self._index.values()}
             number = next((n for n, ref in self._mapped.items() if ref() is data.obj), None)
-            if number is None:
+            if number is None or number in named:  # a file has one name
                 number = self._write(data)
             self._index[name] = (round_, number, len(data))
-            try:
-                self._save()
-            except StorageError:
-                del self._index[name]  # not kept: whoever votes on these bytes must not
-                raise
+        path = self._path(number)
+        trailer = framed(msgspec.msgpack.encode(_Trailer(name, round_, len(data))))
+        try:
+            self._put(path, trailer, path.stat().st_size - TRAILER_BYTES, forced=forced)
+        except OSError as error:
+            with self._lock:
+                self._index.pop(name, None)  # not kept: whoever votes on these bytes must not
+            raise storage_error(path, error) from error
+
+    def _put(self, path: Path, data: bytes, at: int, *, forced: bool = False) -> None:
+        """Raises OSError."""
+        fd = os.open(path, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
+        try:
+            REAL.write(fd, data, at)
+            if forced:
+                REAL.sync(fd)
+                if path not in self._named:
+                    REAL.sync_folder(self._folder)
+                    self._named.add(path)
+        finally:
+            os.close(fd)
 
     def _write(self, data: memoryview) -> int:
         """Bytes from elsewhere, into a free file: a third of what it costs to copy them into a mapping, whose every page is a fault."""
@@ -139,8 +206,8 @@ class ResultFiles:
         path = self._path(number)
         fd = self._open(path)
         try:
-            reserve(fd, len(data), path)
-            write_at(fd, data, 0)
+            self._make_room(fd, max(len(data), 1), path)
+            REAL.write(fd, data, 0)
         except OSError as error:
             raise storage_error(path, error) from error
         finally:
@@ -179,25 +246,17 @@ class ResultFiles:
 
     def forget(self, before: int, keep: set[str]) -> None:
         """Names of older rounds are dropped, except ``keep``; their files are used again once nobody reads them."""
-        old = [
-            name
-            for name, (round_, _, _) in self._index.items()
-            if round_ < before and name not in keep
-        ]
-        if old:
-            with self._lock:
-                for name in old:
-                    del self._index[name]
-                self._save()
+        with self._lock:
+            self._drop(
+                name
+                for name, (round_, _, _) in self._index.items()
+                if round_ < before and name not in keep
+            )
 
     def drop(self, prefix: str) -> None:
         """All names that begin so are dropped."""
         with self._lock:
-            names = [name for name in self._index if name.startswith(prefix)]
-            for name in names:
-                del self._index[name]
-            if names:
-                self._save()
+            self._drop(name for name in self._index if name.startswith(prefix))
 
     def give_back(self) -> None:
         """Remove the files that nobody reads and nothing is kept in; they would be used again, at the price of making them anew."""
@@ -216,14 +275,18 @@ class ResultFiles:
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
-            self._index.clear()
-            self._save()
+            self._drop(self._index)
+
+    def _drop(self, names: Iterable[str]) -> None:
+        for name in list(names):
+            _, number, _ = self._index.pop(name)
+            with contextlib.suppress(
+                StorageError
+            ):  # the next life may find it: it is bytes as good as they were
+                self._blank(number)
 
     def close(self) -> None:
         """Let go of all mappings: each ends with its last reader. What is kept on disk stays."""
         with self._lock:
             self._mapped.clear()
             self._warm.clear()
-
-    def _save(self) -> None:
-        write_atomically(self._folder / "index.json", json.dumps(self._index).encode())

@@ -6,8 +6,10 @@ import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import msgspec
+from blake3 import blake3
 
 from ...collectives.digest import merkle_root
 from ...collectives.errors import StorageError
@@ -21,14 +23,27 @@ from ..session.record import MAX_SPENT, BranchRecord
 from ..session.replica import ModelReplica, Slots, bytes_of
 from . import checkpoint as cp
 from .contributions import ContributionFiles
-from .journal import FileJournal, storage_error, write_atomically
+from .journal import FileJournal
+from .medium import REAL, storage_error, write_atomically
 from .results import ResultFiles
 from .votes import VoteFiles
 
 log = logging.getLogger("atoll")
 SET_ASIDE = "set-aside"
+Sync = Literal["all", "votes", "none"]
+"""`[durability] sync`: what is on the medium before anything is said that depends on it. ``all``: promises, votes, entries and the bytes of
+results; ``votes``: not the bytes; ``none``: nothing, and who lost power is somebody new."""
 _layout = msgspec.msgpack.Decoder(Layout)
 _branch = msgspec.msgpack.Decoder(BranchRecord)
+
+
+def result_name(log: str, round_: int, digests: tuple[bytes, ...]) -> str:
+    """What result bytes are called before there is an entry that names them."""
+    return f"{round_}-{blake3(log.encode() + b''.join(digests)).hexdigest(16)}"
+
+
+def _name_of(entry: Entry) -> str:
+    return result_name(entry.log, entry.round, entry.part_digests)
 
 
 class RunFiles:
@@ -37,6 +52,7 @@ class RunFiles:
     ``trouble`` is told (from any thread) when damaged local state cannot be used, or the state could not be written. Damaged state is
     set aside and fetched anew; but where ``me`` is the only member known, nothing is touched and StorageError E303 is raised, by the
     constructor or later by `reset` and `check`. ``founded``: the file that says that this organiser has founded the run.
+    ``sync``: see `Sync`.
     ``first_life``: the incarnation to begin with where nothing is on disk, larger than that of any earlier folder: what a lost journal has
     voted for is not known any more.
     """
@@ -54,6 +70,7 @@ class RunFiles:
         founded: Path | None = None,
         first_life: int = 0,
         keep_contributions: int = 0,
+        sync: Sync = "all",
     ) -> None:
         self._folder, self._run_id, self._outer, self._slots, self._trouble = (
             folder,
@@ -62,7 +79,7 @@ class RunFiles:
             slots,
             trouble,
         )
-        self._first_life = first_life
+        self._first_life, self._sync = first_life, sync
         self._me, self._organiser, self._founded = me, organiser, founded or folder / "founded"
         self.damage: StorageError | None = None
         """What of the local state could not be used in this life."""
@@ -71,10 +88,13 @@ class RunFiles:
         self.contributions = (
             ContributionFiles(folder, keep_contributions, trouble) if keep_contributions else None
         )
-        self._results, self.votes = ResultFiles(folder / "results"), VoteFiles(folder / "votes")
-        self._journal = FileJournal(folder / "journal", incarnation=self._life())
-        self._checkpoint_round = self._before_round = -1
-        self._from = self._spends = 0
+        self._results = ResultFiles(folder / "results")
+        self.votes = VoteFiles(folder / "votes", forced=sync != "none")
+        self._journal = self._open_journal(self._life())
+        self._saved: list[int] = []  # the entries of the checkpoints on disk, the older first
+        self._newest_whole = True
+        self._from = self._spends = self._written_before = 0
+        self._spent_unforced = False
         if self._journal.damaged:
             self._damaged(cp.damaged(folder / "journal", self._journal.damaged, alone=self.alone))
             try:
@@ -82,9 +102,56 @@ class RunFiles:
             except StorageError:
                 self._journal.close(clean=False)
                 raise
-        elif self._journal.rebooted:
-            self._journal.go_on(anew=bool(self._journal.entries) and not self.alone)
+            return
+        if self._journal.blemish:
+            trouble(cp.damaged(folder / "journal", self._journal.blemish, alone=False))
+        if self._journal.rebooted:
+            forgot = not self._journal.was_synced and bool(self._journal.entries)
+            self._journal.go_on(anew=forgot and not self.alone)
+        if self._journal.entries and not self._founded.exists():
+            self._mark_founded()  # power went while the run was being founded
 
+    def _open_journal(self, incarnation: int) -> FileJournal:
+        return FileJournal(
+            self._folder / "journal", incarnation=incarnation, synced=self._sync != "none"
+        )
+
+    # ---- what must be on the medium
+    @property
+    def written(self) -> int:
+        """See Storage."""
+        if self._sync == "none":
+            return 0
+        return self._written_before + self._journal.written + self._spends
+
+    def sync(self) -> None:
+        """See Storage."""
+        spent, self._spent_unforced = self._spent_unforced, False
+        self._journal.sync()
+        if spent:
+            path = self._folder / "operations"
+            try:
+                file = REAL.open(path)
+                try:
+                    REAL.sync(file)
+                finally:
+                    REAL.close(file)
+                REAL.sync_folder(self._folder)
+            except OSError as error:
+                raise storage_error(path, error) from error
+
+    @property
+    def forces_results(self) -> bool:
+        """See Storage."""
+        return self._sync == "all"
+
+    def force_result(
+        self, log: str, round_: int, digests: tuple[bytes, ...], data: memoryview
+    ) -> None:
+        """See Storage."""
+        self._results.keep(result_name(log, round_, digests), round_, data, forced=True)
+
+    # ---- who has the state
     @property
     def alone(self) -> bool:
         """Whether this member is the only one known to have the run's state."""
@@ -138,6 +205,9 @@ class RunFiles:
     def save_layout(self, layout: Layout) -> None:
         """Keep the layout."""
         write_atomically(self._folder / "layout", msgspec.msgpack.encode(layout))
+        self._mark_founded()
+
+    def _mark_founded(self) -> None:
         if self._me == self._organiser:
             make_private(self._founded.parent)
             write_atomically(self._founded, b"1\n")
@@ -148,12 +218,14 @@ class RunFiles:
         return self._results.allocate(nbytes)
 
     def keep_result(self, entry: Entry, data: memoryview) -> None:
-        """Name result bytes."""
-        self._results.keep(entry.hash().hex(), entry.round, data)
+        """Name result bytes, unless `force_result` has."""
+        if not self._results.has(_name_of(entry)):
+            self._results.keep(entry.hash().hex(), entry.round, data, forced=False)
 
     def kept(self, entry: Entry) -> memoryview | None:
         """Named result bytes."""
-        return self._results.kept(entry.hash().hex())
+        data = self._results.kept(_name_of(entry))
+        return data if data is not None else self._results.kept(entry.hash().hex())
 
     def drop_result(self, entry: Entry) -> None:
         """Result bytes may go at once."""
@@ -182,11 +254,8 @@ class RunFiles:
         return self._from
 
     def forget_results(self, before: int) -> None:
-        """Older results may go, but none newer than the checkpoint."""
-        newest = self._checkpoint_round
-        if self._before_round >= 0 and newest + 1 >= len(self._journal.entries):
-            newest = self._before_round  # no entry certifies the newest yet
-        limit = min(before, newest + 1)
+        """Older results may go, but none newer than the older checkpoint: it is as good as the newer one only with them."""
+        limit = min(before, (self._saved[0] if self._saved else -1) + 1)
         self._from = max(self._from, limit)
         try:
             self._results.forget(limit, set())
@@ -216,8 +285,36 @@ class RunFiles:
         return replica
 
     def _restore(self, replica: ModelReplica) -> None:
+        """From the newest checkpoint that is whole and that the journal reaches; the other one is told where it is damaged."""
+        failed: StorageError | None = None
+        for name in (cp.NEWEST, cp.BEFORE):
+            try:
+                saved = self._load(replica, name)
+            except StorageError as error:
+                failed = failed or error
+                continue
+            if failed is not None:
+                self._trouble(failed)
+            replica.publish(saved.entry)
+            older = (
+                cp.entry_of(self._folder / "checkpoint", cp.BEFORE) if name == cp.NEWEST else None
+            )
+            self._saved = sorted({saved.entry, saved.entry if older is None else older})
+            self._newest_whole = name == cp.NEWEST
+            self._from = saved.entry + 1
+            while self._saved[0] < self._from - 1 and self._has(
+                self._journal.entries[self._from - 1].entry
+            ):
+                self._from -= 1
+            return
+        assert failed is not None
+        raise failed
+
+    def _load(self, replica: ModelReplica, name: str) -> cp.Saved:
         folder = self._folder / "checkpoint"
-        saved = cp.load(folder, replica.layout.numel, replica.momentum.numel(), alone=self.alone)
+        saved = cp.load(
+            folder, replica.layout.numel, replica.momentum.numel(), alone=self.alone, name=name
+        )
         if saved is None:
             raise cp.damaged(folder, "it is missing", alone=self.alone)
         if saved.entry >= len(self._journal.entries):
@@ -227,27 +324,23 @@ class RunFiles:
         both = bytearray(bytes_of(saved.anchor)) + bytes_of(saved.momentum)
         replica.install(memoryview(both), saved.entry)
         if merkle_root(replica.hashes()) != saved.root:
-            raise cp.damaged(folder, "its digest is wrong", alone=self.alone)
-        replica.publish(saved.entry)
-        self._checkpoint_round = saved.entry
-        before = cp.entry_of(folder / cp.BEFORE)
-        self._before_round = before if before is not None and before < saved.entry else -1
-        self._from = saved.entry + 1
-        while 0 <= self._before_round < self._from - 1 and self._has(
-            self._journal.entries[self._from - 1].entry
-        ):
-            self._from -= 1
+            raise cp.damaged(folder / name, "its digest is wrong", alone=self.alone)
+        return saved
 
     def _has(self, entry: Entry) -> bool:
-        return not entry.contributors or self._results.has(entry.hash().hex())
+        return (
+            not entry.contributors
+            or self._results.has(_name_of(entry))
+            or self._results.has(entry.hash().hex())
+        )
 
     def saved(self, before: int) -> tuple[int, memoryview] | None:
         """See Storage. What the newest file holds is kept for the time in which the one before it is sought."""
         folder, layout = self._folder / "checkpoint", self.layout()
         if layout is None:
             return None
-        for name in (cp.STATE, cp.BEFORE):
-            entry = cp.entry_of(folder / name)
+        for name in (cp.NEWEST, cp.BEFORE):
+            entry = cp.entry_of(folder, name)
             if entry is None or not self._from - 1 <= entry < before:
                 continue
             try:
@@ -265,15 +358,18 @@ class RunFiles:
         return OuterStep(self._outer, layout).state_numel(layout.numel)
 
     def found(self, replica: Replica, genesis: Certified) -> None:
-        """Initial state and layout, or nothing."""
+        """Initial state, layout and genesis, all on the medium, or nothing. The mark that it was founded comes last."""
         try:
             self._save(replica, genesis, 0)
-            self.save_layout(replica.layout)
+            write_atomically(self._folder / "layout", msgspec.msgpack.encode(replica.layout))
+            self._journal.append(genesis)
+            self._journal.sync()
+            self._mark_founded()
         except StorageError:
             for file in (self._founded, self._folder / "layout"):
                 file.unlink(missing_ok=True)
             shutil.rmtree(self._folder / "checkpoint", ignore_errors=True)
-            self._checkpoint_round = self._before_round = -1
+            self._saved = []
             raise
 
     def _save(self, replica: Replica, entry: Certified, rounds: int) -> None:
@@ -287,10 +383,11 @@ class RunFiles:
             saved,
             run_id=self._run_id,
             entry_hash=entry.entry.hash(),
+            keep_newest=self._newest_whole and self._saved[-1:] != [saved.entry],
         )
-        if self._checkpoint_round < saved.entry:
-            self._before_round = self._checkpoint_round
-        self._checkpoint_round = saved.entry
+        self._newest_whole = True
+        if self._saved[-1:] != [saved.entry]:
+            self._saved = [*self._saved[-1:], saved.entry]
 
     def checkpoint(self, replica: Replica, entry: Certified, rounds: int) -> None:
         """Write the current state to disk; told, not raised, when that fails: the last checkpoint and all later results stay."""
@@ -318,7 +415,7 @@ class RunFiles:
         return lines
 
     def spend(self, key: str) -> None:
-        """One short line; the page cache survives a kill -9, and a reboot gives a new incarnation."""
+        """One short line, on the medium before anything is said in the operation."""
         path = self._folder / "operations"
         self._spends += 1
         if self._spends % MAX_SPENT == 0:
@@ -328,6 +425,7 @@ class RunFiles:
                 file.write(key + "\n")
         except OSError as error:
             raise storage_error(path, error) from error
+        self._spent_unforced = True
 
     def noisy(self) -> int:
         """Contributions with noise that were handed over. Raises StorageError where that is not known: then none may be."""
@@ -382,15 +480,19 @@ class RunFiles:
             for name in ("checkpoint", "layout", "journal"):
                 if (self._folder / name).exists():
                     (self._folder / name).rename(aside / name)
+            REAL.sync_folder(aside)
+            REAL.sync_folder(
+                self._folder
+            )  # else the old journal could come back as the life that it was
         except OSError as error:
             raise storage_error(aside, error) from error
         self._results.clear()
         self.votes.clear()
         if self._journal.sealed is None:
             (self._folder / "seal").unlink(missing_ok=True)  # unreadable, if it is there
-        self._journal = FileJournal(self._folder / "journal", incarnation=incarnation)
-        self._checkpoint_round = self._before_round = -1
-        self._from = 0
+        self._written_before += self._journal.written
+        self._journal = self._open_journal(incarnation)
+        self._saved, self._newest_whole, self._from = [], True, 0
 
     def _life(self) -> int:
         """The incarnation of a journal that is made now."""

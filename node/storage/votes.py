@@ -10,7 +10,7 @@ from blake3 import blake3
 
 from ...collectives.errors import StorageError
 from ..session.kept import KeptVote
-from .journal import storage_error, write_atomically
+from .medium import storage_error, write_atomically
 from .results import ResultFiles
 
 _vote = msgspec.msgpack.Decoder(KeptVote)
@@ -28,8 +28,9 @@ def _result(log: str, digests: tuple[bytes, ...]) -> str:
 class VoteFiles:
     """Implements `session.kept.Votes`. Raises StorageError where it cannot write."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._results = folder, ResultFiles(folder)
+    def __init__(self, folder: Path, *, forced: bool = True) -> None:
+        """``forced``: votes and results outlive a power cut, too."""
+        self._folder, self._results, self._forced = folder, ResultFiles(folder), forced
         self._abandoned: list[memoryview] = []
 
     def allocate(self, nbytes: int) -> memoryview:
@@ -46,12 +47,12 @@ class VoteFiles:
             self._abandoned.append(data)
 
     def store(self, log: str, digests: tuple[bytes, ...], data: memoryview) -> None:
-        """Into the page cache, where it is not there already."""
-        self._results.keep(_result(log, digests), 0, data)
+        """Onto the medium, where it is not there already. Heavy."""
+        self._results.keep(_result(log, digests), 0, data, forced=self._forced)
 
     def record(self, vote: KeptVote) -> None:
-        """At once, in place of what was there."""
-        write_atomically(self._path(vote.log), msgspec.msgpack.encode(vote))
+        """At once, in place of what was there, and on the medium."""
+        write_atomically(self._path(vote.log), msgspec.msgpack.encode(vote), forced=self._forced)
 
     def recall(self) -> list[tuple[KeptVote, memoryview | None]]:
         """What an earlier life left. A file that cannot be read is as if it had not been written: the operation is only left alone then."""

@@ -41,20 +41,22 @@ def cut(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
 
-def flip_votes(path: Path) -> None:
-    """Damage both slots, wherever the votes of this life are."""
-    for slot in range(2):
-        if path.stat().st_size > (slot << 20) + 30:
-            flip(path, (slot << 20) + 30)
+def all_checkpoints(damage: Callable[[Path], None]) -> Callable[[Path], None]:
+    """Damage every generation that is there: one that is whole would do."""
+
+    def damaged(folder: Path) -> None:
+        for path in folder.glob("*.safetensors"):
+            damage(path)
+
+    return damaged
 
 
 DAMAGE: dict[str, tuple[str, Callable[[Path], None]]] = {
-    "checkpoint": ("checkpoint/state.safetensors", flip),
-    "checkpoint cut": ("checkpoint/state.safetensors", cut),
-    "checkpoint gone": ("checkpoint/state.safetensors", Path.unlink),
+    "checkpoint": ("checkpoint", all_checkpoints(flip)),
+    "checkpoint cut": ("checkpoint", all_checkpoints(cut)),
+    "checkpoint gone": ("checkpoint", all_checkpoints(Path.unlink)),
     "entries": ("journal/entries", lambda path: flip(path, 60)),
     "entries cut": ("journal/entries", cut),
-    "vote": ("journal/vote", flip_votes),
     "meta": ("journal/meta.json", lambda path: path.write_bytes(b"\0garbage")),
     "meta gone": ("journal/meta.json", Path.unlink),
 }
@@ -93,11 +95,11 @@ def test_the_only_member_is_told_and_loses_nothing(tmp_path: Path) -> None:
         )  # nothing was made of it: no second founding, no new incarnation
         shutil.rmtree(a.folder)
         (tmp_path / "backup").rename(a.folder)
-    flip(a.folder / "checkpoint" / "state.safetensors")
+    all_checkpoints(flip)(a.folder / "checkpoint")
     error = refused(run.home, "E303", 74, "join", run.signed.run_id, "--yes")
     assert "state.safetensors" in error["message"] or "checkpoint" in error["message"]
     assert not list((run.home / "run").glob("*.sock"))
-    flip(a.folder / "checkpoint" / "state.safetensors")
+    all_checkpoints(flip)(a.folder / "checkpoint")
     with ended(again := run.organiser()):
         assert again.anchor() == before
         one_round(again)
@@ -113,7 +115,7 @@ def test_a_daemon_lives_on_and_enters_the_run_once_the_file_is_back(tmp_path: Pa
     broken = a.paths.run_dir("a" * 26)
     broken.mkdir()
     (broken / "manifest").write_bytes(b"no manifest")
-    flip(a.folder / "checkpoint" / "state.safetensors")
+    all_checkpoints(flip)(a.folder / "checkpoint")
     up = atoll(run.home, "up", "--background", "--json")
     assert up.status == 0, up
     try:
@@ -124,7 +126,7 @@ def test_a_daemon_lives_on_and_enters_the_run_once_the_file_is_back(tmp_path: Pa
         shown = atoll(run.home, "status").out
         assert shown.count("E303") == 2
         refused(run.home, "E303", 74, "join", run.signed.run_id, "--yes")
-        flip(a.folder / "checkpoint" / "state.safetensors")
+        all_checkpoints(flip)(a.folder / "checkpoint")
         again = json.loads(
             atoll(run.home, "join", run.signed.run_id, "--yes", "--dry-run", "--json").out
         )
@@ -140,7 +142,7 @@ def test_a_daemon_lives_on_and_enters_the_run_once_the_file_is_back(tmp_path: Pa
     assert "Traceback" not in (a.paths.log_dir / "node.log").read_text()
 
 
-@pytest.mark.parametrize("name", ["checkpoint", "checkpoint gone", "entries", "vote", "meta"])
+@pytest.mark.parametrize("name", ["checkpoint", "checkpoint gone", "entries", "meta"])
 def test_a_member_fetches_the_state_from_the_others(tmp_path: Path, name: str) -> None:
     run = new_run(tmp_path)
     a = run.organiser()
@@ -165,7 +167,7 @@ def test_a_member_fetches_the_state_from_the_others(tmp_path: Path, name: str) -
             assert not (b.folder / "set-aside").exists()
 
 
-def test_a_damaged_layout_or_list_of_results_is_mended_at_home(tmp_path: Path) -> None:
+def test_a_damaged_layout_or_newest_checkpoint_is_mended_at_home(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     with ended(a := run.organiser()):
         one_round(a)
@@ -175,10 +177,11 @@ def test_a_damaged_layout_or_list_of_results_is_mended_at_home(tmp_path: Path) -
             "the checkpoint of round 1",
         )
     (a.folder / "layout").write_bytes(b"\xff")
-    (a.folder / "results" / "index.json").write_bytes(b"{")
+    flip(a.folder / "checkpoint" / "state.safetensors")  # the one before and the results do
     with ended(a := run.organiser()):
         assert a.anchor() == before
         assert a.layout == LAYOUT
+        assert "E303" in a.codes()
         one_round(a)
 
 

@@ -25,6 +25,7 @@ from atoll.node.session.replica import ModelReplica, PlainSlots
 from atoll.node.storage import RunFiles
 from atoll.node.storage.journal import FileJournal
 from atoll.node.storage.results import ResultFiles
+from atoll.node.storage.run_files import Sync
 from atoll.node.storage.votes import VoteFiles
 
 
@@ -114,20 +115,58 @@ def test_a_changed_byte_is_damage_never_another_entry(
     again.close()
 
 
-def test_a_vote_cut_short_leaves_the_one_before(tmp_path: Path) -> None:
-    entries = log_of(2)
+@pytest.mark.parametrize("powered", [True, False])
+@pytest.mark.parametrize("synced", [True, False])
+def test_a_vote_at_the_end_that_was_never_forced_was_never_said_and_one_that_was_is_damage(
+    tmp_path: Path, powered: bool, synced: bool
+) -> None:
+    """The vote before the broken one stands, also where an entry lies between."""
+    entries = log_of(3)
     journal = FileJournal(tmp_path)
     journal.append(entries[0])
-    journal.promise(1)
     journal.accept(2, entries[1].entry)
-    slot = (2 % 2) * (1 << 20)
-    with open(tmp_path / "vote", "r+b") as file:
-        file.seek(slot + 30)
-        file.write(b"\xff\xff\xff")
-    again = FileJournal(tmp_path)
-    assert (again.promised, again.accepted) == (1, None)
+    journal.sync()
+    at = (tmp_path / "entries").stat().st_size
+    journal.append(entries[1])
+    journal.promise(7)
+    if synced:
+        journal.sync()
+        journal.promise(8)
+    data = bytearray((tmp_path / "entries").read_bytes())
+    data[at + 40] ^= 1  # of entry 1
+    (tmp_path / "entries").write_bytes(data)
+    again = FileJournal(tmp_path, boot="another" if powered else None)
+    if powered and not synced:
+        assert not again.damaged
+        assert list(again.entries) == entries[:1]
+        assert (again.promised, again.accepted) == (2, (2, entries[1].entry))
+        assert again.lost_bytes == len(data) - at
+        assert (tmp_path / "entries").stat().st_size == at
+    else:  # a kill cuts the last write short and no other
+        assert f"at byte {at}, fails its check" in again.damaged
+        assert (tmp_path / "entries").read_bytes() == data
     for opened in (journal, again):
         opened.close(clean=False)
+
+
+def test_broken_votes_of_a_round_that_is_over_are_told_and_the_rest_is_used(tmp_path: Path) -> None:
+    entries = log_of(2 * RECENT)
+    journal = FileJournal(tmp_path)
+    journal.append(entries[0])
+    at = (tmp_path / "entries").stat().st_size
+    for certified in entries[1:]:
+        journal.accept(0, certified.entry)
+        journal.append(certified)
+    journal.promise(3)
+    journal.close()
+    data = bytearray((tmp_path / "entries").read_bytes())
+    data[at + 1] ^= 1  # the length of the vote before entry 1
+    (tmp_path / "entries").write_bytes(data)
+    again = FileJournal(tmp_path)
+    assert (again.damaged, again.blemish) == ("", f"entries: broken votes at byte {at}")
+    assert list(again.entries) == entries
+    assert again.promised == 3
+    again.close()
 
 
 def test_results_are_kept_and_their_files_used_again(tmp_path: Path) -> None:
@@ -135,7 +174,7 @@ def test_results_are_kept_and_their_files_used_again(tmp_path: Path) -> None:
     for round_ in range(100):
         buffer = results.allocate(1000)
         buffer[:4] = round_.to_bytes(4, "big")
-        results.keep(f"e{round_}", round_, buffer)
+        results.keep(f"e{round_}", round_, buffer, forced=False)
         del buffer
         results.forget(round_ - 2, set())
     again = ResultFiles(tmp_path)
@@ -238,7 +277,8 @@ def test_who_founded_a_run_and_lost_its_folder_does_not_found_it_again_and_is_so
         files = life(5, me)
         assert (files.was_founded, files.journal().incarnation) == (False, 5)
         files.found(files.replica(layout, restore=False), genesis)
-        assert files.was_founded == (me == "p0")
+        assert files.was_founded
+        assert (tmp_path / "beside the key" / "r").exists() == (me == "p0")
         files.close()
     same = life(6)
     assert (same.was_founded, same.journal().incarnation) == (True, 5)
@@ -256,18 +296,20 @@ def test_who_founded_a_run_and_lost_its_folder_does_not_found_it_again_and_is_so
 
 
 @pytest.mark.parametrize(
-    ("boot", "clean", "me", "life"),
+    ("sync", "boot", "clean", "me", "life"),
     [
-        ("another", False, "p1", 1),
-        ("another", True, "p1", 0),
-        ("", False, "p1", 0),
-        ("another", False, "p0", 0),
+        ("all", "another", False, "p1", 0),
+        ("votes", "another", False, "p1", 0),
+        ("none", "another", False, "p1", 1),
+        ("none", "another", True, "p1", 0),
+        ("none", "", False, "p1", 0),
+        ("none", "another", False, "p0", 0),
     ],
 )
-def test_after_a_reboot_a_member_keeps_its_log_and_votes_in_a_new_life(
-    tmp_path: Path, boot: str, clean: bool, me: str, life: int
+def test_after_a_reboot_a_member_is_the_same_voter_unless_its_votes_were_not_synced(
+    tmp_path: Path, sync: Sync, boot: str, clean: bool, me: str, life: int
 ) -> None:
-    """Unless it stopped cleanly before, or the machine did not reboot; or nobody else could miss its votes."""
+    """Not synced, it is somebody new: unless it stopped cleanly, or the machine did not reboot, or nobody else could miss its votes."""
 
     def files() -> RunFiles:
         return RunFiles(
@@ -277,6 +319,7 @@ def test_after_a_reboot_a_member_keeps_its_log_and_votes_in_a_new_life(
             slots=PlainSlots,
             trouble=lambda _: None,
             me=me,
+            sync=sync,
         )
 
     first, entries = files(), log_of(3)
@@ -286,13 +329,10 @@ def test_after_a_reboot_a_member_keeps_its_log_and_votes_in_a_new_life(
     meta = json.loads((tmp_path / "journal" / "meta.json").read_text())
     if boot:
         (tmp_path / "journal" / "meta.json").write_text(json.dumps({**meta, "boot_id": boot}))
-    journals = [FileJournal(tmp_path / "journal")]  # killed before its new life was written down
-    assert journals[0].rebooted == (bool(boot) and not clean)
     for _ in range(2):  # and once more, as after kill -9
-        journals.append(files().journal())
-        assert (journals[-1].incarnation, list(journals[-1].entries)) == (life, entries)
-    for journal in journals:
-        journal.close(clean=False)
+        again = files().journal()
+        assert (again.incarnation, list(again.entries)) == (life, entries)
+        again.close(clean=False)
 
 
 def test_a_damaged_journal_begins_a_new_incarnation(tmp_path: Path) -> None:
@@ -326,7 +366,7 @@ def test_a_seal_outlives_a_damaged_journal_and_a_damaged_seal_is_damage(tmp_path
     files = run_files(tmp_path, troubles)
     files.journal().append(entries[0])
     files.journal().seal(record)
-    files.journal().close(clean=False)
+    files.journal().close()
     data = bytearray((tmp_path / "journal" / "entries").read_bytes())
     data[30] ^= 1
     (tmp_path / "journal" / "entries").write_bytes(data)
@@ -416,9 +456,7 @@ def test_a_durable_result_is_kept_as_it_comes_and_its_file_is_never_written_over
     assert file is not None
     assert votes.file_of(memoryview(bytearray(1000))) is None
     votes.store(log, digests, data)
-    assert [path.name for path in tmp_path.iterdir() if path.name != "index.json"] == [
-        file.name
-    ]  # nothing was copied
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]  # nothing was copied
     votes.drop(log)
     assert votes.file_of(votes.allocate(1000)) != file  # a script has it
     del data

@@ -1,0 +1,192 @@
+"""The file system as the storage of a run uses it: the seam between journal, votes and checkpoints and the disk.
+
+`RealMedium` is the operating system's. `atoll.node.simulation.medium` has one that loses, tears and reorders what was not synced, as a
+power cut does. A write or a rename is on the medium once `sync` of the file, or `sync_folder` of its folder, has returned; not before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+from typing import Protocol
+
+from ...collectives.errors import StorageError
+
+PIECE_BYTES = 8 << 20
+"""What is written at a time of a large file, and forced before the next: what is small and urgent never waits for all of it."""
+
+
+class Medium(Protocol):
+    """Every method raises OSError. Files are numbers, as of the operating system."""
+
+    def open(self, path: Path) -> int:
+        """Open for reading and writing; made, empty and 0600, where it is missing."""
+        ...
+
+    def close(self, file: int) -> None:
+        """Let go of a file."""
+        ...
+
+    def size(self, file: int) -> int:
+        """In bytes."""
+        ...
+
+    def read(self, file: int, nbytes: int, at: int) -> bytes:
+        """Fewer where the file ends."""
+        ...
+
+    def write(self, file: int, data: bytes | memoryview, at: int) -> None:
+        """All of it. ENOSPC, too, where the disk took a part."""
+        ...
+
+    def truncate(self, file: int, nbytes: int) -> None:
+        """Cut a file."""
+        ...
+
+    def sync(self, file: int) -> None:
+        """Everything that was written to the file is on the medium when this returns."""
+        ...
+
+    def sync_folder(self, folder: Path) -> None:
+        """The names in the folder are on the medium when this returns."""
+        ...
+
+    def make_folder(self, folder: Path) -> None:
+        """With its parents, 0700; one that exists is left as it is."""
+        ...
+
+    def replace(self, old: Path, new: Path) -> None:
+        """Rename, in place of what was called so."""
+        ...
+
+    def remove(self, path: Path) -> None:
+        """Remove a file; nothing happens where there is none."""
+        ...
+
+    def exists(self, path: Path) -> bool:
+        """Whether there is such a file or folder."""
+        ...
+
+    def contents(self, path: Path) -> bytes:
+        """All of a file; FileNotFoundError where there is none."""
+        ...
+
+
+class RealMedium:
+    """The operating system's files. Implements `Medium`."""
+
+    def open(self, path: Path) -> int:
+        """See Medium."""
+        return os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
+
+    def close(self, file: int) -> None:
+        """See Medium."""
+        os.close(file)
+
+    def size(self, file: int) -> int:
+        """See Medium."""
+        return os.fstat(file).st_size
+
+    def read(self, file: int, nbytes: int, at: int) -> bytes:
+        """See Medium."""
+        return os.pread(file, nbytes, at)
+
+    def write(self, file: int, data: bytes | memoryview, at: int) -> None:
+        """See Medium."""
+        view = memoryview(data)
+        while view:
+            count = os.pwrite(file, view, at)
+            view, at = view[count:], at + count
+
+    def truncate(self, file: int, nbytes: int) -> None:
+        """See Medium."""
+        os.ftruncate(file, nbytes)
+
+    def sync(self, file: int) -> None:
+        """See Medium."""
+        getattr(os, "fdatasync", os.fsync)(file)
+
+    def sync_folder(self, folder: Path) -> None:
+        """See Medium."""
+        file = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+    def make_folder(self, folder: Path) -> None:
+        """See Medium."""
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def replace(self, old: Path, new: Path) -> None:
+        """See Medium."""
+        os.replace(old, new)
+
+    def remove(self, path: Path) -> None:
+        """See Medium."""
+        path.unlink(missing_ok=True)
+
+    def exists(self, path: Path) -> bool:
+        """See Medium."""
+        return path.exists()
+
+    def contents(self, path: Path) -> bytes:
+        """See Medium."""
+        return path.read_bytes()
+
+
+REAL: Medium = RealMedium()
+
+
+def write_atomically(
+    path: Path, data: bytes, *, forced: bool = True, medium: Medium = REAL
+) -> None:
+    """Replace a file's content at once. After a power cut there is the old content or the new one, and, ``forced``, the new one; without, only
+    a kill is provided for. Raises StorageError."""
+    temporary = path.with_name(path.name + ".new")
+    try:
+        medium.remove(temporary)
+        file = medium.open(temporary)
+        try:
+            medium.write(file, data, 0)
+            if forced:
+                medium.sync(file)
+        finally:
+            medium.close(file)
+        medium.replace(temporary, path)
+        if forced:
+            medium.sync_folder(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            medium.remove(temporary)
+        raise storage_error(path, error) from error
+
+
+def make_folder(folder: Path, medium: Medium = REAL) -> None:
+    """A folder whose name is on the medium: what is forced in it could not be found again otherwise. Raises OSError."""
+    made = not medium.exists(folder)
+    medium.make_folder(folder)
+    if made:
+        medium.sync_folder(folder.parent)
+
+
+def storage_error(path: Path, error: OSError) -> StorageError:
+    """A coded error for a failed file operation, with advice that fits: a full disk wants room, a failing one another disk."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    failing = error.errno == errno.EIO
+    why = "the disk is full" if full else "the folder cannot be written"
+    hint = "free some space, or move the state: ATOLL_HOME=/another/disk"
+    if failing:
+        why = "the medium failed to read or write: this is not about space"
+        hint = "look at the system's log (dmesg) and the disk's health (smartctl), then move the state: ATOLL_HOME=/another/disk"
+    elif not full:
+        hint = "make the folder yours to write, or move the state: ATOLL_HOME=/another/disk"
+    return StorageError(
+        f"cannot use {path}: {error.strerror or error}",
+        code="E501",
+        why=why,
+        hint=hint,
+        exit_code=73,
+    )
