@@ -1,6 +1,10 @@
 """Signed announcements "peer P takes part in run R and can be reached at these addresses", and a bounded registry of them.
 
-Anybody may pass an announcement on; nobody can forge or alter one. The larger sequence number wins; one without addresses
+Anybody may pass an announcement on; nobody can forge or alter one. It names the run's organiser and carries the certificate by which P
+may enter the run (`capability`); the organiser needs none. Whoever passes one on need not know the run: it checks that certificate,
+organiser, run and peer fit together, and keeps a place of its own for each organiser that is named. Who asks for a run names its
+organiser, too, so that announcements under any other are not among what it gets. Runs without certificates (open ones, or with a
+list) have a place that names nobody. The larger sequence number wins; one without addresses
 says goodbye. What is not renewed expires by the clock of whoever holds it, so that skewed clocks cost little.
 """
 
@@ -17,9 +21,10 @@ from ...collectives.errors import RemoteProtocolError
 from ...collectives.foreign import PLAIN
 from ...collectives.identifiers import PeerId, RunId
 from ...security.identity import SIGNATURE_BYTES, Identity, verify
+from ..capability import MAX_CERTIFICATE_BYTES, recognise
 from .addresses import MAX_ADDRESS_CHARS, MAX_ADDRESSES, usable
 
-DOMAIN = "atoll/announce/1"
+DOMAIN = "atoll/announce/2"
 LIFE_S = 120.0
 RENEW_S = 30.0
 MAX_SKEW_S = 300.0
@@ -27,10 +32,18 @@ MAX_SKEW_S = 300.0
 REMEMBER_S = MAX_SKEW_S + LIFE_S
 """So long after an announcement is over its sequence is remembered: no older one is fresh enough for anybody then."""
 MAX_PER_RUN = 512
+"""For each organiser that is named."""
 MAX_STRANGE = 16_384
 """Of runs that are not ours, together."""
 SWEEP_S = 1.0
 """Between two looks for what is over among all of them."""
+
+
+class Place(NamedTuple):
+    """A run and the organiser that its announcements name; "" where they name nobody."""
+
+    run: str
+    organiser: str = ""
 
 
 class Announcement(msgspec.Struct, frozen=True, array_like=True):
@@ -46,6 +59,39 @@ class Announcement(msgspec.Struct, frozen=True, array_like=True):
     signature: Annotated[
         bytes, msgspec.Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)
     ]
+    organiser: Annotated[str, msgspec.Meta(max_length=128)] = ""
+    certificate: Annotated[bytes, msgspec.Meta(max_length=MAX_CERTIFICATE_BYTES)] = b""
+
+    @property
+    def place(self) -> Place:
+        """Where it is kept, and asked for."""
+        return Place(self.run, self.organiser)
+
+    @property
+    def in_order(self) -> bool:
+        """Whether what it names fits together: the certificate is one of this organiser for this peer and run, and the organiser's has none."""
+        if self.organiser in ("", self.peer):
+            return not self.certificate
+        found = recognise(
+            self.certificate,
+            run_id=RunId(self.run),
+            organiser=PeerId(self.organiser),
+            peer=PeerId(self.peer),
+        )
+        return found is not None
+
+    def signed_bytes(self) -> bytes:
+        """What its peer signed."""
+        return msgspec.msgpack.encode(
+            (
+                self.run,
+                self.peer,
+                self.addresses,
+                self.sequence,
+                self.organiser,
+                self.certificate,
+            )
+        )
 
     @property
     def key(self) -> tuple[PeerId, int]:
@@ -58,17 +104,25 @@ class Announcement(msgspec.Struct, frozen=True, array_like=True):
         return not self.addresses
 
 
-def _signed_bytes(run: str, peer: str, addresses: Sequence[str], sequence: int) -> bytes:
-    return msgspec.msgpack.encode((run, peer, tuple(addresses), sequence))
-
-
 def announce(
-    identity: Identity, run: RunId, addresses: Sequence[str], unix_s: float
+    identity: Identity,
+    run: RunId,
+    addresses: Sequence[str],
+    unix_s: float,
+    organiser: str = "",
+    certificate: bytes = b"",
 ) -> Announcement:
     """A fresh announcement; without addresses it is a goodbye."""
-    kept, sequence = usable(addresses), int(unix_s * 1000)
-    signature = identity.sign(DOMAIN, _signed_bytes(run, identity.peer, kept, sequence))
-    return Announcement(run, identity.peer, kept, sequence, signature)
+    news = Announcement(
+        run,
+        identity.peer,
+        usable(addresses),
+        int(unix_s * 1000),
+        bytes(SIGNATURE_BYTES),
+        organiser,
+        certificate,
+    )
+    return msgspec.structs.replace(news, signature=identity.sign(DOMAIN, news.signed_bytes()))
 
 
 class _Known(NamedTuple):
@@ -86,21 +140,23 @@ class Registry:
     less: a flood pushes out itself, and nobody's own announcement.
     """
 
-    def __init__(self, mine: Collection[str] = ()) -> None:
-        """``mine``: our own runs, for which there is room whatever others fill the rest with; it may change."""
+    def __init__(self, mine: Collection[Place] = ()) -> None:
+        """``mine``: our own places, for which there is room whatever others fill the rest with; it may change."""
         self._mine = mine
-        self._runs: dict[str, dict[PeerId, _Known]] = {}
+        self._runs: dict[Place, dict[PeerId, _Known]] = {}
         self._strange: dict[
-            PeerId, dict[tuple[str, PeerId], None]
+            PeerId, dict[tuple[Place, PeerId], None]
         ] = {}  # by sender: what it passed on of runs not ours, oldest first
         self._swept_at = -math.inf
 
     def accept(self, news: Announcement, sender: PeerId, now: float, unix_s: float) -> bool:
         """Take in an announcement that ``sender`` passed on; True when it says something new.
 
-        Raises RemoteProtocolError when it is not validly signed. One that is too old, or for which there is no room, is ignored.
+        Raises RemoteProtocolError when it is not validly signed, or its certificate is none for it. One that is too old, or for which there
+        is no room, is ignored.
         """
-        peers = self._runs.get(news.run, {})
+        place = news.place
+        peers = self._runs.get(place, {})
         known = peers.get(PeerId(news.peer))
         if known is not None and known.news.sequence >= news.sequence:
             return False
@@ -109,87 +165,99 @@ class Registry:
         if not verify(
             PeerId(news.peer),
             DOMAIN,
-            _signed_bytes(news.run, news.peer, news.addresses, news.sequence),
+            news.signed_bytes(),
             news.signature,
         ):
             raise RemoteProtocolError(
                 f"announcement of {news.peer} is not signed by it", peer=sender
+            )
+        if not news.in_order:
+            raise RemoteProtocolError(
+                f"announcement of {news.peer} shows no certificate of {news.organiser} for it",
+                peer=sender,
             )
         if usable(news.addresses) != news.addresses:
             raise RemoteProtocolError(
                 f"announcement of {news.peer} holds unusable addresses", peer=sender
             )
         if known is not None:
-            self._remove(news.run, PeerId(news.peer))
+            self._remove(place, PeerId(news.peer))
         elif not (
-            self._room_in_run(news.run, sender, now)
-            and (news.run in self._mine or self._room_for_strangers(sender, now))
+            self._room_in_run(place, sender, now)
+            and (place in self._mine or self._room_for_strangers(sender, now))
         ):
             return False
-        self._runs.setdefault(news.run, {})[PeerId(news.peer)] = _Known(news, now + LIFE_S, sender)
-        if news.run not in self._mine:
-            self._strange.setdefault(sender, {})[news.run, PeerId(news.peer)] = None
+        self._runs.setdefault(place, {})[PeerId(news.peer)] = _Known(news, now + LIFE_S, sender)
+        if place not in self._mine:
+            self._strange.setdefault(sender, {})[place, PeerId(news.peer)] = None
         return True
 
-    def members(self, run: RunId, now: float) -> list[Announcement]:
-        """The live announcements of a run, sorted by peer."""
-        self._expire(run, now)
+    def members(self, run: RunId, now: float, organiser: str = "") -> list[Announcement]:
+        """The live announcements of a run under an organiser, sorted by peer."""
+        place = Place(run, organiser)
+        self._expire(place, now)
         return [
             it.news
-            for _, it in sorted(self._runs.get(run, {}).items())
+            for _, it in sorted(self._runs.get(place, {}).items())
             if it.until >= now and not it.news.leaving
         ]
 
-    def missing(self, run: RunId, known: Sequence[Announcement], now: float) -> list[Announcement]:
-        """What somebody who sent ``known`` lacks, goodbyes included."""
-        self._expire(run, now)
+    def missing(
+        self, run: RunId, known: Sequence[Announcement], now: float, organiser: str = ""
+    ) -> list[Announcement]:
+        """What somebody who sent ``known`` lacks of a run under an organiser, goodbyes included."""
+        place = Place(run, organiser)
+        self._expire(place, now)
         theirs = {PeerId(news.peer): news.sequence for news in known}
-        live = [(peer, it.news) for peer, it in self._runs.get(run, {}).items() if it.until >= now]
+        live = [
+            (peer, it.news) for peer, it in self._runs.get(place, {}).items() if it.until >= now
+        ]
         return [news for peer, news in live if theirs.get(peer, -1) < news.sequence]
 
     def runs_of(self, peer: PeerId, now: float) -> set[str]:
         """The runs that ``peer`` has announced itself in."""
-        found = {run: peers[peer] for run, peers in self._runs.items() if peer in peers}
-        return {run for run, it in found.items() if it.until >= now and not it.news.leaving}
+        found = {place: peers[peer] for place, peers in self._runs.items() if peer in peers}
+        return {place.run for place, it in found.items() if it.until >= now and not it.news.leaving}
 
-    def drop(self, run: RunId) -> None:
-        """Forget a run."""
-        for peer in list(self._runs.get(run, ())):
-            self._remove(run, peer)
+    def drop(self, run: RunId, organiser: str = "") -> None:
+        """Forget what is announced in a run under an organiser."""
+        place = Place(run, organiser)
+        for peer in list(self._runs.get(place, ())):
+            self._remove(place, peer)
 
-    def _remove(self, run: str, peer: PeerId) -> None:
-        known = self._runs[run].pop(peer)
-        if not self._runs[run]:
-            del self._runs[run]
+    def _remove(self, place: Place, peer: PeerId) -> None:
+        known = self._runs[place].pop(peer)
+        if not self._runs[place]:
+            del self._runs[place]
         brought = self._strange.get(known.sender, {})
-        brought.pop((run, peer), None)
+        brought.pop((place, peer), None)
         if not brought:
             self._strange.pop(known.sender, None)
 
-    def _expire(self, run: str, now: float, remember_s: float = REMEMBER_S) -> None:
+    def _expire(self, place: Place, now: float, remember_s: float = REMEMBER_S) -> None:
         for peer in [
-            peer for peer, it in self._runs.get(run, {}).items() if it.until + remember_s < now
+            peer for peer, it in self._runs.get(place, {}).items() if it.until + remember_s < now
         ]:
-            self._remove(run, peer)
+            self._remove(place, peer)
 
-    def _room_in_run(self, run: str, sender: PeerId, now: float) -> bool:
-        if len(self._runs.get(run, {})) >= MAX_PER_RUN:
-            self._expire(run, now, 0.0)
-        peers = self._runs.get(run, {})
+    def _room_in_run(self, place: Place, sender: PeerId, now: float) -> bool:
+        if len(self._runs.get(place, {})) >= MAX_PER_RUN:
+            self._expire(place, now, 0.0)
+        peers = self._runs.get(place, {})
         if len(peers) < MAX_PER_RUN:
             return True
         counts = Counter(known.sender for known in peers.values())
         busiest, count = counts.most_common(1)[0]
         if counts[sender] + 1 >= count:
             return False
-        self._remove(run, next(peer for peer, known in peers.items() if known.sender == busiest))
+        self._remove(place, next(peer for peer, known in peers.items() if known.sender == busiest))
         return True
 
     def _room_for_strangers(self, sender: PeerId, now: float) -> bool:
         if sum(map(len, self._strange.values())) >= MAX_STRANGE and now - self._swept_at > SWEEP_S:
             self._swept_at = now
-            for run in list(self._runs):
-                self._expire(run, now, 0.0)
+            for place in list(self._runs):
+                self._expire(place, now, 0.0)
         if sum(map(len, self._strange.values())) < MAX_STRANGE:
             return True
         busiest = max(self._strange, key=lambda other: len(self._strange[other]))

@@ -384,15 +384,35 @@ class PeerNetwork:
 
     # --- runs ---
 
-    def announce_run(self, run: RunId) -> None:
-        """Say that we take part in ``run`` (to the bootstrap, to members, in the DHT), and learn who else does, until `withdraw_run`."""
+    def announce_run(
+        self,
+        run: RunId,
+        organiser: str = "",
+        certificate: bytes = b"",
+        hears: Callable[[PeerId, bytes], bool] = lambda peer, certificate: True,
+        free: bool | None = True,
+    ) -> None:
+        """Say that we take part in ``run`` (to the bootstrap, to members, in the DHT), and learn who else does, until `withdraw_run`.
+
+        ``organiser``: whose run it is; ``certificate``: ours by it; ``hears(peer, certificate)``: whether a peer that announces itself
+        with that is believed; ``free``: whether peers without a certificate may be of the run, None while that is not known (`settle_run`).
+        Without an organiser whoever announces itself is believed.
+        """
         if run in self._runs:
             return
         self._runs[run] = trio.CancelScope()
-        self._rendezvous.join(run)
+        self._rendezvous.join(run, organiser, certificate, hears, free)
         self.reach.runs_changed()
         if self._nursery is not None:
             self._nursery.start_soon(self._search, run)
+
+    def settle_run(self, run: RunId, free: bool) -> None:
+        """It is known now whether peers without a certificate may be of ``run``."""
+        self._rendezvous.settle(run, free)
+
+    def uncertified(self, run: RunId) -> int:
+        """How many announce themselves in ``run`` without showing a certificate, and are not asked."""
+        return self._rendezvous.uncertified(run)
 
     def withdraw_run(self, run: RunId) -> None:
         """Say goodbye to a run's members."""

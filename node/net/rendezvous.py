@@ -10,7 +10,8 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -20,7 +21,7 @@ from ...collectives.errors import NetworkError, PeerLostError, RemoteProtocolErr
 from ...collectives.foreign import PLAIN
 from ...collectives.identifiers import PeerId, RunId
 from ...security.identity import Identity
-from .announcements import LIFE_S, MAX_PER_RUN, RENEW_S, Announcement, Registry, announce
+from .announcements import LIFE_S, MAX_PER_RUN, RENEW_S, Announcement, Place, Registry, announce
 from .backoff import Backoff
 from .faults import Faults
 from .framing import FrameReader, decode, frame
@@ -47,12 +48,31 @@ SILENT_S = LIFE_S
 _QUEUE = 64
 _PER_FRAME = 128
 """Announcements a frame, each below 2 KB."""
+MAX_HINTS, HINTS_AT_ONCE = 64, 4
+"""Anybody can put a hint into the DHT: so many wait, and so many are being tried."""
+
+
+@dataclass(slots=True)
+class _Own:
+    """A run of ours. ``hears(peer, certificate)``: whether an announcement counts. ``free``: whether peers without a certificate may be of
+    it; None: that is not known yet."""
+
+    place: Place
+    certificate: bytes
+    hears: Callable[[PeerId, bytes], bool]
+    free: bool | None
+
+    @property
+    def places(self) -> set[Place]:
+        """Where its members are announced."""
+        return {self.place} if self.free is False else {self.place, Place(self.place.run)}
 
 
 class _News(msgspec.Struct, frozen=True, array_like=True):
     run: Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=PLAIN)]
     announcements: Annotated[tuple[Announcement, ...], msgspec.Meta(max_length=MAX_PER_RUN)]
     asks: bool  # please answer with what I lack
+    organiser: Annotated[str, msgspec.Meta(max_length=128)] = ""
 
 
 _decoder = msgspec.msgpack.Decoder(_News)
@@ -64,22 +84,29 @@ class _Exchange:
     def __init__(self, stream: PeerStream) -> None:
         self.stream = stream
         self.peer = stream.peer
-        self.runs: set[str] = set()
+        self.places: set[Place] = set()
         self.heard = False
         """Whether the other end has said anything."""
         self._queue: deque[bytes] = deque(maxlen=_QUEUE)
         self._wake = trio.Event()
 
-    def say(self, run: str, announcements: Iterable[Announcement], *, asks: bool = False) -> None:
+    def say(
+        self, place: Place, announcements: Iterable[Announcement], *, asks: bool = False
+    ) -> None:
         """Queue news; never blocks. What is lost in an overflow comes with the next renewal."""
-        self.runs.add(run)
+        self.places.add(place)
         known = tuple(announcements)
         for first in range(0, max(1, len(known)), _PER_FRAME):
             last = first + _PER_FRAME >= len(known)
             self._queue.append(
                 frame(
                     msgspec.msgpack.encode(
-                        _News(run, known[first : first + _PER_FRAME], asks and last)
+                        _News(
+                            place.run,
+                            known[first : first + _PER_FRAME],
+                            asks and last,
+                            place.organiser,
+                        )
                     )
                 )
             )
@@ -117,12 +144,15 @@ class Rendezvous:
             faults,
             rng,
         )
-        self._mine: set[RunId] = set()
-        self.registry = Registry(self._mine)
+        self._mine: dict[RunId, _Own] = {}
+        self._places: set[Place] = set()
+        self.registry = Registry(self._places)
         self.learned: Callable[[Announcement], None] = lambda news: None
         self.answered: set[str] = set()
         """Runs of which somebody has told us what he knows, be it nothing."""
         self._hints: dict[PeerId, None] = {}
+        self._tried: set[PeerId] = set()
+        """Partners that a hint named."""
         self._exchanges: set[_Exchange] = set()
         self._partners: set[PeerId] = set()
         """Whom we ask, or have asked and ask again after a pause; the latter are `_resting`, too."""
@@ -132,24 +162,45 @@ class Rendezvous:
         self._running = False
         host.handle(PROTOCOL, self._serve)
 
-    def join(self, run: RunId) -> None:
-        """Announce that we take part in ``run``, and learn its members, until `leave`."""
-        self._mine.add(run)
+    def join(
+        self,
+        run: RunId,
+        organiser: str = "",
+        certificate: bytes = b"",
+        hears: Callable[[PeerId, bytes], bool] = lambda peer, certificate: True,
+        free: bool | None = True,
+    ) -> None:
+        """Announce that we take part in ``run`` with this certificate, and learn its members, until `leave`.
+
+        ``organiser``: whose run it is, "" for one without certificates; others see `PeerNetwork.announce_run`.
+        """
+        self._mine[run] = _Own(Place(run, organiser), certificate, hears, free)
+        self._places |= self._mine[run].places
         if self._running:
             self._announce(run)
         self.changed()
 
+    def settle(self, run: RunId, free: bool) -> None:
+        """Whether peers without a certificate may be of ``run`` is known now."""
+        own = self._mine.get(run)
+        if own is not None:
+            own.free = free
+            for place in {Place(run)} - own.places:
+                self._places.discard(place)
+                self.registry.drop(run)
+
     def leave(self, run: RunId) -> None:
         """Say goodbye, as far as anybody listens."""
-        if run not in self._mine:
+        own = self._mine.pop(run, None)
+        if own is None:
             return
-        self._mine.discard(run)
+        self._places -= {place for place in self._places if place.run == run}
         self.answered.discard(run)
-        self._take(announce(self._identity, run, (), time.time()), self._host.peer)
+        self._take(self._news(own, ()), self._host.peer)
 
     def hint(self, peer: PeerId) -> None:
         """``peer`` may know about our runs (a provider record says so)."""
-        if peer != self._host.peer and len(self._hints) < 64:
+        if peer != self._host.peer and len(self._hints) < MAX_HINTS:
             self._hints[peer] = None
             self.changed()
 
@@ -164,11 +215,33 @@ class Rendezvous:
         self._changed = trio.Event()
 
     def members(self, run: RunId) -> list[Announcement]:
-        """Who is known to take part in ``run``, without ourselves."""
+        """Who is known to take part in ``run``, without ourselves.
+
+        Where it is not known whether the run has certificates, those without count only where there is none with one.
+        """
+        own = self._mine.get(run)
+        if own is None:  # what strangers have said, to nobody's use but a test's
+            return self.registry.members(run, trio.current_time())
+        found = self._heard_of(own, own.place)
+        if own.place.organiser and (own.free or (own.free is None and not found)):
+            known = {news.peer for news in found}
+            found += [news for news in self._heard_of(own, Place(run)) if news.peer not in known]
+        return sorted(found, key=lambda news: news.peer)
+
+    def uncertified(self, run: RunId) -> int:
+        """How many announce themselves in ``run`` without a certificate, and are not believed."""
+        own = self._mine.get(run)
+        if own is None or own.free or not own.place.organiser:
+            return 0
+        return len(self.registry.members(run, trio.current_time()))
+
+    def _heard_of(self, own: _Own, place: Place) -> list[Announcement]:
         return [
             news
-            for news in self.registry.members(run, trio.current_time())
-            if news.peer != self._host.peer
+            for news in self.registry.members(
+                RunId(place.run), trio.current_time(), place.organiser
+            )
+            if news.peer != self._host.peer and own.hears(PeerId(news.peer), news.certificate)
         ]
 
     async def run(self) -> None:
@@ -200,8 +273,12 @@ class Rendezvous:
                 others,
                 min(len(others), max(0, CONNECTED_STREAMS - len(self._partners - self._resting))),
             )
-        wanted += list(self._hints)[:2]
-        self._hints.clear()
+        hinted = [peer for peer in self._hints if peer not in self._partners]
+        room = max(0, HINTS_AT_ONCE - len(self._tried))
+        chosen = self._rng.sample(hinted, min(len(hinted), room))
+        self._tried.update(chosen)
+        self._hints = {peer: None for peer in hinted if peer not in chosen}
+        wanted += chosen
         members = [PeerId(news.peer) for run in self._mine for news in self.members(run)]
         if settled and members:
             have = sum(peer in self._partners - self._resting for peer in members)
@@ -219,8 +296,8 @@ class Rendezvous:
             stream = await self._host.open_stream(peer, PROTOCOL)
             try:
                 exchange = _Exchange(stream)
-                for run in self._mine:
-                    exchange.say(run, self._known(run), asks=True)
+                for place in sorted(self._places):
+                    exchange.say(place, self._known(place), asks=True)
                 await self._converse(exchange)
                 answered = exchange.heard
             finally:
@@ -229,6 +306,10 @@ class Rendezvous:
             pauses = Backoff(FOREIGN_S, FOREIGN_S, self._rng)
         except NetworkError:
             pass
+        if peer in self._tried:  # the next hint's turn
+            self._tried.discard(peer)
+            if self._hints:
+                self.changed()
         kept = self._pauses | {peer: pauses}
         if answered:
             del kept[peer]
@@ -287,38 +368,63 @@ class Rendezvous:
             self._faults.count(exchange.peer, trio.current_time())
 
     def _heard(self, exchange: _Exchange, news: _News) -> None:
+        place = Place(news.run, news.organiser)
         for announcement in news.announcements:
-            if announcement.run != news.run:
+            if announcement.place != place:
                 raise RemoteProtocolError("announcement of another run", peer=exchange.peer)
             self._take(announcement, exchange.peer)
-        if news.run in self._mine:
+        if place in self._places:
             self.answered.add(news.run)
-        if news.asks and len(exchange.runs) < 64:
+        if news.asks and len(exchange.places) < 64:
             exchange.say(
-                news.run,
-                self.registry.missing(RunId(news.run), news.announcements, trio.current_time()),
+                place,
+                self.registry.missing(
+                    RunId(place.run), news.announcements, trio.current_time(), place.organiser
+                ),
             )
 
     def _take(self, news: Announcement, sender: PeerId) -> None:
         """Keep an announcement and pass it on to everybody who asked for that run, except to whom it came from."""
+        own = self._mine.get(RunId(news.run))
+        ours = own is not None and news.place in self._places
+        if (
+            own is not None
+            and ours
+            and news.peer != self._host.peer
+            and not own.hears(PeerId(news.peer), news.certificate)
+        ):
+            return
         if not self.registry.accept(news, sender, trio.current_time(), time.time()):
             return
         for exchange in self._exchanges:
-            if news.run in exchange.runs and exchange.peer not in (sender, news.peer):
-                exchange.say(news.run, [news])
-        if news.peer != self._host.peer and news.run in self._mine:
+            if news.place in exchange.places and exchange.peer not in (sender, news.peer):
+                exchange.say(news.place, [news])
+        if news.peer != self._host.peer and ours:
             self.learned(news)
 
-    def _known(self, run: RunId) -> list[Announcement]:
-        return self.registry.missing(run, (), trio.current_time())[:MAX_PER_RUN]
+    def _known(self, place: Place) -> list[Announcement]:
+        now = trio.current_time()
+        return self.registry.missing(RunId(place.run), (), now, place.organiser)[:MAX_PER_RUN]
 
     def _announce(self, run: RunId) -> None:
-        self._take(
-            announce(self._identity, run, self._host.addresses(), time.time()), self._host.peer
-        )
+        own = self._mine[run]
+        self._take(self._news(own, self._host.addresses()), self._host.peer)
         for exchange in self._exchanges:
-            if run not in exchange.runs and exchange.peer in self._partners:
-                exchange.say(run, self._known(run), asks=True)
+            for place in sorted(own.places - exchange.places):
+                if exchange.peer in self._partners:
+                    exchange.say(place, self._known(place), asks=True)
+
+    def _news(self, own: _Own, addresses: Sequence[str]) -> Announcement:
+        """Our announcement: under the organiser where we can show that we belong there, else under nobody."""
+        shows = bool(own.certificate) or own.place.organiser == self._host.peer
+        return announce(
+            self._identity,
+            RunId(own.place.run),
+            addresses,
+            time.time(),
+            own.place.organiser if shows else "",
+            own.certificate,
+        )
 
     async def _renew(self) -> None:
         while True:

@@ -26,6 +26,7 @@ from ..control.service import JoinRequest, ProgressSink, RunInfo, ScriptEvents
 from ..invite import parse_invite
 from ..manifest import SignedManifest, decode_signed, list_runs, load_run
 from ..net.addresses import at_home
+from ..net.network import PeerNetwork
 from ..paths import Paths, write_atomic
 from ..session import Session
 from ..session.recertifying import recertify
@@ -295,12 +296,7 @@ class Node:
             or "no address was given"
         )
         if any(state == "connected" for state in bootstrap.values()):
-            return NetworkError(
-                f"no member of run {run.run_id} answered in {MANIFEST_PATIENCE_S:g} s",
-                code="E113",
-                why="The bootstrap node answers, but nobody who knows the run is online: its members are off, or nobody has joined it yet.",
-                hint="On the organiser's machine: atoll status, then atoll join RUN (where it was only made: atoll new)",
-            )
+            return _no_member(run, self.context.network)
         if run.organiser == self.peer:
             return NetworkError(
                 f"nobody knows run {run.run_id}: {tried}",
@@ -516,3 +512,31 @@ class Node:
         """An event of the engine."""
         for run in self.by_id.values():
             run.on_exchange(event)
+
+
+def _no_member(run: RunService, network: PeerNetwork) -> NetworkError:
+    """A bootstrap node answers, and no member has handed over the manifest: what is known of why."""
+    members = [peer for peer, _ in network.members(run.run_id)]
+    strange = network.uncertified(run.run_id)
+    said = (
+        f" {strange} peers announce themselves in it without a certificate of its organiser, and were not asked."
+        if strange
+        else ""
+    )
+    if members:
+        there = sum(map(network.connected, members))
+        why = (
+            f"{len(members)} members are announced, of which {there} are connected: none has handed over the manifest yet."
+            if there
+            else f"{len(members)} members are announced, and none could be reached: they are off, or no way leads to them from here."
+        )
+        hint = "Try again in a minute. What is in the way: atoll netcheck"
+    else:
+        why = "The bootstrap node answers, but knows of no member of the run: its members are off, elsewhere, or nobody has joined it yet."
+        hint = "On the organiser's machine: atoll status, then atoll join RUN (where it was only made: atoll new)"
+    return NetworkError(
+        f"no member of run {run.run_id} answered in {MANIFEST_PATIENCE_S:g} s",
+        code="E113",
+        why=why + said,
+        hint=hint,
+    )

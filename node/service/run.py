@@ -127,7 +127,9 @@ class RunService:
         self.node.network.on_message(
             self.run_id, self._on_message, self._greet, self._admit, self._accept
         )
-        self.node.network.announce_run(self.run_id)
+        self.node.network.announce_run(
+            self.run_id, self.organiser, self.certificate, self._hears_of, free=None
+        )
         if self.signed is None:
             await self._fetch_manifest()
         self._begin()
@@ -251,6 +253,7 @@ class RunService:
         self.manifest = self.signed.open()
         self.gate.policy = self.manifest.join.policy
         self.gate.allow = frozenset(self.manifest.join.allow)
+        self.node.network.settle_run(self.run_id, self.gate.policy != "invite")
         if self.manifest.lanes.encrypt:
             self.node.engine.drop_plain_lanes()  # made for other runs: encrypted ones take their place
         self.node.lanes_per_peer = max(self.node.lanes_per_peer, self.manifest.lanes.per_peer)
@@ -388,6 +391,9 @@ class RunService:
     def _accept(self, peer: PeerId, shown: bytes) -> bool:
         self.gate.accept(peer, shown, time.time())
         return True
+
+    def _hears_of(self, peer: PeerId, shown: bytes) -> bool:
+        return self.gate.hears_of(peer, shown, time.time())
 
     def _members(self) -> list[PeerId]:
         """The newest configuration that this node knows."""

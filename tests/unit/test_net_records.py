@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 
 from atoll.collectives.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from atoll.collectives.identifiers import PeerId, RunId
+from atoll.node.invite import make_invite
 from atoll.node.net import addresses, announcements, door, faults, peerbook
 from atoll.node.net.announcements import (
     LIFE_S,
     MAX_PER_RUN,
     REMEMBER_S,
     Announcement,
+    Place,
     Registry,
     announce,
 )
@@ -173,7 +175,7 @@ def test_a_flood_of_announcements_pushes_out_itself_only(monkeypatch: pytest.Mon
         [Identity.generate() for _ in range(20)],
     )
     mine, theirs = RunId("mine"), RunId("theirs")
-    registry = Registry({mine})
+    registry = Registry({Place(mine)})
     assert registry.accept(announce(A, mine, [HERE], 1000.0), A.peer, 0.0, 1000.0)
     assert registry.accept(announce(B, theirs, [HERE], 1000.0), B.peer, 0.0, 1000.0)
     taken = 0
@@ -187,10 +189,59 @@ def test_a_flood_of_announcements_pushes_out_itself_only(monkeypatch: pytest.Mon
     assert {B.peer, friend.peer} <= {news.peer for news in registry.members(theirs, 1.0)}
     assert {A.peer, friend.peer} <= {news.peer for news in registry.members(mine, 1.0)}
     assert len(registry.members(mine, 1.0)) == 6
-    assert sum(len(registry.members(RunId(run), 1.0)) for run in registry._runs if run != mine) == 8
+    assert (
+        sum(len(registry.members(RunId(run), 1.0)) for run, _ in registry._runs if run != mine) == 8
+    )
     registry.drop(theirs)
     registry.members(mine, 1e6)
     assert registry.members(theirs, 1.0) == []
+
+
+CERTIFIED_RUN = RunId("a" * 26)
+INVITE = make_invite(CERTIFIED_RUN, [], A, now_s=1000)
+
+
+def test_under_an_organiser_only_its_certificates_are_taken_in_and_no_flood_has_a_place() -> None:
+    """By a node that knows nothing of the run: places are by run and organiser, and who asks names the organiser."""
+    registry, run, flooder = Registry(), CERTIFIED_RUN, Identity.generate()
+    shown = INVITE.certify(B, 1000).encode()
+    member, organiser = (
+        announce(who, run, [HERE], 1000.0, A.peer, certificate)
+        for who, certificate in ((B, shown), (A, b""))
+    )
+    assert registry.accept(member, C.peer, 0.0, 1000.0)
+    assert registry.accept(organiser, C.peer, 0.0, 1000.0)
+    own = make_invite(run, [], C, now_s=1000).certify(C, 1000).encode()
+    elsewhere = make_invite(RunId("b" * 26), [], A, now_s=1000).certify(C, 1000).encode()
+    for worthless in (
+        b"",
+        shown,
+        own,
+        elsewhere,
+        b"x",
+    ):  # of C: nothing, stolen, self-made, another run's
+        with pytest.raises(RemoteProtocolError):
+            registry.accept(
+                announce(C, run, [HERE], 1000.0, A.peer, worthless), C.peer, 0.0, 1000.0
+            )
+    for altered in (
+        msgspec.structs.replace(member, organiser=""),
+        msgspec.structs.replace(member, certificate=b"", organiser=B.peer),
+        msgspec.structs.replace(member, sequence=member.sequence + 1),
+    ):
+        with pytest.raises(RemoteProtocolError):
+            Registry().accept(altered, C.peer, 0.0, 1000.0)
+    for _ in range(MAX_PER_RUN + 10):
+        fake = Identity.generate()
+        registry.accept(announce(fake, run, [HERE], 1000.0), flooder.peer, 0.0, 1000.0)
+    stranger = announce(flooder, run, [HERE], 1000.0, flooder.peer)  # as if the run were its own
+    assert registry.accept(stranger, flooder.peer, 0.0, 1000.0)
+    found = registry.members(run, 1.0, A.peer)
+    assert {news.peer for news in found} == {A.peer, B.peer}
+    assert set(registry.missing(run, (), 1.0, A.peer)) == {member, organiser}
+    assert len(registry.members(run, 1.0)) == MAX_PER_RUN
+    assert [news.peer for news in registry.members(run, 1.0, flooder.peer)] == [flooder.peer]
+    assert registry.runs_of(B.peer, 1.0) == {run}
 
 
 def test_forged_altered_and_ancient_announcements_are_refused() -> None:
