@@ -109,6 +109,7 @@ def fitting(manifest: Manifest, peers: int) -> Preset:
         sync_every=train.sync_every,
         overlap=train.overlap,
         delay=train.delay,
+        worker_momentum=manifest.robust.momentum > 0,
     )
 
 

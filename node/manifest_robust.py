@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from .manifest import Manifest
 
 
+MOST_OUTER = 0.6  # of the outer momentum beside worker momentum: with 0.9 and 0.9 runs diverge (docs/benchmarks.md)
+
+
 class RobustTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[robust]``: what a round makes of its contributions, where up to ``f`` of them may be anything. ``mean``: members are trusted.
 
@@ -150,6 +153,12 @@ def check_robust(manifest: Manifest, name: str) -> None:
 def _check_told(manifest: Manifest, name: str) -> None:
     """What a rule is told beside f, and the momentum of its contributions."""
     robust, krums = manifest.robust, ("krum", "multi_krum")
+    twice = (
+        robust.momentum > 0
+        and manifest.train.outer.optimizer != "sgd"
+        and manifest.train.outer.momentum > MOST_OUTER
+        and manifest.train.method == "diloco"
+    )
     eager = "Members train on from what they expect of the contribution they made; what they send is another, its running mean."
     refused: list[tuple[bool, str, str, str]] = [
         (
@@ -181,6 +190,12 @@ def _check_told(manifest: Manifest, name: str) -> None:
             "$.robust.momentum",
             eager,
             'overlap = "late"',
+        ),
+        (
+            twice,
+            "$.train.outer.momentum",
+            "Members send running means already ($.robust.momentum). Two momenta on top of each other swing, and the loss grows without an attack.",
+            '[train.outer] preset = "worker-momentum"',
         ),
     ]
     for wrong, key, why, hint in refused:

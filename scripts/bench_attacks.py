@@ -3,11 +3,15 @@
 
 `--through local`: digits, a gradient from each member a step, with worker momentum; `--through swarm`: DiLoCo on a byte-level GPT, int8,
 through the real sessions and all-reduce in a LocalSwarm. Everything but torch's optimizers is atoll's. A table rule -> attack -> mean over
-the seeds of the accuracy (or held-out loss), with the least (or worst) of them beside. Finished cells are kept in a journal:
+the seeds of the accuracy (or held-out loss), with the least (or worst) of them beside. Finished cells are kept in a journal.
+
+`--long ROUNDS`: DiLoCo on digits under small, patient attacks, beside members that are merely missing; also × the loss of the same rule without
+an attack, at the end and after 25 rounds. Rules with `@0.9` have worker momentum:
 
     scripts/bench_attacks.py --n 16 --f 4 --seeds 5 --data iid
     scripts/bench_attacks.py --data sorted --rules mean,nnm+trimmed_mean --journal attacks.jsonl
     scripts/bench_attacks.py --through swarm --seeds 1 --rules mean,trimmed_mean
+    scripts/bench_attacks.py --long 200 --n 7 --f 2 --seeds 2 --rules trimmed_mean,trimmed_mean@0.9
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import _attacks as local
+import _attacks_long as long
 import _attacks_swarm as swarm
 import torch
 from _bench import emit, progress
@@ -29,7 +34,7 @@ from _digits import Unavailable
 from atoll.security.attacks import ATTACKS
 
 Key = tuple[str, str, int]
-FIGURE = {"local": "accuracy", "swarm": "loss"}
+FIGURE = {"local": "accuracy", "swarm": "loss", "long": "loss"}
 
 
 def options() -> argparse.Namespace:
@@ -44,9 +49,10 @@ def options() -> argparse.Namespace:
         "--data",
         choices=["iid", "sorted"],
         default="iid",
-        help="sorted: each member has few labels (local only)",
+        help="sorted: each member has few labels (not through the swarm)",
     )
-    parser.add_argument("--through", choices=FIGURE, default="local")
+    parser.add_argument("--long", type=int, metavar="ROUNDS", help="so many rounds of DiLoCo")
+    parser.add_argument("--through", choices=["local", "swarm"], default="local")
     parser.add_argument(
         "--rules", default="", help="ids, with the steps before a rule as nnm+trimmed_mean; all"
     )
@@ -83,6 +89,10 @@ def cell(key: Key, settings: dict[str, Any]) -> dict[str, Any]:
     rule, attack, seed = key
     if settings["through"] == "swarm":
         return swarm.cell(rule, attack, seed, settings["n"], settings["f"], settings["rounds"])
+    if settings["through"] == "long":
+        return long.cell(
+            rule, attack, settings["data"], seed, settings["n"], settings["f"], settings["rounds"]
+        )
     return local.cell(rule, attack, settings["data"], seed, settings["n"], settings["f"])
 
 
@@ -99,26 +109,41 @@ def tables(rows: dict[Key, dict[str, Any]], figure: str) -> tuple[dict[str, Any]
     return mean, worst
 
 
+def ratios(mean: dict[str, Any]) -> dict[str, Any]:
+    """rule -> attack -> the loss, × that of the same rule when nobody attacks."""
+    return {
+        rule: {attack: round(loss / row["none"], 3) for attack, loss in row.items()}
+        for rule, row in mean.items()
+        if "none" in row
+    }
+
+
+def early(rows: dict[Key, dict[str, Any]]) -> dict[str, Any]:
+    """`ratios` of the losses after the first rounds."""
+    told = {key: {"loss": row["loss_early"]} for key, row in rows.items()}
+    return ratios(tables(told, "loss")[0]) if all(row["loss"] for row in told.values()) else {}
+
+
 def main() -> None:
     """Run what is missing, then print the table."""
     given = options()
     torch.set_num_threads(1)
-    settings: dict[str, Any] = {"through": given.through, "n": given.n, "f": given.f}
-    settings |= {"data": given.data} if given.through == "local" else {"rounds": given.rounds}
-    beside = tuple(local.BESIDE) if given.through == "local" else ()
-    known = {"none", "label_flip", *ATTACKS, *beside}
-    rules = (
-        given.rules.split(",")
-        if given.rules
-        else list(local.RULES if given.through == "local" else swarm.RULES)
-    )
-    attacks = given.attacks.split(",") if given.attacks else ["none", *local.SEVEN, *beside]
+    through = "long" if given.long else given.through
+    settings: dict[str, Any] = {"through": through, "n": given.n, "f": given.f}
+    settings |= {"data": given.data} if through != "swarm" else {}
+    settings |= {"rounds": given.long or given.rounds} if through != "local" else {}
+    beside = () if through == "swarm" else tuple(local.BESIDE)
+    known = {"none", "label_flip", *ATTACKS, *beside} | ({long.MISSING} if given.long else set())
+    kinds = {"local": local.RULES, "swarm": swarm.RULES, "long": long.RULES}
+    rules = given.rules.split(",") if given.rules else list(kinds[through])
+    usual = ("none", *long.ATTACKS_LONG) if given.long else ("none", *local.SEVEN, *beside)
+    attacks = given.attacks.split(",") if given.attacks else list(usual)
     if wrong := sorted(set(attacks) - known):
         sys.exit(f"no attack {', '.join(wrong)}; there are {', '.join(sorted(known))}")
     cells = [
         (rule, attack, seed) for seed in range(given.seeds) for rule in rules for attack in attacks
     ]
-    rows, figure = load(given.journal, settings), FIGURE[given.through]
+    rows, figure = load(given.journal, settings), FIGURE[through]
     for number, key in enumerate(cells, 1):
         if key in rows:
             continue
@@ -149,6 +174,7 @@ def main() -> None:
         list(chosen.values()),
         table=mean,
         worst=worst,
+        **({"ratios": ratios(mean), "early": early(chosen)} if given.long else {}),
     )
 
 

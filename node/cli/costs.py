@@ -158,7 +158,7 @@ def explain_rule(manifest: Manifest) -> list[str]:
         said.append(
             f"each member contributes the running mean of its contributions, {robust.momentum:g} of the last and {1 - robust.momentum:.3g} of the "
             "new: honest ones differ less. Who joins begins at zero, and is at full length after "
-            f"some {3 / (1 - robust.momentum):.0f} rounds; [train.outer] momentum comes on top"
+            f"some {3 / (1 - robust.momentum):.0f} rounds; it is in place of momentum in [train.outer]"
         )
     return said
 

@@ -27,6 +27,7 @@ class Preset:
     overlap: tuple[Overlap, ...] = ("none",)
     short: bool = False  # below FEW_ROUNDS
     part: bool = False  # with overlap: results are adopted before half a round is over
+    workers: bool = False  # members send running means ([robust] momentum)
     peers: int = 1 << 30  # at most
     mixing: float | None = None  # of late results, where the manifest says nothing
 
@@ -38,8 +39,11 @@ class Preset:
         sync_every: int | None,
         overlap: Overlap,
         delay: int | None,
+        worker_momentum: bool,
     ) -> bool:
         """Whether it is for such runs."""
+        if worker_momentum or self.workers:
+            return worker_momentum and self.workers
         short = rounds is not None and rounds < FEW_ROUNDS
         part = delay is not None and sync_every is not None and 2 * delay <= sync_every
         return (
@@ -105,6 +109,12 @@ PRESETS = (
         source="CO2 with late results: best of the values tried with 4 peers, H = 10, 30 rounds; best with a delay; take it by name",
     ),
     Preset(
+        "worker-momentum",
+        OuterSettings("sgd", 4.0, 0.0),
+        workers=True,
+        source="runs with [robust] momentum = 0.9: the members' momentum in place of the outer one, 7 peers, H = 10, 200 rounds (2 to 7 tried)",
+    ),
+    Preset(
         "sparse",
         OuterSettings("sgd", 1.0),
         overlap=(),
@@ -128,13 +138,19 @@ def choose(
     sync_every: int | None = None,
     overlap: Overlap = "none",
     delay: int | None = None,
+    worker_momentum: bool = False,
 ) -> Preset:
     """The preset for a run of so many rounds (None: open-ended) and peers, H = ``sync_every`` inner steps (None: it ends rounds otherwise)."""
     return next(
         preset
         for preset in PRESETS
         if preset.fits(
-            rounds=rounds, peers=peers, sync_every=sync_every, overlap=overlap, delay=delay
+            rounds=rounds,
+            peers=peers,
+            sync_every=sync_every,
+            overlap=overlap,
+            delay=delay,
+            worker_momentum=worker_momentum,
         )
     )
 

@@ -2,8 +2,8 @@
 
 An attacker is omniscient: it sees what all honest members of a round have. All hostile members send the same, unless something else is said.
 
-vectors   attacks on one round, from the honest contributions: sign flip, IPM, ALIE, mimic, random direction, Gaussian, huge, no numbers, and the
-          factors that do most harm to a rule
+vectors   attacks on one round, from the honest contributions: sign flip, IPM, ALIE, mimic, random direction, Gaussian, huge, no numbers; drift
+          and reverse, which stay within the honest spread; and the factors that do most harm to a rule
 habits    attacks that last: delayed contributions; labels that are flipped
 """
 
@@ -14,7 +14,9 @@ from .vectors import (
     ATTACKS,
     alie,
     alie_factor,
+    drift,
     gaussian,
+    honest_radius,
     huge,
     ipm,
     mimic,
@@ -22,6 +24,7 @@ from .vectors import (
     optimised_alie,
     optimised_ipm,
     random_direction,
+    reverse,
     sign_flip,
 )
 
@@ -30,8 +33,10 @@ __all__ = [
     "Delayed",
     "alie",
     "alie_factor",
+    "drift",
     "flipped_labels",
     "gaussian",
+    "honest_radius",
     "huge",
     "ipm",
     "mimic",
@@ -39,5 +44,6 @@ __all__ = [
     "optimised_alie",
     "optimised_ipm",
     "random_direction",
+    "reverse",
     "sign_flip",
 ]

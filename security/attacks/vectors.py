@@ -61,6 +61,25 @@ def random_direction(honest: Tensor, seed: int = 0, scale: float = 1000.0) -> Te
     return (direction / direction.norm() * scale * _mean(honest).norm()).float()
 
 
+def honest_radius(honest: Tensor) -> float:
+    """The honest members' root mean square distance from their mean: the length that `drift` and `reverse` count in."""
+    return float((honest.double() - _mean(honest)).norm() / len(honest) ** 0.5)
+
+
+def drift(honest: Tensor, radii: float = 0.9, seed: int = 0) -> Tensor:
+    """The mean and, in every round, the same random direction, ``radii`` of `honest_radius` long: no round shows it, and it adds up over rounds."""
+    direction = torch.randn(
+        honest.shape[1], generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
+    return (_mean(honest) + radii * honest_radius(honest) * direction / direction.norm()).float()
+
+
+def reverse(honest: Tensor, radii: float = 0.9) -> Tensor:
+    """The mean less ``radii`` of `honest_radius` along itself: where the honest differ more than they agree, that is backwards."""
+    mean = _mean(honest)
+    return (mean - radii * honest_radius(honest) * mean / max(float(mean.norm()), 1e-30)).float()
+
+
 def gaussian(honest: Tensor, seed: int = 0, sigma: float = 200.0) -> Tensor:
     """Noise."""
     return sigma * torch.randn(honest.shape[1], generator=torch.Generator().manual_seed(seed))
@@ -120,6 +139,10 @@ ATTACKS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "alie_1.5": alie,
     "mimic": mimic,
     "random_direction": random_direction,
+    "drift_0.7": lambda honest: drift(honest, 0.7),
+    "drift_0.9": drift,
+    "reverse_0.7": lambda honest: reverse(honest, 0.7),
+    "reverse_0.9": reverse,
     "gaussian": gaussian,
     "huge": huge,
     "nan": no_number,

@@ -16,6 +16,7 @@ centre      geometric median, centred clipping and its radius
 spectral    CAF, Flag Aggregator
 before      nearest-neighbour mixing, bucketing, clipping of norms, ARC
 momentum    worker momentum
+leaning     who keeps pointing one way over many rounds: figures, for people
 aggregate   rules and steps by name; a whole aggregation in one process
 reducers    all of this as reducers of a round
 """

@@ -348,7 +348,10 @@ def test_a_robust_rule_names_the_runs_reducer_and_leaves_other_runs_as_they_are(
 
 def test_what_a_rule_is_told_beside_f() -> None:
     def found(text: str) -> m.Manifest:
-        manifest = m.parse_manifest(f'schema = 1\nname = "x"\nrobust = {{ f = 1, {text} }}')
+        outer = 'train.outer = { preset = "auto" }'
+        manifest = m.parse_manifest(
+            f'schema = 1\nname = "x"\n{outer}\nrobust = {{ f = 1, {text} }}'
+        )
         assert m.decode_manifest(manifest.encode()) == manifest
         return manifest
 

@@ -54,9 +54,9 @@ def test_there_is_one_for_every_run_and_each_can_be_had() -> None:
             (None, 0, 5),
         )
     }
-    assert chosen | {"co2", "sparse", "short-sparse"} == {
+    assert chosen | {"co2", "sparse", "short-sparse", "worker-momentum"} == {
         preset.name for preset in PRESETS
-    }  # those only by name
+    }  # those only by name, and the last where members send running means
     assert len({preset.name for preset in PRESETS}) == len(PRESETS)
     for preset in PRESETS:
         assert OuterStep(preset.outer).settings == preset.outer
@@ -103,6 +103,22 @@ def test_a_manifest_records_the_values_and_not_the_name() -> None:
     assert run('preset = "co2"', 'overlap = "late"').settings().outer == OuterSettings(
         "co2", 1.0, 0.5
     )
+
+
+def test_where_members_send_running_means_the_outer_step_has_no_momentum() -> None:
+    """Two momenta of 0.9 on top of each other swing until nothing is left (docs/benchmarks.md): it is one of the two."""
+    robust = "[robust]\nrule = 'trimmed_mean'\nf = 2\nmomentum = 0.9"
+    for train in ("rounds = 35", "rounds = 500", 'overlap = "late"\nrounds = 500'):
+        found = run('preset = "auto"', train, robust).settings()
+        assert found.outer == OuterSettings("sgd", 4.0, 0.0)
+        assert found.worker_momentum == 0.9
+    assert run('preset = "auto"', "rounds = 500").settings().outer.momentum == 0.9
+    assert run("momentum = 0.6", "rounds = 500", robust).settings().outer.momentum == 0.6
+    for outer in ("", "momentum = 0.61", 'optimizer = "adam"', 'preset = "published"'):
+        with pytest.raises(ConfigError) as caught:
+            run(outer, "rounds = 500", robust)
+        assert caught.value.key == "$.train.outer.momentum"
+        assert caught.value.hint == '[train.outer] preset = "worker-momentum"'
 
 
 def test_how_long_a_run_is() -> None:
