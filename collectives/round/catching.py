@@ -25,6 +25,7 @@ class Catching:
         self.machine = machine
         self._answered: dict[tuple[PeerId, int], float] = {}
         self._asked: dict[PeerId, float] = {}
+        self._asked_all_at = -1e9
         self._asked_around_at = now
 
     def answer(self, now: float, peer: PeerId, round_: int) -> None:
@@ -71,6 +72,15 @@ class Catching:
             if targets:
                 self._ask(machine.rng.choice(targets))
 
+    def ask_all(self, now: float) -> None:
+        """Ask every other member of the newest configuration that is known."""
+        machine = self.machine
+        if now - self._asked_all_at >= machine.timing.fetch_s:
+            self._asked_all_at = now
+            for member in machine.tail.entry.next_config:
+                if member.peer != machine.me.peer:
+                    self._ask(member.peer)
+
     def on_catch(self, now: float, peer: PeerId, body: m.Catch) -> None:
         """Entries that follow the newest one known are verified and kept; more of them are asked for. Raises RemoteProtocolError."""
         machine, last = self.machine, self.machine.tail.entry
@@ -88,6 +98,7 @@ class Catching:
             peer=peer,
             lying=machine.lying,
         )
+        machine.look_for_another_past(fresh)
         machine.ahead.extend(fresh)
         if body.head > fresh[-1].entry.round + 1:
             self._asked.pop(peer, None)

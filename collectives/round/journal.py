@@ -59,6 +59,10 @@ class Journal(Protocol):
         """Record a decided entry that has been applied; clears promise, vote and ``restarted``."""
         ...
 
+    def renew(self, incarnation: int) -> None:
+        """Record that this peer goes on as another member: what it has voted as this one is not all known here."""
+        ...
+
     def seal(self, record: SealRecord) -> None:
         """Record a seal, in the place of the one before. A power cut must not undo it either: the organiser signs an entry once."""
         ...
@@ -102,6 +106,10 @@ class MemoryJournal:
         self.accepted = self.echoed = None
         self.proof = ()
         self.restarted = False
+
+    def renew(self, incarnation: int) -> None:
+        """Record a new life."""
+        self.incarnation = incarnation
 
     def seal(self, record: SealRecord) -> None:
         """Record a seal."""

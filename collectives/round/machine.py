@@ -46,6 +46,9 @@ from .state import OpenRound, RoundActions, Shape
 from .timing import Timing
 
 MAX_JOINERS = 1024  # remembered at a time: whoever is admitted to the run may ask
+ASK_FIRST_S = (
+    3.0  # for so long a process that was started again asks all members what it has missed
+)
 EARLY_MESSAGES = 512  # messages of the next round kept while this one is being applied
 
 
@@ -91,6 +94,8 @@ class RoundMachine:
         self.leaving = self.idle = False
         self.unsettled = False  # a script waits for the open round, whatever it decides: so ends what an earlier life offered
         self.stateless = False  # the entries are known but the state is still being fetched: nothing can be applied or voted on
+        self.forgotten = 0  # the incarnation to go on under: the log knows acts of this member that the journal does not
+        self.renewed = False  # it has gone on as another member, and nobody was told yet
         self.joiners: dict[Member, tuple[int, float]] = {}
         self._spoke: dict[
             PeerId, int
@@ -99,6 +104,7 @@ class RoundMachine:
         self.round_s: float | None = None  # how long the last round took
         self.bulk_s = 0.0  # how long the last reduction took
         self.catching = Catching(self, now)
+        self._began_at = now
         self.voted = 0  # the newest round in which others were heard to vote
         groups = shape.arrivals.groups if shape.arrivals is not None else None
         self.grouping = Grouping(groups, journal.entries) if groups is not None else None
@@ -132,7 +138,35 @@ class RoundMachine:
     @property
     def is_member(self) -> bool:
         """Whether this member, in this incarnation, is an acceptor of the open round."""
-        return self.me in self.config and self.me not in self.removed
+        return self.me in self.config and self.me not in self.removed and not self.forgotten
+
+    def look_for_another_past(self, entries: Sequence[Certified]) -> None:
+        """Certified entries that were not known here. Where they hold a vote or a contribution of this member that its journal
+        cannot know of, or a later life of it, the journal is an old copy: what else this member has promised is unknown, so it must not vote as
+        this one again."""
+        for certified in entries:
+            entry = certified.entry
+            later = [m.incarnation for m in entry.next_config if m.peer == self.me.peer]
+            voted = [vote.ballot for vote in certified.votes if vote.member == self.me]
+            accepted = self.journal.accepted if entry.round == self.round else None
+            known = accepted[0] if accepted is not None else -1
+            newest = max((self.me.incarnation, *later))
+            gave = (
+                entry.round > self.round  # nobody contributes to a round that is not open to it
+                and self.shape.arrivals is None
+                and any(contributor.member == self.me for contributor in entry.contributors)
+            )
+            acted = not certified.removed and (gave or max(voted, default=-1) > known)
+            if acted or newest > self.me.incarnation:
+                self.forgotten = max(self.forgotten, newest + 1)
+
+    def renew(self) -> None:
+        """Go on as another member, which has voted for nothing yet. Raises StorageError: then it is tried again."""
+        self.journal.renew(self.forgotten)
+        self.me = Member(self.me.peer, self.forgotten)
+        self.forgotten, self.renewed = 0, True
+        self.open.pending = None
+        self.convening.stop()
 
     def silent(self, member: Member) -> bool:
         """Whether a member will not answer, or is not to be counted on: its peer is suspected, it lost its journal and lives on as another
@@ -359,6 +393,8 @@ class RoundMachine:
 
     def tick(self, now: float) -> None:
         """Call about every ``timing.pull_s`` seconds."""
+        if self.forgotten and not self.open.applying:
+            self.renew()
         opened, known = self.open, {member.peer for member in self.config}
         self._spoke = {
             who: life
@@ -371,6 +407,10 @@ class RoundMachine:
             return
         if self.sealing.tick(now):
             return
+        if self.journal.restarted and now - self._began_at < ASK_FIRST_S:
+            self.catching.ask_all(
+                now
+            )  # what an old copy of a journal lacks is known before anything is voted on
         stale = now - opened.progress_at > self.timing.takeover_s / 2
         if not self.is_member or (stale and (self.engaged or self.voted >= self.round)):
             self.catching.ask_around(now, self.timing.fetch_s)

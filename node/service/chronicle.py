@@ -173,6 +173,14 @@ class Chronicle:
             case ev.AnotherHistory():
                 if (twice := founded_twice(run.foreign)) is not None:
                     run.troubles.tell(twice)
+            case ev.Renewed():
+                log.warning(
+                    "run %s: this home is an old copy: the run has votes of it that it does not know; "
+                    "it goes on as a new member, of life %d",
+                    run.run_id,
+                    event.incarnation,
+                )
+                self._tell("member.renewed", fragment, life=event.incarnation)
             case ev.Waits():
                 told = document_of(event.waiting, trio.current_time())
                 level = logging.INFO if event.waiting.state in USUAL else logging.WARNING

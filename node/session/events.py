@@ -53,6 +53,14 @@ class Removed:
 
 
 @dataclass(frozen=True, slots=True)
+class Renewed:
+    """The log holds votes of this member that its journal does not know: its home is an old copy. It goes on as a new member, which never
+    voted, of this incarnation."""
+
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
 class InFragment:
     """What the session of one fragment tells, of a run that is cut into fragments."""
 

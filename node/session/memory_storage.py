@@ -74,6 +74,19 @@ class MemoryStorage:
         """The process died and comes back."""
         self._journal.restarted = True
 
+    def copy(self) -> MemoryStorage:
+        """A backup: what is here now."""
+        copy = MemoryStorage(self._outer, self._journal.incarnation)
+        mine, its = self._journal, copy._journal
+        for certified in mine.entries.since(0):
+            its.append(certified)
+        its.promised, its.accepted, its.sealed = mine.promised, mine.accepted, mine.sealed
+        its.restarted = True
+        copy._layout, copy._from, copy._branch = self._layout, self._from, self._branch
+        copy._kept, copy._spent, copy._noisy = dict(self._kept), list(self._spent), self._noisy
+        copy._checkpoint, copy._before = self._checkpoint, self._before
+        return copy
+
     def journal(self) -> MemoryJournal:
         """The journal."""
         return self._journal

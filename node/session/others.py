@@ -16,6 +16,7 @@ from ...collectives.round import check_genesis
 from . import events as ev
 
 if TYPE_CHECKING:
+    from ...collectives.round import RoundMachine
     from .session import Session
 
 COMPARE_S = 5.0  # a stranger that has not said how its log begins is asked again after this long
@@ -96,6 +97,11 @@ class Others:
             if membership.suspected(now, peer)
             else None
         )
+
+    def lives_on(self, peer: PeerId, machine: RoundMachine) -> bool:
+        """Whether a peer of the configuration is there, but as a later life than the one that counts."""
+        newest = machine.me.incarnation if peer == self.session.me else self._lives.get(peer, 0)
+        return any(who.peer == peer and who.incarnation < newest for who in machine.config)
 
     # ---- histories
     def _compare(self, now: float, targets: Sequence[PeerId]) -> None:

@@ -129,6 +129,30 @@ class Recertifying:
             return ""
         return f"the other {len(rest)} of {len(machine.config)} members are enough to decide: they go on, and evict who is silent"
 
+    def tick(self, now: float) -> None:
+        """Tell that this member goes on as a new one. The organiser's gives its own earlier life up by itself, where that was one of two: nobody else
+        can know that it never votes again, and everybody who may have heard its votes lives and is asked."""
+        session, machine = self.session, self.session.machine
+        assert machine is not None
+        if machine.renewed:
+            machine.renewed = False
+            session.ports.emit(ev.Renewed(machine.me.incarnation))
+        earlier = [who for who in machine.config if who.peer == session.me and who != machine.me]
+        others = [who for who in machine.config if who.peer != session.me]
+        if (
+            session.me != session.organiser
+            or not earlier
+            or not others
+            or session.settings.lying
+            or machine.stateless
+            or machine.open.decided is not None
+            or machine.sealing.leading
+            or machine.quorum(others)
+        ):
+            return
+        if all(self.there(now, who) for who in others):
+            self.ask(now, earlier)
+
     def ask(self, now: float, removed: Collection[Member]) -> None:
         """The organiser's word, for this log."""
         machine = self.session.machine

@@ -519,6 +519,7 @@ class Session:
             self.operations.tick(now)
             if self.machine:
                 self.machine.tick(now)
+                self.recertifying.tick(now)
                 self.branching.tick(now)
             if self.beforehand is not None:
                 self.beforehand.tick(now)

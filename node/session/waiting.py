@@ -142,9 +142,13 @@ class Waits:
         if not machine.quorum(there):
             gone = [member.peer for member in machine.config if member not in there]
             needed = len(machine.config) // 2 + 1
+            reborn = [who for who in gone if session.others.lives_on(who, machine)]
+            what = f"{needed} of {len(machine.config)} members; {len(there)} can be counted on"
+            for peer in reborn:
+                what += f"; {peer} lives on as another member, since it lost what it had voted"
             return (
                 "no quorum",
-                f"{needed} of {len(machine.config)} members; {len(there)} can be counted on",
+                what,
                 _names(gone),
                 "enough of them come back as they were; if they never will, the organiser runs"
                 " atoll recertify",

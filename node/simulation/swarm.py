@@ -399,15 +399,21 @@ class SimSwarm:
 
     def wipe(self, member: SimMember) -> None:
         """The disks of a dead member are lost."""
-        self.wiped.add(member.me)
+        self._retire(member)
         for disk in member.disks:
             disk.wipe()
+
+    def _retire(self, member: SimMember) -> None:
+        """Its present life never votes again."""
+        self.wiped.add(member.me)
+        for watch in self.watches:
+            watch.checker.retired.add(member.me)
 
     def reboot(self, peer: PeerId) -> None:
         """A machine loses power and starts again: its node goes on in a new life."""
         member = self.members[peer]
         if self.crash(peer):
-            self.wiped.add(member.me)
+            self._retire(member)
             for disk in member.disks:
                 disk.storage.reboot()
             self.restart(peer)

@@ -193,6 +193,11 @@ class FileJournal:
         self.incarnation += anew
         self._save_meta(clean=False)
 
+    def renew(self, incarnation: int) -> None:
+        """Record a new life; the entries that are here are as good as before. Raises StorageError."""
+        self.incarnation = incarnation
+        self._save_meta(clean=False)
+
     def close(self, *, clean: bool = True) -> None:
         """End of this life; ``clean``: nothing was lost on the way to the disk."""
         if self._log < 0:

@@ -12,7 +12,7 @@ KEPT = 8  # rounds whose results are kept for laggards
 
 def together(table: Table, peers: list[Peer], name: str) -> None:
     """One round in which these all contribute."""
-    rounds = peers[0].session.completed
+    rounds = max(peer.session.completed for peer in peers)
     for peer in peers:
         peer.contribute(f"{name} {peer.name}")
     table.until(lambda: all(peer.session.completed > rounds for peer in peers))
@@ -38,6 +38,8 @@ def goes_on(table: Table, peers: list[Peer]) -> None:
     )
     for number in range(3):
         together(table, peers, f"again {number}")
+    logs = [[c.entry.hash() for c in peer.machine.journal.entries.since(1)] for peer in peers]
+    assert all(log == logs[0] for log in logs)
     anchors = [peer.session.replica.anchor.tolist() for peer in peers if peer.session.replica]
     assert anchors == [anchors[0]] * len(peers)
 
@@ -138,4 +140,73 @@ def test_a_member_that_lost_its_state_but_not_its_journal_goes_on_as_the_same_li
     third.start().attach()
     goes_on(table, [second, third])
     assert second.machine.me.incarnation == 0
+    table.end()
+
+
+# ---- backups
+
+
+@pytest.mark.parametrize("back", [3, 15])
+@pytest.mark.parametrize("organiser", [True, False])
+def test_a_run_of_two_goes_on_when_one_of_them_comes_back_from_a_backup(
+    organiser: bool, back: int
+) -> None:
+    """What it has voted for since is in the log: it goes on as a new member, and the organiser's gives its earlier life up by itself."""
+    table = Table(2)
+    first, second = table.all_in()
+    peer, other = (first, second) if organiser else (second, first)
+    together(table, table.peers, "first")
+    backup = peer.storage.copy()
+    for number in range(back):
+        together(table, table.peers, f"round {number}")
+    peer.kill()
+    peer.storage = backup
+    peer.start().attach()
+    goes_on(table, [first, second])
+    renewed = [event for event in peer.heard if isinstance(event, ev.Renewed)]
+    assert [event.incarnation for event in renewed] == [1]
+    assert peer.machine.me.incarnation == 1
+    assert other.machine.me.incarnation == 0
+    table.end()
+
+
+def test_of_two_of_three_one_that_comes_back_from_a_backup_waits_for_the_third_and_says_so() -> (
+    None
+):
+    """Its earlier life was one of the quorum. The third may have decided with it what nobody else knows."""
+    table = Table(3)
+    _, second, third = table.all_in()
+    together(table, table.peers, "first")
+    backup = second.storage.copy()
+    for number in range(15):
+        together(table, table.peers, f"round {number}")
+    for peer in table.peers:
+        peer.kill()
+    second.storage = backup
+    second.start().attach()
+    third.start().attach()
+    table.until(lambda: waits_of(third)[-1:] == [("no quorum", ("p0", "p1"))])
+    table.until(lambda: waits_of(second)[-1:] == [("no quorum", ("p0", "p1"))])
+    assert "p1 lives on as another member" in third.session.waits.look(table.world.now).what
+    table.peers[0].start().attach()
+    goes_on(table, table.peers)
+    table.end()
+
+
+def test_a_member_that_was_only_killed_stays_the_same_life() -> None:
+    """It has voted for what was decided while it was dead, and its journal knows."""
+    table = Table(3)
+    first, second, third = table.all_in()
+    for number in range(4):
+        for peer in table.peers:
+            peer.contribute(f"{number} {peer.name}")
+        table.until(lambda: second.machine.journal.accepted is not None)
+        second.kill()
+        table.until(
+            lambda number=number: first.session.completed == third.session.completed > number
+        )
+        second.start().attach()
+        table.until(lambda: second.session.phase == "running" and not second.machine.frontier)
+        table.until(lambda: second.session.completed == first.session.completed)
+    assert [event for event in second.heard if isinstance(event, ev.Renewed)] == []
     table.end()
