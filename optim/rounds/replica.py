@@ -27,7 +27,7 @@ from ..model.momentum import Momentum
 from ..model.pseudograd import write_pseudo_gradient
 from ..model.reconcile import LOST_SHARE, adopt, expect, mix, rebase
 from ..outer import effective_outer
-from .schedule import FLOOR_S
+from .schedule import FLOOR_S, expected_share
 
 NOT_FINITE = "{} holds NaN or infinity; the model goes back to the anchor (the inner optimizer's state may be damaged, too)"
 
@@ -42,6 +42,7 @@ class Frozen:
         None  # live values when training went on; None: the live values are still those
     )
     own: Tensor | None = None  # live values when it was frozen, where training went on from others
+    members: int = 1  # how many there were known to be when it was offered
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,7 @@ class Replica:
         self.members = 1
         self.own: Tensor | None = None  # eager: the momentum of one's own contributions
         self.share = 0.0  # of the samples, in the last round that counted
+        self.among = 0  # of so many members; 0: not known
         self._clock = clock
         self._dropped = dropped
         self._spare: list[Tensor] = []
@@ -246,7 +248,7 @@ class Replica:
             loss=self.loss,
             lag=self.lag,
         )
-        frozen = self.frozen = Frozen(pending, samples)
+        frozen = self.frozen = Frozen(pending, samples, members=self.members)
         self.unsent = 0
         decided = False
         try:
@@ -288,6 +290,7 @@ class Replica:
         total = sum(share.samples for share in outcome.contributors)
         if outcome.counted and total:
             self.share = frozen.samples / total
+            self.among = max(frozen.members, len(outcome.contributors))
         self._on_branch = outcome.status == "uncertified"
         if outcome.unfit:
             self.frozen = None
@@ -372,7 +375,7 @@ class Replica:
             self.flat,
             self.base,
             self.own,
-            outer.lr * (self.share or 1 / self.members),
+            outer.lr * expected_share(self.share, self.among, self.members),
             outer.momentum if outer.kind == "nesterov" else 0.0,
         )
 

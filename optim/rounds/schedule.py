@@ -118,16 +118,29 @@ def _less(one: Counted, other: Counted) -> Counted:
     )
 
 
+def expected_share(share: float, among: int, members: int) -> float:
+    """This member's part of the samples of the next entry, estimated: 0 < part <= 1.
+
+    ``share``: its part of the last entry that counted it, 0 for none yet; ``among``: how many members there were then, 0 where that is
+    not known; ``members``: how many there are now, this one included. Who came since is taken for an average member, who left as well.
+    """
+    members = max(1, members)
+    if not share:
+        return 1 / members
+    return share if among in (0, members) else min(1.0, share * among / members)
+
+
 class Schedule:
     """Whether a round is over: after ``sync_every`` real inner steps, or ``round_s`` seconds with at least one step, or when all
     members together have ``target_samples``.
 
     How many samples the others have is not asked of them: each has the share of the target that it had of the last round. Whoever is
     there first contributes, and the others follow (`Swarm.closing`), so an estimate that is off costs little. Before the first
-    round the share is one of ``members``.
+    round the share is one of ``members`` (`expected_share`).
     """
 
     share = 0.0  # of the samples of the last round; 0: not known yet
+    among = 0  # how many members there were in that round; 0: not known
     members = 1
 
     def __init__(self, settings: RunSettings, clock: Callable[[], float]) -> None:
@@ -163,7 +176,7 @@ class Schedule:
         if (steps := steps or self._sync_every) is not None:
             return counter.fired >= steps and counter.settle().steps >= steps
         if self._target is not None:
-            mine = self._target * (self.share or 1 / max(1, self.members))
+            mine = self._target * expected_share(self.share, self.among, self.members)
             return counter.fired > 0 and counter.settle().samples >= mine
         assert self._round_s is not None
         return self.elapsed_s >= self._round_s and counter.fired > 0 and counter.settle().steps > 0

@@ -19,7 +19,7 @@ from .arriving import ArrivingReplica
 from .gradients import GradientReplica
 from .grouped import GroupedReplica
 from .replica import Replica, Turn
-from .schedule import Counted, Schedule, Since, StepCounter
+from .schedule import Counted, Schedule, Since, StepCounter, expected_share
 from .site import SiteReplica
 
 
@@ -158,7 +158,7 @@ class Strand:
     @property
     def position(self) -> int:
         """Samples of all members together: those in the anchor, and what this member's undecided ones make by its share."""
-        share = self.schedule.share or 1 / max(1, self.schedule.members)
+        share = expected_share(self.schedule.share, self.schedule.among, self.schedule.members)
         return self.replica.base.samples + round(self.unsent / share)
 
     def collect(self, loss: float | None = None) -> None:
@@ -184,7 +184,7 @@ class Strand:
             return
         if self._lag is not None:
             self._lag.decided(max(turn.outcome.elapsed_s, turn.waited_s))
-        self.schedule.share = self.replica.share
+        self.schedule.share, self.schedule.among = self.replica.share, self.replica.among
 
 
 def make_strands(

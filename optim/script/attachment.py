@@ -16,7 +16,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -254,6 +254,8 @@ class Attachment:
         self._counter.count(samples, found_inf)
         for strand in self._strands:
             strand.replica.stepped(samples)
+        if self.swarm.settings.target_samples is not None:
+            self._count_members_again()
         if due := [strand for strand in self._strands if strand.due]:
             self._sync(due)
         elif late := [strand for strand in self._strands if strand.late]:
@@ -297,6 +299,8 @@ class Attachment:
                 "attach(…, batch_size=N) or attachment.samples(n) says how many they are"
             )
         if not only_settle:
+            if self.swarm.settings.overlap == "eager":  # what is expected of the round hangs on it
+                self._count_members()
             loss = self._lookout.contributing()
             for strand in strands:
                 strand.collect(loss)
@@ -446,6 +450,22 @@ class Attachment:
             return
         for strand in self._strands:
             strand.schedule.members = strand.replica.members = self._lookout.peers + 1
+
+    def _count_members_again(self) -> None:
+        """Before the first round, at steps 1, 2, 4, 8, …: members may have attached before they knew one another, and the target is for
+        all of them."""
+        steps = self._counter.fired
+        if not any(strand.schedule.share for strand in self._strands) and not steps & (steps - 1):
+            self._count_members()
+
+    def _count_members(self) -> None:
+        """How many there are now. A node that is lost is noticed by whoever needs it next."""
+        if self._node_lost:
+            return
+        with suppress(AtollError):
+            self._lookout.count()
+            for strand in self._strands:
+                strand.schedule.members = strand.replica.members = self._lookout.peers + 1
 
     # ---- what a script sees ---------------------------------------------------------------------------------------------
 

@@ -74,12 +74,17 @@ class Lookout:
         } or self.metrics
         self._sums.clear()
 
+    def count(self) -> Sequence[PeerView]:
+        """The members; ``peers``: how many of them live, without this one."""
+        members = self.swarm.members()
+        self.peers = sum(1 for member in members if member.live and member.peer != self.swarm.peer)
+        return members
+
     def look(self, report: dict[str, float], *, undecided: bool) -> None:
         """See who is there and say what has changed; tell the node ``report``. ``undecided``: a round was waited for in vain."""
-        members = self.swarm.members()
+        members = self.count()
         self.privacy = msgspec.to_builtins(getattr(self.swarm, "spent", None))  # a node tells it
         self.swarm.report({**report, **self.metrics})
-        self.peers = sum(1 for member in members if member.live and member.peer != self.swarm.peer)
         there = reached(members, self.swarm.settings.lying)
         self._tell_quorum(there, undecided)
         if self.peers:

@@ -120,6 +120,7 @@ class Resume:
         if exact and own is not None:
             replica.own = own.clone()
         replica.share = strand.schedule.share = old.share
+        replica.among = strand.schedule.among = 0  # who was there then is not saved
         replica.unsent = old.unsent if exact else 0
         if exact:
             strand.since.restore(old.since)
