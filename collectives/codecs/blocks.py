@@ -94,8 +94,8 @@ class BlockCodec:
     def encode(self, x: Tensor, out: Wire) -> bool:
         """Quantise; False when a value is infinite, NaN, or within 1 % (int4: 13 %) of float32's limit."""
         if self._compiled is not None and isinstance(out, LazyWire):
-            return self._compiled.encode(x, self._share, self._limit, out)
-        return self._encode(x, out, 1.0)
+            return self._compiled.encode(x.contiguous(), self._share, self._limit, out)
+        return self._encode(x.contiguous(), out, 1.0)
 
     def decode(self, wire: Wire, out: Tensor, *, cold: bool = False) -> None:
         """Value times scale, one rounding."""
@@ -107,7 +107,9 @@ class BlockCodec:
     def encode_chunks(self, x: Tensor, first: Wire, chunks: int) -> bool | None:
         """`encode` of chunks as long as the first, whose wires lie one after another, in one step; None where there is none."""
         if self._compiled is not None and isinstance(first, LazyWire):
-            return self._compiled.encode_chunks(x, chunks, self._share, self._limit, first)
+            return self._compiled.encode_chunks(
+                x.contiguous(), chunks, self._share, self._limit, first
+            )
         return None
 
     def decode_chunks(self, first: Wire, chunks: int, out: Tensor) -> bool:

@@ -54,7 +54,7 @@ class FloatCodec:
     def encode(self, x: Tensor, out: Wire) -> bool:
         """Round every value; False when one is or becomes infinite or NaN."""
         if self._compiled is not None and isinstance(out, LazyWire):
-            return self._compiled.copy(x.data_ptr(), out.elements, out.address)
+            return self._compiled.copy_in(x.contiguous(), out.elements, out)
         out.values.copy_(x)
         if out.tail is not None:
             out.tail.zero_()
@@ -63,21 +63,21 @@ class FloatCodec:
     def decode(self, wire: Wire, out: Tensor, *, cold: bool = False) -> None:
         """Widen to float32; exact."""
         if cold and self._compiled is not None and isinstance(wire, LazyWire):
-            self._compiled.copy(wire.address, wire.elements, out.data_ptr())
+            self._compiled.copy_out(wire, wire.elements, out)
         else:
             out.copy_(wire.values)
 
     def encode_chunks(self, x: Tensor, first: Wire, chunks: int) -> bool | None:
         """`encode` of chunks as long as the first, whose wires lie one after another, in one step; None where there is none."""
         if self._compiled is not None and isinstance(first, LazyWire):
-            return self._compiled.copy(x.data_ptr(), chunks * first.elements, first.address)
+            return self._compiled.copy_in(x.contiguous(), chunks * first.elements, first)
         return None
 
     def decode_chunks(self, first: Wire, chunks: int, out: Tensor) -> bool:
         """`decode` in one step, past the caches; False where there is none."""
         if self._compiled is None or not isinstance(first, LazyWire):
             return False
-        self._compiled.copy(first.address, chunks * first.elements, out.data_ptr())
+        self._compiled.copy_out(first, chunks * first.elements, out)
         return True
 
     def accumulate(self, wire: Wire, weight: float, acc: Tensor, *, first: bool = False) -> None:

@@ -68,9 +68,11 @@ class RecordCodec(ABC):
     def encode(self, x: Tensor, out: Wire) -> bool:
         """Quantise; False when a value is infinite or NaN."""
         if self._compiled is not None and isinstance(out, LazyWire):
-            return self._compiled.records_encode(x, self._keep, out)
+            return self._compiled.records_encode(x.contiguous(), self._keep, out)
         for part, rows, records in self._rows(out):
-            self._encode(x[part].view(rows, -1), records.zero_())  # padding is hashed like the rest
+            self._encode(
+                x[part].reshape(rows, -1), records.zero_()
+            )  # padding is hashed like the rest
         return self.finite(out)
 
     def decode(self, wire: Wire, out: Tensor, *, cold: bool = False) -> None:

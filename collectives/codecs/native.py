@@ -11,6 +11,7 @@ from typing import cast
 from torch import Tensor
 
 from .. import compiled
+from ..compiled import address
 from .wire import LazyWire, Wire
 
 BLOCK = 256
@@ -76,23 +77,31 @@ class Kernels:
 
     def encode(self, x: Tensor, share: float, limit: float, out: LazyWire) -> bool:
         """Scales of ``share`` of each block's largest magnitude, and codes. Whether all scales are `within` the limit."""
-        return bool(self._encode(x.data_ptr(), out.elements, share, limit, out.address))
+        return bool(self._encode(address(x, out.elements), out.elements, share, limit, out.address))
 
     def decode(self, wire: LazyWire, out: Tensor, *, cold: bool) -> None:
         """Codes times scales; ``cold``: past the caches."""
-        self._decode(wire.address, wire.elements, out.data_ptr(), cold)
+        self._decode(wire.address, wire.elements, address(out, wire.elements), cold)
 
     def encode_chunks(
         self, x: Tensor, chunks: int, share: float, limit: float, first: LazyWire
     ) -> bool:
         """`encode` of chunks as long as the first, whose wires lie one after another."""
         return bool(
-            self._encode_chunks(x.data_ptr(), first.elements, chunks, share, limit, first.address)
+            self._encode_chunks(
+                address(x, chunks * first.elements),
+                first.elements,
+                chunks,
+                share,
+                limit,
+                first.address,
+            )
         )
 
     def decode_chunks(self, first: LazyWire, chunks: int, out: Tensor, *, cold: bool) -> None:
         """`decode` of chunks as long as the first, whose wires lie one after another."""
-        self._decode_chunks(first.address, first.elements, chunks, out.data_ptr(), cold)
+        to = address(out, chunks * first.elements)
+        self._decode_chunks(first.address, first.elements, chunks, to, cold)
 
     def mean(
         self,
@@ -116,9 +125,13 @@ class Kernels:
         """Whether all values are finite."""
         return bool(self._finite(wire.address, wire.elements))
 
-    def copy(self, source: int, elements: int, destination: int) -> bool:
-        """Copy float32 values between addresses, past the caches; whether all are finite."""
-        return bool(self._copy(source, elements, destination))
+    def copy_in(self, x: Tensor, elements: int, first: LazyWire) -> bool:
+        """Copy values to the wires that begin with ``first``, past the caches; whether all are finite."""
+        return bool(self._copy(address(x, elements), elements, first.address))
+
+    def copy_out(self, first: LazyWire, elements: int, out: Tensor) -> None:
+        """Copy values from the wires that begin with ``first``, past the caches."""
+        self._copy(first.address, elements, address(out, elements))
 
     def float_mean(
         self, wires: Sequence[Wire], weights: Sequence[float], divisor: float, out: LazyWire
@@ -134,13 +147,14 @@ class Kernels:
     # ---- stat2 (``keep`` 0) and the sparse codecs, which keep so many values of a tile
     def records_encode(self, x: Tensor, keep: int, out: LazyWire) -> bool:
         """Write records; whether they are sound."""
-        return bool(self._records_encode(x.data_ptr(), out.elements, keep, out.address))
+        return bool(self._records_encode(address(x, out.elements), out.elements, keep, out.address))
 
     def records_add(
         self, wire: LazyWire, keep: int, weight: float, acc: Tensor, *, first: bool
     ) -> None:
         """acc += weight * decoded; ``first``: acc = weight * decoded."""
-        self._records_add(wire.address, wire.elements, keep, weight, first, acc.data_ptr())
+        to = address(acc, wire.elements)
+        self._records_add(wire.address, wire.elements, keep, weight, first, to)
 
     def records_sound(self, wire: LazyWire, keep: int) -> bool:
         """Whether an encoder could have made them."""

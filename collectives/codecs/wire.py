@@ -56,6 +56,8 @@ class LazyWire(Wire):
     ) -> None:
         self.data, self.elements, self._make = data, elements, make
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(data))
+        if self.address % 4:
+            raise ValueError("a wire's bytes are aligned to 4")
 
     def __getattr__(self, name: str) -> Any:  # only for a slot that is still empty
         wire = self._make(self.data, self.elements)
@@ -89,11 +91,17 @@ class Codec(Protocol):
         ...
 
     def encode(self, x: Tensor, out: Wire) -> bool:
-        """Encode x (float32, shape (elements,), contiguous). False when an encoded value is not finite: such bytes must not be sent."""
+        """Encode x (float32, shape (elements,), of any strides). False when an encoded value is not finite: such bytes must not be sent.
+
+        Raises LocalProtocolError for another type, length or device than the wire's, where a compiled kernel would read it.
+        """
         ...
 
     def decode(self, wire: Wire, out: Tensor, *, cold: bool = False) -> None:
-        """Decode into out (float32, shape (elements,), contiguous). ``cold``: nobody will read it soon, so it need not pass the caches."""
+        """Decode into out (float32, shape (elements,), contiguous). ``cold``: nobody will read it soon, so it need not pass the caches.
+
+        Raises LocalProtocolError for a target that a compiled kernel cannot write to: another type, length or device, strides.
+        """
         ...
 
     def accumulate(self, wire: Wire, weight: float, acc: Tensor, *, first: bool = False) -> None:

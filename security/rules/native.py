@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...collectives import compiled
+from ...collectives.compiled import address, address_of_rows
 
 STRIP, LANES, TILE = 64, 64, 512  # as in native.c
 _ADDRESS, _LENGTH = ctypes.c_void_p, ctypes.c_size_t
@@ -54,12 +55,12 @@ class Kernel:
         self, rows: Tensor, steps: Sequence[int], low: int, high: int, window: int, out: Tensor
     ) -> None:
         """See coordinate.py. rows: (n, d), each row contiguous; steps: pairs of rows; out: contiguous (d,)."""
-        n, d = rows.shape
+        (first, stride), (n, d) = address_of_rows(rows), rows.shape
         program = (ctypes.c_uint16 * len(steps))(*steps)
-        scratch = torch.zeros(n * STRIP)
+        scratch = torch.zeros(n * STRIP, dtype=torch.float32, device="cpu")
         self._sorted_mean(
-            rows.data_ptr(),
-            _stride(rows),
+            first,
+            stride,
             n,
             d,
             program,
@@ -68,20 +69,20 @@ class Kernel:
             high,
             window,
             scratch.data_ptr(),
-            out.data_ptr(),
+            address(out, d),
         )
 
     def squares(self, rows: Tensor, origin: Tensor | None) -> NDArray[np.float64]:
         """See gram.py: (n, STRIP). rows: (n, d), each row contiguous; origin: contiguous (d,)."""
-        n, d = rows.shape
+        (first, stride), (n, d) = address_of_rows(rows), rows.shape
         sums = np.empty((n, STRIP))
-        start = origin.data_ptr() if origin is not None else None
-        self._squares(rows.data_ptr(), _stride(rows), n, d, start, sums.ctypes.data)
+        start = address(origin, d) if origin is not None else None
+        self._squares(first, stride, n, d, start, sums.ctypes.data)
         return sums
 
     def clip(self, rows: Tensor, longest: float) -> None:
         """See before.py. rows: (n, d), each row contiguous."""
-        self._clip(rows.data_ptr(), _stride(rows), *rows.shape, longest)
+        self._clip(*address_of_rows(rows), *rows.shape, longest)
 
     def product(self, a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
         """See numbers.py: (m, n), of any a (m, k) and b (k, n)."""
@@ -94,15 +95,11 @@ class Kernel:
 
     def triangle(self, rows: Tensor) -> NDArray[np.float64]:
         """See triangle.py. rows: (n, d), each row contiguous."""
-        n, d = rows.shape
+        (first, stride), (n, d) = address_of_rows(rows), rows.shape
         pairs = n * (n + 1) // 2
         scratch, out = np.empty(n * TILE + pairs * LANES), np.empty(pairs)
-        self._triangle(rows.data_ptr(), _stride(rows), n, d, scratch.ctypes.data, out.ctypes.data)
+        self._triangle(first, stride, n, d, scratch.ctypes.data, out.ctypes.data)
         return out
-
-
-def _stride(rows: Tensor) -> int:
-    return rows.stride(0) if rows.shape[0] > 1 else rows.shape[1]
 
 
 def load(folder: Path) -> Kernel | None:
