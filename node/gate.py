@@ -82,5 +82,14 @@ class Gate:
             return False
         return True
 
+    def shows(self, peer: PeerId, shown: bytes, now_s: float) -> None:
+        """``peer`` wants to see the manifest before it joins: whoever holds an invite may. Raises NotAdmittedError."""
+        self._bans.refuse(peer)
+        if self.policy != "open":
+            found = check_certificate(
+                shown, run_id=self.run_id, organiser=self.organiser, peer=peer, now_s=now_s
+            )
+            self._bans.check_invite(found.capability.id)
+
     def _at_home(self, peer: PeerId) -> bool:
         return peer == self.organiser or peer in self._members()

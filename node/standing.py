@@ -6,6 +6,7 @@ peer is forgotten once its certificate is made.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Annotated
 
 import msgspec
@@ -55,6 +56,16 @@ def save_standing(paths: Paths, run_id: RunId, standing: Standing) -> None:
     folder = paths.run_dir(run_id)
     make_private(folder)
     write_atomic(folder / FILE, msgspec.msgpack.encode(standing), mode=0o600)
+
+
+def forget_standing(paths: Paths, run_id: RunId, earlier: Standing | None) -> None:
+    """A run could not be entered: back to what was kept before, which may be nothing at all. Raises StorageError."""
+    if earlier is not None and earlier.certificate:
+        save_standing(paths, run_id, earlier)
+        return
+    (paths.run_dir(run_id) / FILE).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # it has other files: they are of an earlier time
+        paths.run_dir(run_id).rmdir()
 
 
 def load_standing(paths: Paths, run_id: RunId) -> Standing:

@@ -61,7 +61,7 @@ from atoll.node.invite import PREFIX, inspect_invite, make_invite
 from atoll.node.manifest import DOMAIN as MANIFEST
 from atoll.node.manifest import SignedManifest, decode_signed, parse_manifest, sign_manifest
 from atoll.node.membership import Membership
-from atoll.node.net import announcements, greeting, lane_talk, rendezvous
+from atoll.node.net import announcements, greeting, lane_talk, look, rendezvous
 from atoll.node.net.dht import records as values
 from atoll.node.net.dht import wire as kad
 from atoll.node.net.framing import FrameReader, decode, frame
@@ -326,6 +326,8 @@ def streams(data: bytes) -> None:
         greeting.answer_decoder,
         greeting.proof_decoder,
         lane_talk._decoder,
+        look._looks,
+        look._answers,
     ]
     for decoder in decoders:
         with contextlib.suppress(RemoteProtocolError):

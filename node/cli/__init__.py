@@ -24,6 +24,7 @@
     runs               new, validate, export
     planning           plan
     curves, simulating, simulating_btard   pictures of runs; simulate, attacks on [btard] too
+    consent            where an invite is taken from, what the run is, whether the owner agrees
     join               join
 
 A command's module is imported when the command runs, and heavy packages inside its functions: ``atoll --help`` loads click and

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
 import threading
 import time
@@ -16,24 +15,21 @@ from typing import TYPE_CHECKING
 import click
 
 from ...collectives.errors import AtollError, ConfigError
-from ...collectives.foreign import quoted
 from ..own_data import factory_in, is_factory
-from ..process_title import hide_invites
+from .consent import INVITE_VARIABLE, agree, describe_run, preview, target_of
 from .daemon import connect, running
 from .options import DATA, GIVEN, asking_options, shared_options
-from .output import Terminal, as_json, bytes_text, current, short_peer, span_text
+from .output import Terminal, as_json, bytes_text, current, span_text
 from .settings import settings_of
 
 if TYPE_CHECKING:
     from ..client.commands import NodeClient
     from ..control.protocol import JoinRequest, RunInfo
     from ..invite import Invite
-    from ..manifest import Manifest
+    from ..manifest import SignedManifest
     from .live import Progress, TrainingView
 
 _AFTER = "atoll.join.after"
-INVITE_VARIABLE = "ATOLL_INVITE"
-MAX_INVITE_FILE_BYTES = 1 << 16
 STATUS_S = 0.5  # how often the node is asked
 
 
@@ -84,7 +80,11 @@ class _JoinCommand(click.Command):
     is_flag=True,
     help="Take part under a key of this run's own, which nothing ties to this machine's other runs.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what it would cost, and leave again.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Say what it would cost; nothing is stored, nobody hears of this machine's key.",
+)
 @asking_options
 @shared_options
 def join_command(
@@ -118,27 +118,24 @@ def join_command(
     if fresh_key:
         apart(terminal, target)
     settings = settings_of(terminal, ask=True)
-    invite, request = _request(terminal, target)
+    invite, signed = preview(terminal, target, settings.config, dry_run=dry_run)
+    if dry_run and signed is not None:
+        describe_run(terminal, signed, invite)
+        return 0
+    given = data or factory_in(settings)
+    if signed is not None and not agree(terminal, signed, invite, script, given):
+        return 1
     with ExitStack() as stack:
         client, mine = _node(terminal, stack, {"max_up": max_up, "max_down": max_down})
         known = {entry.get("run_id") for entry in client.runs()}
-        info, manifest = _enter(terminal, client, request)
-        go = False
-        try:
-            if dry_run:
-                _describe(terminal, info, manifest, invite)
-            else:
-                given = data or factory_in(settings)
-                _check_fit(manifest, script, given)
-                runs = [str(script)] if script is not None else []
-                used = data or script or manifest.data.source == "local"
-                runs += [given] if used and is_factory(given) else []
-                go = _consent(terminal, info, manifest, invite, runs)
-        finally:
-            if not go and info.run_id not in known:
-                client.leave(info.run_id, now=True)
-        if not go:
-            return 0 if dry_run else 1
+        info, entered = _enter(terminal, client, _request(terminal, invite, signed))
+        if signed is None:  # nobody had shown it, and --yes was given for whatever it says
+            go = False
+            try:
+                go = agree(terminal, entered, invite, script, given)
+            finally:
+                if not go and info.run_id not in known:
+                    client.leave(info.run_id, now=True)
         command = [sys.executable, "-m", "atoll.node.cli.run_script", str(script), *arguments]
         if script is None:
             command = _recipe({"--data": data, "--steps": steps, "--threads": threads})
@@ -174,47 +171,6 @@ def _environment(
     return environment
 
 
-def target_of(terminal: Terminal, given: str | None, file: Path | None) -> str:
-    """The invite or run that is meant: ``given``, or one line of ``file``, of stdin (``given`` is ``-``), of ATOLL_INVITE.
-
-    Raises click.UsageError where nothing or more than one is given, or there is no such line."""
-    if given is not None and file is not None:
-        raise click.UsageError("both an invite (or run) and --invite-file are given")
-    if file is not None:
-        with file.open(encoding="utf-8", errors="replace") as opened:
-            text = opened.read(MAX_INVITE_FILE_BYTES)
-        where = str(file)
-    elif given == "-":
-        text, where = _from_stdin(terminal), "stdin"
-    elif given is not None:
-        if not hide_invites():
-            terminal.say(
-                "this system keeps the invite in the list of processes: give it with --invite-file, or on stdin (-)"
-            )
-        return given
-    else:
-        text, where = terminal.environ.get(INVITE_VARIABLE, ""), INVITE_VARIABLE
-    text = re.sub(r"\s+", "", text)
-    if not text and where == INVITE_VARIABLE:
-        raise click.UsageError(
-            "no invite is given: as an argument, with --invite-file FILE, on stdin (-), or in ATOLL_INVITE"
-        )
-    if not text:
-        raise click.UsageError(f"there is no invite in {where}")
-    return text
-
-
-def _from_stdin(terminal: Terminal) -> str:
-    """One invite from stdin. Questions are then asked at the terminal that this process has, if it has one."""
-    if terminal.interactive:
-        return str(click.prompt("Invite", hide_input=True, err=True))
-    text = sys.stdin.read(MAX_INVITE_FILE_BYTES)
-    if not terminal.json and not terminal.no_input and sys.stderr.isatty():
-        with contextlib.suppress(OSError):
-            sys.stdin = open("/dev/tty", encoding="utf-8")  # noqa: SIM115  # open as long as we are
-    return text
-
-
 def apart(terminal: Terminal, target: str) -> None:
     """From now on this command is about a home of the run's own, with a key of its own, which the same run finds again. Raises
     NotAdmittedError, or ConfigError where ``target`` is no invite."""
@@ -230,21 +186,20 @@ def apart(terminal: Terminal, target: str) -> None:
     terminal.say(f"a home of its own: atoll --home {terminal.home} status")
 
 
-def _request(terminal: Terminal, target: str) -> tuple[Invite | None, JoinRequest]:
+def _request(
+    terminal: Terminal, invite: Invite | None, signed: SignedManifest | None
+) -> JoinRequest:
     """How to ask the node in: by invite, or with a manifest that is stored here."""
     from ..control.protocol import JoinRequest
-    from ..invite import is_invite, parse_invite
-    from ..manifest import load_run
     from .identity import identity_of
     from .names import name_of
 
     terminal.paths.ensure()
     name = name_of(identity_of(terminal).peer)
-    if is_invite(target):
-        invite = parse_invite(target, now_s=time.time())
-        return invite, JoinRequest(invite=invite.encode(), name=name)
-    signed = load_run(terminal.paths, target)
-    return None, JoinRequest(manifest=signed.encode(), name=name)
+    if invite is not None:
+        return JoinRequest(invite=invite.encode(), name=name)
+    assert signed is not None
+    return JoinRequest(manifest=signed.encode(), name=name)
 
 
 def _node(
@@ -279,7 +234,7 @@ def _node(
 
 def _enter(
     terminal: Terminal, client: NodeClient, request: JoinRequest
-) -> tuple[RunInfo, Manifest]:
+) -> tuple[RunInfo, SignedManifest]:
     """Bring the node into the run and read its manifest, which the node has verified and stored."""
     from ..manifest import load_run
 
@@ -291,63 +246,7 @@ def _enter(
             terminal.say(f"{stage} …")
 
     info = client.join(request, progress)
-    return info, load_run(terminal.paths, info.run_id).open()
-
-
-def _check_fit(manifest: Manifest, script: Path | None, data: str) -> None:
-    """Raise ConfigError when the run cannot be trained with what was given."""
-    if script is None and manifest.model.entry.startswith("local:"):
-        raise ConfigError(
-            f"this run trains {manifest.model.entry}, which atoll does not have",
-            key="$.model.entry",
-            why="Every member brings the model in her own script.",
-            hint="--script train.py",
-        )
-    if script is None and manifest.data.source == "local" and not data:
-        raise ConfigError(
-            "this run trains on every member's own text",
-            key="$.data.source",
-            why='Its manifest says data.source = "local".',
-            hint="--data FILE_OR_FOLDER, or FILE.py:NAME, a function that returns a Dataset",
-        )
-
-
-def _heading(info: RunInfo, manifest: Manifest, invite: Invite | None) -> str:
-    contact = f" {quoted(manifest.contact)}" if manifest.contact else ""
-    by = (
-        f"  by {short_peer(invite.organiser)}{contact}, signature ok, invite ends in {span_text(invite.expires_s - time.time())}"
-        if invite
-        else ""
-    )
-    return f"{manifest.name}  {info.run_id}{by}"
-
-
-def _describe(terminal: Terminal, info: RunInfo, manifest: Manifest, invite: Invite | None) -> None:
-    from .costs import describe, describe_lines
-
-    lines = [
-        terminal.style(_heading(info, manifest, invite), sys.stdout, bold=True),
-        *(f"  {line}" for line in describe_lines(manifest)),
-    ]
-    terminal.data("\n".join(lines), {**describe(manifest), "run_id": info.run_id})
-
-
-def _consent(
-    terminal: Terminal,
-    info: RunInfo,
-    manifest: Manifest,
-    invite: Invite | None,
-    own_code: list[str],
-) -> bool:
-    """Show what the run asks of this machine and which code of its own runs for it (``own_code``: paths), and ask."""
-    from .costs import describe_lines
-
-    terminal.say(terminal.style(_heading(info, manifest, invite), sys.stderr, bold=True))
-    for line in describe_lines(manifest):
-        terminal.say(f"  {line}")
-    for file in own_code:
-        terminal.say(f"           of this machine's own {file!r} is run")
-    return terminal.confirm("Join?")
+    return info, load_run(terminal.paths, info.run_id)
 
 
 def _train(

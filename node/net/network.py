@@ -11,7 +11,7 @@ from typing import Any
 
 import trio
 
-from ...collectives.errors import NetworkError
+from ...collectives.errors import NetworkError, RemoteProtocolError
 from ...collectives.identifiers import PeerId, RunId
 from ...security.identity import Identity
 from . import dnsaddr
@@ -23,7 +23,7 @@ from .addresses import (
     split_peer,
     without_peer,
 )
-from .announcements import Announcement
+from .announcements import Announcement, Place
 from .backoff import Backoff
 from .bootstrap import Bootstrap
 from .dht.node import Dht
@@ -34,6 +34,7 @@ from .host import Host
 from .lan.discovery import LanDiscovery
 from .lane_sockets import LaneListener, refuses
 from .lanes import Lanes, OnLane
+from .look import Answer, Look, Looks, ask
 from .measuring import Measuring
 from .peerbook import PeerBook
 from .reach.reach import Reach, ReachSettings, known_to_dial
@@ -54,6 +55,7 @@ SEARCH_LATER_S = 5.0
 SEARCH_AT_LAST_S = 30.0
 """A run to which new members come all the time is put into the DHT after so long."""
 SEARCH_AGAIN_S, SEARCH_MAX_S = 2.0, 60.0
+STRANGERS_ASKED = 8
 CLOCKS_S = 3.0
 """How long peers are waited for that are asked for the time."""
 NEIGHBOURS = 4
@@ -181,6 +183,7 @@ class PeerNetwork:
         )
         listener.outside = self.reach.lanes_outside
         self.reach.on_path = lambda peer, path: self.on_path(peer, path)
+        self.looks = Looks(self._host, self._faults)
         self._lan = LanDiscovery(
             self.peer,
             self._rng,
@@ -431,6 +434,25 @@ class PeerNetwork:
         found = dict(await self.dht.find_providers(run_key(run)))
         found.update(self.members(run))
         return sorted(found.items())
+
+    async def find_strangers(
+        self, run: RunId, organiser: PeerId
+    ) -> list[tuple[PeerId, tuple[str, ...]]]:
+        """Who is said to take part in ``run``, by a few connected peers and the DHT. We say nothing; their addresses are hints."""
+        found = dict[PeerId, tuple[str, ...]]()
+        for peer in self._host.peers()[:STRANGERS_ASKED]:
+            with contextlib.suppress(NetworkError, RemoteProtocolError):
+                for place in (Place(run, organiser), Place(run)):
+                    for news in await self._rendezvous.ask(peer, place):
+                        found.setdefault(PeerId(news.peer), news.addresses)
+        found |= dict(await self.dht.find_providers(run_key(run)))
+        found.pop(self.peer, None)
+        return sorted(found.items())
+
+    async def look_at(self, peer: PeerId, look: Look) -> Answer:
+        """What ``peer`` shows of a run to who is not in it. Raises NetworkError, RemoteProtocolError."""
+        await self.connect(peer)
+        return await ask(self._host, peer, look)
 
     # --- inside ---
 

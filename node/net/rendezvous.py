@@ -36,6 +36,7 @@ MEMBER_DELAY_S = 2.0
 MAX_STREAMS = 512
 STREAMS_PER_PEER = 4
 """Ours to it included: else one peer could have all."""
+ASK_S = 5.0
 AGAIN_S = 0.1
 """Before a peer is asked again."""
 SILENT_FIRST_S, SILENT_MAX_S = 0.5, 60.0
@@ -243,6 +244,22 @@ class Rendezvous:
             )
             if news.peer != self._host.peer and own.hears(PeerId(news.peer), news.certificate)
         ]
+
+    async def ask(self, peer: PeerId, place: Place) -> list[Announcement]:
+        """What a connected peer has heard of a run in which we take no part; nothing is checked. Raises NetworkError, RemoteProtocolError."""
+        found = list[Announcement]()
+        stream = await self._host.open_stream(peer, PROTOCOL)
+        try:
+            with trio.move_on_after(ASK_S):
+                await stream.send_all(
+                    frame(msgspec.msgpack.encode(_News(place.run, (), True, place.organiser)))
+                )
+                payload = await FrameReader(stream.receive_some, peer).next()
+                if payload:
+                    found += decode(_decoder, payload, peer).announcements
+        finally:
+            await stream.aclose()
+        return found
 
     async def run(self) -> None:
         """Until cancelled. The host must be listening, because its addresses are announced."""

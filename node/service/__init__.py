@@ -19,5 +19,6 @@ run          RunService: one run
 reductions   free-standing reductions of a script
 scripts      AttachedScript: the node's side of a script's Swarm
 node         Node: implements the control socket's NodeService
+preview      a run's manifest, seen by a process that is no node and no member
 process      the process: start, signals, parent, clean end
 """

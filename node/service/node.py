@@ -30,7 +30,13 @@ from ..net.network import PeerNetwork
 from ..paths import Paths, write_atomic
 from ..session import Session
 from ..session.recertifying import recertify
-from ..standing import Standing, load_standing, save_standing, standing_by
+from ..standing import (
+    Standing,
+    forget_standing,
+    load_standing,
+    save_standing,
+    standing_by,
+)
 from .context import NodeContext
 from .links import Links
 from .run import RunService
@@ -221,10 +227,12 @@ class Node:
     async def join(self, request: JoinRequest, progress: ProgressSink) -> RunInfo:
         """Enter a run by invite or by manifest."""
         named: Sequence[str] = ()
+        earlier = None
         if request.invite:
             invite = parse_invite(request.invite, now_s=time.time())
             named = invite.bootstrap
             standing = standing_by(invite, invite.certify(self.identity, time.time()))
+            earlier = load_standing(self.paths, invite.run_id)
             save_standing(self.paths, invite.run_id, standing)
             self._left_file(invite.run_id).unlink(missing_ok=True)
             run = await self._enter(invite.run_id, invite.organiser, None, standing)
@@ -243,6 +251,7 @@ class Node:
         if run.error is not None:
             if run.signed is None:  # else it stays, for `atoll status` to show what is wrong
                 self._drop(run)
+                forget_standing(self.paths, run.run_id, earlier)
             raise run.error
         if run.manifest is None:
             error = run.refusal() or self._nobody_answered(run, named)
@@ -250,6 +259,7 @@ class Node:
                 error.why = f"{error.why} Who nobody knows to be a member said something: {said}."
                 error.annotate()
             self._drop(run, error)  # others may wait for it, too
+            forget_standing(self.paths, run.run_id, earlier)
             raise error
         return self._info(run)
 

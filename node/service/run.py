@@ -27,6 +27,7 @@ from ..gate import Gate
 from ..manifest import Manifest, SignedManifest, decode_signed, save_run
 from ..net.addresses import split_peer
 from ..net.faults import Faults
+from ..net.look import Look
 from ..paths import make_private
 from ..session import Session
 from ..session import events as ev
@@ -142,6 +143,7 @@ class RunService:
         self.over = True  # network and engine go on: what they still tell is for nobody
         network = self.node.network
         self.node.lanes.left(self.run_id)
+        network.looks.close(self.run_id)
         network.withdraw_run(self.run_id)
         with trio.move_on_after(1) as scope:
             scope.shield = True
@@ -270,6 +272,7 @@ class RunService:
                 self.files[session.log].check()
             if session.recertifying.removed:
                 raise removed_here()
+        self.node.network.looks.open(self.run_id, self._show)
         self.known.set()
 
     def announce(self, now: float) -> None:
@@ -374,6 +377,13 @@ class RunService:
     # ---- network
     def _greet(self, peer: PeerId) -> bytes:
         return self.certificate
+
+    def _show(self, asker: PeerId, look: Look) -> bytes:
+        """The manifest, for somebody who thinks about joining: nothing is kept of it. Raises NotAdmittedError for whom it is not."""
+        assert self.signed is not None
+        who = look.bearer(asker, self.node.identity.peer)
+        self.gate.shows(who, look.certificate, time.time())
+        return self.signed.encode()
 
     def _admit(self, peer: PeerId, shown: bytes) -> bool:
         found = self.gate.admit(peer, shown, time.time())

@@ -185,4 +185,5 @@ def test_nobody_answers_at_the_invites_address(home: Path, tmp_path: Path) -> No
     assert error["code"] == "E110"
     assert "not a ban" in error["message"]
     assert (home / "identity.key").exists()
+    assert not list((home / "state" / "runs").iterdir())  # nothing is kept of what was not entered
     assert atoll(home, "status", status=3)["running"] is False
