@@ -1,7 +1,7 @@
 """By which invites peers have entered a run, as this node has seen it: what each may do, and how many an invite has let in.
 
-Only what restricts is kept: a role, or an invite that admits so many peers. It is on the disk, so that neither a restart nor who comes back without
-its invite gives anybody more than it was given.
+It is on the disk, so that neither a restart nor who comes back without its certificate gives anybody more than it was given, and so that the
+command line can name the invite that a peer came by. Of invites that restrict nothing it is kept as long as there is room.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ class Entrants:
     def note(self, peer: PeerId, capability: Capability) -> None:
         """Keep what a peer's invite says. Raises NotAdmittedError where nothing more can be kept; StorageError where it is in memory only."""
         restricts = capability.role != "train" or capability.uses
-        entrant = (
-            Entrant(peer, capability.role, capability.id, capability.uses) if restricts else None
-        )
+        entrant = Entrant(peer, capability.role, capability.id, capability.uses)
         if self.known.get(peer) == entrant:
             return
-        if entrant is not None and peer not in self.known and len(self.known) >= MOST:
+        if peer not in self.known and len(self.known) >= MOST and not self._make_room():
+            if not restricts:
+                return
             raise NotAdmittedError(
                 f"{MOST} peers have entered by such invites here: no more can be kept in mind"
             )
@@ -93,10 +93,17 @@ class Entrants:
         make_private(self._folder)
         write_atomic(self._folder / FILE, msgspec.msgpack.encode(tuple(self.known.values())))
 
-    def _set(self, peer: PeerId, entrant: Entrant | None) -> None:
+    def _make_room(self) -> bool:
+        """Forget the oldest by whose invite nothing is restricted; whether there was one."""
+        for peer, entrant in self.known.items():
+            if entrant.role == "train" and not entrant.uses:
+                del self.known[peer]
+                return True
+        return False
+
+    def _set(self, peer: PeerId, entrant: Entrant) -> None:
         self.known.pop(peer, None)
         self.roles.pop(peer, None)
-        if entrant is not None:
-            self.known[peer] = entrant
-            if entrant.role != "train":
-                self.roles[peer] = entrant.role
+        self.known[peer] = entrant
+        if entrant.role != "train":
+            self.roles[peer] = entrant.role

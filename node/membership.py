@@ -81,6 +81,7 @@ class Membership:
         self.banned: set[PeerId] = set()  # the same, whatever their history
         self.trusted: set[PeerId] = set()  # let in without probation, however many have come
         self.roles: dict[PeerId, str] = {}  # by their invites; who is not in it trains
+        self.revoked: frozenset[bytes] = frozenset()  # capabilities that let nobody in any more
         self.entrants: dict[
             PeerId, Entrant
         ] = {}  # whose invites restrict what they may, or how many enter by them

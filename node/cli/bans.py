@@ -13,11 +13,12 @@ from ...collectives.foreign import quoted
 from ...collectives.identifiers import PeerId, RunId
 from .daemon import running
 from .identity import identity_of
-from .options import GIVEN, shared_options
+from .options import GIVEN, asking_options, shared_options
 from .output import Terminal, current, iso_time, short_peer
 
 if TYPE_CHECKING:
     from ..banning import Ban, Bans
+    from ..entrants import Entrant
     from ..manifest import SignedManifest
 
 _RUN = click.option(
@@ -32,14 +33,22 @@ _HERE = click.option("--here", is_flag=True, help="On this machine only, also as
 @click.command("ban")
 @click.argument("peer", type=GIVEN)
 @click.option("--reason", default="", help="Shown to everybody, also to the peer.")
+@click.option(
+    "--revoke-invite",
+    is_flag=True,
+    help="Let nobody in any more by the invite that the peer came by. Organiser only.",
+)
 @_RUN
 @_HERE
+@asking_options
 @shared_options
-def ban_command(peer: str, reason: str, run: str | None, here: bool) -> None:
+def ban_command(peer: str, reason: str, revoke_invite: bool, run: str | None, here: bool) -> None:
     """Keep a peer out: of the run, if you are its organiser, else of this machine.
 
     PEER: an id, or its end as `atoll peers` shows it. Members hand the organiser's bans on to one another, and refuse the peer. It is evicted
     with the next round; what it has contributed to earlier ones stays. Lift it: atoll allow PEER
+
+    A ban is on a key. Who still holds the invite can come back under a fresh one, until that invite is revoked: you are asked.
     """
     from ..banning import MAX_REASON, Ban
 
@@ -61,7 +70,64 @@ def ban_command(peer: str, reason: str, run: str | None, here: bool) -> None:
         banned,
         Ban(banned, reason, int(time.time()), known.evidence if known else b""),
         here,
+        _revoked_too(terminal, signed, bans, banned, revoke_invite, here),
     )
+
+
+def _revoked_too(
+    terminal: Terminal,
+    signed: SignedManifest,
+    bans: Bans,
+    peer: PeerId,
+    given: bool,
+    here: bool,
+) -> str:
+    """By which invite ``peer`` came, and whether it is revoked with the ban: on the flag, or on a yes. What is to be told of it."""
+    from ..capability import capability_name
+    from ..manifest import decode_manifest
+
+    identity = identity_of(terminal)
+    if identity.peer != signed.organiser or here:
+        if given:
+            raise ConfigError(
+                "only the run's organiser revokes invites, and not with --here",
+                key="--revoke-invite",
+                exit_code=2,
+            )
+        return ""
+    if decode_manifest(signed.manifest).join.policy != "invite":
+        return ""
+    known = came_by(terminal, signed.run_id)
+    came = known.get(peer)
+    if came is None:
+        return (
+            "By which invite it came is not known here. Who holds one comes back under a fresh key: "
+            "atoll invite revoke INVITE"
+        )
+    name = capability_name(came.nonce)
+    if came.nonce in bans.revoked:
+        return f"It came by invite {name}, which is revoked: nobody enters by it any more."
+    others = sum(each.nonce == came.nonce for each in known.values()) - 1
+    what = f"It came by invite {name}, as did {others} of the other peers known here"
+    consequence = "Who is a member by it stays one, but cannot come back by it once it is out."
+    if given or (
+        terminal.interactive and terminal.confirm(f"{what}. Revoke that invite? {consequence}")
+    ):
+        bans.revoke(came.nonce, identity)
+        return f"{what}. That invite is revoked: nobody enters by it any more. {consequence}"
+    return (
+        f"{what}, and can come back by it under a fresh key until you revoke it: "
+        f"atoll invite revoke {name} --run {signed.run_id[:8]}"
+    )
+
+
+def came_by(terminal: Terminal, run: RunId) -> dict[PeerId, Entrant]:
+    """By which invites peers have come, as far as this machine's node has seen it. Raises StorageError E303."""
+    from ..entrants import Entrants
+
+    entrants = Entrants(terminal.paths.run_dir(run))
+    entrants.load()
+    return entrants.known
 
 
 @click.command("allow")
@@ -155,20 +221,27 @@ def trust_command(peer: str, no_longer: bool, run: str | None, here: bool) -> No
     )
 
 
+def stored_run(terminal: Terminal, run: str | None) -> str:
+    """The run that was named, or the only one. Raises ConfigError where there is not one only."""
+    from ..manifest import list_runs
+
+    if run:
+        return run
+    stored = list(list_runs(terminal.paths))
+    if len(stored) != 1:
+        raise ConfigError(
+            f"which run? This node knows {len(stored)}",
+            hint="Name one: --run RUN      See them: atoll ls",
+            exit_code=2,
+        )
+    return stored[0]
+
+
 def _lists(terminal: Terminal, run: str | None) -> tuple[SignedManifest, Bans]:
     from ..banning import Bans
-    from ..manifest import list_runs, load_run
+    from ..manifest import load_run
 
-    if not run:
-        stored = list(list_runs(terminal.paths))
-        if len(stored) != 1:
-            raise ConfigError(
-                f"which run? This node knows {len(stored)}",
-                hint="Name one: --run RUN      See them: atoll ls",
-                exit_code=2,
-            )
-        run = stored[0]
-    signed = load_run(terminal.paths, run)
+    signed = load_run(terminal.paths, stored_run(terminal, run))
     bans = Bans(terminal.paths.run_dir(signed.run_id), signed.run_id, signed.organiser)
     bans.load()
     return signed, bans
@@ -215,6 +288,7 @@ def _change(
     peer: PeerId,
     ban: Ban | None,
     here: bool,
+    more: str = "",
 ) -> None:
     identity = identity_of(terminal)
     of_run = identity.peer == signed.organiser and not here
@@ -236,14 +310,16 @@ def _change(
         if changed
         else "nobody was banned"
     )
-    machine = {
+    machine: dict[str, object] = {
         "run_id": signed.run_id,
         "peer": peer,
         "banned": ban is not None,
         "changed": changed,
         "whole_run": of_run,
     }
-    terminal.data(done, machine)
+    if more:
+        machine["note"] = more
+    terminal.data("\n".join([done, *([more] if more else [])]), machine)
 
 
 def tell_node(terminal: Terminal, run: RunId) -> None:

@@ -236,31 +236,64 @@ def inspect(invite: str) -> int:
 
 @invite_command.command("revoke")
 @click.argument("invite", type=GIVEN)
+@click.option(
+    "--run",
+    type=GIVEN,
+    metavar="RUN",
+    help="The run, where INVITE is an id; the only one when left out.",
+)
+@click.option("--evict", is_flag=True, help="Ban whoever came by it, as far as is known here.")
 @shared_options
-def revoke(invite: str) -> None:
+def revoke(invite: str, run: str | None, evict: bool) -> None:
     """Let nobody in by an invite any more, nor by those that members have made of it (organiser only).
 
-    Who has entered by it stays a member: atoll ban PEER
+    INVITE: the line, or its id, as `atoll invite inspect` and `atoll ban` show it. All certificates under it end with it. Who is a member
+    by it stays one while it is there; with --evict it is banned.
     """
-    from ..banning import Bans
-    from ..invite import inspect_invite
-    from .bans import tell_node
+    from ..banning import Ban, Bans
+    from ..capability import capability_id, capability_name
+    from ..invite import inspect_invite, is_invite
+    from ..manifest import load_run
+    from .bans import came_by, stored_run, tell_node
     from .identity import identity_of
 
-    terminal = current()
-    found, identity = inspect_invite(invite), identity_of(terminal)
-    if identity.peer != found.organiser:
+    terminal, identity = current(), identity_of(current())
+    known = capability_id(invite)
+    if known is not None and not is_invite(invite):
+        run_id, organiser = (
+            (signed := load_run(terminal.paths, stored_run(terminal, run))).run_id,
+            signed.organiser,
+        )
+    else:
+        found = inspect_invite(invite)
+        run_id, organiser, known = found.run_id, found.organiser, found.capability.id
+    if identity.peer != organiser:
         raise NotAdmittedError(
-            f"only the organiser revokes an invite: {short_peer(found.organiser)}",
+            f"only the organiser revokes an invite: {short_peer(organiser)}",
             hint="Ask the organiser.",
         )
-    bans = Bans(terminal.paths.run_dir(found.run_id), found.run_id, found.organiser)
+    bans = Bans(terminal.paths.run_dir(run_id), run_id, organiser)
     bans.load()
-    bans.revoke(found.capability.id, identity)
-    tell_node(terminal, found.run_id)
+    bans.revoke(known, identity)
+    gone = sorted(peer for peer, came in came_by(terminal, run_id).items() if came.nonce == known)
+    gone = [peer for peer in gone if peer != organiser] if evict else []
+    for peer in gone:
+        bans.change(Ban(peer, "its invite was revoked", int(time.time())), peer, identity)
+    tell_node(terminal, run_id)
+    name = capability_name(known)
+    lines = [
+        f"revoked {name}: nobody enters run {run_id} by it any more",
+        *(f"banned {short_peer(peer)}, who came by it" for peer in gone),
+    ]
     terminal.data(
-        f"revoked: nobody enters run {found.run_id} by it any more",
-        {**described(found), "revoked": True},
+        "\n".join(lines),
+        {
+            "run_id": run_id,
+            "organiser": organiser,
+            "id": name,
+            "revoked": True,
+            "banned": gone,
+        },
     )
 
 

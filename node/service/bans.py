@@ -120,12 +120,19 @@ class Banning:
         if me in self.lists.of_run:
             run.fail(banned(self.lists.why(me) or "", me))
         elif run.session is not None:
-            run.session.membership.banned, run.session.membership.trusted = (
-                self.lists.peers,
-                self.lists.trusted,
-            )
+            membership = run.session.membership
+            membership.banned, membership.trusted = self.lists.peers, self.lists.trusted
+            membership.revoked = self.lists.revoked
             run.wake()
 
     async def _expel(self) -> None:
-        for peer in sorted(self.lists.peers):
+        """End the streams of who is banned, and of who is no member and came by a revoked invite."""
+        run = self._run
+        members = set(run.whole.config_peers()) if run.whole is not None else set[PeerId]()
+        gone = {
+            peer
+            for peer, came in run.entrants.known.items()
+            if came.nonce in self.lists.revoked and peer not in members
+        }
+        for peer in sorted((self.lists.peers | gone) - {run.organiser}):
             await self._run.node.network.close_topic(self._run.run_id, peer)

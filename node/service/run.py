@@ -264,6 +264,7 @@ class RunService:
         whole = self.whole = self._make(self.manifest, now)
         membership = whole.sessions[0].membership
         membership.banned, membership.trusted = self.banning.lists.peers, self.banning.lists.trusted
+        membership.revoked = self.banning.lists.revoked
         membership.roles, membership.entrants = self.roles, self.entrants.known
         self.announce(now)
         whole.start(now)

@@ -153,7 +153,11 @@ class Admission:
         room = self.per_hour - len(self._entered) if self.per_hour else len(joiners)
         found = list[Member]()
         for joiner in joiners:
-            if joiner.peer in self.session.membership.banned or self._used_up(joiner.peer, found):
+            if (
+                joiner.peer in self.session.membership.banned
+                or self._revoked(joiner.peer)
+                or self._used_up(joiner.peer, found)
+            ):
                 continue
             if not self._free(joiner.peer):
                 if room <= 0 or self.good.get(joiner.peer, 0) < self.probation:
@@ -161,6 +165,12 @@ class Admission:
                 room -= 1
             found.append(joiner)
         return found
+
+    def _revoked(self, peer: PeerId) -> bool:
+        """Whether the invite by which ``peer``, who is no member, came lets nobody in any more."""
+        membership = self.session.membership
+        came = membership.entrants.get(peer)
+        return came is not None and came.nonce in membership.revoked
 
     def _used_up(self, peer: PeerId, beside: Sequence[Member]) -> bool:
         """Whether as many others are members as the invite of ``peer`` admits: two may have shown it at the same time, each to another member."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,10 @@ from hypothesis import strategies as st
 from atoll.collectives.errors import NotAdmittedError, RemoteProtocolError, StorageError
 from atoll.collectives.identifiers import RunId
 from atoll.node.banning import DOMAIN, HERE_FILE, MAX_BANS, RUN_FILE, Ban, BanList, Bans, SignedBans
+from atoll.node.capability import capability_name
 from atoll.node.cli import run
+from atoll.node.entrants import Entrants
+from atoll.node.invite import make_invite
 from atoll.node.manifest import parse_manifest, save_run, sign_manifest
 from atoll.node.paths import find_paths
 from atoll.security.identity import Identity, load_or_create
@@ -177,3 +181,60 @@ def test_commands_without_a_node(atoll_home: Path, capsys: pytest.CaptureFixture
     ) == (78, 2, 2)
     assert run(["ban", BAD.peer, "--run", "nope"]) == 78
     assert (folder / RUN_FILE).stat().st_mode & 0o777 == 0o600
+
+
+def organisers_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Path, RunId, Identity]:
+    """A home whose key organises a run by invite; BAD and MEMBER came by one invite."""
+    monkeypatch.setenv("ATOLL_HOME", str(tmp_path))
+    paths = find_paths(str(tmp_path))
+    paths.ensure()
+    identity = load_or_create(paths.identity_file)
+    signed = sign_manifest(parse_manifest('schema = 1\nname = "tide"\n'), identity)
+    save_run(paths, signed)
+    entrants = Entrants(paths.run_dir(signed.run_id))
+    came = make_invite(signed.run_id, [], identity, now_s=time.time()).capability
+    entrants.enter(BAD.peer, came)
+    entrants.enter(MEMBER.peer, came)
+    return paths.run_dir(signed.run_id), signed.run_id, identity
+
+
+def test_a_ban_names_the_invite_and_revokes_it_where_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, run_id, identity = organisers_home(tmp_path, monkeypatch)
+    bans = Bans(folder, run_id, identity.peer)
+    assert run(["ban", BAD.peer, "--no-input"]) == 0
+    told = capsys.readouterr().out
+    came = Entrants(folder)
+    came.load()
+    name = capability_name(came.known[BAD.peer].nonce)
+    assert f"came by invite {name}, as did 1 of the other peers" in told
+    assert f"atoll invite revoke {name}" in told
+    bans.load()
+    assert (bans.revoked, bans.peers) == (frozenset(), {BAD.peer})
+    assert run(["ban", BAD.peer, "--revoke-invite", "--no-input"]) == 0
+    assert "nobody enters by it any more" in capsys.readouterr().out
+    bans.load()
+    assert bans.revoked == {came.known[BAD.peer].nonce}
+    assert run(["ban", WORSE.peer, "--no-input"]) == 0
+    assert "not known here" in capsys.readouterr().out
+    assert run(["ban", WORSE.peer, "--here", "--revoke-invite"]) == 2
+
+
+def test_an_invite_is_revoked_by_its_id_and_whoever_came_by_it_evicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, run_id, identity = organisers_home(tmp_path, monkeypatch)
+    came = Entrants(folder)
+    came.load()
+    name = capability_name(came.known[BAD.peer].nonce)
+    assert run(["invite", "revoke", name, "--evict", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["id"], set(told["banned"])) == (name, {BAD.peer, MEMBER.peer})
+    bans = Bans(folder, run_id, identity.peer)
+    bans.load()
+    assert bans.revoked == {came.known[BAD.peer].nonce}
+    assert bans.peers == {BAD.peer, MEMBER.peer}
+    assert run(["invite", "revoke", "nonsense"]) == 77
