@@ -2,8 +2,8 @@
 
 A message is counted twice. Before it is decoded it takes one message and its bytes from its sender's buckets; decoded, it takes one of its type.
 What a bucket does not hold is refused and counted, and the reader of the peer's stream pauses until the bucket has been refilled: TCP
-then slows the sender down, and what it sends costs this node no more than its budget. Nothing is lost by that but time, since every loss
-is repaired by asking again.
+then slows the sender down, and what it sends costs this node no more than its budget. (A member's stream pauses only where it sends too
+much of everything: rounds wait for what is behind it.) Nothing is lost by that but time, since every loss is repaired by asking again.
 
 Members have larger buckets than those who are only admitted. Free-standing operations are as many as scripts call: each call of the own script pays
 for what its peers say about as many operations, beyond the little that they may say of operations that nobody here has called.
@@ -51,11 +51,11 @@ REQUESTS: dict[str, Rate] = {
     "begin": Rate(16, 128),
     "seal": Rate(16, 128),
     "sealed": Rate(16, 128),
-    MADE: Rate(128, 256),
+    MADE: Rate(32, 64),
 }
 ROUND = Rate(1024, 4096)
 """Of each other type of the round's messages: some of a round, and of a fast run hundreds of rounds a second."""
-OPERATION = Rate(1024, 4096)
+OPERATION = Rate(256, 1024)
 """All messages about free-standing operations."""
 A_CALL = 32.0
 """How many messages about operations a call of the own script pays for, for each peer."""
@@ -103,9 +103,11 @@ class Accountant:
     def __init__(self) -> None:
         self._accounts: dict[PeerId, _Account] = {}
         self._pause = 0.0
+        self._member = False  # whether the message that is looked at is a member's
 
     def message(self, now: float, peer: PeerId, nbytes: int, *, member: bool) -> bool:
         """Whether a message of ``nbytes`` is looked at."""
+        self._member = member
         messages, volume = (MEMBER_MESSAGES, MEMBER_BYTES) if member else (MESSAGES, BYTES)
         return self._take(now, peer, "messages", messages) and self._take(
             now, peer, "bytes", volume, min(float(nbytes), volume.burst)
@@ -170,6 +172,8 @@ class Accountant:
         wait = bucket.take(rate, now, amount)
         if wait:
             account.refused[kind] += 1
+            if self._member and kind not in ("messages", "bytes"):
+                return False  # what else a member says on this stream, rounds wait for
             self._pause = min(MAX_PAUSE_S, max(self._pause, wait))
         return not wait
 

@@ -75,3 +75,14 @@ def test_any_number_of_peers_takes_bounded_memory() -> None:
     for number in range(3 * MAX_PEERS):
         budgets.refuse(float(number), PeerId(str(number)), "get")
     assert len(budgets.refusing()) == MAX_PEERS
+
+
+def test_a_members_stream_goes_on_where_it_asks_too_much_of_one_kind() -> None:
+    """Rounds wait for what is behind that."""
+    budgets = Accountant()
+    for member, pauses in ((True, False), (False, True)):
+        peer = PeerId(f"member {member}")
+        assert budgets.message(0.0, peer, 10, member=member)
+        while budgets.request(0.0, peer, "get"):
+            pass
+        assert (budgets.pause_s() > 0) == pauses

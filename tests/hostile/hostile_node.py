@@ -1,0 +1,305 @@
+"""A node that speaks the real protocol and misbehaves when told: ``hostile_node.py FOLDER [arguments of python -m atoll.node]``.
+
+In FOLDER a test writes `order.json`: a number that grows, one of KINDS, for how many seconds, and against which peer. The node, which is otherwise
+like any other, sends well-formed messages of that kind as fast as it can, RATE a second at most, and writes to `report.json` how many.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import trio
+
+if __name__ == "__main__":  # run as a node: the kits are beside it
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from hostile.invented import invented
+
+from atoll.collectives import messages as m
+from atoll.collectives.group import Certified, Entry, Member
+from atoll.collectives.identifiers import PeerId
+from atoll.collectives.pace import Pace
+from atoll.collectives.swarm import Call
+from atoll.node.__main__ import main
+from atoll.node.membership_records import Record, Records, SignedRecord, encode
+from atoll.node.service.bans import MESSAGE
+from atoll.node.service.ports import RunPorts
+from atoll.node.service.run import ASK_MANIFEST, RunService
+from atoll.node.session.actions import ROUND_PREFIX
+from atoll.node.session.session import MEMBERSHIP
+from atoll.security.identity import Identity
+
+RATE, AT_ONCE = 4000, 100
+MUCH = 1 << 47
+HEARD = 500  # messages of others that are kept to be replayed
+Make = Callable[[int], bytes]
+
+
+class Liar:
+    """What one run of this node says that it should not."""
+
+    def __init__(self, run: RunService) -> None:
+        self.run = run
+        self.heard: deque[bytes] = deque(maxlen=HEARD)
+        self.lying_pace = False
+
+    # ---- what it may say
+    def envelope(self, body: m.Body, *, log: str = "", round_: int | None = None) -> bytes:
+        """A message of the run's log, or of another."""
+        machine = self.machine
+        return ROUND_PREFIX + m.encode(
+            m.Envelope(
+                log or self.session.log,
+                machine.round if round_ is None else round_,
+                machine.me.incarnation,
+                body,
+            )
+        )
+
+    @property
+    def session(self) -> Any:
+        return self.run.session
+
+    @property
+    def machine(self) -> Any:
+        return self.session.machine
+
+    @property
+    def entry(self) -> Entry:
+        """The newest entry that is decided here."""
+        return self.machine.journal.entries[-1].entry
+
+    def maker(self, kind: str, victim: PeerId) -> Make | None:
+        """What makes the n-th message of a kind; None where it is not done by messages."""
+        if kind in BODIES:
+            return self._same(self.envelope(BODIES[kind](self)))
+        if kind == "manifest":
+            return self._same(ASK_MANIFEST)
+        if kind == "ban":
+            return self._same(MESSAGE + bytes(200))
+        if kind == "records":
+            return self._records
+        if kind == "replays":
+            kept = list(self.heard) or [self.envelope(m.Fetch())]
+            return lambda number: kept[number % len(kept)]
+        if kind in OPERATIONS:
+            return self._about_operations(kind)
+        return None
+
+    @staticmethod
+    def _same(data: bytes) -> Make:
+        return lambda number: data
+
+    def _records(self, number: int) -> bytes:
+        """A record of somebody who has not signed it."""
+        now_ms = int(time.time() * 1000)
+        record = Record(self.run.run_id, Identity.generate().peer, now_ms + number, now_ms + 30_000)
+        return MEMBERSHIP + encode(
+            Records((SignedRecord(msgspec.msgpack.encode(record), bytes(64)),))
+        )
+
+    def _about_operations(self, kind: str) -> Make:
+        """About ones that nobody called, another each few messages."""
+        config, me, began = self.machine.config, self.machine.me.peer, time.time()
+
+        plans = [invented(self.run.run_id, config, me, f"{began}/{number}") for number in range(64)]
+
+        def make(number: int) -> bytes:
+            found = plans[number % len(plans)]
+            body: m.Body = m.PlanMessage(found)
+            if kind == "op_prepare":
+                body = m.Prepare(1 + number % 7)
+            elif kind == "op_call":
+                body = m.Ready(found.base, found.contributors[0].cid, 1, False)
+            elif kind == "op_accept":
+                body = m.Accept(0, self.proposal(found))
+            return self.envelope(body, log=found.log, round_=1)
+
+        return make
+
+    def proposal(self, plan: Any) -> Entry:
+        """That a plan came to something."""
+        return msgspec.structs.replace(
+            self.machine.journal.entries[0].entry,
+            log=plan.log,
+            round=1,
+            base=plan.base,
+            base_state=bytes(32),
+            contributors=plan.contributors,
+            parts=plan.parts,
+            part_digests=tuple(bytes([7]) * 32 for _ in plan.parts),
+            numel=plan.numel,
+            chunk_elements=plan.chunk_elements,
+            codec=plan.codec,
+            reducer=plan.reducer,
+            next_config=self.machine.config,
+        )
+
+    # ---- doing it
+    async def obey(self, folder: Path) -> None:
+        """Wait for orders."""
+        done = 0
+        while True:
+            await trio.sleep(0.05)
+            try:
+                order = json.loads((folder / "order.json").read_text())
+            except (OSError, ValueError):
+                continue
+            if order["number"] > done and self.machine is not None:
+                done = order["number"]
+                sent = await self.misbehave(
+                    order["kind"], PeerId(order["victim"]), order["seconds"]
+                )
+                written = folder / "report.tmp"
+                written.write_text(json.dumps({"number": done, "sent": sent}))
+                written.rename(folder / "report.json")
+
+    async def misbehave(self, kind: str, victim: PeerId, seconds: float) -> int:
+        """How many messages, or deeds, came of it."""
+        until = trio.current_time() + seconds
+        if kind == "churn":
+            return await self._churn(victim, until)
+        if kind == "calls":
+            return await self._call(until)
+        if kind == "rates":
+            self.lying_pace = True
+            await trio.sleep_until(until)
+            self.lying_pace = False
+            return 1
+        if kind == "blobs":
+            return await self._unwanted(victim, until)
+        make = self.maker(kind, victim)
+        assert make is not None, kind
+        sent = await self._flood(victim, make, until)
+        await self.run.node.network.close_topic(
+            self.run.run_id, victim
+        )  # what is still on its way is none of the next order
+        return sent
+
+    async def _flood(self, victim: PeerId, make: Make, until: float) -> int:
+        network, topic = self.run.node.network, self.run.run_id
+        counters = network._streams.counters
+        before = counters.messages_sent
+        for number in itertools.count():
+            if trio.current_time() >= until:
+                break
+            outbox = network._streams._outboxes.get((victim, topic))
+            if outbox is None or len(outbox._queue) < AT_ONCE:
+                for index in range(AT_ONCE):
+                    network.send(topic, victim, make(number * AT_ONCE + index))
+            await trio.sleep(AT_ONCE / RATE)
+        return counters.messages_sent - before
+
+    async def _churn(self, victim: PeerId, until: float) -> int:
+        """Ten times a second it leaves the topic and comes back."""
+        network, topic, count = self.run.node.network, self.run.run_id, 0
+        while trio.current_time() < until:
+            await network.close_topic(topic, victim)
+            network.send(topic, victim, self.envelope(m.Fetch()))
+            await trio.sleep(0.1)
+            count += 1
+        return count
+
+    async def _call(self, until: float) -> int:
+        """Operations of a million elements that it alone calls, one after another, durable ones."""
+        count, vector = 0, torch.ones(1 << 20)
+        began = time.time()
+        while trio.current_time() < until:
+            name, count = f"alone/{began}/{count}", count + 1
+            with_cid = name.encode()[-16:].rjust(16, b".")
+            call = Call(name, codec="fp32", durable=True)
+            self.run.guard(
+                lambda call=call, cid=with_cid: self.session.operations.start(
+                    trio.current_time(), call, vector.numel(), vector, cid
+                )
+            )
+            self.run.guard(lambda: self.session.settle(trio.current_time()))
+            await trio.sleep(0.2)
+            self.session.operations.abandon(trio.current_time(), name)
+        return count
+
+    async def _unwanted(self, victim: PeerId, until: float) -> int:
+        """Content that nobody asked for, over the lane."""
+        exchange, data, count = self.run.node.engine.exchange, memoryview(bytes(16 << 20)), 0
+        while trio.current_time() < until:
+            name = count.to_bytes(32, "big")
+            exchange.provide(name, data, 1 << 18)
+            exchange.send_blob(victim, name, ((0, MUCH),))
+            await trio.sleep(0.2)
+            exchange.withdraw(name)
+            count += 1
+        return count
+
+
+BODIES: dict[str, Callable[[Liar], m.Body]] = {
+    "get": lambda liar: m.Get(liar.entry.hash(), ()),
+    "get_chunks": lambda liar: m.Get(liar.entry.hash(), ((0, MUCH),) * 4096),
+    "get_unknown": lambda liar: m.Get(bytes(32), ()),
+    "ask_state": lambda liar: m.AskState(),
+    "fetch": lambda liar: m.Fetch(),
+    "join": lambda liar: m.Join(),
+    "offer": lambda liar: m.Offer(bytes(32), bytes(m.MAX_HASHES), None),
+    "gone": lambda liar: m.Gone(bytes(32)),
+    "catch": lambda liar: m.Catch((Certified(liar.entry, ()),), 1, 1),
+    "trial": lambda liar: m.Trial(bytes(16), bytes(m.MAX_HASHES)),
+    "sample": lambda liar: m.Sample(bytes(16), 0, bytes(m.MAX_SAMPLE_BYTES)),
+    "retained": lambda liar: m.Retained(bytes(16), bytes(32), bytes(64)),
+    "ready": lambda liar: m.Ready(liar.machine.base, None, 0, False),
+    "prepare": lambda liar: m.Prepare(MUCH),
+    "plan": lambda liar: m.PlanMessage(
+        invented(liar.run.run_id, liar.machine.config, liar.machine.config[0].peer, "main")
+    ),
+    "missing": lambda liar: m.Missing(bytes(16), ((bytes(16), ((0, MUCH),) * 4096),)),
+    "need": lambda liar: m.Need(bytes(16), ((0, MUCH),) * 4096),
+    "accepted": lambda liar: m.Accepted(0, bytes(32), bytes(64)),
+    "fork": lambda liar: m.Fork(liar.entry, None),
+    "consent": lambda liar: m.Consent(bytes(32), bytes(64)),
+    "seal": lambda liar: m.Seal(bytes(32), (Member("x", 1),), bytes(64)),
+    "turn": lambda liar: m.Turn(MUCH),
+}
+OPERATIONS = ("op_plan", "op_prepare", "op_call", "op_accept")
+KINDS = [*BODIES, "manifest", "ban", "records", "replays", "churn", "blobs"]
+"""What anybody who is admitted can do."""
+OF_MEMBERS = [*OPERATIONS, "calls", "rates"]
+"""What only members can."""
+
+
+def corrupt(folder: Path) -> None:
+    """Every run of this node gets a liar."""
+    honest, on_message, pace = RunService._drive, RunService._on_message, RunPorts.pace
+    made: dict[int, Liar] = {}
+
+    async def drive(self: RunService) -> None:
+        liar = made[id(self)] = Liar(self)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(liar.obey, folder)
+            await honest(self)
+
+    def hear(self: RunService, peer: PeerId, data: bytes) -> float:
+        if (liar := made.get(id(self))) is not None:
+            liar.heard.append(data)
+        return on_message(self, peer, data)
+
+    def boast(self: RunPorts) -> Pace:
+        liar = made.get(id(self._run))
+        if liar is None or not liar.lying_pace:
+            return pace(self)
+        return pace(self)._replace(up=1 << 40, down=1 << 40, proven=1 << 40)
+
+    RunService._drive = drive  # type: ignore[method-assign]
+    RunService._on_message = hear  # type: ignore[method-assign]
+    RunPorts.pace = boast  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    corrupt(Path(sys.argv[1]))
+    sys.exit(main(sys.argv[2:]))
