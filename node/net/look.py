@@ -23,7 +23,7 @@ from ...collectives.errors import (
 )
 from ...collectives.identifiers import PeerId, RunId
 from ...security.identity import SIGNATURE_BYTES, Identity, verify
-from .door import machine_of
+from .door import Door, machine_of
 from .faults import Faults
 from .framing import FrameReader, decode, frame
 from .host import Host, PeerStream
@@ -38,7 +38,8 @@ MAX_ANSWER_BYTES = 72_000
 MAX_CERTIFICATE_BYTES = 1024
 MAX_MANIFEST_BYTES = 66_560
 LOOK_S = 10.0
-AT_ONCE = 8
+AT_ONCE = 32
+"""Open streams; where all are taken the machine that has most of them gives one up to another (`Door`)."""
 A_MINUTE, A_MINUTE_EACH = 240, 24
 """Looks that are answered in a minute, over all and by machine: at most some 16 MB a minute are sent."""
 
@@ -78,6 +79,10 @@ def _bound(run: str, asker: PeerId, server: PeerId) -> bytes:
     return msgspec.msgpack.encode((run, asker, server))
 
 
+def _machine(stream: PeerStream) -> str:
+    return machine_of(stream.remote[0]) if stream.remote else "by relay"
+
+
 def look_of(
     run: RunId, certificate: bytes, asker: PeerId, server: PeerId, holder: Identity | None
 ) -> Look:
@@ -95,7 +100,7 @@ class Looks:
         self._host, self._faults = host, faults
         self._shown: dict[str, Show] = {}
         self._window = Window(A_MINUTE, A_MINUTE_EACH)
-        self._open = 0
+        self._door = Door(AT_ONCE)
         host.handle(PROTOCOL, self._serve)
 
     def open(self, run: RunId, show: Show) -> None:
@@ -108,11 +113,14 @@ class Looks:
 
     async def _serve(self, stream: PeerStream) -> None:
         now = trio.current_time()
-        if self._open >= AT_ONCE or self._faults.shut_out(stream.peer, now):
+        if self._faults.shut_out(stream.peer, now):
             return
-        self._open += 1
+        scope = trio.CancelScope(deadline=now + LOOK_S)
+        shown_out = self._door.enter(scope, _machine(stream))
+        if isinstance(shown_out, trio.CancelScope):
+            shown_out.cancel()  # maybe our own
         try:
-            with trio.move_on_after(LOOK_S):
+            with scope:
                 payload = await FrameReader(stream.receive_some, stream.peer).next(MAX_LOOK_BYTES)
                 if payload is None:
                     return
@@ -123,12 +131,10 @@ class Looks:
         except RemoteProtocolError:
             self._faults.count(stream.peer, now)
         finally:
-            self._open -= 1
+            self._door.leave(scope)
 
     def _answer(self, stream: PeerStream, look: Look) -> Answer:
-        remote = stream.remote
-        machine = PeerId(machine_of(remote[0]) if remote else "by relay")
-        if not self._window.allows(machine, trio.current_time()):
+        if not self._window.allows(PeerId(_machine(stream)), trio.current_time()):
             return Answer(BUSY, "looked at too often this minute")
         show = self._shown.get(look.run)
         if show is None:

@@ -16,6 +16,7 @@ from atoll.node.own_data import factory_of
 from atoll.node.paths import find_paths
 
 SITE = "from pathlib import Path\nPath('ran').touch()\n\ndef make():\n    return [1, 2]\n"
+RUN = 'schema = 1\nname = "notes"\n[model]\nconfig = { context = 16 }\n[data]\nsource = "local"\n[train]\nsync_every = 5\n'
 
 
 @pytest.fixture
@@ -107,3 +108,23 @@ def test_a_person_is_asked_once_and_shown_path_and_entries(folder: Path, atoll_h
     with Person([*ATOLL, "join", "nothing"], named, folder) as person:
         person.wait_for("node.port = 4199")
     assert not (folder / "ran").exists()
+
+
+def test_joining_with_yes_runs_no_code_that_the_folder_names(
+    folder: Path, atoll_home: Path
+) -> None:
+    named = {"ATOLL_HOME": str(atoll_home)}
+    (folder / "run.toml").write_text(RUN)
+    with Person([*ATOLL, "new", "run.toml"], named, folder) as person:
+        assert person.end() == 0
+    with Person([*ATOLL, "join", "notes", "--yes"], named, folder) as person:
+        assert person.end() == 78  # there are no data: those that the folder names are not taken
+        assert "is not used" in person.seen
+        assert "E400 this run trains on every member's own text" in person.seen
+    with Person([*ATOLL, "join", "notes", "--config", "atoll.toml"], named, folder) as person:
+        person.wait_for("[y/N]")
+        assert f"own, '{folder}/site.py:make' may be run" in " ".join(person.seen.split())
+        person.type("n\n")
+        assert person.end() == 1
+    assert not (folder / "ran").exists()
+    assert not (atoll_home / "run" / "node.json").exists()

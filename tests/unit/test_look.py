@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import trio
 
-from atoll.collectives.errors import NotAdmittedError, PeerUnreachableError
+from atoll.collectives.errors import NetworkError, NotAdmittedError
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.node.net import look
 from atoll.node.net.faults import Faults
@@ -67,12 +67,21 @@ def test_looks_are_answered_so_many_a_minute() -> None:
     between(body)
 
 
-def test_silent_askers_keep_a_bounded_number_of_streams() -> None:
+def test_silent_askers_keep_a_bounded_number_of_streams_and_another_machine_gets_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = "192.0.2.1"
+    monkeypatch.setattr(look, "_machine", lambda stream: machine)
+
     async def body(host: Host, looks: Looks, faults: Faults) -> None:
         silent = [await host.open_stream(SERVER.peer, look.PROTOCOL) for _ in range(look.AT_ONCE)]
-        await silent[-1].send_all(b"\0")  # it is served: the one after it is not
-        with pytest.raises(PeerUnreachableError):
+        for stream in silent:
+            await stream.send_all(b"\0")
+        with pytest.raises(NetworkError):
             await ask(host, SERVER.peer, Look(RUN))
+        nonlocal machine
+        machine = "192.0.2.2"
+        assert (await ask(host, SERVER.peer, Look(RUN))).code == NOT_HERE
         for stream in silent:
             await stream.aclose()
 
