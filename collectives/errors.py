@@ -9,7 +9,7 @@ A user-facing error says what happened (with the values), why it probably is so,
     ├─ ProtocolError              RemoteProtocolError, LocalProtocolError, VersionMismatchError
     ├─ SecurityError              BadSignatureError, NotAdmittedError, MisbehaviourError
     ├─ GroupError                 NotEnoughPeersError, GroupDissolvedError
-    ├─ StateError                 OutOfDateError, DigestMismatchError, ModelMismatchError, RecertifyError, RemovedError, StorageError
+    ├─ StateError                 OutOfDateError, DigestMismatchError, ModelMismatchError, RecertifyError, RemovedError, DoubledError, StorageError
     └─ SwarmClosedError
 """
 
@@ -244,6 +244,13 @@ class RemovedError(StateError):
     """The organiser has removed this member's present life from the run: it never votes again."""
 
     code = "E307"
+    exit_code = 77
+
+
+class DoubledError(StateError):
+    """Another process lives under this node's key: neither votes any more."""
+
+    code = "E308"
     exit_code = 77
 
 

@@ -87,6 +87,11 @@ class Membership:
         ] = {}  # whose invites restrict what they may, or how many enter by them
         self.timing = timing or Timing()
         self.refused: Counter[str] = Counter()  # records refused, by reason
+        same = random.Random()
+        same.setstate(rng.getstate())
+        self.life = same.randbytes(wire.LIFE_BYTES)  # a nonce of this process
+        self.is_doubled = False  # another process speaks under this key
+        self._beside = b""  # whose record under this key was seen last
         self._sign, self._verify, self._rng, self._offset = sign, verify, rng, unix_offset_s
         self._table: dict[PeerId, _Held] = {}
         self._gone: dict[
@@ -110,6 +115,11 @@ class Membership:
         self._moved: dict[PeerId, tuple[str, ...]] = {}
 
     # ---- what the session asks
+    def doubled(self, peer: PeerId) -> bool:
+        """Whether two processes live under this peer's key, by their own word."""
+        held = self._table.get(peer)
+        return (held is not None and held.record.doubled) or (peer == self.me and self.is_doubled)
+
     def records(self) -> list[Record]:
         """All members known now, by peer; one's own record included."""
         return [self._table[peer].record for peer in sorted(self._table)]
@@ -245,7 +255,14 @@ class Membership:
         sequence = max(last + 1, int((now + self._offset) * 1000))
         expires = now + self.timing.lifetime_s
         record = Record(
-            self.run, self.me, sequence, int((expires + self._offset) * 1000), **self._fields
+            self.run,
+            self.me,
+            sequence,
+            int((expires + self._offset) * 1000),
+            **self._fields,
+            life=self.life,
+            beside=self._beside,
+            doubled=self.is_doubled,
         )
         signed = wire.sign_record(record, self._sign)
         self._put(record, signed, signed.hash(), NEVER)  # one's own never expires here
@@ -305,8 +322,17 @@ class Membership:
         wire.verify_record(signed, record, self.run, self._verify)
         if (
             record.peer == self.me
-        ):  # an earlier life of ours spoke with a larger sequence: speak above it
+        ):  # an earlier life of ours spoke with a larger sequence, or another process: speak above it
             self._put(record, signed, hash_, NEVER)
+            told = self.is_doubled and self._beside == record.life and record.doubled
+            if record.life != self.life:
+                self._beside = record.life
+                self.is_doubled |= bool(record.life) and record.beside == self.life
+            if (
+                told
+            ):  # both know: it is said again when it is time, not as an answer to every answer
+                self._renew_at = min(self._renew_at, now + self.timing.renew_s)
+                return
             self._issue(now)
             self._push_at = now
         else:

@@ -23,6 +23,7 @@ MAX_RECORD_BYTES = 4096
 MAX_RECORDS = 1024  # members of one run a node keeps in mind
 RECORDS_PER_MESSAGE = 64
 SHORT_BYTES, LINE_BYTES = 8, 16
+LIFE_BYTES = 8
 MAX_MESSAGE_BYTES = RECORDS_PER_MESSAGE * (MAX_RECORD_BYTES + 128)
 DOMAIN = b"atoll/membership/1\0"
 
@@ -34,7 +35,11 @@ Address = Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS_CHARS, pattern=PLAI
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
-    """What a member says of itself: where others can dial it, without its peer id, and its open round (0: no state yet)."""
+    """What a member says of itself: where others can dial it, without its peer id, and its open round (0: no state yet).
+
+    ``life``: a nonce of its process. ``beside``: that of another process that spoke under the same key. Where each of two names the other, both
+    have lived since both began: ``doubled``.
+    """
 
     run: Annotated[str, msgspec.Meta(max_length=64, pattern=PLAIN)]
     peer: Peer
@@ -42,6 +47,9 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     expires_unix_ms: Count
     addresses: Annotated[tuple[Address, ...], msgspec.Meta(max_length=MAX_ADDRESSES)] = ()
     round: Count = 0
+    life: Annotated[bytes, msgspec.Meta(max_length=LIFE_BYTES)] = b""
+    beside: Annotated[bytes, msgspec.Meta(max_length=LIFE_BYTES)] = b""
+    doubled: bool = False
 
 
 class SignedRecord(msgspec.Struct, frozen=True, array_like=True):

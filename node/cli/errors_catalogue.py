@@ -353,6 +353,17 @@ again, so the node takes no part any more. What its script did since its last ce
 To come back as a new member: atoll down, move the run's folder away (`atoll config path` names the folder of runs), atoll up,
 and join again. The state is fetched from the others.""",
     ),
+    "E308": Page(
+        "doubled",
+        "another process has this node's key and lives",
+        77,
+        """Two live processes have one key: a home was copied to another machine, or is part of an image that was started twice.
+Both would vote in one name, and could vote differently. So both take no more part in the run until one of them is gone;
+`atoll peers` of the other members names the peer as doubled.
+
+Stop one of the two (`atoll down`). On its machine enter again with a key of its own: atoll join INVITE --fresh-key.
+Then start the other again: atoll down, atoll up.""",
+    ),
     "E400": Page(
         "config",
         "a setting is wrong",

@@ -322,6 +322,8 @@ def rates_text(peer: Document) -> str:
 def _state(peer: Document) -> str:
     if peer.get("banned") or peer.get("other_history"):
         return "banned" if peer.get("banned") else "other history"
+    if peer.get("doubled"):
+        return "doubled"
     return {True: "live", False: "lost"}.get(peer.get("live", True), "–")
 
 

@@ -15,7 +15,7 @@ from ...collectives.identifiers import PeerId
 from ...collectives.layout import MAX_FRAGMENTS
 from ...collectives.swarm import Share
 from ..session import events as ev
-from .troubles import founded_twice, removed_here
+from .troubles import doubled_here, founded_twice, removed_here
 from .waiting import document_of
 
 if TYPE_CHECKING:
@@ -173,6 +173,8 @@ class Chronicle:
             case ev.AnotherHistory():
                 if (twice := founded_twice(run.foreign)) is not None:
                     run.troubles.tell(twice)
+            case ev.Doubled():
+                run.troubles.tell(doubled_here())
             case ev.Renewed():
                 log.warning(
                     "run %s: this home is an old copy: the run has votes of it that it does not know; "

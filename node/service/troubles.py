@@ -11,7 +11,13 @@ from typing import Any
 
 import trio
 
-from ...collectives.errors import AtollError, LocalProtocolError, RemovedError, StateError
+from ...collectives.errors import (
+    AtollError,
+    DoubledError,
+    LocalProtocolError,
+    RemovedError,
+    StateError,
+)
 from ...collectives.identifiers import PeerId
 
 log = logging.getLogger("atoll")
@@ -78,6 +84,15 @@ def removed_here() -> RemovedError:
         "the organiser has removed this node from the run",
         why="It was taken to be lost for ever (`atoll recertify`). What it did since is in no certified round; its votes count no more.",
         hint="To come back as a new member: atoll down, move the run's folder away, atoll up, join again.",
+    )
+
+
+def doubled_here() -> DoubledError:
+    """Another process lives under this node's key."""
+    return DoubledError(
+        "another process has this node's key and lives; neither votes any more",
+        why="Two with one key could vote twice in one round. This happens when a home is copied to another machine, or is in an image.",
+        hint="Stop one of the two. On its machine enter again with a key of its own: atoll join INVITE --fresh-key. Then start the other again.",
     )
 
 

@@ -222,6 +222,7 @@ def peers_of(run: RunService) -> list[dict[str, Any]]:
             "organiser": peer == run.organiser,
             "live": session.others.there(now, peer),
             "other_history": peer in membership.foreign,
+            "doubled": membership.doubled(peer),
             "path": "self" if peer == me else lanes.get(peer, ""),
             "round": (records[peer].round or None) if peer in records else None,
             "addresses": list(records[peer].addresses) if peer in records else [],

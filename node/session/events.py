@@ -61,6 +61,11 @@ class Renewed:
 
 
 @dataclass(frozen=True, slots=True)
+class Doubled:
+    """Another process lives under this node's key: neither takes part any more."""
+
+
+@dataclass(frozen=True, slots=True)
 class InFragment:
     """What the session of one fragment tells, of a run that is cut into fragments."""
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from .session import Session
 
 
+ALONE_S = 10.0  # another process under the same key is heard of sooner: until then an earlier life may still live
+
+
 @dataclass(frozen=True, slots=True)
 class SealView:
     """The open round is sealed here. ``removed``: whose votes never come; ``awaited``: at the organiser, whose answers are not here yet."""
@@ -145,6 +148,7 @@ class Recertifying:
             or not others
             or session.settings.lying
             or machine.stateless
+            or now - session.began_at < ALONE_S
             or machine.open.decided is not None
             or machine.sealing.leading
             or machine.quorum(others)

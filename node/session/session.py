@@ -141,7 +141,8 @@ class Session:
         self.admission = Admission(self, probation, per_hour)
         self.retaining = Retaining(self)
         self.distances = Distances(self)
-        self.left = False
+        self.left = self.doubled = False
+        self.began_at = now
         self.script: Layout | None = None  # layout of the attached script, if any
         self.loop: deque[m.Envelope] = deque()  # messages to oneself
         self.offering = Offering(self)
@@ -421,6 +422,8 @@ class Session:
 
     def _on_envelope(self, now: float, peer: PeerId, envelope: m.Envelope) -> None:
         body = envelope.body
+        if self.membership.is_doubled:
+            return  # another process may vote under this key: this one takes no part
         if envelope.log.startswith(BRANCH):
             self.branching.on_branch_message(now, peer, envelope)
         elif envelope.log != self.log:
@@ -510,6 +513,8 @@ class Session:
         """Call at `next_due`."""
         self._now = now
         self.membership.tick(now)
+        if self.membership.is_doubled:
+            return self._stand_aside(now)
         if now - self._ticked_at >= self.timing.pull_s * 0.99:
             self._ticked_at = now
             self._retry(now)
@@ -527,6 +532,15 @@ class Session:
             if now - self._asked_at >= self.timing.fetch_s:
                 self._asked_at = now
                 self.others.knock(now, targets)
+        self._drain(now)
+
+    def _stand_aside(self, now: float) -> None:
+        """Another process lives under this key: neither votes any more, and both say so."""
+        if not self.doubled:
+            self.doubled = True
+            self.ports.emit(ev.Doubled())
+        self._ticked_at = now
+        self.waits.tick(now)
         self._drain(now)
 
     def next_due(self) -> float:

@@ -23,6 +23,7 @@ WaitState = Literal[
     "training",
     "waiting for peers",
     "no quorum",
+    "doubled",
     "lacking state",
     "recertifying",
     "round under way",
@@ -103,6 +104,14 @@ class Waits:
         session, machine = self.session, self.session.machine
         if session.left:
             return "left", "nothing", (), "atoll join enters the run again"
+        if session.doubled:
+            return (
+                "doubled",
+                "the end of the other process that has this node's key",
+                (session.me,),
+                "one of the two stops and the other is started again; its machine enters with"
+                " atoll join INVITE --fresh-key",
+            )
         if session.me in session.membership.banned:
             return "banned", "nothing", (), "the organiser lifts the ban"
         if session.recertifying.removed:

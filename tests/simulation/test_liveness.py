@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 from session_table import Peer, Table
 
+from atoll.collectives.group import Entry, Vote
+from atoll.collectives.round import MemoryJournal
 from atoll.node.session import events as ev
 
 KEPT = 8  # rounds whose results are kept for laggards
@@ -209,4 +214,95 @@ def test_a_member_that_was_only_killed_stays_the_same_life() -> None:
         table.until(lambda: second.session.phase == "running" and not second.machine.frontier)
         table.until(lambda: second.session.completed == first.session.completed)
     assert [event for event in second.heard if isinstance(event, ev.Renewed)] == []
+    table.end()
+
+
+# ---- one key, one life
+
+
+class Fan:
+    """Two processes under one name, each of which hears all that is sent to it."""
+
+    def __init__(self, table: Table, peer: Peer) -> None:
+        self.table, self.peer = table, peer
+        self.twin = Peer(table, peer.name)
+        self.twin.storage = peer.storage.copy()
+        self.twin.lives = 100  # another stream of random numbers
+
+    def start(self) -> Peer:
+        """The twin begins."""
+        node = self.peer.node
+        assert node is not None
+        self.twin.start().attach()
+        network, both = self.table.network, (node._deliver, self.twin.node._deliver)  # type: ignore[union-attr]
+        network.detach(self.peer.name)
+        network.attach(self.peer.name, lambda *what: [deliver(*what) for deliver in both])
+        return self.twin
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_two_processes_with_one_key_find_one_another_and_take_no_more_part(count: int) -> None:
+    table = Table(count)
+    *rest, peer = table.all_in()
+    together(table, table.peers, "first")
+    twin = Fan(table, peer).start()
+    began = table.world.now
+    table.until(lambda: peer.session.doubled and twin.session.doubled)
+    assert table.world.now - began < 10.0
+    table.until(lambda: all(one.session.membership.doubled(peer.name) for one in rest))
+    assert table.world.now - began < 10.0
+    for one in (peer, twin):
+        assert one.session.waits.look(table.world.now).state == "doubled"
+        assert [event for event in one.heard if isinstance(event, ev.Doubled)] == [ev.Doubled()]
+    together(table, rest, "without them")
+    assert peer.name not in [
+        c.member.peer for c in rest[0].machine.journal.entries[-1].entry.contributors
+    ]
+    table.end()
+
+
+def record(
+    votes: dict[tuple[int, int, int], set[bytes]],
+    journal: MemoryJournal,
+    accept: Callable[..., None],
+    ballot: int,
+    entry: Entry,
+    *proof: tuple[Vote, ...],
+) -> None:
+    """Note a vote, by life, round and ballot."""
+    votes.setdefault((journal.incarnation, entry.round, ballot), set()).add(entry.hash())
+    accept(ballot, entry, *proof)
+
+
+def test_of_two_processes_with_one_key_none_votes_for_what_the_other_did_not() -> None:
+    """The twin begins at many moments of a round."""
+    for moment in range(16):
+        table = Table(3)
+        *_, peer = table.all_in()
+        together(table, table.peers, "first")
+        votes = dict[tuple[int, int, int], set[bytes]]()
+        fan = Fan(table, peer)
+        for one in (peer, fan.twin):
+            journal = one.storage.journal()
+
+            journal.accept = partial(record, votes, journal, journal.accept)  # type: ignore[method-assign]
+        for one in table.peers:
+            one.contribute(f"of {one.name}")
+        table.wait(moment * 0.001)
+        twin = fan.start()
+        table.until(lambda peer=peer, twin=twin: peer.session.doubled and twin.session.doubled)  # type: ignore[misc]
+        assert votes
+        assert all(len(entries) == 1 for entries in votes.values())
+        table.end()
+
+
+def test_a_process_that_was_started_again_is_not_its_own_double() -> None:
+    table = Table(3)
+    first, second, third = table.all_in()
+    for _ in range(3):
+        second.kill()
+        second.start().attach()
+        table.wait(6.0)
+    assert not any(peer.session.membership.doubled(second.name) for peer in (first, second, third))
+    goes_on(table, table.peers)
     table.end()
