@@ -1,10 +1,12 @@
 """Recertify: on the organiser's word that some members will never vote again, their round goes on without their votes. Sans I/O.
 
-Never automatic: the silent may be a live majority. The organiser seals the open round at every node that it knows outside the removed, and
-waits for all of them. A sealed member votes no more in this round, counts no votes, and listens to nobody removed; it answers
-what it has accepted and where its branch stands, and asks until it has the entry. The organiser then signs one entry: the one accepted under
-the highest ballot, unchanged; where none is, the best branch, or an entry without contributors. Its signature, over the removed members, too,
-stands for the votes of a quorum. A node that is further answers with what was decided, and the seal begins anew there.
+Never automatic where anybody is silent: the silent may be a live majority.
+The organiser seals the open round at every node that it knows outside the removed, and waits for all of them. A sealed
+member votes no more in this round, counts no votes, and listens to nobody removed; it answers what it has accepted and
+where its branch stands, and asks until it has the entry. The organiser then signs one entry: the one accepted under the
+highest ballot, unchanged; where none is, the best branch, or an entry without contributors. Its signature, over the
+removed members, too, stands for the votes of a quorum. A node that is further answers with what was decided, and the
+seal begins anew there.
 """
 
 from __future__ import annotations

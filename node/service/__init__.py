@@ -13,6 +13,7 @@ rates        how fast bytes went to and came from each peer of late
 timings      where the time of each reduction went, for subscribers
 chronicle    what happened in a run: published, and kept for its status
 bans         who is banned: handed on, enforced
+waiting      what a run waits for, as a document
 views        a run as documents for people and tools
 kept         results of durable operations, received into the files that keep them
 run          RunService: one run

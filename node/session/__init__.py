@@ -25,6 +25,7 @@ recertifying    the organiser's word that members are lost for ever: checked, an
 earlier         what became of contributions of an earlier life
 applying        what follows the outer step of a decided entry
 installing      a fetched state replaces the own one
+waiting         what a member waits for, and when it says so
 resting         how often to look for what needs repair
 witness         who votes for two values of one ballot: the proof
 budgets         what one peer may ask of this node

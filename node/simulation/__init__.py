@@ -7,6 +7,7 @@ member    one peer: its disks, and while it lives a process and its scripts
 watch     one log as it is watched: its checker, and what its scripts share
 checker   the oracle: predicates that must hold whatever happens
 removal   a quorum is lost for ever, and the organiser recertifies
+deaths    members that die for good, and what is promised to who is left
 swarm     members, world, network, faults and checker: one seed, one run
 plant     the seams at which known bugs are planted
 branch_plants  those of branches
