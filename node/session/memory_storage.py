@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...collectives.group import Certified, Entry
 from ...collectives.layout import Layout
-from ...collectives.round import MemoryJournal
+from ...collectives.round import Journal, MemoryJournal
 from ...collectives.swarm import OuterSettings
 from ...optim.outer import OuterStep
 from .kept import KeptVote, Votes
@@ -58,7 +58,7 @@ class MemoryStorage:
 
     def __init__(self, outer: OuterSettings, incarnation: int = 0) -> None:
         self._outer = outer
-        self._journal = MemoryJournal(incarnation)
+        self._journal: Journal = MemoryJournal(incarnation)
         self._layout: Layout | None = None
         self._kept: dict[bytes, tuple[int, bytes]] = {}
         self._from = 0
@@ -87,7 +87,7 @@ class MemoryStorage:
         copy._checkpoint, copy._before = self._checkpoint, self._before
         return copy
 
-    def journal(self) -> MemoryJournal:
+    def journal(self) -> Journal:
         """The journal."""
         return self._journal
 

@@ -1,5 +1,6 @@
 """The whole swarm in virtual time: the real session and the real data plane of every member, on a network that fails as told.
 
+medium    a disk that loses, tears and reorders what was not synced when power goes
 storage   what a simulated member keeps over the life of its process
 script    a training script reduced to what the round protocol sees of it: units of work
 process   one life of a node: Session and Exchange on a World and a Network

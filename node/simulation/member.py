@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -85,13 +85,13 @@ class SimMember:
             if self.leaving:
                 process.run.leave(now)
 
-    def die(self) -> None:
-        """End the process at once."""
+    def die(self, *, power: bool = False) -> None:
+        """End the process at once; with ``power`` the machine, and what was not forced to the medium is lost, torn and reordered."""
         if self.process is not None:
             self.process.end()
             self.process = None
             for disk in self.disks:
-                disk.die()
+                disk.die(power=power)
 
     def leave(self) -> None:
         """The user lets the member leave."""
@@ -114,7 +114,12 @@ class Disk(Observer):
     def __init__(self, member: SimMember, watch: Watch) -> None:
         self.member, self.watch = member, watch
         self.swarm, self.peer, self.checker = member.swarm, member.peer, watch.checker
-        self.storage = SimStorage(self.swarm.settings.outer, self)
+        self.storage = SimStorage(
+            self.swarm.settings.outer,
+            self,
+            self.swarm.world.stream(f"disk/{self.peer}/{watch.number}"),
+            self.swarm.plant.unforced,
+        )
         self.units = Units()
         self.script: Script | None = None
         self.undecided: list[
@@ -134,14 +139,14 @@ class Disk(Observer):
             else None
         )
 
-    def die(self) -> None:
+    def die(self, *, power: bool) -> None:
         """The process is gone."""
         assert self.script is not None
         if self.script.pending is not None:
             self.undecided.append(self.script.pending[0])
         self.script.die()
         self.script = None
-        self.storage.end_of_life()
+        self.storage.end_of_life(power=power)
         self.swarm.plant.crashed(self.storage)
 
     def wipe(self) -> None:
@@ -199,20 +204,19 @@ class Disk(Observer):
         """Traps may strike between any two writes."""
         self.swarm.event("write", self.peer, None)
 
-    def voted(self, ballot: int, entry: Entry) -> None:
-        """A vote was recorded."""
-        self.watch.voted(self.member.me, ballot, entry)
-        replica, session = self.storage.replica_now, self._session
+    def voted(self, ballot: int, entry: Entry) -> Callable[[], None]:
+        """A vote was recorded; it is judged as it was recorded, once it is on the medium."""
+        replica, session, me = self.storage.replica_now, self._session, self.member.me
         generation = replica.generation if replica is not None else -1
         if session is not None and session.branching.base_state is not None:
             generation = len(self.log) - 1  # it is put aside while the replica is on a branch
-        self.checker.voted(
-            self.member.me,
-            ballot,
-            entry,
-            holds_bytes=self.storage.holds(entry),
-            generation=generation,
-        )
+        holds = self.storage.holds(entry)
+
+        def told() -> None:
+            self.watch.voted(me, ballot, entry)
+            self.checker.voted(me, ballot, entry, holds_bytes=holds, generation=generation)
+
+        return told
 
     def appended(self, certified: Certified, last: int) -> None:
         """An applied entry was recorded."""

@@ -17,9 +17,11 @@ from ...collectives.round import machine as machine_module
 from ...collectives.round import sealing as sealing_module
 from ...collectives.round.lying import acceptor as witness_module
 from ...collectives.round.lying import judge as judge_module
+from ..session import barrier as barrier_module
 from ..session import branch as branch_module
 from ..session import branching as branching_module
 from ..session import session as session_module
+from . import process as process_module
 from .storage import SimStorage
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ class Plant:
     branches = 0.0  # share of the seeds in which members without a quorum go on in branches
     dying = 0.0  # share of the seeds in which members die for good
     recertified = 0.0  # share of the seeds in which the organiser recertifies
+    power = 0.0  # share of the seeds in which machines lose power, and not only processes die
+    unforced = ""  # the name of files whose sync does nothing, or "folder"
     lying = 0  # how many members lie
     lies: tuple[str, ...] = ()
     exchange: type[Exchange] = Exchange
@@ -42,6 +46,7 @@ class Plant:
     witness: type[witness_module.Witness] | None = None
     accountable: type[lying_module.Accountable] | None = None
     judge: type[judge_module.Judge] | None = None
+    barrier: type[barrier_module.Barrier] | None = None
     branching: type[branching_module.Branching] | None = None
     branch: type[branch_module.Branch] | None = None
 
@@ -56,6 +61,7 @@ class Plant:
             (lying_module, "Witness", self.witness),
             (lying_module, "Accountable", self.accountable),
             (witness_module, "Judge", self.judge),
+            (process_module, "Barrier", self.barrier),
             (session_module, "Branching", self.branching),
             (branching_module, "Branch", self.branch),
         ]

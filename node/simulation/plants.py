@@ -5,7 +5,7 @@ Each plant overrides what it breaks, for the time of one run. scripts/simulate_r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,6 +21,7 @@ from ...collectives.round import acceptor as acceptor_module
 from ...collectives.round import convener as convener_module
 from ...collectives.round import machine as machine_module
 from ...collectives.round import vote_payload
+from ..session.barrier import Barrier
 from .branch_plants import BRANCH_PLANTS
 from .lying_plants import LYING_PLANTS
 from .plant import Plant
@@ -38,6 +39,45 @@ class VoteNotPersisted(Plant):
         """Forget them."""
         journal = storage.journal()
         journal.promised, journal.accepted = -1, None
+
+
+class JournalNotForced(Plant):
+    """The sync of the journal does nothing: what was voted is gone with the power."""
+
+    power, unforced = 1.0, "entries"
+
+
+class MetaNotForced(Plant):
+    """The sync of what tells lives apart does nothing."""
+
+    power, unforced = 1.0, "meta.json"
+
+
+class CheckpointNotForced(Plant):
+    """The sync of a checkpoint does nothing, and it is renamed: it may be empty after a power cut."""
+
+    power, unforced = 1.0, "safetensors"
+
+
+class FolderNotForced(Plant):
+    """The sync of a folder does nothing: files whose bytes are on the medium have no names there."""
+
+    power, unforced = 1.0, "folder"
+
+
+class _NoBarrier(Barrier):
+    def hold(self, act: Callable[[float], None]) -> bool:
+        """Nothing waits."""
+        super().hold(lambda _: None)
+        for storage in self._storages:
+            cast(SimStorage, storage).journal().note()
+        return False
+
+
+class ToldBeforeForced(Plant):
+    """Votes are sent before they are on the medium."""
+
+    power, barrier = 1.0, _NoBarrier
 
 
 class _IgnoresAccepted(convener_module.Convening):
@@ -215,6 +255,11 @@ class SnapshotWithoutEntries(Plant):
 
 PLANTS: dict[str, type[Plant]] = {
     "vote-not-persisted": VoteNotPersisted,
+    "journal-not-forced": JournalNotForced,
+    "meta-not-forced": MetaNotForced,
+    "checkpoint-not-forced": CheckpointNotForced,
+    "folder-not-forced": FolderNotForced,
+    "told-before-forced": ToldBeforeForced,
     "accepted-ignored": AcceptedValueIgnored,
     "owner-decides": ContributorsPerOwner,
     "vote-without-bytes": VoteWithoutBytes,

@@ -5,15 +5,28 @@ Every write first goes past ``before_write``, where a trap may kill the process:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import cast
+
+from ...collectives.digest import merkle_root
+from ...collectives.errors import StorageError
 from ...collectives.group import Certified, Entry, Vote
 from ...collectives.layout import Layout
-from ...collectives.round import MemoryJournal, SealRecord
+from ...collectives.round import SealRecord
 from ...collectives.swarm import OuterSettings
 from ..session.kept import Votes
 from ..session.memory_storage import MemoryStorage, MemoryVotes
 from ..session.ports import Replica
 from ..session.record import BranchRecord
-from ..session.replica import ModelReplica, PlainSlots
+from ..session.replica import ModelReplica, PlainSlots, bytes_of
+from ..storage import checkpoint as cp
+from ..storage.journal import FileJournal
+from .checker import Violation
+from .medium import SimMedium
+
+FOLDER = Path("disk")
 
 
 class Observer:
@@ -22,8 +35,9 @@ class Observer:
     def before_write(self, kind: str) -> None:
         """A write is about to happen; may raise ProcessDied."""
 
-    def voted(self, ballot: int, entry: Entry) -> None:
-        """A vote was recorded."""
+    def voted(self, ballot: int, entry: Entry) -> Callable[[], None]:
+        """A vote was recorded. What is to be called once it is on the medium, and may be told."""
+        return lambda: None
 
     def appended(self, certified: Certified, last: int) -> None:
         """An applied entry was recorded, after ``last`` entries."""
@@ -38,12 +52,15 @@ class Observer:
         """The session gave up its journal."""
 
 
-class SimJournal(MemoryJournal):
-    """A journal that survives the process and tells an observer."""
+class SimJournal(FileJournal):
+    """The node's journal, on a simulated disk; it tells an observer. A vote is told once it is on the medium: before, nobody has heard it."""
 
-    def __init__(self, observer: Observer, incarnation: int) -> None:
-        super().__init__(incarnation)
+    def __init__(self, observer: Observer, incarnation: int, medium: SimMedium) -> None:
         self.observer = observer
+        self._untold = list[tuple[int, Entry, Callable[[], None]]]()
+        super().__init__(
+            FOLDER / "journal", incarnation=incarnation, medium=medium, boot=str(medium.boots)
+        )
 
     def promise(self, ballot: int) -> None:
         """Record a promise."""
@@ -54,7 +71,7 @@ class SimJournal(MemoryJournal):
         """Record a vote."""
         self.observer.before_write("accept")
         super().accept(ballot, entry, proof)
-        self.observer.voted(ballot, entry)
+        self._untold.append((ballot, entry, self.observer.voted(ballot, entry)))
 
     def echo(self, ballot: int, entry: Entry) -> None:
         """Record an echo."""
@@ -72,6 +89,45 @@ class SimJournal(MemoryJournal):
         self.observer.appended(certified, len(self.entries))
         super().append(certified)
 
+    def sync(self) -> None:
+        """Force it: what was voted may be said from now on."""
+        super().sync()
+        untold, self._untold = self._untold, []
+        for _, _, tell in untold:
+            tell()
+
+    def again(self, medium: SimMedium) -> SimJournal:
+        """What the next life reads. Raises Violation where it has forgotten what was said."""
+        later = SimJournal(self.observer, self.incarnation, medium)
+        if later.damaged:
+            raise Violation("durability", f"a journal that was forced is damaged: {later.damaged}")
+        said = [vote for vote in (self.accepted, self.echoed) if vote is not None]
+        for ballot, entry, tell in self._untold:
+            if later.accepted == (ballot, entry):
+                tell()
+            said = [vote for vote in said if vote != (ballot, entry)]
+        later.told = self.told
+        rounds, promised = self.told
+        if len(later.entries) < rounds:
+            raise Violation(
+                "durability", f"{rounds} entries were told of, {len(later.entries)} are left"
+            )
+        if len(later.entries) == rounds and later.promised < promised:
+            raise Violation("durability", f"a promise of ballot {promised} was told and is gone")
+        return later
+
+    told: tuple[int, int] = (0, -1)
+    """How many entries, and which promise in the open round, messages have told of."""
+
+    def note(self) -> None:
+        """Messages that tell of everything written so far may leave."""
+        self.told = (len(self.entries), self.promised)
+
+    def forget_votes(self) -> None:
+        """What `[durability] sync = "none"` risks: the log is here, and what was said in the open round is not known."""
+        self._write_vote(-1, None, (), None)
+        self.go_on(anew=True)
+
 
 class SimReplica(ModelReplica):
     """A replica that tells an observer what it publishes."""
@@ -87,23 +143,32 @@ class SimReplica(ModelReplica):
 
 
 class SimStorage(MemoryStorage):
-    """The disk of one simulated member."""
+    """The disk of one simulated member: the node's journal and checkpoints on a `SimMedium`; the rest in memory, as if it were forced at once.
 
-    def __init__(self, outer: OuterSettings, observer: Observer) -> None:
+    Result bytes that were not forced may be lost with the power.
+    """
+
+    def __init__(self, outer: OuterSettings, observer: Observer, rng: Random, skip: str) -> None:
+        """``skip``: see `SimMedium`."""
         super().__init__(outer)
         self.observer = observer
-        self._journal = SimJournal(observer, 0)
+        self._rng, self._skip = rng, skip
+        self.medium = SimMedium(rng, skip)
+        self._journal = SimJournal(observer, 0, self.medium)
+        self._forced: dict[tuple[int, tuple[bytes, ...]], bytes] = {}
         self.replica_now: SimReplica | None = None
+        self._numel = 0  # elements of the checkpoints' anchors
 
     # ---- for the harness
     @property
     def incarnation(self) -> int:
         """The incarnation of the next process."""
-        return self._journal.incarnation
+        return self.journal().incarnation
 
     def wipe(self) -> None:
         """The disk is lost, but for the number of lives."""
-        self._journal = SimJournal(self.observer, self.incarnation + 1)
+        self.medium = SimMedium(self._rng, self._skip)
+        self._journal = SimJournal(self.observer, self.incarnation + 1, self.medium)
         self._layout, self._checkpoint, self._kept, self._from, self._branch = (
             None,
             None,
@@ -111,33 +176,71 @@ class SimStorage(MemoryStorage):
             0,
             None,
         )
-        self._before = None
+        self._before, self._forced = None, {}
         self.votes: Votes = MemoryVotes()
 
     def reboot(self) -> None:
-        """The machine lost power: what was voted for is not known any more, so the next life is a new one with the same log."""
-        journal = self._journal
-        journal.incarnation, journal.promised, journal.accepted, journal.echoed = (
-            journal.incarnation + 1,
-            -1,
-            None,
-            None,
-        )
+        """The machine lost power, and votes were not forced: the next life is a new one with the same log."""
+        self.journal().forget_votes()
 
-    def end_of_life(self) -> None:
-        """The process died; the next one reads what is here."""
-        self.restart()
+    def end_of_life(self, *, power: bool = False) -> None:
+        """The process died, or with ``power`` the machine; the next one reads what is here."""
         self.replica_now = None
+        if power:
+            self.medium.cut()
+            self._kept = {
+                name: kept for name, kept in self._kept.items() if self._rng.random() < 0.5
+            }
+        else:
+            self.medium.kill()
+        self._journal = self.journal().again(self.medium)
+        if self._checkpoint is not None and self._newest() is None:
+            raise Violation("durability", "no whole checkpoint is left")
 
     def holds(self, entry: Entry) -> bool:
         """Whether the result bytes of an entry are stored."""
-        return not entry.contributors or entry.hash() in self._kept
+        return not entry.contributors or self.kept(entry) is not None
 
     # ---- ports.Storage, as a session sees it
+    def journal(self) -> SimJournal:
+        """The journal."""
+        return cast(SimJournal, self._journal)
+
+    @property
+    def written(self) -> int:
+        """See Storage."""
+        return self.journal().written
+
+    def sync(self) -> None:
+        """See Storage."""
+        self.journal().sync()
+        self.journal().note()
+
+    @property
+    def forces_results(self) -> bool:
+        """See Storage."""
+        return True
+
+    def force_result(
+        self, log: str, round_: int, digests: tuple[bytes, ...], data: memoryview
+    ) -> None:
+        """See Storage."""
+        self._forced[round_, digests] = bytes(data)
+
     def keep_result(self, entry: Entry, data: memoryview) -> None:
         """Keep result bytes."""
         self.observer.before_write("result")
         super().keep_result(entry, data)
+
+    def kept(self, entry: Entry) -> memoryview | None:
+        """Kept bytes."""
+        forced = self._forced.get((entry.round, entry.part_digests))
+        return memoryview(bytearray(forced)) if forced is not None else super().kept(entry)
+
+    def forget_results(self, before: int) -> None:
+        """Older results may go."""
+        super().forget_results(before)
+        self._forced = {key: data for key, data in self._forced.items() if key[0] >= self._from}
 
     def keep_branch(self, record: BranchRecord) -> None:
         """Keep the branch record."""
@@ -157,7 +260,52 @@ class SimStorage(MemoryStorage):
     def checkpoint(self, replica: Replica, entry: Certified, rounds: int) -> None:
         """Keep the state."""
         self.observer.before_write("checkpoint")
+        assert isinstance(replica, ModelReplica)
+        saved = cp.Saved(
+            replica.applied, rounds, merkle_root(replica.hashes()), replica.anchor, replica.momentum
+        )
+        self._numel = replica.layout.numel
+        again = self._checkpoint is not None and self._checkpoint[0] == saved.entry
+        cp.save(
+            FOLDER / "checkpoint",
+            replica.layout,
+            saved,
+            run_id="run",
+            entry_hash=entry.entry.hash(),
+            medium=self.medium,
+            keep_newest=not again,
+        )
         super().checkpoint(replica, entry, rounds)
+
+    def found(self, replica: Replica, genesis: Certified) -> None:
+        """Keep layout, initial state and genesis."""
+        super().found(replica, genesis)
+        self.journal().sync()
+
+    def _newest(self) -> cp.Saved | None:
+        """The newest checkpoint that is whole. What memory says must be what the medium says."""
+        assert self._checkpoint is not None
+        for name in (cp.NEWEST, cp.BEFORE):
+            try:
+                found = cp.load(
+                    FOLDER / "checkpoint",
+                    self._numel,
+                    len(self._checkpoint[1]) // 4 - self._numel,
+                    medium=self.medium,
+                    name=name,
+                )
+            except StorageError:
+                continue
+            for kept in (self._checkpoint, self._before):
+                if (
+                    found is not None
+                    and kept is not None
+                    and bytes(bytes_of(found.anchor)) + bytes_of(found.momentum) == kept[1]
+                ):
+                    if kept is self._before:
+                        self._checkpoint, self._before = kept, None
+                    return found
+        return None
 
     def reset(self) -> None:
         """Begin a new incarnation with an empty log."""

@@ -50,6 +50,8 @@ RECERTIFIED = (
 )
 CHECKED = 0.5  # share of the seeds with two levels in which heads of sites are checked
 DYING = 0.5  # share of the seeds in which members die for good, of those where nothing else is lost for ever
+POWER = 0.4  # share of the seeds in which half of the deaths are power cuts
+SYNCS_S = (0.0005, 0.002, 0.01, 0.03)  # what media take for a sync, in such seeds
 BRANCHED = 0.4  # share of the seeds in which members without a quorum go on in branches
 RECORD_KINDS = {
     record_header.PART: "part",
@@ -174,6 +176,10 @@ class SimSwarm:
         )
         self.liars = frozenset(self.world.stream("liars").sample(self.names, self.options.lying))
         self.stats: dict[str, int] = {}
+        self.power = self.world.stream("power")
+        self.powered = self.power.random() < (POWER if plant is None else plant.power)
+        if self.powered:
+            self.place.sync_s = self.power.choice(SYNCS_S)
         self.watches = [
             Watch(self, number, part) for number, part in enumerate(cut(self.layout, fragments))
         ]
@@ -410,7 +416,7 @@ class SimSwarm:
             watch.checker.retired.add(member.me)
 
     def reboot(self, peer: PeerId) -> None:
-        """A machine loses power and starts again: its node goes on in a new life."""
+        """A machine whose votes were not forced loses power and starts again: its node goes on in a new life."""
         member = self.members[peer]
         if self.crash(peer):
             self._retire(member)
@@ -434,7 +440,7 @@ class SimSwarm:
         self.world.after(back_after_s, lambda: self.restart(peer))
 
     def _kill(self, member: SimMember) -> None:
-        member.die()
+        member.die(power=self.powered and self.power.random() < 0.5)
         for watch in self.watches:
             watch.died(member.peer)
         for other in self.members.values():

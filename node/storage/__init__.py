@@ -6,6 +6,7 @@ journal     FileJournal: entries, promises and votes, a write-ahead log that sur
 results     ResultFiles: a ring of preallocated, mapped files that results are received into
 votes       VoteFiles: free-standing operations with durable votes
 checkpoint  anchor and momentum as safetensors, two generations, verified by their Merkle root
+spent       how often noise was handed over, never behind
 contributions   what was contributed to the newest rounds, and who signed it
 run_files   RunFiles: the Storage of one run, tying these together
 """

@@ -26,6 +26,7 @@ from .contributions import ContributionFiles
 from .journal import FileJournal
 from .medium import REAL, storage_error, write_atomically
 from .results import ResultFiles
+from .spent import Spent
 from .votes import VoteFiles
 
 log = logging.getLogger("atoll")
@@ -88,6 +89,7 @@ class RunFiles:
         self.contributions = (
             ContributionFiles(folder, keep_contributions, trouble) if keep_contributions else None
         )
+        self._budget = Spent(folder / "privacy")
         self._results = ResultFiles(folder / "results")
         self.votes = VoteFiles(folder / "votes", forced=sync != "none")
         self._journal = self._open_journal(self._life())
@@ -428,27 +430,12 @@ class RunFiles:
         self._spent_unforced = True
 
     def noisy(self) -> int:
-        """Contributions with noise that were handed over. Raises StorageError where that is not known: then none may be."""
-        file = self._folder / "privacy"
-        try:
-            if (steps := int(file.read_text(encoding="ascii"))) >= 0:
-                return steps
-            raise ValueError
-        except FileNotFoundError:
-            return 0
-        except OSError as error:
-            raise storage_error(file, error) from error
-        except ValueError:
-            raise StorageError(
-                f"{file} is damaged",
-                code="E303",
-                why="It says what this node has spent of its privacy in the run.",
-                hint="Write into it how many rounds this node has contributed to, or more.",
-            ) from None
+        """See `Spent`."""
+        return self._budget.count()
 
     def spend_noisy(self) -> None:
         """One more; on the medium before it is handed over."""
-        write_atomically(self._folder / "privacy", b"%d\n" % (self.noisy() + 1))
+        self._budget.add()
 
     # ---- life
     def lacks_results(self) -> None:

@@ -116,6 +116,11 @@ def found_by(plant: str, seeds: range, options: Options | None = None) -> tuple[
         "any-half-decides",
         "adoption-without-bytes",
         "automatic-recertify",
+        "journal-not-forced",
+        "meta-not-forced",
+        "checkpoint-not-forced",
+        "folder-not-forced",
+        "told-before-forced",
     ],
 )
 def test_a_planted_bug_that_shows_soon_is_found(plant: str) -> None:

@@ -1,0 +1,225 @@
+"""A disk that forgets: what was not synced is lost, torn and reordered when power goes, as ALICE and CrashMonkey found real ones do it.
+
+A file is a list of writes on top of what is on the medium. At a power cut each 512 bytes of each write that was not synced may or may not
+have arrived, in any order; the file's length may have grown without its bytes (zeros). Names are apart from files: making, renaming and
+removing them is pending until `sync_folder`, and any of them may or may not have arrived. A kill loses nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+SECTOR = 512
+
+
+@dataclass(slots=True)
+class _File:
+    """What everybody reads, what is on the medium, and what is on the way there."""
+
+    now: bytearray = field(default_factory=bytearray)
+    medium: bytes = b""
+    writes: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
+    """(at, bytes), or (length, b"") of a file that was cut."""
+
+
+@dataclass(slots=True)
+class _Names:
+    """Of one folder."""
+
+    now: dict[str, _File] = field(default_factory=dict[str, _File])
+    medium: dict[str, _File] = field(default_factory=dict[str, _File])
+    changes: list[dict[str, _File | None]] = field(default_factory=list[dict[str, "_File | None"]])
+    """Each arrives as a whole or not at all: a rename is one of a name that goes and one that comes."""
+
+
+class SimMedium:
+    """Implements `atoll.node.storage.medium.Medium`. ``skip``: the names of files, or "folder", whose sync does nothing: a planted bug."""
+
+    def __init__(self, rng: Random, skip: str = "") -> None:
+        self._rng, self._skip = rng, skip
+        self._folders: dict[Path, _Names] = {}
+        self._open: dict[int, tuple[_File, str]] = {}
+        self._numbers = 0
+        self.syncs = 0
+        self.boots = 0
+        """How often power went: part of the boot's name."""
+        self.fail: dict[int, int] = {}
+        """The call number at which an error is raised -> its errno. Calls that change something are counted."""
+        self.calls = 0
+
+    # ---- power
+    def cut(self) -> None:
+        """Power goes: all files are closed, and what was not synced is lost, torn and reordered."""
+        self.boots += 1
+        self._open.clear()
+        files = {
+            id(file): file
+            for names in self._folders.values()
+            for file in (*names.now.values(), *names.medium.values())
+        }
+        for names in self._folders.values():
+            self._settle_names(names)
+        for file in files.values():
+            self._settle(file)
+
+    def _settle_names(self, names: _Names) -> None:
+        for change in names.changes:
+            if self._rng.random() < 0.5:
+                _apply(names.medium, change)
+        names.changes.clear()
+        names.now = dict(names.medium)
+
+    def _settle(self, file: _File) -> None:
+        left = bytearray(file.medium)
+        for at, data in file.writes:
+            if not data:  # cut
+                if self._rng.random() < 0.5:
+                    del left[at:]
+                continue
+            fate = self._rng.random()
+            if fate < 0.3:
+                continue
+            for first in range(0, len(data), SECTOR):
+                if fate < 0.6 and self._rng.random() < 0.5:
+                    continue
+                piece = data[first : first + SECTOR]
+                if len(left) < at + first:
+                    left.extend(bytes(at + first - len(left)))
+                left[at + first : at + first + len(piece)] = piece
+            if self._rng.random() < 0.3 and len(left) < at + len(data):
+                left.extend(bytes(at + len(data) - len(left)))
+        file.writes.clear()
+        file.medium = bytes(left)
+        file.now = bytearray(left)
+
+    def kill(self) -> None:
+        """The process is gone, and the system lives on."""
+        self._open.clear()
+
+    # ---- Medium
+    def _change(self) -> None:
+        """Something is about to be changed. Raises OSError where that is to fail."""
+        self.calls += 1
+        code = self.fail.get(self.calls)
+        if code is not None:
+            raise OSError(code, os.strerror(code))
+
+    def _names(self, folder: Path) -> _Names:
+        names = self._folders.get(folder)
+        if names is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
+        return names
+
+    def _file(self, number: int) -> _File:
+        if number not in self._open:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return self._open[number][0]
+
+    def open(self, path: Path) -> int:
+        """See Medium."""
+        names = self._names(path.parent)
+        file = names.now.get(path.name)
+        if file is None:
+            self._change()
+            file = names.now[path.name] = _File()
+            names.changes.append({path.name: file})
+        self._numbers += 1
+        self._open[self._numbers] = (file, path.name)
+        return self._numbers
+
+    def close(self, file: int) -> None:
+        """See Medium."""
+        self._open.pop(file, None)
+
+    def size(self, file: int) -> int:
+        """See Medium."""
+        return len(self._file(file).now)
+
+    def read(self, file: int, nbytes: int, at: int) -> bytes:
+        """See Medium."""
+        return bytes(self._file(file).now[at : at + nbytes])
+
+    def write(self, file: int, data: bytes | memoryview, at: int) -> None:
+        """See Medium."""
+        known, piece = self._file(file), bytes(data)
+        self._change()
+        if len(known.now) < at:
+            known.now.extend(bytes(at - len(known.now)))
+        known.now[at : at + len(piece)] = piece
+        if piece:
+            known.writes.append((at, piece))
+
+    def truncate(self, file: int, nbytes: int) -> None:
+        """See Medium."""
+        known = self._file(file)
+        self._change()
+        del known.now[nbytes:]
+        known.writes.append((nbytes, b""))
+
+    def sync(self, file: int) -> None:
+        """See Medium."""
+        known = self._file(file)
+        self._change()
+        self.syncs += 1
+        if self._skip and self._skip in self._open[file][1]:
+            return
+        known.medium = bytes(known.now)
+        known.writes.clear()
+
+    def sync_folder(self, folder: Path) -> None:
+        """See Medium."""
+        names = self._names(folder)
+        self._change()
+        if self._skip == "folder":
+            return
+        names.medium = dict(names.now)
+        names.changes.clear()
+
+    def make_folder(self, folder: Path) -> None:
+        """See Medium. Folders are there for good: what loses one is not simulated."""
+        while folder not in self._folders:
+            self._folders[folder] = _Names()
+            folder = folder.parent
+
+    def replace(self, old: Path, new: Path) -> None:
+        """See Medium. Within one folder."""
+        names = self._names(old.parent)
+        if old.parent != new.parent or old.name not in names.now:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(old))
+        self._change()
+        change: dict[str, _File | None] = {new.name: names.now[old.name], old.name: None}
+        _apply(names.now, change)
+        names.changes.append(change)
+
+    def remove(self, path: Path) -> None:
+        """See Medium."""
+        names = self._folders.get(path.parent)
+        if names is not None and path.name in names.now:
+            self._change()
+            change: dict[str, _File | None] = {path.name: None}
+            _apply(names.now, change)
+            names.changes.append(change)
+
+    def exists(self, path: Path) -> bool:
+        """See Medium."""
+        names = self._folders.get(path.parent)
+        return path in self._folders or (names is not None and path.name in names.now)
+
+    def contents(self, path: Path) -> bytes:
+        """See Medium."""
+        names = self._names(path.parent)
+        if path.name not in names.now:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        return bytes(names.now[path.name].now)
+
+
+def _apply(names: dict[str, _File], change: dict[str, _File | None]) -> None:
+    for name, file in change.items():
+        if file is None:
+            names.pop(name, None)
+        else:
+            names[name] = file
