@@ -12,6 +12,7 @@ phases       how far each reduction is at this node, for subscribers
 rates        how fast bytes went to and came from each peer of late
 timings      where the time of each reduction went, for subscribers
 chronicle    what happened in a run: published, and kept for its status
+subscribers  who is told of events, and what the slow miss
 bans         who is banned: handed on, enforced
 waiting      what a run waits for, as a document
 views        a run as documents for people and tools

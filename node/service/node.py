@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,10 +41,10 @@ from .context import NodeContext
 from .links import Links
 from .run import RunService
 from .scripts import AttachedScript
+from .subscribers import Subscribers
 from .troubles import described
 from .views import sealed
 
-EVENT_QUEUE = 1024
 MANIFEST_PATIENCE_S = 20.0  # how long `join` waits for a member to hand over the manifest
 POLL_S = 0.1
 REFUSED_S = 5.0  # a member that refuses us may have been the wrong one to ask
@@ -86,8 +86,7 @@ class Node:
         self._ended: dict[RunId, RunService] = {}  # on their way out
         self.error: AtollError | None = None  # the node itself cannot go on
         self.troubles: list[StorageError] = []  # files that belong to no run
-        self._subscribers: set[trio.MemorySendChannel[dict[str, Any]]] = set()
-        self._lost = 0
+        self._subscribers = Subscribers()
 
     @property
     def identity(self) -> Identity:
@@ -102,24 +101,11 @@ class Node:
     # ---- events
     def publish(self, event: dict[str, Any]) -> None:
         """Tell subscribers; the slow lose events, counted."""
-        event = {"at": time.time(), **event}
-        for channel in list(self._subscribers):
-            try:
-                channel.send_nowait({**event, "missed": self._lost} if self._lost else event)
-            except trio.WouldBlock:
-                self._lost += 1
+        self._subscribers.publish(event)
 
-    @asynccontextmanager
-    async def subscribe(self) -> AsyncGenerator[AsyncIterator[dict[str, Any]]]:
+    def subscribe(self) -> AbstractAsyncContextManager[AsyncIterator[dict[str, Any]]]:
         """Events from now on."""
-        send, receive = trio.open_memory_channel[dict[str, Any]](EVENT_QUEUE)
-        self._subscribers.add(send)
-        try:
-            yield receive
-        finally:
-            self._subscribers.discard(send)
-            send.close()
-            receive.close()
+        return self._subscribers.subscribe()
 
     # ---- views
     async def status(self) -> dict[str, Any]:

@@ -267,8 +267,16 @@ BODIES: dict[str, Callable[[Liar], m.Body]] = {
     "turn": lambda liar: m.Turn(MUCH),
 }
 OPERATIONS = ("op_plan", "op_prepare", "op_call", "op_accept")
-KINDS = [*BODIES, "manifest", "ban", "records", "replays", "churn", "blobs"]
-"""What anybody who is admitted can do."""
+BREACHES = [
+    *("join", "catch", "prepare", "plan", "accepted", "fork", "consent", "seal", "turn"),
+    *("ban", "records"),
+]
+"""Of which some messages break a rule: after 16 of these the sender is not listened to for a minute, whatever it says."""
+KINDS = [
+    *(kind for kind in [*BODIES, "manifest", "replays", "churn", "blobs"] if kind not in BREACHES),
+    *BREACHES,
+]
+"""What anybody who is admitted can do; breaches last."""
 OF_MEMBERS = [*OPERATIONS, "calls", "rates"]
 """What only members can."""
 

@@ -1,6 +1,6 @@
 """Real nodes, one of which floods another with well-formed messages, a type at a time: no round is lost or late, and no memory or disk.
 
-`scripts/hostile.py` does the same for a minute each, with every type.
+`scripts/bench_hostile.py` does the same for a minute each, with every type.
 """
 
 from __future__ import annotations

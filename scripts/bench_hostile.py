@@ -90,7 +90,7 @@ def main() -> int:
         for row in rows
     )
     emit(
-        "hostile",
+        "bench_hostile",
         vars(options),
         rows,
         held=held,

@@ -1,0 +1,40 @@
+"""Who is told of a node's events, and what the slow of them miss."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+
+EVENT_QUEUE = 1024
+
+
+class Subscribers:
+    """Each has a queue of its own. What does not fit into it is dropped and counted: the next event that fits says so as ``missed``."""
+
+    def __init__(self) -> None:
+        self._missed: dict[trio.MemorySendChannel[dict[str, Any]], int] = {}
+
+    def publish(self, event: dict[str, Any]) -> None:
+        """Tell all of them."""
+        event = {"at": time.time(), **event}
+        for channel, missed in list(self._missed.items()):
+            try:
+                channel.send_nowait({**event, "missed": missed} if missed else event)
+            except trio.WouldBlock:
+                self._missed[channel] += 1
+
+    @asynccontextmanager
+    async def subscribe(self) -> AsyncGenerator[AsyncIterator[dict[str, Any]]]:
+        """Events from now on."""
+        send, receive = trio.open_memory_channel[dict[str, Any]](EVENT_QUEUE)
+        self._missed[send] = 0
+        try:
+            yield receive
+        finally:
+            self._missed.pop(send, None)
+            send.close()
+            receive.close()
