@@ -27,6 +27,7 @@ loads neither trio nor libp2p nor torch. Rooms, lowest first:
     client/            the blocking side of the control socket: `join`, RunSwarm, NodeClient
     export, audit, recompute   a run's anchor as safetensors; its log checked and handed over; a round computed again
     splitting          clusters of a run's members, for a run of each
+    leaning            whose contributions keep pointing one way over many rounds
     local, local_member   LocalSwarm: whole swarms in one process and virtual time, for users' own tests
     recipes/, demo/, cli/   built-in training, the demonstration, the command line
 """

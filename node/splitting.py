@@ -101,7 +101,9 @@ def split(
         for folder in (*folders, *(folder.parent / CONTRIBUTIONS for folder in source.folders))
         if folder.is_dir()
     ]
-    entries, members = _newest(source, log, rounds, places)
+    entries, members = newest_rounds(
+        source, log, rounds, places, 2, "two clusterings of different rounds are compared"
+    )
     layout = read_info(source.folders[0]).layout
     middle = len(entries) // 2
     halves = [
@@ -148,10 +150,13 @@ def manifests(parent: Manifest, found: Split) -> list[Manifest]:
     ]
 
 
-def _newest(
-    source: Source, log: str, rounds: int, folders: Sequence[Path]
+def newest_rounds(
+    source: Source, log: str, rounds: int, folders: Sequence[Path], least: int, why: str
 ) -> tuple[list[Entry], list[PeerId]]:
-    """The newest rounds of which all contributions are here, the oldest first, and who the members are now."""
+    """The newest ``rounds`` rounds of which all contributions are here, the oldest first, and who the members are now.
+
+    Raises ConfigError where there are fewer than ``least``, of which ``why`` says what they are for.
+    """
     kept, members = (
         deque[Entry](maxlen=source.signed.open().audit.keep_contributions),
         list[PeerId](),
@@ -162,10 +167,10 @@ def _newest(
         if entry.contributors and not adopted_rounds(entry):
             kept.append(entry)
     found = [entry for entry in kept if not missing(entry, folders)][-rounds:]
-    if len(found) < 2:
-        lost = sorted({peer for entry in [*kept][-2:] for peer in missing(entry, folders)})
+    if len(found) < least:
+        lost = sorted({peer for entry in [*kept][-least:] for peer in missing(entry, folders)})
         raise ConfigError(
-            f"there are {len(found)} rounds of which all contributions are here, and two clusterings of different rounds are compared",
+            f"there are {len(found)} rounds of which all contributions are here, and {why}",
             key="--from",
             why=f"Of the newest rounds those of {', '.join(lost)} are missing."
             if lost

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from .output import Terminal, bytes_text, current, short_peer
 
 if TYPE_CHECKING:
     from ..audit import Audited, Change, Fork, Proven, Source
+    from ..leaning import Leans
     from ..recompute import Recomputed
 
 EVERY = 20_000  # entries between two words of progress
@@ -43,6 +45,12 @@ SHOWN = 8  # changes of the members on a screen
     help="Compute this round again from the contributions kept.",
 )
 @click.option(
+    "--leaning",
+    type=click.IntRange(min=40),
+    metavar="ROUNDS",
+    help="Say whose contributions keep pointing one way, over the newest ROUNDS.",
+)
+@click.option(
     "--from",
     "folders",
     type=GivenPath(exists=True, file_okay=False, path_type=Path),
@@ -56,6 +64,7 @@ def audit_command(
     archive: Path | None,
     other: Path | None,
     round_: int | None,
+    leaning: int | None,
     folders: tuple[Path, ...],
 ) -> None:
     """Check every signature in a run's log, and say who decided and who contributed.
@@ -65,6 +74,9 @@ def audit_command(
 
     --recompute: where the manifest says [audit] keep_contributions, what members have signed and kept gives the round's result to the bit, or names
     whose part does not. Each member keeps its own in RUN'S FOLDER/contributions; name copies of the others' with --from.
+
+    --leaning: from the same, whose contributions lean one way for longer than others' do (constancy), or against what the others do. A drift that
+    no round shows looks like this, and so does an honest member whose data are unlike all others': nobody is banned for it.
     """
     from ..audit import audit, proven_bans, write_archive
 
@@ -81,6 +93,7 @@ def audit_command(
         if round_ is not None
         else []
     )
+    leans = [_leans(terminal, source, report.log, leaning, folders) for report in reports]
     manifest = source.signed.open()
     machine: dict[str, Any] = {
         "run_id": source.signed.run_id,
@@ -91,12 +104,12 @@ def audit_command(
         "state": state,
         "bans": [{"peer": ban.peer, "by": ban.by, "proves": ban.what} for ban in bans],
         "recomputed": [_recomputed(found) for found in again],
+        "leaning": [_leaning(found) for found in leans if found is not None],
     }
     head = f"{manifest.name}  {source.signed.run_id}\n  signed   by its organiser, {short_peer(source.signed.organiser)}"
     logs = [line for report in reports for line in _lines(terminal, report, len(reports))]
-    terminal.data(
-        "\n".join([head, *logs, *_words(state), *_ban_lines(bans), *_again_lines(again)]), machine
-    )
+    rest = [*_words(state), *_ban_lines(bans), *_again_lines(again), *_lean_lines(terminal, leans)]
+    terminal.data("\n".join([head, *logs, *rest]), machine)
     if other is not None:
         terminal.say(f"{other} says the same, as far as both go")
     if archive is not None and size is not None:
@@ -256,6 +269,59 @@ def _again_lines(again: list[Recomputed]) -> list[str]:
     return [
         f"  again    round {found.round}, entry {found.entry}: the {found.reducer} of {len(found.contributors)} contributions, bit for bit"
         for found in again
+    ]
+
+
+def _leans(
+    terminal: Terminal, source: Source, log: str, rounds: int | None, folders: tuple[Path, ...]
+) -> Leans | None:
+    from ..leaning import leans
+
+    if rounds is None:
+        return None
+    return leans(
+        source,
+        log,
+        rounds,
+        folders,
+        lambda entry: None if entry % 64 else terminal.say(f"contributions to entry {entry}"),
+    )
+
+
+def _leaning(found: Leans) -> dict[str, Any]:
+    import msgspec
+
+    return msgspec.to_builtins(found)
+
+
+def _lean_lines(terminal: Terminal, leans: Sequence[Leans | None]) -> list[str]:
+    return [line for found in leans if found is not None for line in _leaners(terminal, found)]
+
+
+def _leaners(terminal: Terminal, found: Leans) -> list[str]:
+    named = [row for row in found.members if row.leans]
+    rows = [
+        (
+            short_peer(row.peer),
+            f"{row.constancy:.2f}",
+            f"{row.against:.2f}",
+            f"{row.rounds:,}",
+            " and ".join(
+                {"constancy": "one way", "against": "against the others"}[w] for w in row.leans
+            ),
+        )
+        for row in found.members
+    ]
+    who = ", ".join(short_peer(row.peer) for row in named) or "nobody"
+    heads = ("contributor", "constancy", "against", "rounds", "leans")
+    return [
+        f"  leaning  {who}: {len(found.rounds)} rounds, {found.elements:,} elements of each contribution, f = {found.f}",
+        *(f"  {line}" for line in terminal.table(heads, rows).splitlines()),
+        *(
+            ["  a drift leans like this, and so does a member whose data are unlike all others'"]
+            if named
+            else []
+        ),
     ]
 
 

@@ -247,6 +247,8 @@ OURS = {
     "node.export.Exported": "a report",
     "node.lifecycle.NodeFile": "written by this node",
     "node.private_node._Ready": "between a script and its node",
+    "node.leaning.Leaner": "a report",
+    "node.leaning.Leans": "a report",
     "node.recompute.Part": "a report",
     "node.recompute.Recomputed": "a report",
     "node.standing.Standing": "written by this node",
