@@ -32,6 +32,25 @@ def merkle_root(hashes: Sequence[bytes]) -> bytes:
     return blake3(b"\x02" + len(hashes).to_bytes(8, "big") + b"".join(level)).digest()
 
 
+def meaning(bound: Plan | Entry) -> bytes:
+    """What the bytes of a result are the result of: contributors (cids and weights), ranges, grid, codec, reducer, round; where partial sums
+    travel also owners and tree. Bytes that were reduced for a plan are those of an entry only where both mean the same."""
+    butterfly = bound.topology.kind == "butterfly"
+    ranges = tuple((part.first, part.stop) for part in bound.parts)
+    of = (
+        bound.log,
+        bound.round,
+        bound.base,
+        bound.contributors,
+        ranges if butterfly else (bound.topology, bound.parts),
+        bound.numel,
+        bound.chunk_elements,
+        bound.codec,
+        bound.reducer,
+    )
+    return blake3(b"atoll/meaning/1" + msgspec.msgpack.encode(of)).digest()
+
+
 def part_digest(bound: Plan | Entry, part: Part, hashes: Sequence[bytes]) -> bytes:
     """Digest of one part of a result; ``hashes`` are those of its chunks, in order.
 

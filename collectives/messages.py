@@ -313,6 +313,24 @@ class Propose(msgspec.Struct, frozen=True, array_like=True, tag="propose"):
     pledges: Annotated[tuple[Pledged, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
     proof: Votes
     signature: Signature
+    reduced: Annotated[
+        tuple[tuple[Peer, Signature], ...], msgspec.Meta(max_length=MAX_MEMBERS)
+    ] = ()
+    """Of an entry that the convener made up: what each owner of parts has signed of them."""
+
+
+PartDigests = Annotated[
+    tuple[tuple[Count, Hash], ...], msgspec.Meta(min_length=1, max_length=MAX_MEMBERS)
+]
+
+
+class Reduced(msgspec.Struct, frozen=True, array_like=True, tag="reduced"):
+    """From the owner of parts to the convener, where some may lie: I have reduced these ``parts`` (by index in the plan), and this is what they
+    are the result of (`digest.meaning`)."""
+
+    meaning: Hash
+    parts: PartDigests
+    signature: Signature
 
 
 class Echo(msgspec.Struct, frozen=True, array_like=True, tag="echo"):
@@ -358,6 +376,7 @@ Body = (
     | Turn
     | Pledge
     | Propose
+    | Reduced
     | Echo
     | Disputed
 )

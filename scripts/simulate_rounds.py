@@ -52,8 +52,8 @@ FAULTS = (
 )
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
-    """The command line."""
+def described() -> argparse.ArgumentParser:
+    """What may be said on the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -76,6 +76,12 @@ def parse(argv: list[str]) -> argparse.Namespace:
         help="so many members of each run lie; at least 3 F + 1 members (default 0)",
     )
     parser.add_argument(
+        "--lie",
+        default="all",
+        metavar="NAME,...|list|all",
+        help="with --lying: which lies they tell; all: each liar about half of them (default)",
+    )
+    parser.add_argument(
         "--plant",
         default="",
         metavar="NAME|list",
@@ -93,6 +99,12 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes (default 2)"
     )
+    return parser
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = described()
     arguments = parser.parse_args(argv)
     fewest, _, most = arguments.peers.partition(":")
     arguments.fewest, arguments.most = int(fewest), int(most or fewest)
@@ -137,16 +149,23 @@ def settle_down() -> None:
     gc.set_threshold(50_000, 20, 20)
 
 
-def play(task: tuple[int, tuple[int, int], int, tuple[str, ...], str, int]) -> dict[str, Any]:
+def play(
+    task: tuple[int, tuple[int, int], int, tuple[str, ...], str, int, str],
+) -> dict[str, Any]:
     """One seed, in a worker process."""
     from atoll.collectives.simulation.faults import FaultKind
+    from atoll.node.simulation.liars import LIES, Lie
     from atoll.node.simulation.plants import PLANTS
     from atoll.node.simulation.swarm import Options, run_seed
 
-    seed, peers, rounds, kinds, plant, lying = task
+    seed, peers, rounds, kinds, plant, lying, lie = task
     began = time.perf_counter()
     options = Options(
-        peers=peers, rounds=rounds, faults=cast("tuple[FaultKind, ...]", kinds), lying=lying
+        peers=peers,
+        rounds=rounds,
+        faults=cast("tuple[FaultKind, ...]", kinds),
+        lying=lying,
+        lies=LIES if lie == "all" else cast("tuple[Lie, ...]", tuple(lie.split(","))),
     )
     try:
         verdict = run_seed(seed, options, PLANTS[plant]() if plant else None)
@@ -185,6 +204,7 @@ def verdicts(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
             arguments.kinds,
             arguments.plant,
             arguments.lying,
+            arguments.lie,
         )
         for seed in range(arguments.first, arguments.first + arguments.seeds)
     )
@@ -213,6 +233,7 @@ def report(arguments: argparse.Namespace, results: list[dict[str, Any]], wall_s:
         {
             **settings,
             "lying": arguments.lying,
+            "lie": arguments.lie,
             "faults": list(arguments.kinds),
             "jobs": arguments.jobs,
         },
@@ -277,11 +298,17 @@ def grids(arguments: argparse.Namespace) -> int:
     return 0 if good else 1
 
 
-def main(argv: list[str]) -> int:
-    """Exit code of the script."""
-    arguments = parse(argv)
-    if arguments.grid:
-        return grids(arguments)
+def names(arguments: argparse.Namespace) -> int | None:
+    """--lie list, --plant list, or a name that there is not: the exit code; else None."""
+    if arguments.lie != "all":
+        from atoll.node.simulation.liars import LIES
+
+        if arguments.lie == "list":
+            print(json.dumps(list(LIES)))
+            return 0
+        if unknown := set(arguments.lie.split(",")) - set(LIES):
+            print(f"unknown lie {min(unknown)!r}; there are: {', '.join(LIES)}", file=sys.stderr)
+            return 64
     if arguments.plant:
         from atoll.node.simulation.plants import PLANTS
 
@@ -301,6 +328,16 @@ def main(argv: list[str]) -> int:
                 file=sys.stderr,
             )
             return 64
+    return None
+
+
+def main(argv: list[str]) -> int:
+    """Exit code of the script."""
+    arguments = parse(argv)
+    if arguments.grid:
+        return grids(arguments)
+    if (code := names(arguments)) is not None:
+        return code
     began, shown, results = time.perf_counter(), 0.0, list[dict[str, Any]]()
     for result in verdicts(arguments):
         results.append(result)

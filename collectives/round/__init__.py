@@ -46,7 +46,7 @@ from .merging import (
 )
 from .sampling import drawn
 from .sealing import Sealing, gone
-from .signed import Kind, claim_payload, pledge_payload, slot_payload
+from .signed import Kind, claim_payload, pledge_payload, reduced_payload, slot_payload
 from .state import KIN_BYTES, OpenRound, RoundActions, Shape
 from .timing import Timing
 
@@ -78,6 +78,7 @@ __all__ = [
     "genesis_payload",
     "gone",
     "pledge_payload",
+    "reduced_payload",
     "rounds_in",
     "samples_in",
     "seal_payload",

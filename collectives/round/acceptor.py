@@ -48,6 +48,9 @@ class Acceptor:
         """Of these offers those that can be shown to others."""
         return offers
 
+    def part_reduced(self, now: float, plan: Plan, index: int, digest: bytes) -> None:
+        """A part of this member is reduced under the plan in force."""
+
     def claim(self, now: float) -> None:
         """Say what can be shown to others, where that changed."""
 

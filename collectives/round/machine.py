@@ -222,8 +222,8 @@ class RoundMachine:
         return round_ >= self.round - self.timing.keep_rounds // 2
 
     def has_bytes(self, entry: Entry) -> bool:
-        """Whether all result bytes of the entry are stored here."""
-        return not entry.contributors or entry.part_digests in self.open.held
+        """Whether all result bytes of the entry are stored here, and are those of its contributors."""
+        return not entry.contributors or self.open.holds(entry)
 
     def quorum(self, voters: Sequence[Member]) -> bool:
         """Whether these acceptors decide the open round."""
@@ -322,17 +322,20 @@ class RoundMachine:
             case _:
                 self.acceptor.on_message(now, who, body)
 
-    def on_result(
-        self, now: float, digests: tuple[bytes, ...], plan_id: bytes | None = None
-    ) -> None:
-        """All result bytes with these part digests are stored here; ``plan_id`` names the plan they were reduced by, if any."""
+    def on_result(self, now: float, bound: Plan | Entry, digests: tuple[bytes, ...]) -> None:
+        """All result bytes with these part digests are stored here: reduced by a plan, or fetched and checked for an entry."""
         opened = self.open
-        opened.held.add(digests)
-        if opened.plan and opened.plan.plan_id == plan_id:
+        opened.hold(bound, digests)
+        if opened.plan is not None and opened.plan == bound:
             opened.reduced = (opened.plan, digests)
             self.bulk_s = now - opened.planned_at
             self.progress(now)
         self._bytes_arrived(now)
+
+    def on_part(self, now: float, plan_id: bytes, index: int, digest: bytes) -> None:
+        """My part of a plan is reduced; its digest binds bytes and what they are the result of."""
+        if self.open.plan is not None and self.open.plan.plan_id == plan_id:
+            self.acceptor.part_reduced(now, self.open.plan, index, digest)
 
     def on_report(
         self,

@@ -8,6 +8,7 @@ import msgspec
 
 from .. import messages as m
 from ..group import Member
+from ..identifiers import PeerId
 from .certificate import vote_payload
 
 Kind = Literal["propose", "echo", "vote"]
@@ -29,6 +30,11 @@ def pledge_payload(
     return msgspec.msgpack.encode(
         ("atoll/pledge/2", run, log, round_, base, ballot, accepted, entry_hash)
     )
+
+
+def reduced_payload(run: str, who: PeerId, meaning: bytes, parts: m.PartDigests) -> bytes:
+    """The bytes under the signature of an owner's statement: its parts of a result, by index, which is of what ``meaning`` stands for."""
+    return msgspec.msgpack.encode(("atoll/reduced/1", run, who, meaning, parts))
 
 
 def claim_payload(run: str, log: str, round_: int, who: Member, claim: m.Claim) -> bytes:

@@ -9,6 +9,7 @@ from typing import Protocol
 from .. import messages as m
 from ..arrivals import Arrivals
 from ..codecs.mixtures import has_partial_sums
+from ..digest import meaning
 from ..group import Certified, Config, Contributor, Entry, Member, Plan, TopologyKind
 from ..identifiers import PeerId
 from ..pace import Pace
@@ -185,9 +186,9 @@ class OpenRound:
         default_factory=dict[tuple[bytes, bytes], tuple[int, float]]
     )
     """By (plan, cid or owner): chunks outstanding from that source, and since when no fewer."""
-    held: set[tuple[bytes, ...]] = field(
-        default_factory=set[tuple[bytes, ...]]
-    )  # part digests of complete results
+    held: set[tuple[bytes, tuple[bytes, ...]]] = field(
+        default_factory=set[tuple[bytes, tuple[bytes, ...]]]
+    )  # complete results: what they are the result of (`digest.meaning`), and their part digests
     known: dict[bytes, Entry] = field(default_factory=dict[bytes, Entry])  # entries seen, by hash
     votes: dict[tuple[int, bytes], dict[Member, bytes]] = field(
         default_factory=dict[tuple[int, bytes], dict[Member, bytes]]
@@ -199,6 +200,14 @@ class OpenRound:
         -1e9
     )  # when all others were last told of the own contribution, since too few were known
     aside: int = -1  # the ballot in which the own contribution is not offered: it held up the others in the one before
+
+    def hold(self, bound: Plan | Entry, digests: tuple[bytes, ...]) -> None:
+        """All result bytes with these part digests are stored here; they were reduced, or checked, for this plan or entry."""
+        self.held.add((meaning(bound), digests))
+
+    def holds(self, entry: Entry) -> bool:
+        """Whether bytes are here that are the result of exactly what the entry names."""
+        return (meaning(entry), entry.part_digests) in self.held
 
     def lacking_of(self, owner: PeerId) -> bool:
         """Whether result chunks of this owner have not arrived."""

@@ -75,6 +75,7 @@ LYING_MESSAGES = (
     "echo",
     "accepted",
     "accepted",
+    "reduced",
     "pledge",
     "prepare",
     "claim",

@@ -445,9 +445,7 @@ class BtardRounds(Beforehand):
                 raise result
             digests, data = result
             if machine.round == what.round and not machine.open.applying:
-                session.actions.store(
-                    now, digests, data, what.plan_id if isinstance(what, Plan) else None
-                )
+                session.actions.store(now, what, digests, data)
                 session.settle(now)
 
         session.ports.offload(work, made)

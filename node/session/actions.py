@@ -41,7 +41,7 @@ class LogActions:
             tuple[bytes, ...], tuple[float, ...]
         ] = {}  # what contributions were weighed with, by the same
         self.storing: dict[tuple[bytes, ...], int] = {}  # on the way to the medium, for a round
-        self._unstored: dict[tuple[bytes, ...], tuple[memoryview, bytes | None]] = {}
+        self._unstored: dict[tuple[bytes, ...], tuple[Plan | Entry, memoryview]] = {}
         self._timelines: dict[int, Timeline] = {}  # of the open round and the next
         self._decided_at = 0.0
 
@@ -96,23 +96,23 @@ class LogActions:
             self.weights[event.digests] = event.weights
             self.session.distances.weighed(event.digests, event.spread)
             self.timeline(machine.round).reduced(now, event.since)
-            self.store(now, event.digests, event.data, event.plan_id)
+            self.store(now, machine.open.plan, event.digests, event.data)
 
     def store(
         self,
         now: float,
+        bound: Plan | Entry,
         digests: tuple[bytes, ...],
         data: memoryview,
-        plan_id: bytes | None = None,
     ) -> None:
-        """Result bytes of the open round are here: once they are on the medium, too, they may be voted on."""
+        """Result bytes of the open round are here, of this plan or entry: once they are on the medium, too, they may be voted on."""
         session, storage = self.session, self.session.ports.storage
         machine = session.machine
         assert machine is not None
         round_ = machine.round
         if not storage.forces_results:
             self.results[digests] = data
-            return machine.on_result(now, digests, plan_id)
+            return machine.on_result(now, bound, digests)
 
         def force() -> StorageError | None:
             try:
@@ -126,10 +126,10 @@ class LogActions:
             if machine.round != round_:
                 return
             if error is not None:
-                self._unstored[digests] = (data, plan_id)
+                self._unstored[digests] = (bound, data)
                 raise error
             self.results[digests] = data
-            session.stored(later, digests, plan_id)
+            session.stored(later, bound, digests)
 
         self.storing[digests] = round_
         return session.ports.persist(force, forced)
@@ -137,8 +137,8 @@ class LogActions:
     def retry(self, now: float) -> None:
         """Results for which there was no room on the disk."""
         unstored, self._unstored = self._unstored, {}
-        for digests, (data, plan_id) in unstored.items():
-            self.store(now, digests, data, plan_id)
+        for digests, (bound, data) in unstored.items():
+            self.store(now, bound, digests, data)
 
     def clear(self) -> None:
         """Another round opens."""
@@ -323,7 +323,7 @@ class LogActions:
             self.session.installing.result_arrived(entry, data)
         elif machine and entry.round == machine.round:
             self.session.branching.tip_arrived(entry, data)
-            self.store(self.session.clock(), entry.part_digests, data)
+            self.store(self.session.clock(), entry, entry.part_digests, data)
 
     def result_gone(self, entry: Entry) -> None:
         """Nobody has the result any more: where it is decided, only a newer state helps."""

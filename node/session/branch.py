@@ -105,7 +105,7 @@ class Branch(BesideRun):
         if self.over or plan is None or plan.plan_id != event.plan_id:
             return False
         self.results[event.digests] = event.data
-        self.machine.on_result(now, event.digests, event.plan_id)
+        self.machine.on_result(now, plan, event.digests)
         return True
 
     # ---- RoundActions

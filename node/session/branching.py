@@ -573,7 +573,7 @@ class Branching:
             and not branch.over
         ):
             branch.results[entry.part_digests] = data
-            branch.machine.on_result(now, entry.part_digests)
+            branch.machine.on_result(now, entry, entry.part_digests)
 
     # ---- the end
     def drop_all(self) -> None:

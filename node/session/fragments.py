@@ -313,7 +313,7 @@ class Fragments:
                     name = ports.plane.named(event.name)
                     if name in session.transfer.fetching:
                         session.on_exchange(now, replace(event, name=name))
-            case x.ResultComplete() | x.Report():
+            case x.ResultComplete() | x.Report() | x.PartReduced():
                 self._each(lambda session, _: session.on_exchange(now, event))
             case x.NonFinite():
                 self._giver(event.cid).on_exchange(now, event)

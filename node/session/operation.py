@@ -158,7 +158,7 @@ class Operation(BesideRun):
         self.machine.open.known[entry.hash()] = entry
         if data is not None and self.session.serving.matches(entry, data):
             self.results[entry.part_digests] = data
-            self.machine.open.held.add(entry.part_digests)
+            self.machine.open.hold(entry, entry.part_digests)
 
     # ---- the caller
     def call(

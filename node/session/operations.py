@@ -23,7 +23,7 @@ from ...collectives import exchange as x
 from ...collectives import messages as m
 from ...collectives.encoded import EncodedVector
 from ...collectives.errors import ConfigError, LocalProtocolError, NotEnoughPeersError, StorageError
-from ...collectives.group import Config, Entry
+from ...collectives.group import Config, Entry, Plan
 from ...collectives.identifiers import PeerId
 from ...collectives.swarm import Call
 from . import events as ev
@@ -444,16 +444,18 @@ class Operations:
             operation.complete_at = now
             operation.timeline.reduced(now, event.since)
             operation.weights[event.digests] = event.weights
-            self._hold(now, operation, event.digests, event.data, event.plan_id)
+            plan = operation.machine.open.plan
+            assert plan is not None
+            self._hold(now, operation, plan, event.digests, event.data)
         return operation is not None
 
     def _hold(
         self,
         now: float,
         operation: Operation,
+        bound: Plan | Entry,
         digests: tuple[bytes, ...],
         data: memoryview,
-        plan_id: bytes | None = None,
     ) -> None:
         """A vote says that the bytes are here: where it is durable, they are, too."""
 
@@ -463,7 +465,7 @@ class Operations:
                 raise error
             if self.by_key.get(operation.key) is operation and not operation.done:
                 operation.results[digests] = data
-                operation.machine.on_result(now, digests, plan_id)
+                operation.machine.on_result(now, bound, digests)
             elif operation.spec.durable:
                 self.session.ports.storage.votes.drop(operation.log)
 
@@ -503,7 +505,7 @@ class Operations:
         operation = self._of(now, entry.log)
         if operation is not None and not operation.done:
             operation.complete_at = now
-            self._hold(now, operation, entry.part_digests, data)
+            self._hold(now, operation, entry, entry.part_digests, data)
 
     def find(self, name: bytes) -> tuple[Entry, memoryview] | None:
         """An operation's entry by hash, with its bytes."""

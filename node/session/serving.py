@@ -83,7 +83,7 @@ class Serving:
             )
             if entry is not None and data is not None and self.matches(entry, data):
                 self.session.actions.results[entry.part_digests] = data
-                machine.open.held.add(entry.part_digests)
+                machine.open.hold(entry, entry.part_digests)
 
     # ---- results
     def find(self, name: bytes) -> tuple[Entry, memoryview] | None:

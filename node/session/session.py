@@ -23,7 +23,7 @@ from ...collectives.errors import (
     OutOfDateError,
     RemoteProtocolError,
 )
-from ...collectives.group import NO_READING, Certified, Entry, Member, Reading
+from ...collectives.group import NO_READING, Certified, Entry, Member, Plan, Reading
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
 from ...collectives.round import BRANCH, RoundMachine, Timing, check_genesis, rounds_in, samples_in
@@ -477,6 +477,9 @@ class Session:
                     now, event
                 ):
                     self.actions.on_result(now, event)
+            case x.PartReduced():
+                if machine is not None and machine.lying:
+                    machine.on_part(now, event.plan_id, event.part, event.digest)
             case x.Report():
                 if (
                     not self.branching.on_report(now, event)
@@ -582,11 +585,11 @@ class Session:
         self._retry(now)
         self._drain(now)
 
-    def stored(self, now: float, digests: tuple[bytes, ...], plan_id: bytes | None) -> None:
+    def stored(self, now: float, bound: Plan | Entry, digests: tuple[bytes, ...]) -> None:
         """Result bytes of the open round are on the medium."""
         self._now = now
         if self.machine is not None:
-            self.machine.on_result(now, digests, plan_id)
+            self.machine.on_result(now, bound, digests)
         self._drain(now)
 
     def hear_own(self, now: float, envelope: m.Envelope) -> None:

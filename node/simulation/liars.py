@@ -5,19 +5,39 @@ Lies begin once the run is founded: until then the organiser's member is believe
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from random import Random
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import msgspec
 from blake3 import blake3
 
 from ...collectives import messages as m
-from ...collectives.group import BUTTERFLY, LAST_BALLOT, Entry, Member, least_members
+from ...collectives.digest import meaning
+from ...collectives.exchange import header as record_header
+from ...collectives.group import (
+    BUTTERFLY,
+    LAST_BALLOT,
+    Contributor,
+    Entry,
+    Member,
+    least_members,
+)
 from ...collectives.identifiers import PeerId
-from ...collectives.round import Kind, RoundMachine, claim_payload, pledge_payload, slot_payload
-from .process import NodeProcess
+from ...collectives.round import (
+    Kind,
+    RoundMachine,
+    claim_payload,
+    pledge_payload,
+    reduced_payload,
+    slot_payload,
+)
+from ...collectives.round.lying import Witness
+from ..session.serving import part_digests, result_hashes
+from .bending import bent
+from .process import NodeProcess, sign_as
 
 Lie = Literal[
     "equivocate",
@@ -30,6 +50,14 @@ Lie = Literal[
     "plans",
     "replay",
     "garble",
+    "subset",
+    "superset",
+    "weight",
+    "hide",
+    "hoard",
+    "slander",
+    "lives",
+    "bend",
 ]
 LIES: tuple[Lie, ...] = get_args(Lie)
 REMEMBERED = 200
@@ -47,7 +75,12 @@ class LyingProcess(NodeProcess):
         self.heard: list[bytes] = []
         self.met = Counter[PeerId]()  # how often a peer has come back
         self._tell = tell
+        self.stands_by: dict[tuple[str, int, int], bytes] = {}
+        """What it echoes and votes for in the place of what its own node does: by log, round and ballot."""
+        self.life = 0  # how many later ones it has asked in under
+        self._asked_at = self._slandered_at = 0.0
         bent: dict[type[Any], Callable[[RoundMachine, PeerId, Any], list[m.Body]]] = {
+            m.Reduced: lambda machine, peer, body: [body],
             m.Propose: self._propose,
             m.Echo: self._echo,
             m.Accepted: self._vote,
@@ -74,7 +107,10 @@ class LyingProcess(NodeProcess):
             return super().send(peer, data)
         envelope = m.decode(data[1:], self.peer)
         for body in self._said(machine, peer, envelope.body):
-            super().send(peer, b"R" + m.encode(msgspec.structs.replace(envelope, body=body)))
+            if "bend" in self.lies and type(body) in self._bent:
+                body = self._bend(machine, peer, body)
+            with contextlib.suppress(OverflowError):  # no number on the wire
+                super().send(peer, b"R" + m.encode(msgspec.structs.replace(envelope, body=body)))
         if "replay" in self.lies and self.heard and self.chance.random() < 0.05:
             self._tell("lie: replay")
             super().send(peer, self.chance.choice(self.heard))
@@ -93,7 +129,122 @@ class LyingProcess(NodeProcess):
             and machine.is_member
             and len(machine.config) >= least_members(machine.lying)
         )
+        if founded and machine is not None and not hasattr(machine, "plotted"):
+            self._plots(machine)
         return machine if founded else None
+
+    def _plots(self, machine: RoundMachine) -> None:
+        """Plans of this convener are over what it likes; what others claim does not bind it."""
+        offers = machine.offers
+        machine.plotted = True  # type: ignore[attr-defined]
+
+        def chosen() -> list[Contributor]:
+            found, dice = offers(), Random(f"plan/{machine.log}/{machine.round}")
+            honest = [offer for offer in found if offer.member.peer not in self.place.liars]
+            if not honest or machine.convener_of(machine.ballot) != machine.me:
+                return found
+            victim, others = dice.choice(honest), len(found) > machine.shape.least
+            if "hide" in self.lies and len(found) > 2:  # those to whom the plan is shown
+                hidden = self._hidden(machine)
+                return [offer for offer in found if offer.member.peer not in hidden]
+            if "superset" in self.lies and others and dice.random() < 0.7:
+                return [offer for offer in found if offer != victim]
+            if "weight" in self.lies and dice.random() < 0.7:
+                self._tell("lie: weight")
+                witness = cast("Witness", machine.acceptor)
+                witness.vouched = list  # type: ignore[method-assign]
+                witness.judge.why_not = lambda body, known: ""  # type: ignore[method-assign]
+                false = msgspec.structs.replace(victim, weight=7 * victim.weight)
+                return [false if offer == victim else offer for offer in found]
+            return found
+
+        machine.offers = chosen  # type: ignore[method-assign]
+
+    def _bend(self, machine: RoundMachine, peer: PeerId, body: Any) -> Any:
+        """One field of it is another, the signature is right; now and then, and for some of the others."""
+        kind = type(body).__name__
+        dice = Random(f"bend/{machine.log}/{machine.round}/{kind}/{self.peer}")
+        if dice.random() < 0.5 or not self._other_side(machine, peer, kind):
+            return body
+        try:
+            changed, what = bent(body, dice)
+            match changed:
+                case m.Propose():
+                    digest = changed.entry.hash()
+                    signature = self._slot("propose", machine, changed.ballot, digest)
+                case m.Echo():
+                    signature = self._slot("echo", machine, changed.ballot, changed.entry_hash)
+                case m.Accepted():
+                    signature = self._slot("vote", machine, changed.ballot, changed.entry_hash)
+                case m.Claim():
+                    signature = self.sign(
+                        claim_payload(machine.run, machine.log, machine.round, machine.me, changed)
+                    )
+                case m.Pledge():
+                    voted = changed.accepted
+                    at, digest = (voted.ballot, voted.entry.hash()) if voted else (-1, b"")
+                    signature = self.sign(pledge_payload(*machine.slot, changed.ballot, at, digest))
+                case m.Reduced():
+                    signature = self.sign(
+                        reduced_payload(machine.run, self.peer, changed.meaning, changed.parts)
+                    )
+                case _:
+                    signature = b""
+            if signature:
+                changed = msgspec.structs.replace(changed, signature=signature)
+            m.encode(m.Envelope(machine.log, machine.round, 0, changed))
+        except (TypeError, ValueError, OverflowError):
+            return body
+        self._tell("lie: bent")
+        self._tell(f"lie: bent {kind}.{what.partition('.')[0]}")
+        return changed
+
+    def _pump(self, peer: PeerId) -> None:
+        """Results of the own parts do not go to those from whom they are withheld."""
+        machine = self.session.machine
+        if (
+            "hoard" in self.lies
+            and machine is not None
+            and self._other_side(machine, peer, "hoard")
+        ):
+            while (record := self.plane.next_record(peer)) is not None:
+                if bytes(record.header)[1] == record_header.RESULT:
+                    self._tell("lie: result withheld")
+                    continue
+                self.network.send(
+                    self.peer, peer, "record", (bytes(record.header), bytes(record.payload))
+                )
+            return
+        super()._pump(peer)
+
+    def _tick(self) -> None:
+        super()._tick()
+        now, machine = self.world.now, self.session.machine
+        if self.ended or self.frozen or machine is None or self._founding(machine):
+            return
+        plan = machine.open.plan
+        if "slander" in self.lies and plan is not None and now - self._slandered_at > 0.1:
+            self._slandered_at = now
+            others = [c.cid for c in plan.contributors if c.member.peer not in self.place.liars]
+            lacking = tuple((cid, ()) for cid in others[: len(plan.contributors) // 2])
+            if lacking and self.peer in {part.owner for part in plan.parts}:
+                self._tell("lie: report")
+                self._as(
+                    machine.convener_of(plan.ballot).peer, machine, m.Missing(plan.plan_id, lacking)
+                )
+        if "lives" in self.lies and now - self._asked_at > 0.2:
+            self._asked_at, self.life = now, self.life + 1
+            self._tell("lie: another life")
+            for peer in machine.others:
+                self._as(peer, machine, m.Join(), self.life)
+
+    def _as(self, peer: PeerId, machine: RoundMachine, body: m.Body, later: int = 0) -> None:
+        envelope = m.Envelope(machine.log, machine.round, machine.me.incarnation + later, body)
+        super().send(peer, b"R" + m.encode(envelope))
+
+    @staticmethod
+    def _founding(machine: RoundMachine) -> bool:
+        return len(machine.config) < least_members(machine.lying)
 
     def _said(self, machine: RoundMachine, peer: PeerId, body: m.Body) -> Iterator[m.Body]:
         bend = self._bent.get(type(body))
@@ -127,6 +278,15 @@ class LyingProcess(NodeProcess):
         return blake3(f"{why}/{machine.log}/{machine.round}/{peer}".encode()).digest()[0] % 2 == 0
 
     # ---- what is said in the place of what is so
+    def _hidden(self, machine: RoundMachine) -> set[PeerId]:
+        """As many honest members as are not needed for a quorum."""
+        honest = sorted(
+            (member.peer for member in machine.config if member.peer not in self.place.liars),
+            key=lambda peer: blake3(f"{machine.round}/{peer}".encode()).digest(),
+        )
+        spare = (len(machine.config) - machine.lying - 1) // 2
+        return set(honest[: max(1, spare)])
+
     def _slot(self, kind: Kind, machine: RoundMachine, ballot: int, digest: bytes) -> bytes:
         return self.sign(slot_payload(kind, *machine.slot, ballot, digest))
 
@@ -148,14 +308,75 @@ class LyingProcess(NodeProcess):
             )
         if "forge" in self.lies and entry.contributors and dice.random() < 0.5:
             entry = self._forged(entry, dice)
+        entry = self._stands(machine, body.ballot, entry)
         digest = entry.hash()
         plot.update({digest: entry, body.entry.hash(): body.entry})
         if entry != body.entry:
             self._tell("lie: another entry")
         lie = msgspec.structs.replace(
-            body, entry=entry, signature=self._slot("propose", machine, body.ballot, digest)
+            body,
+            entry=entry,
+            signature=self._slot("propose", machine, body.ballot, digest),
+            claims=body.claims if entry == body.entry else self._claims(machine, body, entry),
+            reduced=body.reduced if entry == body.entry else self._stated(machine, body, entry),
         )
         return [lie, *self._twice(machine, body.ballot)]
+
+    def _stands(self, machine: RoundMachine, ballot: int, entry: Entry) -> Entry:
+        """What it says in a ballot that it convenes, in the place of what its own node would."""
+        if machine.convener_of(ballot) != machine.me:
+            return entry
+        dice = Random(f"label/{machine.log}/{machine.round}/{ballot}")
+        said = self._relabelled(machine, entry, dice)
+        if said != entry:
+            self.stands_by[machine.log, machine.round, ballot] = said.hash()
+        return said
+
+    def _relabelled(self, machine: RoundMachine, entry: Entry, dice: Random) -> Entry:
+        """The bytes are what they are; whose they are said to be is not. Under the digests that the others have, or under new ones."""
+        honest = [c for c in entry.contributors if c.member.peer not in self.place.liars]
+        offered = {c.cid: c for c in machine.offered() if c.member.peer not in self.place.liars}
+        more = [offered[cid] for cid in offered if cid not in {c.cid for c in entry.contributors}]
+        contributors = entry.contributors
+        if {"subset", "hide"} & self.lies and len(contributors) > machine.shape.least and honest:
+            struck = dice.choice(honest)
+            contributors = tuple(c for c in contributors if c != struck)
+        elif "superset" in self.lies and more:
+            contributors = tuple(sorted((*contributors, dice.choice(more)), key=lambda c: c.member))
+        if contributors == entry.contributors or not contributors:
+            return entry
+        ways = BUTTERFLY if entry.topology.groups else entry.topology
+        said = msgspec.structs.replace(entry, contributors=contributors, topology=ways)
+        self._tell("lie: contributors")
+        results = self.session.actions.results if machine is self.session.machine else {}
+        data = results.get(entry.part_digests)
+        if "hide" not in self.lies and data is not None and dice.random() < 0.5:
+            digests = part_digests(said, result_hashes(said, data))
+            said = msgspec.structs.replace(said, part_digests=digests)
+            results[digests], machine.open.known[said.hash()] = data, said
+        return said
+
+    def _claims(
+        self, machine: RoundMachine, body: m.Propose, entry: Entry
+    ) -> tuple[tuple[Member, m.Claim], ...]:
+        """Those of whom it names: they are true."""
+        offered = cast("Witness", machine.acceptor).offered
+        of = [offered[c.cid] for c in entry.contributors if c.cid in offered]
+        return tuple(dict.fromkeys((*body.claims, *of)))
+
+    def _stated(
+        self, machine: RoundMachine, body: m.Propose, entry: Entry
+    ) -> tuple[tuple[PeerId, bytes], ...]:
+        """What liars sign of their own parts; of others only what they have signed."""
+        said = dict(body.reduced)
+        for owner in {part.owner for part in entry.parts} & self.place.liars:
+            parts = tuple(
+                (index, entry.part_digests[index])
+                for index, part in enumerate(entry.parts)
+                if part.owner == owner
+            )
+            said[owner] = sign_as(owner, reduced_payload(machine.run, owner, meaning(entry), parts))
+        return tuple(said.items())
 
     def _forged(self, entry: Entry, dice: Random) -> Entry:
         first, *rest = entry.contributors
@@ -190,6 +411,14 @@ class LyingProcess(NodeProcess):
         ]
 
     def _echo(self, machine: RoundMachine, peer: PeerId, body: m.Echo) -> list[m.Body]:
+        own = machine.journal.echoed
+        if own is not None and own[0] == body.ballot and own[1].hash() == body.entry_hash:
+            self._stands(machine, body.ballot, own[1])
+        digest = self.stands_by.get((machine.log, machine.round, body.ballot))
+        if digest is not None:
+            return [
+                m.Echo(body.ballot, digest, self._slot("echo", machine, body.ballot, digest), b"")
+            ]
         early = [
             m.Accepted(
                 body.ballot,
@@ -200,6 +429,11 @@ class LyingProcess(NodeProcess):
         return [body, *self._twice(machine, body.ballot), *(early if "twice" in self.lies else [])]
 
     def _vote(self, machine: RoundMachine, peer: PeerId, body: m.Accepted) -> list[m.Body]:
+        digest = self.stands_by.get((machine.log, machine.round, body.ballot))
+        if digest is not None:
+            return [
+                m.Accepted(body.ballot, digest, self._slot("vote", machine, body.ballot, digest))
+            ]
         return [body, *self._twice(machine, body.ballot)]
 
     def _pledge(self, machine: RoundMachine, peer: PeerId, body: m.Pledge) -> list[m.Body]:
@@ -240,6 +474,9 @@ class LyingProcess(NodeProcess):
         ]
 
     def _plan(self, machine: RoundMachine, peer: PeerId, body: m.PlanMessage) -> list[m.Body]:
+        if "hide" in self.lies and peer in self._hidden(machine):
+            self._tell("lie: plan hidden")
+            return []
         if "plans" not in self.lies:
             return [body]
         plan = msgspec.structs.replace(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ...collectives import messages as m
-from ...collectives.group import Config, Entry, Member
+from ...collectives.group import Config, Entry, Member, Plan
+from ...collectives.identifiers import PeerId
 from ...collectives.round import Kind
 from ...collectives.round import machine as machine_module
 from ...collectives.round.lying import Accountable, Judge, Witness
@@ -36,11 +37,57 @@ class _NoClaims(Judge):
         return self._wrong_config(entry.next_config, claims)
 
 
-class ContributorsNotChecked(LyingPlant):
-    """A convener may name contributors that offered nothing."""
+class _AnyPlan(Witness):
+    def follows(self, plan: Plan) -> bool:
+        """Whatever it says of this member's own contribution."""
+        return plan.ballot <= self.machine.ballot and not self.judge.founding
 
-    judge = _NoClaims
-    lies = ("forge",)
+
+class ContributorsNotChecked(LyingPlant):
+    """A convener may name contributors that offered nothing, or with another weight."""
+
+    judge, witness = _NoClaims, _AnyPlan
+    lies = ("weight",)
+
+
+class _AnyBytes(machine_module.RoundMachine):
+    def has_bytes(self, entry: Entry) -> bool:
+        """Bytes under these digests are here, whatever they are the result of."""
+        return not entry.contributors or entry.part_digests in {
+            digests for _, digests in self.open.held
+        }
+
+
+class _NoOwners(Judge):
+    def owned(self, entry: Entry, reduced: Mapping[PeerId, bytes]) -> bool:
+        """The convener knows best."""
+        return True
+
+
+class BytesNotBound(LyingPlant):
+    """Votes are for digests, whatever contributors the entry says they are of; a member whose plan was hidden can get them from nobody."""
+
+    machine, judge = _AnyBytes, _NoOwners
+    lies = ("hide",)
+
+
+class ContributorStruckOut(BytesNotBound):
+    """As before: an honest contribution that is in the bytes is left out of the entry."""
+
+    lies = ("subset",)
+
+
+class ContributorAdded(BytesNotBound):
+    """As before: an entry names a contribution that is not in the bytes."""
+
+    lies = ("superset",)
+
+
+class OwnersNotAsked(LyingPlant):
+    """A convener hands out bytes of its own under digests that fit them, in the name of the parts' owners."""
+
+    judge = _NoOwners
+    lies = ("subset", "superset")
 
 
 class _AnyConfig(Judge):
@@ -135,6 +182,10 @@ class EchoForgotten(LyingPlant):
 LYING_PLANTS: dict[str, type[Plant]] = {
     "justification-not-checked": JustificationNotChecked,
     "contributors-not-checked": ContributorsNotChecked,
+    "bytes-not-bound": BytesNotBound,
+    "contributor-struck-out": ContributorStruckOut,
+    "contributor-added": ContributorAdded,
+    "owners-not-asked": OwnersNotAsked,
     "configuration-not-checked": ConfigurationNotChecked,
     "signatures-not-verified": SignaturesNotVerified,
     "vote-without-echoes": VoteWithoutEchoes,

@@ -59,6 +59,7 @@ class Place:
         default_factory=dict[tuple[str, int, int], dict[bytes, Entry]]
     )
     """What liars have proposed, by log, round and ballot: they know of one another."""
+    liars: frozenset[PeerId] = frozenset()  # who lies: they know of one another
     identities: Mapping[PeerId, Identity] = field(
         default_factory=dict[PeerId, Identity]
     )  # of a secure run

@@ -175,6 +175,7 @@ class SimSwarm:
             sites={peer: ways.choice(("", "a", "b")) for peer in self.names},
         )
         self.liars = frozenset(self.world.stream("liars").sample(self.names, self.options.lying))
+        self.place.liars = self.liars
         self.stats: dict[str, int] = {}
         self.power = self.world.stream("power")
         self.powered = self.power.random() < (POWER if plant is None else plant.power)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from lying_kit import Scene, reasons
 
 from atoll.collectives import messages as m
+from atoll.collectives.digest import meaning
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.collectives.group import (
     LAST_BALLOT,
@@ -20,12 +21,13 @@ from atoll.collectives.group import (
     Contributor,
     Entry,
     Member,
+    Part,
     Vote,
     is_quorum,
     reach,
 )
 from atoll.collectives.identifiers import PeerId, RunId
-from atoll.collectives.round import Kind, check_chain, slot_payload, vote_payload
+from atoll.collectives.round import Kind, check_chain, reduced_payload, slot_payload, vote_payload
 from atoll.collectives.round.lying import Witness
 from atoll.collectives.round.lying.acceptor import FAULTS
 from atoll.node.evidence import Twice, check, twice
@@ -65,6 +67,49 @@ def test_an_honest_proposal_is_echoed_and_voted_for_when_a_quorum_has_echoed(sce
     assert len(scene.said(m.Accepted)) == 4
     assert scene.machine.journal.accepted == (0, entry)
     assert len(scene.machine.journal.proof) == 4
+
+
+def test_bytes_of_a_plan_are_no_bytes_of_an_entry_with_other_contributors(scene: Scene) -> None:
+    machine, (a, b, c, _) = scene.machine, scene.others
+    three = tuple(Contributor(who, who.peer.encode() * 8, 3) for who in sorted((a, b, c)))
+    plan, digests = scene.plan(three), (b"d" * 32,)
+    machine.on_result(scene.swarm.world.now, plan, digests)
+    entry = scene.entry(contributors=three, parts=plan.parts, part_digests=digests)
+    assert machine.has_bytes(entry)
+    heavier = (msgspec.structs.replace(three[0], weight=4), *three[1:])
+    for said in (three[1:], (*three[:2],), heavier, three[::-1]):
+        assert not machine.has_bytes(msgspec.structs.replace(entry, contributors=said))
+    owner = msgspec.structs.replace(plan.parts[0], owner=a.peer)
+    assert machine.has_bytes(msgspec.structs.replace(entry, parts=(owner,))), "the bytes are one's"
+
+
+def test_a_part_that_its_owner_has_not_signed_is_not_echoed(scene: Scene) -> None:
+    machine, (a, b, c, _) = scene.machine, scene.others
+    claims = tuple(scene.claim(who, cid=who.peer.encode() * 8, weight=3) for who in sorted((a, b)))
+    two = tuple(Contributor(who, claim.cid, claim.weight) for who, claim in claims if claim.cid)
+    parts, digests = (Part(a.peer, 0, 1), Part(c.peer, 1, 3)), (b"d" * 32, b"e" * 32)
+    whole = scene.plan(two).parts[0].stop
+    parts = (parts[0], msgspec.structs.replace(parts[1], stop=whole)) if whole > 1 else parts[:1]
+    entry = scene.entry(contributors=two, parts=parts, part_digests=digests[: len(parts)])
+
+    def signed(by: PeerId, of: Entry, *said: tuple[int, bytes]) -> tuple[PeerId, bytes]:
+        return by, sign_as(by, reduced_payload(machine.run, by, meaning(of), said))
+
+    right = {
+        part.owner: signed(part.owner, entry, (at, digests[at]))[1] for at, part in enumerate(parts)
+    }
+    other = msgspec.structs.replace(entry, contributors=two[:1])
+    judge = machine.acceptor.judge  # type: ignore[attr-defined]
+    for wrong in (
+        {},
+        {**right, a.peer: signed(a.peer, other, (0, digests[0]))[1]},
+        {**right, a.peer: signed(a.peer, entry, (0, b"x" * 32))[1]},
+        {**right, a.peer: signed(b.peer, entry, (0, digests[0]))[1]},
+    ):
+        body = scene.propose(entry, 0, *claims, reduced=tuple(wrong.items()))
+        assert judge.why_not(body, ()) == "parts that their owners have not reduced so"
+    body = scene.propose(entry, 0, *claims, reduced=tuple(right.items()))
+    assert judge.why_not(body, ()) == ""
 
 
 def test_a_second_proposal_is_not_echoed_and_proves_a_lie(scene: Scene) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 import msgspec
 
 from ... import messages as m
+from ...digest import meaning
 from ...errors import RemoteProtocolError
 from ...group import Cid, Contributor, Entry, Member, Plan, Vote
+from ...identifiers import PeerId
 from ..acceptor import Acceptor
 from ..patience import transfer_s
 from ..readiness import my_ready, ready_fits
-from ..signed import claim_payload, pledge_payload, slot_payload
+from ..signed import claim_payload, pledge_payload, reduced_payload, slot_payload
 from .judge import Judge
 
 if TYPE_CHECKING:
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 
 LENGTHS = 4.0  # a ballot has so many times what it should take, and that again in each later one
 REPEAT_S = 0.5  # how often what changes seldom is said again
+STATED = 4  # statements of one owner that are kept
 OFFERS = 4  # claims of one member that are kept for what they offer
 FAULTS = 16  # of one member in a round: then it is heard no more in it, since it costs time to see that signatures are wrong
 AHEAD = 2  # times the members: ballots that far beyond the present one are counted
@@ -45,6 +49,10 @@ class Witness(Acceptor):
         ] = {}  # by ballot: what its convener has signed
         self._said: dict[tuple[Kind, Member, int], tuple[bytes, bytes]] = {}
         self._mine: m.Claim | None = None
+        self._reduced: tuple[bytes, dict[int, bytes]] = b"", {}  # my parts of the newest plan
+        self._statement: m.Reduced | None = None
+        self.reduced: dict[tuple[PeerId, bytes, m.PartDigests], bytes] = {}
+        """What owners have signed: by owner, meaning and parts, its signature. Of each owner the newest few."""
         self._faults = Counter[Member]()
         self._told_at = self._turned_at = -1e9
         self._entered_at = machine.open.born
@@ -69,8 +77,13 @@ class Witness(Acceptor):
         return machine.is_member and (any(self.turns.values()) or machine.enough(machine.offers()))
 
     def follows(self, plan: Plan) -> bool:
-        """Not into a ballot that nobody else is in; and nothing is reduced before the run is founded."""
-        return plan.ballot <= self.machine.ballot and not self.judge.founding
+        """Not into a ballot that nobody else is in, nor with another weight than this member has claimed for what it contributes; and nothing is
+        reduced before the run is founded."""
+        machine, mine = self.machine, self.machine.contribution
+        true = mine is None or all(
+            c == Contributor(machine.me, *mine) for c in plan.contributors if c.cid == mine[0]
+        )
+        return plan.ballot <= machine.ballot and not self.judge.founding and true
 
     def awaits(self, member: Member) -> bool:
         """Also whose offer nobody could be shown."""
@@ -119,7 +132,51 @@ class Witness(Acceptor):
             self._turn(now)
         if machine.journal.echoed:
             self._send_echo(*machine.journal.echoed)
+        elif machine.open.plan is not None:
+            self._state()
         super().tick(now)
+
+    # ---- what is reduced
+    def part_reduced(self, now: float, plan: Plan, index: int, digest: bytes) -> None:
+        """Once all of this member's parts are there, it signs them, and what they are the result of."""
+        machine, of = self.machine, meaning(plan)
+        if self._reduced[0] != plan.plan_id:
+            self._reduced = plan.plan_id, {}
+        done = self._reduced[1]
+        done[index] = digest
+        mine = [at for at, part in enumerate(plan.parts) if part.owner == machine.me.peer]
+        if len(done) == len(mine):
+            parts = tuple(sorted(done.items()))
+            payload = reduced_payload(machine.run, machine.me.peer, of, parts)
+            self._statement = m.Reduced(of, parts, machine.actions.sign(payload))
+            self._state()
+
+    def _state(self) -> None:
+        if self._statement is not None:
+            convener = self.machine.convener_of(self.machine.ballot).peer
+            self.machine.tell(convener, self._statement)
+
+    def _on_reduced(self, now: float, who: Member, body: m.Reduced) -> None:
+        key = (who.peer, body.meaning, body.parts)
+        if key in self.reduced:
+            return
+        if not self.judge.reduced(who.peer, body.meaning, body.parts, body.signature):
+            raise RemoteProtocolError("a reduction that is not its sender's", peer=who.peer)
+        earlier = [known for known in self.reduced if known[0] == who.peer]
+        for known in earlier[: max(0, len(earlier) - STATED + 1)]:
+            del self.reduced[known]
+        self.reduced[key] = body.signature
+        self.machine.convening.step(now)
+
+    def stated(self, plan: Plan, digests: Sequence[bytes]) -> dict[PeerId, bytes]:
+        """Of the owners of a plan's parts, who has signed these digests of them, and how."""
+        of, found = meaning(plan), dict[PeerId, list[tuple[int, bytes]]]()
+        for index, part in enumerate(plan.parts):
+            found.setdefault(part.owner, []).append((index, digests[index]))
+        signed = {
+            owner: self.reduced.get((owner, of, tuple(parts))) for owner, parts in found.items()
+        }
+        return {owner: by for owner, by in signed.items() if by is not None}
 
     # ---- claims
     def claim(self, now: float) -> None:
@@ -182,6 +239,8 @@ class Witness(Acceptor):
         match body:
             case m.Claim():
                 self._on_claim(now, who, body)
+            case m.Reduced():
+                self._on_reduced(now, who, body)
             case m.Prepare():
                 self._on_prepare(now, who, body.ballot)
             case m.Pledge():

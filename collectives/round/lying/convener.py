@@ -9,6 +9,7 @@ from ... import messages as m
 from ...group import Config, Entry, Member, Plan, Vote
 from ...identifiers import PeerId
 from ..convener import Convening, Phase
+from ..patience import stuck_s
 from ..signed import slot_payload
 
 if TYPE_CHECKING:
@@ -110,7 +111,30 @@ class Accountable(Convening):
                 None  # another's plan, over what cannot be shown: nobody would echo it
             )
             return
+        if self._unstated(plan, digests):
+            if plan != self.plan and now - self.began_at > self.machine.timing.revise_s:
+                self.machine.open.reduced = None  # another's plan, whose owners do not tell
+            return
         super()._propose_reduced(now, plan, digests)
+
+    def _unstated(self, plan: Plan, digests: tuple[bytes, ...]) -> set[PeerId]:
+        """Owners of parts that have not signed what has come of them: nobody would echo it."""
+        if self.machine.shape.kin:
+            return set()
+        return {part.owner for part in plan.parts} - set(self.witness.stated(plan, digests))
+
+    def _consider_revision(self, now: float) -> None:
+        """All bytes are here, and an owner does not stand by them: it owns nothing in the next plan."""
+        reduced, plan, machine = self.machine.open.reduced, self.plan, self.machine
+        if reduced is None or plan is None or reduced[0] != plan:
+            return super()._consider_revision(now)
+        late = now - self.planned_at > stuck_s(machine)
+        if late and (unstated := self._unstated(*reduced)) and machine.me.peer not in unstated:
+            self.slow |= unstated
+            if self.revision - self.before > len(machine.config) + 2:
+                return machine.next_ballot(now)
+            return self._new_plan(now, machine.offers())
+        return None
 
     def _propose(self, now: float, entry: Entry) -> None:
         machine, journal = self.machine, self.machine.journal
@@ -125,7 +149,15 @@ class Accountable(Convening):
             slot_payload("propose", *machine.slot, self.ballot, digest)
         )
         claims = () if any(pledge.ballot >= 0 for pledge in pledges) else tuple(self._shown(entry))
-        self._proposal = m.Propose(self.ballot, entry, claims, pledges, proof, signature)
+        reduced = machine.open.reduced
+        by = (
+            {}
+            if reduced is None or not claims or not entry.contributors
+            else self.witness.stated(*reduced)
+        )
+        self._proposal = m.Propose(
+            self.ballot, entry, claims, pledges, proof, signature, tuple(by.items())
+        )
         self._broadcast(self._proposal)
         return None
 

@@ -9,8 +9,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ... import messages as m
+from ...digest import meaning
 from ...group import Config, Contributor, Entry, Member, Vote, least_members
-from ..signed import claim_payload, pledge_payload, slot_payload
+from ...identifiers import PeerId
+from ..signed import claim_payload, pledge_payload, reduced_payload, slot_payload
 
 if TYPE_CHECKING:
     from ..machine import RoundMachine
@@ -90,7 +92,28 @@ class Judge:
             for who, claim in body.claims
         ):
             return "a claim that nobody made"
+        if not self.owned(entry, dict(body.reduced)):
+            return "parts that their owners have not reduced so"
         return self._invented(entry, body.claims)
+
+    def reduced(self, owner: PeerId, of: bytes, parts: m.PartDigests, signature: bytes) -> bool:
+        """Whether an owner has stated this of its parts."""
+        return self.machine.actions.verify(
+            owner, reduced_payload(self.machine.run, owner, of, parts), signature
+        )
+
+    def owned(self, entry: Entry, reduced: Mapping[PeerId, bytes]) -> bool:
+        """Whether each part is what its owner has reduced, of exactly what the entry names."""
+        if self.machine.shape.kin:  # every member makes the bytes by itself
+            return True
+        of = meaning(entry)
+        found: dict[PeerId, list[tuple[int, bytes]]] = {}
+        for index, part in enumerate(entry.parts):
+            found.setdefault(part.owner, []).append((index, entry.part_digests[index]))
+        return all(
+            owner in reduced and self.reduced(owner, of, tuple(parts), reduced[owner])
+            for owner, parts in found.items()
+        )
 
     def _invented(self, entry: Entry, claims: Claims) -> str:
         offered = {
