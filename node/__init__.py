@@ -6,6 +6,7 @@ loads neither trio nor libp2p nor torch. Rooms, lowest first:
 
     paths, bandwidth, config   where files lie, and settings
     local_settings     ./atoll.toml, used only where it is named or trusted
+    interpreter        the Python of processes that are started: it imports nothing from the current folder
     process_title      invites out of the list of processes
     own_data           a site's own data, by a function in a file of its own
     strict_toml, manifest, manifest_checks, manifest_form, manifest_gpt, manifest_join, manifest_presets, manifest_methods,

@@ -122,6 +122,9 @@ def _function(where: str, key: str, hint: str) -> Callable[[], object]:
     found = importlib.util.spec_from_file_location(f"atoll_{path.stem}", path)
     assert found is not None, path  # the suffix says how it is read
     assert found.loader is not None, path
+    folder = str(path.absolute().parent)
+    if folder not in sys.path:  # last: for what lies beside it, in nothing's place
+        sys.path.append(folder)
     module = importlib.util.module_from_spec(found)
     try:
         found.loader.exec_module(module)

@@ -13,7 +13,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ import msgspec
 
 from ..collectives.errors import AtollError, StateError, SwarmClosedError
 from .control.failures import Failure, error_of, failure
+from .interpreter import PYTHON
 from .lifecycle import close_in_children, remove_stale_socket
 from .paths import Paths, open_private, storage_error
 
@@ -103,7 +103,7 @@ class PrivateNode:
         log = paths.log_dir / "private-node.log"
         ours, theirs = socket.socketpair()
         arguments = [
-            *(command or (sys.executable, "-m", "atoll.node")),
+            *(command or (*PYTHON, "-m", "atoll.node")),
             "--private",
             "--parent-pid",
             str(os.getpid()),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...collectives.errors import NetworkError, SwarmClosedError
+from ..interpreter import PYTHON
 from ..paths import open_private
 from .options import GIVEN, shared_options
 from .output import Terminal, current
@@ -145,7 +146,7 @@ def up_command(
     if client is not None:
         client.close()
         raise already_running(terminal.paths)
-    command = [sys.executable, "-m", "atoll.node", "--lane-port", str(config.node.lane_port)]
+    command = [*PYTHON, "-m", "atoll.node", "--lane-port", str(config.node.lane_port)]
     named = (
         ("--listen", config.listen_addresses),
         ("--bootstrap", config.node.bootstrap),

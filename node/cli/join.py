@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 import time
 from contextlib import ExitStack
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ...collectives.errors import AtollError, ConfigError
+from ..interpreter import PYTHON
 from ..own_data import factory_in, is_factory
 from .consent import INVITE_VARIABLE, agree, describe_run, preview, target_of
 from .daemon import connect, running
@@ -136,7 +136,7 @@ def join_command(
             finally:
                 if not go and info.run_id not in known:
                     client.leave(info.run_id, now=True)
-        command = [sys.executable, "-m", "atoll.node.cli.run_script", str(script), *arguments]
+        command = [*PYTHON, "-m", "atoll.node.cli.run_script", str(script), *arguments]
         if script is None:
             command = _recipe({"--data": data, "--steps": steps, "--threads": threads})
         environment = _environment(terminal, info, data, mine=mine)
@@ -146,7 +146,7 @@ def join_command(
 def _recipe(options: dict[str, object]) -> list[str]:
     """The command that trains the built-in recipe; options that are None are left out."""
     given = [(name, str(value)) for name, value in options.items() if value is not None]
-    command = [sys.executable, "-m", "atoll.node.recipes.train", "--until-stdin-ends"]
+    command = [*PYTHON, "-m", "atoll.node.recipes.train", "--until-stdin-ends"]
     return [*command, *(part for pair in given for part in pair)]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from ...collectives.errors import ConfigError
+from ..interpreter import PYTHON
 from .alone import alone
 from .daemon import connect
 from .options import GIVEN, shared_options
@@ -275,7 +276,7 @@ def relay_command(
     terminal.paths.ensure()
     identity_of(terminal)
     command = [
-        sys.executable,
+        *PYTHON,
         "-m",
         "atoll.node",
         "--port",

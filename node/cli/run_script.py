@@ -20,7 +20,8 @@ def main() -> int:
     """Exit status of the script; that of the error when it ends with an AtollError, 130 after Ctrl-C."""
     script = sys.argv[1]
     sys.argv = sys.argv[1:]
-    sys.path[0] = os.path.dirname(os.path.abspath(script))
+    folder = os.path.dirname(os.path.abspath(script))
+    sys.path[: 0 if sys.flags.safe_path else 1] = [folder]  # with -P nothing stands in its place
     signal.signal(
         signal.SIGINT, signal.default_int_handler
     )  # it is how we are asked to end; a shell's background jobs ignore it

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from blake3 import blake3
 from ...collectives.errors import AtollError, ConfigError
 from ..client.commands import NodeClient
 from ..control.protocol import JoinRequest
+from ..interpreter import PYTHON
 from ..manifest import load_run
 from ..paths import find_paths, storage_error
 from .processes import Child, Inbox
@@ -103,7 +103,7 @@ class Stage:
 
     def found(self, name: str) -> str:
         """Make the run on the founder's node, as `atoll new` and `atoll join RUN` do; returns the invite. Raises AtollError."""
-        command = [sys.executable, "-m", "atoll.node.cli", "new", str(self.manifest), "--json"]
+        command = [*PYTHON, "-m", "atoll.node.cli", "new", str(self.manifest), "--json"]
         environment = {**os.environ, **self.environment(name)}
         done = subprocess.run(
             command,
@@ -165,7 +165,7 @@ class Stage:
         return Child(
             name,
             role,
-            [sys.executable, "-m", *command],
+            [*PYTHON, "-m", *command],
             self.environment(name),
             self.log(name, role),
             inbox,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from terminal_kit import ATOLL, Person
 
 from atoll.node import site_data
 from atoll.node.config import load_config
+from atoll.node.interpreter import PYTHON
 from atoll.node.local_settings import MAX_BYTES, local_settings, trust
 from atoll.node.own_data import factory_of
 from atoll.node.paths import find_paths
@@ -128,3 +130,26 @@ def test_joining_with_yes_runs_no_code_that_the_folder_names(
         assert person.end() == 1
     assert not (folder / "ran").exists()
     assert not (atoll_home / "run" / "node.json").exists()
+
+
+def test_nothing_is_imported_from_the_current_folder(folder: Path, atoll_home: Path) -> None:
+    for name in ("trio", "msgspec", "torch"):
+        (folder / f"{name}.py").write_text("open('ran', 'w').close()\n")
+    (folder / "train.py").write_text("import beside\nprint('trains')\n")
+    (folder / "beside.py").touch()
+    command = [
+        *PYTHON,
+        "-m",
+        "atoll.node.cli",
+    ]  # as the console script does: it is no module of here
+    named = {"ATOLL_HOME": str(atoll_home)}
+    with Person([*command, "up", "--listen", "/ip4/127.0.0.1/tcp/0"], named, folder) as person:
+        person.wait_for("[y/N]")
+        person.type("n\n")
+        person.wait_for("is up; Ctrl-C drains")
+        person.process.send_signal(signal.SIGINT)
+        assert person.end() == 0
+    assert not (folder / "ran").exists()
+    script = [*PYTHON, "-m", "atoll.node.cli.run_script", "train.py"]
+    with Person(script, named, folder) as person:  # what lies beside one's own script is one's own
+        person.wait_for("trains")
