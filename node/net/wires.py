@@ -91,6 +91,8 @@ class Wire:
     async def flush(self) -> None:
         """Until TCP has taken everything. Raises PeerLostError. Cancellation loses nothing."""
         while self._unsent:
+            if self.closed:
+                raise PeerLostError(f"the wire to {self.peer} was closed", peer=self.peer)
             try:
                 await trio.lowlevel.wait_writable(self._socket)
             except (trio.ClosedResourceError, OSError, ValueError):
@@ -112,6 +114,8 @@ class Wire:
                 payload = self._next()
                 if payload:
                     return payload
+                if self.closed:
+                    break
                 await trio.lowlevel.wait_readable(self._socket)
                 with contextlib.suppress(BlockingIOError, InterruptedError):
                     data = self._socket.recv(max_bytes)
@@ -140,6 +144,11 @@ class Wire:
         self._unsealer.open(header, memoryview(sealed), memoryview(payload), self.peer)
         del received[:end]
         return bytes(payload)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called. To wait for a closed socket leaves trio with a waiter for no descriptor, at which every later one fails."""
+        return self._socket.fileno() < 0
 
     def close(self) -> None:
         """End it at once; whoever waits for it learns that. Idempotent."""

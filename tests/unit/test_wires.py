@@ -141,3 +141,19 @@ def test_a_record_that_is_not_the_next_one_ends_the_wire(change: str) -> None:
         other.close()
 
     run(main)
+
+
+def test_who_comes_to_a_wire_after_its_end_is_told_so_and_leaves_nothing_behind() -> None:
+    """A reader that was doing something else while it ended: the next one of another wire found its place taken."""
+
+    async def main() -> None:
+        for _ in range(2):
+            opener, other, _, _ = ends()
+            opener.close()
+            assert await opener.receive_some() == b""
+            assert await other.receive_some() == b""
+            opener._unsent += b"x"
+            with pytest.raises(PeerLostError):
+                await opener.flush()
+
+    run(main)
