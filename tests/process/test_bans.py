@@ -77,6 +77,24 @@ def test_the_organisers_ban_evicts_one_of_four_and_a_lift_lets_it_back(tmp_path:
             one_round(organiser, b, c, back)
 
 
+@pytest.mark.slow
+def test_after_a_ban_a_fresh_key_with_the_same_invite_is_in_until_the_invite_is_revoked(
+    tmp_path: Path,
+) -> None:
+    run = new_run(tmp_path)
+    invite, organiser = run.invite(), run.organiser()
+    bad = Member(new_home(run.folder / "bad"), invite)
+    with ended(organiser, bad):
+        one_round(organiser, bad)
+        told = atoll(organiser.home, "ban", bad.swarm.peer, "--revoke-invite")
+        assert told.status == 0, told
+        assert "is revoked: nobody enters by it any more" in told.out
+        bad.end()  # else it would hand on to its other key what it has itself
+        with pytest.raises(NotAdmittedError, match="revoked"):
+            Member(new_home(run.folder / "fresh"), invite)
+        assert len(organiser.state()["members"]) <= 2
+
+
 def test_a_ban_on_one_machine_is_its_own_and_the_organisers_outlives_its_node(
     tmp_path: Path,
 ) -> None:

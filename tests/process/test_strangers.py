@@ -6,7 +6,9 @@ nothing in its hands, once as an ex-member: banned, under a fresh key, with all 
 
 from __future__ import annotations
 
+import contextlib
 import random
+import threading
 import time
 from collections.abc import Iterator, Sequence
 
@@ -15,6 +17,7 @@ import pytest
 import trio
 from bad_input_kit import Member, Run, ended, new_run, one_round
 
+from atoll.collectives.errors import NetworkError
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.messages import Envelope, Join, encode
 from atoll.node.capability import genuine
@@ -156,3 +159,72 @@ def test_an_ex_member_with_the_certificates_of_others_gets_nothing(
     stranger = Stranger(run, [stolen])
     trio.run(stranger.work)
     got_nothing(stranger, organiser, b)
+
+
+FLOOD_A_MINUTE = 500
+
+
+class Crowd(threading.Thread):
+    """Announces peers that do not exist in the run, one after another, until it is stopped; half of them as if they were in its certified place."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(daemon=True)
+        self.stranger, self.there, self.said = Stranger(run), threading.Event(), 0
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        """Until `stop`."""
+        trio.run(self._flood)
+
+    def stop(self) -> None:
+        """End it."""
+        self._over.set()
+        self.join(30)
+
+    async def _flood(self) -> None:
+        stranger = self.stranger
+        async with trio.open_nursery() as nursery:
+            await nursery.start(stranger.network.run)
+            with trio.fail_after(30):
+                await stranger.network.connect(stranger.organiser)
+            stream = None
+            while not self._over.is_set():
+                fake = Identity.generate()
+                port = 1024 + self.said % 60_000
+                here = [f"/ip4/127.0.0.1/tcp/{port}"]  # nobody listens there
+                news = announce(fake, stranger.topic, here, time.time())
+                said = _News(stranger.topic, (news,), False, "")
+                with contextlib.suppress(NetworkError):
+                    if stream is None:
+                        stream = await stranger.network._host.open_stream(stranger.organiser, PEERS)
+                    await stream.send_all(frame(msgspec.msgpack.encode(said)))
+                    self.said += 1
+                    if self.said >= 30:
+                        self.there.set()
+                await trio.sleep(60 / FLOOD_A_MINUTE if self.there.is_set() else 0.01)
+            nursery.cancel_scope.cancel()
+
+
+@pytest.mark.slow
+def test_a_join_takes_no_longer_while_strangers_announce_themselves(
+    swarm: tuple[Run, Member, Member],
+) -> None:
+    """The organiser's node is the bootstrap of the invite, and has heard of hundreds who are not there."""
+    run, _, _ = swarm
+
+    def join_s(name: str) -> float:
+        began = time.monotonic()
+        with ended(run.member(name)):
+            return time.monotonic() - began
+
+    before = [join_s(f"before{number}") for number in range(2)]
+    crowd = Crowd(run)
+    crowd.start()
+    try:
+        assert crowd.there.wait(60)
+        during = [join_s(f"during{number}") for number in range(2)]
+    finally:
+        crowd.stop()
+    print(f"join {before} s, while {crowd.said} were announced {during} s")
+    assert crowd.said > 30
+    assert min(during) <= 1.5 * max(before) + 1.0
