@@ -12,6 +12,7 @@ from ..collectives.errors import AtollError
 from .cli.output import Terminal, as_json, show_error
 from .ending import interrupt_when_stdin_ends
 from .logs import log_to_stderr
+from .net.lean import load_libp2p
 from .notify import notify, notify_failed
 from .paths import only_mine
 from .private_node import ParentLink
@@ -101,6 +102,7 @@ def main(argv: list[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     log_to_stderr()
     only_mine()
+    load_libp2p()  # before anything of the service, which would import all of it
     logging.raiseExceptions = False  # a log on a full disk is no reason to write tracebacks into it
     try:
         options = _options(args)
