@@ -55,6 +55,7 @@ def test_the_top_level_is_what_it_should_be() -> None:
         "pyproject.toml",
         "README.md",
         "LICENSE",
+        "SECURITY.md",
         "CHANGELOG.md",
         "docs",
         "tests",
