@@ -355,6 +355,10 @@ class Checker:
             raise Violation(
                 "certificate", f"entry {entry.round} is applied without the votes of a quorum"
             )
+        elif len({vote.ballot for vote in certified.votes}) > 1:
+            raise Violation(
+                "certificate", f"entry {entry.round} is applied with votes of several ballots"
+            )
         self._claimed(entry, config)
         holders = set(self._holders(entry))
         if not certified.removed and not self._quorum(

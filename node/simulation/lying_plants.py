@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from ...collectives import messages as m
-from ...collectives.group import Config, Entry, Member, Plan
+from ...collectives.group import Certified, Config, Entry, Member, Plan, Vote
 from ...collectives.identifiers import PeerId
 from ...collectives.round import Kind
 from ...collectives.round import machine as machine_module
@@ -143,6 +143,31 @@ class MajorityDecides(LyingPlant):
     lies = ("equivocate", "twice")
 
 
+class _Mixer(machine_module.RoundMachine):
+    def count_vote(self, now: float, who: Member, body: m.Accepted) -> None:
+        """As if all votes for an entry were of one ballot."""
+        mixed = self.open.votes.setdefault((-1, body.entry_hash), {})
+        ballots = self.__dict__.setdefault("ballots", {})
+        if who not in mixed:
+            mixed[who] = body.signature
+            ballots[body.entry_hash, who] = body.ballot
+        entry = self.open.known.get(body.entry_hash)
+        if self.open.decided is None and entry is not None and self.quorum(list(mixed)):
+            votes = tuple(
+                Vote(member, ballots[body.entry_hash, member], signature)
+                for member, signature in sorted(mixed.items())
+            )
+            self.open.decided = Certified(entry, votes)
+            self._try_apply(now)
+
+
+class CertificateMixesBallots(LyingPlant):
+    """Votes for an entry count together, of whichever ballot they are."""
+
+    machine = _Mixer
+    lies = ("withhold", "promise")
+
+
 class _Follower(Witness):
     def _turned(self, now: float, who: Member, ballot: int) -> None:
         if ballot > self.machine.ballot:
@@ -190,6 +215,7 @@ LYING_PLANTS: dict[str, type[Plant]] = {
     "signatures-not-verified": SignaturesNotVerified,
     "vote-without-echoes": VoteWithoutEchoes,
     "majority-decides": MajorityDecides,
+    "certificate-mixes-ballots": CertificateMixesBallots,
     "anybody-turns": AnybodyTurns,
     "pledged-value-ignored": PledgedValueIgnored,
     "echo-forgotten": EchoForgotten,
