@@ -476,7 +476,12 @@ class RunService:
     def _take_message(self, peer: PeerId, data: bytes) -> None:
         kind, now = data[:1], trio.current_time()
         if (own := OWN_KINDS.get(kind)) is not None and not (
-            self.budgets.message(now, peer, len(data), member=False)
+            self.budgets.message(
+                now,
+                peer,
+                len(data),
+                member=self.whole is not None and peer in self.whole.config_peers(),
+            )
             and self.budgets.request(now, peer, own)
         ):
             return

@@ -29,7 +29,7 @@ class Rate(NamedTuple):
 
 
 MESSAGES, MEMBER_MESSAGES = Rate(256, 1024), Rate(4096, 16384)
-BYTES, MEMBER_BYTES = Rate(4 << 20, 16 << 20), Rate(64 << 20, 256 << 20)
+BYTES, MEMBER_BYTES = Rate(4 << 20, 16 << 20), Rate(16 << 20, 64 << 20)
 
 REQUESTS: dict[str, Rate] = {
     "manifest": Rate(2, 16),
@@ -59,6 +59,7 @@ OPERATION = Rate(256, 1024)
 """All messages about free-standing operations."""
 A_CALL = 32.0
 """How many messages about operations a call of the own script pays for, for each peer."""
+SPANS = 64  # who asks as it should names no more at once, but where much was lost
 JOBS_AT_ONCE = 4
 """Jobs that one peer may have waiting in the queue of service."""
 
@@ -113,9 +114,9 @@ class Accountant:
             now, peer, "bytes", volume, min(float(nbytes), volume.burst)
         )
 
-    def request(self, now: float, peer: PeerId, kind: str) -> bool:
-        """Whether one more message of this type is listened to."""
-        return self._take(now, peer, kind, REQUESTS.get(kind, ROUND))
+    def request(self, now: float, peer: PeerId, kind: str, spans: int = 0) -> bool:
+        """Whether one more message of this type is listened to; one that names many ``spans`` of chunks is as several."""
+        return self._take(now, peer, kind, REQUESTS.get(kind, ROUND), 1.0 + spans // SPANS)
 
     def operation(self, now: float, peer: PeerId) -> bool:
         """Whether one more message about a free-standing operation is."""

@@ -417,8 +417,9 @@ class Session:
         if is_operation(envelope.log):
             return self.budgets.operation(now, peer)
         body = envelope.body
-        asks = isinstance(body, m.Get) and body.chunks
-        return self.budgets.request(now, peer, "get_chunks" if asks else KINDS[type(body)])
+        spans = len(body.chunks) if isinstance(body, m.Get | m.Need) else 0
+        asks = isinstance(body, m.Get) and spans
+        return self.budgets.request(now, peer, "get_chunks" if asks else KINDS[type(body)], spans)
 
     def _on_envelope(self, now: float, peer: PeerId, envelope: m.Envelope) -> None:
         body = envelope.body

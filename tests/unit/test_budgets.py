@@ -86,3 +86,10 @@ def test_a_members_stream_goes_on_where_it_asks_too_much_of_one_kind() -> None:
         while budgets.request(0.0, peer, "get"):
             pass
         assert (budgets.pause_s() > 0) == pauses
+
+
+def test_a_message_that_names_many_spans_is_as_several() -> None:
+    budgets, rate = Accountant(), REQUESTS["get_chunks"]
+    passed = sum(budgets.request(0.0, A, "get_chunks", 4096) for _ in range(1000))
+    assert passed == rate.burst // 65
+    assert sum(budgets.request(0.0, B, "get_chunks", 8) for _ in range(10_000)) == rate.burst
