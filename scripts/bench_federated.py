@@ -46,7 +46,7 @@ SLOWER = {
     "fedavg_m_vr": Knobs(lr=0.1, beta=0.8),
     "scaffold_m_vr": Knobs(lr=0.1, beta=0.8),
 }  # they diverge with the others' learning rate
-ONE_PASS = "fedavg_one_pass"  # FedAvg as it was published: a turn is a pass over the client's own samples, which are not equally many
+ONE_PASS = "fedavg_one_pass"  # FedAvg as it was published: a turn is a pass over the client's own samples, which are not equally many  # nosec B105
 MEMORY_ELEMENTS, MEMORY_CLIENTS = 10_000_000, (4, 16)
 
 

@@ -140,7 +140,7 @@ def test_a_finished_environment_is_not_touched_again(tmp_path: Path) -> None:
         [
             "bash",
             "-c",
-            f'cd "{ROOT}" && printf "%s " "{ROOT}" && cat pyproject.toml scripts/constraints.txt {KERNELS} | cksum',
+            f'cd "{ROOT}" && printf "%s " "{ROOT}" && cat pyproject.toml scripts/constraints.txt scripts/requirements.lock {KERNELS} | cksum',
         ],
         capture_output=True,
         text=True,
