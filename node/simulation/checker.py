@@ -159,7 +159,7 @@ class Checker:
                 f"{who.peer} votes in round {entry.round} and holds state {generation}",
             )
         config = self._config(entry.round)
-        if config is not None and who not in config:
+        if config is not None and who not in config and who.peer not in self.liars:
             raise Violation(
                 "vote of a stranger",
                 f"{who.peer}/{who.incarnation} is no acceptor of round {entry.round}",
