@@ -1,7 +1,7 @@
 """Whoever may list the processes of a machine reads their arguments; an invite among them is taken out, as early as can be.
 
 Linux and macOS show a process's arguments from its own memory (``/proc/PID/cmdline``, ``KERN_PROCARGS2``), so it is overwritten there.
-``sys.argv`` keeps them. Until then (the start of the interpreter, some 50 ms) they stand there, as they do in a shell's history and in
+``sys.argv`` keeps them. Until then (the start of the interpreter: a fraction of a second) they stand there, as they do in a shell's history and in
 the arguments of whatever started this process: a file, stdin and ``ATOLL_INVITE`` are read by its own user only.
 """
 
