@@ -59,7 +59,7 @@ class Announcement(msgspec.Struct, frozen=True, array_like=True):
     signature: Annotated[
         bytes, msgspec.Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)
     ]
-    organiser: Annotated[str, msgspec.Meta(max_length=128)] = ""
+    organiser: Annotated[str, msgspec.Meta(max_length=128, pattern=PLAIN)] = ""
     certificate: Annotated[bytes, msgspec.Meta(max_length=MAX_CERTIFICATE_BYTES)] = b""
 
     @property

@@ -21,6 +21,7 @@ from ...collectives.errors import (
     PeerUnreachableError,
     RemoteProtocolError,
 )
+from ...collectives.foreign import PLAIN
 from ...collectives.identifiers import PeerId, RunId
 from ...security.identity import SIGNATURE_BYTES, Identity, verify
 from .door import Door, machine_of
@@ -47,9 +48,9 @@ A_MINUTE, A_MINUTE_EACH = 240, 24
 class Look(msgspec.Struct, frozen=True, array_like=True):
     """What the asker shows. ``signature``: empty where the certificate is the asker's own."""
 
-    run: Annotated[str, msgspec.Meta(max_length=64)]
+    run: Annotated[str, msgspec.Meta(max_length=64, pattern=PLAIN)]
     certificate: Annotated[bytes, msgspec.Meta(max_length=MAX_CERTIFICATE_BYTES)] = b""
-    holder: Annotated[str, msgspec.Meta(max_length=128)] = ""
+    holder: Annotated[str, msgspec.Meta(max_length=128, pattern=PLAIN)] = ""
     signature: Annotated[bytes, msgspec.Meta(max_length=SIGNATURE_BYTES)] = b""
 
     def bearer(self, asker: PeerId, server: PeerId) -> PeerId:
@@ -65,7 +66,7 @@ class Look(msgspec.Struct, frozen=True, array_like=True):
 class Answer(msgspec.Struct, frozen=True, array_like=True):
     """``code`` "": here is the manifest. The code of an error: not for you, and why."""
 
-    code: Annotated[str, msgspec.Meta(max_length=16)]
+    code: Annotated[str, msgspec.Meta(max_length=16, pattern=PLAIN)]
     reason: Annotated[str, msgspec.Meta(max_length=512)] = ""
     manifest: Annotated[bytes, msgspec.Meta(max_length=MAX_MANIFEST_BYTES)] = b""
 

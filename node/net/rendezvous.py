@@ -73,7 +73,7 @@ class _News(msgspec.Struct, frozen=True, array_like=True):
     run: Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=PLAIN)]
     announcements: Annotated[tuple[Announcement, ...], msgspec.Meta(max_length=MAX_PER_RUN)]
     asks: bool  # please answer with what I lack
-    organiser: Annotated[str, msgspec.Meta(max_length=128)] = ""
+    organiser: Annotated[str, msgspec.Meta(max_length=128, pattern=PLAIN)] = ""
 
 
 _decoder = msgspec.msgpack.Decoder(_News)

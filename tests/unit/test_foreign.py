@@ -232,6 +232,7 @@ TOLD = {
     ("node.net.lane_talk", "Refuse", "reason"): "quoted in node/net/lanes.py",
     ("node.net.through.relaying", "_Denied", "reason"): "quoted where it is raised",
     ("node.net.greeting", "Answer", "reason"): "escaped in node/net/outbox.py, quoted by Refusal",
+    ("node.net.look", "Answer", "reason"): "quoted in node/service/preview.py",
     ("node.banning", "Ban", "reason"): "quoted by Bans.why and `atoll bans`",
 }
 """Fields of messages that may hold anything, and where that is dealt with."""
@@ -251,6 +252,7 @@ OURS = {
     "node.leaning.Leans": "a report",
     "node.recompute.Part": "a report",
     "node.recompute.Recomputed": "a report",
+    "node.storage.results._Trailer": "written by this node",
     "node.standing.Standing": "written by this node",
     "node.local_settings.LocalSettings": "a file of the current folder, quoted where it is shown",
     "node.invite.Invite": "its addresses are checked where they are unpacked",
@@ -332,6 +334,7 @@ WRITERS = {
     "node/cli/__init__.py": "click's own help; an empty object",
     "node/cli/live.py": "shown() before rich",
     "node/cli/join.py": "as_json",
+    "node/cli/consent.py": "a fixed question",
     "node/__main__.py": "as_json; its own addresses",
     "node/client/joining.py": "its own stages",
     "node/own_data.py": "a path of the current folder, shown()",
