@@ -8,6 +8,7 @@ ATOLL_ADVISORIES names another feed with the same interface (https://google.gith
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -71,4 +72,8 @@ def main(locks: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("locks", nargs="*", metavar="LOCK", help="files of pinned versions")
+    sys.exit(main(parser.parse_args().locks))

@@ -7,6 +7,7 @@ What is in it: scripts/requirements.lock (versions and hashes of all files), and
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import sys
@@ -67,8 +68,13 @@ def sbom(root: Path = ROOT) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("file", nargs="?", type=Path, help="where to write it; default: here")
+    file = parser.parse_args().file
     text = json.dumps(sbom(), indent=1) + "\n"
-    if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(text, encoding="utf-8")
+    if file is not None:
+        file.write_text(text, encoding="utf-8")
     else:
         sys.stdout.write(text)

@@ -14,6 +14,7 @@ plant     the seams at which known bugs are planted
 branch_plants  those of branches
 seal_plants  those of recertifying
 lying_plants  those of the round under members that lie
+bending   a signed message with one field changed, for liars that leave everything else true
 liars     members that lie: what they say in the place of what is so
 plants    known bugs, planted to see that the checker finds them
 stage     blocking scripts in virtual time, one running at a time (for `atoll.node.local`)

@@ -30,7 +30,7 @@ def test_one_of_four_real_nodes_lies(tmp_path: Path, monkeypatch: pytest.MonkeyP
         for member in honest:
             banned = soon(lambda m=member: m.state()["banned"], "a ban with proof")
             assert banned == {
-                liar.swarm.peer: "this member has banned this peer: it has echoed two values of one ballot"
+                liar.swarm.peer: "this member has banned this peer: “it has echoed two values of one ballot”"
             }
         assert one_round(*honest)[0].round > before
         assert len({member.anchor() for member in honest}) == 1

@@ -93,7 +93,8 @@ def test_the_founder_goes_on_without_the_lost_and_a_copy_of_one_is_refused(tmp_p
 
 
 def test_a_founder_back_from_a_power_cut_goes_on_with_the_one_who_is_left(tmp_path: Path) -> None:
-    """What its old life voted for may be lost, so it comes back in a new one, with its state; it alone cannot be let in again: one of three is left.
+    """Its votes were not forced to the medium and may be lost, so it comes back in a new life, with its state; it alone cannot be let in
+    again: one of three is left.
     The survivor seals the round, and both go on."""
     with Peers(tmp_path, 3, 20_000) as swarm:
         swarm.settle()
@@ -104,7 +105,7 @@ def test_a_founder_back_from_a_power_cut_goes_on_with_the_one_who_is_left(tmp_pa
         shutil.rmtree(gone.home)
         [meta] = founder.home.rglob("meta.json")
         before = json.loads(meta.read_text())
-        meta.write_text(json.dumps({**before, "boot_id": "another"}))
+        meta.write_text(json.dumps({**before, "boot_id": "another", "synced": False}))
         founder.start()
         founder.expect("ready")
         assert json.loads(meta.read_text())["incarnation"] == before["incarnation"] + 1
