@@ -48,6 +48,7 @@ class Scene:
         machine.actions.suspected = lambda who: False  # type: ignore[method-assign]
         self.session.ports.emit = self.events.append  # type: ignore[method-assign]
         self.session.ports.send = self._send  # type: ignore[method-assign]
+        self.session.ports.after_sync = lambda act: False  # type: ignore[method-assign]  # at once
         self.others = [who for who in machine.config if who != machine.me]
 
     def _send(self, peer: PeerId, data: bytes) -> None:

@@ -58,7 +58,7 @@ def test_the_work_of_a_lone_survivor_is_adopted_and_counted_once(seed: int) -> N
     assert (who, ended.adopted, ended.lost) == (P2, True, ())
 
 
-@pytest.mark.parametrize("seed", [1, 4, 5, 8])
+@pytest.mark.parametrize("seed", [1, 4, 6, 8])
 def test_who_comes_back_soon_adopts_all_that_was_done_though_the_survivor_had_asked_before(
     seed: int,
 ) -> None:
@@ -148,9 +148,10 @@ def test_two_of_five_go_on_together_and_a_restart_in_a_branch_resumes_it() -> No
     assert verdict.stats["branch begun"] == 4  # two members, before and after the restart
 
 
-def test_a_convener_that_is_on_no_branch_fetches_the_tip_that_it_adopts() -> None:
-    """A seed in which the round once stood still for ever: the tip's members did not know the name by which it was asked for."""
-    verdict = run_seed(19, plant=BranchPlant())
+@pytest.mark.parametrize("seed", [14, 22, 23])
+def test_a_convener_that_is_on_no_branch_fetches_the_tip_that_it_adopts(seed: int) -> None:
+    """In such seeds the round once stood still for ever: the tip's members did not know the name by which it was asked for."""
+    verdict = run_seed(seed, plant=BranchPlant())
     assert verdict.problem == ""
     assert verdict.stats["branches absorbed"] >= 1
 

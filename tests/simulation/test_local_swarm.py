@@ -91,7 +91,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_another_play() -> No
 
     one, two, other = play(1), play(1), play(2)
     assert one == two
-    assert other[1] != one[1]
+    assert other[2] != one[2]  # what happened when; the end may fall on the same tick
 
 
 def steps(swarm: LocalMember, rounds: int = 6) -> list[Outcome]:

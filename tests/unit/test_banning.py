@@ -48,7 +48,7 @@ def test_the_organisers_ban_reaches_another_member_and_its_disk(tmp_path: Path) 
     again.load()
     for each in (mine, theirs, again):
         assert (each.peers, each.encoded) == ({BAD.peer}, mine.encoded)
-        assert each.why(BAD.peer) == "the run's organiser has banned this peer: sign flips"
+        assert each.why(BAD.peer) == "the run's organiser has banned this peer: “sign flips”"
         with pytest.raises(NotAdmittedError) as caught:
             each.refuse(BAD.peer)
         assert (caught.value.code, caught.value.peer) == ("E205", BAD.peer)
