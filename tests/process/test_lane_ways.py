@@ -93,7 +93,7 @@ def test_a_relay_serves_nobody_but_members_of_a_run_it_knows() -> None:
         await nursery.start(stranger.run)
         await stranger.connect(relay.peer)
         for asker, what, whom in (
-            (one, "another run", other.peer),
+            (one, "another-run", other.peer),
             (one, RUN, stranger.peer),
             (one, RUN, one.peer),
             (stranger, RUN, one.peer),
