@@ -90,11 +90,11 @@ def run_node(
     try:
         paths.ensure()
         lock = NodeLock.acquire(paths)
-        paths.tighten()
         try:
             identity = load_or_create(paths.identity_file)
         except OSError as error:
             raise storage_error(f"cannot use {paths.identity_file}", error) from None
+        paths.tighten()  # after the key was looked at: one that others could read is refused, not mended
         trio.run(_main, options, paths, identity, lock, link, on_ready)
     except* Exception as group:
         error = coded(group, "the node")

@@ -50,7 +50,7 @@ class LanePeer:
         self.helpers = Helpers(self.host, lambda peer: self.book.get(peer, ()))
         self.relay = Relay(self.host, self.listener, lambda run, peer: True)
         self.ways = ways.Ways(
-            self.listener, self.helpers, lambda peer: "a run", lambda peer, address: True, self.rng
+            self.listener, self.helpers, lambda peer: "a-run", lambda peer, address: True, self.rng
         )
         self.lanes = Lanes(
             self.host, self.ways, self.connect, lambda peer: True, Faults(), self.rng

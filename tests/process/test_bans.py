@@ -58,7 +58,7 @@ def test_the_organisers_ban_evicts_one_of_four_and_a_lift_lets_it_back(tmp_path:
         assert "for all its members" in told.out
         for member in (organiser, b, c):
             soon(lambda member=member: who in others(member), "the ban is known everywhere")
-            assert others(member)[who].endswith("garbage")
+            assert others(member)[who].endswith("“garbage”")
         outcomes = one_round(organiser, b, c)
         assert all(who not in outcome.contributors for outcome in outcomes)
         one_round(organiser, b, c)  # an entry begins after the ban was known

@@ -96,7 +96,10 @@ def test_the_only_member_is_told_and_loses_nothing(tmp_path: Path) -> None:
         shutil.rmtree(a.folder)
         (tmp_path / "backup").rename(a.folder)
     all_checkpoints(flip)(a.folder / "checkpoint")
-    error = refused(run.home, "E303", 74, "join", run.signed.run_id, "--yes")
+    script = tmp_path / "train.py"
+    script.write_text("from atoll.node import join\njoin()\n")
+    enter = ("join", run.signed.run_id, "--yes", "--script", str(script))
+    error = refused(run.home, "E303", 74, *enter)
     assert "state.safetensors" in error["message"] or "checkpoint" in error["message"]
     assert not list((run.home / "run").glob("*.sock"))
     all_checkpoints(flip)(a.folder / "checkpoint")
@@ -125,12 +128,12 @@ def test_a_daemon_lives_on_and_enters_the_run_once_the_file_is_back(tmp_path: Pa
         assert [trouble["code"] for trouble in status["troubles"]] == ["E303"]
         shown = atoll(run.home, "status").out
         assert shown.count("E303") == 2
-        refused(run.home, "E303", 74, "join", run.signed.run_id, "--yes")
+        script = tmp_path / "train.py"
+        script.write_text("from atoll.node import join\njoin()\n")
+        enter = ("join", run.signed.run_id, "--yes", "--script", str(script))
+        refused(run.home, "E303", 74, *enter)
         all_checkpoints(flip)(a.folder / "checkpoint")
-        again = json.loads(
-            atoll(run.home, "join", run.signed.run_id, "--yes", "--dry-run", "--json").out
-        )
-        assert again["name"] == "bad"
+        assert (again := atoll(run.home, *enter)).status == 0, again
         assert (
             json.loads(atoll(run.home, "status", run.signed.run_id, "--json").out)["runs"][0][
                 "phase"
