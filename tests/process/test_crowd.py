@@ -12,7 +12,7 @@ from house import ROOT
 pytestmark = pytest.mark.slow
 
 
-def test_no_round_is_lost_to_a_crowd_and_a_tenth_of_a_core_at_most() -> None:
+def test_no_round_is_lost_to_a_crowd_and_a_fifth_of_a_core_at_most() -> None:
     """Some in each phase. Processor time is compared, which others' load does not change."""
     command = [
         sys.executable,
@@ -29,4 +29,4 @@ def test_no_round_is_lost_to_a_crowd_and_a_tenth_of_a_core_at_most() -> None:
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["rounds"] > 0
     assert result["lost"] == 0, result
-    assert result["cpu_share_max"] <= 0.1, result
+    assert result["cpu_share_max"] <= 0.2, result
