@@ -7,6 +7,7 @@ takes any swarm (docs/collectives.md). Rooms, lowest first:
 
 errors         AtollError and its tree; nothing else defines a public error
 identifiers    PeerId, RunId, sizes of hashes
+forced         names of files and folders on the medium
 foreign        words from outside, before a person or a log sees them
 telemetry      typed events and one emit(); sinks subscribe
 layout         what the flat vector means: names, shapes, offsets

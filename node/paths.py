@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ..collectives.errors import ConfigError, StorageError
+from ..collectives.forced import make_folder, sync_folder
 
 MAX_SOCKET_PATH = 100  # sun_path holds 104 bytes on macOS, 108 on Linux, the final zero included
 
@@ -170,7 +171,7 @@ def make_private(folder: Path) -> None:
     Raises ConfigError when the folder belongs to somebody else, StorageError when it cannot be made.
     """
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(folder)
         found = folder.stat()
         if found.st_uid != os.getuid():
             raise ConfigError(
@@ -194,11 +195,7 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(path.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise storage_error(f"cannot write {path}", error) from None

@@ -17,6 +17,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from ..collectives.errors import SecurityError
+from ..collectives.forced import make_folder, sync_folder
 from ..collectives.identifiers import PeerId
 
 _ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
@@ -134,7 +135,7 @@ def load_or_create(path: Path) -> Identity:
     Two processes that start at once end with the same identity. Raises SecurityError E210 when others can read or replace the
     file, when it belongs to somebody else, or when it does not hold an identity; OSError when it cannot be read or written.
     """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(path.parent)
     _check_directory(path.parent)
     if not path.exists():
         _create(path)
@@ -220,6 +221,7 @@ def _create(path: Path) -> None:
             os.rename(draft, path)  # a file system without hard links
     finally:
         draft.unlink(missing_ok=True)
+    sync_folder(path.parent)
 
 
 def _refused(path: Path, what: str, hint: str) -> SecurityError:

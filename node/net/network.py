@@ -36,7 +36,7 @@ from .lane_sockets import LaneListener, refuses
 from .lanes import Lanes, OnLane
 from .look import Answer, Look, Looks, ask
 from .measuring import Measuring
-from .peerbook import PeerBook
+from .peerbook import PeerBook, save_cache
 from .reach.reach import Reach, ReachSettings, known_to_dial
 from .rendezvous import Rendezvous
 from .streams import TopicStreams
@@ -46,6 +46,7 @@ from .through.vouchers import Limits
 from .ways import Ways
 
 SAVE_S = 1.0
+SAVE_LEAST_S = 0.1  # between two writes, however many peers we are told of
 SEARCH_FIRST_S = 0.5
 """Pause before the DHT is searched for a run: the bootstrap's list is nearly always faster."""
 SEARCH_UNTOLD_S = 5.0
@@ -192,7 +193,8 @@ class PeerNetwork:
             on=lan_discovery and not settings.relay_only,
         )
         self._runs: dict[RunId, trio.CancelScope] = {}
-        self._learned_at, self._unsaved, self._knocking = 0.0, trio.Event(), set[PeerId]()
+        self._learned_at, self._knocking = 0.0, set[PeerId]()
+        self._unsaved, self._urgent = trio.Event(), trio.Event()  # the peer book
         self._nursery: trio.Nursery | None = None
 
     @property
@@ -518,7 +520,7 @@ class PeerNetwork:
         self.book.add(peer, news.addresses)
         self._unsaved.set()
         if not known:  # a node that is killed now must find it again
-            self._save()
+            self._urgent.set()
         self.on_member(RunId(news.run), peer, news.addresses)
 
     def _neighbour(self, peer: PeerId, address: str) -> None:
@@ -569,9 +571,13 @@ class PeerNetwork:
         """After every change, soon: a node that is killed must find its peers again without a bootstrap."""
         while True:
             await self._unsaved.wait()
-            await trio.sleep(SAVE_S)
-            self._unsaved = trio.Event()
-            self._save()
+            with trio.move_on_after(SAVE_S):
+                await self._urgent.wait()
+            self._unsaved, self._urgent = trio.Event(), trio.Event()
+            if self._cache is not None and self.book.peers():
+                with contextlib.suppress(OSError):  # as in `_save`
+                    await trio.to_thread.run_sync(save_cache, self._cache, self.book.cached())
+            await trio.sleep(SAVE_LEAST_S)
 
     def _save(self) -> None:
         if self._cache is not None and self.book.peers():

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import msgspec
 
+from ...collectives.forced import sync_folder
 from ...collectives.foreign import PLAIN
 from ...collectives.identifiers import PeerId
 from ...security.identity import is_peer_id
@@ -86,15 +87,14 @@ class PeerBook:
         """All peers with an address, most recently confirmed first."""
         return list(dict.fromkeys([*reversed(self._said), *self._given, *reversed(self._heard)]))
 
-    def save(self, path: Path) -> None:
-        """Write the most recent peers to ``path``, atomically. Raises OSError."""
+    def cached(self) -> bytes:
+        """What `save` writes."""
         peers = tuple(_Cached(peer, self.addresses(peer)) for peer in self.peers()[:CACHED_PEERS])
-        draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-        try:
-            draft.write_bytes(msgspec.json.encode(_File(1, peers)))
-            os.replace(draft, path)
-        finally:
-            draft.unlink(missing_ok=True)
+        return msgspec.json.encode(_File(1, peers))
+
+    def save(self, path: Path) -> None:
+        """Write the most recent peers to ``path``: see `save_cache`. Raises OSError."""
+        save_cache(path, self.cached())
 
     def load(self, path: Path) -> None:
         """Add what `save` wrote. A missing, oversized or corrupt file is no error: the cache is only a convenience."""
@@ -107,3 +107,20 @@ class PeerBook:
         for entry in reversed(cached.peers):
             if is_peer_id(entry.peer):
                 self.add(PeerId(entry.peer), entry.addresses[:MAX_ADDRESSES])
+
+
+def save_cache(path: Path, data: bytes) -> None:
+    """Replace the cache file, atomically and on the medium. From any thread. Raises OSError.
+
+    After a power cut of all, members whose own addresses have changed find one another by it, as after a kill.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        with draft.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+        sync_folder(path.parent)
+    finally:
+        draft.unlink(missing_ok=True)

@@ -376,6 +376,8 @@ class RunFiles:
 
     def _save(self, replica: Replica, entry: Certified, rounds: int) -> None:
         assert isinstance(replica, ModelReplica)
+        if self._sync != "none":
+            self._journal.sync()  # a checkpoint that the journal does not reach is of no use
         saved = cp.Saved(
             replica.applied, rounds, merkle_root(replica.hashes()), replica.anchor, replica.momentum
         )

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
 
 from atoll.collectives.errors import StorageError
+from atoll.collectives.identifiers import PeerId
+from atoll.node.net.peerbook import PeerBook
 from atoll.node.paths import find_paths, make_private, write_atomic
+from atoll.security.identity import Identity, load_or_create
 
 
 def test_xdg(tmp_path: Path) -> None:
@@ -57,3 +61,51 @@ def test_writing_replaces_or_leaves(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="cannot write") as caught:
         write_atomic(tmp_path / "none" / "f", b"")
     assert caught.value.code == "E501"
+
+
+class Forced:
+    """What the system was told to force, as a power cut would leave it: contents of files by inode, names of folders."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._files, self._names = dict[int, bytes](), dict[int, set[str]]()
+        real = os.fsync
+
+        def fsync(file: int) -> None:
+            found = os.fstat(file)
+            place = Path(os.readlink(f"/proc/self/fd/{file}"))
+            if stat.S_ISDIR(found.st_mode):
+                self._names[found.st_ino] = set(os.listdir(place))
+            else:
+                self._files[found.st_ino] = place.read_bytes()
+            real(file)
+
+        monkeypatch.setattr(os, "fsync", fsync)
+
+    def left(self, path: Path, root: Path) -> bytes | None:
+        """The content that is found at ``path`` after the cut, where ``root`` was there before; None where a name on the way is lost."""
+        for place in (path, *path.parents):
+            if place == root:
+                return self._files.get(path.stat().st_ino)
+            if place.name not in self._names.get(place.parent.stat().st_ino, set()):
+                return None
+        return None
+
+
+def test_a_power_cut_leaves_the_key_and_the_addresses_of_peers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forced = Forced(monkeypatch)
+    paths = find_paths(tmp_path / "a" / "home")
+    load_or_create(paths.identity_file)
+    paths.ensure()
+    book = PeerBook(PeerId("me"))
+    book.add(Identity(bytes(32)).peer, ("/ip4/127.0.0.1/tcp/4001",))
+    book.save(paths.state_dir / "peers.json")
+    make_private(paths.run_dir("abc"))
+    write_atomic(paths.run_dir("abc") / "manifest", b"signed")
+    for path in (
+        paths.identity_file,
+        paths.state_dir / "peers.json",
+        paths.run_dir("abc") / "manifest",
+    ):
+        assert forced.left(path, tmp_path) == path.read_bytes(), path

@@ -1,0 +1,320 @@
+#!/usr/bin/env python3
+"""Real power cuts: nodes whose homes lie on a loop image; the image as it is, without a flush, is what they wake up with.
+
+scripts/power_cuts.py --cuts 3 --members 1 2 3 5 --filesystem ext4
+
+At a random instant all nodes are stopped (SIGSTOP) and the image's file is copied: what was forced has reached it, what was not is in
+the page cache of the mounted file system. Two copies must be equal, so that no write-back fell between. Then the nodes are killed, the
+copy is mounted in the place of the image (the file system replays its own journal), the boot's name is changed in each home, and all start
+again. Shown: every member goes on by itself, no round is lost that any script was told of, and after one more round all anchors
+are equal. Needs root and loop devices; exits with 64 and one reason where there are none. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Generator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from _bench import CANNOT, ROOT, FailedError, progress
+
+sys.path.append(str(ROOT / "tests"))
+
+from bad_input_kit import Member, Run, new_home, new_run, one_round
+
+from atoll.collectives.group import Entry
+from atoll.node.storage.journal import FileJournal
+
+PATIENCE_S = 45  # the law gives seconds; the machine may be loaded
+MIB = {"ext4": 160, "xfs": 320}
+PAUSE_S = 0.05  # between two contributions
+
+
+@dataclass
+class Trial:
+    """``told``: the newest round that a script was told of; ``back``: the rounds that the members woke up with."""
+
+    members: int
+    told: int
+    back: list[int]
+    lost: int
+    again_s: float
+    troubles: list[str]
+
+
+def sh(*command: str) -> None:
+    """Run a command. Raises FailedError."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    if done.returncode:
+        raise FailedError(f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+def unmount(place: Path) -> None:
+    """Once nobody holds it."""
+    for _ in range(100):
+        if subprocess.run(["umount", str(place)], capture_output=True).returncode == 0:
+            return
+        time.sleep(0.1)
+    raise FailedError(f"{place} is busy")
+
+
+def image(path: Path, filesystem: str) -> None:
+    """An empty file system in a file."""
+    with open(path, "wb") as file:
+        file.truncate(MIB[filesystem] << 20)
+    sh(f"mkfs.{filesystem}", *(["-q", "-F"] if filesystem == "ext4" else ["-q"]), str(path))
+
+
+def train(member: Member, told: dict[bytes, int], stop: threading.Event, value: float) -> None:
+    """A script that contributes until its node is gone; ``told`` grows by the contributions that it hears to be counted, with their rounds."""
+    with contextlib.suppress(Exception):
+        while not stop.is_set():
+            ticket = member.swarm.contribute(samples=1, write=lambda out: out.fill_(value))
+            outcome = ticket.wait(30)
+            if outcome.counted:
+                told[ticket.cid] = outcome.round
+            stop.wait(PAUSE_S)
+
+
+def cut(members: list[Member], disk: Path, copy: Path) -> None:
+    """Power goes."""
+    pids = [member.pid for member in members]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    for _ in range(20):
+        shutil.copyfile(disk, copy)
+        if subprocess.run(["cmp", "-s", str(disk), str(copy)]).returncode == 0:
+            break
+    else:
+        raise FailedError("the image never stood still")
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+def other_boot(place: Path) -> None:
+    """The machine has booted since."""
+    for meta in place.rglob("meta.json"):
+        with contextlib.suppress(ValueError):
+            meta.write_text(json.dumps({**json.loads(meta.read_text()), "boot_id": "another"}))
+
+
+def trial(count: int, filesystem: str, folder: Path, rng: random.Random) -> Trial:
+    """One cut of all members of a run. Raises FailedError where something is lost."""
+    with tempfile.TemporaryDirectory(prefix="atoll-cut-", dir=folder) as scratch:
+        place, disk, copy = Path(scratch) / "m", Path(scratch) / "disk", Path(scratch) / "copy"
+        place.mkdir()
+        image(disk, filesystem)
+        sh("mount", "-o", "loop", str(disk), str(place))
+        members: list[Member] = []
+        try:
+            run = new_run(place, every=3)
+            force(run.home)
+            members = start(run, count)
+            one_round(*members)
+            with training(members) as told:
+                time.sleep(rng.uniform(0.3, 4))
+                cut(members, disk, copy)
+            close(members)
+            unmount(place)
+            sh("mount", "-o", "loop", str(copy), str(place))
+            other_boot(place)
+            newest = max((max(each.values(), default=0) for each in told), default=0)
+            began = time.monotonic()
+            members = start(run, count)
+            back = [member.anchor()[0] for member in members]
+            after = go_on(members, max(newest, *back) + 2, began)
+            troubles = sorted({code for member in members for code in member.codes()})
+            folders = [member.folder for member in members]
+            close(members)
+            log = max(logs_of(folders), key=len)
+            times = Counter(each.cid for entry in log for each in entry.contributors)
+            lost = {r for each in told for cid, r in each.items() if times[cid] == 0}
+            if lost or max(times.values()) > 1:
+                raise FailedError(f"rounds {sorted(lost)} were told and are lost; counted {times}")
+            progress(
+                f"{count} members: told of {newest}, back at {back}; all take part after {after:.1f} s {troubles}"
+            )
+            return Trial(count, newest, back, len(lost), round(after, 2), troubles)
+        except (FailedError, AssertionError):
+            for member in members:
+                progress(f"{member.home.name}: {json.dumps(said(member))}")
+            raise
+        finally:
+            close(members)
+            unmount(place)
+
+
+def logs_of(folders: list[Path]) -> list[list[Entry]]:
+    """The logs of members that have ended. Raises FailedError where two differ."""
+    logs = list[list[Entry]]()
+    for folder in folders:
+        journal = FileJournal(folder / "journal")
+        logs.append([certified.entry for certified in journal.entries])
+        journal.close()
+    longest = max(logs, key=len)
+    for log in logs:
+        if [entry.hash() for entry in log] != [entry.hash() for entry in longest[: len(log)]]:
+            raise FailedError("two members have different logs")
+    return logs
+
+
+def said(member: Member) -> dict[str, Any]:
+    """What a member tells of itself, for somebody who looks for the cause."""
+    with contextlib.suppress(Exception):
+        status = member.status()
+        run, network = status["runs"][0], status["network"]
+        seen = {key: run[key] for key in ("phase", "round", "entry", "member", "waiting")}
+        return seen | {
+            "troubles": run["troubles"],
+            "connected": network["connected"],
+            "bootstrap": network["bootstrap"],
+            "addresses": status["addresses"],
+            "log": member.log()[-1500:],
+        }
+    return {"log": member.log()[-3000:]}
+
+
+def close(members: list[Member]) -> None:
+    """End scripts and nodes."""
+    for member in members:
+        with contextlib.suppress(Exception):
+            member.swarm.close()
+    members.clear()
+
+
+def force(home: Path) -> None:
+    """The user's own files were written long ago: on the medium."""
+    for path in [*home.rglob("*"), home, home.parent]:
+        if path.is_file() or path.is_dir():
+            file = os.open(path, os.O_RDONLY)
+            os.fsync(file)
+            os.close(file)
+
+
+@contextlib.contextmanager
+def training(members: list[Member]) -> Generator[list[dict[bytes, int]]]:
+    """All contribute meanwhile; of each, which of its contributions it was told to be counted, in which rounds."""
+    stop, told = threading.Event(), [dict[bytes, int]() for _ in members]
+    threads = [
+        threading.Thread(target=train, args=(m, told[i], stop, i + 1.0), daemon=True)
+        for i, m in enumerate(members)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield told
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(1)
+
+
+def go_on(members: list[Member], target: int, began: float) -> float:
+    """All train until every one has counted and reached ``target`` rounds; then their anchors are equal. Returns the seconds from ``began`` until
+    the former. Raises FailedError."""
+    until = time.monotonic() + PATIENCE_S
+    with training(members) as told:
+        while not (all(told) and min(m.anchor()[0] for m in members) >= target):
+            if time.monotonic() > until:
+                rounds = [m.anchor()[0] for m in members]
+                raise FailedError(
+                    f"no {target} rounds of all within {PATIENCE_S} s: {rounds}, counted {[len(t) for t in told]}"
+                )
+            time.sleep(0.1)
+        after = time.monotonic() - began
+    until = time.monotonic() + PATIENCE_S
+    while len({member.anchor() for member in members}) > 1:
+        if time.monotonic() > until:
+            raise FailedError(f"anchors differ: {[member.anchor()[0] for member in members]}")
+        time.sleep(0.1)
+    return after
+
+
+def start(run: Run, count: int) -> list[Member]:
+    """All members at once: none waits for another to be back."""
+    members: dict[int, Member] = {}
+    failed: list[BaseException] = []
+
+    def one(number: int) -> None:
+        try:
+            home = run.folder / f"m{number}"
+            if number and not (home / "config.toml").exists():
+                force(new_home(home))
+            members[number] = run.member(home.name) if number else run.organiser()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(count)]
+    for number, thread in enumerate(threads):
+        thread.start()
+        if number == 0:
+            thread.join()  # it founds the run, and the others dial it
+    for thread in threads:
+        thread.join(120)
+    if failed or len(members) < count:
+        raise FailedError(f"{len(members)} of {count} are back: {failed}")
+    return [members[number] for number in range(count)]
+
+
+def main() -> int:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cuts", type=int, default=3, help="for each number of members")
+    parser.add_argument("--members", type=int, nargs="+", default=[1, 2, 3, 5])
+    parser.add_argument("--filesystem", choices=["ext4", "xfs"], default="ext4")
+    parser.add_argument("--folder", type=Path, default=Path("/dev/shm"), help="for the images")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    why = (
+        "not root"
+        if os.geteuid()
+        else f"no mkfs.{args.filesystem}"
+        if shutil.which(f"mkfs.{args.filesystem}") is None
+        else "no loop devices"
+        if not Path("/dev/loop-control").exists()
+        else ""
+    )
+    if why:
+        progress(f"power cannot be cut here: {why}")
+        return CANNOT
+    rng, trials, failures = random.Random(args.seed), list[Trial](), list[str]()
+    for count in args.members:
+        for _ in range(args.cuts):
+            try:
+                trials.append(trial(count, args.filesystem, args.folder, rng))
+            except (FailedError, AssertionError) as error:
+                progress(f"{count} members: {error}")
+                failures.append(f"{count} members: {error}"[:400])
+    print(
+        json.dumps(
+            {
+                "filesystem": args.filesystem,
+                "cuts": len(trials) + len(failures),
+                "went_on": len(trials),
+                "anchors_equal": len(trials),
+                "rounds_lost": max((each.lost for each in trials), default=0),
+                "again_s": max((each.again_s for each in trials), default=0.0),
+                "failures": failures,
+                "trials": [asdict(each) for each in trials],
+            }
+        )
+    )
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
