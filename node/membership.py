@@ -92,6 +92,7 @@ class Membership:
         self.life = same.randbytes(wire.LIFE_BYTES)  # a nonce of this process
         self.is_doubled = False  # another process speaks under this key
         self._beside = b""  # whose record under this key was seen last
+        self._both_know = False  # and that process has said that it knows, too
         self._sign, self._verify, self._rng, self._offset = sign, verify, rng, unix_offset_s
         self._table: dict[PeerId, _Held] = {}
         self._gone: dict[
@@ -206,6 +207,26 @@ class Membership:
     def learn(self, now: float, data: Sequence[SignedRecord], sender: PeerId) -> None:
         """Take records from elsewhere (the discovery of first members). Same checks as from a message."""
         self._merge(now, data, sender)
+
+    def recall(self, peer: PeerId) -> bytes:
+        """The newest record that ``peer`` has signed, for itself: whoever speaks under its key learns of another who does. b"": none."""
+        held = self._table.get(peer)
+        return wire.pack(held.signed) if held is not None and peer != self.me else b""
+
+    def reminded(self, now: float, sender: PeerId, recalled: bytes) -> None:
+        """What ``sender`` knows of us, by its greeting. Where another life of ours has signed it, the sender gets our own word of that."""
+        try:
+            signed = wire.unpack(recalled, sender)
+            record = wire.open_record(signed, sender)
+            if record.peer != self.me or record.life == self.life:
+                return
+            wire.verify_record(signed, record, self.run, self._verify)
+        except (BadSignatureError, RemoteProtocolError):
+            self.refused["recalled"] += 1
+            return
+        self._merge(now, (signed,), sender)
+        if self.me in self._table:
+            self._send_records(now, sender, [self.me])
 
     def on_message(self, now: float, sender: PeerId, data: bytes) -> None:
         """A message of this protocol from an authenticated peer. Raises RemoteProtocolError when it is malformed."""
@@ -328,6 +349,7 @@ class Membership:
             if record.life != self.life:
                 self._beside = record.life
                 self.is_doubled |= bool(record.life) and record.beside == self.life
+                self._both_know |= self.is_doubled and record.doubled
             if (
                 told
             ):  # both know: it is said again when it is time, not as an answer to every answer
@@ -436,6 +458,9 @@ class Membership:
             self._push_at, self._pushed = NEVER, now
             for peer in self._others(now, timing.push_peers):
                 self._send_records(now, peer, [self.me])
+        if self._both_know:
+            # No more of this is for anybody. What the two would still say takes each other's streams over, one greeting after the other.
+            self._gossip_at = self._beat_at = now + timing.renew_s
         if now >= self._gossip_at:
             self._gossip_at = now + timing.gossip_s * self._rng.uniform(0.8, 1.2)
             for peer in self._others(now, timing.gossip_peers):

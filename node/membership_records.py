@@ -157,6 +157,24 @@ def sign_record(record: Record, sign: Sign) -> SignedRecord:
     return SignedRecord(data, sign(DOMAIN + data))
 
 
+_signed_decoder = msgspec.msgpack.Decoder(SignedRecord)
+
+
+def pack(signed: SignedRecord) -> bytes:
+    """A signed record by itself, for a greeting."""
+    return _encoder.encode(signed)
+
+
+def unpack(data: bytes, sender: PeerId) -> SignedRecord:
+    """What `pack` made, not opened yet. Raises RemoteProtocolError naming the sender."""
+    try:
+        return _signed_decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise RemoteProtocolError(
+            f"malformed membership record: {quoted(error)}", peer=sender
+        ) from None
+
+
 def open_record(signed: SignedRecord, sender: PeerId) -> Record:
     """The record inside, validated but *not* verified. Raises RemoteProtocolError naming the sender."""
     try:

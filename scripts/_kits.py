@@ -15,6 +15,7 @@ TESTS = Path(__file__).resolve().parent.parent / "tests"
 if str(TESTS) not in sys.path:
     sys.path.append(str(TESTS))
 
+import twins  # noqa: E402
 from faults import KINDS, PARTS, PHASES, TARGETS, Fault, Kind, Part, Phase, Target, fault  # noqa: E402
 from netns.lab import Lab, LabError, missing  # noqa: E402
 from real_faults import NETWORK, Armed, Ledger, Seen, Watch  # noqa: E402
@@ -43,6 +44,7 @@ __all__ = [
     "fault",
     "in_laboratory",
     "missing",
+    "twins",
 ]
 
 

@@ -3,6 +3,10 @@
 The opener says Hello, which names the topic and shows nothing. The other side answers with what shows its own standing. Only where
 that convinces the opener does it show its standing in turn (Proof), and is answered with yes, or no and why. With the yes may come
 the offer of a wire (`wires`) in the stream's place.
+
+The first answer also hands the opener the newest membership record that its own key has signed, as far as it is known there. Two
+processes with one key meet in this way even where each of the others speaks to one of them only: a greeting is answered on the very
+stream that it came on, whichever of the two sent it.
 """
 
 from __future__ import annotations
@@ -25,7 +29,9 @@ MAX_TOPIC_CHARS = 128
 MAX_SHOWN_BYTES = 1024
 MAX_HELLO_BYTES = 1024
 MAX_PROOF_BYTES = MAX_SHOWN_BYTES + 64
-MAX_ANSWER_BYTES = MAX_SHOWN_BYTES + 4096
+MAX_RECALLED_BYTES = 4096 + 128
+"""Of the opener's own membership record."""
+MAX_ANSWER_BYTES = MAX_SHOWN_BYTES + MAX_RECALLED_BYTES + 4096
 HELLO_S = 10.0
 PATIENCE_S = 30.0
 """So long an opener has for its Hello and its Proof. Who is shown out opens the next stream, which costs more than this one does."""
@@ -59,12 +65,13 @@ class Proof(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """``code`` "" means yes: to the Hello, with what is ``shown``; to the Proof, perhaps with a wire."""
+    """``code`` "" means yes: to the Hello, with what is ``shown`` and ``recalled``; to the Proof, perhaps with a wire."""
 
     code: Annotated[str, msgspec.Meta(max_length=16, pattern=PLAIN)]
     reason: Annotated[str, msgspec.Meta(max_length=1024)]
     wire: WireOffer | None = None
     shown: Annotated[bytes, msgspec.Meta(max_length=MAX_SHOWN_BYTES)] = b""
+    recalled: Annotated[bytes, msgspec.Meta(max_length=MAX_RECALLED_BYTES)] = b""
 
 
 preface_decoder = msgspec.msgpack.Decoder(Preface)
@@ -86,6 +93,8 @@ class Topic:
     greet: Callable[[PeerId], bytes]
     admit: Callable[[PeerId, bytes], bool]
     accept: Callable[[PeerId, bytes], bool] = lambda peer, shown: True
+    recall: Callable[[PeerId], bytes] = lambda peer: b""
+    reminded: Callable[[PeerId, bytes], None] = lambda peer, recalled: None
 
 
 @dataclass(slots=True)

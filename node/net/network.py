@@ -345,6 +345,8 @@ class PeerNetwork:
         greet: Callable[[PeerId], bytes] = lambda peer: b"",
         admit: Callable[[PeerId, bytes], bool] = lambda peer, greeting: True,
         accept: Callable[[PeerId, bytes], bool] = lambda peer, shown: True,
+        recall: Callable[[PeerId], bytes] = lambda peer: b"",
+        reminded: Callable[[PeerId, bytes], None] = lambda peer, recalled: None,
     ) -> None:
         """Take part in ``topic`` (a run id): ``handler(peer, message)`` for each message of an admitted peer. What it
         returns, in seconds, is how long nothing more of that peer's is read.
@@ -352,9 +354,11 @@ class PeerNetwork:
         ``greet(peer)`` is what we show a peer of our standing (at most 1 KiB; our certificate). A peer that opens a stream is shown it
         first. ``accept(peer, shown)`` is asked of what the other side has shown when we open one, before we show ours;
         ``admit(peer, shown)`` of what an opener shows. Both may raise an AtollError: an opener is told its code and message.
+        ``recall(peer)`` is what an opener gets back of what its key has said of itself (at most 4 KiB), and ``reminded(peer,
+        recalled)`` takes what a peer recalls of us; it must not raise, whatever the bytes are.
         A handler may raise RemoteProtocolError: the stream is closed and the fault counted.
         """
-        self._streams.open(topic, Topic(handler, greet, admit, accept))
+        self._streams.open(topic, Topic(handler, greet, admit, accept, recall, reminded))
 
     async def close_topic(self, topic: str, peer: PeerId | None = None) -> None:
         """Leave a topic, or end it with ``peer`` only: its streams are closed, what waits to be sent is dropped."""

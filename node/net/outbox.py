@@ -161,6 +161,8 @@ class Outbox:
             with trio.move_on_after(HELLO_S):
                 hello = Hello(self._owner.version, self._topic, secret)
                 first = await self._ask(stream, reader, hello)
+                if first.recalled:
+                    topic.reminded(self._peer, first.recalled)
                 self._judge(topic, first.shown)
                 answer = await self._ask(stream, reader, Proof(topic.greet(self._peer)))
                 return stream, reader, _Agreed(secret, answer.wire) if answer.wire else None

@@ -26,6 +26,7 @@ from .framing import MAX_FRAME_BYTES, FrameReader, decode, frame
 from .greeting import (
     MAX_HELLO_BYTES,
     MAX_PROOF_BYTES,
+    MAX_RECALLED_BYTES,
     MAX_SHOWN_BYTES,
     MAX_TOPIC_CHARS,
     NO_TOPIC,
@@ -273,7 +274,11 @@ class TopicStreams:
             return None
         hello, topic = self._check(stream.peer, greeting)
         shown = topic.greet(stream.peer)[:MAX_SHOWN_BYTES]
-        await stream.send_all(frame(msgspec.msgpack.encode(Answer("", "", shown=shown))))
+        recalled = topic.recall(stream.peer)
+        if len(recalled) > MAX_RECALLED_BYTES:
+            recalled = b""
+        answer = Answer("", "", shown=shown, recalled=recalled)
+        await stream.send_all(frame(msgspec.msgpack.encode(answer)))
         payload = await reader.next(MAX_PROOF_BYTES)
         if payload is None:
             return None

@@ -126,7 +126,13 @@ class RunService:
         self._load_entrants()
         self.banning.load()
         self.node.network.on_message(
-            self.run_id, self._on_message, self._greet, self._admit, self._accept
+            self.run_id,
+            self._on_message,
+            self._greet,
+            self._admit,
+            self._accept,
+            self._recall,
+            self._reminded,
         )
         self.node.network.announce_run(
             self.run_id, self.organiser, self.certificate, self._hears_of, free=None
@@ -402,6 +408,16 @@ class RunService:
     def _accept(self, peer: PeerId, shown: bytes) -> bool:
         self.gate.accept(peer, shown, time.time())
         return True
+
+    def _recall(self, peer: PeerId) -> bytes:
+        session = self.session
+        return session.membership.recall(peer) if session is not None else b""
+
+    def _reminded(self, peer: PeerId, recalled: bytes) -> None:
+        session, now = self.session, trio.current_time()
+        if session is not None:
+            self.guard(lambda: session.reminded(now, peer, recalled))
+            self.wake()
 
     def _hears_of(self, peer: PeerId, shown: bytes) -> bool:
         return self.gate.hears_of(peer, shown, time.time())

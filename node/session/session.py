@@ -468,6 +468,12 @@ class Session:
             self.transfer.seek_state()
             machine.on_message(now, peer, envelope.incarnation, 1, body)
 
+    def reminded(self, now: float, peer: PeerId, recalled: bytes) -> None:
+        """What ``peer`` recalls of our own membership record when we greet it."""
+        self._now = now
+        self.membership.reminded(now, peer, recalled)
+        self._drain(now)
+
     def on_exchange(self, now: float, event: Any) -> None:
         """An event of the data plane."""
         self._now = now

@@ -184,6 +184,89 @@ def test_a_process_that_forgot_its_sequence_speaks_above_it() -> None:
     assert record.round == 3
 
 
+def own_records(m: Membership, now: float) -> list[SignedRecord]:
+    """What a member says of itself to whoever knows nothing."""
+    m.drain()
+    m.on_message(now, PeerId("z"), wire.encode(wire.Digest(b"")))
+    found = [wire.decode(data, m.me) for peer, data in m.drain() if peer == "z"]
+    return [
+        each
+        for message in found
+        if isinstance(message, wire.Records)
+        for each in message.records
+        if wire.open_record(each, m.me).peer == m.me
+    ]
+
+
+def test_two_lives_that_only_greet_a_third_find_one_another_by_what_it_recalls() -> None:
+    one, two, other = member("a", 1), member("a", 2), member("b")
+    for m in (one, two, other):
+        m.announce(1.0, round=1)
+    one.reminded(1.0, other.me, other.recall(one.me))  # nothing is known: nothing happens
+    assert not one.drain()
+    other.learn(1.0, own_records(one, 1.0), one.me)
+    for life in (two, one, two):  # each takes the other's stream over in turn
+        life.reminded(2.0, other.me, other.recall(life.me))
+        for peer, data in life.drain():
+            assert peer == other.me
+            other.on_message(2.0, life.me, data)
+    assert one.is_doubled
+    assert two.is_doubled
+    assert other.doubled(one.me)
+
+
+def test_a_later_life_is_told_of_the_earlier_one_and_is_not_its_double() -> None:
+    lives, other = [member("a", seed) for seed in range(4)], member("b")
+    for now, life in enumerate(lives):
+        life.announce(now, round=1)
+        for _ in range(3):  # it loses the connection again and again
+            life.reminded(now, other.me, other.recall(life.me))
+            other.learn(now, own_records(life, now), life.me)
+    assert not any(life.is_doubled for life in lives)
+    assert not other.doubled(lives[0].me)
+    assert other.record(lives[0].me).life == lives[-1].life  # type: ignore[union-attr]
+
+
+def test_what_others_recall_of_us_counts_only_where_our_key_signed_it_for_this_run() -> None:
+    m = member("a")
+    m.announce(1.0, round=1)
+    (own,) = m.records()
+    for run, peer, by in [("run", "a", "b"), ("run", "b", "b"), ("else", "a", "a")]:
+        record = Record(
+            run, PeerId(peer), 10**9, 35_000, life=b"another1", beside=m.life, doubled=True
+        )
+        forged = wire.sign_record(record, lambda data, by=by: signature(by, data))  # type: ignore[misc]
+        m.reminded(1.0, PeerId("b"), wire.pack(forged))
+    for rubbish in (b"", b"\xc0", b"\x92\xc4\x01x\xc4\x01y", b"\xff" * 100):
+        m.reminded(1.0, PeerId("b"), rubbish)
+    assert m.records() == [own]
+    assert not m.is_doubled
+    assert m.drain() == []
+    assert sum(m.refused.values()) == 6  # the one that another peer signed for itself is no news
+
+
+def test_records_of_twins_that_are_over_mark_no_later_life() -> None:
+    """Whoever kept what two lives have said of one another can play it back for ever."""
+    one, two, other = member("a", 1), member("a", 2), member("b")
+    kept = list[SignedRecord]()
+    for m in (one, two):
+        m.announce(1.0, round=1)
+    for now in (2.0, 3.0):
+        for life, twin in ((one, two), (two, one)):
+            life.learn(now, own_records(twin, now), other.me)
+            kept += own_records(life, now)
+    assert one.is_doubled
+    assert two.is_doubled
+    later = member("a", 3)
+    later.announce(4.0, round=1)
+    for each in kept * 2:
+        later.reminded(4.0, other.me, wire.pack(each))
+        other.learn(4.0, [each], PeerId("z"))
+        other.learn(4.0, own_records(later, 4.0), later.me)
+    assert not later.is_doubled
+    assert not other.doubled(later.me)
+
+
 def test_announcing_nothing_new_makes_no_record_and_unknown_fields_are_refused() -> None:
     m = member("a")
     m.announce(0.0, round=1)
