@@ -35,6 +35,9 @@ def trial(folder: Path, moment_s: float) -> dict[str, object]:
         began = time.monotonic()
         twin = Peer("twin", folder / "twin", doubled.run, doubled.numel)
         swarm.all.append(twin)
+        while twins.ask(twin, "status") is None and time.monotonic() - began < WITHIN_S:
+            time.sleep(0.05)
+        up_s = time.monotonic() - began  # interpreter, torch and libp2p are loaded
         told = twins.find(began, doubled, twin, others, WITHIN_S)
         double = twins.double_votes(doubled.home, twin.home)
         for peer in others:
@@ -43,6 +46,7 @@ def trial(folder: Path, moment_s: float) -> dict[str, object]:
         after = [peer.expect("outcome", 90.0)["status"] for peer in others]
     return {
         "moment_s": moment_s,
+        "up_s": round(up_s, 2),
         "found_s": {name: round(told[name], 2) for name in sorted(told)},
         "all_found": len(told) == 4,
         "double_votes": len(double),
