@@ -39,6 +39,8 @@ class Sites:
             PeerId, float
         ] = {}  # what a peer's next vector is made of, where it is to be a certain one
         self.near = NEAR
+        self.liars = set[PeerId]()  # what they tell of themselves does not count
+        self.accused: dict[PeerId, set[str]] = {}  # by others
         self.counted: list[bytes] = []
         self.refused: list[bytes] = []
         self.anchors: dict[int, float] = {0: 0.0}  # by round
@@ -55,7 +57,13 @@ class Sites:
         self.offered[peer.name], self.values[cid] = cid, value
 
     def _hear(self, peer: Peer, event: object) -> None:
+        if peer.name in self.liars:
+            if isinstance(event, ev.RoundCommitted | ev.ContributionRefused) and event.cid:
+                self.offer(peer)
+            return
         match event:
+            case ev.PeerMisbehaved() if event.peer in self.liars:
+                self.accused.setdefault(event.peer, set()).add(event.reason)
             case ev.Unmasked():
                 assert len(event.members) >= event.threshold
                 key, told = (
@@ -177,3 +185,18 @@ def kind_of(sender: PeerId, channel: str, payload: Any) -> str:
         return ""
     body = decode(payload[1:], sender).body
     return type(body.message if isinstance(body, Said) else body).__name__
+
+
+def replaces_the_copy(peer: Peer) -> None:
+    """From now on it gives the log another vector than the mean that all have unmasked: as owner of parts, and as convener."""
+    rounds: Any = peer.session.secure
+    give, told = rounds._give, set[bytes]()
+
+    def lie(now: float) -> None:
+        cid, mean, _ = rounds.mean
+        if cid not in told:
+            told.add(cid)
+            mean += 7.0
+        give(now)
+
+    rounds._give = lie

@@ -130,9 +130,24 @@ class Acceptor:
         ballot, entry, sender = pending
         if ballot < self.machine.journal.promised:
             self.machine.open.pending = None
-        elif self.machine.draw.allows(ballot, entry) and self.holds(now, entry, [sender]):
+        elif self.machine.actions.contradicts(entry):
+            self.machine.open.pending = None
+            self.machine.actions.on_false(entry, sender, ballot)
+            if ballot == self.machine.ballot and sender != self.machine.me.peer:
+                self.machine.next_ballot(now)  # of this one nothing comes
+        elif (
+            self.machine.draw.allows(ballot, entry)
+            and self.holds(now, entry, [sender])
+            and self.may_vote(ballot, entry)
+        ):
             self.machine.open.pending = None
             self.cast(now, ballot, entry)
+
+    def may_vote(self, ballot: int, entry: Entry) -> bool:
+        """Whether the session lets this member vote for an entry: where members make results themselves, who has not goes by the others' votes."""
+        votes = self.machine.open.votes.get((ballot, entry.hash()), {})
+        voters = {who.peer for who in votes} - {self.machine.me.peer}
+        return not entry.contributors or self.machine.actions.may_vote(entry, voters)
 
     def holds(self, now: float, entry: Entry, holders: Sequence[PeerId]) -> bool:
         """Whether all bytes of an entry and the state before it are stored here; missing bytes are fetched from ``holders``."""

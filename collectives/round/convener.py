@@ -225,6 +225,10 @@ class Convening:
         ):  # it went on meanwhile: what it says now stays until it is adopted
             return self._tell(machine.me.peer, m.Prepare(self.ballot))
         accepted = [p.accepted for p in self.promises.values() if p.accepted]
+        false = [machine.actions.contradicts(each.entry) for each in accepted]
+        if None in false:
+            return None  # what they have voted for is made here meanwhile
+        accepted = [each for each, wrong in zip(accepted, false, strict=True) if not wrong]
         if accepted:
             self.phase, self.entry = Phase.ADOPT, max(accepted, key=lambda a: a.ballot).entry
         elif (tip := best_tip(self.promises.values(), self.machine.base)) is not None:
@@ -509,7 +513,9 @@ class Convening:
         machine = self.machine
         if self.ballot < machine.journal.promised or machine.root != entry.base_state:
             return self.stop()
-        if self.phase is Phase.ADOPT or machine.draw.allows(self.ballot, entry):
+        if (
+            self.phase is Phase.ADOPT or machine.draw.allows(self.ballot, entry)
+        ) and machine.acceptor.may_vote(self.ballot, entry):
             machine.acceptor.cast(
                 now, self.ballot, entry
             )  # the convener votes first, but for another draw that is not adopted

@@ -131,6 +131,18 @@ class RoundActions(Protocol):
         """Who of those that want to become members may, now."""
         ...
 
+    def contradicts(self, entry: Entry) -> bool | None:
+        """Whether an entry is not the result that this member has made itself; None: that will be known soon."""
+        ...
+
+    def may_vote(self, entry: Entry, voters: Collection[PeerId]) -> bool:
+        """Whether this member votes for an entry whose bytes are here, and for which these others have voted."""
+        ...
+
+    def on_false(self, entry: Entry, convener: PeerId, ballot: int) -> None:
+        """A convener proposes an entry that contradicts this member's own result."""
+        ...
+
     def helps(self, peer: PeerId) -> bool:
         """Whether the peer is a member to add up for the others, though it contributes nothing."""
         ...

@@ -17,12 +17,8 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from ...collectives.codec import Grid
-from ...collectives.digest import chunk_hash, part_digest
-from ...collectives.encoded import EncodedVector
-from ...collectives.errors import StorageError
 from ...collectives.exchange import BlobProgress
-from ...collectives.group import CID_BYTES, Config, Entry, Plan
+from ...collectives.group import Config, Entry, Plan
 from ...collectives.identifiers import PeerId
 from ...collectives.round import KIN_BYTES
 from ...collectives.seeded import BtardSettings
@@ -34,6 +30,7 @@ from ...security.identity import verify
 from ..evidence import removal
 from ..session import events as ev
 from ..session.beforehand import Beforehand
+from ..session.copies import Copies
 from ..session.offering import Given
 from .vectors import Vectors
 from .wire import PREFIX, Offered, Taken, decode, encode
@@ -86,10 +83,9 @@ class BtardRounds(Beforehand):
         self.given: Given | None = None  # the script waits for the round
         self.step = -1  # that the peer has begun
         self.found: Found | None = None  # what the newest step that is over came to
-        self._kin = b""
+        self._copies = Copies(session)
         self._peer: Peer | None = None
         self._vectors: Vectors | None = None
-        self._what: Plan | Entry | None = None  # what the log is about to decide
         self._barred = ""  # why this member takes no part
         self._inputs: list[Callable[[Peer], None]] = []
         self._queued = Counter[PeerId]()
@@ -362,8 +358,9 @@ class BtardRounds(Beforehand):
         self.session.ports.emit(ev.WorkAsked(self._number, task.step, task.seed, task.interval))
 
     def _end(self, now: float, found: Found, kin: bytes) -> None:
-        self.found, self._kin = found, kin
-        self._make_result()
+        self.found = found
+        if found.step == self.session.completed:
+            self._copies.have(kin, found.vector)
         self.offer(now)
 
     def _remove(self, gone: PeerId, evidence: bytes) -> None:
@@ -383,11 +380,12 @@ class BtardRounds(Beforehand):
             or machine.open.applying
         ):
             return
-        own = blake3(session.me.encode()).digest(CID_BYTES - KIN_BYTES)
-        machine.contribute(now, self._kin + own, 1)
+        machine.contribute(now, self._copies.cid(), 1)
 
     def decided(self, entry: Entry) -> tuple[bytes | None, bool]:
         """See Beforehand. Where the step is not over here yet, this member's vector is taken for counted."""
+        if entry.contributors:
+            self._copies.forget()
         if not entry.contributors or self.given is None:
             return None, False
         given, self.given, found = self.given, None, self.found
@@ -396,8 +394,7 @@ class BtardRounds(Beforehand):
 
     def execute(self, plan: Plan) -> bool:
         """See Beforehand: what the plan is about is here already."""
-        self._what = plan
-        self._make_result()
+        self._copies.look(plan)
         return True
 
     def may_fetch(self, entry: Entry) -> bool:
@@ -409,46 +406,12 @@ class BtardRounds(Beforehand):
             and machine.open.decided.entry == entry
         ):
             return True
-        if entry != self._what:
-            self._what = entry  # its plan was not heard of
-            self._make_result()
+        self._copies.look(entry)  # its plan was not heard of, perhaps
         return False
 
-    def _make_result(self) -> None:
-        """The bytes of the plan or entry that is about this step's aggregate; of another nothing is made, and so nobody votes for it."""
-        session, machine, what, found = self.session, self.session.machine, self._what, self.found
-        if (
-            machine is None
-            or what is None
-            or found is None
-            or what.round != machine.round
-            or found.step != session.completed
-        ):
-            return
-        if any(contributor.cid[:KIN_BYTES] != self._kin for contributor in what.contributors):
-            return
-
-        def work() -> tuple[tuple[bytes, ...], memoryview] | StorageError:
-            grid = Grid(what.codec, what.numel, what.chunk_elements).results
-            try:
-                data = session.ports.storage.allocate(grid.nbytes)
-            except StorageError as error:  # a full disk: the others decide, and it is fetched then
-                return error
-            EncodedVector(grid, data).encode(found.vector)
-            hashes = [chunk_hash(view) for view in grid.views(data)]
-            return tuple(
-                part_digest(what, part, hashes[part.first : part.stop]) for part in what.parts
-            ), data
-
-        def made(now: float, result: tuple[tuple[bytes, ...], memoryview] | StorageError) -> None:
-            if isinstance(result, StorageError):
-                raise result
-            digests, data = result
-            if machine.round == what.round and not machine.open.applying:
-                session.actions.store(now, what, digests, data)
-                session.settle(now)
-
-        session.ports.offload(work, made)
+    def contradicts(self, entry: Entry) -> bool | None:
+        """See Beforehand."""
+        return self._copies.contradict(entry)
 
     # ---- messages
     def on_message(self, now: float, peer: PeerId, data: bytes) -> None:

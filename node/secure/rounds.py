@@ -7,11 +7,11 @@ it, a sum that could not be unmasked takes its vectors with it: their members ar
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from blake3 import blake3
 from torch import Tensor
 
 from ...collectives.codec import Grid
@@ -22,7 +22,7 @@ from ...collectives.errors import (
     SecurityError,
     StorageError,
 )
-from ...collectives.group import CID_BYTES, Entry, Reading
+from ...collectives.group import CID_BYTES, Entry, Plan, Reading
 from ...collectives.identifiers import PeerId
 from ...collectives.round import KIN_BYTES
 from ...collectives.swarm import MAX_OP_ID, Call, SecureSettings
@@ -31,6 +31,7 @@ from ...security.masking.binding import LEAST_MEMBERS
 from ...security.masking.keys import Words
 from ..session import events as ev
 from ..session.beforehand import Beforehand
+from ..session.copies import Copies
 from ..session.naming import MASKED_SUM, config_key
 from ..session.offering import Given
 from .bound import bound_at
@@ -53,6 +54,7 @@ MOST_AHEAD = (
 )  # attempts at a round that are followed at once: to the last that can be said, one member could lead all
 REPEAT_S = 0.4
 SUM_S = 30.0  # how long a sum, or its unmasking, may stand still
+ENOUGH_VOTERS = 2  # whom a member follows that has no mean of its own: one of them does not lie
 
 
 class SecureRounds(Beforehand):
@@ -74,6 +76,8 @@ class SecureRounds(Beforehand):
         self.given: Given | None = None  # the script's vector, in the attempt
         self.vectors: Vectors | None = None  # how they lie on the ring, in the attempt
         self.mean: tuple[bytes, Tensor, Reading] | None = None  # what came out, for the log
+        self._copies = Copies(session)  # of it
+        self._following: tuple[bytes, float] | None = None  # an entry that others made, since when
         self.metrics: dict[str, float] = {}  # what the script has reported last
         self.bad: set[PeerId] = set()  # whose words did not hold: left out of later attempts
         self._memory: Memory | None = None
@@ -176,7 +180,8 @@ class SecureRounds(Beforehand):
         burnt = self._handed and not counted
         if self.mean is not None:
             self.session.ports.exchange.release(self.mean[0])
-        self.mean, self._number = None, 0
+        self._copies.forget()
+        self.mean, self._number, self._following = None, 0, None
         self._drop()
         self.given = None
         if given is None:
@@ -190,6 +195,53 @@ class SecureRounds(Beforehand):
     def _tell_burnt(self, given: Given) -> None:
         why = "it was given for a sum that came to nothing, and cannot be given again"
         self.session.ports.emit(ev.ContributionRefused(given[0], why, unfit=True))
+
+    # ---- the log
+    def execute(self, plan: Plan) -> bool:
+        """See Beforehand: who has the mean makes the result itself; it travels only where a member has none."""
+        self._copies.look(plan)
+        members = set(self.session.config_peers())
+        return self._copies.are(plan) and members <= {c.member.peer for c in plan.contributors}
+
+    def may_fetch(self, entry: Entry) -> bool:
+        """See Beforehand: of the mean that is here, nothing but what is made here."""
+        machine = self.session.machine
+        if machine is not None and machine.open.decided is not None:
+            return True
+        if self._copies.are(entry):
+            self._copies.look(entry)
+            return False
+        return True
+
+    def contradicts(self, entry: Entry) -> bool | None:
+        """See Beforehand."""
+        return self._copies.contradict(entry)
+
+    def may_vote(self, entry: Entry, voters: Collection[PeerId]) -> bool:
+        """See Beforehand: for the mean that is here; who has none (it sat out, or began again) goes by members who have, and one may lie. Where
+        nobody else is left who could vote, too, it follows a single one after a while: else the round would never end."""
+        if self._copies.are(entry):
+            return self._copies.digests(entry) == entry.part_digests
+        digest, now = entry.hash(), self.session.clock()
+        if self._following is None or self._following[0] != digest:
+            self._following = (digest, now)
+        patient = bool(voters) and now - self._following[1] > SUM_S
+        return len(voters) >= ENOUGH_VOTERS or patient
+
+    def on_false(self, entry: Entry, convener: PeerId, ballot: int) -> None:
+        """See Beforehand. In a later ballot it may have been made to adopt what another has voted for."""
+        if ballot == 0 and any(convener == c.member.peer for c in entry.contributors):
+            self._name(convener, "it proposes another mean than was unmasked")
+
+    def on_result(self, plan: Plan, digests: tuple[bytes, ...]) -> bool:
+        """See Beforehand."""
+        for owner in self._copies.otherwise(plan, digests):
+            self._name(owner, "its part of the result is not of the mean that was unmasked")
+        return self._copies.are(plan)
+
+    def _name(self, peer: PeerId, what: str) -> None:
+        """It signed nothing of that, so this is no proof; and left out of sums it would cost the others more time than its ballots do."""
+        self.session.ports.emit(ev.PeerMisbehaved(peer, what))
 
     # ---- attempts
     def _open(self, now: float, number: int) -> bool:
@@ -583,7 +635,6 @@ class SecureRounds(Beforehand):
         if self.masking is masking:
             if isinstance(found, Summed):
                 assert masking.digest is not None
-                own = blake3(masking.me.encode()).digest(CID_BYTES - KIN_BYTES)
                 survivors, moving = (
                     masking.survivors or (),
                     self.vectors.moving if self.vectors else None,
@@ -593,8 +644,9 @@ class SecureRounds(Beforehand):
                     if moving and found.within is not None
                     else None
                 )
+                self._copies.have(masking.digest[:KIN_BYTES], found.mean)
                 self.mean, self._total = (
-                    (masking.digest[:KIN_BYTES] + own, found.mean, Reading(norm=bound)),
+                    (self._copies.cid(), found.mean, Reading(norm=bound)),
                     None,
                 )
                 buckets = masking.buckets(self.terms)

@@ -19,6 +19,7 @@ branch          a branch of the log, at one of its members
 branching       without a quorum: forks, the branch, and its end
 retaining       what is kept and signed to recompute a round
 beforehand      the seam to what members do together before anything is given to the log: secure rounds, BTARD
+copies          results that members make themselves, where all contributions are copies of one vector
 offering        contributions of the script, until they are frozen
 distances       how far contributions lay from results, where the rule goes by it
 recertifying    the organiser's word that members are lost for ever: checked, and how far it is

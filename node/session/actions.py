@@ -93,6 +93,9 @@ class LogActions:
             and machine.open.plan is not None
             and machine.open.plan.plan_id == event.plan_id
         ):
+            beforehand = self.session.beforehand
+            if beforehand is not None and beforehand.on_result(machine.open.plan, event.digests):
+                return
             self.weights[event.digests] = event.weights
             self.session.distances.weighed(event.digests, event.spread)
             self.timeline(machine.round).reduced(now, event.since)
@@ -290,6 +293,21 @@ class LogActions:
     def let_in(self, joiners: Sequence[Member]) -> list[Member]:
         """Who may become a member."""
         return self.session.admission.let_in(self.session.clock(), joiners)
+
+    def contradicts(self, entry: Entry) -> bool | None:
+        """Whether an entry is not the result that this member has made itself."""
+        beforehand = self.session.beforehand
+        return beforehand is not None and beforehand.contradicts(entry)
+
+    def may_vote(self, entry: Entry, voters: Collection[PeerId]) -> bool:
+        """Whether this member votes for an entry whose bytes are here."""
+        beforehand = self.session.beforehand
+        return beforehand is None or beforehand.may_vote(entry, voters)
+
+    def on_false(self, entry: Entry, convener: PeerId, ballot: int) -> None:
+        """A convener proposes what contradicts this member's own result."""
+        if self.session.beforehand is not None:
+            self.session.beforehand.on_false(entry, convener, ballot)
 
     def helps(self, peer: PeerId) -> bool:
         """Whether the peer's invite is to aggregate."""

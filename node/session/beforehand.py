@@ -5,6 +5,7 @@ Both end with one vector that all who took part have, and each of them contribut
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -53,6 +54,21 @@ class Beforehand(Protocol):
     def may_fetch(self, entry: Entry) -> bool:
         """Whether result bytes may be had from others before the entry is decided, to vote for it."""
         return True
+
+    def contradicts(self, entry: Entry) -> bool | None:
+        """Whether an entry is not what this member has found itself; None: it is looked into."""
+        return False
+
+    def may_vote(self, entry: Entry, voters: Collection[PeerId]) -> bool:
+        """Whether this member votes for an entry whose bytes are here, and for which these others have voted."""
+        return True
+
+    def on_false(self, entry: Entry, convener: PeerId, ballot: int) -> None:
+        """A convener proposes what contradicts this member's own result."""
+
+    def on_result(self, plan: Plan, digests: tuple[bytes, ...]) -> bool:
+        """The owners of a plan's parts have stated its result; whether it is not needed, as it is made here."""
+        return False
 
     def on_blob(self, now: float, event: BlobProgress) -> bool:
         """Content on its way; whether it is one of those asked for here."""

@@ -89,6 +89,17 @@ class BesideRun:
         """Whoever asks; nobody does."""
         return list(joiners)
 
+    def contradicts(self, entry: Entry) -> bool | None:
+        """Nothing is made beside what owners state."""
+        return False
+
+    def may_vote(self, entry: Entry, voters: Collection[PeerId]) -> bool:
+        """For whatever is here."""
+        return True
+
+    def on_false(self, entry: Entry, convener: PeerId, ballot: int) -> None:
+        """See `contradicts`."""
+
     def helps(self, peer: PeerId) -> bool:
         """Nobody: an operation is of those who call it."""
         return False

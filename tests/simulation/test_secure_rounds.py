@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 from msgspec import structs
-from secure_kit import SECURE, TERMS, Sites
+from secure_kit import SECURE, TERMS, Sites, replaces_the_copy
 from session_table import Peer, Table
 
 from atoll.collectives.api import enter
 from atoll.collectives.errors import LocalProtocolError
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.swarm import PrivacySettings, Sample
+from atoll.collectives.swarm import PrivacySettings, RunSettings, Sample
 from atoll.node.local import LocalSwarm
 from atoll.node.local_member import LocalMember
 from atoll.node.secure.budget import epsilon_after, most_rounds
@@ -305,3 +305,30 @@ def test_an_operation_of_a_script_is_none_of_the_sums_whatever_its_name() -> Non
 
     for results in LocalSwarm(3, settings=SECURE).run(script, limit_s=100.0):
         assert results == [("committed", [7.0] * 3)] * 2
+
+
+ROBUST = structs.replace(SECURE, secure=structs.replace(TERMS, buckets=3, rule="median:1"))
+
+
+@pytest.mark.parametrize(("count", "settings"), [(5, SECURE), (9, ROBUST)])
+def test_one_member_does_not_replace_the_mean_that_the_others_hold(
+    count: int, settings: RunSettings
+) -> None:
+    """As owner of a part, and as convener of its ballots: what the others have unmasked they make themselves, and vote for nothing else."""
+    sites = Sites(count, settings)
+    if settings is ROBUST:  # the median of buckets' means is no sum's mean, but moves no farther
+        sites.near = float("inf")
+    sites.until(sites.committed(1))
+    (owner, *_) = (part.owner for part in sites.peers[0].rounds()[-1].parts)
+    liar = next(peer for peer in sites.peers if peer.name == owner)
+    honest = [peer for peer in sites.peers if peer is not liar]
+    sites.liars.add(liar.name)
+    replaces_the_copy(liar)
+    rounds = honest[0].session.completed
+    sites.until(lambda: all(peer.session.completed >= rounds + 12 for peer in honest))
+    far = [abs(value) for value in sites.anchors.values()]
+    assert len(far) > 12
+    if settings is ROBUST:
+        assert all(abs(far[at + 1] - far[at]) < 5.0 for at in range(len(far) - 1)), sites.anchors
+    assert sites.accused.keys() <= {liar.name}
+    sites.table.end()

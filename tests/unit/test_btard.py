@@ -348,3 +348,24 @@ def test_removals_are_a_chain_from_the_first_roster() -> None:
             verify_removals(run, ROSTER, bundles, verify)
     with pytest.raises(SecurityError):
         verify_evidence(proof(Fault.GRADIENT, 9, by(0, Judgement(SEEN, ()))), verify)
+
+
+def test_an_honest_owner_finds_the_fixed_point_where_clipping_comes_near_it_slowly() -> None:
+    """Four rows almost in a line, all of them clipped: after a thousand iterations the sum was fifty times what judges call a lie."""
+    rows = [
+        np.array(row, np.float32)
+        for row in (
+            (-0.018278, -0.02180111),
+            (-0.00715077, -0.00826168),
+            (-0.07602894, -0.06822115),
+            (-0.07129639, -0.06826717),
+        )
+    ]
+    radius = 0.02067411318421364
+    assert not off_centre(rows, aggregate(rows, radius), radius)
+    chance = np.random.default_rng(7)
+    for _ in range(300):
+        along = chance.standard_normal((chance.integers(3, 9), 1)) * chance.standard_normal(3)
+        near = along + 1e-3 * chance.standard_normal(along.shape)
+        found = [row.astype(np.float32) for row in near]
+        assert not off_centre(found, aggregate(found, 0.05), 0.05)
