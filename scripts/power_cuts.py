@@ -112,7 +112,7 @@ def other_boot(place: Path) -> None:
             meta.write_text(json.dumps({**json.loads(meta.read_text()), "boot_id": "another"}))
 
 
-def trial(count: int, filesystem: str, folder: Path, rng: random.Random) -> Trial:
+def trial(count: int, filesystem: str, folder: Path | None, rng: random.Random) -> Trial:
     """One cut of all members of a run. Raises FailedError where something is lost."""
     with tempfile.TemporaryDirectory(prefix="atoll-cut-", dir=folder) as scratch:
         place, disk, copy = Path(scratch) / "m", Path(scratch) / "disk", Path(scratch) / "copy"
@@ -276,7 +276,9 @@ def main() -> int:
     parser.add_argument("--cuts", type=int, default=3, help="for each number of members")
     parser.add_argument("--members", type=int, nargs="+", default=[1, 2, 3, 5])
     parser.add_argument("--filesystem", choices=["ext4", "xfs"], default="ext4")
-    parser.add_argument("--folder", type=Path, default=Path("/dev/shm"), help="for the images")
+    parser.add_argument(
+        "--folder", type=Path, help="for the images; else the system's for temporary files"
+    )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     why = (

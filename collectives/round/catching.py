@@ -72,6 +72,13 @@ class Catching:
             if targets:
                 self._ask(machine.rng.choice(targets))
 
+    def ask_again(self, now: float, peer: PeerId) -> None:
+        """Ask for the newest entry that is known here: whoever has it, or later ones, answers where it stands."""
+        machine = self.machine
+        if now - self._asked.get(peer, -1e9) >= machine.timing.fetch_s:
+            self._asked[peer] = now
+            machine.actions.send(peer, machine.log, machine.tail.entry.round, m.Fetch())
+
     def ask_all(self, now: float) -> None:
         """Ask every other member of the newest configuration that is known."""
         machine = self.machine

@@ -46,6 +46,7 @@ from .state import OpenRound, RoundActions, Shape
 from .timing import Timing
 
 MAX_JOINERS = 1024  # remembered at a time: whoever is admitted to the run may ask
+ALONE_FIRST_S = 10.0  # whoever decides alone waits so long for the others after its start
 ASK_FIRST_S = (
     3.0  # for so long a process that was started again asks all members what it has missed
 )
@@ -94,6 +95,9 @@ class RoundMachine:
         self.leaving = self.idle = False
         self.unsettled = False  # a script waits for the open round, whatever it decides: so ends what an earlier life offered
         self.stateless = False  # the entries are known but the state is still being fetched: nothing can be applied or voted on
+        self.unasked: set[PeerId] = set()  # who has not answered yet: see `ask_first`
+        self._beyond: set[PeerId] = set()  # of them, who knows of later entries
+        self._ask_until = now
         self.forgotten = 0  # the incarnation to go on under: the log knows acts of this member that the journal does not
         self.renewed = False  # it has gone on as another member, and nobody was told yet
         self.joiners: dict[Member, tuple[int, float]] = {}
@@ -138,7 +142,33 @@ class RoundMachine:
     @property
     def is_member(self) -> bool:
         """Whether this member, in this incarnation, is an acceptor of the open round."""
-        return self.me in self.config and self.me not in self.removed and not self.forgotten
+        return (
+            self.me in self.config
+            and self.me not in self.removed
+            and not self.forgotten
+            and not self.unasked
+        )
+
+    def ask_first(self, now: float) -> None:
+        """This process begins with what an earlier one has left. Where this member decides alone, though its configuration has others, nobody
+        else would keep it from deciding again what it has forgotten, if its journal is an old copy: so it takes part only once each of the
+        others has answered that it knows of no later entry, or was not heard for ``ALONE_FIRST_S``."""
+        others = {member.peer for member in self.config if member.peer != self.me.peer}
+        if others and not self.lying and self.me in self.config and self.quorum([self.me]):
+            self.unasked, self._ask_until = others, now + ALONE_FIRST_S
+
+    def _answered(self, peer: PeerId, round_: int) -> None:
+        """The peer's open round is ``round_``. Who is beyond ours is waited for, however long: entries are decided that this member does not know."""
+        if round_ <= self.round:
+            self.unasked.discard(peer)
+        else:
+            self._beyond.add(peer)
+
+    def _ask_unasked(self, now: float) -> None:
+        if now > self._ask_until:
+            self.unasked &= self._beyond
+        for peer in sorted(self.unasked):
+            self.catching.ask_again(now, peer)
 
     def look_for_another_past(self, entries: Sequence[Certified]) -> None:
         """Certified entries that were not known here. Where they hold a vote or a contribution of this member that its journal
@@ -267,6 +297,8 @@ class RoundMachine:
             self._spoke[peer] = incarnation
         if self.sealing.shuns(who):
             return self.catching.answer(now, peer, round_) if round_ < self.round else None
+        if peer in self.unasked and isinstance(body, (m.Catch, m.Fetch)):
+            self._answered(peer, body.head if isinstance(body, m.Catch) else round_)
         if isinstance(body, m.Catch):
             self.catching.on_catch(now, peer, body)
             return self._advance(now)
@@ -414,6 +446,8 @@ class RoundMachine:
             self.catching.ask_all(
                 now
             )  # what an old copy of a journal lacks is known before anything is voted on
+        if self.unasked:
+            self._ask_unasked(now)
         stale = now - opened.progress_at > self.timing.takeover_s / 2
         if not self.is_member or (stale and (self.engaged or self.voted >= self.round)):
             self.catching.ask_around(now, self.timing.fetch_s)

@@ -282,6 +282,8 @@ class Session:
         )
         self.machine.stateless = self.replica is None
         self.machine.idle = self.script is None or not self.admission.trains
+        if journal.restarted:
+            self.machine.ask_first(now)
         return self.machine
 
     def drop(self) -> None:

@@ -163,13 +163,26 @@ class Waits:
                 " atoll recertify",
             )
         if not machine.is_member:
+            return self._outside(machine, there)
+        return self._in_round(machine)
+
+    def _outside(
+        self, machine: RoundMachine, there: list[Member]
+    ) -> tuple[WaitState, str, tuple[PeerId, ...], str]:
+        """A quorum is there, and this member takes no part in it yet."""
+        if machine.unasked:
             return (
                 "waiting for peers",
-                "to be let in by the next entry",
-                _names(member.peer for member in there),
-                "their next round is decided",
+                "what the others know, since this member decides alone and may come from an old copy",
+                _names(machine.unasked),
+                "they answer; who is not heard is waited for 10 s",
             )
-        return self._in_round(machine)
+        return (
+            "waiting for peers",
+            "to be let in by the next entry",
+            _names(member.peer for member in there),
+            "their next round is decided",
+        )
 
     def _in_round(self, machine: RoundMachine) -> tuple[WaitState, str, tuple[PeerId, ...], str]:
         """A quorum is there, and this member is one of it."""

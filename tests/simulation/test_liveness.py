@@ -175,6 +175,68 @@ def test_a_run_of_two_goes_on_when_one_of_them_comes_back_from_a_backup(
     table.end()
 
 
+@pytest.mark.parametrize("late_s", [0.5, 3.0, 8.0])
+def test_an_organiser_of_two_from_a_backup_decides_nothing_before_the_other_is_back(
+    late_s: float,
+) -> None:
+    """It is a quorum alone: what it decided again, before it hears what it has forgotten, would be a second history."""
+    table = Table(2)
+    first, second = table.all_in()
+    together(table, table.peers, "first")
+    backup = first.storage.copy()
+    for number in range(12):
+        together(table, table.peers, f"round {number}")
+    decided = [certified.entry.hash() for certified in second.machine.journal.entries]
+    for peer in table.peers:
+        peer.kill()
+    first.storage = backup
+    first.start().attach()
+    held = len(first.machine.journal.entries)
+    first.contribute("again")
+    table.wait(late_s)
+    assert len(first.machine.journal.entries) == held
+    assert not first.inside
+    assert first.session.waits.look(table.world.now).of == (second.name,)
+    second.start().attach()
+    goes_on(table, [first, second])
+    log = [certified.entry.hash() for certified in first.machine.journal.entries]
+    assert log[: len(decided)] == decided
+    assert first.machine.me.incarnation == 1
+    table.end()
+
+
+def test_an_organiser_of_two_goes_on_alone_when_the_other_stays_dead() -> None:
+    """It waits for it, some seconds, and no longer."""
+    table = Table(2)
+    first, second = table.all_in()
+    together(table, table.peers, "first")
+    for peer in table.peers:
+        peer.kill()
+    first.start().attach()
+    began, rounds = table.world.now, first.session.completed
+    first.contribute("alone")
+    table.until(lambda: first.session.completed > rounds)
+    assert 10 < table.world.now - began < 15
+    assert first.machine.me.incarnation == 0
+    assert second.name not in first.session.config_peers()
+    table.end()
+
+
+def test_an_organiser_of_two_that_was_only_killed_waits_for_nothing_but_an_answer() -> None:
+    """The other lives and knows of nothing later: it goes on in the time of a question."""
+    table = Table(2)
+    first, _ = table.all_in()
+    together(table, table.peers, "first")
+    first.kill()
+    first.start().attach()
+    began = table.world.now
+    table.until(lambda: first.inside)
+    assert table.world.now - began < 3
+    goes_on(table, table.peers)
+    assert [event for event in first.heard if isinstance(event, ev.Renewed)] == []
+    table.end()
+
+
 def test_of_two_of_three_one_that_comes_back_from_a_backup_waits_for_the_third_and_says_so() -> (
     None
 ):
