@@ -1,10 +1,12 @@
-"""Proof that a peer lied, which needs nobody's word, and is checked offline, by anybody. Two kinds:
+"""Proof that a peer lied, which needs nobody's word, and is checked offline, by anybody. Three kinds:
 
 *Twice*: two payloads for one slot, both under its signature. Each kind of signed payload is a msgpack array that begins with its domain; `SLOTS` says
 how many of its elements name the slot, of which an honest peer fills each once. A peer that works on a copy of its journal, an old backup, say,
 fills one twice, too: that is no way to run a member. The entry before is part of a slot: a peer that lost its disk, or was removed and let in
 again, may have voted under the same number in a history that is no more. Only logs of a run have slots: what a member has said in a
 branch, or in an operation whose votes are volatile, it does not know any more after a while, or after a restart.
+
+*Misdealt*: shares of a masking that do not give the secret that their dealer committed to (`security.masking.misdealt`).
 
 *Removed*: what BTARD removes a peer on (`security.btard.evidence`), in a run whose manifest names its peers.
 """
@@ -23,6 +25,7 @@ from ..collectives.identifiers import PeerId, RunId
 from ..collectives.seeded import MOST_PEERS
 from ..security.btard import Bundle, Fault, verify_removals
 from ..security.identity import verify as verify_for
+from ..security.masking import Misdealt, verify_misdealt
 
 MAX_PAYLOAD, MAX_EVIDENCE = 2048, 1 << 17
 MAIN = "main/"  # how the names of a run's logs begin (`session/actions.py`, `session/fragments.py`)
@@ -46,6 +49,8 @@ FAULTS = {
     Fault.ACCUSATION: "it has accused a peer falsely, as most of the others have found",
     Fault.ELIMINATION: "parts did not get from it to another, or the other way: both had to leave",
 }
+
+MISDEALT = "it dealt shares of a mask that do not fit each other"
 
 Verify = Callable[[PeerId, bytes, bytes], bool]
 Payload = Annotated[bytes, msgspec.Meta(max_length=MAX_PAYLOAD)]
@@ -72,7 +77,7 @@ class Removed(msgspec.Struct, frozen=True, array_like=True, tag="btard"):
     bundles: Annotated[tuple[Bundle, ...], msgspec.Meta(min_length=1, max_length=MOST_PEERS)]
 
 
-_decoder = msgspec.msgpack.Decoder(Twice | Removed)
+_decoder = msgspec.msgpack.Decoder(Twice | Removed | Misdealt)
 
 
 def twice(peer: PeerId, first: tuple[bytes, bytes], second: tuple[bytes, bytes]) -> Twice:
@@ -98,6 +103,8 @@ def accused(data: bytes) -> PeerId | None:
     if isinstance(found, Removed):
         last = found.bundles[-1]
         return last.context.roster[last.whom] if last.whom < len(last.context.roster) else None
+    if isinstance(found, Misdealt):
+        return found.roster[found.dealer] if found.dealer < len(found.roster) else None
     return None if found is None else found.peer
 
 
@@ -113,7 +120,11 @@ def check(
         found = _decoder.decode(data)
         if isinstance(found, Removed):
             return _check_removal(found.bundles, run, sender, peers)
+        if isinstance(found, Misdealt):
+            return verify_misdealt(found, run), MISDEALT
         one, other = (_parsed(payload) for payload in (found.one, found.other))
+    except SecurityError as error:
+        raise RemoteProtocolError(error.message, peer=sender) from None
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise RemoteProtocolError(f"malformed evidence: {quoted(error)}", peer=sender) from None
     length = SLOTS[str(one[0])]

@@ -10,8 +10,12 @@ from session_table import LAYOUT, LIMIT_S, Peer, Table
 
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.swarm import OuterSettings, RunSettings, SecureSettings
+from atoll.node.evidence import check
 from atoll.node.secure.wire import PREFIX, Said, decode
 from atoll.node.session import events as ev
+from atoll.security.masking import Client
+from atoll.security.masking.keys import seal
+from atoll.security.masking.messages import Deal, Dealt, share_hash, signed
 
 TERMS = SecureSettings(threshold=3)
 SECURE = RunSettings(
@@ -40,6 +44,7 @@ class Sites:
         ] = {}  # what a peer's next vector is made of, where it is to be a certain one
         self.near = NEAR
         self.liars = set[PeerId]()  # what they tell of themselves does not count
+        self.proofs: dict[PeerId, list[tuple[PeerId, str]]] = {}  # by whom, and what it proves
         self.accused: dict[PeerId, set[str]] = {}  # by others
         self.counted: list[bytes] = []
         self.refused: list[bytes] = []
@@ -62,6 +67,13 @@ class Sites:
                 self.offer(peer)
             return
         match event:
+            case ev.Equivocated():
+                found, what = check(
+                    event.evidence, self.table.place.run_id, lambda *_: False, peer.name
+                )
+                assert found == event.peer
+                assert found in self.liars
+                self.proofs.setdefault(found, []).append((peer.name, what))
             case ev.PeerMisbehaved() if event.peer in self.liars:
                 self.accused.setdefault(event.peer, set()).add(event.reason)
             case ev.Unmasked():
@@ -200,3 +212,30 @@ def replaces_the_copy(peer: Peer) -> None:
         give(now)
 
     rounds._give = lie
+
+
+def deals_shares_that_do_not_fit(peer: Peer) -> None:
+    """From now on each share that it deals fits its own hash, and no other share; and it reveals what it has as it should."""
+    rounds: Any = peer.session.secure
+    join = rounds._join
+
+    def lie(now: float) -> None:
+        join(now)
+        client = rounds.masking.client if rounds.masking is not None else None
+        if client is not None and client.deal.__func__ is Client.deal:
+            deal = client.deal
+
+            def wrongly(keys: Any) -> Deal:
+                honest = deal(keys)
+                roster, shares = client.binding.roster, []
+                for each in honest.shares:
+                    seed, pair = (rounds.chance.randbytes(64).rjust(66, b"\0") for _ in range(2))
+                    key = client._sealing(roster[each.to], True)
+                    box = seal(key, seed + pair)
+                    shares.append(Dealt(each.to, share_hash(seed), share_hash(pair), box))
+                return signed(Deal(tuple(shares)), client.binding, rounds.identity)
+
+            client.deal = wrongly
+            wrongly.__func__ = wrongly  # type: ignore[attr-defined]
+
+    rounds._join = lie

@@ -43,6 +43,7 @@ class Masking:
         self.binding, self.leader, self.me, self.config = binding, leader, me, config
         self.client: Client | None = None
         self.said: tuple[dict[PeerId, Message], ...] = ({}, {}, {}, {})  # by stage
+        self.refused: set[tuple[int, PeerId]] = set()  # (stage, author) of what did not hold
         self.fixed: list[tuple[PeerId, ...]] = []  # whose keys count, then whose shares
         self.passed: set[PeerId] = set()
         self.digest: bytes | None = None  # of all keys and shares that count
@@ -105,6 +106,8 @@ class Masking:
                 f"{sender} told what nobody in the roster has said", peer=sender
             )
         author, stage = self.binding.roster[said.number], KINDS.index(type(said.message))
+        if (stage, author) in self.refused:
+            return False
         if author in self.said[stage]:  # it may not know what came after
             if sender == author and self.me == self.leader:
                 self.out += [(author, fixed) for fixed in self.told()]
@@ -113,6 +116,11 @@ class Masking:
         self.said[stage][author] = said.message
         self.passed.discard(author)
         return True
+
+    def refuse(self, stage: Stage, author: PeerId) -> None:
+        """What a member said does not hold: it is taken out, and nothing else of its is taken, nor asked for."""
+        self.said[stage].pop(author, None)
+        self.refused.add((stage, author))
 
     def told(self) -> list[Fixed]:
         """What the leader has fixed so far."""
@@ -227,7 +235,9 @@ class Masking:
             return None
         numbers = tuple(
             sorted(
-                self.binding.number(peer) for peer in wanted[1] if peer not in self.said[wanted[0]]
+                self.binding.number(peer)
+                for peer in wanted[1]
+                if peer not in self.said[wanted[0]] and (wanted[0], peer) not in self.refused
             )
         )
         return (wanted[0], numbers) if numbers else None

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ from ...collectives.group import CID_BYTES, Entry, Plan, Reading
 from ...collectives.identifiers import PeerId
 from ...collectives.round import KIN_BYTES
 from ...collectives.swarm import MAX_OP_ID, Call, SecureSettings
-from ...security.masking import Binding, Memory, Unmasking
+from ...security.masking import Binding, DealerError, Memory, Unmasking
 from ...security.masking.binding import LEAST_MEMBERS
 from ...security.masking.keys import Words
 from ..session import events as ev
@@ -55,6 +56,13 @@ MOST_AHEAD = (
 REPEAT_S = 0.4
 SUM_S = 30.0  # how long a sum, or its unmasking, may stand still
 ENOUGH_VOTERS = 2  # whom a member follows that has no mean of its own: one of them does not lie
+
+
+class Refused(NamedTuple):
+    """What a member revealed is none of the shares that were dealt to it."""
+
+    peer: PeerId
+    why: str
 
 
 class SecureRounds(Beforehand):
@@ -87,6 +95,7 @@ class SecureRounds(Beforehand):
         self._number = 0
         self._total: Words | None = None
         self._busy = False
+        self._tried = 0  # so many members' shares are needed for another try
         self._since = self._told_at = -1e9
 
     # ---- views
@@ -302,6 +311,7 @@ class SecureRounds(Beforehand):
         if masking is not None and masking.digest is not None:
             self.session.operations.abandon(self.session.clock(), self._op_id(masking))
         self.masking, self._total, self._handed, self._left_out = None, None, False, False
+        self._tried = 0
 
     def _fail(self, now: float, reason: str) -> None:
         """The attempt came to nothing: another one, with fresh masks; and with another vector, where this one may be in a sum."""
@@ -606,19 +616,22 @@ class SecureRounds(Beforehand):
         ):
             masking.say(client.reveal(consents))
             reveals = masking.reveals()
-        if self._total is None or self.mean is not None or len(reveals) < enough:
+        if self._total is None or self.mean is not None or len(reveals) < max(enough, self._tried):
             return
         total, vectors, self._busy = self._total, self.vectors, True
         assert vectors is not None
         buckets, length = masking.buckets(self.terms), masking.binding.numel
 
-        def work() -> Summed | RemoteProtocolError | SecurityError:
+        def work() -> Summed | RemoteProtocolError | SecurityError | Refused:
             try:
                 unmasking = Unmasking(
                     masking.binding, masking.keys, masking.deals, masking.survivors or (), buckets
                 )
                 for peer, reveal in reveals.items():
-                    unmasking.add(peer, reveal)
+                    try:
+                        unmasking.add(peer, reveal)
+                    except RemoteProtocolError as error:
+                        return Refused(peer, error.message)
                 sums = [total[index * length : (index + 1) * length] for index in unmasking.open]
                 for index, each in zip(unmasking.open, sums, strict=True):
                     unmasking.unmask(each, bucket=index)
@@ -629,7 +642,10 @@ class SecureRounds(Beforehand):
         self.session.ports.offload(work, lambda now, found: self._unmasked(now, masking, found))
 
     def _unmasked(
-        self, now: float, masking: Masking, found: Summed | RemoteProtocolError | SecurityError
+        self,
+        now: float,
+        masking: Masking,
+        found: Summed | RemoteProtocolError | SecurityError | Refused,
     ) -> None:
         self._busy, self._since = False, now
         if self.masking is masking:
@@ -665,13 +681,28 @@ class SecureRounds(Beforehand):
                 )
                 self.session.ports.emit(ev.Unmasked(*masking.key, *terms))
                 self._give(now)
-            elif (
-                isinstance(found, RemoteProtocolError)
-                and (peer := PeerId(found.peer)) in masking.said[3]
-            ):
-                del masking.said[3][peer]  # its shares are none; others may do
-                self.bad.add(peer)
-                self.session.ports.emit(ev.PeerMisbehaved(peer, found.message))
+            elif isinstance(found, Refused):
+                masking.refuse(3, found.peer)  # its shares are none; others may do
+                self.bad.add(found.peer)
+                self.session.ports.emit(ev.PeerMisbehaved(found.peer, found.why))
+            elif isinstance(found, DealerError):
+                self._misdealt(now, masking, found)
             else:
                 self._fail(now, found.message)
         self.session.settle(now)
+
+    def _misdealt(self, now: float, masking: Masking, error: DealerError) -> None:
+        """Shares of one dealer do not fit each other. It is named once, with the proof; with the shares of all who can still tell theirs, some may do:
+        else its mask stays on the sum, and the next attempt is without it."""
+        peer, told = PeerId(error.peer), len(masking.reveals())
+        if peer not in self.bad:
+            self.bad.add(peer)
+            self.session.ports.emit(ev.Equivocated(peer, msgspec.msgpack.encode(error.proof)))
+        silent = self.session.actions.suspected
+        if all(
+            each in masking.said[3] or (3, each) in masking.refused or silent(each)
+            for each in masking.survivors or ()
+        ):
+            return self._fail(now, error.message)
+        self._tried = told + 1
+        return None

@@ -21,6 +21,7 @@ keys       agreement, sealed shares, mask streams
 messages   what is said, bounded
 buckets    members whose vectors are added up apart from the others', for robust rules
 client     one member's part; what it must never do twice
+misdealt   proof that a member dealt shares of no secret that it committed to
 unmasking  what an owner does with a masked sum
 """
 
@@ -29,7 +30,19 @@ from __future__ import annotations
 from .binding import Binding
 from .buckets import Buckets
 from .client import Client, Memory
+from .misdealt import Misdealt, verify_misdealt
 from .ring import Ring, most_weight
-from .unmasking import Unmasking
+from .unmasking import DealerError, Unmasking
 
-__all__ = ["Binding", "Buckets", "Client", "Memory", "Ring", "Unmasking", "most_weight"]
+__all__ = [
+    "Binding",
+    "Buckets",
+    "Client",
+    "DealerError",
+    "Memory",
+    "Misdealt",
+    "Ring",
+    "Unmasking",
+    "most_weight",
+    "verify_misdealt",
+]

@@ -7,15 +7,28 @@ author named; what comes out is the sum or an error, never noise.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from itertools import combinations, islice
 
 from ...collectives.errors import LocalProtocolError, NotEnoughPeersError, RemoteProtocolError
 from ...collectives.identifiers import PeerId
 from .binding import Binding
 from .buckets import Buckets
 from .client import pair_key
-from .keys import Words, apply_mask, public_of
+from .keys import Words, apply_mask
 from .messages import Deal, Dealt, Keys, Reveal, check, share_hash
-from .shamir import join, weights_of
+from .misdealt import Misdealt, misdealt, secret_of
+
+MOST_TRIES = 64  # sets of shares that are looked at, of a dealer some of whose shares fit together
+
+
+class DealerError(RemoteProtocolError):
+    """A member dealt shares that are not of the secret it committed to; ``proof`` says so to anybody."""
+
+    def __init__(self, peer: PeerId, proof: Misdealt) -> None:
+        super().__init__(
+            f"{peer} dealt shares that are not of the secret it committed to", peer=peer
+        )
+        self.proof = proof
 
 
 class Unmasking:
@@ -40,7 +53,7 @@ class Unmasking:
                 "secure aggregation: a survivor without shares, or shares without keys"
             )
         binding.enough(len(set(survivors)), "vectors")
-        self.binding, self._keys = binding, dict(keys)
+        self.binding, self._keys, self._deals = binding, dict(keys), dict(deals)
         self.buckets = buckets or Buckets.one(deals)
         self.open = self.buckets.open(survivors)
         hidden = self.buckets.hidden(survivors)
@@ -88,8 +101,8 @@ class Unmasking:
     def unmask(self, total: Words, first: int = 0, bucket: int = 0) -> None:
         """Take the masks off ``total``, the masked sum of a bucket's survivors from element ``first`` on, in place.
 
-        Raises NotEnoughPeersError without shares enough, or for a bucket of too few vectors; RemoteProtocolError, naming the dealer, for a secret
-        that is not the one committed to.
+        Raises NotEnoughPeersError without shares enough, or for a bucket of too few vectors; DealerError for a secret that is
+        not the one committed to.
         Then ``total`` is as it was.
         """
         if not self.ready:
@@ -122,23 +135,21 @@ class Unmasking:
 
     def _reconstructed(self) -> dict[PeerId, bytes]:
         """The seeds of survivors, the pair keys of who dropped out."""
-        places = sorted(self._revealed)[: self.binding.threshold]
-        weights = weights_of([place + 1 for place in places])
+        threshold = self.binding.threshold
         secrets: dict[PeerId, bytes] = {}
         for peer in (*self._survivors, *self._dropped):
-            try:
-                secret = join({place: self._revealed[place][peer] for place in places}, weights)
-            except ValueError:
-                secret = b""
+            pairs = peer not in self._survivors
             keys = self._keys[peer]
-            good = (
-                share_hash(secret) == keys.seed
-                if peer in self._survivors
-                else secret != b"" and public_of(secret) == keys.pair
-            )
-            if not good:
-                raise RemoteProtocolError(
-                    f"{peer} dealt shares that are not of the secret it committed to", peer=peer
+            wrong: dict[int, bytes] = {}
+            for numbers in islice(combinations(sorted(self._revealed), threshold), MOST_TRIES):
+                shares = {number: self._revealed[number][peer] for number in numbers}
+                secret = secret_of(keys, pairs, shares, threshold)
+                if secret is not None:
+                    secrets[peer] = secret
+                    break
+                wrong = wrong or shares
+            else:
+                raise DealerError(
+                    peer, misdealt(self.binding, peer, keys, self._deals[peer], pairs, wrong)
                 )
-            secrets[peer] = secret
         return secrets

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 from msgspec import structs
-from secure_kit import SECURE, TERMS, Sites, replaces_the_copy
+from secure_kit import SECURE, TERMS, Sites, deals_shares_that_do_not_fit, replaces_the_copy
 from session_table import Peer, Table
 
 from atoll.collectives.api import enter
 from atoll.collectives.errors import LocalProtocolError
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.swarm import PrivacySettings, RunSettings, Sample
+from atoll.node.evidence import MISDEALT
 from atoll.node.local import LocalSwarm
 from atoll.node.local_member import LocalMember
 from atoll.node.secure.budget import epsilon_after, most_rounds
@@ -331,4 +332,21 @@ def test_one_member_does_not_replace_the_mean_that_the_others_hold(
     if settings is ROBUST:
         assert all(abs(far[at + 1] - far[at]) < 5.0 for at in range(len(far) - 1)), sites.anchors
     assert sites.accused.keys() <= {liar.name}
+    sites.table.end()
+
+
+def test_a_dealer_whose_shares_do_not_fit_is_proven_once_and_costs_one_attempt() -> None:
+    """Its mask stays on one sum: that one's vectors are lost, and the next attempts are without it."""
+    sites = Sites(5)
+    sites.until(sites.committed(1))
+    liar, honest = sites.peers[-1], sites.peers[:-1]
+    sites.liars.add(liar.name)
+    deals_shares_that_do_not_fit(liar)
+    rounds, burnt = honest[0].session.completed, len(sites.refused)
+    sites.until(lambda: all(peer.session.completed >= rounds + 6 for peer in honest))
+    told = sites.proofs[liar.name]
+    assert sorted(by for by, _ in told) == sorted(peer.name for peer in honest)  # each of them once
+    assert {what for _, what in told} == {MISDEALT}
+    assert len(sites.refused) - burnt <= 4
+    assert not sites.accused
     sites.table.end()

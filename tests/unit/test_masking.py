@@ -22,9 +22,10 @@ from atoll.collectives.errors import (
 )
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.security.identity import Identity
-from atoll.security.masking import Binding, Client, Memory, Ring, Unmasking
+from atoll.security.masking import Binding, Client, Memory, Ring, Unmasking, verify_misdealt
 from atoll.security.masking.keys import apply_mask
 from atoll.security.masking.messages import Consent, Deal, Keys, Message, Reveal, signed
+from atoll.security.masking.misdealt import misdealt
 from atoll.security.masking.shamir import join, split, weights_of
 
 PEOPLE = {
@@ -420,3 +421,30 @@ def test_the_largest_sum_does_not_wrap_and_larger_values_are_clipped() -> None:
     with pytest.raises(ConfigError):
         Ring(numel=2, clip=1.0, members=1 << 12, weight=1 << 13)
     assert issubclass(RemoteProtocolError, ProtocolError)
+
+
+def test_nobody_can_prove_misdealing_of_a_member_that_dealt_as_it_should() -> None:
+    """Not with its own shares, nor with others; and a proof against another holds for its run alone."""
+    binding = binding_of()
+    clients = {
+        peer: Client(binding, PEOPLE[peer], Memory(), random.Random(peer)) for peer in ROSTER
+    }
+    keys = {peer: client.keys() for peer, client in clients.items()}
+    deals = {peer: client.deal(keys) for peer, client in clients.items()}
+    dealer = ROSTER[1]
+    shares = {
+        number: clients[peer]._opened(dealer, deals[dealer])
+        for number, peer in enumerate(ROSTER[: binding.threshold])
+    }
+    for pairs in (False, True):
+        mine = {number: both[pairs] for number, both in shares.items()}
+        proof = misdealt(binding, dealer, keys[dealer], deals[dealer], pairs, mine)
+        with pytest.raises(SecurityError, match="as they should be"):
+            verify_misdealt(proof, binding.run)
+        forged = msgspec.structs.replace(proof, shares=((0, bytes(66)), *proof.shares[1:]))
+        with pytest.raises(SecurityError, match="not dealt so"):
+            verify_misdealt(forged, binding.run)
+        with pytest.raises(SecurityError, match="proves nothing"):
+            verify_misdealt(proof, RunId("another"))
+        with pytest.raises(SecurityError, match="not signed by it"):
+            verify_misdealt(msgspec.structs.replace(proof, attempt=9), binding.run)
