@@ -9,6 +9,7 @@ import msgspec
 from ...collectives.codecs.names import MASKED_BYTES, round_bytes_per_value
 from ...optim.federated.methods import SUMS
 from ..manifest import Manifest
+from ..manifest_btard import liars_borne
 from ..manifest_federated import PLAIN_LANES, privacy_lines
 from ..manifest_methods import counting, rounds_text
 from .output import bytes_text, count_text, span_text
@@ -192,6 +193,9 @@ def describe_lines(manifest: Manifest) -> list[str]:
                 if d["btard"]["intervals"]
                 else ""
             )
+        )
+        lines.append(
+            f"{'':7}  {liars_borne(len(d['btard']['peers']))} that lie cannot end the run: each can take an honest one with it, and 3 must be left"
         )
     lines += _entry_lines(manifest)
     if d["lying"]:
