@@ -182,6 +182,7 @@ class Masking:
         if (
             len(self.fixed) > 1
             and self.digest is None
+            and self.said[0].keys() >= set(self.fixed[0])
             and self.said[1].keys() >= set(self.fixed[1])
         ):
             heard = [

@@ -132,3 +132,17 @@ def test_every_message_survives_the_wire() -> None:
         data = encode(Talk(7, 3, body))
         assert data[:1] == PREFIX
         assert decode(data[1:], ROSTER[0]) == Talk(7, 3, body)
+
+
+def test_who_lacks_keys_that_count_waits_for_them_though_all_shares_are_here() -> None:
+    """A member left out of the attempt, whose copy of others' keys was lost, knows nothing to add up yet, and asks."""
+    members = meeting()
+    leader, last = members[ROSTER[0]], members[ROSTER[3]]
+    assert leader.lead((), (ROSTER[3],), late=False)
+    talk(members)
+    assert leader.lead((), (ROSTER[3],), late=False)
+    del last.said[0][ROSTER[1]]
+    talk(members)
+    assert last.said[1].keys() >= set(last.fixed[1])
+    assert last.digest is None
+    assert last.missing() == (0, (1,))
