@@ -10,6 +10,7 @@ entries in one round and ballot, from their journals. One JSON object as the las
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import shutil
 import sys
@@ -24,7 +25,19 @@ NUMEL = 20_000
 WITHIN_S = 30.0
 
 
-def trial(folder: Path, moment_s: float) -> dict[str, object]:
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """What one trial came to; times in seconds since the copy was started."""
+
+    moment_s: float
+    up_s: float
+    found_s: dict[str, float]
+    all_found: bool
+    double_votes: int
+    others_go_on: bool
+
+
+def trial(folder: Path, moment_s: float) -> Trial:
     """One trial. ``moment_s``: so long after the others' contributions the copy begins."""
     with Peers(folder, 3, NUMEL) as swarm:
         swarm.settle()
@@ -44,41 +57,43 @@ def trial(folder: Path, moment_s: float) -> dict[str, object]:
             peer.expect("outcome", 90.0)
         swarm.contribute(6, who=others)
         after = [peer.expect("outcome", 90.0)["status"] for peer in others]
-    return {
-        "moment_s": moment_s,
-        "up_s": round(up_s, 2),
-        "found_s": {name: round(told[name], 2) for name in sorted(told)},
-        "all_found": len(told) == 4,
-        "double_votes": len(double),
-        "others_go_on": after == ["committed", "committed"],
-    }
+    return Trial(
+        moment_s=moment_s,
+        up_s=round(up_s, 2),
+        found_s={name: round(told[name], 2) for name in sorted(told)},
+        all_found=len(told) == 4,
+        double_votes=len(double),
+        others_go_on=after == ["committed", "committed"],
+    )
 
 
 def main() -> int:
     """Run the trials."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--trials", type=int, default=10)
     options = parser.parse_args()
-    found = list[dict[str, object]]()
+    trials = list[Trial]()
     for number in range(options.trials):
         folder = Path(tempfile.mkdtemp(prefix="atoll-twins-"))
         try:
-            found.append(trial(folder, 0.03 * number))
+            trials.append(trial(folder, 0.03 * number))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        progress(json.dumps(found[-1]))
-    slowest = [max(each["found_s"].values(), default=WITHIN_S) for each in found]  # type: ignore[attr-defined]
+        progress(json.dumps(dataclasses.asdict(trials[-1])))
+    slowest = sorted(max(each.found_s.values(), default=WITHIN_S) for each in trials)
+    all_found = sum(each.all_found for each in trials)
+    double_votes = sum(each.double_votes for each in trials)
     result = {
-        "trials": len(found),
-        "all_found": sum(bool(each["all_found"]) for each in found),
-        "found_s_max": max(slowest),
-        "found_s_median": sorted(slowest)[len(slowest) // 2],
-        "double_votes": sum(int(each["double_votes"]) for each in found),  # type: ignore[call-overload]
-        "others_go_on": sum(bool(each["others_go_on"]) for each in found),
-        "each": found,
+        "trials": len(trials),
+        "all_found": all_found,
+        "found_s_max": slowest[-1],
+        "found_s_median": slowest[len(slowest) // 2],
+        "double_votes": double_votes,
+        "others_go_on": sum(each.others_go_on for each in trials),
+        "each": [dataclasses.asdict(each) for each in trials],
     }
     print(json.dumps(result))
-    return int(result["all_found"] < len(found) or result["double_votes"] > 0)
+    return int(all_found < len(trials) or double_votes > 0)
 
 
 if __name__ == "__main__":
