@@ -34,6 +34,7 @@ from _bench import CANNOT, ROOT, FailedError, progress
 
 sys.path.append(str(ROOT / "tests"))
 
+import torch
 from bad_input_kit import Member, Run, new_home, new_run, one_round
 
 from atoll.collectives.group import Entry
@@ -81,9 +82,13 @@ def image(path: Path, filesystem: str) -> None:
 
 def train(member: Member, told: dict[bytes, int], stop: threading.Event, value: float) -> None:
     """A script that contributes until its node is gone; ``told`` grows by the contributions that it hears to be counted, with their rounds."""
+
+    def fill(out: torch.Tensor) -> None:
+        out.fill_(value)
+
     with contextlib.suppress(Exception):
         while not stop.is_set():
-            ticket = member.swarm.contribute(samples=1, write=lambda out: out.fill_(value))
+            ticket = member.swarm.contribute(samples=1, write=fill)
             outcome = ticket.wait(30)
             if outcome.counted:
                 told[ticket.cid] = outcome.round
