@@ -35,7 +35,7 @@ from .convener import Convening
 from .gathering import look, waits
 from .grouping import Grouping
 from .journal import Journal
-from .lying import sides
+from .lying import Blame, sides
 from .merging import adopts
 from .patience import rtt_s, stuck_s
 from .pulling import ask_again, on_missing, on_the_way, tell_dispute
@@ -77,6 +77,7 @@ class RoundMachine:
         ``lying``: how many members of a configuration may do anything (`round.lying`)."""
         self.site, self.merges, self.lying = site, merges, lying
         self.caught = set[PeerId]()  # who has proved to lie
+        self.blamed = Blame()  # owners that held up reductions, where members may lie
         self.apart: dict[
             PeerId, tuple[PeerId, int]
         ] = {}  # who disagreed on a partial sum: with which owner, and in which round

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from .machine import RoundMachine
 
 MISSING_SPANS = 256  # of one contribution in one message; the rest is asked for next time
+PULLS_ALL_BUT = (
+    3.0  # where members may lie: results that others already have are late here after so many pulls
+)
 PATIENCE_PULLS = 7.5  # a source that sent nothing for so many pulls is asked again; what is under way would only come twice
 
 
@@ -94,6 +97,7 @@ def on_the_way(machine: RoundMachine, now: float, entry: Entry) -> bool:
     """Whether the plan under way still brings the bytes of an entry, so that fetching them from others would bring them twice.
 
     Who knows the decision has closed the round: it sends what was queued for a lane that lasts, and nothing again over a new one.
+    Where members may lie, an entry is proposed only once all owners have signed their results. An owner whose results are late then is remembered.
     """
     opened, plan = machine.open, machine.open.plan
     if plan is None or (plan.contributors, plan.parts, plan.topology) != (
@@ -104,9 +108,15 @@ def on_the_way(machine: RoundMachine, now: float, entry: Entry) -> bool:
         return False
     if opened.decided is not None and opened.lacking_owners and opened.lacking_owners <= opened.cut:
         return False
-    return not broken(machine, plan) and now - max(opened.bulk_at, opened.planned_at) <= stuck_s(
-        machine
-    )
+    if broken(machine, plan):
+        return False
+    patience = silent_s(machine, PULLS_ALL_BUT) if machine.lying else stuck_s(machine)
+    if now - max(opened.bulk_at, opened.planned_at) <= patience:
+        return True
+    if machine.lying and plan.topology.kind == "butterfly":
+        for owner in opened.lacking_owners - {machine.me.peer}:
+            machine.blamed.strike(owner, machine.round)
+    return False
 
 
 def _count(spans: m.Spans) -> int:

@@ -78,6 +78,24 @@ def test_each_lie_alone(lie: Lie, told: str, found: str) -> None:
     pytest.fail(f"{lie} was never told, or not found out: {stats}")
 
 
+def costs(*lies: Lie) -> tuple[float, float]:
+    """Virtual seconds and contributions left out, an entry, with one liar among 4 to 6 members."""
+    options = Options(peers=(4, 6), rounds=8, faults=(), lying=1, lies=lies)
+    verdicts = [run_seed(seed, options) for seed in (0, 8, 9, 10)]
+    assert [verdict.problem for verdict in verdicts] == [""] * len(verdicts)
+    entries = sum(verdict.rounds for verdict in verdicts)
+    left_out = sum(verdict.stats.get("contribution left out", 0) for verdict in verdicts)
+    return sum(verdict.virtual_s for verdict in verdicts) / entries, left_out / entries
+
+
+def test_an_owner_that_withholds_or_reports_falsely_costs_little_in_the_mean() -> None:
+    usual_s, _ = costs()
+    for lies in (("hoard",), ("slander",), ("hoard", "slander")):
+        entry_s, left_out = costs(*lies)
+        assert entry_s <= 2 * usual_s, lies
+        assert left_out <= 1, lies
+
+
 def test_nobody_is_accused_where_nobody_lies() -> None:
     verdict = run_seed(3, Options(peers=(5, 5), rounds=8, faults=(), lying=1, lies=()))
     assert (

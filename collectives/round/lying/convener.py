@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ... import messages as m
-from ...group import Config, Entry, Member, Plan, Vote
+from ...group import Cid, Config, Contributor, Entry, Member, Plan, Vote
 from ...identifiers import PeerId
 from ..convener import Convening, Phase
-from ..patience import stuck_s
+from ..patience import silent_s, stuck_s
+from ..pulling import PULLS_ALL_BUT
 from ..signed import slot_payload
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Accountable(Convening):
         self._reasons: tuple[tuple[m.Pledged, ...], tuple[Vote, ...]] = (), ()
         self._proposal: m.Propose | None = None
         self._adopting_since = 0.0
+        self._accused: dict[Cid, set[PeerId]] = {}  # who has reported a contribution missing
 
     # ---- a ballot
     def begin(self, now: float, ballot: int) -> None:
@@ -37,6 +39,7 @@ class Accountable(Convening):
         self.stop()
         self.ballot, self.began_at, self.before = ballot, now, self.revision
         self.pledges, self._reasons, self._proposal = {}, ((), ()), None
+        self._accused = {}
         echoed = self.machine.journal.echoed
         if ballot >= self.machine.journal.promised and (echoed is None or echoed[0] < ballot):
             self.phase = Phase.READY if ballot == 0 else Phase.PREPARE
@@ -104,6 +107,50 @@ class Accountable(Convening):
             if peer != self.machine.me.peer
         ]
 
+    # ---- plans
+    def _new_plan(self, now: float, offers: list[Contributor]) -> None:
+        """Peers that have held up reductions of this log before own no part."""
+        machine = self.machine
+        self.slow |= machine.blamed.shunned(machine.round, machine.lying)
+        super()._new_plan(now, offers)
+
+    def _blame(self, now: float, plan: Plan) -> bool:
+        """A plan is late: an owner that may be to blame loses its part first. A contribution is left out only if it has not come to this member, or if
+        more owners than may lie report it missing.
+
+        An owner whose results have not come here, and one that reports contributions of living members missing, own nothing in the next plan and
+        are remembered. So is an honest owner to which a liar does not send. A tree has no such owner: the next plan is a star.
+        """
+        machine, me = self.machine, self.machine.me.peer
+        if self.trees:
+            self.star = True
+            return False
+        owners = {part.owner for part in plan.parts if not machine.actions.suspected(part.owner)}
+        since = now - machine.timing.detect_s
+        waiting = {peer: cids for peer, cids in self._waiting().items() if peer in owners}
+        own = {c.cid: c.member.peer for c in plan.contributors}
+        for peer, cids in waiting.items():
+            for cid in cids:
+                self._accused.setdefault(cid, set()).add(peer)
+        known = {cid: voices for cid, voices in self._accused.items() if cid in own}
+        late = {cid for cid, of in known.items() if me in of or len(of) > machine.lying}
+        held = {
+            owner
+            for owner in owners - {me}
+            if machine.open.lacking_of(owner) and self.reported_at.get(owner, -1e9) <= since
+        }
+        to_blame = held | {peer for peer, cids in waiting.items() if cids and peer != me}
+        if len(held) > machine.lying and 2 * len(held) > len(owners - {me}):
+            return True  # nothing comes here, by whose fault ever
+        if 2 * len(late & waiting.get(me, set())) > len(own):
+            self.slow.add(me)  # much has not come here, and may have to others
+            late -= waiting.get(me, set())
+        self.lost |= late
+        self.slow |= to_blame | {own[cid] for cid in late}
+        for peer in to_blame:
+            machine.blamed.strike(peer, machine.round)
+        return bool(machine.contribution) and machine.contribution[0] in late
+
     # ---- the proposal
     def _propose_reduced(self, now: float, plan: Plan, digests: tuple[bytes, ...]) -> None:
         if len(self.witness.vouched(list(plan.contributors))) < len(plan.contributors):
@@ -126,15 +173,37 @@ class Accountable(Convening):
     def _consider_revision(self, now: float) -> None:
         """All bytes are here, and an owner does not stand by them: it owns nothing in the next plan."""
         reduced, plan, machine = self.machine.open.reduced, self.plan, self.machine
-        if reduced is None or plan is None or reduced[0] != plan:
+        if plan is not None and (reduced is None or reduced[0] != plan):
+            if withheld := self._withheld(now, plan):
+                return self._replace(now, withheld)
             return super()._consider_revision(now)
+        if reduced is None or plan is None:
+            return None
         late = now - self.planned_at > stuck_s(machine)
         if late and (unstated := self._unstated(*reduced)) and machine.me.peer not in unstated:
-            self.slow |= unstated
-            if self.revision - self.before > len(machine.config) + 2:
-                return machine.next_ballot(now)
-            return self._new_plan(now, machine.offers())
+            return self._replace(now, unstated)
         return None
+
+    def _withheld(self, now: float, plan: Plan) -> set[PeerId]:
+        """The owners whose results have not come, where there are at most as many as may lie and they had twice the time of all the others."""
+        machine, opened = self.machine, self.machine.open
+        lacking, me = opened.lacking_owners, machine.me.peer
+        reported = opened.plan == plan and opened.lacking is not None
+        if self.trees or not reported or me in lacking or not 0 < len(lacking) <= machine.lying:
+            return set()
+        others = max(0.0, opened.bulk_at - opened.planned_at)
+        since = now - max(opened.bulk_at, opened.planned_at)
+        return set(lacking) if since > others + silent_s(machine, PULLS_ALL_BUT) else set()
+
+    def _replace(self, now: float, owners: set[PeerId]) -> None:
+        """The same contributions under a plan in which these own nothing."""
+        machine = self.machine
+        self.slow |= owners
+        for peer in owners:
+            machine.blamed.strike(peer, machine.round)
+        if self.revision - self.before > len(machine.config) + 2:
+            return machine.next_ballot(now)
+        return self._new_plan(now, [c for c in machine.offers() if c.cid not in self.lost])
 
     def _propose(self, now: float, entry: Entry) -> None:
         machine, journal = self.machine, self.machine.journal
