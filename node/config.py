@@ -161,10 +161,31 @@ def set_value(paths: Paths, key: str, text: str) -> Any:
     table = parse_toml(kept, str(paths.config_file)) if kept is not None else {}
     value = _typed(key, text)
     _merge(table, _nested(key, value), "", {})
-    convert(table, NodeConfig, f"{key} = {text}")
+    _check(convert(table, NodeConfig, f"{key} = {text}").node, key)
     paths.ensure()
     write_atomic(paths.config_file, _toml(table).encode())
     return value
+
+
+def _check(node: NodeTable, key: str) -> None:
+    """Raise ConfigError where a node would not start with what ``key`` says."""
+    from .net import dnsaddr
+    from .net.addresses import check_announce, check_listen, split_peer
+
+    match key:
+        case "node.max_up" | "node.max_down":
+            bytes_per_s(getattr(node, key.removeprefix("node.")), key)
+        case "node.listen":
+            for address in node.listen:
+                check_listen(address)
+        case "node.bootstrap":
+            for address in node.bootstrap:
+                (dnsaddr.split if address.startswith(dnsaddr.PREFIX) else split_peer)(address)
+        case "node.announce":
+            for address in node.announce:
+                check_announce(address)
+        case _:
+            pass
 
 
 def _close_key(key: str) -> str:

@@ -143,6 +143,10 @@ class PrivateNode:
         """Whether the process runs."""
         return self._process.poll() is None
 
+    def told_to_end(self) -> bool:
+        """Whether it ended in order, and not at this script's wish: somebody told it to."""
+        return self._process.poll() == 0
+
     def wait_ready(
         self, timeout_s: float = READY_S, *, give_up: Callable[[], bool] | None = None
     ) -> Path:

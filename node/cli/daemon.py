@@ -9,6 +9,8 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +23,12 @@ from .options import GIVEN, shared_options
 from .output import Terminal, current
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ..client.commands import NodeClient
 
 GONE_S = 10.0
+SCRIPTS_S = 60.0  # a script that is interrupted hands its round over
 READY_S = 120.0  # a cold start imports libp2p and torch from a slow disk
 WATCH_S = 2.0
 _SLICE_S = 0.2
@@ -143,9 +148,11 @@ def up_command(
     terminal.paths.ensure()
     identity_of(terminal)
     client = running(terminal)
-    if client is not None:
+    if client is not None and not client.node.private:
         client.close()
         raise already_running(terminal.paths)
+    if client is not None:
+        _take_over(terminal, client)
     command = [*PYTHON, "-m", "atoll.node", "--lane-port", str(config.node.lane_port)]
     named = (
         ("--listen", config.listen_addresses),
@@ -171,6 +178,17 @@ def up_command(
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(command[0], command, terminal.child_environ())
+
+
+def _take_over(terminal: Terminal, client: NodeClient) -> None:
+    """End a script's private node, which hands its round over; the script then waits some seconds for the node that comes in its place."""
+    node = client.node
+    terminal.say(
+        f"taking the place of the private node (process {node.pid}) of script {node.parent_pid}, which trains on with the new one"
+    )
+    with client, suppress(SwarmClosedError):  # it ended before it could answer
+        client.down()
+    _wait_gone(node.pid)
 
 
 def _start_behind(terminal: Terminal, command: list[str], environment: dict[str, str]) -> int:
@@ -250,9 +268,16 @@ def _last_line(log: Path) -> str:
 
 @click.command("down")
 @click.option("--now", is_flag=True, help="Hand nothing over.")
+@click.option(
+    "--scripts", is_flag=True, help="End the scripts that train on this node, too, as Ctrl-C would."
+)
 @shared_options
-def down_command(now: bool) -> int:
-    """Stop the node; it finishes its round first. Ctrl-C: stop it now."""
+def down_command(now: bool, scripts: bool) -> int:
+    """Stop the node; it finishes its round first. Ctrl-C: stop it now.
+
+    A script that trains on this node trains on alone: it waits 20 seconds for a node to be there again and then starts one of its own,
+    with the same key. --scripts ends it first.
+    """
     terminal = current()
     client = running(terminal)
     if client is None:
@@ -260,6 +285,19 @@ def down_command(now: bool) -> int:
         return 0
     with client:
         pid = client.node.pid
+        training = _training(client)
+        ended = list[int]()
+        if training:
+            for name, process in training:
+                terminal.say(f"{name} is trained here by process {process}")
+            if not scripts and terminal.interactive and not terminal.yes:
+                scripts = click.confirm("End it, too?", default=False, err=True)
+            if scripts:
+                ended = _end_scripts(terminal, client, training)
+            else:
+                terminal.say(
+                    "It trains on alone, and starts a node of its own after 20 s without one. End it, too: atoll down --scripts"
+                )
         if not now:
             terminal.say("draining: the round is finished or handed over")
         try:
@@ -270,8 +308,40 @@ def down_command(now: bool) -> int:
             os.kill(pid, signal.SIGTERM)
             raise
     _wait_gone(pid)
-    terminal.data("the node ended", {"stopped": True, "pid": pid})
+    terminal.data(
+        "the node ended",
+        {
+            "stopped": True,
+            "pid": pid,
+            "scripts": [process for _, process in training],
+            "ended": ended,
+        },
+    )
     return 0
+
+
+def _training(client: NodeClient) -> list[tuple[str, int]]:
+    """The name of each run that a script trains on this node, and its process."""
+    return [
+        (str(run.get("name") or run["run_id"][:8]), int(run["script_pid"]))
+        for run in client.runs()
+        if run.get("script_pid")
+    ]
+
+
+def _end_scripts(
+    terminal: Terminal, client: NodeClient, training: Sequence[tuple[str, int]]
+) -> list[int]:
+    """Interrupt the scripts and wait until none is attached, but not for ever; the processes that have let go."""
+    for _, process in training:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(process, signal.SIGINT)
+    until = time.monotonic() + SCRIPTS_S
+    while (left := {process for _, process in _training(client)}) and time.monotonic() < until:
+        threading.Event().wait(_SLICE_S)
+    for process in sorted(left):
+        terminal.say(f"process {process} has not ended; it trains on alone")
+    return sorted({process for _, process in training} - left)
 
 
 def _wait_gone(pid: int) -> None:
@@ -357,9 +427,20 @@ def peers_command(run: str | None, watch: bool) -> None:
             if watch and terminal.live:
                 click.clear()
             terminal.data(table, {"peers": peers, "quorum": quorum_of(peers)})
+            _say_finished(terminal, client, run or "")
             if not watch:
                 return
             threading.Event().wait(WATCH_S)
+
+
+def _say_finished(terminal: Terminal, client: NodeClient, run: str) -> None:
+    """One line beside the members of a run that has all its rounds."""
+    from .views import finished_text
+
+    run_id = client.find_run(run).run_id
+    for entry in client.status().get("runs") or ():
+        if entry.get("run_id") == run_id and entry.get("finished"):
+            terminal.say(f"{entry.get('name')} is finished. {finished_text(entry)}")
 
 
 @click.command("leave")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ...collectives.errors import AtollError, ConfigError
+from ..client.speaking import QUIET_VARIABLE
 from ..interpreter import PYTHON
 from ..own_data import factory_in, is_factory
 from .consent import INVITE_VARIABLE, agree, describe_run, preview, target_of
@@ -158,6 +159,7 @@ def _environment(
         **terminal.child_environ(),
         "ATOLL_RUN": info.run_id,
         "PYTHONUNBUFFERED": "1",
+        QUIET_VARIABLE: terminal.environ.get(QUIET_VARIABLE, "1"),  # the view says it
     }
     environment.pop(INVITE_VARIABLE, None)  # the node has it, and nobody else needs it
     if data is not None and is_factory(data):
@@ -269,22 +271,52 @@ def _train(
         ) as child,
     ):
         _follow(terminal, info, view)
+        watched: NodeClient | None = client
         under_way = True
         while under_way:
             under_way = (
                 child.wait(STATUS_S) is None
             )  # once more when it has ended: what its last round came to
+            watched = watched or _again(terminal, info, view)
+            if watched is None:
+                continue
             try:
-                runs = client.status().get("runs") or ()
+                runs = watched.status().get("runs") or ()
             except AtollError as error:
-                view.say(f"{error.code} {error.message}; training goes on alone")
-                child.wait(None)
-                break
+                if under_way:
+                    view.say(
+                        f"{error.code} {error.message}; training goes on alone until there is a node again"
+                    )
+                watched.close()
+                watched = None
+                continue
             for entry in runs:
                 if entry.get("run_id") == info.run_id:
                     view.take_status(entry, draining=bool(child.interrupted))
+        if watched is not None:
+            watched.close()
         status = child.exit_status
     return _ended(terminal, info, progress, status, time.monotonic() - started_s)
+
+
+def _again(terminal: Terminal, info: RunInfo, view: TrainingView) -> NodeClient | None:
+    """The node that is there after the one before was lost, once it has taken the run up; None as long as there is none."""
+    try:
+        client = running(terminal)
+    except AtollError:  # it is starting or ending
+        return None
+    if client is None:
+        return None
+    try:
+        there = any(entry.get("run_id") == info.run_id for entry in client.runs())
+    except AtollError:
+        there = False
+    if not there:
+        client.close()
+        return None
+    view.say("there is a node again")
+    _follow(terminal, info, view)
+    return client
 
 
 def _follow(terminal: Terminal, info: RunInfo, view: TrainingView) -> None:
@@ -312,6 +344,7 @@ def _ended(
         "name": info.name,
         "round": progress.round,
         "rounds": rounds,
+        "finished": info.settings.rounds is not None and progress.round >= info.settings.rounds,
         "step": progress.step,
         "loss": progress.loss if progress.loss == progress.loss else None,
         "bytes_sent": progress.bytes_sent,
@@ -322,8 +355,17 @@ def _ended(
     }
     if terminal.json:
         print(as_json(machine), flush=True)
-    how = f"left {info.name} after {rounds} round{'' if rounds == 1 else 's'} and {span_text(seconds)}; {bytes_text(progress.bytes_sent)} sent"
-    terminal.say(f"{how}. Back in: atoll join {info.run_id[:8]}")
+    took = f"{rounds} round{'' if rounds == 1 else 's'} and {span_text(seconds)}; {bytes_text(progress.bytes_sent)} sent"
+    of = info.settings.rounds
+    if machine["finished"]:
+        terminal.say(
+            f"{info.name} is finished: all its {of} rounds are committed"
+            + (f", {took}" if rounds else "; nothing was to be done here")
+        )
+        terminal.say("A run that goes on from it: atoll new RUN.toml --from DIR")
+    else:
+        ended = "stopped" if status == 0 or status > 128 else f"ended with status {status}"
+        terminal.say(f"the script {ended} after {took}. Again: atoll join {info.run_id[:8]}")
     if progress.privacy:
         terminal.say(f"Privacy: {privacy_text(progress.privacy)}")
     if (

@@ -173,7 +173,7 @@ def new_command(
     --from: the run begins with that model, not with the parameters that the organiser's script, or the manifest's seed, would give it.
     """
     from ..export import keep_start
-    from ..manifest import load_manifest, save_run, sign_manifest
+    from ..manifest import list_runs, load_manifest, save_run, sign_manifest
 
     terminal = current()
     if example:
@@ -190,6 +190,7 @@ def new_command(
     check_addresses(bootstrap)
     terminal.paths.ensure()
     signed = sign_manifest(found, identity_of(terminal))
+    known = signed.run_id in list_runs(terminal.paths, [])
     folder = save_run(terminal.paths, signed)
     if start is not None:
         keep_start(start, folder)
@@ -212,8 +213,14 @@ def new_command(
             "name": found.name,
             "organiser": signed.organiser,
             "invite": invite or None,
+            "known": known,
         },
     )
+    if known:
+        terminal.say(
+            "This machine knows the run already, since the same settings are the same run: nothing begins anew. "
+            "For another run change anything in the file, such as its name."
+        )
     if why:
         terminal.say(
             f"No invite yet: {why}. Type  atoll up --background && atoll invite new {found.name}"

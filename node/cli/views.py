@@ -114,7 +114,15 @@ def run_lines(terminal: Terminal, run: Document) -> list[str]:
         f"  refused  {refusal_text(str(peer), why)}"
         for peer, why in (run.get("refused") or {}).items()
     ]
+    if run.get("finished"):
+        lines.append(f"  next     {finished_text(run)}")
     return lines + waiting_lines(run) + trouble_lines(terminal, run.get("trouble"))
+
+
+def finished_text(run: Document) -> str:
+    """What there is to do with a run that has all its rounds."""
+    given = str(run.get("run_id", ""))[:8]
+    return f"The model: atoll export {given} DIR    A run that goes on from it: atoll new RUN.toml --from DIR"
 
 
 def refusal_text(peer: str, told: Sequence[Any]) -> str:
@@ -238,6 +246,8 @@ def run_state(run: Document) -> str:
         stage, done, total = [*(run.get("progress") or ()), "", 0, 0][:3]
         share = f" {100 * int(done) // int(total)}%" if total else ""
         return f"{stage}{share}" if stage else phase
+    if run.get("finished"):
+        return f"finished: all {run.get('rounds')} rounds are committed"
     if not run.get("script"):
         state = "seeding; no script is training here"
     else:

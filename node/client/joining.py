@@ -13,6 +13,7 @@ from ..invite import is_invite
 from ..process_title import hide_invites
 from .find import Dial
 from .reattach import Entry
+from .speaking import speak
 from .swarm import RunSwarm
 
 PROGRESS_S = 2.0  # seconds between two lines about the same stage
@@ -24,6 +25,7 @@ def join(
     home: str | Path | None = None,
     private: bool | None = None,
     name: str | None = None,
+    quiet: bool | None = None,
     progress: Callable[[str, int, int], None] | None = None,
     command: Sequence[str] = (),
 ) -> RunSwarm:
@@ -36,6 +38,8 @@ def join(
         private: None: the running node if there is one, else a private node that ends with this script. True: a private node.
             False: a running node.
         name: what other members see.
+        quiet: whether only warnings are said of the run, and not a line for each round and each peer that comes or goes; None: as
+            ``ATOLL_QUIET`` says. A script with logging of its own finds both under the logger ``atoll``, whatever this says.
         progress: told (stage, done, total) while the state is fetched; default: lines to stderr.
         command: replaces ``python -m atoll.node`` as the private node's command.
 
@@ -47,6 +51,7 @@ def join(
 
     Ctrl-C while it waits leaves no process behind.
     """
+    speak(quiet)
     hide_invites()  # a script may have been given it as an argument
     invite_or_run = (
         invite_or_run or os.environ.get("ATOLL_RUN", "") or os.environ.get("ATOLL_INVITE", "")

@@ -126,7 +126,7 @@ def split_peer(address: str) -> tuple[PeerId, str]:
             f"not the address of a peer: {address[:MAX_ADDRESS_CHARS]!r}",
             key="bootstrap",
             why="an address needs a host, a TCP port and the id of the peer that must answer there",
-            hint="/ip4/192.0.2.7/tcp/4001/p2p/12D3Koo…, as `atoll id` prints it",
+            hint="/ip4/192.0.2.7/tcp/4001/p2p/12D3Koo…, an address that `atoll status` shows there",
         )
     return PeerId(peer), head
 

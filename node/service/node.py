@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ from .run import RunService
 from .scripts import AttachedScript
 from .subscribers import Subscribers
 from .troubles import described
-from .views import sealed
+from .views import finished, sealed
 
 MANIFEST_PATIENCE_S = 20.0  # how long `join` waits for a member to hand over the manifest
 POLL_S = 0.1
@@ -82,7 +81,9 @@ class Node:
         self.ending = trio.Event()
         self.end_now = False
         self._started = time.time()
-        self._scripts: set[RunId] = set()  # runs to which a script is attached, or about to be
+        self._scripts: dict[
+            RunId, int
+        ] = {}  # by run, the process of the script that is attached, or about to be
         self._ended: dict[RunId, RunService] = {}  # on their way out
         self.error: AtollError | None = None  # the node itself cannot go on
         self.troubles: list[StorageError] = []  # files that belong to no run
@@ -119,14 +120,17 @@ class Node:
             "addresses": self.context.network.addresses(),
             "uptime_s": round(time.time() - self._started, 1),
             "network": self.context.network.status(),
-            "runs": [run.status() for run in self.by_id.values()],
+            "runs": [self._row(run) for run in self.by_id.values()],
             "troubles": [described(error) for error in self.troubles],
         }
 
     async def runs(self) -> list[dict[str, Any]]:
         """One row a run."""
         await trio.lowlevel.checkpoint()
-        return [run.status() for run in self.by_id.values()]
+        return [self._row(run) for run in self.by_id.values()]
+
+    def _row(self, run: RunService) -> dict[str, Any]:
+        return {**run.status(), "script_pid": self._scripts.get(run.run_id)}
 
     async def peers(self, run: str) -> list[dict[str, Any]]:
         """One row a member."""
@@ -400,8 +404,11 @@ class Node:
                 f"a script is attached to run {run_id} already",
                 hint="One script a node. A second peer: give it its own ATOLL_HOME.",
             )
-        self._scripts.add(run.run_id)
-        ended = partial(self._scripts.discard, run.run_id)
+        self._scripts[run.run_id] = pid
+
+        def ended() -> None:
+            self._scripts.pop(run.run_id, None)
+
         try:
             founding = await self._await_state(run, progress)
             script = AttachedScript(run, layout, events, founding=founding, ended=ended)
@@ -410,7 +417,9 @@ class Node:
             raise
         run.wake()
         try:
-            if not founding:  # its model is the run's: only now a private node asks to be let in
+            if not founding and not finished(
+                run
+            ):  # its model is the run's: only now a private node asks to be let in
                 await self._await_admission(run.whole.sessions, progress)
         except BaseException:
             script.detached()

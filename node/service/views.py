@@ -42,6 +42,7 @@ def status_of(run: RunService) -> dict[str, Any]:
         else [],
         "entry": run.session.round if run.session else -1,
         "rounds": run.manifest.train.rounds if run.manifest else None,
+        "finished": finished(run),
         "rule": run.manifest.robust.reducer if run.manifest else "mean",
         "lying": run.manifest.quorum.lying if run.manifest else 0,
         "secure": _secure(run),
@@ -71,6 +72,12 @@ def status_of(run: RunService) -> dict[str, Any]:
         "trouble": described(trouble) if trouble else None,
         "troubles": run.troubles.past(),
     }
+
+
+def finished(run: RunService) -> bool:
+    """Whether all rounds that the manifest asks for are committed, as far as this node knows."""
+    rounds = run.manifest.train.rounds if run.manifest else None
+    return rounds is not None and run.whole is not None and run.whole.completed >= rounds
 
 
 def _drawn(run: RunService) -> list[PeerId]:

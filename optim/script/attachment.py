@@ -202,6 +202,8 @@ class Attachment:
             _attached[optimizer] = weakref.ref(self)
         _attached[model] = _attached[swarm] = weakref.ref(self)
         self._look_around()
+        if self.done:
+            self._lookout.tell_finished()
 
     # ---- counting -------------------------------------------------------------------------------------------------------
 
@@ -318,6 +320,10 @@ class Attachment:
                 strand.begin()
             self._look_around()
         self.ledger.turns += 1
+        for turn in turns:
+            self._lookout.tell_round(turn.outcome, turn.samples)
+        if turns and self.done:
+            self._lookout.tell_finished()
         if self._on_round is not None:
             for turn in turns:
                 self._on_round(turn.outcome)

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ...collectives.errors import AtollError, ConfigError
 from ...collectives.group import Reach, reach
-from ...collectives.swarm import PeerView, Swarm
+from ...collectives.identifiers import PeerId
+from ...collectives.swarm import Outcome, PeerView, Swarm
 from ...collectives.telemetry import emit
 from ..rounds.events import QuorumSeen, TrainingAlone
 
@@ -30,6 +31,7 @@ class Lookout:
         self.privacy: dict[str, Any] | None = None  # what this member has spent of it
         self._sums: dict[str, tuple[Any, int]] = {}
         self._said_alone = self._said_no_quorum = False
+        self._seen: dict[PeerId, bool] = {}  # whether each other member lived when last looked at
 
     def add(self, name: str, value: Any) -> None:
         """One more value of a metric: a number, or a tensor of one element, which stays where it is until the round ends."""
@@ -77,8 +79,51 @@ class Lookout:
     def count(self) -> Sequence[PeerView]:
         """The members; ``peers``: how many of them live, without this one."""
         members = self.swarm.members()
-        self.peers = sum(1 for member in members if member.live and member.peer != self.swarm.peer)
+        others = {member.peer: member.live for member in members if member.peer != self.swarm.peer}
+        self.peers = sum(others.values())
+        self._tell_of(others)
         return members
+
+    def _tell_of(self, others: dict[PeerId, bool]) -> None:
+        """Say who came, who is gone and who is back since the last look."""
+        for peer, live in others.items():
+            before = self._seen.get(peer)
+            if live and before is None:
+                logger.info("%s is a member", peer[-8:])
+            elif live and not before:
+                logger.info("%s is back", peer[-8:])
+            elif before and not live:
+                logger.info("%s is not reached any more; rounds go on without it", peer[-8:])
+        for peer in self._seen.keys() - others.keys():
+            logger.info("%s is no member any more", peer[-8:])
+        self._seen = others
+
+    def tell_finished(self) -> None:
+        """Say, also to a script without logging, that the run has all its rounds and what there is to do with it."""
+        run = self.swarm.run_id[:8]
+        logger.warning(
+            "run %s is finished: all its %s rounds are committed, and later steps are not counted. "
+            "The model: atoll export %s DIR; a new run from it: atoll new RUN.toml --from DIR",
+            run,
+            self.swarm.settings.rounds,
+            run,
+        )
+
+    def tell_round(self, outcome: Outcome, samples: int) -> None:
+        """Say in a line what became of a contribution of ``samples`` samples."""
+        of = f"/{self.swarm.settings.rounds}" if self.swarm.settings.rounds else ""
+        told = f"round {outcome.round}{of}" if outcome.round else "a round"
+        if outcome.status == "open":
+            return  # it is told when it is decided; a lack of quorum is told for itself
+        if outcome.status in ("committed", "uncertified"):
+            told += f": {len(outcome.contributors)} contributed"
+        elif outcome.status == "lost":
+            told += ": the contribution is lost, and made again"
+        if not outcome.counted and outcome.status != "lost":
+            told += f", not this peer ({outcome.reason or 'its contribution came too late'})"
+        told += f", {samples} samples here"
+        told += "".join(f", {name} {value:.4g}" for name, value in sorted(self.metrics.items()))
+        logger.info("%s", told)
 
     def look(self, report: dict[str, float], *, undecided: bool) -> None:
         """See who is there and say what has changed; tell the node ``report``. ``undecided``: a round was waited for in vain."""

@@ -37,6 +37,7 @@ from atoll.security.identity import Identity, load
 
 RUN = 'schema = 1\nname = "tide"\n[model]\nconfig = { width = 32, layers = 1, heads = 2, context = 16 }\n'
 ADDRESS = "/ip4/127.0.0.1/tcp/4150/p2p/12D3KooWBootPeer"
+PEER_ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWDzMngWyanCrpqTHK4eTtc1Fy14yrqBAsJ2Rb8b5ZWeZM"
 
 
 class Cli:
@@ -277,9 +278,9 @@ def test_config(
 ) -> None:
     assert atoll.json("config", "show")["settings"]["node.port"] == 4150
     atoll.json("config", "set", "node.port", "4160")
-    atoll.json("config", "set", "node.bootstrap", f"{ADDRESS}, {ADDRESS}x")
+    atoll.json("config", "set", "node.bootstrap", f"{PEER_ADDRESS}, /dnsaddr/boot.example.org")
     shown = atoll.json("config", "show")
-    assert shown["settings"]["node.bootstrap"] == [ADDRESS, ADDRESS + "x"]
+    assert shown["settings"]["node.bootstrap"] == [PEER_ADDRESS, "/dnsaddr/boot.example.org"]
     assert shown["origins"]["node.port"] == str(atoll_home / "config.toml")
     (tmp_path / "atoll.toml").write_text("[node]\nport = 4170\n")
     assert atoll.json("config", "trust", "--yes")["trusted"] is True
@@ -298,6 +299,12 @@ def test_config(
         (("node.port", "many"), "whole number"),
         (("node.port", "99999"), "node.port"),
         (("port", "1"), "node.port"),
+        (("node.max_up", "banana"), "not a bandwidth"),
+        (("node.max_down", "1kbit/s"), "not enough"),
+        (("node.bootstrap", "notanaddress"), "not the address of a peer"),
+        (("node.bootstrap", "/dnsaddr/-x"), "not a name for addresses"),
+        (("node.listen", "/ip4/example.org/tcp/4150"), "not an address to listen on"),
+        (("node.announce", "/ip4/0.0.0.0/tcp/4150"), "not an address to announce"),
     ],
 )
 def test_config_refuses(

@@ -179,7 +179,9 @@ def test_the_optimizer_stays_the_users_and_training_alone_goes_on(
         dict(optimizer.__dict__).keys(),
     ) == before
     assert [record.message for record in caplog.records] == [
-        "training alone; peers may join at any time"
+        "training alone; peers may join at any time",
+        "round 1: 1 contributed, 3 samples here",
+        "round 2: 1 contributed, 3 samples here",
     ]
     assert events[0] == TrainingAlone("solo", node_lost=False)
     assert [type(event) for event in events[1:]] == [RoundSeen, RoundSeen]
