@@ -43,6 +43,7 @@ class Scene:
         self.session: Session = process.session
         self.machine = machine
         machine._open(swarm.world.now)  # nothing that was said so far
+        machine.open.born -= 60.0  # long ago: an entry without contributors comes late in its round
         machine.journal.promised, machine.journal.accepted, machine.journal.echoed = -1, None, None
         machine.root = machine.root or b"r" * 32
         machine.actions.suspected = lambda who: False  # type: ignore[method-assign]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from seeds import seeds
 
@@ -9,7 +11,7 @@ from atoll.collectives.errors import LocalProtocolError
 from atoll.collectives.simulation.faults import FaultKind
 from atoll.node.simulation.liars import Lie
 from atoll.node.simulation.lying_plants import LYING_PLANTS
-from atoll.node.simulation.swarm import Options, run_seed
+from atoll.node.simulation.swarm import Options, SimSwarm, run_seed
 
 FAULTS: tuple[FaultKind, ...] = ("crash", "freeze", "partition", "isolate", "cut", "storm", "leave")
 SOON = {
@@ -94,6 +96,21 @@ def test_an_owner_that_withholds_or_reports_falsely_costs_little_in_the_mean() -
         entry_s, left_out = costs(*lies)
         assert entry_s <= 2 * usual_s, lies
         assert left_out <= 1, lies
+
+
+@pytest.mark.parametrize("seed", [1, 3, 7])
+def test_who_asks_in_under_ever_later_lives_makes_few_empty_entries(seed: int) -> None:
+    swarm = SimSwarm(seed, Options(peers=(4, 6), rounds=12, faults=(), lying=1, lies=("lives",)))
+    assert swarm.run().problem == ""
+    for watch in swarm.watches:
+        entries = [certified.entry for certified in watch.checker.entries]
+        came = [
+            {who.peer for who in set(entry.next_config) - set(before.next_config)}
+            for before, entry in pairwise(entries)
+            if not entry.contributors
+        ]
+        assert sum(not swarm.liars.isdisjoint(peers) for peers in came) <= 3
+        assert sum(not entry.contributors for entry in entries[1:]) <= len(swarm.names) + 2
 
 
 def test_nobody_is_accused_where_nobody_lies() -> None:

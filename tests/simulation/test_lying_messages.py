@@ -28,7 +28,7 @@ from atoll.collectives.group import (
 )
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.round import Kind, check_chain, reduced_payload, slot_payload, vote_payload
-from atoll.collectives.round.lying import Witness
+from atoll.collectives.round.lying import Judge, Witness
 from atoll.collectives.round.lying.acceptor import FAULTS
 from atoll.node.evidence import Twice, check, twice
 from atoll.node.service.ports import DOMAIN
@@ -490,3 +490,60 @@ def test_evidence_is_checked_offline(kind: Kind, tmp_path: Path) -> None:
             check(forged.encode(), run, verified, PeerId("x"))
     with pytest.raises(RemoteProtocolError):
         check(proof.encode(), RunId("another"), verified, PeerId("x"))
+
+
+def test_an_entry_that_lets_a_peer_in_ever_again_is_echoed_ever_later(scene: Scene) -> None:
+    machine, now = scene.machine, scene.swarm.world.now
+    (a, b, c, _), detect_s = scene.others, scene.machine.timing.detect_s
+    lives = [msgspec.structs.replace(a, incarnation=a.incarnation + 1 + at) for at in range(14)]
+    fresh, waits = Member(PeerId("new"), 0), list[float]()
+
+    def with_life(life: Member) -> tuple[Member, ...]:
+        return tuple(sorted((*(who for who in machine.config if who.peer != a.peer), life)))
+
+    for life in lives:
+        config = with_life(life)
+        judge = Judge(machine)
+        waits.append(judge.empty_after_s(config) / detect_s)
+        assert judge.empty_after_s(tuple(sorted((*config, fresh)))) == 0, "another comes, too"
+        assert judge.empty_after_s(tuple(who for who in config if who != b)) == 0, "another goes"
+        entry = scene.entry(next_config=config, round=machine.round, base=machine.base)
+        machine.journal.entries.append(Certified(entry, ()))
+    usual = waits.index(4)
+    assert waits[:usual] == [0] * usual
+    assert 1 <= usual <= 2, "the first coming was that of the founding, if it is in the window"
+    assert waits[usual:] == [4.0 * 2 ** min(at, 8) for at in range(len(waits) - usual)]
+    assert Judge(machine).empty_after_s(machine.config) == 4 * detect_s
+    machine._open(now)
+    machine.root = machine.root or b"r" * 32
+    life = msgspec.structs.replace(a, incarnation=a.incarnation + 99)
+    entry = scene.entry(next_config=with_life(life))
+    owner = machine.convener_of(0)
+    claims = [scene.claim(who, admits=(life,)) for who in (b, c)]
+    machine.open.born = now - 0.7 * 1024 * detect_s
+    assert scene.hear(owner, scene.propose(entry, 0, *claims)) == []
+    assert scene.said(m.Echo) == []
+    machine.open.born = now - 0.8 * 1024 * detect_s
+    machine.acceptor.step(now)
+    assert machine.journal.echoed == (0, entry)
+
+
+def test_an_entry_that_changes_nothing_is_echoed_late_in_its_round(scene: Scene) -> None:
+    machine, now, owner = scene.machine, scene.swarm.world.now, scene.order[0]
+    machine.open.born = now - 2 * machine.timing.detect_s
+    assert scene.hear(owner, scene.propose(scene.entry())) == []
+    assert machine.journal.echoed is None
+    machine.open.born = now - 4 * machine.timing.detect_s
+    machine.acceptor.step(now)
+    assert machine.journal.echoed == (0, scene.entry())
+
+
+def test_what_an_earlier_ballot_has_proof_of_is_echoed_at_once(scene: Scene) -> None:
+    machine, now = scene.machine, scene.swarm.world.now
+    machine.open.born = now
+    entry = scene.entry()
+    machine.enter(now, 1)
+    pledges = tuple(scene.pledged(who, 1, 0, entry.hash()) for who in machine.config[:4])
+    body = scene.propose(entry, 1, pledges=pledges, proof=scene.proof(0, entry.hash()))
+    assert scene.hear(machine.convener_of(1), body) == []
+    assert machine.journal.echoed == (1, entry)

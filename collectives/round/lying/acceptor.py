@@ -29,6 +29,7 @@ REPEAT_S = 0.5  # how often what changes seldom is said again
 STATED = 4  # statements of one owner that are kept
 OFFERS = 4  # claims of one member that are kept for what they offer
 FAULTS = 16  # of one member in a round: then it is heard no more in it, since it costs time to see that signatures are wrong
+SOONER = 0.75  # of the time that an honest convener waits before an entry without contributors: rounds open a little later here, perhaps
 AHEAD = 2  # times the members: ballots that far beyond the present one are counted
 
 
@@ -53,6 +54,9 @@ class Witness(Acceptor):
         self._statement: m.Reduced | None = None
         self.reduced: dict[tuple[PeerId, bytes, m.PartDigests], bytes] = {}
         """What owners have signed: by owner, meaning and parts, its signature. Of each owner the newest few."""
+        self._adopted = set[
+            bytes
+        ]()  # hashes of entries proposed here because an earlier ballot has proof of them
         self._faults = Counter[Member]()
         self._told_at = self._turned_at = -1e9
         self._entered_at = machine.open.born
@@ -322,6 +326,8 @@ class Witness(Acceptor):
         if wrong := self.judge.why_not(body, self.claims.items()):
             raise RemoteProtocolError(f"a proposal with {wrong}", peer=who.peer)
         self.proposed[ballot] = said
+        if any(pledge.ballot >= 0 for pledge in body.pledges):
+            self._adopted.add(digest)
         machine.open.known[digest] = body.entry
         if ballot > machine.ballot:
             machine.enter(now, ballot)  # honest members have pledged themselves to it
@@ -378,8 +384,9 @@ class Witness(Acceptor):
     # ---- echoes and votes
     def step(self, now: float) -> None:
         """Echo what is pending, and vote for what a quorum has echoed, once bytes and state are here."""
-        super().step(now)
         journal, machine = self.machine.journal, self.machine
+        if machine.open.pending is None or not self._early(now, machine.open.pending[1]):
+            super().step(now)
         for (ballot, digest), echoes in sorted(self.echoes.items(), key=lambda item: item[0]):
             entry, voted = (
                 machine.open.known.get(digest),
@@ -404,6 +411,13 @@ class Witness(Acceptor):
                     ),
                 )
                 self._send_vote(ballot, entry)
+
+    def _early(self, now: float, entry: Entry) -> bool:
+        """Whether an entry without contributors is not echoed yet: a lying convener could propose one after another."""
+        if entry.contributors or entry.hash() in self._adopted:
+            return False
+        wait_s = SOONER * self.judge.empty_after_s(entry.next_config)
+        return now - self.machine.open.born <= wait_s
 
     def cast(self, now: float, ballot: int, entry: Entry) -> None:
         """Echo: all bytes of the entry and the state before it are stored here. One entry a ballot, and never in an earlier one again."""

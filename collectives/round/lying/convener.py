@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from .acceptor import Witness
 
 PUT_ASIDE = 2.0  # times detect_s: so long the bytes of a pledged value may take, where the other pledges are a quorum
-SETTLE = 4.0  # times detect_s: an entry that only tells scripts the end of what was lost comes no sooner; else one liar asks for one after another
 
 
 class Accountable(Convening):
@@ -245,13 +244,15 @@ class Accountable(Convening):
         return sorted(self.judge.wishes(tuple(self.witness.claims.items()))[2])
 
     def wants_entry(self, now: float) -> bool:
-        """Whether an entry that only changes the configuration is wanted, and would change it."""
+        """Whether an entry without contributors is wanted, and late enough: it changes the configuration, or tells scripts what became of what was
+        lost."""
         machine = self.machine
         settle = (machine.draw.whole or machine.draw.hopeless) and any(
             ready.settle for ready in machine.open.ready.values()
         )
-        late = now - machine.open.born > SETTLE * machine.timing.detect_s
-        return (settle and late) or self._next_config(now, set(machine.config)) != machine.config
+        config = self._next_config(now, set(machine.config))
+        wanted = settle or config != machine.config
+        return wanted and now - machine.open.born > self.judge.empty_after_s(config)
 
     def _next_config(self, now: float, contributing: set[Member]) -> Config:
         """What the claims of members come to, as `Judge` sees it, never below the floor."""

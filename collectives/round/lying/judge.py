@@ -5,7 +5,10 @@ Everything here follows from messages, configuration and keys, not from what thi
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ... import messages as m
@@ -17,6 +20,11 @@ from ..signed import claim_payload, pledge_payload, reduced_payload, slot_payloa
 if TYPE_CHECKING:
     from ..machine import RoundMachine
     from ..signed import Kind
+
+LATE = 4.0  # times detect_s: an entry that changes nothing comes no sooner in its round
+WINDOW = 16  # entries in which the comings of a peer count
+FREE = 2  # of them, by entries without contributors, that cost no wait
+DOUBLED = 8  # how often the wait of a peer is doubled at most
 
 Claims = Sequence[tuple[Member, m.Claim]]
 
@@ -152,6 +160,33 @@ class Judge:
             for whom, of in voices.items()
             if len(of) > lying or (self.founding and any(who.peer == organiser for who in of))
         }
+
+    @cached_property
+    def _comings(self) -> Counter[PeerId]:
+        """By peer: how often it came in, or came back under a later life, by one of the last `WINDOW` entries that has no contributors."""
+        entries = self.machine.journal.entries
+        recent = [certified.entry for certified in entries[-WINDOW - 1 :]]
+        comings = Counter[PeerId]()
+        for before, entry in pairwise(recent):
+            if not entry.contributors:
+                fresh = set(entry.next_config) - set(before.next_config)
+                comings.update(member.peer for member in fresh)
+        return comings
+
+    def empty_after_s(self, config: Config) -> float:
+        """How long the round must have been open, in seconds, before an entry without contributors brings this next configuration.
+
+        One that changes nothing only tells scripts what became of what was lost. One that lets peers in which came in often of late waits twice as
+        long for each time: else one member could ask in under ever later lives, and the log would grow as fast as it asks. An entry with contributors
+        lets in the same peers at no cost, and who leaves or is evicted waits for nobody.
+        """
+        machine = self.machine
+        old, new = set(machine.config), set(config)
+        usual = LATE * machine.timing.detect_s
+        if self.founding or {who.peer for who in old} - {who.peer for who in new}:
+            return 0.0
+        often = min((self._comings[who.peer] for who in new - old), default=FREE)
+        return usual * 2.0 ** min(often - FREE, DOUBLED) if often >= FREE else 0.0
 
     def wishes(self, claims: Claims) -> tuple[set[Member], set[Member], set[Member]]:
         """What claims come to: who leaves, who may be evicted, who may come in."""
