@@ -71,6 +71,8 @@ class Acceptor:
             case m.Promise():
                 if body.ready and ready_fits(machine, body.ready):
                     machine.open.ready[who] = body.ready
+                    if body.ready.cid is not None and machine.open.first_ready_at is None:
+                        machine.open.first_ready_at = now
                 if body.accepted is None or machine.entry_fits(body.accepted.entry):
                     machine.convening.on_promise(now, who, body)
             case m.Accept():

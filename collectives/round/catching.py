@@ -68,7 +68,11 @@ class Catching:
                 for member in machine.tail.entry.next_config
                 if member.peer != machine.me.peer
             ]
-            targets = [peer for peer in known if not machine.actions.suspected(peer)] or known
+            targets = [
+                peer
+                for peer in known
+                if not machine.actions.suspected(peer) and not machine.actions.deaf_to(peer)
+            ] or known
             if targets:
                 self._ask(machine.rng.choice(targets))
 

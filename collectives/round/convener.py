@@ -279,15 +279,23 @@ class Convening:
             ):  # nobody waits for a round to be let in or out, or to learn the end of what was lost
                 self._propose_empty(now)
             return None
-        since = machine.open.first_ready_at if self.ballot == 0 else self.began_at
-        grace = machine.timing.grace(machine.round_s, self.ballot)
-        if (
-            not awaited
-            or machine.open.ripe_at is not None
-            or (since is not None and now - since > grace)
-        ):
+        if not awaited or machine.open.ripe_at is not None or self._grace_is_over(now):
             self._new_plan(now, offers)
         return None
+
+    def _grace_is_over(self, now: float) -> bool:
+        """Whether those that have said nothing yet were waited for: in ballot 0, or where its convener was given up before it could."""
+        timing, opened, first = (
+            self.machine.timing,
+            self.machine.open,
+            self.machine.open.first_ready_at,
+        )
+        if self.ballot > 0 and now - self.began_at <= timing.grace(
+            self.machine.round_s, self.ballot
+        ):
+            return False
+        waited = self.ballot > 0 and (opened.plan is not None or first is None)
+        return waited or (first is not None and now - first > timing.grace(self.machine.round_s))
 
     def _new_plan(self, now: float, offers: list[Contributor]) -> None:
         machine, shape = self.machine, self.machine.shape
@@ -350,7 +358,7 @@ class Convening:
         assert plan is not None
         if machine.open.reduced and machine.open.reduced[0] == plan:
             return
-        self.dead = dead = {c.cid for c in plan.contributors if machine.silent(c.member)}
+        self.dead = dead = {c.cid for c in plan.contributors if machine.lost(c.member)}
         own = {machine.contribution[0]} if machine.contribution else set[bytes]()
         refused = {
             c.cid for c in plan.contributors if c.member == machine.me
@@ -442,11 +450,12 @@ class Convening:
         return False
 
     def _waiting(self) -> dict[PeerId, set[bytes]]:
-        """What who adds up lacked when it was heard last. What the dead lacked nobody waits for, and may have come to all others."""
+        """What who adds up lacked when it was heard last. What the dead lacked nobody waits for, and may have come to all others; so may what
+        one lacked that is not listened to."""
         return {
             peer: cids
             for peer, cids in self.missing.items()
-            if not self.machine.actions.suspected(peer)
+            if not self.machine.actions.suspected(peer) and not self.machine.actions.deaf_to(peer)
         }
 
     def _part_lacks(self, part: Part) -> bool:
@@ -558,8 +567,8 @@ class Convening:
         )
         floor = 1 if organiser_stays else 3
         for member in list(staying):
-            silent = member not in contributing and member != machine.me and machine.silent(member)
-            if silent and len(staying) > floor:
+            lost = member not in contributing and member != machine.me and machine.lost(member)
+            if lost and len(staying) > floor:
                 staying.remove(member)
         room = max(1, len(staying) - 1)
         for joiner in self._joiners(now):

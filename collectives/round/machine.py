@@ -200,6 +200,10 @@ class RoundMachine:
         self.convening.stop()
 
     def silent(self, member: Member) -> bool:
+        """Whether nobody here need wait for a member: it is `lost`, or this member does not listen to it for now."""
+        return self.lost(member) or self.actions.deaf_to(member.peer)
+
+    def lost(self, member: Member) -> bool:
         """Whether a member will not answer, or is not to be counted on: its peer is suspected, it lost its journal and lives on as another
         member, or it has lied."""
         return (
@@ -694,11 +698,14 @@ class RoundMachine:
         self.next_ballot(now)
 
     def next_ballot(self, now: float, *, aside: bool = False) -> None:
-        """Move on to the next ballot whose owner is not suspected. ``aside``: the own contribution is not offered in it."""
+        """Move on to the next ballot whose owner is not suspected; to the own next one where the present owner is only not listened to here, since
+        then nobody else need give it up. ``aside``: the own contribution is not offered in it."""
         ballot = max(self.ballot, self.journal.promised) + 1
+        convener = self.convener_of(self.ballot)
+        alone = not self.lying and self.silent(convener) and not self.lost(convener)
         for _ in self.config:
             owner = self.convener_of(ballot)
-            if owner == self.me or not self.silent(owner):
+            if owner == self.me or not (alone or self.silent(owner)):
                 break
             ballot += 1
         if (

@@ -127,6 +127,10 @@ class RoundActions(Protocol):
         """Whether the peer is believed dead, frozen or unreachable."""
         ...
 
+    def deaf_to(self, peer: PeerId) -> bool:
+        """Whether this member does not listen to the peer for now, though it may be as alive as any."""
+        ...
+
     def let_in(self, joiners: Sequence[Member]) -> list[Member]:
         """Who of those that want to become members may, now."""
         ...

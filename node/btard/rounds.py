@@ -323,9 +323,7 @@ class BtardRounds(Beforehand):
 
     def offended(self, sender: PeerId, what: str) -> None:
         """See Host."""
-        self._outputs.append(
-            lambda now: self.session.ports.emit(ev.PeerMisbehaved(sender, what, said=True))
-        )
+        self._outputs.append(lambda now: self.session.misbehaved(now, sender, what))
 
     # ---- what comes of them
     def _tell(self, to: PeerId | None, frame: Frame) -> None:

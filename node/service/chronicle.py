@@ -154,8 +154,6 @@ class Chronicle:
                         row["state_root"] = event.root.hex()
                 self._tell("state.root", fragment, entry=event.entry, root=event.root.hex())
             case ev.PeerMisbehaved():
-                if event.said:
-                    run.offences.count(event.peer, trio.current_time())
                 self._tell("peer.misbehaved", fragment, peer=event.peer, reason=event.reason)
             case ev.SumDisputed():
                 self._tell("sum.disputed", fragment, owner=event.owner, wrong=list(event.wrong))

@@ -26,7 +26,6 @@ from ..entrants import Entrants
 from ..gate import Gate
 from ..manifest import Manifest, SignedManifest, decode_signed, save_run
 from ..net.addresses import split_peer
-from ..net.faults import Faults
 from ..net.look import Look
 from ..paths import make_private
 from ..session import Session
@@ -51,8 +50,6 @@ log = logging.getLogger("atoll")
 ASK_MANIFEST, MANIFEST = b"?", b"C"
 OWN_KINDS = {MESSAGE: "ban", PROOF: "ban", ASK_MANIFEST: "manifest", MANIFEST: "manifest"}
 """What is no message of the session, in its sender's budget."""
-SHUT_OUT_PAUSE_S = 0.005
-"""Between two messages of a peer that is not listened to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +85,7 @@ class RunService:
         self.listeners: list[Callable[[object], None]] = []
         self.metrics: dict[str, float] = {}
         self.chronicle = Chronicle(self)
-        self.offences = Faults()  # messages that broke a rule, by sender
-        self.budgets = Accountant()  # of what peers may send and ask for
+        self.budgets = Accountant()  # of what peers may send and ask for, and whom we listen to
         self.refusals: dict[PeerId, Refusal] = {}
         self.banning = Banning(self)
         self.gate = Gate(run_id, organiser, self.banning.lists, self._members)
@@ -482,10 +478,6 @@ class RunService:
         """Returns for how long the peer's stream is not to be read, in seconds."""
         if peer in self.banning.lists.peers:
             return 0.0
-        if self.offences.shut_out(
-            peer, trio.current_time()
-        ):  # to check costs more than to send: it is not listened to for a while
-            return SHUT_OUT_PAUSE_S
         self._take_message(peer, data)
         return self.budgets.pause_s()
 

@@ -290,6 +290,14 @@ class LogActions:
         """Whether the peer is believed dead."""
         return self.session.membership.suspected(self.session.clock(), peer)
 
+    def deaf_to(self, peer: PeerId) -> bool:
+        """Whether the peer is shut out, or has used up what it may say."""
+        return self.session.budgets.deaf_to(self.session.clock(), peer)
+
+    def unheard(self, peer: PeerId) -> bool:
+        """Whether nothing is to be expected of the peer for now: it is believed dead, or not listened to."""
+        return self.suspected(peer) or self.deaf_to(peer)
+
     def let_in(self, joiners: Sequence[Member]) -> list[Member]:
         """Who may become a member."""
         return self.session.admission.let_in(self.session.clock(), joiners)

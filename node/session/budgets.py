@@ -3,7 +3,10 @@
 A message is counted twice. Before it is decoded it takes one message and its bytes from its sender's buckets; decoded, it takes one of its type.
 What a bucket does not hold is refused and counted, and the reader of the peer's stream pauses until the bucket has been refilled: TCP
 then slows the sender down, and what it sends costs this node no more than its budget. (A member's stream pauses only where it sends too
-much of everything: rounds wait for what is behind it.) Nothing is lost by that but time, since every loss is repaired by asking again.
+much of everything.) Nothing is lost by that but time, since every loss is repaired by asking again.
+
+Who breaks rules (`net.faults`) is not listened to for a minute. What such a peer says now is dropped, and what a peer says whose stream
+pauses comes late: rounds do not wait for either (`Accountant.deaf_to`), and it is as alive as any.
 
 Members have larger buckets than those who are only admitted. Free-standing operations are as many as scripts call: each call of the own script pays
 for what its peers say about as many operations, beyond the little that they may say of operations that nobody here has called.
@@ -15,9 +18,14 @@ from collections import Counter
 from typing import NamedTuple
 
 from ...collectives.identifiers import PeerId
+from ..net.faults import Faults
 
 MAX_PEERS = 1024  # of which buckets are kept; full ones are as good as none
 MAX_PAUSE_S = 1.0  # a stream that is read no more for longer would be taken for a silent one
+SHUT_OUT_PAUSE_S = 0.005
+"""Between two messages of a peer that is shut out: to read them costs this node more than to send them costs the peer."""
+BEHIND_S = 1.0
+"""So long after a message was refused for want of the budget of all its kinds, a peer's other messages wait behind such ones."""
 MADE = "operation"  # the kind that an operation takes which a peer's message makes known here
 
 
@@ -89,13 +97,14 @@ class _Bucket:
 class _Account:
     """Of one peer."""
 
-    __slots__ = ("buckets", "jobs", "refused", "used_at")
+    __slots__ = ("behind_until", "buckets", "jobs", "refused", "used_at")
 
     def __init__(self) -> None:
         self.buckets: dict[str, _Bucket] = {}
         self.refused: Counter[str] = Counter()
         self.jobs = 0
         self.used_at = 0.0
+        self.behind_until = float("-inf")
 
 
 class Accountant:
@@ -103,11 +112,15 @@ class Accountant:
 
     def __init__(self) -> None:
         self._accounts: dict[PeerId, _Account] = {}
+        self._breaches = Faults()
         self._pause = 0.0
         self._member = False  # whether the message that is looked at is a member's
 
     def message(self, now: float, peer: PeerId, nbytes: int, *, member: bool) -> bool:
         """Whether a message of ``nbytes`` is looked at."""
+        if self._breaches.shut_out(peer, now):
+            self._pause = SHUT_OUT_PAUSE_S
+            return False
         self._member = member
         messages, volume = (MEMBER_MESSAGES, MEMBER_BYTES) if member else (MESSAGES, BYTES)
         return self._take(now, peer, "messages", messages) and self._take(
@@ -117,6 +130,17 @@ class Accountant:
     def request(self, now: float, peer: PeerId, kind: str, spans: int = 0) -> bool:
         """Whether one more message of this type is listened to; one that names many ``spans`` of chunks is as several."""
         return self._take(now, peer, kind, REQUESTS.get(kind, ROUND), 1.0 + spans // SPANS)
+
+    def breach(self, now: float, peer: PeerId) -> None:
+        """A message of ``peer`` broke a rule; too many of those and it is shut out."""
+        self._breaches.count(peer, now)
+
+    def deaf_to(self, now: float, peer: PeerId) -> bool:
+        """Whether what ``peer`` says now does not come here, or comes late: it is shut out, or has used up what it may say."""
+        account = self._accounts.get(peer)
+        return (account is not None and now < account.behind_until) or self._breaches.shut_out(
+            peer, now
+        )
 
     def operation(self, now: float, peer: PeerId) -> bool:
         """Whether one more message about a free-standing operation is."""
@@ -175,6 +199,7 @@ class Accountant:
             account.refused[kind] += 1
             if self._member and kind not in ("messages", "bytes"):
                 return False  # what else a member says on this stream, rounds wait for
+            account.behind_until = now + BEHIND_S
             self._pause = min(MAX_PAUSE_S, max(self._pause, wait))
         return not wait
 

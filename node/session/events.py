@@ -153,11 +153,10 @@ class StateDiverged:
 
 @dataclass(frozen=True, slots=True)
 class PeerMisbehaved:
-    """A peer broke a rule of the protocol. ``said``: by a control message."""
+    """A peer broke a rule of the protocol."""
 
     peer: PeerId
     reason: str
-    said: bool = False
 
 
 @dataclass(frozen=True, slots=True)

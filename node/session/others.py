@@ -42,7 +42,12 @@ class Others:
             *session.contacts,
         ]
         unique = [peer for peer in dict.fromkeys(known) if peer != session.me]
-        live = [peer for peer in unique if not session.membership.suspected(now, peer)]
+        live = [
+            peer
+            for peer in unique
+            if not session.membership.suspected(now, peer)
+            and not session.budgets.deaf_to(now, peer)
+        ]
         session.rng.shuffle(live)
         return [peer for peer in live if peer in config] + [
             peer for peer in live if peer not in config

@@ -412,8 +412,13 @@ class Session:
             else:
                 raise RemoteProtocolError("unknown kind of control message", peer=peer)
         except (RemoteProtocolError, BadSignatureError) as error:
-            self.ports.emit(ev.PeerMisbehaved(peer, error.message, said=True))
+            self.misbehaved(now, peer, error.message)
         self._drain(now)
+
+    def misbehaved(self, now: float, peer: PeerId, reason: str) -> None:
+        """A message of a peer broke a rule: after some of those it is not listened to for a while."""
+        self.budgets.breach(now, peer)
+        self.ports.emit(ev.PeerMisbehaved(peer, reason))
 
     def _affordable(self, now: float, peer: PeerId, envelope: m.Envelope) -> bool:
         if is_operation(envelope.log):

@@ -44,7 +44,7 @@ class TransferActions(Protocol):
         """Send on the main log."""
         ...
 
-    def suspected(self, peer: PeerId) -> bool:
+    def unheard(self, peer: PeerId) -> bool:
         """Whether a peer is not to be counted on."""
         ...
 
@@ -187,7 +187,7 @@ class Transfer:
             return
         item.refused.add(peer)
         if not all(
-            source in item.refused or self.actions.suspected(source) for source in item.sources
+            source in item.refused or self.actions.unheard(source) for source in item.sources
         ):
             return
         if item.entry is None:
@@ -355,7 +355,7 @@ class Transfer:
 
     def _next_source(self, item: Fetching) -> PeerId | None:
         """In turn: of those who live, if there are any; what a dead one is asked for is asked for again only after a pause without progress."""
-        alive = [peer for peer in item.sources if not self.actions.suspected(peer)] or item.sources
+        alive = [peer for peer in item.sources if not self.actions.unheard(peer)] or item.sources
         sources = [peer for peer in alive if peer not in item.refused] or alive
         item.turn += 1
         return sources[item.turn % len(sources)] if sources else None

@@ -85,6 +85,10 @@ class BesideRun:
         """Whether the peer is believed dead."""
         return self.session.actions.suspected(peer)
 
+    def deaf_to(self, peer: PeerId) -> bool:
+        """Whether this member does not listen to the peer for now."""
+        return self.session.actions.deaf_to(peer)
+
     def let_in(self, joiners: Sequence[Member]) -> list[Member]:
         """Whoever asks; nobody does."""
         return list(joiners)

@@ -43,7 +43,7 @@ class Cost:
 
 
 class Rounds(threading.Thread):
-    """Rounds of these members, one after another, until `stop`; each after TRAINING_S of training."""
+    """Rounds of these members, one after another, until `stop`; each after TRAINING_S of training. What is lost is lost to all of them."""
 
     def __init__(self, members: list[Member]) -> None:
         super().__init__(daemon=True)
@@ -116,7 +116,12 @@ class Swarm:
     @property
     def members(self) -> list[Member]:
         """Who contributes."""
-        return [self.victim, self.other, *([self.liar] if self.member else [])]
+        return [*self.honest, *([self.liar] if self.member else [])]
+
+    @property
+    def honest(self) -> list[Member]:
+        """Whose rounds are measured."""
+        return [self.victim, self.other]
 
     def refused(self) -> dict[str, int]:
         """What the victim refused to the liar until now, by kind."""
@@ -161,7 +166,8 @@ class Swarm:
         return self._watch(kind, lambda: self.report() is not None)
 
     def _watch(self, kind: str, over: Any) -> Cost:
-        cost, rounds = Cost(kind), Rounds(self.members)
+        cost, rounds = Cost(kind), Rounds(self.honest)
+        besides = Rounds([self.liar]) if self.member else None  # nobody waits for its scripts
         memory, room, busy, began = (
             rss(self.victim),
             disk(self.victim),
@@ -170,6 +176,8 @@ class Swarm:
         )
         before = sum(self.refused().values())
         rounds.start()
+        if besides is not None:
+            besides.start()
         until = began + 10 * PATIENCE_S
         while not over():
             time.sleep(SAMPLE_S)
@@ -179,6 +187,8 @@ class Swarm:
             assert time.monotonic() < until
         cost.cpu = (cpu(self.victim) - busy) / (time.monotonic() - began)
         rounds.stop()
+        if besides is not None:
+            besides.stop()
         cost.rounds, cost.lost, cost.sent = rounds.took, rounds.lost, self.report() or 0
         cost.refused = sum(self.refused().values()) - before
         return cost

@@ -8,8 +8,9 @@ from session_table import Peer, Table
 from atoll.collectives import messages as m
 from atoll.collectives.exchange.slot import unfold
 from atoll.collectives.identifiers import PeerId
+from atoll.node.net.faults import LIMIT, WINDOW_S
 from atoll.node.session.actions import ROUND_PREFIX, main_log
-from atoll.node.session.budgets import JOBS_AT_ONCE, REQUESTS, ROUND
+from atoll.node.session.budgets import BEHIND_S, JOBS_AT_ONCE, MEMBER_BYTES, REQUESTS, ROUND
 from atoll.node.session.session import KINDS
 
 STRANGER = PeerId("stranger")
@@ -119,6 +120,91 @@ def test_a_member_that_floods_costs_no_round(table: Table) -> None:
         flood(table, victim, member, wire(body), 6000)
     assert max(rounds_take(table, 12)) <= 1.25 * max(quiet)
     assert set(victim.session.budgets.refused(member)) >= {"ask_state", "fetch", "join"}
+    table.end()
+
+
+def break_rules(victim: Peer, sender: PeerId) -> None:
+    """As often as it takes to be shut out."""
+    victim.do(
+        lambda session, now: [session.on_message(now, sender, ROUND_PREFIX) for _ in range(LIMIT)]
+    )
+
+
+def trained(
+    table: Table, count: int, late_s: float, *, but: int | None = None
+) -> tuple[list[float], int]:
+    """Rounds of all (but one), the last of whom is so much later: what each took from its last contribution on, and how many contributions of the
+    first and the last did not count."""
+    took, lost = list[float](), 0
+    honest = [table.peers[0], table.peers[-1]]
+    for _ in range(count):
+        before = [len(peer.rounds()) for peer in honest]
+        for index, peer in enumerate(table.peers):
+            if index == but:
+                continue
+            table.wait(late_s if peer is table.peers[-1] else 0.0)
+            peer.contribute(f"{peer.name}/{table.world.now}"[:16])
+        began = table.world.now
+        table.until(
+            lambda before=before: all(
+                len(peer.rounds()) > had for peer, had in zip(honest, before, strict=True)
+            )
+        )
+        took.append(table.world.now - began)
+        lost += sum(not peer.rounds()[-1].counted for peer in honest)
+        table.wait(1.0)
+    return took, lost
+
+
+@pytest.mark.parametrize("late_s", [0.0, 0.5])
+def test_rounds_do_not_wait_for_a_member_that_is_shut_out(table: Table, late_s: float) -> None:
+    """Nor lose what others contribute meanwhile, whoever convenes them. The member stays one, and is heard again after a minute."""
+    victim, liar = table.peers[0], table.peers[1].name
+    quiet, lost = trained(table, 6, late_s)
+    assert not lost
+    break_rules(victim, liar)
+    assert victim.session.budgets.deaf_to(table.world.now, liar)
+    shut_out, lost = trained(table, 15, late_s)
+    assert victim.session.budgets.deaf_to(table.world.now, liar)
+    assert not lost
+    assert max(shut_out) <= max(quiet) + 0.25, (quiet, shut_out)
+    assert len(victim.session.config_peers()) == 3
+    table.wait(WINDOW_S)
+    _, lost = trained(table, 6, late_s)
+    assert not lost
+    assert {share.peer for share in victim.rounds()[-1].contributors} == {
+        peer.name for peer in table.peers
+    }
+    table.end()
+
+
+def test_rounds_do_not_wait_for_a_member_that_has_used_up_its_bytes(table: Table) -> None:
+    victim, liar = table.peers[0], table.peers[1].name
+    quiet, _ = trained(table, 6, 0.0)
+    data = wire(m.Offer(bytes(32), bytes(m.MAX_HASHES), None))
+    pauses = list[float]()
+
+    def flood() -> None:
+        for _ in range(200):
+            victim.do(lambda session, now: session.on_message(now, liar, data))
+            pauses.append(victim.session.budgets.pause_s())
+
+    for number in range(30):
+        table.world.after(float(number), flood)
+    table.wait(0.1)
+    assert max(pauses) > 0
+    assert sum(not pause for pause in pauses) <= 1 + MEMBER_BYTES.burst / len(data)
+    flooded = dict[PeerId, list[float]]()
+    for _ in range(15):  # what the member has to say waits behind its flood
+        convener = victim.machine.convener_of(0).peer
+        took, lost = trained(table, 1, 0.0, but=1)
+        flooded.setdefault(convener, []).extend(took)
+        assert not lost
+    others = flooded.pop(table.peers[2].name)
+    assert max(others) > 1.0, "who is not flooded waits for it"
+    assert max(max(took) for took in flooded.values()) <= max(quiet) + 0.25, (quiet, flooded)
+    table.wait(30.0 + BEHIND_S)
+    assert not victim.session.budgets.deaf_to(table.world.now, liar)
     table.end()
 
 

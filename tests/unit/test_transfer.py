@@ -31,7 +31,7 @@ class Session:
         assert isinstance(body, m.Get)
         self.asked.append(peer)
 
-    def suspected(self, peer: PeerId) -> bool:
+    def unheard(self, peer: PeerId) -> bool:
         """As a test says."""
         return peer in self.dead
 

@@ -195,7 +195,7 @@ class Witness(Acceptor):
             offer.reading if offer else m.NO_READING,
             machine.leaving,
             tuple(self._convener.asking_in(now)),
-            tuple(who for who in machine.config if who != machine.me and machine.silent(who)),
+            tuple(who for who in machine.config if who != machine.me and machine.lost(who)),
         )
         if self._mine is None or msgspec.structs.replace(self._mine, signature=b"") != blank:
             payload = claim_payload(machine.run, machine.log, machine.round, machine.me, blank)
