@@ -267,7 +267,8 @@ class Retained(msgspec.Struct, frozen=True, array_like=True, tag="retained"):
 
 class Claim(msgspec.Struct, frozen=True, array_like=True, tag="claim"):
     """What a member says of the open round where some may lie, signed, so that others can show it: its contribution, and whom it would have
-    in the next configuration (``admits``: who asks here to be let in; ``suspects``: who is silent here)."""
+    in the next configuration (``admits``: who asks here to be let in; ``suspects``: who is silent here). ``number``: greater in each later claim
+    of the member, over restarts too: what it no longer says counts no more."""
 
     base: Hash
     cid: Cid | None
@@ -276,6 +277,7 @@ class Claim(msgspec.Struct, frozen=True, array_like=True, tag="claim"):
     leave: bool
     admits: Config
     suspects: Config
+    number: Count = 0
     signature: Signature = b""
 
 

@@ -72,10 +72,13 @@ class RoundMachine:
         site: str = "",
         merges: bool = False,
         lying: int = 0,
+        unix_offset_s: float = 0.0,
     ) -> None:
         """``site``: the label by which members near each other know that they are. ``merges``: an entry of this log may adopt a branch.
-        ``lying``: how many members of a configuration may do anything (`round.lying`)."""
+        ``lying``: how many members of a configuration may do anything (`round.lying`). ``unix_offset_s``: wall clock minus ``now``; it only numbers
+        claims, so that those of a process that was started again have greater numbers."""
         self.site, self.merges, self.lying = site, merges, lying
+        self.unix_offset_s = unix_offset_s
         self.caught = set[PeerId]()  # who has proved to lie
         self.blamed = Blame()  # owners that held up reductions, where members may lie
         self.apart: dict[

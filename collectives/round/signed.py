@@ -40,5 +40,5 @@ def reduced_payload(run: str, who: PeerId, meaning: bytes, parts: m.PartDigests)
 def claim_payload(run: str, log: str, round_: int, who: Member, claim: m.Claim) -> bytes:
     """The bytes under a claim's signature."""
     return msgspec.msgpack.encode(
-        ("atoll/claim/1", run, log, round_, who, msgspec.structs.replace(claim, signature=b""))
+        ("atoll/claim/2", run, log, round_, who, msgspec.structs.replace(claim, signature=b""))
     )

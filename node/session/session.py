@@ -125,6 +125,7 @@ class Session:
             timing=watch,
             unix_offset_s=unix_offset_s,
         )
+        self._unix_offset_s = unix_offset_s
         self._follows = membership is not None  # another session speaks for the peer
         self.budgets = budgets or Accountant()
         self.sessions = [self]  # of a run in fragments there are several
@@ -279,6 +280,7 @@ class Session:
             site=self.site,
             merges=self.branching.after_s is not None,
             lying=settings.lying,
+            unix_offset_s=self._unix_offset_s,
         )
         self.machine.stateless = self.replica is None
         self.machine.idle = self.script is None or not self.admission.trains

@@ -421,7 +421,7 @@ def test_a_chain_takes_the_larger_quorum_and_no_organisers_word(scene: Scene) ->
 @given(st.binary(max_size=200), st.integers(0, 300))
 def test_any_bytes_are_a_message_or_refused(noise: bytes, at: int) -> None:
     member = Member(PeerId("p"), 0)
-    claim = m.Claim(b"b" * 32, b"c" * 16, 3, NO_READING, False, (member,), (member,), b"s" * 64)
+    claim = m.Claim(b"b" * 32, b"c" * 16, 3, NO_READING, False, (member,), (member,), 7, b"s" * 64)
     entry = Entry("log", 1, b"b" * 32, b"r" * 32, (), (), (), 1, 1, "fp32", "mean", (member,))
     body = m.Propose(
         0,
@@ -547,3 +547,51 @@ def test_what_an_earlier_ballot_has_proof_of_is_echoed_at_once(scene: Scene) -> 
     body = scene.propose(entry, 1, pledges=pledges, proof=scene.proof(0, entry.hash()))
     assert scene.hear(machine.convener_of(1), body) == []
     assert machine.journal.echoed == (1, entry)
+
+
+def test_a_suspicion_that_was_taken_back_evicts_nobody(scene: Scene) -> None:
+    machine, owner = scene.machine, scene.machine.convener_of(0)
+    victim, honest = [who for who in scene.others if who != owner][:2]
+    less = tuple(member for member in machine.config if member != victim)
+    _, said = scene.claim(honest, suspects=(victim,), number=1)
+    _, back = scene.claim(honest, number=2)
+    assert scene.hear(honest, said) == []
+    assert scene.hear(honest, back) == []
+    assert scene.hear(honest, said) == [], "it came late"
+    entry = scene.entry(next_config=less)
+    shown = (scene.claim(owner, suspects=(victim,)), (honest, said))
+    assert scene.hear(owner, scene.propose(entry, 0, *shown)) == [], "nobody is accused"
+    assert machine.journal.echoed is None
+    again = scene.claim(honest, suspects=(victim,), number=3)
+    body = scene.propose(entry, 0, shown[0], again)
+    assert scene.hear(owner, body) == []
+    assert machine.journal.echoed == (0, entry)
+
+
+def test_who_seems_silent_is_left_out_only_by_a_convener_that_liars_cannot_fool(
+    scene: Scene,
+) -> None:
+    convening = scene.machine.convening
+    victim, *voices = scene.others
+    voiced = list[bool]()
+    for who in voices:
+        scene.hear(*scene.claim(who, suspects=(victim,), number=1))
+        voiced.append(victim not in convening._next_config(0.0, set()))
+    assert voiced == [False, False, True], "one may lie and take its word back: two must be left"
+    scene.hear(*scene.claim(voices[0], number=2))
+    assert victim in convening._next_config(0.0, set())
+
+
+def test_claims_are_numbered_on_over_a_restart(scene: Scene) -> None:
+    machine, now = scene.machine, scene.swarm.world.now
+    machine.unix_offset_s, numbers = 1e9, list[int]()
+    for at, leaving in enumerate((True, False, True)):
+        machine.leaving = leaving
+        scene.sent.clear()
+        machine.acceptor.claim(now + at / 1e6)  # in one millisecond
+        numbers += {body.number for body in scene.said(m.Claim) if isinstance(body, m.Claim)}
+    first = int((1e9 + now) * 1000)
+    assert numbers == [first, first + 1, first + 2]
+    machine._open(now)
+    machine.acceptor.claim(now + 1.0)
+    assert scene.said(m.Claim)[-1].number == first + 1000  # type: ignore[attr-defined]

@@ -197,7 +197,11 @@ class Witness(Acceptor):
             tuple(self._convener.asking_in(now)),
             tuple(who for who in machine.config if who != machine.me and machine.lost(who)),
         )
-        if self._mine is None or msgspec.structs.replace(self._mine, signature=b"") != blank:
+        last = self._mine
+        if last is None or msgspec.structs.replace(last, number=0, signature=b"") != blank:
+            least = last.number + 1 if last is not None else 0
+            number = max(least, int((now + machine.unix_offset_s) * 1000))
+            blank = msgspec.structs.replace(blank, number=number)
             payload = claim_payload(machine.run, machine.log, machine.round, machine.me, blank)
             first, self._mine = (
                 self._mine is None,
@@ -208,7 +212,7 @@ class Witness(Acceptor):
                 self.broadcast(self._mine)
         elif now - self._told_at > REPEAT_S or (blank.cid and machine.open.plan is None):
             self._told_at = now
-            machine.tell(machine.convener_of(machine.ballot).peer, self._mine)
+            machine.tell(machine.convener_of(machine.ballot).peer, last)
 
     def _on_claim(self, now: float, who: Member, claim: m.Claim) -> None:
         if self.claims.get(who) == claim:
@@ -217,7 +221,8 @@ class Witness(Acceptor):
             raise RemoteProtocolError(
                 "a claim that is not its sender's, or of another round", peer=who.peer
             )
-        self.claims[who] = claim
+        if who not in self.claims or self.claims[who].number < claim.number:
+            self.claims[who] = claim
         if claim.cid is not None and claim.weight and claim.cid not in self.offered:
             earlier = [cid for cid, (of, _) in self.offered.items() if of == who]
             for cid in earlier[: max(0, len(earlier) - OFFERS + 1)]:
@@ -325,6 +330,8 @@ class Witness(Acceptor):
             return None
         if wrong := self.judge.why_not(body, self.claims.items()):
             raise RemoteProtocolError(f"a proposal with {wrong}", peer=who.peer)
+        if self.judge.taken_back(body, self.claims):
+            return None  # an honest convener may not know it yet, so nobody is accused
         self.proposed[ballot] = said
         if any(pledge.ballot >= 0 for pledge in body.pledges):
             self._adopted.add(digest)

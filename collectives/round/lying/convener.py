@@ -257,7 +257,9 @@ class Accountable(Convening):
     def _next_config(self, now: float, contributing: set[Member]) -> Config:
         """What the claims of members come to, as `Judge` sees it, never below the floor."""
         machine, judge = self.machine, self.judge
-        leaving, silent, joining = judge.wishes(tuple(self.witness.claims.items()))
+        claims = tuple(self.witness.claims.items())
+        leaving, _, joining = judge.wishes(claims)
+        silent = judge.evictable(claims)
         staying = list(machine.config)
         going = [
             *sorted(leaving),

@@ -1,6 +1,7 @@
 """Whether what a convener proposes is justified, by what others have signed: docs/protocol.md, "The round under members that lie".
 
-Everything here follows from messages, configuration and keys, not from what this member happens to have seen: honest members judge alike.
+What is wrong follows from messages, configuration and keys, not from what this member happens to have seen: honest members judge alike, and
+accuse only who is wrong. One judgement does not (`Judge.taken_back`); it accuses nobody.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ... import messages as m
 from ...digest import meaning
@@ -194,6 +197,29 @@ class Judge:
         silent = self.voiced((who, whom) for who, claim in claims for whom in claim.suspects)
         joining = self.voiced((who, whom) for who, claim in claims for whom in claim.admits)
         return leaving, silent - joining, joining - set(self.machine.config)
+
+    def taken_back(self, body: m.Propose, newest: Mapping[Member, m.Claim]) -> bool:
+        """Whether a free proposal leaves somebody out by suspicions that are held no more, as far as this member knows. ``newest``: by member, the
+        claim with the greatest number that has come here."""
+        if any(pledge.ballot >= 0 for pledge in body.pledges):
+            return False
+
+        def now_said(who: Member, claim: m.Claim) -> m.Claim:
+            known = newest.get(who)
+            if known is None or known.number <= claim.number:
+                return claim
+            held = tuple(whom for whom in claim.suspects if whom in known.suspects)
+            return msgspec.structs.replace(claim, suspects=held)
+
+        claims = [(who, now_said(who, claim)) for who, claim in body.claims]
+        return self._wrong_config(body.entry.next_config, claims) != ""
+
+    def evictable(self, claims: Claims) -> set[Member]:
+        """Whom an honest convener leaves out as silent: enough members suspect them, though as many as may lie take their word back."""
+        voices = Counter(whom for _, claim in claims for whom in set(claim.suspects))
+        _, silent, _ = self.wishes(claims)
+        least = 1 if self.founding else 2 * self.machine.lying + 1
+        return {whom for whom in silent if voices[whom] >= least}
 
     def _wrong_config(self, config: Config, claims: Claims) -> str:
         old, new, (leaving, silent, joining) = (
