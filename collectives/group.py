@@ -20,6 +20,8 @@ MAX_PATH = 2048  # contributions in all rounds of a branch
 MAX_PEER_ID = 128
 MAX_CODEC_NAME = 64
 MAX_LOG_NAME = 208
+MAX_CERTIFICATE = 512
+INVITE_ID = 16
 
 Peer = Annotated[PeerId, msgspec.Meta(min_length=1, max_length=MAX_PEER_ID, pattern=PLAIN)]
 Hash = Annotated[bytes, msgspec.Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
@@ -91,6 +93,21 @@ class Topology(msgspec.Struct, frozen=True, array_like=True):
 BUTTERFLY = Topology()
 
 
+class Admitted(msgspec.Struct, frozen=True, array_like=True):
+    """By what a peer enters that is in no configuration before: the certificate that it has shown, and what of its invite is counted.
+
+    ``invite`` is the invite's id, ``uses`` how many peers it lets in, 0 for any number; times are seconds since 1970, UTC, as the organiser
+    signed them. What this layer counts by; whether it is what the certificate says, `round.entering.Doors` tells.
+    """
+
+    peer: Peer
+    certificate: Annotated[bytes, msgspec.Meta(max_length=MAX_CERTIFICATE)]
+    invite: Annotated[bytes, msgspec.Meta(max_length=INVITE_ID)] = b""
+    uses: Count = 0
+    issued_s: Count = 0
+    expires_s: Count = 0
+
+
 class Plan(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """How the open round is to be reduced: revision ``revision`` of ballot ``ballot`` of entry ``round`` of ``log``.
 
@@ -128,7 +145,8 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, dict=True):
     ``base`` is the hash of the entry before; ``base_state`` the Merkle root of (anchor, momentum) before this entry is applied
     (of the initial state, for the genesis and entry 1). Without contributors the entry only changes the configuration. An entry that
     adopts a branch names the contributions of all its rounds (`round.merging`). ``elapsed_s``: seconds since the entry before, by the clock of whoever
-    proposes it; said only where members come in groups (`round.grouping`).
+    proposes it; said only where members come in groups (`round.grouping`). ``admitted``: by what peers come in that the configuration before does
+    not name; ``tally``: the hash of whom limited invites have let in after it, empty for nobody (`round.entering`).
     """
 
     log: LogName
@@ -145,18 +163,22 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, dict=True):
     next_config: Config
     topology: Topology = BUTTERFLY
     elapsed_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None
+    admitted: Annotated[tuple[Admitted, ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
+    tally: Annotated[bytes, msgspec.Meta(max_length=HASH_BYTES)] = b""
 
     def counts(self, peer: PeerId, cid: bytes) -> bool:
         """Whether this contribution of this peer is in it: a liar may have named one of the same cid as its own."""
         return any(c.cid == cid and c.member.peer == peer for c in self.contributors)
 
     def hash(self) -> bytes:
-        """blake3 of the canonical encoding."""
+        """blake3 of the canonical encoding, in which an entry that neither lets in nor counts anybody ends before these fields."""
         return self._hash
 
     @cached_property
     def _hash(self) -> bytes:
-        return blake3(b"atoll/entry/1" + msgspec.msgpack.encode(self)).digest()
+        fields = msgspec.structs.astuple(self)
+        named = fields if self.admitted or self.tally else fields[:-2]
+        return blake3(b"atoll/entry/1" + msgspec.msgpack.encode(named)).digest()
 
 
 class Vote(msgspec.Struct, frozen=True, array_like=True):

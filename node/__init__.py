@@ -12,7 +12,7 @@ loads neither trio nor libp2p nor torch. Rooms, lowest first:
     strict_toml, manifest, manifest_checks, manifest_form, manifest_gpt, manifest_join, manifest_presets, manifest_methods,
     manifest_federated, manifest_quorum, manifest_btard, manifest_robust, manifest_limits   what a run is
     capability, invite, standing, entrants   how one gets into it: what the organiser signs, what is handed on, what is kept
-    evidence, banning, gate   proof of lies; who is kept out; who is let in
+    evidence, banning, gate, doors   proof of lies; who is kept out; who is let in, and may enter the log's configuration
     shared_memory      contribution and anchor, between node and script
     net/               libp2p, DHT, lanes
     membership_records, membership   who is there

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Literal
 
-from ..collectives.errors import NotAdmittedError
+from ..collectives.errors import BadSignatureError, NotAdmittedError
 from ..collectives.identifiers import PeerId, RunId
 from .banning import Bans
 from .capability import Certificate, check_certificate, recognise
@@ -71,6 +71,27 @@ class Gate:
             self._bans.check_invite(found.capability.id)
             return
         self.admit(peer, shown, now_s)
+
+    def withdrawn(self, peer: PeerId, invite: bytes) -> str:
+        """Why the organiser lets in this peer, or anybody by this invite, no more; "" for no reason."""
+        if peer in self._bans.of_run:
+            return "the run's organiser has banned it"
+        return "its invite was revoked" if invite in self._bans.revoked else ""
+
+    def believes(self, peer: PeerId, shown: bytes) -> bool:
+        """Whether a membership record of ``peer`` with this certificate is kept, and handed on.
+
+        One that has expired will do: members keep theirs, and who has been away for long does not know who they are now. Raises
+        BadSignatureError where nobody who knows the manifest keeps it, so that whoever hands it on is at fault.
+        """
+        if self.policy is None or self._at_home(peer):
+            return True
+        found = self.recognise(peer, shown)
+        if (self.policy == "invite" and found is None) or (
+            self.policy == "allow" and peer not in self.allow
+        ):
+            raise BadSignatureError(f"nothing proves that {peer[-8:]} is of run {self.run_id}")
+        return not self.withdrawn(peer, found.capability.id if found is not None else b"")
 
     def hears_of(self, peer: PeerId, shown: bytes, now_s: float) -> bool:
         """Whether an announcement of ``peer`` with this certificate is taken in, and passed on."""

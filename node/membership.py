@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import msgspec
 from blake3 import blake3
@@ -20,9 +20,6 @@ from ..collectives.errors import BadSignatureError, LocalProtocolError, RemotePr
 from ..collectives.identifiers import PeerId, RunId
 from . import membership_records as wire
 from .membership_records import MAX_RECORDS, RECORDS_PER_MESSAGE, Record, Sign, SignedRecord, Verify
-
-if TYPE_CHECKING:
-    from .entrants import Entrant
 
 LONG_AGO, NEVER = float("-inf"), float("inf")
 
@@ -81,10 +78,10 @@ class Membership:
         self.banned: set[PeerId] = set()  # the same, whatever their history
         self.trusted: set[PeerId] = set()  # let in without probation, however many have come
         self.roles: dict[PeerId, str] = {}  # by their invites; who is not in it trains
-        self.revoked: frozenset[bytes] = frozenset()  # capabilities that let nobody in any more
-        self.entrants: dict[
-            PeerId, Entrant
-        ] = {}  # whose invites restrict what they may, or how many enter by them
+        self.certificate = b""
+        """The own, for the own record: who has been away for long knows the members by nothing else."""
+        self.believes: Callable[[PeerId, bytes], bool] = lambda peer, shown: True
+        """Whether a record of this peer that carries this certificate is kept and handed on. Raises BadSignatureError where no honest member would."""
         self.timing = timing or Timing()
         self.refused: Counter[str] = Counter()  # records refused, by reason
         same = random.Random()
@@ -284,6 +281,7 @@ class Membership:
             life=self.life,
             beside=self._beside,
             doubled=self.is_doubled,
+            certificate=self.certificate,
         )
         signed = wire.sign_record(record, self._sign)
         self._put(record, signed, signed.hash(), NEVER)  # one's own never expires here
@@ -339,6 +337,9 @@ class Membership:
             and record.peer not in self._watched
         ):
             self.refused["full"] += 1
+            return
+        if record.peer != self.me and not self.believes(record.peer, record.certificate):
+            self.refused["withdrawn"] += 1
             return
         wire.verify_record(signed, record, self.run, self._verify)
         if (

@@ -15,7 +15,7 @@ from blake3 import blake3
 
 from ..collectives.errors import BadSignatureError, RemoteProtocolError
 from ..collectives.foreign import PLAIN, quoted
-from ..collectives.group import Count, Hash, Peer
+from ..collectives.group import MAX_CERTIFICATE, Count, Hash, Peer
 from ..collectives.identifiers import PeerId, RunId
 from .net.addresses import MAX_ADDRESS_CHARS, MAX_ADDRESSES, usable
 
@@ -38,7 +38,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     """What a member says of itself: where others can dial it, without its peer id, and its open round (0: no state yet).
 
     ``life``: a nonce of its process. ``beside``: that of another process that spoke under the same key. Where each of two names the other, both
-    have lived since both began: ``doubled``.
+    have lived since both began: ``doubled``. ``certificate``: by which it came; nobody believes one who is no member without.
     """
 
     run: Annotated[str, msgspec.Meta(max_length=64, pattern=PLAIN)]
@@ -50,6 +50,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     life: Annotated[bytes, msgspec.Meta(max_length=LIFE_BYTES)] = b""
     beside: Annotated[bytes, msgspec.Meta(max_length=LIFE_BYTES)] = b""
     doubled: bool = False
+    certificate: Annotated[bytes, msgspec.Meta(max_length=MAX_CERTIFICATE)] = b""
 
 
 class SignedRecord(msgspec.Struct, frozen=True, array_like=True):

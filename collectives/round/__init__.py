@@ -2,6 +2,7 @@
 
 timing        every duration, with its reason
 merging       entries that adopt a branch
+entering      by what peers enter, and whom limited invites have let in
 log           the decided entries: the newest in memory, every other read where it is kept
 journal       the Journal seam: what a member must not forget; MemoryJournal
 certificate   what votes sign; checking a chain of entries
@@ -31,6 +32,7 @@ from .certificate import (
     vote_payload,
 )
 from .convener import Convening, Phase
+from .entering import OPEN, Doors, Tally
 from .journal import Journal, MemoryJournal, SealRecord
 from .log import RECENT, SPAN, Log
 from .machine import RoundMachine
@@ -54,10 +56,12 @@ __all__ = [
     "BRANCH",
     "KIN_BYTES",
     "Convening",
+    "Doors",
     "Journal",
     "Kind",
     "Log",
     "MemoryJournal",
+    "OPEN",
     "RECENT",
     "SPAN",
     "OpenRound",
@@ -67,6 +71,7 @@ __all__ = [
     "SealRecord",
     "Sealing",
     "Shape",
+    "Tally",
     "Timing",
     "adopted_rounds",
     "adopts",

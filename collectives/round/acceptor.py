@@ -111,6 +111,7 @@ class Acceptor:
             ballot < machine.journal.promised
             or machine.convener_of(ballot) != who
             or not machine.entry_fits(entry)
+            or (machine.objection(entry) and not self._chosen_perhaps(ballot, who, entry))
         ):
             return
         machine.ballot = max(machine.ballot, ballot)
@@ -122,6 +123,14 @@ class Acceptor:
             machine.progress(now)
             machine.open.pending = (ballot, entry, who.peer)
         self.step(now)
+
+    def _chosen_perhaps(self, ballot: int, convener: Member, entry: Entry) -> bool:
+        """Whether another than this convener has voted for the entry in an earlier ballot: then it may be decided, and whatever is held against it
+        comes too late."""
+        return any(
+            at < ballot and digest == entry.hash() and not {*votes} <= {convener}
+            for (at, digest), votes in self.machine.open.votes.items()
+        )
 
     # ---- votes
     def step(self, now: float) -> None:

@@ -229,14 +229,32 @@ class Convening:
         if None in false:
             return None  # what they have voted for is made here meanwhile
         accepted = [each for each, wrong in zip(accepted, false, strict=True) if not wrong]
-        if accepted:
-            self.phase, self.entry = Phase.ADOPT, max(accepted, key=lambda a: a.ballot).entry
+        newest = max(accepted, key=lambda a: a.ballot).entry if accepted else None
+        if newest is not None and machine.objection(newest):
+            if self._never_chosen(newest):
+                newest = None
+            elif awaited and now - self.began_at < machine.timing.detect_s:
+                return None  # they may tell that it was not
+        if newest is not None:
+            self.phase, self.entry = Phase.ADOPT, newest
         elif (tip := best_tip(self.promises.values(), self.machine.base)) is not None:
             if self.machine.root is not None:  # `on_root` steps again
                 config = self._next_config(now, set(self.promises))
                 self.phase, self.entry = Phase.ADOPT, adoption(self.machine, tip, config)
         else:
             self.phase, self.began_at = Phase.READY, now
+
+    def _never_chosen(self, newest: Entry) -> bool:
+        """Whether the entry that was accepted under the highest ballot is decided nowhere: those who may have voted for it, having said so or nothing,
+        are no quorum. Then nothing is decided, and this convener is free."""
+        return not self.machine.quorum(
+            [
+                who
+                for who in self.machine.config
+                if (said := self.promises.get(who)) is None
+                or (said.accepted is not None and said.accepted.entry == newest)
+            ]
+        )
 
     def _overtake(self, now: float) -> None:
         machine = self.machine
@@ -478,6 +496,8 @@ class Convening:
         machine = self.machine
         if machine.root is None or not self._worth_voting:
             return  # the state root is still being hashed (`on_root` steps again), or `tick` does
+        config = self._next_config(now, {c.member for c in plan.contributors})
+        admitted, tally = machine.entering(config)
         entry = Entry(
             machine.log,
             machine.round,
@@ -490,9 +510,11 @@ class Convening:
             plan.chunk_elements,
             plan.codec,
             plan.reducer,
-            self._next_config(now, {c.member for c in plan.contributors}),
+            config,
             plan.topology,
             elapsed_s(machine, now),
+            admitted,
+            tally,
         )
         self._propose(now, entry)
 
@@ -501,6 +523,8 @@ class Convening:
         machine, shape = self.machine, self.machine.shape
         if machine.root is None or not self._worth_voting:
             return
+        config = self._next_config(now, set())
+        admitted, tally = machine.entering(config)
         entry = Entry(
             machine.log,
             machine.round,
@@ -513,8 +537,10 @@ class Convening:
             shape.chunk_elements,
             shape.codec,
             shape.reducer,
-            self._next_config(now, set()),
+            config,
             elapsed_s=elapsed_s(machine, now),
+            admitted=admitted,
+            tally=tally,
         )
         self._propose(now, entry)
 
@@ -544,7 +570,7 @@ class Convening:
             and who not in machine.config
             and not gone(who, machine.removed)
         )
-        return machine.actions.let_in(asking) if asking else []
+        return machine.welcome(machine.actions.let_in(asking)) if asking else []
 
     def wants_entry(self, now: float) -> bool:
         """Whether an entry that only changes the configuration is wanted, as far as this member knows."""

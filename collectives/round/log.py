@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import overload
 
 from ..group import Certified, Config, Member
+from .entering import Tally
 from .merging import rounds_in, samples_in
 
 RECENT = 128
@@ -33,6 +34,8 @@ class Log(Sequence[Certified]):
         self._last_rounds = self._last_samples = 0  # in all entries
         self.removed = set[Member]()
         """Whom the organiser has removed in any entry: they never vote again."""
+        self.tally = Tally()
+        """Whom limited invites have let in, after the newest entry."""
 
     def append(self, certified: Certified) -> None:
         """The next entry, which the journal has kept."""
@@ -47,6 +50,7 @@ class Log(Sequence[Certified]):
         self._last_rounds += rounds_in(certified.entry)
         self._last_samples += samples_in(certified.entry)
         self.removed.update(certified.removed)
+        self.tally = self.tally.after(certified.entry.admitted) or self.tally
 
     @property
     def held(self) -> int:

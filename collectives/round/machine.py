@@ -15,6 +15,7 @@ from ..errors import RemoteProtocolError
 from ..group import (
     LAST_BALLOT,
     NO_READING,
+    Admitted,
     Certified,
     Config,
     Contributor,
@@ -32,6 +33,7 @@ from ..trees import senders_of
 from .acceptor import Acceptor
 from .catching import Catching
 from .convener import Convening
+from .entering import OPEN, Doors
 from .gathering import look, waits
 from .grouping import Grouping
 from .journal import Journal
@@ -73,10 +75,12 @@ class RoundMachine:
         merges: bool = False,
         lying: int = 0,
         unix_offset_s: float = 0.0,
+        doors: Doors = OPEN,
     ) -> None:
         """``site``: the label by which members near each other know that they are. ``merges``: an entry of this log may adopt a branch.
         ``lying``: how many members of a configuration may do anything (`round.lying`). ``unix_offset_s``: wall clock minus ``now``; it only numbers
-        claims, so that those of a process that was started again have greater numbers."""
+        claims, so that those of a process that was started again have greater numbers. ``doors``: by what peers enter."""
+        self.doors = doors
         self.site, self.merges, self.lying = site, merges, lying
         self.unix_offset_s = unix_offset_s
         self.caught = set[PeerId]()  # who has proved to lie
@@ -524,7 +528,49 @@ class RoundMachine:
             or {c.member for c in entry.contributors} <= set(self.draw.members)
         )
         same = same and (entry.elapsed_s is None or self.grouping is not None)
-        return same and bool(entry.next_config) and len(entry.part_digests) == len(entry.parts)
+        same = same and bool(entry.next_config) and len(entry.part_digests) == len(entry.parts)
+        return same and self._admits(entry)
+
+    # ---- who enters
+    def entering(self, config: Config) -> tuple[tuple[Admitted, ...], bytes]:
+        """What an entry with this configuration next says of who is new in it, and the hash of the tally after it."""
+        found = [self.doors.warrant(peer) for peer in sorted(self._new(config))]
+        admitted = tuple(each for each in found if each is not None and each.certificate)
+        tally = self.journal.entries.tally
+        return admitted, (tally.after(admitted) or tally).hash
+
+    def welcome(self, joiners: Sequence[Member]) -> list[Member]:
+        """Those of ``joiners`` that an entry of this member's could let in: what they have shown is known here, and their invites have a use left."""
+        tally, found = self.journal.entries.tally, list[Member]()
+        new = self._new(joiners)
+        for joiner in joiners:
+            if joiner.peer in new:
+                warrant = self.doors.warrant(joiner.peer)
+                after = tally.after([warrant]) if warrant is not None else None
+                if after is None:
+                    continue
+                tally = after
+            found.append(joiner)
+        return found
+
+    def objection(self, entry: Entry) -> str:
+        """What this member has against who enters by an entry, as far as it knows; others may know otherwise."""
+        new = self._new(entry.next_config)
+        return self.doors.objection(new, entry.admitted) if new else ""
+
+    def _admits(self, entry: Entry) -> bool:
+        """Whether an entry proves that who is new in it may enter, and counts it: the same at every member."""
+        new, after = self._new(entry.next_config), self.journal.entries.tally.after(entry.admitted)
+        named = [each.peer for each in entry.admitted]
+        return (
+            after is not None
+            and entry.tally == after.hash
+            and named == sorted({*named} & new)
+            and self.doors.valid(new, entry.admitted)
+        )
+
+    def _new(self, config: Sequence[Member]) -> set[PeerId]:
+        return {member.peer for member in config} - {member.peer for member in self.config}
 
     # ---- learner
     def count_vote(self, now: float, who: Member, body: m.Accepted) -> None:

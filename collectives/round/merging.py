@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from .. import messages as m
-from ..group import Config, Entry, Part
+from ..group import Admitted, Config, Entry, Part
 from ..identifiers import HASH_BYTES, PeerId
 
 if TYPE_CHECKING:
@@ -68,8 +68,10 @@ def tip_entry(
     base_state: bytes = bytes(HASH_BYTES),
     owner: PeerId | None = None,
     config: Config = (),
+    admitted: tuple[Admitted, ...] = (),
+    tally: bytes = b"",
 ) -> Entry:
-    """An entry whose result is the tip's state. Without the last three it is no proposal: it only names the bytes."""
+    """An entry whose result is the tip's state. Without the last five it is no proposal: it only names the bytes."""
     chunks = -(-2 * shape.numel // shape.chunk_elements)
     part = Part(owner or PeerId("tip"), 0, chunks)
     return Entry(
@@ -85,6 +87,8 @@ def tip_entry(
         "fp32",
         f"{tip.log}/{tip.length}",
         config,
+        admitted=admitted,
+        tally=tally,
     )
 
 
@@ -92,13 +96,19 @@ def unproposed(entry: Entry) -> Entry:
     """The name that members of a branch have for the bytes of an entry that adopts it: `tip_entry` of its tip."""
     part = msgspec.structs.replace(entry.parts[0], owner=PeerId("tip"))
     return msgspec.structs.replace(
-        entry, base_state=bytes(HASH_BYTES), parts=(part,), next_config=()
+        entry,
+        base_state=bytes(HASH_BYTES),
+        parts=(part,),
+        next_config=(),
+        admitted=(),
+        tally=b"",
     )
 
 
 def adoption(machine: RoundMachine, tip: m.Tip, config: Config) -> Entry:
     """What the convener of the open round proposes to take over a branch. The state root must be known."""
     assert machine.root is not None
+    admitted, tally = machine.entering(config)
     return tip_entry(
         machine.log,
         machine.round,
@@ -107,6 +117,8 @@ def adoption(machine: RoundMachine, tip: m.Tip, config: Config) -> Entry:
         base_state=machine.root,
         owner=machine.me.peer,
         config=config,
+        admitted=admitted,
+        tally=tally,
     )
 
 

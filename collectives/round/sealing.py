@@ -194,6 +194,7 @@ class Sealing:
             shape.codec,
             shape.reducer,
             survivors,
+            tally=machine.journal.entries.tally.hash,
         )
 
     def _complete(self, now: float) -> None:

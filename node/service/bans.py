@@ -122,7 +122,6 @@ class Banning:
         elif run.session is not None:
             membership = run.session.membership
             membership.banned, membership.trusted = self.lists.peers, self.lists.trusted
-            membership.revoked = self.lists.revoked
             run.wake()
 
     async def _expel(self) -> None:

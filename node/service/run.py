@@ -22,6 +22,7 @@ from ...collectives.errors import (
 from ...collectives.group import Plan
 from ...collectives.identifiers import PeerId, RunId
 from ...optim.outer import effective_outer
+from ..doors import doors_of
 from ..entrants import Entrants
 from ..gate import Gate
 from ..manifest import Manifest, SignedManifest, decode_signed, save_run
@@ -89,6 +90,7 @@ class RunService:
         self.refusals: dict[PeerId, Refusal] = {}
         self.banning = Banning(self)
         self.gate = Gate(run_id, organiser, self.banning.lists, self._members)
+        self.doors = doors_of(self.gate, time.time)
         own = self.gate.recognise(node.identity.peer, certificate)
         if own is not None and own.capability.role != "train":
             self.roles[node.identity.peer] = own.capability.role
@@ -257,6 +259,7 @@ class RunService:
         self.manifest = self.signed.open()
         self.gate.policy = self.manifest.join.policy
         self.gate.allow = frozenset(self.manifest.join.allow)
+        self.doors.policy, self.doors.allow = self.gate.policy, self.gate.allow
         self.node.network.settle_run(self.run_id, self.gate.policy != "invite")
         if self.manifest.lanes.encrypt:
             self.node.engine.drop_plain_lanes()  # made for other runs: encrypted ones take their place
@@ -266,8 +269,8 @@ class RunService:
         whole = self.whole = self._make(self.manifest, now)
         membership = whole.sessions[0].membership
         membership.banned, membership.trusted = self.banning.lists.peers, self.banning.lists.trusted
-        membership.revoked = self.banning.lists.revoked
-        membership.roles, membership.entrants = self.roles, self.entrants.known
+        membership.roles = self.roles
+        membership.certificate, membership.believes = self.certificate, self._believes
         self.announce(now)
         whole.start(now)
         for session in whole.sessions:
@@ -315,6 +318,7 @@ class RunService:
             probation=manifest.join.probation,
             per_hour=manifest.join.per_hour,
             budgets=self.budgets,
+            doors=self.doors,
         )
 
     def _open_files(self, manifest: Manifest, number: int) -> RunFiles:
@@ -392,6 +396,7 @@ class RunService:
         found = self.gate.admit(peer, shown, time.time())
         if found is None:
             return True
+        self.doors.note(peer, shown)
         try:
             if self.gate.policy in (None, "invite") and peer not in self._members():
                 self.entrants.enter(peer, found.capability)
@@ -403,7 +408,12 @@ class RunService:
 
     def _accept(self, peer: PeerId, shown: bytes) -> bool:
         self.gate.accept(peer, shown, time.time())
+        self.doors.note(peer, shown)
         return True
+
+    def _believes(self, peer: PeerId, shown: bytes) -> bool:
+        self.doors.note(peer, shown)
+        return self.gate.believes(peer, shown)
 
     def _recall(self, peer: PeerId) -> bytes:
         session = self.session

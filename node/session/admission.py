@@ -1,7 +1,8 @@
 """Whom a session hears, of those who may speak in its run: roles of invites, probation of newcomers, and how many may enter an hour.
 
-All that is held against a peer here is known at every member alike, or each sees for itself: a convener lets in whom it has seen do good work. So
-this bounds what strangers can do; a convener that lies could let them in all the same (docs/threat-model.md).
+All that is held against a peer here is known at every member alike, or each sees for itself: a convener lets in whom it has seen
+do good work. By what certificate a peer enters, and how many an invite has let in, is in the entry, and every acceptor checks it
+(`collectives.round.entering`). Probation and how many enter an hour are the convener's word (docs/threat-model.md).
 
 **Probation.** Who is on probation takes the state and trains like a member, but is none: it owns no part, has no vote, and what it contributes
 is not counted. Instead it is looked into. While a round is open the newcomer says by hashes what it would contribute to it (Trial). Once the
@@ -153,11 +154,7 @@ class Admission:
         room = self.per_hour - len(self._entered) if self.per_hour else len(joiners)
         found = list[Member]()
         for joiner in joiners:
-            if (
-                joiner.peer in self.session.membership.banned
-                or self._revoked(joiner.peer)
-                or self._used_up(joiner.peer, found)
-            ):
+            if joiner.peer in self.session.membership.banned:
                 continue
             if not self._free(joiner.peer):
                 if room <= 0 or self.good.get(joiner.peer, 0) < self.probation:
@@ -165,24 +162,6 @@ class Admission:
                 room -= 1
             found.append(joiner)
         return found
-
-    def _revoked(self, peer: PeerId) -> bool:
-        """Whether the invite by which ``peer``, who is no member, came lets nobody in any more."""
-        membership = self.session.membership
-        came = membership.entrants.get(peer)
-        return came is not None and came.nonce in membership.revoked
-
-    def _used_up(self, peer: PeerId, beside: Sequence[Member]) -> bool:
-        """Whether as many others are members as the invite of ``peer`` admits: two may have shown it at the same time, each to another member."""
-        entrants = self.session.membership.entrants
-        mine = entrants.get(peer)
-        if mine is None or not mine.uses or peer in self._known:
-            return False
-        members = self._known.union(self.session.config_peers(), (member.peer for member in beside))
-        return (
-            sum(entrants[other].nonce == mine.nonce for other in members & entrants.keys())
-            >= mine.uses
-        )
 
     def _free(self, peer: PeerId) -> bool:
         session = self.session

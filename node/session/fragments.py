@@ -27,8 +27,9 @@ from ...collectives.group import LogName
 from ...collectives.identifiers import HASH_BYTES, PeerId, RunId
 from ...collectives.layout import Layout, cut
 from ...collectives.messages import Spans
-from ...collectives.round import Timing
+from ...collectives.round import OPEN, Doors, Timing
 from ...collectives.swarm import RunSettings
+from ..doors import InnerDoors
 from . import events as ev
 from .actions import main_log
 from .beginning import check_model
@@ -176,6 +177,7 @@ class Fragments:
         probation: int = 0,
         per_hour: int = 0,
         budgets: Accountant | None = None,
+        doors: Doors = OPEN,
     ) -> None:
         """``storages``: one a fragment; that of ``ports`` is not used. Raises ConfigError where branches are wanted, too."""
         if not storages or branch_after_s is not None:
@@ -209,9 +211,13 @@ class Fragments:
                     probation=probation,
                     per_hour=per_hour,
                     budgets=budgets,
+                    doors=InnerDoors(doors, self._in_first) if number else doors,
                 )
             )
         self._by_log = {session.log: session for session in self.sessions}
+
+    def _in_first(self, peer: PeerId) -> bool:
+        return peer in self.sessions[0].config_peers()
 
     # ---- views
     @property

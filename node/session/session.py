@@ -26,7 +26,16 @@ from ...collectives.errors import (
 from ...collectives.group import NO_READING, Certified, Entry, Member, Plan, Reading
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
-from ...collectives.round import BRANCH, RoundMachine, Timing, check_genesis, rounds_in, samples_in
+from ...collectives.round import (
+    BRANCH,
+    OPEN,
+    Doors,
+    RoundMachine,
+    Timing,
+    check_genesis,
+    rounds_in,
+    samples_in,
+)
 from ...collectives.swarm import RunSettings
 from ..btard.rounds import BtardRounds
 from ..membership import Membership
@@ -94,13 +103,14 @@ class Session:
         probation: int = 0,
         per_hour: int = 0,
         budgets: Accountant | None = None,
+        doors: Doors = OPEN,
     ) -> None:
         """With ``seeding`` this member takes part also while no script is attached. ``site``: the label of the place where it is.
 
         ``branch_after_s``: those who see no quorum for so long go on together, uncertified; None: the run waits for one.
         ``log`` and ``membership``: of a fragment, whose run has others, with the same membership. ``identity``: ``me``'s, for secure rounds and BTARD;
         ``secrets``: what makes their secrets in a simulation. ``probation``, ``per_hour``: see `Admission`.
-        ``budgets``: of the run's peers; fragments have the same.
+        ``budgets``: of the run's peers; fragments have the same. ``doors``: by what peers enter the configuration.
         Raises LocalProtocolError for a secure run without an identity.
         """
         self.run, self.me, self.organiser, self.settings, self.ports, self.rng = (
@@ -112,6 +122,7 @@ class Session:
             rng,
         )
         self.log = log or main_log(run)
+        self.doors = doors
         self.timing = timing or Timing()
         self.checkpoint_every, self.seeding, self.site = checkpoint_every, seeding, site
         self.chunk_elements = chunk_elements
@@ -281,6 +292,7 @@ class Session:
             merges=self.branching.after_s is not None,
             lying=settings.lying,
             unix_offset_s=self._unix_offset_s,
+            doors=self.doors,
         )
         self.machine.stateless = self.replica is None
         self.machine.idle = self.script is None or not self.admission.trains

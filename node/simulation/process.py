@@ -16,7 +16,7 @@ from ...collectives.exchange import Exchange
 from ...collectives.group import Entry
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.pace import Lead, Pace
-from ...collectives.round import Timing
+from ...collectives.round import OPEN, Doors, Timing
 from ...collectives.simulation import Network, ProcessDied, Timer, World
 from ...collectives.swarm import RunSettings
 from ...security.identity import Identity
@@ -51,6 +51,7 @@ class Place:
     branch_after_s: float | None = None
     probation: int = 0
     per_hour: int = 0
+    doors: Callable[[PeerId], Doors] = lambda peer: OPEN
     paces: dict[PeerId, Pace] = field(
         default_factory=dict[PeerId, Pace]
     )  # what members have measured of their links
@@ -153,6 +154,7 @@ class NodeProcess:
             branch_after_s=place.branch_after_s,
             probation=place.probation,
             per_hour=place.per_hour,
+            doors=place.doors(peer),
             site=place.sites.get(peer, ""),
         )
         self.session = self.run.sessions[0]

@@ -92,7 +92,15 @@ def test_a_member_is_dialled_at_the_addresses_of_its_record_with_no_bootstrap_le
             await a.connect(b.peer)
 
         here = tuple(split_peer(address)[1] for address in b.addresses())
-        record = Record(run.signed.run_id, b.peer, 1, round((time.time() + 30.0) * 1000), here, 1)
+        record = Record(
+            run.signed.run_id,
+            b.peer,
+            1,
+            round((time.time() + 30.0) * 1000),
+            here,
+            1,
+            certificate=certificate,
+        )
         passed_on = sign_record(record, lambda data: other.sign(DOMAIN, data))
         membership.learn(trio.current_time(), [passed_on], Identity.generate().peer)
         await heard.wait()  # the session asks whoever it knows for the log

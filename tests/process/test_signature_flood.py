@@ -15,6 +15,7 @@ from bad_input_kit import Member, ended, new_run, one_round
 from process.test_garbage import Stranger
 
 from atoll.collectives.identifiers import PeerId
+from atoll.node.invite import parse_invite
 from atoll.node.membership_records import RECORDS_PER_MESSAGE, Record, Records, SignedRecord, encode
 from atoll.node.session.session import MEMBERSHIP
 from atoll.security.identity import Identity
@@ -26,12 +27,20 @@ LOG_BYTES_AN_HOUR = 10_000_000
 RNG = random.Random(5)
 
 
-def forged(run: str, whose: PeerId, number: int) -> bytes:
+def forged(run: str, whose: PeerId, certificate: bytes, number: int) -> bytes:
     """Records of one member that it has not signed, each newer than the one before: no cheap test refuses them."""
     now_ms = int(time.time() * 1000)
     signed = tuple(
         SignedRecord(
-            encode_record(Record(run, whose, now_ms + number + index, now_ms + 30_000)),
+            encode_record(
+                Record(
+                    run,
+                    whose,
+                    now_ms + number + index,
+                    now_ms + 30_000,
+                    certificate=certificate,
+                )
+            ),
             RNG.randbytes(64),
         )
         for index in range(RECORDS_PER_MESSAGE)
@@ -61,7 +70,10 @@ class Flood(threading.Thread):
 
     async def _main(self) -> None:
         stranger, network = self.stranger, self.stranger.network
-        whose = Identity.generate().peer
+        other, now_s = Identity.generate(), time.time()
+        certificate = (
+            parse_invite(stranger.run.invite(), now_s=now_s).certify(other, now_s).encode()
+        )
         async with trio.open_nursery() as nursery:
             await nursery.start(network.run)
             network.on_message(
@@ -72,7 +84,8 @@ class Flood(threading.Thread):
             )
             await stranger.greet()
             messages = [
-                forged(stranger.topic, whose, RECORDS_PER_MESSAGE * number) for number in range(64)
+                forged(stranger.topic, other.peer, certificate, RECORDS_PER_MESSAGE * number)
+                for number in range(64)
             ]
             self.there.set()
             began = trio.current_time()

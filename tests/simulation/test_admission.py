@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+
 import msgspec
 import pytest
 import torch
-from session_table import LAYOUT, Peer, Table
+from doors_kit import toy, toy_doors
+from session_table import LAYOUT, SETTINGS, Peer, Table
 
 from atoll.collectives import messages as m
 from atoll.collectives.codec import Grid
 from atoll.collectives.digest import chunk_hash
 from atoll.collectives.errors import NotAdmittedError
-from atoll.collectives.group import Contributor, Entry, Member, Part
+from atoll.collectives.group import Admitted, Contributor, Entry, Member, Part
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.messages import Accepted, Envelope, Ready, encode
+from atoll.collectives.round import Doors
 from atoll.collectives.round.certificate import vote_payload
-from atoll.node.entrants import Entrant
 from atoll.node.evidence import check
 from atoll.node.session import admission
 from atoll.node.session import events as ev
 from atoll.node.session.admission import drawn, judge
 from atoll.node.session.session import ROUND
 from atoll.node.simulation.process import sign_as
+
+DoorsOf = Callable[[PeerId], Doors]
 
 
 def give_role(table: Table, who: str, role: str) -> None:
@@ -214,21 +219,103 @@ def test_as_many_as_may_enter_in_an_hour_do_and_who_is_trusted_beside_them(
     assert set(first.session.config_peers()) == {"p0", "p1", "p2", "p3", "p4", "p5"}
 
 
-def test_of_two_who_show_an_invite_for_one_to_different_members_one_becomes_a_member() -> None:
-    table = Table(4)
+# ---- by what one enters: every acceptor looks
+def guarded(table: Table, revoked: dict[str, set[bytes]] | None = None, **shown: bytes) -> None:
+    """A run by invite whose members have all seen these certificates; ``revoked``: what each has heard of."""
+    table.place.doors = lambda peer: toy_doors(
+        PeerId("p0"), lambda: table.world.now, shown, (revoked or {}).get(peer)
+    )
+
+
+@pytest.mark.parametrize("lying", [0, 1])
+def test_of_two_who_show_an_invite_for_one_to_different_members_one_becomes_a_member(
+    lying: int,
+) -> None:
+    table = Table(6, msgspec.structs.replace(SETTINGS, lying=lying))
+    general = {f"p{index}": toy(f"p{index}", b"general") for index in range(1, 4)}
+    once = {who: toy(who, b"once", uses=1) for who in ("p4", "p5")}
+    for index in range(6):  # p4 has shown its own to one half, p5 to the other
+        heard = {"p4": once["p4"]} if index % 2 else {"p5": once["p5"]}
+        doors = toy_doors(PeerId("p0"), lambda: table.world.now, {**general, **heard})
+        table.place.doors = _added(table.place.doors, f"p{index}", doors)
     first = table.found()
-    second = table.peers[1].start().attach()
-    table.until(lambda: second.inside)
-    for peer in (first, second):  # both have heard of both
-        for who in ("p2", "p3"):
-            peer.session.membership.entrants[PeerId(who)] = Entrant(
-                PeerId(who), "train", b"nonce678", 1
-            )
-    for peer in table.peers[2:]:
+    for peer in table.peers[1:4]:
+        peer.start().attach()
+    table.until(lambda: len(first.session.config_peers()) == 4)
+    for peer in table.peers[4:]:
+        peer.start().attach()
+    table.until(lambda: len(first.session.config_peers()) == 5)
+    for number in range(1, 4):
+        round_of(table, number, *table.peers[:4])
+    table.wait(10)
+    tallies = {peer.machine.journal.entries.tally.hash for peer in table.peers[:4]}
+    assert len(tallies) == 1
+    assert len(first.session.config_peers()) == 5
+    assert len(set(first.session.config_peers()) & {"p4", "p5"}) == 1
+
+
+def _added(known: DoorsOf, who: str, doors: Doors) -> DoorsOf:
+    return lambda peer: doors if peer == who else known(peer)
+
+
+class Wide:
+    """What a convener believes that lies: everybody may come, by nothing."""
+
+    def warrant(self, peer: PeerId) -> Admitted | None:
+        return Admitted(peer, b"")
+
+    def valid(self, new: Collection[PeerId], admitted: Collection[Admitted]) -> bool:
+        return True
+
+    def objection(self, new: Collection[PeerId], admitted: Collection[Admitted]) -> str:
+        return ""
+
+
+def test_a_convener_that_lies_lets_in_nobody_who_has_no_certificate() -> None:
+    table = Table(4)
+    guarded(table, **{f"p{index}": toy(f"p{index}", b"general") for index in (1, 2)})
+    table.place.doors = _added(table.place.doors, "p1", Wide())
+    first = table.found()
+    honest = [table.peers[0], table.peers[2]]
+    for peer in table.peers[1:3]:
         peer.start().attach()
     table.until(lambda: len(first.session.config_peers()) == 3)
-    table.world.run(until=table.world.now + 30)
-    assert len(first.session.config_peers()) == 3
+    table.peers[3].start().attach()  # it asks everybody, without an invite
+    for number in range(1, 7):
+        for peer in table.peers[:3]:
+            peer.contribute(f"{number}/{peer.name}", 1.0)
+        table.until(lambda number=number: all(event_round(each) >= number for each in honest))
+    assert all("p3" not in event.config for peer in honest for event in peer.rounds())
+    assert not table.peers[3].inside
+
+
+def test_who_convenes_without_having_heard_of_a_revocation_is_overruled() -> None:
+    table = Table(4)
+    told = {who: {b"leaked"} for who in ("p1", "p2")}  # p0 has not heard
+    shown = {f"p{index}": toy(f"p{index}", b"general") for index in (1, 2)}
+    guarded(table, told, **shown, p3=toy("p3", b"leaked"))
+    first = table.found()
+    for peer in table.peers[1:3]:
+        peer.start().attach()
+    table.until(lambda: len(first.session.config_peers()) == 3)
+    table.peers[3].start().attach()
+    for number in range(1, 7):
+        round_of(table, number, *table.peers[:3])
+    assert set(first.session.config_peers()) == {"p0", "p1", "p2"}
+
+
+def test_what_has_a_quorum_is_decided_whatever_one_member_holds_against_it() -> None:
+    table = Table(4)
+    shown = {f"p{index}": toy(f"p{index}", b"general") for index in (1, 2)}
+    guarded(table, {"p2": {b"leaked"}}, **shown, p3=toy("p3", b"leaked"))
+    first = table.found()
+    for peer in table.peers[1:3]:
+        peer.start().attach()
+    table.until(lambda: len(first.session.config_peers()) == 3)
+    table.peers[3].start().attach()
+    for number in range(1, 7):
+        round_of(table, number, *table.peers[:3])
+    table.until(lambda: table.peers[2].session.config_peers() == ["p0", "p1", "p2", "p3"])
 
 
 # ---- what is wrong with a sample

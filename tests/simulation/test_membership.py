@@ -11,7 +11,7 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError
+from atoll.collectives.errors import BadSignatureError, LocalProtocolError, RemoteProtocolError
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.simulation import Network, World
 from atoll.node import membership_records as wire
@@ -205,7 +205,12 @@ def test_two_lives_that_only_greet_a_third_find_one_another_by_what_it_recalls()
     one.reminded(1.0, other.me, other.recall(one.me))  # nothing is known: nothing happens
     assert not one.drain()
     other.learn(1.0, own_records(one, 1.0), one.me)
-    for life in (two, one, two):  # each takes the other's stream over in turn
+    for life in (
+        two,
+        one,
+        two,
+        one,
+    ):  # each takes the other's stream over in turn; which record is the newer, their hashes say
         life.reminded(2.0, other.me, other.recall(life.me))
         for peer, data in life.drain():
             assert peer == other.me
@@ -503,3 +508,29 @@ def test_one_that_does_not_watch_answers_a_beat_once() -> None:
     assert [wire.decode(data, peer) for peer, data in m.drain()] == [wire.Beat(False)]
     m.on_message(0.0, PeerId("a"), wire.encode(wire.Beat(False)))
     assert m.drain() == []
+
+
+def test_who_is_let_in_cannot_fill_the_table_with_peers_that_do_not_exist() -> None:
+    """Each names a peer of whom nothing proves that it is of the run, though the record is signed as it should be."""
+    here = member("a")
+
+    def believes(peer: PeerId, shown: bytes) -> bool:
+        if shown != b"lets in " + peer.encode():
+            raise BadSignatureError("nothing proves it")
+        return True
+
+    here.believes = believes
+    here.announce(0.0)
+    for number in range(300):
+        with contextlib.suppress(RemoteProtocolError):
+            here.learn(0.0, [signed(f"fake{number}", 1)], PeerId("liar"))
+    assert (len(here.records()), here.refused) == (1, {"forged": 300})
+    there = member("b")
+    there.certificate = b"lets in b"
+    there.announce(0.0)
+    here.learn(0.0, own_records(there, 0.0), PeerId("b"))
+    assert here.record(PeerId("b")) is not None
+    here.drain()
+    fake = wire.encode(wire.Records((signed("fake", 1), *own_records(there, 1.0))))
+    with pytest.raises(RemoteProtocolError, match="nothing proves it"):
+        here.on_message(1.0, PeerId("b"), fake)  # its sender is at fault

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.collectives.errors import NotAdmittedError
+from atoll.collectives.errors import BadSignatureError, NotAdmittedError
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.node.banning import Ban, Bans
 from atoll.node.gate import Gate, Policy
@@ -110,3 +110,21 @@ def test_who_is_banned_or_came_by_a_revoked_invite_is_out_unless_it_is_a_member(
     there.policy = "open"
     assert not admits(there, MEMBER.peer, b"")
     assert not there.hears_of(MEMBER.peer, MEMBERS, NOW_S)
+
+
+def test_a_membership_record_is_kept_of_whom_its_certificate_proves(tmp_path: Path) -> None:
+    there = gate(tmp_path)
+    assert there.believes(GUEST.peer, GUESTS)
+    assert there.believes(MEMBER.peer, b"")
+    assert there.believes(ORGANISER.peer, b"")
+    for shown in (b"", GUESTS, MEMBERS, OTHER_RUN.encode(), SELF_MADE):
+        with pytest.raises(BadSignatureError):
+            there.believes(STRANGER.peer, shown)
+    there._bans.revoke(INVITE.capability.id, ORGANISER)
+    assert not there.believes(GUEST.peer, GUESTS)
+    assert there.believes(MEMBER.peer, MEMBERS)  # who is in stays
+    assert gate(tmp_path / "open", "open").believes(STRANGER.peer, b"")
+    named = gate(tmp_path / "allow", "allow")
+    assert named.believes(GUEST.peer, b"")
+    with pytest.raises(BadSignatureError):
+        named.believes(STRANGER.peer, b"")

@@ -332,8 +332,11 @@ class Witness(Acceptor):
             raise RemoteProtocolError(f"a proposal with {wrong}", peer=who.peer)
         if self.judge.taken_back(body, self.claims):
             return None  # an honest convener may not know it yet, so nobody is accused
+        adopted = any(pledge.ballot >= 0 for pledge in body.pledges)
+        if not adopted and machine.objection(body.entry):
+            return None  # one that a quorum has echoed may be decided already: then this comes too late
         self.proposed[ballot] = said
-        if any(pledge.ballot >= 0 for pledge in body.pledges):
+        if adopted:
             self._adopted.add(digest)
         machine.open.known[digest] = body.entry
         if ballot > machine.ballot:

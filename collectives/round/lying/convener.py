@@ -241,7 +241,9 @@ class Accountable(Convening):
         return super()._joiners(now)
 
     def _joiners(self, now: float) -> list[Member]:
-        return sorted(self.judge.wishes(tuple(self.witness.claims.items()))[2])
+        return self.machine.welcome(
+            sorted(self.judge.wishes(tuple(self.witness.claims.items()))[2])
+        )
 
     def wants_entry(self, now: float) -> bool:
         """Whether an entry without contributors is wanted, and late enough: it changes the configuration, or tells scripts what became of what was
@@ -270,7 +272,7 @@ class Accountable(Convening):
             if member in staying and len(staying) > judge.floor and not founder:
                 staying.remove(member)
         room = max(1, len(staying) - 1)
-        for joiner in sorted(joining):
+        for joiner in self.machine.welcome(sorted(joining)):
             older = [member for member in staying if member.peer == joiner.peer]
             if older and older[0].incarnation > joiner.incarnation:
                 continue

@@ -1,0 +1,132 @@
+"""By what peers enter the configuration: whom limited invites have let in, as the log tells, and the seam to what certificates say. Sans I/O.
+
+An entry that lets in a peer which the configuration before does not name carries what that peer has shown (`Admitted`). Every acceptor checks
+that before it votes or echoes, so a convener that lies lets in nobody who does not belong.
+
+**Tally.** Which peers an invite for so many has let in follows from the log alone: each entry adds to it, and names the hash
+of what came of it. So it is the same at every member, over restarts and transfers. It is bounded: `MOST_TALLIED` peers. When room
+is needed, an invite is forgotten that expired `KEPT_S` before the newest invite in the log was made; the organiser signed both
+times, so no clock of a member has a say in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+from typing import Protocol
+
+import msgspec
+from blake3 import blake3
+
+from ..group import Admitted
+from ..identifiers import PeerId
+
+MOST_TALLIED = 4096
+KEPT_S = 86_400
+PEER_BYTES = 8
+
+
+class Doors(Protocol):
+    """What certificates say, by the run's manifest and the organiser's word."""
+
+    def warrant(self, peer: PeerId) -> Admitted | None:
+        """By what ``peer`` may enter, as far as it is known here; without a certificate where it needs none; None: it may not."""
+        ...
+
+    def valid(self, new: Collection[PeerId], admitted: Collection[Admitted]) -> bool:
+        """Whether all these peers, which the configuration before does not name, may enter by this. The same at every node at any time."""
+        ...
+
+    def objection(self, new: Collection[PeerId], admitted: Collection[Admitted]) -> str:
+        """Why one of them may not enter now, as far as is known here (revoked, banned, expired); "" for no reason."""
+        ...
+
+
+class OpenDoors:
+    """Doors of a log that needs no certificates."""
+
+    def warrant(self, peer: PeerId) -> Admitted | None:
+        """Nothing is needed."""
+        return Admitted(peer, b"")
+
+    def valid(self, new: Collection[PeerId], admitted: Collection[Admitted]) -> bool:
+        """Nothing is carried."""
+        return not admitted
+
+    def objection(self, new: Collection[PeerId], admitted: Collection[Admitted]) -> str:
+        """None."""
+        return ""
+
+
+OPEN: Doors = OpenDoors()
+
+
+@dataclass(frozen=True)
+class _Spent:
+    """Of one invite: how many peers it lets in, when it ends, and whom it has let in."""
+
+    uses: int
+    expires_s: int
+    peers: frozenset[bytes] = frozenset()
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Whom limited invites have let in. ``newest_s``: when the newest of them was made."""
+
+    spent: Mapping[bytes, _Spent] = field(default_factory=lambda: MappingProxyType({}))
+    newest_s: int = 0
+
+    @cached_property
+    def hash(self) -> bytes:
+        """32 bytes; empty where nobody is counted."""
+        return blake3(b"atoll/tally/1" + self.encode()).digest() if self.spent else b""
+
+    def encode(self) -> bytes:
+        """Canonical bytes: what a member hands on that keeps no old entries."""
+        rows = [
+            (invite, spent.uses, spent.expires_s, sorted(spent.peers))
+            for invite, spent in sorted(self.spent.items())
+        ]
+        return msgspec.msgpack.encode((self.newest_s, rows))
+
+    @property
+    def size(self) -> int:
+        """How many peers are counted."""
+        return sum(len(spent.peers) for spent in self.spent.values())
+
+    def used(self, invite: bytes, peer: PeerId) -> int:
+        """How many others than ``peer`` this invite has let in."""
+        spent = self.spent.get(invite)
+        return len(spent.peers - {_short(peer)}) if spent is not None else 0
+
+    def after(self, admitted: Iterable[Admitted]) -> Tally | None:
+        """With these counted, too; None where an invite has no use left, or nothing more can be counted."""
+        limited = [each for each in admitted if each.uses]
+        if not limited:
+            return self
+        spent = dict(self.spent)
+        for each in limited:
+            before = spent.get(each.invite) or _Spent(each.uses, each.expires_s)
+            peers = before.peers | {_short(each.peer)}
+            if len(peers) > before.uses:
+                return None
+            spent[each.invite] = _Spent(before.uses, before.expires_s, peers)
+        newest_s = max(self.newest_s, *(each.issued_s for each in limited))
+        found = Tally(spent, newest_s)
+        if found.size > MOST_TALLIED:
+            found = Tally(
+                {
+                    invite: each
+                    for invite, each in spent.items()
+                    if each.expires_s + KEPT_S >= newest_s
+                },
+                newest_s,
+            )
+        return found if found.size <= MOST_TALLIED else None
+
+
+def _short(peer: PeerId) -> bytes:
+    return blake3(b"atoll/tally/peer/1" + peer.encode()).digest(PEER_BYTES)
