@@ -49,6 +49,10 @@ FAULTS = (
     "leave",
     "shatter",
     "death",
+    "loss",
+    "backup",
+    "disk",
+    "home",
 )
 
 
@@ -86,6 +90,9 @@ def described() -> argparse.ArgumentParser:
         default="",
         metavar="NAME|list",
         help="plant a known bug; the run stops at the first seed that finds it",
+    )
+    parser.add_argument(
+        "--count", action="store_true", help="with --plant: play all seeds, and count those"
     )
     parser.add_argument(
         "--grid", type=int, default=0, metavar="N", help="averages of N members on a grid instead"
@@ -247,6 +254,7 @@ def report(arguments: argparse.Namespace, results: list[dict[str, Any]], wall_s:
             for result in failed[:20]
         ],
         planted=arguments.plant or None,
+        mean_seeds=round(len(results) / len(failed), 1) if arguments.plant and failed else None,
         virtual_s=round(sum(result["virtual_s"] for result in results), 1),
         wall_s=round(wall_s, 1),
         rounds=sum(result["rounds"] for result in results),
@@ -347,7 +355,7 @@ def main(argv: list[str]) -> int:
                 file=sys.stderr,
                 flush=True,
             )
-            if arguments.plant:
+            if arguments.plant and not arguments.count:
                 break
         if time.perf_counter() - shown > 10:
             shown = time.perf_counter()

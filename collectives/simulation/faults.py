@@ -29,6 +29,10 @@ FaultKind = Literal[
     "leave",
     "shatter",
     "death",
+    "loss",
+    "backup",
+    "disk",
+    "home",
 ]
 TrapAction = Literal[
     "mid", "crash", "freeze", "isolate", "partition", "storm", "storm-crash", "whisper"
@@ -46,7 +50,13 @@ ALL_FAULTS: tuple[FaultKind, ...] = (
     "leave",
     "shatter",
     "death",
+    "loss",
+    "backup",
+    "disk",
+    "home",
 )
+APART: tuple[FaultKind, ...] = ("shatter", "death", "loss", "backup", "disk", "home")
+"""Kinds that are planned by themselves, and not struck at a time of `random_plan`."""
 
 ROUND_MESSAGES = (
     "accept",
@@ -189,7 +199,7 @@ def random_plan(
     often: list[FaultKind] = [
         kind
         for kind in kinds
-        if kind not in ("shatter", "death")
+        if kind not in APART
         for _ in range({"crash": 4, "freeze": 2, "partition": 2}.get(kind, 1))
     ]
     count = rng.randint(1, 8) if often else 0

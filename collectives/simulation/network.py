@@ -54,6 +54,7 @@ class Network:
     ) -> None:
         self.world = world
         self.weather = Weather()
+        self.always: Weather | None = None  # loss, copies and delays that `mend` does not end
         self.tap: Tap | None = None
         self.sent: dict[str, int] = {}  # messages by channel
         self.bytes_sent: dict[PeerId, int] = {}
@@ -144,8 +145,15 @@ class Network:
             or (weather.loss > 0 and rng.random() < weather.loss)
             or (weather.storm > 0 and rng.random() < weather.storm)
         )
-        if lost:
+        always = self.always
+        if lost or (always is not None and rng.random() < always.loss):
             return link.free_at
+        if always is not None:
+            weather = Weather(
+                duplicate=max(weather.duplicate, always.duplicate),
+                late=max(weather.late, always.late),
+                late_s=max(weather.late_s, always.late_s),
+            )
         copies = 2 if weather.duplicate > 0 and rng.random() < weather.duplicate else 1
         for _ in range(copies):
             delay = link.latency_s + (link.jitter_s * rng.random() if link.jitter_s > 0 else 0.0)

@@ -39,12 +39,14 @@ class Earlier:
         return session.settle(now)
 
     def decided(self, entry: Entry) -> None:
-        """An entry is decided and applied. As long as it keeps out this member, it may keep in the incarnation that offered."""
+        """An entry is decided and applied. As long as it keeps out this member, it may keep in the incarnation that offered; and a home
+        that came back from a backup may be behind the round that counts it: an entry after which others are known tells nothing."""
         machine = self.session.machine
         assert machine is not None
         for cid, round_ in list(self._waiting.items()):
             counted = entry.counts(self.session.me, cid)
-            if counted or (round_ <= entry.round and machine.me in entry.next_config):
+            newest = machine.tail.entry.round <= entry.round and not machine.forgotten
+            if counted or (newest and round_ <= entry.round and machine.me in entry.next_config):
                 del self._waiting[cid]
                 self._settle(cid, entry)
 

@@ -8,6 +8,8 @@ member    one peer: its disks, and while it lives a process and its scripts
 watch     one log as it is watched: its checker, and what its scripts share
 checker   the oracle: predicates that must hold whatever happens
 removal   a quorum is lost for ever, and the organiser recertifies
+loss_plants  known bugs of backups, failing disks and deaths
+losses    loss without end, homes from a backup, disks that fail
 deaths    members that die for good, and what is promised to who is left
 swarm     members, world, network, faults and checker: one seed, one run
 plant     the seams at which known bugs are planted

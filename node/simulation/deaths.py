@@ -1,5 +1,7 @@
 """Members that die for good, at any time, also long after the network is mended; and what the law of liveness promises whoever is left.
 
+Of some the home was deleted ("home"): their machines start again a little later, as peers that nobody has met.
+
 docs/protocol.md, "The law of liveness": the living of a log go on if they are a quorum of the newest configuration that one of them knows
 to be decided. Who is no quorum waits, and says why.
 """
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 LATE_S = 2.0  # the last deaths are so long after the network is mended
 SILENT_S = 2.0  # whoever waits says why so long after it should
+HEIRS = 0.3  # share of those who die whose machine comes back with an empty home
+AWAY_S = (0.0, 0.5, 2.0)  # so long after
 STILL_S = 15.0  # after the last death: whoever is no quorum by now will never be one
 
 
@@ -30,6 +34,7 @@ class Deaths:
     def __init__(self, swarm: SimSwarm, rng: random.Random) -> None:
         self.swarm, self.rng = swarm, rng
         self.doomed: dict[PeerId, float] = {}
+        self.heirs: dict[PeerId, float] = {}  # peers that begin late -> when
 
     def plan(self, share: float, kinds: Sequence[FaultKind]) -> None:
         """In ``share`` of the seeds with deaths: some members, perhaps all but one, each at a time of its own."""
@@ -40,9 +45,19 @@ class Deaths:
             early = self.rng.uniform(plan.start_s, plan.heal_s)
             late = plan.heal_s + self.rng.uniform(0.0, LATE_S)
             self.doomed[peer] = self.rng.choice((early, early, plan.heal_s, late))
+        if "home" in kinds:
+            self._plan_heirs(self.swarm.world.stream("heirs"))
+
+    def _plan_heirs(self, rng: random.Random) -> None:
+        for peer, at_s in self.doomed.items():
+            if rng.random() < HEIRS:
+                self.heirs[PeerId(f"p1{peer[1:]}")] = at_s + rng.choice(AWAY_S)
 
     def start(self) -> None:
         """Schedule them."""
+        for peer, at_s in self.heirs.items():
+            self.swarm.add(peer)
+            self.swarm.world.at(at_s, partial(self._begin, peer))
         for peer, at_s in self.doomed.items():
             self.swarm.world.at(at_s, partial(self._bury, peer))
 
@@ -56,6 +71,10 @@ class Deaths:
                 with process.alive():
                     process.run.add_contacts(self.swarm.world.now, self.living(member.peer))
 
+    def _begin(self, peer: PeerId) -> None:
+        self.swarm.count("home deleted")
+        self.swarm.members[peer].boot()
+
     def living(self, without: PeerId) -> list[PeerId]:
         """Whoever else is not dead for good."""
         return [
@@ -68,13 +87,14 @@ class Deaths:
     def still(self) -> bool:
         """Whether all are dead who will be, and what they said has arrived."""
         return bool(self.doomed) and self.swarm.world.now > (
-            max(*self.doomed.values(), self.swarm.faults.plan.heal_s) + STILL_S
+            max(*self.doomed.values(), *self.heirs.values(), self.swarm.faults.plan.heal_s)
+            + STILL_S
         )
 
     def promised(self, watch: Watch) -> bool:
         """Whether the law says that this log goes on: the living are a quorum of the newest configuration that one of them knows."""
         config = self.newest(watch)
-        living = {disk.member.me for disk in watch.disks if not disk.member.buried}
+        living = {disk.me for disk in watch.disks if not disk.member.buried}
         return is_quorum(config, living, self.swarm.organiser, self.swarm.options.lying)
 
     def silent(self) -> list[str]:

@@ -50,6 +50,24 @@ class SimMedium:
         self.fail: dict[int, int] = {}
         """The call number at which an error is raised -> its errno. Calls that change something are counted."""
         self.calls = 0
+        self.failed = 0
+        self.whole = False
+        """Nothing fails meanwhile."""
+
+    def copy(self) -> dict[Path, dict[str, bytes]]:
+        """All files as they can be read now, by folder: what a backup is."""
+        return {
+            folder: {name: bytes(file.now) for name, file in names.now.items()}
+            for folder, names in self._folders.items()
+        }
+
+    def fill(self, files: dict[Path, dict[str, bytes]]) -> None:
+        """These files are there instead, and on the medium."""
+        self._open.clear()
+        self._folders = {}
+        for folder, contents in files.items():
+            found = {name: _File(bytearray(data), data) for name, data in contents.items()}
+            self._folders[folder] = _Names(found, dict(found))
 
     # ---- power
     def cut(self) -> None:
@@ -105,7 +123,8 @@ class SimMedium:
         """Something is about to be changed. Raises OSError where that is to fail."""
         self.calls += 1
         code = self.fail.get(self.calls)
-        if code is not None:
+        if code is not None and not self.whole:
+            self.failed += 1
             raise OSError(code, os.strerror(code))
 
     def _names(self, folder: Path) -> _Names:

@@ -16,7 +16,7 @@ from .checker import Frozen, Violation
 from .liars import LyingProcess
 from .process import NodeProcess
 from .script import Script, Units
-from .storage import Observer, SimStorage
+from .storage import Backup, Observer, SimStorage
 from .watch import Watch
 
 if TYPE_CHECKING:
@@ -127,6 +127,11 @@ class Disk(Observer):
         ] = []  # contributions of earlier lives whose fate a script still wants to know
 
     @property
+    def me(self) -> Member:
+        """The member in its present incarnation, in this log: a backup may be found out in one fragment and not in another."""
+        return Member(self.peer, self.storage.incarnation)
+
+    @property
     def log(self) -> Sequence[Certified]:
         """Entries on disk."""
         return self.storage.journal().entries
@@ -148,6 +153,10 @@ class Disk(Observer):
         self.script = None
         self.storage.end_of_life(power=power)
         self.swarm.plant.crashed(self.storage)
+
+    def restore(self, copy: Backup) -> None:
+        """A backup comes back: what was made since is on no disk. What the log had of it by then is still the member's."""
+        self.storage.restore_backup(copy)
 
     def wipe(self) -> None:
         """It is lost, and with it what a branch had of it."""
@@ -206,7 +215,7 @@ class Disk(Observer):
 
     def voted(self, ballot: int, entry: Entry) -> Callable[[], None]:
         """A vote was recorded; it is judged as it was recorded, once it is on the medium."""
-        replica, session, me = self.storage.replica_now, self._session, self.member.me
+        replica, session, me = self.storage.replica_now, self._session, self.me
         generation = replica.generation if replica is not None else -1
         if session is not None and session.branching.base_state is not None:
             generation = len(self.log) - 1  # it is put aside while the replica is on a branch
@@ -225,7 +234,7 @@ class Disk(Observer):
                 replica = cast(ModelReplica, self.storage.replica_now)
                 self.checker.found(certified, replica.anchor)
         else:
-            self.checker.applied(self.member.me, certified, last=last)
+            self.checker.applied(self.me, certified, last=last)
             self.watch.recorded(self.peer)
 
     def branched(self, record: BranchRecord) -> None:

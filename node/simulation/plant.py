@@ -20,7 +20,9 @@ from ...collectives.round.lying import judge as judge_module
 from ..session import barrier as barrier_module
 from ..session import branch as branch_module
 from ..session import branching as branching_module
+from ..session import earlier as earlier_module
 from ..session import session as session_module
+from ..session import waiting as waiting_module
 from . import process as process_module
 from .storage import SimStorage
 
@@ -33,6 +35,7 @@ class Plant:
 
     branches = 0.0  # share of the seeds in which members without a quorum go on in branches
     dying = 0.0  # share of the seeds in which members die for good
+    losing = 0.0  # share of the seeds with each of the kinds of `losses`
     recertified = 0.0  # share of the seeds in which the organiser recertifies
     power = 0.0  # share of the seeds in which machines lose power, and not only processes die
     unforced = ""  # the name of files whose sync does nothing, or "folder"
@@ -48,6 +51,8 @@ class Plant:
     judge: type[judge_module.Judge] | None = None
     barrier: type[barrier_module.Barrier] | None = None
     branching: type[branching_module.Branching] | None = None
+    waits: type[waiting_module.Waits] | None = None
+    earlier: type[earlier_module.Earlier] | None = None
     branch: type[branch_module.Branch] | None = None
 
     @contextmanager
@@ -63,6 +68,8 @@ class Plant:
             (witness_module, "Judge", self.judge),
             (process_module, "Barrier", self.barrier),
             (session_module, "Branching", self.branching),
+            (session_module, "Waits", self.waits),
+            (session_module, "Earlier", self.earlier),
             (branching_module, "Branch", self.branch),
         ]
         whole = [(module, name, getattr(module, name)) for module, name, _ in seams]

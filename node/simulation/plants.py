@@ -23,6 +23,7 @@ from ...collectives.round import machine as machine_module
 from ...collectives.round import vote_payload
 from ..session.barrier import Barrier
 from .branch_plants import BRANCH_PLANTS
+from .loss_plants import LOSS_PLANTS
 from .lying_plants import LYING_PLANTS
 from .plant import Plant
 from .seal_plants import SEAL_PLANTS
@@ -270,6 +271,7 @@ PLANTS: dict[str, type[Plant]] = {
     "buffer-reused": BufferReused,
     "snapshot-without-entries": SnapshotWithoutEntries,
     **BRANCH_PLANTS,
+    **LOSS_PLANTS,
     **SEAL_PLANTS,
     **LYING_PLANTS,
 }

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 
 from blake3 import blake3
 
+from ...collectives.errors import StorageError
 from ...collectives.exchange import Exchange
 from ...collectives.group import Entry
 from ...collectives.identifiers import PeerId, RunId
@@ -28,6 +29,7 @@ from ..session.session import MEMBERSHIP, Session
 
 T = TypeVar("T")
 SMALLEST_WAIT_S = 0.001
+FAILED_S = 0.5  # a node whose disk failed is started again so long after
 MAX_SERVED = 32  # as in a node
 UNKNOWN = Pace()
 
@@ -93,14 +95,18 @@ class Input:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        if error is None:
+        if isinstance(error, StorageError):
+            self._process.troubled()
+        elif isinstance(error, ProcessDied):
+            self._process.killed(error)
+        if error is None or isinstance(error, StorageError):
             try:
                 self._process.settle(self._pulled)
             except ProcessDied as death:
                 self._process.killed(death)
-        elif isinstance(error, ProcessDied):
-            self._process.killed(error)
-        return error is None or isinstance(error, ProcessDied)
+            except StorageError:
+                self._process.troubled()
+        return error is None or isinstance(error, ProcessDied | StorageError)
 
 
 class NodeProcess:
@@ -125,6 +131,7 @@ class NodeProcess:
         self.storage: Storage = storage
         self.world, self.network = place.world, place.network
         self.ended = self.frozen = False
+        self.troubles = 0
         self.plane = place.exchange(
             peer,
             emit=lambda event: self._events.append(event),
@@ -225,6 +232,12 @@ class NodeProcess:
                         self._pump(peer)
             self._arm()
 
+    def troubled(self) -> None:
+        """The disk refused something: as in a node it is told, and the session tries again."""
+        self.troubles += 1
+        if not self.ended:
+            self._arm()
+
     def killed(self, death: ProcessDied) -> None:
         """A trap struck inside an input."""
         if not self.ended:
@@ -313,10 +326,20 @@ class NodeProcess:
         if self.runs(self._force):
             with self.alive():
                 work, done = self._forcing[0]
-                done(self.world.now, work())
-                self._forcing.popleft()
-                if self._forcing:
-                    self.world.after(self.place.sync_s, self._force)
+                forced = self._do(work)
+                try:
+                    done(self.world.now, forced)
+                finally:
+                    self._forcing.popleft()
+                    if self._forcing:
+                        self.world.after(self.place.sync_s, self._force)
+
+    def _do(self, work: Callable[[], T]) -> T:
+        """What a job raises ends the run, as in a node: nobody knows what is on the medium."""
+        try:
+            return work()
+        except StorageError as error:
+            raise ProcessDied(self.peer, FAILED_S) from error
 
     def offload(self, work: Callable[[], T], done: Callable[[float, T], None]) -> None:
         """Jobs run one at a time, in order; each takes a moment of virtual time, in which other things happen."""
@@ -339,7 +362,7 @@ class NodeProcess:
         early = (
             self._rng.random() < 0.5
         )  # a thread may do the work at once or only at the end: both must be right
-        result = work() if early else None
+        result = self._do(work) if early else None
         self.world.after(self.place.work_s, lambda: self._finish(jobs, work, done, early, result))
 
     def _finish(
@@ -352,10 +375,13 @@ class NodeProcess:
     ) -> None:
         if self.runs(lambda: self._finish(jobs, work, done, early, result)):
             with self.alive():
-                done(self.world.now, result if early else work())
-                jobs.popleft()
-                if jobs:
-                    self._begin(jobs)
+                result = result if early else self._do(work)
+                try:
+                    done(self.world.now, result)
+                finally:
+                    jobs.popleft()
+                    if jobs:
+                        self._begin(jobs)
 
     def emit(self, event: object) -> None:
         """Tell whoever watches."""

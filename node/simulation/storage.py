@@ -6,9 +6,11 @@ Every write first goes past ``before_write``, where a trap may kill the process:
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import cast
+from typing import Any, cast
 
 from ...collectives.digest import merkle_root
 from ...collectives.errors import StorageError
@@ -62,15 +64,23 @@ class SimJournal(FileJournal):
             FOLDER / "journal", incarnation=incarnation, medium=medium, boot=str(medium.boots)
         )
 
+    newest_record = ""  # what was written last
+
+    def pretend(self) -> None:
+        """A planted bug: the journal believes that all of it is on the medium."""
+        self._on_medium = self._end
+
     def promise(self, ballot: int) -> None:
         """Record a promise."""
         self.observer.before_write("promise")
         super().promise(ballot)
+        self.newest_record = "promise"
 
     def accept(self, ballot: int, entry: Entry, proof: tuple[Vote, ...] = ()) -> None:
         """Record a vote."""
         self.observer.before_write("accept")
         super().accept(ballot, entry, proof)
+        self.newest_record = "vote"
         self._untold.append((ballot, entry, self.observer.voted(ballot, entry)))
 
     def echo(self, ballot: int, entry: Entry) -> None:
@@ -88,6 +98,7 @@ class SimJournal(FileJournal):
         self.observer.before_write("append")
         self.observer.appended(certified, len(self.entries))
         super().append(certified)
+        self.newest_record = "entry"
 
     def sync(self) -> None:
         """Force it: what was voted may be said from now on."""
@@ -98,7 +109,9 @@ class SimJournal(FileJournal):
 
     def again(self, medium: SimMedium) -> SimJournal:
         """What the next life reads. Raises Violation where it has forgotten what was said."""
+        medium.whole = True  # a node that cannot open its files does not start
         later = SimJournal(self.observer, self.incarnation, medium)
+        medium.whole = False
         if later.damaged:
             raise Violation("durability", f"a journal that was forced is damaged: {later.damaged}")
         said = [vote for vote in (self.accepted, self.echoed) if vote is not None]
@@ -127,6 +140,33 @@ class SimJournal(FileJournal):
         """What `[durability] sync = "none"` risks: the log is here, and what was said in the open round is not known."""
         self._write_vote(-1, None, (), None)
         self.go_on(anew=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Backup:
+    """A copy of a member's disk, made while it lived."""
+
+    files: dict[Path, dict[str, bytes]]
+    incarnation: int
+    entries: int
+    said: tuple[object, ...]
+    """What it had promised, voted for and echoed in the open round."""
+    kept: dict[str, Any]
+    """What `SimStorage` has in memory, as if it were on the disk."""
+
+
+IN_MEMORY = (
+    "_layout",
+    "_kept",
+    "_from",
+    "_spent",
+    "_noisy",
+    "_branch",
+    "_forced",
+    "_checkpoint",
+    "_before",
+    "_numel",
+)
 
 
 class SimReplica(ModelReplica):
@@ -178,6 +218,26 @@ class SimStorage(MemoryStorage):
         )
         self._before, self._forced = None, {}
         self.votes: Votes = MemoryVotes()
+
+    def backup(self) -> Backup | None:
+        """A copy of what is here now; None where the run was not entered yet."""
+        journal = self.journal()
+        if not journal.entries or self._checkpoint is None:
+            return None
+        return Backup(
+            self.medium.copy(),
+            journal.incarnation,
+            len(journal.entries),
+            (journal.promised, journal.accepted, journal.echoed),
+            {name: copy(getattr(self, name)) for name in IN_MEMORY},
+        )
+
+    def restore_backup(self, backup: Backup) -> None:
+        """A copy takes the place of the disk, of a dead member, on the same machine."""
+        self.medium.fill(backup.files)
+        for name, value in backup.kept.items():
+            setattr(self, name, copy(value))
+        self._journal = SimJournal(self.observer, backup.incarnation, self.medium)
 
     def reboot(self) -> None:
         """The machine lost power, and votes were not forced: the next life is a new one with the same log."""

@@ -38,6 +38,7 @@ from ..session.events import (
 from .checker import Checker, Violation
 from .deaths import Deaths
 from .liars import LIES, Lie
+from .losses import LOSSY_ROUNDS, SHARE, SLOWER, Losses
 from .member import Disk, SimMember
 from .plant import Plant
 from .process import Place, verify_as
@@ -68,7 +69,7 @@ TIMING = Timing(pull_s=0.1, heartbeat_s=0.25, keep_rounds=4)
 class Options:
     """What a seed is run with. ``rounds``: entries that must be decided; ``patience_s``: how long after healing, virtual; ``plan``: the
     topology of its plans, ``fragments``: into how many the model is cut; both by the seed where they are None; ``reducer``: what becomes of
-    contributions; ``lying``: so many members tell ``lies``."""
+    contributions; ``lying``: so many members tell ``lies``; ``losing``: the share of the seeds with each of the kinds of `losses`."""
 
     peers: tuple[int, int] = (5, 9)
     rounds: int = 10
@@ -80,6 +81,7 @@ class Options:
     reducer: str = "mean"
     lying: int = 0
     lies: tuple[Lie, ...] = LIES
+    losing: float = SHARE
 
 
 class _Body(msgspec.Struct, array_like=True):
@@ -210,6 +212,9 @@ class SimSwarm:
         self.deaths = Deaths(self, self.world.stream("deaths"))
         if not (self.removal.planned or branching or self.options.lying):
             self.deaths.plan(DYING if plant is None else self.plant.dying, kinds)
+        self.losses = Losses(self)
+        if not (branching or self.options.lying):
+            self.losses.plan(self.options.losing if plant is None else plant.losing, kinds)
         self.network.tap = self._tap
 
     @property
@@ -226,10 +231,11 @@ class SimSwarm:
             horizon = self.faults.plan.heal_s
             self.world.run(until=horizon)
             top = max(len(watch.checker.entries) for watch in self.watches)
-            target = max(top + 2, self.options.rounds + 1)
-            if not self.world.run(
-                until=horizon + self.options.patience_s, stop=lambda: self._settled(target)
-            ):
+            rounds, patience_s = self.options.rounds, self.options.patience_s
+            if self.losses.weather is not None:  # its rounds are slow, and each is dear to play
+                rounds, patience_s = min(rounds, LOSSY_ROUNDS), patience_s * SLOWER
+            target = max(top + 2, rounds + 1)
+            if not self.world.run(until=horizon + patience_s, stop=lambda: self._settled(target)):
                 unfinished = True
                 raise Violation("liveness", self._stuck(target))
             if silent := self.deaths.silent():
@@ -269,6 +275,7 @@ class SimSwarm:
         self.faults.start()
         self.removal.start()
         self.deaths.start()
+        self.losses.start()
 
     def _settled(self, target: int) -> bool:
         if self.world.events % 16:
@@ -286,7 +293,7 @@ class SimSwarm:
 
     def _stuck(self, target: int) -> str:
         where = "; ".join(watch.where() for watch in self.watches)
-        return f"not all reached {target} entries within {self.options.patience_s:g} s after healing ({where}; ! = not in the configuration)"
+        return f"not all reached {target} entries in time after healing ({where}; ! = not in the configuration)"
 
     def _drawn(self, ways: Random) -> TopologyKind:
         kind = ways.choice(("butterfly", "ring", "two-level"))
@@ -362,6 +369,11 @@ class SimSwarm:
         """Statistics."""
         self.stats[what] = self.stats.get(what, 0) + by
 
+    def add(self, peer: PeerId) -> None:
+        """A peer more, that has not begun."""
+        self.names.append(peer)
+        self.members[peer] = SimMember(self, peer)
+
     # ---- the network
     def contacts(self, peer: PeerId) -> Sequence[PeerId]:
         """What discovery tells a starting process."""
@@ -396,10 +408,10 @@ class SimSwarm:
         if member.process is None:
             return False
         if amnesia and (
-            self.wiped or self.left or self.removal.planned or not self._expendable(peer)
+            self.wiped or self.left or self.removal.planned or not self.expendable(peer)
         ):
             return False
-        self._kill(member)
+        self.kill(member)
         if amnesia:
             self.wipe(member)
         return True
@@ -425,7 +437,7 @@ class SimSwarm:
                 disk.storage.reboot()
             self.restart(peer)
 
-    def _expendable(self, peer: PeerId) -> bool:
+    def expendable(self, peer: PeerId) -> bool:
         """Whether majorities of all configurations hold all that was decided without this peer's disks (the organiser may decide alone).
 
         Of those that were voted on as well: a vote may still be adopted, with a configuration of two that counts on the lost one."""
@@ -437,10 +449,11 @@ class SimSwarm:
 
     def died(self, peer: PeerId, back_after_s: float) -> None:
         """A trap killed the process inside a call."""
-        self._kill(self.members[peer])
+        self.kill(self.members[peer])
         self.world.after(back_after_s, lambda: self.restart(peer))
 
-    def _kill(self, member: SimMember) -> None:
+    def kill(self, member: SimMember) -> None:
+        """End its process, as kill -9 does, or with the power of its machine."""
         member.die(power=self.powered and self.power.random() < 0.5)
         for watch in self.watches:
             watch.died(member.peer)

@@ -83,7 +83,7 @@ class Watch:
                 and len(journal.entries) == entry.round
             )
             if accepted and disk.storage.holds(entry):
-                found.add(disk.member.me)
+                found.add(disk.me)
         return found
 
     def proposed(self) -> list[Config]:
@@ -98,6 +98,8 @@ class Watch:
             who
             for who in self.config
             if who.peer != without
+            and self.swarm.members[who.peer].disks[self.number].me
+            == who  # an earlier life holds nothing any more
             and len(self.swarm.members[who.peer].disks[self.number].log) >= top
         ]
 
@@ -106,11 +108,11 @@ class Watch:
         top = self.config
         for disk in self.disks:
             member = disk.member
-            if (member.leaving and member.me not in top) or member.peer in self.swarm.liars:
+            if (member.leaving and disk.me not in top) or member.peer in self.swarm.liars:
                 continue
             if member.buried:
                 continue
-            if len(disk.log) < target or (member.me not in top and not member.leaving):
+            if len(disk.log) < target or (disk.me not in top and not member.leaving):
                 return False
         return True
 
@@ -118,7 +120,7 @@ class Watch:
         """How far everybody is: entries, and ! where a member is not in the configuration."""
         of = f"fragment {self.number}: " if len(self.swarm.watches) > 1 else ""
         return of + ", ".join(
-            f"{disk.member.peer}:{len(disk.log)}{'' if disk.member.me in self.config else '!'}{'+' * disk.member.buried}"
+            f"{disk.member.peer}:{len(disk.log)}{'' if disk.me in self.config else '!'}{'+' * disk.member.buried}"
             for disk in self.disks
         )
 

@@ -31,7 +31,8 @@ NO_FAULTS = Options(faults=())
 def test_a_swarm_with_faults_keeps_its_promises(seed: int) -> None:
     verdict = run_seed(seed)
     assert verdict.problem == ""
-    assert verdict.rounds >= 10 or verdict.stats["logs halted for want of a quorum"]
+    fewest = 4 if verdict.stats.get("seeds with loss that never ends") else 10
+    assert verdict.rounds >= fewest or verdict.stats["logs halted for want of a quorum"]
 
 
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + 4))
@@ -60,7 +61,7 @@ def test_the_faults_of_these_seeds_are_all_there_are() -> None:
         for trap in SimSwarm(seed).faults.plan.traps
     }
     doomed = [len(SimSwarm(seed).deaths.doomed) for seed in range(FIRST, FIRST + FAULTY_SEEDS)]
-    assert kinds | {"death"} == set(Options().faults)
+    assert kinds | {"death", "loss", "backup", "disk", "home"} == set(Options().faults)
     assert sum(map(bool, doomed)) >= 5  # in so many seeds members die for good
     assert {"mid", "crash", "freeze", "storm-crash"} <= traps
 
@@ -80,18 +81,18 @@ def test_a_seed_is_the_same_in_every_process() -> None:
 @pytest.mark.parametrize("seed", [1, 5])
 def test_lost_content_of_a_fragment_is_asked_for_again(seed: int) -> None:
     """These seeds found a member that waited for ever for the state of one fragment, and was whole in the other."""
-    assert run_seed(seed, Options(fragments=2)).problem == ""
+    assert run_seed(seed, Options(fragments=2, losing=0.0)).problem == ""
 
 
 def test_no_fragment_hangs_on_a_founder_that_loses_power() -> None:
     """In this seed a fragment had the founder and one other when the founder's machine lost power: only its user could have gone on."""
-    assert run_seed(5000498, Options(peers=(3, 9))).problem == ""
+    assert run_seed(5000498, Options(peers=(3, 9), losing=0.0)).problem == ""
 
 
 @pytest.mark.parametrize("seed", [4000274, 4000543])
 def test_a_founder_whose_journal_is_lost_wedges_nothing(seed: int) -> None:
     """In these seeds a convener took the sign of life of the founder's next life for the member that it was, and evicted all others."""
-    assert run_seed(seed, Options(peers=(3, 9))).problem == ""
+    assert run_seed(seed, Options(peers=(3, 9), losing=0.0)).problem == ""
 
 
 def found_by(plant: str, seeds: range, options: Options | None = None) -> tuple[int, str] | None:
@@ -139,13 +140,18 @@ def test_a_planted_bug_is_found_in_a_fragment() -> None:
         ("accepted-ignored", 240),
         ("no-cid", 0),
         ("repeat-is-progress", 0),
-        ("snapshot-without-entries", 3520),
         ("branch-of-older-base", 0),
     ],
 )
 def test_a_planted_bug_that_hides_is_found(plant: str, first: int) -> None:
     """From ``first`` on, where the search was short when this was written: one seed in some hundreds finds the last of them."""
     assert found_by(plant, range(first, first + 2000)) is not None
+
+
+def test_a_snapshot_that_hides_what_it_counted_is_found() -> None:
+    """Shown by members that are away for long while others go on: with these faults alone most seeds have some."""
+    options = Options(peers=(3, 5), rounds=6, faults=("freeze", "isolate", "cut"))
+    assert found_by("snapshot-without-entries", range(40), options) is not None
 
 
 def test_the_script_prints_one_object_and_names_its_plants(root: Path) -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from house import LAYERS, ROOT, package_files, script_files, tree
 
-TOP = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
-DOCUMENTS = [*(ROOT / name for name in TOP), *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 OVERRIDDEN = {"overload", "setter", "override"}
 
 

@@ -1,0 +1,161 @@
+"""Known bugs of what `losses` and `deaths` play: homes from a backup, disks that fail, members that die for good."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+
+from ...collectives.errors import StorageError
+from ...collectives.group import Certified, Entry
+from ...collectives.round import machine as machine_module
+from ..session.earlier import Earlier
+from ..session.waiting import Waits
+from .plant import Plant
+from .storage import SimJournal, SimStorage
+
+
+class _OneLife(machine_module.RoundMachine):
+    def look_for_another_past(self, entries: Sequence[Certified]) -> None:
+        """It looks for none."""
+
+
+class OldLifeVotes(Plant):
+    """A member whose home came back from a backup goes on voting as the life that it was."""
+
+    losing, machine = 1.0, _OneLife
+
+
+class _HastyEarlier(Earlier):
+    def decided(self, entry: Entry) -> None:
+        """Any entry after the question tells, also one that others decided long ago."""
+        for cid in list(self._waiting):
+            if self._waiting[cid] <= entry.round:
+                del self._waiting[cid]
+                self._settle(cid, entry)
+
+
+class VerdictOfBackup(Plant):
+    """A node that came back from a backup says that work is not counted before it knows the entries that count it."""
+
+    losing, earlier = 1.0, _HastyEarlier
+
+
+class BallotZeroAgain(Plant):
+    """A process that was started again convenes ballot 0 of the open round, as its earlier life may have."""
+
+    def crashed(self, storage: SimStorage) -> None:
+        """Nothing says that there was an earlier life."""
+        storage.journal().restarted = False
+
+
+class PromiseForgotten(Plant):
+    """A promise above the vote is gone after a crash."""
+
+    def crashed(self, storage: SimStorage) -> None:
+        """Forget it."""
+        journal = storage.journal()
+        journal.promised = journal.accepted[0] if journal.accepted is not None else -1
+
+
+class _MuteWaits(Waits):
+    def tick(self, now: float) -> None:
+        """Nothing is said."""
+
+
+class SilentWaiting(Plant):
+    """Who waits for a quorum that is dead for good says nothing."""
+
+    dying, waits = 1.0, _MuteWaits
+
+
+class NewestStateOnly(Plant):
+    """Nobody offers a state below the newest one, which nobody can believe alone."""
+
+    dying = 1.0
+
+    @contextmanager
+    def planted(self) -> Generator[None]:
+        """The older checkpoint is not looked at."""
+        saved = SimStorage.saved
+        SimStorage.saved = lambda self, before: None  # type: ignore[method-assign]
+        try:
+            with super().planted():
+                yield
+        finally:
+            SimStorage.saved = saved  # type: ignore[method-assign]
+
+
+class _OtherSync(Plant):
+    power = 1.0
+
+    def sync(self, journal: SimJournal, forced: Callable[[], None]) -> None:
+        """What becomes of a sync of the journal."""
+        forced()
+
+    @contextmanager
+    def planted(self) -> Generator[None]:
+        """It is done by `sync`."""
+        whole = SimJournal.sync
+        SimJournal.sync = lambda journal: self.sync(journal, lambda: whole(journal))  # type: ignore[method-assign]
+        try:
+            with super().planted():
+                yield
+        finally:
+            SimJournal.sync = whole  # type: ignore[method-assign]
+
+
+class SyncFailureIgnored(_OtherSync):
+    """A sync that failed counts as one that succeeded: what was voted is told, and is gone with the power."""
+
+    losing = 1.0
+
+    def sync(self, journal: SimJournal, forced: Callable[[], None]) -> None:
+        """The error is dropped."""
+        try:
+            forced()
+        except StorageError:
+            journal.pretend()
+
+
+class VoteNotForced(_OtherSync):
+    """A vote is not forced, unless something else is that was written after it."""
+
+    def sync(self, journal: SimJournal, forced: Callable[[], None]) -> None:
+        """Nothing, where the newest record is a vote."""
+        if journal.newest_record == "vote":
+            journal.pretend()
+        forced()
+
+
+class PromiseNotForced(_OtherSync):
+    """A promise is not forced, unless something else is that was written after it."""
+
+    def sync(self, journal: SimJournal, forced: Callable[[], None]) -> None:
+        """Nothing, where the newest record is a promise."""
+        if journal.newest_record == "promise":
+            journal.pretend()
+        forced()
+
+
+class EntryNotForced(_OtherSync):
+    """An entry is not forced, unless something else is that was written after it."""
+
+    def sync(self, journal: SimJournal, forced: Callable[[], None]) -> None:
+        """Nothing, where the newest record is an entry."""
+        if journal.newest_record == "entry":
+            journal.pretend()
+        forced()
+
+
+LOSS_PLANTS: dict[str, type[Plant]] = {
+    "old-life-votes": OldLifeVotes,
+    "verdict-of-backup": VerdictOfBackup,
+    "ballot-0-again": BallotZeroAgain,
+    "promise-forgotten": PromiseForgotten,
+    "silent-waiting": SilentWaiting,
+    "newest-state-only": NewestStateOnly,
+    "sync-failure-ignored": SyncFailureIgnored,
+    "vote-not-forced": VoteNotForced,
+    "promise-not-forced": PromiseNotForced,
+    "entry-not-forced": EntryNotForced,
+}

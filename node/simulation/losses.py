@@ -1,0 +1,150 @@
+"""What else real members meet: loss that never ends, homes that come back from a backup, disks that fail or are full at any call.
+
+Each kind is drawn from a stream of its own, so that a seed without it is played as it always was.
+
+* "loss": 20 to 30 % of all messages are lost from the first moment to the last, also while rounds must go on at the end; some are doubled or late.
+  Half as many where the model is in fragments, which wait for each other: such seeds would cost as much as ten others.
+* "backup": a copy is made of a member's disks; some time later its process is killed, and the copy is what the next one finds. As of a journal that
+  is lost, a majority must hold without it all that was decided; and the log must have an act of the member that the copy cannot know, or the member
+  has promised nothing since (docs/protocol.md, the second assumption of the law of liveness).
+* "disk": calls that change something on a member's disk fail with ENOSPC or EIO, until the faults are healed.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ...collectives.group import is_quorum
+from ...collectives.identifiers import PeerId
+from ...collectives.simulation.faults import FaultKind
+from ...collectives.simulation.network import Weather
+
+if TYPE_CHECKING:
+    from .member import Disk
+    from .storage import Backup
+    from .swarm import SimSwarm
+
+SHARE = 0.25  # of the seeds in which each of these kinds is drawn
+LATEST = 0.9  # a backup comes back by this part of the time in which faults strike
+AGAIN_S = 0.2  # where it may not come back at its time, it may soon after
+AWAY_S = (0.0, 0.05, 0.5, 2.0)  # so long after the kill the process begins on the copy
+SLOWER = 4  # times the patience where loss never ends: fragments are at different rounds, and the slowest is waited for
+LOSSY_ROUNDS = 4  # are asked for then
+FAIL_EVERY = (60, 200, 1000)  # calls between two failures of a disk, in the mean
+
+
+class Losses:
+    """Which of these a seed has."""
+
+    def __init__(self, swarm: SimSwarm) -> None:
+        self.swarm = swarm
+        self.rng = swarm.world.stream("losses")
+        self.weather: Weather | None = None
+        self.backups = 0
+        self.fail_every = 0
+
+    def plan(self, share: float, kinds: Sequence[FaultKind]) -> None:
+        """Draw them."""
+        rng = self.rng
+        lossy, copied, failing = (rng.random() < share for _ in range(3))
+        if lossy and "loss" in kinds:
+            loss = rng.uniform(0.2, 0.3) / (1 if self.swarm.settings.fragments == 1 else 2)
+            self.weather = Weather(loss, rng.choice((0.0, 0.1)), rng.choice((0.0, 0.2)), 0.05)
+        if copied and "backup" in kinds:
+            self.backups = rng.choice((1, 1, 2, 3))
+        if failing and "disk" in kinds:
+            self.fail_every = rng.choice(FAIL_EVERY)
+
+    def start(self) -> None:
+        """Schedule them."""
+        swarm, plan = self.swarm, self.swarm.faults.plan
+        if self.weather is not None:
+            swarm.count("seeds with loss that never ends")
+            swarm.network.always = self.weather
+        span = plan.heal_s - plan.start_s
+        for _ in range(self.backups):
+            made, back = sorted(self.rng.uniform(0.0, LATEST) for _ in range(2))
+            peer = self.rng.choice(swarm.names)
+            swarm.world.at(plan.start_s + made * span, partial(self._copy, peer, back * span))
+        if self.fail_every:
+            for member in swarm.members.values():
+                for disk in member.disks:
+                    self._fail_later(disk)
+            swarm.world.at(plan.heal_s, self._mend)
+
+    # ---- disks
+    def _fail_later(self, disk: Disk) -> None:
+        medium = disk.storage.medium
+        at = medium.calls
+        while at < medium.calls + 20 * self.fail_every:
+            at += 1 + int(self.rng.expovariate(1 / self.fail_every))
+            medium.fail[at] = self.rng.choice((errno.ENOSPC, errno.EIO))
+
+    def _mend(self) -> None:
+        for member in self.swarm.members.values():
+            for disk in member.disks:
+                medium = disk.storage.medium
+                medium.fail.clear()
+                self.swarm.count("disk refused a call", medium.failed)
+
+    # ---- backups
+    def _copy(self, peer: PeerId, back_s: float) -> None:
+        swarm = self.swarm
+        member = swarm.members[peer]
+        copies = [disk.storage.backup() for disk in member.disks]
+        if any(copy is None for copy in copies):
+            return
+        whole = [copy for copy in copies if copy is not None]
+        swarm.world.at(swarm.faults.plan.start_s + back_s, partial(self._bring_back, peer, whole))
+
+    def _bring_back(self, peer: PeerId, copies: Sequence[Backup]) -> None:
+        swarm, member = self.swarm, self.swarm.members[peer]
+        if swarm.faults.healed or member.buried or swarm.left or swarm.removal.planned:
+            return swarm.count("backup not played")
+        if (
+            member.process is None
+            or not swarm.expendable(peer)
+            or not all(map(self._assumed, member.disks, copies))
+        ):
+            swarm.world.after(AGAIN_S, partial(self._bring_back, peer, copies))
+            return None
+        swarm.count("backup restored")
+        swarm.world.note(f"backup {peer}".encode())
+        swarm.kill(member)
+        for disk, copy in zip(member.disks, copies, strict=True):
+            disk.restore(copy)
+        swarm.world.after(self.rng.choice(AWAY_S), partial(swarm.restart, peer))
+        return None
+
+    def _assumed(self, disk: Disk, copy: Backup) -> bool:
+        """Whether the log tells a copy from the life that went on: an act of this life in it, or none since."""
+        me, journal = disk.me, disk.storage.journal()
+        log, others = (
+            disk.checker.entries,
+            [
+                other
+                for other in disk.watch.disks
+                if other is not disk and len(other.log) >= len(disk.checker.entries)
+            ],
+        )
+        config = log[copy.entries - 1].entry.next_config
+        ignorant = {who for who in config if who not in {other.me for other in others}}
+        if is_quorum(config, ignorant, disk.swarm.organiser):
+            return False  # a founder that was alone then, say: it could decide before it hears of anybody
+        if copy.incarnation != me.incarnation:
+            return True
+        if len(journal.entries) == copy.entries:
+            return (journal.promised, journal.accepted, journal.echoed) == copy.said
+        if journal.promised < 0:
+            return (
+                True  # nothing is said in the open round; what others decided tells of all before
+            )
+        later = log[copy.entries + 1 :]
+        return any(
+            me in {vote.member for vote in certified.votes}
+            or me in {contributor.member for contributor in certified.entry.contributors}
+            for certified in later
+        )

@@ -1,0 +1,42 @@
+"""Loss that never ends, homes that come back from a backup or are deleted, disks that fail: random swarms, and who is left goes on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from atoll.collectives.simulation.faults import FaultKind
+from atoll.node.simulation.plants import PLANTS
+from atoll.node.simulation.swarm import Options, run_seed
+
+
+def played(seeds: Sequence[int], *kinds: FaultKind) -> Counter[str]:
+    """What happened in seeds with these faults, that keep all promises."""
+    stats = Counter[str]()
+    for seed in seeds:
+        verdict = run_seed(seed, Options(peers=(3, 7), faults=kinds, losing=1.0))
+        assert (seed, verdict.problem) == (seed, "")
+        stats.update(verdict.stats)
+    return stats
+
+
+def test_members_that_come_back_from_a_backup_neither_stop_nor_fork_a_run() -> None:
+    assert played((2, 3, 4, 8, 9), "crash", "freeze", "backup")["backup restored"] >= 3
+
+
+def test_a_machine_whose_home_was_deleted_joins_as_another_peer() -> None:
+    stats = played((9, 10, 15, 16, 22), "crash", "freeze", "death", "home")
+    assert stats["home deleted"] >= 3
+    assert stats["death for good"] > stats["home deleted"]
+
+
+def test_rounds_go_on_while_a_fifth_to_a_third_of_all_messages_is_lost() -> None:
+    assert played(range(1), "crash", "loss")["seeds with loss that never ends"] == 1
+
+
+def test_disks_that_fail_at_any_call_cost_no_vote_and_no_round() -> None:
+    assert played(range(1, 3), "crash", "disk")["disk refused a call"] >= 2
+
+
+def test_a_member_that_waits_for_a_dead_quorum_and_is_silent_is_found() -> None:
+    assert any(run_seed(seed, None, PLANTS["silent-waiting"]()).problem for seed in range(40))
