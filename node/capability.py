@@ -186,6 +186,13 @@ def genuine(data: bytes) -> Certificate | None:
 
 
 @lru_cache(maxsize=4096)
+def invite_of(data: bytes) -> CapabilityId:
+    """The id of the capability that the certificate in ``data`` was made by; empty where it is no certificate."""
+    found = genuine(data)
+    return found.capability.id if found is not None else b""
+
+
+@lru_cache(maxsize=4096)
 def _genuine(data: bytes) -> Certificate | None:
     """Remembered, since the same certificates are shown with every announcement and two signatures cost 0.2 ms."""
     try:

@@ -18,6 +18,7 @@ from .gate import Gate
 
 SKEW_S = 600.0
 MOST_SHOWN = 4096
+MOST_BY_ONE = MOST_SHOWN * 3 // 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +58,34 @@ class RunDoors:
     ) -> None:
         self.organiser, self.policy, self.allow = organiser, policy, frozenset(allow)
         self._read, self._refuses, self._now_s = read, refuses, now_s
-        self._shown: dict[PeerId, bytes] = {}
+        self._shown: dict[PeerId, tuple[bytes, bytes]] = {}  # certificate, and its invite
+        self._by_invite: dict[bytes, dict[PeerId, None]] = {}  # oldest first
 
     def note(self, peer: PeerId, shown: bytes) -> None:
-        """``peer`` has shown this; of those who have shown a certificate the newest are remembered."""
-        if not shown or self._shown.get(peer) == shown or self._read(peer, shown) is None:
+        """``peer`` has shown this. The newest are remembered: where there is no room, the invite by which most have come makes some, and none has more
+        than `MOST_BY_ONE` places, since who holds its seed can name any number of peers."""
+        known = self._shown.get(peer)
+        if not shown or (known is not None and known[0] == shown):
             return
-        self._shown.pop(peer, None)
-        while len(self._shown) >= MOST_SHOWN:
-            del self._shown[next(iter(self._shown))]
-        self._shown[peer] = shown
+        right = self._read(peer, shown)
+        if right is None:
+            return
+        self._forget(peer)
+        invite = right.admitted.invite
+        if len(self._by_invite.get(invite, ())) >= MOST_BY_ONE:
+            self._forget(next(iter(self._by_invite[invite])))
+        elif len(self._shown) >= MOST_SHOWN:
+            self._forget(next(iter(max(self._by_invite.values(), key=len))))
+        self._shown[peer] = (shown, invite)
+        self._by_invite.setdefault(invite, {})[peer] = None
+
+    def _forget(self, peer: PeerId) -> None:
+        known = self._shown.pop(peer, None)
+        if known is not None:
+            beside = self._by_invite[known[1]]
+            del beside[peer]
+            if not beside:
+                del self._by_invite[known[1]]
 
     # ---- collectives.round.Doors
     def warrant(self, peer: PeerId) -> Admitted | None:
@@ -74,7 +93,7 @@ class RunDoors:
         free = Admitted(peer, b"")
         if not self._needs(peer):
             return free if self._may(peer) and not self._refuses(peer, b"") else None
-        right = self._read(peer, self._shown.get(peer, b""))
+        right = self._read(peer, self._shown.get(peer, (b"",))[0])
         if right is None or not right.member or self._now_s() > right.expires_s:
             return None
         return None if self._refuses(peer, right.admitted.invite) else right.admitted

@@ -21,6 +21,7 @@ from ..collectives.identifiers import PeerId, RunId
 from . import membership_records as wire
 from .membership_records import MAX_RECORDS, RECORDS_PER_MESSAGE, Record, Sign, SignedRecord, Verify
 
+MOST_BY_ONE = MAX_RECORDS * 3 // 4
 LONG_AGO, NEVER = float("-inf"), float("inf")
 
 
@@ -43,10 +44,13 @@ class Timing(msgspec.Struct, frozen=True):
 class _Held:
     """One record of the table."""
 
-    __slots__ = ("expires", "hash", "record", "signed")
+    __slots__ = ("expires", "hash", "invite", "record", "signed")
 
-    def __init__(self, record: Record, signed: SignedRecord, hash_: bytes, expires: float) -> None:
+    def __init__(
+        self, record: Record, signed: SignedRecord, hash_: bytes, expires: float, invite: bytes
+    ) -> None:
         self.record, self.signed, self.hash, self.expires = record, signed, hash_, expires
+        self.invite = invite
 
     @property
     def order(self) -> tuple[int, bytes]:
@@ -82,6 +86,9 @@ class Membership:
         """The own, for the own record: who has been away for long knows the members by nothing else."""
         self.believes: Callable[[PeerId, bytes], bool] = lambda peer, shown: True
         """Whether a record of this peer that carries this certificate is kept and handed on. Raises BadSignatureError where no honest member would."""
+        self.invite_of: Callable[[bytes], bytes] = lambda certificate: b""
+        """The id of the invite that a certificate was made by; empty for none. One invite has `MOST_BY_ONE` records at most."""
+        self._by_invite = Counter[bytes]()  # records in the table
         self.timing = timing or Timing()
         self.refused: Counter[str] = Counter()  # records refused, by reason
         same = random.Random()
@@ -288,7 +295,11 @@ class Membership:
         self._renew_at = now + self.timing.renew_s
 
     def _put(self, record: Record, signed: SignedRecord, hash_: bytes, expires: float) -> None:
-        self._table[record.peer] = _Held(record, signed, hash_, expires)
+        invite = self.invite_of(record.certificate)
+        if (known := self._table.get(record.peer)) is not None:
+            self._by_invite[known.invite] -= 1
+        self._by_invite[invite] += 1
+        self._table[record.peer] = _Held(record, signed, hash_, expires, invite)
         self._expires_at = min(self._expires_at, expires)
         self._gone.pop(record.peer, None)
         self._hash = None
@@ -341,6 +352,15 @@ class Membership:
         if record.peer != self.me and not self.believes(record.peer, record.certificate):
             self.refused["withdrawn"] += 1
             return
+        invite = self.invite_of(record.certificate)
+        if (
+            invite
+            and record.peer not in self._table
+            and record.peer not in self._watched
+            and self._by_invite[invite] >= MOST_BY_ONE
+        ):
+            self.refused["crowded"] += 1
+            return
         wire.verify_record(signed, record, self.run, self._verify)
         if (
             record.peer == self.me
@@ -368,6 +388,8 @@ class Membership:
         if now > self._expires_at:
             for peer in [p for p, held in self._table.items() if held.expires < now]:
                 held = self._table.pop(peer)
+                self._by_invite[held.invite] -= 1
+                self._by_invite += Counter()  # without those of whom none is left
                 self._moved.pop(peer, None)
                 self._gone[peer] = (
                     *held.order,

@@ -11,6 +11,7 @@ times, so no clock of a member has a say in it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,11 +21,13 @@ from typing import Protocol
 import msgspec
 from blake3 import blake3
 
-from ..group import Admitted
+from ..group import MAX_MEMBERS, Admitted
 from ..identifiers import PeerId
 
 MOST_TALLIED = 4096
 KEPT_S = 86_400
+MOST_BY_ONE = MAX_MEMBERS * 3 // 4
+"""Members by one invite: who holds its seed can name any number of peers, and leaves places for those whom the organiser invites by another."""
 PEER_BYTES = 8
 
 
@@ -97,11 +100,6 @@ class Tally:
         """How many peers are counted."""
         return sum(len(spent.peers) for spent in self.spent.values())
 
-    def used(self, invite: bytes, peer: PeerId) -> int:
-        """How many others than ``peer`` this invite has let in."""
-        spent = self.spent.get(invite)
-        return len(spent.peers - {_short(peer)}) if spent is not None else 0
-
     def after(self, admitted: Iterable[Admitted]) -> Tally | None:
         """With these counted, too; None where an invite has no use left, or nothing more can be counted."""
         limited = [each for each in admitted if each.uses]
@@ -126,6 +124,15 @@ class Tally:
                 newest_s,
             )
         return found if found.size <= MOST_TALLIED else None
+
+
+def crowded(
+    came: Mapping[PeerId, bytes], config: Collection[PeerId], admitted: Collection[Admitted]
+) -> bool:
+    """Whether more than `MOST_BY_ONE` of a configuration would have come by one invite; ``came``: by which each member did, where it needed one."""
+    staying = Counter(came[peer] for peer in config if peer in came)
+    new = Counter(each.invite for each in admitted if each.invite)
+    return any(staying[invite] + count > MOST_BY_ONE for invite, count in new.items())
 
 
 def _short(peer: PeerId) -> bytes:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import overload
 
 from ..group import Certified, Config, Member
+from ..identifiers import PeerId
 from .entering import Tally
 from .merging import rounds_in, samples_in
 
@@ -36,6 +37,8 @@ class Log(Sequence[Certified]):
         """Whom the organiser has removed in any entry: they never vote again."""
         self.tally = Tally()
         """Whom limited invites have let in, after the newest entry."""
+        self.came: dict[PeerId, bytes] = {}
+        """By which invite each member of the newest configuration entered, of those who needed one."""
 
     def append(self, certified: Certified) -> None:
         """The next entry, which the journal has kept."""
@@ -51,6 +54,10 @@ class Log(Sequence[Certified]):
         self._last_samples += samples_in(certified.entry)
         self.removed.update(certified.removed)
         self.tally = self.tally.after(certified.entry.admitted) or self.tally
+        if self.came or certified.entry.admitted:
+            self.came.update({each.peer: each.invite for each in certified.entry.admitted})
+            inside = {member.peer for member in self.config}
+            self.came = {peer: invite for peer, invite in self.came.items() if peer in inside}
 
     @property
     def held(self) -> int:

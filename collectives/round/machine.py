@@ -33,7 +33,7 @@ from ..trees import senders_of
 from .acceptor import Acceptor
 from .catching import Catching
 from .convener import Convening
-from .entering import OPEN, Doors
+from .entering import OPEN, Doors, crowded
 from .gathering import look, waits
 from .grouping import Grouping
 from .journal import Journal
@@ -541,15 +541,18 @@ class RoundMachine:
 
     def welcome(self, joiners: Sequence[Member]) -> list[Member]:
         """Those of ``joiners`` that an entry of this member's could let in: what they have shown is known here, and their invites have a use left."""
-        tally, found = self.journal.entries.tally, list[Member]()
-        new = self._new(joiners)
+        entries, found, words = self.journal.entries, list[Member](), list[Admitted]()
+        inside, new, tally = {each.peer for each in self.config}, self._new(joiners), entries.tally
         for joiner in joiners:
             if joiner.peer in new:
                 warrant = self.doors.warrant(joiner.peer)
-                after = tally.after([warrant]) if warrant is not None else None
+                if warrant is None or crowded(entries.came, inside, [*words, warrant]):
+                    continue
+                after = tally.after([warrant])
                 if after is None:
                     continue
                 tally = after
+                words.append(warrant)
             found.append(joiner)
         return found
 
@@ -566,6 +569,9 @@ class RoundMachine:
             after is not None
             and entry.tally == after.hash
             and named == sorted({*named} & new)
+            and not crowded(
+                self.journal.entries.came, [each.peer for each in entry.next_config], entry.admitted
+            )
             and self.doors.valid(new, entry.admitted)
         )
 

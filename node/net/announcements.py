@@ -21,7 +21,7 @@ from ...collectives.errors import RemoteProtocolError
 from ...collectives.foreign import PLAIN
 from ...collectives.identifiers import PeerId, RunId
 from ...security.identity import SIGNATURE_BYTES, Identity, verify
-from ..capability import MAX_CERTIFICATE_BYTES, recognise
+from ..capability import MAX_CERTIFICATE_BYTES, invite_of, recognise
 from .addresses import MAX_ADDRESS_CHARS, MAX_ADDRESSES, usable
 
 DOMAIN = "atoll/announce/2"
@@ -33,6 +33,7 @@ REMEMBER_S = MAX_SKEW_S + LIFE_S
 """So long after an announcement is over its sequence is remembered: no older one is fresh enough for anybody then."""
 MAX_PER_RUN = 512
 """For each organiser that is named."""
+MAX_BY_INVITE = MAX_PER_RUN * 3 // 4
 MAX_STRANGE = 16_384
 """Of runs that are not ours, together."""
 SWEEP_S = 1.0
@@ -66,6 +67,11 @@ class Announcement(msgspec.Struct, frozen=True, array_like=True):
     def place(self) -> Place:
         """Where it is kept, and asked for."""
         return Place(self.run, self.organiser)
+
+    @property
+    def invite(self) -> bytes:
+        """The id of the invite it shows a certificate of; empty for none."""
+        return invite_of(self.certificate)
 
     @property
     def in_order(self) -> bool:
@@ -183,7 +189,7 @@ class Registry:
         if known is not None:
             self._remove(place, PeerId(news.peer))
         elif not (
-            self._room_in_run(place, sender, now)
+            self._room_in_run(news, sender, now)
             and (place in self._mine or self._room_for_strangers(sender, now))
         ):
             return False
@@ -240,11 +246,18 @@ class Registry:
         ]:
             self._remove(place, peer)
 
-    def _room_in_run(self, place: Place, sender: PeerId, now: float) -> bool:
-        if len(self._runs.get(place, {})) >= MAX_PER_RUN:
+    def _room_in_run(self, news: Announcement, sender: PeerId, now: float) -> bool:
+        """Of a run's places one invite has `MAX_BY_INVITE`: who holds its seed can name any number of peers."""
+        place, invite = news.place, news.invite
+        if len(self._runs.get(place, {})) >= MAX_BY_INVITE:
             self._expire(place, now, 0.0)
         peers = self._runs.get(place, {})
-        if len(peers) < MAX_PER_RUN:
+        alike = peers
+        if invite and len(peers) >= MAX_BY_INVITE:
+            alike = {peer: known for peer, known in peers.items() if known.news.invite == invite}
+        if len(alike) >= MAX_BY_INVITE and alike is not peers:
+            peers = alike
+        elif len(peers) < MAX_PER_RUN:
             return True
         counts = Counter(known.sender for known in peers.values())
         busiest, count = counts.most_common(1)[0]

@@ -22,6 +22,7 @@ from ...collectives.errors import (
 from ...collectives.group import Plan
 from ...collectives.identifiers import PeerId, RunId
 from ...optim.outer import effective_outer
+from ..capability import invite_of
 from ..doors import doors_of
 from ..entrants import Entrants
 from ..gate import Gate
@@ -271,6 +272,7 @@ class RunService:
         membership.banned, membership.trusted = self.banning.lists.peers, self.banning.lists.trusted
         membership.roles = self.roles
         membership.certificate, membership.believes = self.certificate, self._believes
+        membership.invite_of = invite_of
         self.announce(now)
         whole.start(now)
         for session in whole.sessions:

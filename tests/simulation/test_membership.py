@@ -534,3 +534,27 @@ def test_who_is_let_in_cannot_fill_the_table_with_peers_that_do_not_exist() -> N
     fake = wire.encode(wire.Records((signed("fake", 1), *own_records(there, 1.0))))
     with pytest.raises(RemoteProtocolError, match="nothing proves it"):
         here.on_message(1.0, PeerId("b"), fake)  # its sender is at fault
+
+
+def test_by_one_invite_come_three_quarters_of_the_records_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("atoll.node.membership.MAX_RECORDS", 8)
+    monkeypatch.setattr("atoll.node.membership.MOST_BY_ONE", 6)
+    here = member("a")
+    here.invite_of = lambda certificate: certificate[:1]
+    here.announce(0.0)
+
+    def comes(name: str, invite: bytes, now: float = 0.0) -> bool:
+        peer = member(name)
+        peer.certificate = invite + name.encode()
+        peer.announce(now)
+        here.learn(now, own_records(peer, now), PeerId(name))
+        return here.record(PeerId(name)) is not None
+
+    assert [comes(f"minted{number}", b"i") for number in range(20)] == [True] * 6 + [False] * 14
+    assert comes("minted3", b"i")  # it is there
+    assert comes("honest", b"j")
+    assert here.refused["crowded"] == 14
+    here.tick(200.0)  # all are over
+    assert comes("late", b"i", 200.0)

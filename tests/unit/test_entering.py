@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from atoll.collectives.group import Admitted, Entry, Member
+from atoll.collectives.group import Admitted, Certified, Entry, Member
 from atoll.collectives.identifiers import PeerId, RunId
-from atoll.collectives.round import entering
-from atoll.collectives.round.entering import KEPT_S, OPEN, Tally
+from atoll.collectives.round import Log, entering
+from atoll.collectives.round.entering import KEPT_S, MOST_BY_ONE, OPEN, Tally, crowded
 from atoll.node.banning import Ban, Bans
 from atoll.node.capability import Role
 from atoll.node.doors import SKEW_S, InnerDoors, RunDoors, doors_of
@@ -39,7 +39,6 @@ def test_an_invite_for_two_lets_in_two_and_them_again() -> None:
     assert two.after([by("c", uses=2)]) is None
     assert two.after([by("a", uses=2)]) == two
     assert two.after([by("c", uses=0)]) is two  # for any number: not counted
-    assert (two.used(b"i", PeerId("a")), two.used(b"i", PeerId("c"))) == (1, 2)
     assert Tally().after([by("a", uses=2), by("b", uses=2), by("c", uses=2)]) is None
 
 
@@ -79,6 +78,36 @@ def test_an_entry_that_lets_in_nobody_has_the_hash_that_it_had_before_entries_na
     assert len({each.hash() for each in (entry, new, counted)}) == 3
     assert OPEN.valid([PeerId("p")], ())
     assert not OPEN.valid([PeerId("a")], new.admitted)
+
+
+def test_by_one_invite_come_three_quarters_of_the_most_members() -> None:
+    assert MOST_BY_ONE == 192
+    came = {PeerId(f"m{index}"): b"i" for index in range(MOST_BY_ONE - 1)}
+    one, two = by("a", uses=0), by("b", uses=0)
+    assert not crowded(came, [*came, PeerId("a")], [one])
+    assert crowded(came, [*came, PeerId("a"), PeerId("b")], [one, two])
+    assert not crowded(came, [*came, PeerId("a"), PeerId("b")], [one, by("b", b"j", uses=0)])
+    assert not crowded(came, [*list(came)[1:], PeerId("a"), PeerId("b")], [one, two])
+    full = {**came, PeerId("a"): b"i"}
+    assert not crowded(full, [*full], [])  # nobody is evicted for it
+
+
+def test_the_log_knows_by_which_invite_each_of_its_members_came() -> None:
+    log = Log(lambda first, stop: [])
+
+    def append(members: str, *admitted: Admitted) -> None:
+        config = tuple(Member(PeerId(each), 0) for each in members)
+        entry = Entry(
+            "log", log.length, bytes(32), bytes(32), (), (), (), 8, 4, "fp32", "mean", config
+        )
+        log.append(Certified(msgspec.structs.replace(entry, admitted=admitted), ()))
+
+    append("o")
+    append("oab", by("a", uses=0), by("b", b"j"))
+    append("oa")
+    assert (log.came, set(log.tally.spent)) == ({"a": b"i"}, {b"j"})
+    append("oac", by("c", b"k", uses=0))
+    assert log.came == {"a": b"i", "c": b"k"}
 
 
 # ---- certificates
@@ -201,3 +230,20 @@ def test_of_those_who_have_shown_one_the_newest_are_remembered(
     for who in people:
         doors.note(who.peer, general.certify(who, NOW_S).encode())
     assert [doors.warrant(who.peer) is not None for who in people] == [False, True, True]
+
+
+def test_who_holds_a_seed_pushes_nobody_out_who_has_come_by_another_invite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atoll.node.doors.MOST_SHOWN", 8)
+    monkeypatch.setattr("atoll.node.doors.MOST_BY_ONE", 6)
+    doors, leaked, own = Place(tmp_path).doors, invite(uses=0), invite()
+    doors.note(NEW.peer, own.certify(NEW, NOW_S).encode())
+    doors.note(OTHER.peer, own.certify(OTHER, NOW_S).encode())
+    rng = random.Random(0)
+    for _ in range(20):
+        minted = Identity(rng.randbytes(32))
+        doors.note(minted.peer, leaked.certify(minted, NOW_S).encode())
+    assert doors.warrant(NEW.peer) is not None
+    assert doors.warrant(OTHER.peer) is not None
+    assert len(doors._shown) == 8

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from atoll.collectives.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from atoll.collectives.identifiers import PeerId, RunId
-from atoll.node.invite import make_invite
+from atoll.node.invite import Invite, make_invite
 from atoll.node.net import addresses, announcements, door, faults, peerbook
 from atoll.node.net.announcements import (
     LIFE_S,
@@ -545,3 +545,23 @@ def test_faults_shut_out_for_a_minute() -> None:
 
 def test_clock_of_announcements_is_the_wall_clock() -> None:
     assert abs(announce(A, RUN, [HERE], time.time()).sequence / 1000 - time.time()) < 60
+
+
+def test_who_holds_the_seed_of_one_invite_leaves_places_for_whoever_has_come_by_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It brings each key it makes from another connection: by sender no announcement is one too many."""
+    monkeypatch.setattr(announcements, "MAX_PER_RUN", 8)
+    monkeypatch.setattr(announcements, "MAX_BY_INVITE", 6)
+    run, registry = RunId("abcdefghijklmnopqrstuvwxyz"), Registry()
+    leaked, other = (make_invite(run, [], A, now_s=1000, life_s=1000) for _ in range(2))
+
+    def comes(who: Identity, invite: Invite) -> bool:
+        shown = invite.certify(who, 1000.0).encode()
+        news = announce(who, run, [HERE], 1000.0, A.peer, shown)
+        return registry.accept(news, who.peer, 0.0, 1000.0)
+
+    keys = [Identity(bytes([number]) * 32) for number in range(20)]
+    assert [comes(key, leaked) for key in keys[:12]] == [True] * 6 + [False] * 6
+    assert [comes(key, other) for key in keys[12:14]] == [True] * 2
+    assert len(registry.members(run, 0.0, A.peer)) == 8
