@@ -57,6 +57,8 @@ class Observer:
 class SimJournal(FileJournal):
     """The node's journal, on a simulated disk; it tells an observer. A vote is told once it is on the medium: before, nobody has heard it."""
 
+    WASTE = 2_000
+
     def __init__(self, observer: Observer, incarnation: int, medium: SimMedium) -> None:
         self.observer = observer
         self._untold = list[tuple[int, Entry, Callable[[], None]]]()

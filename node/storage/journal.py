@@ -8,6 +8,9 @@ tail. `../seal`: one frame, replaced at once; it outlives the journal, since wha
 `meta.json`: incarnation, boot id, whether the last life ended cleanly, and whether it was ``synced``: without (`[durability] sync = "none"`)
 votes may be gone after a reboot, so the peer takes a new incarnation and may never vote under the old one.
 
+Votes of rounds that are over are left out at a start where they take more than a quarter of what the entries take: the file is written anew beside,
+forced, and renamed, so that a cut leaves the one or the other. Entries are all kept: whoever joins verifies the chain from the genesis on.
+
 All frames are checked at the start; in memory are the newest entries, and where every 64th begins. A write that fails (a full disk) leaves
 the file as it was, so that the same write can be tried again. What does not fit its check is ``damaged``, in words, with the byte at
 which it begins; nothing on the disk is changed then. Broken votes of rounds that are over are of no use to anybody: they are told
@@ -17,6 +20,7 @@ which it begins; nothing on the disk is changed then. Broken votes of rounds tha
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import re
 import struct
@@ -93,6 +97,9 @@ def stored_entries(folder: Path) -> Iterator[Certified]:
 class FileJournal:
     """Implements `collectives.round.Journal`. Raises StorageError when it cannot write; nothing is answered then."""
 
+    WASTE = 1 << 20
+    """Bytes of votes of rounds that are over that are never worth writing the file anew."""
+
     def __init__(
         self,
         folder: Path,
@@ -124,6 +131,9 @@ class FileJournal:
         self.written = 0
         """How many records were written in this life: see `sync`."""
         self._end = self._on_medium = 0  # of the whole frames in `entries`
+        self.left_out = 0
+        """Bytes of votes of rounds that are over, which this life's start has left out."""
+        self._over = 0  # bytes of votes, of all rounds, in what the last life left
         self._log, self._lock = -1, threading.Lock()
         try:
             make_folder(folder, medium)
@@ -135,6 +145,8 @@ class FileJournal:
                 self._save_meta(clean=False)
             if not self.damaged:
                 self.sync()
+            if self._wasteful:
+                self._compact()
         except OSError as error:
             self._let_go()
             raise storage_error(folder, error) from error
@@ -254,7 +266,7 @@ class FileJournal:
         total, at, forced = self._medium.size(self._log), 0, self._was_long * self._was_clean
         whole_from = -1  # where the last whole frame begins
         broken: int | None = None  # the first broken byte, unless it is known to do no harm
-        vote: _Vote | None = None
+        last: bytes | None = None  # the newest vote: those of rounds that are over are not read
         window = _Window(self._medium, self._log, total)
         while at < total:
             body = window.frame(at)
@@ -268,7 +280,8 @@ class FileJournal:
             mark, stop = _MARK.unpack_from(body)[1], at + FRAME.size + len(body)
             forced = max(forced, mark)
             if body[:1] == VOTE:
-                vote = self._decode_vote(body) if broken is None else vote
+                self._over += stop - at
+                last = body if broken is None else last
             else:
                 certified = _decoded(body[_MARK.size :])
                 before, self.newest = self.newest, certified or self.newest
@@ -297,9 +310,62 @@ class FileJournal:
                 self._cut(broken, total)
                 total = broken
         self._end = total
+        vote = None if last is None else self._decode_vote(last)
         if vote is not None and vote.round == len(self.entries) and not self.damaged:
             self.promised, self.accepted = vote.promised, vote.accepted
             self.proof, self.echoed = vote.proof, vote.echoed
+
+    # ---- votes that are of no use any more
+    @property
+    def _wasteful(self) -> bool:
+        whole = not self.damaged and not self.blemish and not self._gaps
+        return whole and self._over > max(self.WASTE, (self._end - self._over) // 4)
+
+    def _compact(self) -> None:
+        """Write the entries, and what was promised and voted in the open round, to a file that takes the place of this one. Raises OSError.
+
+        Where the disk has no room for it, all stays as it is.
+        """
+        beside = self._path.with_name("entries.new")
+        medium, marks, end, at = self._medium, array("Q"), 0, 0
+        piece, count = bytearray(), 0
+        file = -1
+        try:
+            medium.remove(beside)  # of a life that was cut short
+            file = medium.open(beside)
+            window = _Window(medium, self._log, self._end)
+            while at < self._end:
+                body = window.frame(at)
+                if body is None:
+                    raise OSError(errno.EIO, "it is not what was read before")
+                at += FRAME.size + len(body)
+                if body[:1] == ENTRY:
+                    if count % SPAN == 0:
+                        marks.append(end + len(piece))
+                    piece += framed(_MARK.pack(ENTRY, end) + body[_MARK.size :])
+                    count += 1
+                if len(piece) >= _WINDOW:
+                    medium.write(file, bytes(piece), end)
+                    end, piece = end + len(piece), bytearray()
+            medium.write(file, bytes(piece), end)
+            end += len(piece)
+            vote = framed(_MARK.pack(VOTE, end) + msgspec.msgpack.encode(self._vote_now()))
+            medium.write(file, vote, end)
+            end += len(vote)
+            medium.sync(file)
+            medium.replace(beside, self._path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                if file >= 0:
+                    medium.close(file)
+                medium.remove(beside)
+            return
+        old, self._log = self._log, file
+        self.left_out = self._end - end
+        self._end = self._on_medium = end
+        self._marks = marks
+        medium.close(old)
+        medium.sync_folder(self._folder)  # before anything is written that only this file has
 
     def _continues(self, certified: Certified | None, before: Certified | None) -> bool:
         return (
@@ -390,6 +456,9 @@ class FileJournal:
         self._write(VOTE, msgspec.msgpack.encode(vote))
         self.promised, self.accepted = promised, accepted
         self.proof, self.echoed = proof, echoed
+
+    def _vote_now(self) -> _Vote:
+        return _Vote(len(self.entries), self.promised, self.accepted, self.proof, self.echoed)
 
     def _write(self, kind: bytes, payload: bytes) -> None:
         data = framed(_MARK.pack(kind, self._on_medium) + payload)
