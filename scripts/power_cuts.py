@@ -40,7 +40,7 @@ from bad_input_kit import Member, Run, new_home, new_run, one_round
 from atoll.collectives.group import Entry
 from atoll.node.storage.journal import FileJournal
 
-PATIENCE_S = 45  # the law gives seconds; the machine may be loaded
+PATIENCE_S = 120  # the law gives seconds; the machine may be loaded
 MIB = {"ext4": 160, "xfs": 320}
 PAUSE_S = 0.05  # between two contributions
 
@@ -119,7 +119,9 @@ def other_boot(place: Path) -> None:
 
 def trial(count: int, filesystem: str, folder: Path | None, rng: random.Random) -> Trial:
     """One cut of all members of a run. Raises FailedError where something is lost."""
-    with tempfile.TemporaryDirectory(prefix="atoll-cut-", dir=folder) as scratch:
+    with tempfile.TemporaryDirectory(
+        prefix="atoll-cut-", dir=folder, ignore_cleanup_errors=True
+    ) as scratch:
         place, disk, copy = Path(scratch) / "m", Path(scratch) / "disk", Path(scratch) / "copy"
         place.mkdir()
         image(disk, filesystem)
@@ -271,7 +273,11 @@ def start(run: Run, count: int) -> list[Member]:
     for thread in threads:
         thread.join(120)
     if failed or len(members) < count:
-        raise FailedError(f"{len(members)} of {count} are back: {failed}")
+        back = len(members)
+        close(list(members.values()))
+        for log in sorted(run.folder.rglob("private-node.log")):
+            progress(f"{log.relative_to(run.folder)}: {log.read_text(errors='replace')[-1500:]}")
+        raise FailedError(f"{back} of {count} are back: {failed}")
     return [members[number] for number in range(count)]
 
 
