@@ -14,7 +14,7 @@ from .ending import interrupt_when_stdin_ends
 from .logs import log_to_stderr
 from .net.lean import load_libp2p
 from .notify import notify, notify_failed
-from .paths import only_mine
+from .paths import find_paths, only_mine
 from .private_node import ParentLink
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Exit code of the node process."""
     args = _parser().parse_args(argv)
-    log_to_stderr()
+    log = log_to_stderr()
     only_mine()
     load_libp2p()  # before anything of the service, which would import all of it
     logging.raiseExceptions = False  # a log on a full disk is no reason to write tracebacks into it
@@ -110,6 +110,8 @@ def main(argv: list[str] | None = None) -> int:
         if args.parent_fd >= 0:
             ParentLink(args.parent_fd).failed(error)
         return _failed(args, error)
+    folder = find_paths(args.home).log_dir
+    log.files = [folder / "node.log", folder / "private-node.log"]
     if args.until_stdin_ends:
         interrupt_when_stdin_ends()
     from .service.process import run_node
@@ -149,7 +151,6 @@ def _ready(node: Node, args: argparse.Namespace) -> None:
 def _options(args: argparse.Namespace) -> NodeOptions:
     """Flags over environment over files; a private node takes any free port unless its settings name one."""
     from .config import load_config
-    from .paths import find_paths
     from .service.process import NodeOptions
 
     flags = {

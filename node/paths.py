@@ -17,6 +17,7 @@ Folders are made 0700 and files 0600, whatever the user's umask is: a node sets 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -203,9 +204,30 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
 
 def storage_error(what: str, error: OSError) -> StorageError:
     """A StorageError with the reason of the system and what to do about it."""
-    hint = {
-        "No space left on device": "Free some space, or move atoll: ATOLL_HOME=/bigger/disk atoll …",
-        "Permission denied": "Make the folder yours (chown), or choose another: ATOLL_HOME=~/atoll-home",
-        "Read-only file system": "Choose a folder that can be written: ATOLL_HOME=/writable/folder",
-    }.get(error.strerror or "", "Look at the path; atoll config path shows the folders in use.")
-    return StorageError(f"{what}: {error.strerror or error}", hint=hint, exit_code=73)
+    why, hint = advice(error)
+    return StorageError(f"{what}: {error.strerror or error}", why=why, hint=hint, exit_code=73)
+
+
+def advice(error: OSError) -> tuple[str, str]:
+    """Why a file operation failed, and what fits it: a full disk wants room, a failing one another disk."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return (
+            "the disk is full, or this user may use no more of it",
+            "free some space, or move the state: ATOLL_HOME=/another/disk",
+        )
+    if error.errno == errno.EIO:
+        return (
+            "the medium failed to read or write: this is not about space",
+            "look at the system's log (dmesg) and the disk's health (smartctl), then move the state: ATOLL_HOME=/another/disk",
+        )
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return (
+            "the folder or file belongs to somebody else",
+            "make it yours to use (chown), or move the state: ATOLL_HOME=~/atoll-home",
+        )
+    if error.errno == errno.EROFS:
+        return (
+            "the file system can only be read: mounted so, or made so by the system after an error of the medium",
+            "look at the system's log (dmesg), or move the state: ATOLL_HOME=/another/disk",
+        )
+    return "", "look at the path; atoll config path shows the folders in use"

@@ -24,12 +24,12 @@ from ..collectives.errors import AtollError, StateError, SwarmClosedError
 from .control.failures import Failure, error_of, failure
 from .interpreter import PYTHON
 from .lifecycle import close_in_children, remove_stale_socket
-from .paths import Paths, open_private, storage_error
+from .logs import open_log
+from .paths import Paths, storage_error
 
 READY_S = 120.0  # a cold start imports libp2p and torch from a slow disk
 END_S = 30.0  # a private node hands over its round; then SIGTERM, then SIGKILL
 TERM_S = 5.0
-MAX_LOG_BYTES = 8 << 20
 _READY_BYTES = 1 << 16
 
 
@@ -235,8 +235,6 @@ class PrivateNode:
 
 def _open_log(path: Path) -> BinaryIO:
     try:
-        if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
-            os.replace(path, path.with_suffix(".log.1"))
-        return open_private(path)
+        return open_log(path)
     except OSError as error:
         raise storage_error(f"cannot write {path}", error) from None

@@ -18,7 +18,7 @@ import click
 
 from ...collectives.errors import NetworkError, SwarmClosedError
 from ..interpreter import PYTHON
-from ..paths import open_private
+from ..logs import open_log
 from .options import GIVEN, shared_options
 from .output import Terminal, current
 
@@ -197,7 +197,7 @@ def _start_behind(terminal: Terminal, command: list[str], environment: dict[str,
     with (
         tempfile.TemporaryDirectory(prefix="atoll-up-") as folder,
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notes,
-        open_private(log) as output,
+        open_log(log) as output,
     ):
         address = os.path.join(folder, "notify")
         notes.bind(address)

@@ -379,7 +379,8 @@ a typing mistake cannot silently train with a default.
         "a file could not be written or read",
         73,
         """Most often the disk is full or the folder belongs to somebody else. Training goes on where it can; files are replaced
-atomically, so the older version is still there.
+atomically, so the older version is still there. "Input/output error" is another matter: the medium itself failed, and
+freeing space does not help. Move the state before the disk dies; dmesg and smartctl tell how it stands.
 
     df -h ~                       how much is free
     atoll config path             which folders are in use

@@ -7,12 +7,12 @@ power cut does. A write or a rename is on the medium once `sync` of the file, or
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 from pathlib import Path
 from typing import Protocol
 
 from ...collectives.errors import StorageError
+from ..paths import storage_error as about
 
 PIECE_BYTES = 8 << 20
 """What is written at a time of a large file, and forced before the next: what is small and urgent never waits for all of it."""
@@ -173,20 +173,5 @@ def make_folder(folder: Path, medium: Medium = REAL) -> None:
 
 
 def storage_error(path: Path, error: OSError) -> StorageError:
-    """A coded error for a failed file operation, with advice that fits: a full disk wants room, a failing one another disk."""
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    failing = error.errno == errno.EIO
-    why = "the disk is full" if full else "the folder cannot be written"
-    hint = "free some space, or move the state: ATOLL_HOME=/another/disk"
-    if failing:
-        why = "the medium failed to read or write: this is not about space"
-        hint = "look at the system's log (dmesg) and the disk's health (smartctl), then move the state: ATOLL_HOME=/another/disk"
-    elif not full:
-        hint = "make the folder yours to write, or move the state: ATOLL_HOME=/another/disk"
-    return StorageError(
-        f"cannot use {path}: {error.strerror or error}",
-        code="E501",
-        why=why,
-        hint=hint,
-        exit_code=73,
-    )
+    """A coded error for a failed file operation, with advice that fits."""
+    return about(f"cannot use {path}", error)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,8 @@ import pytest
 from atoll.collectives.errors import StorageError
 from atoll.collectives.identifiers import PeerId
 from atoll.node.net.peerbook import PeerBook
-from atoll.node.paths import find_paths, make_private, write_atomic
+from atoll.node.paths import find_paths, make_private, storage_error, write_atomic
+from atoll.node.storage.medium import storage_error as medium_error
 from atoll.security.identity import Identity, load_or_create
 
 
@@ -61,6 +64,30 @@ def test_writing_replaces_or_leaves(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="cannot write") as caught:
         write_atomic(tmp_path / "none" / "f", b"")
     assert caught.value.code == "E501"
+
+
+@pytest.mark.parametrize(
+    ("number", "why", "hint"),
+    [
+        (errno.ENOSPC, "the disk is full", "free some space"),
+        (errno.EDQUOT, "the disk is full", "free some space"),
+        (errno.EIO, "the medium failed", "dmesg"),
+        (errno.EROFS, "can only be read", "dmesg"),
+        (errno.EACCES, "belongs to somebody else", "chown"),
+        (errno.ENAMETOOLONG, "", "atoll config path"),
+    ],
+)
+@pytest.mark.parametrize("told", [storage_error, lambda path, e: medium_error(Path(path), e)])
+def test_advice_fits_the_failure(
+    told: Callable[[str, OSError], StorageError], number: int, why: str, hint: str
+) -> None:
+    error = told("a/b", OSError(number, os.strerror(number)))
+    assert (error.code, error.exit_code) == ("E501", 73)
+    assert "a/b" in error.message
+    assert os.strerror(number) in error.message
+    assert why in error.why
+    assert hint in error.hint
+    assert ("free some space" in error.hint) == (number in (errno.ENOSPC, errno.EDQUOT))
 
 
 class Forced:
