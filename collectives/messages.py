@@ -6,7 +6,7 @@ authenticated stream. All are idempotent; loss is repaired by pull.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
 
@@ -32,6 +32,8 @@ from .group import (
 )
 from .identifiers import PeerId
 from .layout import Layout
+
+T = TypeVar("T")
 
 MAX_CHUNK_LIST = 4096
 MAX_MESSAGE_BYTES = 1 << 20
@@ -393,8 +395,26 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
     body: Body
 
 
+class _Outline(msgspec.Struct, frozen=True, array_like=True):
+    """An envelope whose body is still bytes."""
+
+    log: LogName
+    round: Count
+    incarnation: Count
+    body: msgspec.Raw
+
+
+class Outline(NamedTuple):
+    """What an envelope is, by a fraction of what decoding it costs: its log, the tag of its body ("" where it has none), the body's bytes."""
+
+    log: str
+    tag: str
+    nbytes: int
+
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Envelope)
+_outliner = msgspec.msgpack.Decoder(_Outline)
 
 
 def encode(envelope: Envelope) -> bytes:
@@ -404,12 +424,26 @@ def encode(envelope: Envelope) -> bytes:
 
 def decode(data: bytes, peer: PeerId) -> Envelope:
     """Validated envelope from a peer's bytes. Raises RemoteProtocolError naming the peer."""
+    return _decoded(_decoder, data, peer)
+
+
+def outline(data: bytes, peer: PeerId) -> Outline:
+    """What `decode` would make of these bytes, whose body is not looked into. Raises RemoteProtocolError naming the peer."""
+    found = _decoded(_outliner, data, peer)
+    body = bytes(found.body)
+    at = 1 if 0x90 <= body[0] <= 0x9F else 3  # an array of fewer than 16, or of fewer than 65,536
+    length = body[at] - 0xA0 if at < len(body) else -1  # of a string of fewer than 32 bytes
+    tag = body[at + 1 : at + 1 + length] if 0 <= length < 32 else b""
+    return Outline(found.log, tag.decode("ascii", "replace"), len(body))
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[T], data: bytes, peer: PeerId) -> T:
     if len(data) > MAX_MESSAGE_BYTES:
         raise RemoteProtocolError(
             f"control message of {len(data)} bytes, limit {MAX_MESSAGE_BYTES}", peer=peer
         )
     try:
-        return _decoder.decode(data)
+        return decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise RemoteProtocolError(
             f"malformed control message: {quoted(error)}", peer=peer

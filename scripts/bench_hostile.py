@@ -2,7 +2,7 @@
 """What a peer that floods a node with well-formed messages costs it and the rounds of its run, by type of message.
 
 Two honest members commit rounds, each after a second of training; a third node, which was admitted as an observer or is a member, does one thing for
-``--seconds``. By who it is and what it does:
+``--seconds``. What breaks a rule comes last: who did that 16 times is shut out for a minute, whatever it says. By who it is and what it does:
 
 sent             messages, or deeds, that it got rid of; what the victim does not read stays with it
 refused          how many messages the victim refused meanwhile
@@ -25,7 +25,7 @@ from typing import Any
 
 from _bench import emit, progress
 from _kits import TESTS  # first: it makes the kits of tests/ importable
-from hostile.hostile_node import KINDS, OF_MEMBERS
+from hostile.hostile_node import BREACHES, KINDS, OF_MEMBERS
 from hostile.kit import hostile_swarm
 
 __all__ = ["TESTS"]
@@ -78,7 +78,7 @@ def main() -> int:
     for member in (False, True):
         if options.who not in ("both", "member" if member else "observer"):
             continue
-        able = [*KINDS, *OF_MEMBERS] if member else KINDS
+        able = [*KINDS, *(OF_MEMBERS if member else ()), *BREACHES]
         rows += play(
             member, [kind for kind in able if not wanted or kind in wanted], options.seconds
         )

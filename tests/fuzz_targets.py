@@ -150,6 +150,8 @@ def round_messages(data: bytes) -> None:
         ranges_of(text, ELEMENTS)
     with contextlib.suppress(RemoteProtocolError):
         envelope = m.decode(data, PEER)
+        told = m.outline(data, PEER)
+        assert (told.log, told.tag) == (envelope.log, envelope.body.__struct_config__.tag)
         parse(envelope.log)
         if isinstance(envelope.body, m.Offer) and envelope.body.layout is not None:
             envelope.body.layout.check()

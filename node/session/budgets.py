@@ -26,6 +26,7 @@ SHUT_OUT_PAUSE_S = 0.005
 """Between two messages of a peer that is shut out: to read them costs this node more than to send them costs the peer."""
 BEHIND_S = 1.0
 """So long after a message was refused for want of the budget of all its kinds, a peer's other messages wait behind such ones."""
+SHUT_OUT = "shut_out"  # the kind of all that a peer says which is not listened to
 MADE = "operation"  # the kind that an operation takes which a peer's message makes known here
 
 
@@ -37,7 +38,7 @@ class Rate(NamedTuple):
 
 
 MESSAGES, MEMBER_MESSAGES = Rate(256, 1024), Rate(4096, 16384)
-BYTES, MEMBER_BYTES = Rate(4 << 20, 16 << 20), Rate(16 << 20, 64 << 20)
+BYTES, MEMBER_BYTES = Rate(4 << 20, 16 << 20), Rate(8 << 20, 32 << 20)
 
 REQUESTS: dict[str, Rate] = {
     "manifest": Rate(2, 16),
@@ -67,9 +68,13 @@ OPERATION = Rate(256, 1024)
 """All messages about free-standing operations."""
 A_CALL = 32.0
 """How many messages about operations a call of the own script pays for, for each peer."""
-SPANS = 64  # who asks as it should names no more at once, but where much was lost
+SPANS_BYTES = 512  # who asks as it should names no more spans at once, but where much was lost
 JOBS_AT_ONCE = 4
 """Jobs that one peer may have waiting in the queue of service."""
+
+
+def _weight(rate: Rate, nbytes: int) -> float:
+    return min(rate.burst, 1.0 + nbytes // SPANS_BYTES)
 
 
 class _Bucket:
@@ -119,6 +124,7 @@ class Accountant:
     def message(self, now: float, peer: PeerId, nbytes: int, *, member: bool) -> bool:
         """Whether a message of ``nbytes`` is looked at."""
         if self._breaches.shut_out(peer, now):
+            self.refuse(now, peer, SHUT_OUT)
             self._pause = SHUT_OUT_PAUSE_S
             return False
         self._member = member
@@ -127,9 +133,10 @@ class Accountant:
             now, peer, "bytes", volume, min(float(nbytes), volume.burst)
         )
 
-    def request(self, now: float, peer: PeerId, kind: str, spans: int = 0) -> bool:
-        """Whether one more message of this type is listened to; one that names many ``spans`` of chunks is as several."""
-        return self._take(now, peer, kind, REQUESTS.get(kind, ROUND), 1.0 + spans // SPANS)
+    def request(self, now: float, peer: PeerId, kind: str, nbytes: int = 0) -> bool:
+        """Whether one more message of this type is listened to; one of many ``nbytes`` of spans of chunks is as several."""
+        rate = REQUESTS.get(kind, ROUND)
+        return self._take(now, peer, kind, rate, _weight(rate, nbytes))
 
     def breach(self, now: float, peer: PeerId) -> None:
         """A message of ``peer`` broke a rule; too many of those and it is shut out."""
@@ -142,9 +149,9 @@ class Accountant:
             peer, now
         )
 
-    def operation(self, now: float, peer: PeerId) -> bool:
-        """Whether one more message about a free-standing operation is."""
-        return self._take(now, peer, "operations", OPERATION)
+    def operation(self, now: float, peer: PeerId, nbytes: int = 0) -> bool:
+        """Whether one more message about a free-standing operation is; see `request`."""
+        return self._take(now, peer, "operations", OPERATION, _weight(OPERATION, nbytes))
 
     def called(self) -> None:
         """The own script has called an operation: its peers will speak of it."""

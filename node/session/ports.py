@@ -252,7 +252,7 @@ class Storage(Protocol):
         ...
 
     def saved(self, before: int) -> tuple[int, memoryview] | None:
-        """The newest checkpoint of an entry older than ``before``: its entry and the state's bytes. Heavy.
+        """The newest checkpoint of an entry older than ``before``: its entry and the state's bytes. Heavy; also while one is written.
 
         None where there is none, or results since are missing. Until an entry follows the newest checkpoint, and so certifies it, the
         one before it and all results since are kept.

@@ -246,9 +246,10 @@ class Serving:
 
         oldest = session.ports.storage.results_from() - 1
         kept = next((s for s in self.snapshots if oldest <= s.round < before), None)
-        return (
-            offer(session.clock(), kept) if kept is not None else session.ports.offload(read, offer)
-        )
+        if kept is not None:
+            offer(session.clock(), kept)
+        elif not session.ports.serve(read, offer):
+            self._asking_certified.clear()  # whoever still wants one asks again
 
     def _offer_state(self, peer: PeerId, snapshot: Snapshot) -> None:
         assert self.session.replica is not None

@@ -73,6 +73,11 @@ MAX_CONTACTS = 256
 KINDS: dict[type, str] = {
     kind: str(kind.__struct_config__.tag) for kind in get_args(m.Body)
 }  # what a message is in its sender's budget
+GET = KINDS[m.Get]
+OF_SPANS = frozenset(KINDS[kind] for kind in (m.Get, m.Need, m.Missing))
+"""Messages that cost what they are long."""
+CHUNKLESS = m.outline(m.encode(m.Envelope("", 0, 0, m.Get(bytes(32), ()))), PeerId("")).nbytes
+"""Bytes of a Get that asks for hashes."""
 Phase = Literal["seeking", "fetching", "running", "left"]
 
 
@@ -418,9 +423,8 @@ class Session:
                 if self.budgets.request(now, peer, "membership"):
                     self.membership.on_message(now, peer, data[1:])
             elif data[:1] == ROUND:
-                envelope = m.decode(data[1:], peer)
-                if self._affordable(now, peer, envelope):
-                    self._on_envelope(now, peer, envelope)
+                if self._affordable(now, peer, m.outline(data[1:], peer)):
+                    self._on_envelope(now, peer, m.decode(data[1:], peer))
             elif self.beforehand is not None and data[:1] == self.beforehand.prefix:
                 self.beforehand.on_message(now, peer, data[1:])
             else:
@@ -434,13 +438,13 @@ class Session:
         self.budgets.breach(now, peer)
         self.ports.emit(ev.PeerMisbehaved(peer, reason))
 
-    def _affordable(self, now: float, peer: PeerId, envelope: m.Envelope) -> bool:
-        if is_operation(envelope.log):
-            return self.budgets.operation(now, peer)
-        body = envelope.body
-        spans = len(body.chunks) if isinstance(body, m.Get | m.Need) else 0
-        asks = isinstance(body, m.Get) and spans
-        return self.budgets.request(now, peer, "get_chunks" if asks else KINDS[type(body)], spans)
+    def _affordable(self, now: float, peer: PeerId, what: m.Outline) -> bool:
+        """Asked before a message is decoded: to decode thousands of spans costs more than to send them."""
+        nbytes = what.nbytes if what.tag in OF_SPANS else 0
+        if is_operation(what.log):
+            return self.budgets.operation(now, peer, nbytes)
+        chunks = what.tag == GET and nbytes > CHUNKLESS
+        return self.budgets.request(now, peer, "get_chunks" if chunks else what.tag, nbytes)
 
     def _on_envelope(self, now: float, peer: PeerId, envelope: m.Envelope) -> None:
         body = envelope.body

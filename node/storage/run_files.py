@@ -337,7 +337,11 @@ class RunFiles:
         )
 
     def saved(self, before: int) -> tuple[int, memoryview] | None:
-        """See Storage. What the newest file holds is kept for the time in which the one before it is sought."""
+        """See Storage. What the newest file holds is kept for the time in which the one before it is sought.
+
+        A checkpoint that is written meanwhile renames the files that are read here: each is read through one descriptor, and judged by
+        what it says itself.
+        """
         folder, layout = self._folder / "checkpoint", self.layout()
         if layout is None:
             return None
@@ -350,7 +354,7 @@ class RunFiles:
             except StorageError as error:
                 self._trouble(error)
                 continue
-            if saved is not None:
+            if saved is not None and self._from - 1 <= saved.entry < before:
                 return saved.entry, memoryview(
                     bytearray(bytes_of(saved.anchor)) + bytes_of(saved.momentum)
                 )

@@ -1,7 +1,8 @@
 """A node that speaks the real protocol and misbehaves when told: ``hostile_node.py FOLDER [arguments of python -m atoll.node]``.
 
-In FOLDER a test writes `order.json`: a number that grows, one of KINDS, for how many seconds, and against which peer. The node, which is otherwise
-like any other, sends well-formed messages of that kind as fast as it can, RATE a second at most, and writes to `report.json` how many.
+In FOLDER a test writes `order.json`: a number that grows, one of KINDS (or several, with + between them), for how many seconds, and against which
+peer. The node, which is otherwise like any other, sends well-formed messages of those kinds in turn as fast as it can, RATE a second at most,
+and writes to `report.json` how many. With "slow" among them it reads one message of that peer a second meanwhile.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +27,24 @@ from hostile.invented import invented
 
 from atoll.collectives import messages as m
 from atoll.collectives.group import Certified, Entry, Member
-from atoll.collectives.identifiers import PeerId
+from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.pace import Pace
 from atoll.collectives.swarm import Call
 from atoll.node.__main__ import main
-from atoll.node.membership_records import Record, Records, SignedRecord, encode
+from atoll.node.membership_records import Record, Records, SignedRecord, encode, sign_record
 from atoll.node.service.bans import MESSAGE
-from atoll.node.service.ports import RunPorts
+from atoll.node.service.ports import DOMAIN, RunPorts
 from atoll.node.service.run import ASK_MANIFEST, RunService
-from atoll.node.session.actions import ROUND_PREFIX
+from atoll.node.session.actions import ROUND_PREFIX, main_log
 from atoll.node.session.session import MEMBERSHIP
 from atoll.security.identity import Identity
 
 RATE, AT_ONCE = 4000, 100
 MUCH = 1 << 47
 HEARD = 500  # messages of others that are kept to be replayed
+SLOW, SLOW_S = "slow", 1.0
+FLAP_S = 0.1
+OTHER_RUN = RunId("o" * 26)
 Make = Callable[[int], bytes]
 
 
@@ -51,6 +55,7 @@ class Liar:
         self.run = run
         self.heard: deque[bytes] = deque(maxlen=HEARD)
         self.lying_pace = False
+        self.slow_to: PeerId | None = None
 
     # ---- what it may say
     def envelope(self, body: m.Body, *, log: str = "", round_: int | None = None) -> bytes:
@@ -88,9 +93,13 @@ class Liar:
             return self._same(MESSAGE + bytes(200))
         if kind == "records":
             return self._records
-        if kind == "replays":
+        if kind in REPLAYS:
             kept = list(self.heard) or [self.envelope(m.Fetch())]
-            return lambda number: kept[number % len(kept)]
+            moved = [REPLAYS[kind](self, data) for data in kept]
+            return lambda number: moved[number % len(moved)]
+        if kind == "in_and_out":
+            leave = self.envelope(m.Ready(self.machine.base, None, 0, True))
+            return lambda number: self.envelope(m.Join()) if number % 2 else leave
         if kind in OPERATIONS:
             return self._about_operations(kind)
         return None
@@ -98,6 +107,25 @@ class Liar:
     @staticmethod
     def _same(data: bytes) -> Make:
         return lambda number: data
+
+    def of_another_run(self, data: bytes) -> bytes:
+        """The same message as it was said in another run; a membership record is one of this node's there."""
+        if data[:1] == ROUND_PREFIX:
+            told = m.decode(data[1:], self.run.node.identity.peer)
+            return ROUND_PREFIX + m.encode(msgspec.structs.replace(told, log=main_log(OTHER_RUN)))
+        identity, now_ms = self.run.node.identity, int(time.time() * 1000)
+        record = Record(OTHER_RUN, identity.peer, now_ms, now_ms + 30_000)
+        return MEMBERSHIP + encode(
+            Records((sign_record(record, lambda payload: identity.sign(DOMAIN, payload)),))
+        )
+
+    def of_another_life(self, data: bytes) -> bytes:
+        """The same message as an earlier life of its sender said it, or one to come."""
+        if data[:1] != ROUND_PREFIX:
+            return data
+        told = m.decode(data[1:], self.run.node.identity.peer)
+        life = max(0, told.incarnation + (1 if len(data) % 2 else -1))
+        return ROUND_PREFIX + m.encode(msgspec.structs.replace(told, incarnation=life))
 
     def _records(self, number: int) -> bytes:
         """A record of somebody who has not signed it."""
@@ -166,24 +194,43 @@ class Liar:
     async def misbehave(self, kind: str, victim: PeerId, seconds: float) -> int:
         """How many messages, or deeds, came of it."""
         until = trio.current_time() + seconds
-        if kind == "churn":
-            return await self._churn(victim, until)
-        if kind == "calls":
-            return await self._call(until)
-        if kind == "rates":
-            self.lying_pace = True
-            await trio.sleep_until(until)
-            self.lying_pace = False
-            return 1
-        if kind == "blobs":
-            return await self._unwanted(victim, until)
-        make = self.maker(kind, victim)
-        assert make is not None, kind
-        sent = await self._flood(victim, make, until)
+        deeds: dict[str, Callable[[], Awaitable[int]]] = {
+            "churn": lambda: self._churn(victim, until),
+            "calls": lambda: self._call(until),
+            "rates": lambda: self._boast(until),
+            "blobs": lambda: self._unwanted(victim, until),
+            "half_blobs": lambda: self._half(victim, until),
+        }
+        if kind in deeds:
+            return await deeds[kind]()
+        kinds = kind.split("+")
+        self.slow_to = victim if SLOW in kinds else None
+        makes = list[Make]()
+        for each in kinds:
+            if each != SLOW:
+                make = self.maker(each, victim)
+                assert make is not None, each
+                makes.append(make)
+        makes = makes or [self.envelope_of_all]
+        sent = await self._flood(
+            victim, lambda number: makes[number % len(makes)](number // len(makes)), until
+        )
+        self.slow_to = None
         await self.run.node.network.close_topic(
             self.run.run_id, victim
         )  # what is still on its way is none of the next order
         return sent
+
+    def envelope_of_all(self, number: int) -> bytes:
+        """Asks for something else each time, all of which is answered."""
+        asks = ("get", "get_unknown", "ask_state", "fetch")
+        return self.envelope(BODIES[asks[number % len(asks)]](self))
+
+    async def _boast(self, until: float) -> int:
+        self.lying_pace = True
+        await trio.sleep_until(until)
+        self.lying_pace = False
+        return 1
 
     async def _flood(self, victim: PeerId, make: Make, until: float) -> int:
         network, topic = self.run.node.network, self.run.run_id
@@ -205,7 +252,7 @@ class Liar:
         while trio.current_time() < until:
             await network.close_topic(topic, victim)
             network.send(topic, victim, self.envelope(m.Fetch()))
-            await trio.sleep(0.1)
+            await trio.sleep(FLAP_S)
             count += 1
         return count
 
@@ -239,7 +286,27 @@ class Liar:
             count += 1
         return count
 
+    async def _half(self, victim: PeerId, until: float) -> int:
+        """Content over the lane, which ends in the midst of it, ten times a second; then there is another lane."""
+        engine, data, count = self.run.node.engine, memoryview(bytes(64 << 20)), 0
+        while trio.current_time() < until:
+            name = count.to_bytes(32, "little")
+            engine.exchange.provide(name, data, 1 << 22)
+            engine.exchange.send_blob(victim, name, ((0, MUCH),))
+            await trio.sleep(FLAP_S)
+            engine.drop_lane(victim)
+            engine.exchange.withdraw(name)
+            self.run.node.network.ensure_lane(victim)
+            count += 1
+        return count
 
+
+REPLAYS: dict[str, Callable[[Liar, bytes], bytes]] = {
+    "replays": lambda liar, data: data,
+    "other_runs": Liar.of_another_run,
+    "other_lives": Liar.of_another_life,
+}
+"""What was heard, said once more: as it was, or as of elsewhere."""
 BODIES: dict[str, Callable[[Liar], m.Body]] = {
     "get": lambda liar: m.Get(liar.entry.hash(), ()),
     "get_chunks": lambda liar: m.Get(liar.entry.hash(), ((0, MUCH),) * 4096),
@@ -267,17 +334,19 @@ BODIES: dict[str, Callable[[Liar], m.Body]] = {
     "turn": lambda liar: m.Turn(MUCH),
 }
 OPERATIONS = ("op_plan", "op_prepare", "op_call", "op_accept")
+IN_AND_OUT = "in_and_out"
 BREACHES = [
     *("join", "catch", "prepare", "plan", "accepted", "fork", "consent", "seal", "turn"),
-    *("ban", "records"),
+    *("ban", "records", "other_runs"),
 ]
 """Of which some messages break a rule: after 16 of these the sender is not listened to for a minute, whatever it says."""
 KINDS = [
-    *(kind for kind in [*BODIES, "manifest", "replays", "churn", "blobs"] if kind not in BREACHES),
-    *BREACHES,
+    kind
+    for kind in [*BODIES, "manifest", *REPLAYS, SLOW, "churn", "blobs", "half_blobs"]
+    if kind not in BREACHES
 ]
-"""What anybody who is admitted can do; breaches last."""
-OF_MEMBERS = [*OPERATIONS, "calls", "rates"]
+"""What anybody who is admitted can do without breaking a rule."""
+OF_MEMBERS = [*OPERATIONS, "calls", "rates", IN_AND_OUT]
 """What only members can."""
 
 
@@ -295,7 +364,8 @@ def corrupt(folder: Path) -> None:
     def hear(self: RunService, peer: PeerId, data: bytes) -> float:
         if (liar := made.get(id(self))) is not None:
             liar.heard.append(data)
-        return on_message(self, peer, data)
+        pause = on_message(self, peer, data)
+        return max(pause, SLOW_S) if liar is not None and liar.slow_to == peer else pause
 
     def boast(self: RunPorts) -> Pace:
         liar = made.get(id(self._run))

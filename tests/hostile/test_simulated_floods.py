@@ -9,9 +9,22 @@ from atoll.collectives import messages as m
 from atoll.collectives.exchange.slot import unfold
 from atoll.collectives.identifiers import PeerId
 from atoll.node.net.faults import LIMIT, WINDOW_S
+from atoll.node.session import events as ev
 from atoll.node.session.actions import ROUND_PREFIX, main_log
-from atoll.node.session.budgets import BEHIND_S, JOBS_AT_ONCE, MEMBER_BYTES, REQUESTS, ROUND
+from atoll.node.session.budgets import (
+    BEHIND_S,
+    JOBS_AT_ONCE,
+    MEMBER_BYTES,
+    OPERATION,
+    REQUESTS,
+    ROUND,
+    SHUT_OUT,
+    SPANS_BYTES,
+)
+from atoll.node.session.naming import KEPT
+from atoll.node.session.serving import SNAPSHOT_IDLE_S
 from atoll.node.session.session import KINDS
+from atoll.node.simulation.process import MAX_SERVED
 
 STRANGER = PeerId("stranger")
 FLOOD = 55_600
@@ -123,6 +136,63 @@ def test_a_member_that_floods_costs_no_round(table: Table) -> None:
     table.end()
 
 
+@pytest.mark.parametrize("log", [None, f"{KEPT}/8/fp32/mean/all/x/y"])
+def test_what_is_beyond_a_budget_is_not_even_decoded(table: Table, log: str | None) -> None:
+    """To decode thousands of spans takes longer than to send them: a message is judged by what it is called and how long it is."""
+    victim, member = table.peers[0], table.peers[1].name
+    many = (*((0, m.MAX_CHUNK_LIST),) * (m.MAX_CHUNK_LIST - 1), (0, 1))
+    lengthy = {
+        "missing": m.Missing(bytes(16), ((bytes(16), many),)),
+        "need": m.Need(bytes(16), many),
+        "get_chunks": m.Get(bytes(32), many),
+    }
+    breaches, bad = ev.PeerMisbehaved, b""
+    for kind, body in lengthy.items():
+        data = wire(body, log=log)
+        bad = data[:-1] + b"\xc0"  # ends with nil where a number must be
+        victim.do(
+            lambda session, now, data=data: [
+                session.on_message(now, member, data) for _ in range(200)
+            ]
+        )
+        refused = victim.session.budgets.refused(member)[kind if log is None else "operations"]
+        rate = (REQUESTS.get(kind, ROUND)) if log is None else OPERATION
+        assert 200 * len(lengthy) > refused >= 200 - rate.burst * SPANS_BYTES / (len(data) - 64)
+        assert not any(isinstance(event, breaches) for event in victim.heard)
+        victim.do(lambda session, now, bad=bad: session.on_message(now, member, bad))
+        assert not any(isinstance(event, breaches) for event in victim.heard), kind
+    victim.do(lambda session, now: session.on_message(now, STRANGER, bad))
+    assert any(isinstance(event, breaches) for event in victim.heard), "who has budget is judged"
+    table.end()
+
+
+def test_a_state_on_disk_is_read_in_the_queue_of_service(table: Table) -> None:
+    """Where that is full, whoever asks is refused; no round stands behind what it asked for."""
+    rounds_take(table, 12)
+    victim, asker = table.peers[0], table.peers[1].name
+    assert victim.storage.saved(victim.session.round) is not None
+    node = victim.node
+    assert node is not None
+    ask = wire(m.AskState(certified=True))
+    victim.do(lambda session, now: session.on_message(now, asker, ask))
+    assert not node._jobs
+    assert len(node._served) == 1
+    table.wait(1.0)
+    (snapshot,) = victim.session.serving.snapshots
+    table.wait(SNAPSHOT_IDLE_S + 1)
+    assert not victim.session.serving.snapshots
+    for _ in range(MAX_SERVED + 1):
+        assert node.serve(lambda: None, lambda now, made: None)
+    victim.do(lambda session, now: session.on_message(now, asker, ask))
+    assert not node._jobs
+    table.wait(1.0)
+    assert not victim.session.serving.snapshots
+    victim.do(lambda session, now: session.on_message(now, asker, ask))
+    table.wait(1.0)
+    assert [it.root for it in victim.session.serving.snapshots] == [snapshot.root]
+    table.end()
+
+
 def break_rules(victim: Peer, sender: PeerId) -> None:
     """As often as it takes to be shut out."""
     victim.do(
@@ -167,6 +237,7 @@ def test_rounds_do_not_wait_for_a_member_that_is_shut_out(table: Table, late_s: 
     shut_out, lost = trained(table, 15, late_s)
     assert victim.session.budgets.deaf_to(table.world.now, liar)
     assert not lost
+    assert victim.session.budgets.refused(liar)[SHUT_OUT] > 0
     assert max(shut_out) <= max(quiet) + 0.25, (quiet, shut_out)
     assert len(victim.session.config_peers()) == 3
     table.wait(WINDOW_S)

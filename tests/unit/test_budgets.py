@@ -10,7 +10,9 @@ from atoll.node.session.budgets import (
     MAX_PEERS,
     MEMBER_MESSAGES,
     MESSAGES,
+    OPERATION,
     REQUESTS,
+    SPANS_BYTES,
     Accountant,
 )
 
@@ -88,8 +90,13 @@ def test_a_members_stream_goes_on_where_it_asks_too_much_of_one_kind() -> None:
         assert (budgets.pause_s() > 0) == pauses
 
 
-def test_a_message_that_names_many_spans_is_as_several() -> None:
+def test_a_message_of_many_spans_is_as_several() -> None:
     budgets, rate = Accountant(), REQUESTS["get_chunks"]
-    passed = sum(budgets.request(0.0, A, "get_chunks", 4096) for _ in range(1000))
+    passed = sum(budgets.request(0.0, A, "get_chunks", 64 * SPANS_BYTES) for _ in range(1000))
     assert passed == rate.burst // 65
-    assert sum(budgets.request(0.0, B, "get_chunks", 8) for _ in range(10_000)) == rate.burst
+    short = SPANS_BYTES - 1
+    assert sum(budgets.request(0.0, B, "get_chunks", short) for _ in range(10_000)) == rate.burst
+    passed = sum(budgets.operation(0.0, A, 64 * SPANS_BYTES) for _ in range(1000))
+    assert passed == OPERATION.burst // 65
+    passed = sum(budgets.request(0.0, A, "need", 1 << 30) for _ in range(1000))
+    assert passed == 1, "the longest takes all that there is, and can be said at all"
