@@ -2,12 +2,14 @@
 
 As in the model of Dolev and Yao an attacker sees everything that ever travels (certificates, capabilities, announcements), signs with every key it
 holds, and combines and alters the rest as it likes; it cannot forge signatures of keys it does not hold, nor speak as a peer whose key it
-does not hold, since every channel proves the peer id. What is checked is the code that nodes run: gate, ban lists, announcements' registry.
+does not hold, since every channel proves the peer id. What is checked is the code that nodes run: gate, ban lists, announcements' registry, and
+the doors of the log, at which a convener that lies proposes the attacker in an entry. Planted bugs show that the model finds them.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,9 +18,19 @@ import pytest
 from seeds import seeds
 
 from atoll.collectives.errors import AtollError, NotAdmittedError
+from atoll.collectives.group import Admitted
 from atoll.collectives.identifiers import PeerId, RunId
+from atoll.node import capability
 from atoll.node.banning import Ban, Bans
-from atoll.node.capability import CAPABILITY_DOMAIN, CERTIFICATE_DOMAIN, ROLES, Certificate
+from atoll.node.capability import (
+    CAPABILITY_DOMAIN,
+    CERTIFICATE_DOMAIN,
+    ROLES,
+    Capability,
+    Certificate,
+    genuine,
+)
+from atoll.node.doors import RunDoors, doors_of, right_of
 from atoll.node.gate import Gate, Policy
 from atoll.node.invite import Invite, make_invite
 from atoll.node.net.announcements import Registry, announce
@@ -160,6 +172,35 @@ def heard(world: World, who: Identity, shown: bytes, sender: PeerId) -> bool:
     return (taken or listed) and any(gate.hears_of(who.peer, shown, NOW_S) for gate in world.gates)
 
 
+def proposed(gate: Gate, peer: PeerId, shown: bytes) -> bool:
+    """Whether an acceptor votes for an entry in which a lying convener lets this peer in, with this certificate, whatever it says of it, or without."""
+    doors = doors_of(gate, lambda: NOW_S)
+    found = genuine(shown)
+    words = [right_of(found).admitted] if found is not None else []
+    words = [msgspec.structs.replace(word, peer=peer) for word in words]
+    lies = [msgspec.structs.replace(word, uses=0, invite=b"another invite!!") for word in words]
+    return any(
+        doors.valid([peer], said) and not doors.objection([peer], said)
+        for said in ([], words, lies, [Admitted(peer, shown)])
+    )
+
+
+def trespasses(rng: random.Random, there: World, held: Attacker, policy: Policy) -> list[str]:
+    """Where an attacker got to that it should not."""
+    found = list[str]()
+    for key, shown in held.forgeries(rng):
+        banned = key.peer in there.gates[0]._bans.peers
+        if policy == "open" and not banned:
+            continue  # whoever knows the run is let in
+        if any(admitted(gate, key.peer, shown) for gate in there.gates):
+            found.append("gate")
+        if policy != "open" and heard(there, key, shown, held.keys[0].peer):
+            found.append("announcements")
+        if any(proposed(gate, key.peer, shown) for gate in there.gates):
+            found.append("entry")
+    return found
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("attacker", ATTACKERS)
 @pytest.mark.parametrize("seed", seeds(2, 10))
@@ -169,16 +210,12 @@ def test_no_attacker_enters_and_the_honest_always_do(
     rng = random.Random(f"{seed} {attacker} {policy}")
     there, held = world(rng, tmp_path, policy, attacker)
     members = {there.organiser.peer, *(who.peer for who in there.members)}
-    for key, shown in held.forgeries(rng):
-        assert key.peer not in members
-        entered = [gate for gate in there.gates if admitted(gate, key.peer, shown)]
-        believed = heard(there, key, shown, held.keys[0].peer)
-        if policy == "open":  # whoever knows the run is let in, except who is banned
-            banned = there.gates[0]._bans.why(key.peer) is not None
-            assert len(entered) == (0 if banned else len(there.gates))
-        else:
-            assert not entered
-            assert not believed
+    assert members.isdisjoint(key.peer for key in held.keys)
+    assert trespasses(rng, there, held, policy) == []
+    for key in held.keys:
+        banned = key.peer in there.gates[0]._bans.peers
+        entered = [admitted(gate, key.peer, b"") for gate in there.gates]
+        assert entered == [policy == "open" and not banned] * len(there.gates)
     # A flood under the run's own name, and the honest newcomer's one announcement among it.
     for _ in range(20):
         fake = Identity(rng.randbytes(32))
@@ -191,6 +228,14 @@ def test_no_attacker_enters_and_the_honest_always_do(
     mine = there.invite.certify(there.newcomer, NOW_S).encode()
     assert all(admitted(gate, there.newcomer.peer, mine) for gate in there.gates)
     assert heard(there, there.newcomer, mine, there.newcomer.peer)
+    for gate in there.gates:
+        doors = doors_of(gate, lambda: NOW_S)
+        doors.note(there.newcomer.peer, mine)
+        word = doors.warrant(there.newcomer.peer)
+        assert word is not None
+        said = [word] if policy == "invite" else []
+        assert doors.valid([there.newcomer.peer], said)
+        assert doors.objection([there.newcomer.peer], said) == ""
     for member, certificate in zip(there.members, there.certificates, strict=True):
         for shown in (certificate.encode(), b""):
             assert all(admitted(gate, member.peer, shown) for gate in there.gates)
@@ -198,3 +243,94 @@ def test_no_attacker_enters_and_the_honest_always_do(
     found = there.hop.members(RUN, 0.0, there.organiser.peer)
     honest = {there.newcomer.peer, *(who.peer for who in there.members)}
     assert honest <= {news.peer for news in found}
+
+
+# ---- planted bugs
+def _organiser_not_verified(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Capability, "genuine", lambda self: True)
+
+
+def _invite_key_not_verified(patch: pytest.MonkeyPatch) -> None:
+    verify = capability.verify
+
+    def careless(peer: PeerId, domain: str, data: bytes, signature: bytes) -> bool:
+        return domain == CERTIFICATE_DOMAIN or verify(peer, domain, data, signature)
+
+    patch.setattr(capability, "verify", careless)
+
+
+def _certificate_of_anybody(patch: pytest.MonkeyPatch) -> None:
+    """Like a token: whoever shows it is let in."""
+    patch.setattr(Certificate, "peer", property(lambda self: _Anybody()))
+
+
+class _Anybody(str):
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    __hash__ = str.__hash__
+
+
+def _revocation_ignored(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Bans, "check_invite", lambda self, nonce: None)
+
+
+def _ban_ignored(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Bans, "refuse", lambda self, peer: None)
+
+
+def _entry_not_checked(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RunDoors, "valid", lambda self, new, admitted: True)
+
+
+def _entry_of_a_revoked_invite(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RunDoors, "objection", lambda self, new, admitted: "")
+
+
+PLANTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, Policy]] = {
+    "the organiser's signature is not verified": (
+        _organiser_not_verified,
+        "thief of a certificate",
+        "invite",
+    ),
+    "the invite key's signature is not verified": (
+        _invite_key_not_verified,
+        "thief of a certificate",
+        "invite",
+    ),
+    "a certificate lets in whoever shows it": (
+        _certificate_of_anybody,
+        "thief of a certificate",
+        "invite",
+    ),
+    "a revocation is not looked at": (_revocation_ignored, "revoked holder", "invite"),
+    "a ban is not looked at": (_ban_ignored, "ex-member", "open"),
+    "acceptors do not look by what one enters": (_entry_not_checked, "stranger", "invite"),
+    "acceptors vote for who comes by a revoked invite": (
+        _entry_of_a_revoked_invite,
+        "revoked holder",
+        "invite",
+    ),
+}
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_a_planted_bug_in_the_admission_is_found(
+    plant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    breaks, attacker, policy = PLANTS[plant]
+    breaks(monkeypatch)
+    found = list[str]()
+    for seed in range(5):
+        capability._genuine.cache_clear()
+        rng = random.Random(seed)
+        there, held = world(rng, tmp_path / str(seed), policy, attacker)
+        found += trespasses(rng, there, held, policy)
+    capability._genuine.cache_clear()
+    capability.invite_of.cache_clear()
+    assert found
