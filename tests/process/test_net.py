@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import socket
@@ -11,6 +12,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import trio
 import trio.testing
@@ -19,16 +21,20 @@ from libp2p.stream_muxer.yamux import yamux
 
 from atoll.collectives.errors import (
     ConfigError,
+    NetworkError,
     NotAdmittedError,
     PeerUnreachableError,
     RemoteProtocolError,
 )
 from atoll.collectives.identifiers import PeerId, RunId
+from atoll.collectives.record_layer import SECRET_BYTES
 from atoll.node.net import host, lanes, outbox, streams
 from atoll.node.net.addresses import check_port_free, host_and_port, split_peer
 from atoll.node.net.dht.records import run_key
 from atoll.node.net.dht.wire import PUT_VALUE, Rpc
-from atoll.node.net.greeting import VERSION
+from atoll.node.net.framing import FrameReader, frame
+from atoll.node.net.greeting import PROTOCOL as TOPIC
+from atoll.node.net.greeting import VERSION, Answer
 from atoll.node.net.host import Host, NotSpokenError
 from atoll.node.net.lane_sockets import path_of
 from atoll.node.net.network import PeerNetwork
@@ -485,6 +491,74 @@ def test_who_answers_shows_its_standing_first_and_gets_nothing_where_that_is_not
         b.send(RUN, a.peer, b"business")
         assert await inbox.until(1) == [(b.peer, b"business")]
         assert shown == [b"of b"]
+
+    run(main)
+
+
+class OldHello(msgspec.Struct, frozen=True, array_like=True):
+    """Of version 1, whose opener showed a token at once."""
+
+    version: int
+    topic: str
+    token: bytes
+    secret: bytes
+
+
+class OldAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """Of version 1."""
+
+    code: str
+    reason: str
+    wire: None
+
+
+def test_nodes_of_the_old_and_the_new_greeting_tell_each_other_so_and_nothing_else() -> None:
+    """A hand-made peer of version 1 greets and is greeted: each side hears E140; no certificate, record or message is told."""
+
+    async def main(nursery: trio.Nursery) -> None:
+        a, inbox, shown, recalled = network(), Inbox(), list[object](), list[object]()
+        refused, heard = list[tuple[object, ...]](), list[bytes]()
+        a.on_message(
+            RUN,
+            inbox,
+            greet=lambda peer: shown.append(peer) or b"certificate",  # type: ignore[func-returns-value]
+            admit=lambda peer, what: shown.append(what) or True,  # type: ignore[func-returns-value]
+            recall=lambda peer: recalled.append(peer) or b"record",  # type: ignore[func-returns-value]
+        )
+        a.on_refused = lambda *what: refused.append(what)
+        await nursery.start(a.run)
+        old = Host(Identity.generate(), LISTEN)
+
+        async def answer(stream: host.PeerStream) -> None:
+            reader = FrameReader(stream.receive_some, stream.peer)
+            heard.append(await reader.next() or b"")
+            why = "you speak version 2 of the atoll protocol, this peer speaks 1"
+            no = msgspec.msgpack.encode(OldAnswer("E140", why, None))
+            await stream.send_all(frame(no))
+            with contextlib.suppress(RemoteProtocolError, NetworkError):
+                heard.append(await reader.next() or b"")
+            await stream.aclose()
+
+        old.handle(TOPIC, answer)
+        await nursery.start(old.run, lambda peer, up: None)
+        await old.connect(a.peer, [split_peer(found)[1] for found in a.addresses()])
+
+        stream = await old.open_stream(a.peer, TOPIC)
+        await stream.send_all(frame(msgspec.msgpack.encode(OldHello(1, RUN, b"token", b""))))
+        reader = FrameReader(stream.receive_some, a.peer)
+        told = msgspec.msgpack.decode(await reader.next() or b"", type=Answer)
+        assert told == Answer(
+            "E140", "you speak version 1 of the atoll protocol, this peer speaks 2"
+        )
+        assert await reader.next() is None
+
+        a.send(RUN, old.peer, b"business")
+        await wait_for(lambda: bool(refused) and len(heard) == 2)
+        version, topic, secret = msgspec.msgpack.decode(heard[0])
+        assert (version, topic, heard[1]) == (2, RUN, b"")
+        assert len(secret) <= SECRET_BYTES  # half of a wire's key, that no wire was made of
+        assert [what[1:3] for what in refused] == [(old.peer, "E140")]
+        assert (inbox.got, shown, recalled) == ([], [], [])
 
     run(main)
 
