@@ -3,7 +3,8 @@
 It holds the seed of an invite key, the capability that the organiser signed over that key's public half, and addresses to start
 from. It is passed from hand to hand and never sent to a node: `Invite.certify` makes a certificate for one peer from it, and
 only that travels (`capability`). A member that came by an invite for many can hand on the same seed and capability with addresses of
-its own (`reissue`), so the organiser may be away.
+its own (`reissue`), so the organiser may be away. An invite for one peer holds no secret: its seed follows from the capability, which
+lets in nobody but that peer.
 
 Whoever reads an invite can enter by it, so neither ``str`` nor ``repr`` of one shows the line: `Invite.encode` does.
 """
@@ -43,6 +44,7 @@ from .capability import (
     certify,
     check_expiry,
     grant,
+    run_key,
     span,
 )
 
@@ -55,13 +57,18 @@ MAX_LIFE_S = 100 * 365 * 86_400
 SECRET_BYTES = 16
 CHECK_BYTES = 4
 KINDS = ("ip4", "ip6", "dns", "dns4", "dns6")
-"""Of addresses that are packed: kind, port, host. Any other is kept as text."""
+"""Of addresses that are packed: whose and which kind, the peer's key if need be, port, host; through a relay, the relay's address in
+the place of port and host. Any other is kept as text."""
 _LENGTHS = {0: 4, 1: 16}
-_TEXT, _NO_PEER, _ORGANISER, _PEER = len(KINDS), 0, 1, 2
+_TEXT, _THROUGH = len(KINDS), len(KINDS) + 1
+_NO_PEER, _ORGANISER, _PEER = range(3)
+_LONG = 255
+CIRCUIT = "/p2p-circuit"
 
 
 class Invite(msgspec.Struct, frozen=True):
-    """A decoded invite. `parse_invite` gives genuine, unexpired ones only. ``secret``: the seed of its invite key."""
+    """A decoded invite. `parse_invite` gives genuine, unexpired ones only. ``secret``: the seed of its invite key; of an invite for one
+    peer anybody can tell it."""
 
     secret: bytes
     capability: Capability
@@ -90,7 +97,6 @@ class Invite(msgspec.Struct, frozen=True):
         """The line itself: whoever reads it can enter."""
         said = self.capability
         body = _HEAD.pack(
-            self.secret,
             said.run,
             said.organiser_key,
             said.issued_s,
@@ -100,10 +106,10 @@ class Invite(msgspec.Struct, frozen=True):
             bool(said.only),
             said.signature,
         )
-        body += said.only
+        body += said.only or self.secret
         for each in self.bootstrap:
             packed = _pack_address(each, said.organiser_key)
-            body += len(packed).to_bytes(2, "big") + packed
+            body += _pack_length(len(packed)) + packed
         return PREFIX + encode_base58(body + _checksum(body))
 
     def __str__(self) -> str:
@@ -113,9 +119,9 @@ class Invite(msgspec.Struct, frozen=True):
         return f"<{self}>"
 
 
-_HEAD = struct.Struct(f">{SECRET_BYTES}s{RUN_BYTES}s{KEY_BYTES}sIIBHB{SIGNATURE_BYTES}s")
-"""Secret, run, organiser's key, when issued, life, role, uses, whether it is for one peer, signature. The public half of the
-invite key follows from the secret, and the organiser's key stands there once."""
+_HEAD = struct.Struct(f">{RUN_BYTES}s{KEY_BYTES}sIIBHB{SIGNATURE_BYTES}s")
+"""Run, organiser's key, when issued, life, role, uses, whether it is for one peer, signature. Then comes the secret, or the key of the
+only peer. The public half of the invite key follows from the secret, and the organiser's key stands there once."""
 
 
 def make_invite(
@@ -133,13 +139,26 @@ def make_invite(
 
     ``peer``: the only one it is for, if any. ``uses``: how many peers may enter by it, 0 for any number.
     """
-    secret = os.urandom(SECRET_BYTES)
+    life_s = min(life_s, MAX_LIFE_S)
+    if peer:
+        issued_s, expires_s = int(now_s), int(now_s + life_s)
+        secret = _open_secret(
+            run_key(run_id),
+            public_key_of(identity.peer),
+            public_key_of(PeerId(peer)),
+            issued_s,
+            expires_s,
+            ROLES.index(role),
+            uses,
+        )
+    else:
+        secret = os.urandom(SECRET_BYTES)
     capability = grant(
         run_id,
         _invite_key(secret).peer,
         identity,
         now_s=now_s,
-        life_s=min(life_s, MAX_LIFE_S),
+        life_s=life_s,
         peer=peer,
         role=role,
         uses=uses,
@@ -220,14 +239,23 @@ def parse_invite(text: str, *, now_s: float) -> Invite:
 
 def _unpack(body: bytes) -> Invite:
     """What `Invite.encode` packed. Raises ValueError, struct.error."""
-    secret, run, organiser, issued_s, life_s, role, uses, alone, signature = _HEAD.unpack_from(body)
+    run, organiser, issued_s, life_s, role, uses, alone, signature = _HEAD.unpack_from(body)
     if role >= len(ROLES) or uses > MOST_USES or alone > 1:
         raise ValueError("no such role or uses")
-    at = _HEAD.size + (KEY_BYTES if alone else 0)
-    only, bootstrap = body[_HEAD.size : at], list[str]()
+    at = _HEAD.size + (KEY_BYTES if alone else SECRET_BYTES)
+    only = body[_HEAD.size : at] if alone else b""
+    expires_s = issued_s + life_s
+    secret = (
+        _open_secret(run, organiser, only, issued_s, expires_s, role, uses)
+        if alone
+        else body[_HEAD.size : at]
+    )
+    if at > len(body):
+        raise ValueError("it is cut off")
+    bootstrap = list[str]()
     while at < len(body):
-        length = int.from_bytes(body[at : at + 2], "big")
-        at += 2 + length
+        length, at = _unpack_length(body, at)
+        at += length
         if at > len(body) or len(bootstrap) == MAX_ADDRESSES:
             raise ValueError("an address is cut off, or there are too many")
         address = _unpack_address(body[at - length : at], organiser)
@@ -236,9 +264,18 @@ def _unpack(body: bytes) -> Invite:
         bootstrap.append(address)
     bearer = public_key_of(_invite_key(secret).peer)
     capability = Capability(
-        run, bearer, issued_s, issued_s + life_s, organiser, role, uses, only, signature
+        run, bearer, issued_s, expires_s, organiser, role, uses, only, signature
     )
     return Invite(secret, capability, tuple(bootstrap))
+
+
+def _open_secret(
+    run: bytes, organiser: bytes, only: bytes, issued_s: int, expires_s: int, role: int, uses: int
+) -> bytes:
+    """The secret of an invite for one peer, which everybody can tell from what the capability says: it is worth nothing to others, since
+    members let in nobody but that peer by it. So the line does without one."""
+    said = struct.pack(">QQBH", issued_s, expires_s, role, uses)
+    return blake3(b"atoll/invite/2/for" + run + organiser + only + said).digest(SECRET_BYTES)
 
 
 def _invite_key(secret: bytes) -> Identity:
@@ -249,8 +286,20 @@ def _checksum(body: bytes) -> bytes:
     return blake3(body).digest(CHECK_BYTES)
 
 
+def _pack_length(length: int) -> bytes:
+    return bytes([length]) if length < _LONG else bytes([_LONG]) + length.to_bytes(2, "big")
+
+
+def _unpack_length(body: bytes, at: int) -> tuple[int, int]:
+    """A length, and where what it is of begins."""
+    if body[at] < _LONG:
+        return body[at], at + 1
+    return int.from_bytes(body[at + 1 : at + 3], "big"), at + 3
+
+
 def _pack_address(address: str, organiser: bytes) -> bytes:
-    """``/ip4/H/tcp/P/p2p/PEER`` and the same with ip6 or without a peer in few bytes, of others their last peer; any text is given back as it was."""
+    """``/ip4/H/tcp/P/p2p/PEER``, the same with ip6 or a name or without a peer, and a circuit of such, in few bytes; of others their last
+    peer. Any text is given back as it was."""
     where, separator, name = address.rpartition("/p2p/")
     try:
         key = public_key_of(PeerId(name)) if separator else b""
@@ -260,41 +309,47 @@ def _pack_address(address: str, organiser: bytes) -> bytes:
         where, key = address, b""
     if not key or not where:
         where, key = address, b""
-    who = (
-        bytes([_ORGANISER])
-        if key == organiser
-        else bytes([_PEER]) + key
-        if key
-        else bytes([_NO_PEER])
-    )
+    who = _ORGANISER if key == organiser else _PEER if key else _NO_PEER
+    peer = key if who == _PEER else b""
+    relay = where.removesuffix(CIRCUIT)
+    if relay and relay != where and CIRCUIT not in relay:
+        return _form(who, _THROUGH) + peer + _pack_address(relay, organiser)
     found = re.fullmatch(r"/(ip4|ip6|dns|dns4|dns6)/([^/]+)/tcp/([1-9][0-9]{0,4})", where)
     if found is not None and int(found[3]) < 1 << 16:
         kind, host = KINDS.index(found[1]), found[2].encode()
+        form, port = _form(who, kind), int(found[3]).to_bytes(2, "big")
         if kind in _LENGTHS:
             with contextlib.suppress(ValueError):
                 parsed = ipaddress.ip_address(found[2])
                 if str(parsed) == found[2] and len(parsed.packed) == _LENGTHS[kind]:
-                    return who + bytes([kind]) + int(found[3]).to_bytes(2, "big") + parsed.packed
+                    return form + peer + port + parsed.packed
         else:
-            return who + bytes([kind]) + int(found[3]).to_bytes(2, "big") + host
-    return who + bytes([_TEXT]) + where.encode()
+            return form + peer + port + host
+    return _form(who, _TEXT) + peer + where.encode()
 
 
-def _unpack_address(data: bytes, organiser: bytes) -> str:
+def _form(who: int, kind: int) -> bytes:
+    return bytes([who << 4 | kind])
+
+
+def _unpack_address(data: bytes, organiser: bytes, *, of_relay: bool = False) -> str:
     """The address as text. Raises ValueError."""
-    who, rest = data[:1], data[1:]
-    peer = ""
-    if who == bytes([_ORGANISER]):
-        peer = f"/p2p/{peer_id_of(organiser)}"
-    elif who == bytes([_PEER]) and len(rest) > KEY_BYTES:
-        peer, rest = f"/p2p/{peer_id_of(rest[:KEY_BYTES])}", rest[KEY_BYTES:]
-    elif who != bytes([_NO_PEER]):
+    if not data:
         raise ValueError("no address")
-    kind, rest = rest[0] if rest else -1, rest[1:]
+    who, kind, rest = data[0] >> 4, data[0] & 15, data[1:]
+    peer = ""
+    if who == _ORGANISER:
+        peer = f"/p2p/{peer_id_of(organiser)}"
+    elif who == _PEER and len(rest) > KEY_BYTES:
+        peer, rest = f"/p2p/{peer_id_of(rest[:KEY_BYTES])}", rest[KEY_BYTES:]
+    elif who != _NO_PEER:
+        raise ValueError("no address")
+    if kind == _THROUGH and not of_relay:
+        return _unpack_address(rest, organiser, of_relay=True) + CIRCUIT + peer
     if kind == _TEXT and rest:
         return rest.decode() + peer
     port, host = int.from_bytes(rest[:2], "big"), rest[2:]
-    if not 0 <= kind < _TEXT or not host or len(host) != _LENGTHS.get(kind, len(host)):
+    if not kind < _TEXT or not host or len(host) != _LENGTHS.get(kind, len(host)):
         raise ValueError("no address")
     name = str(ipaddress.ip_address(host)) if kind in _LENGTHS else host.decode()
     return f"/{KINDS[kind]}/{name}/tcp/{port}{peer}"

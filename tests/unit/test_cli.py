@@ -14,6 +14,7 @@ import pytest
 
 from atoll.collectives.codecs.names import CODECS, round_bytes_per_value
 from atoll.collectives.errors import AtollError, ConfigError
+from atoll.node.capability import capability_name
 from atoll.node.cli import COMMANDS, cli, run
 from atoll.node.cli.child import Child
 from atoll.node.cli.invites import duration_s
@@ -33,7 +34,7 @@ from atoll.node.cli.views import peers_table, runs_table, status_text
 from atoll.node.invite import make_invite
 from atoll.node.manifest import load_run, parse_manifest
 from atoll.node.paths import find_paths
-from atoll.security.identity import Identity, load
+from atoll.security.identity import Identity, encode_base58, load
 
 RUN = 'schema = 1\nname = "tide"\n[model]\nconfig = { width = 32, layers = 1, heads = 2, context = 16 }\n'
 ADDRESS = "/ip4/127.0.0.1/tcp/4150/p2p/12D3KooWBootPeer"
@@ -124,6 +125,41 @@ def test_new_stores_signs_and_invites(atoll: Cli, atoll_home: Path) -> None:
     assert "invite  none yet" in atoll.out
     assert "atoll up --background" in atoll.err
     assert [entry["name"] for entry in atoll.json("ls")["runs"]] == ["tide"]
+
+
+def test_inspect_shows_all_that_is_in_an_invite_but_its_seed(atoll: Cli, atoll_home: Path) -> None:
+    atoll("new", "run.toml")
+    for_peer = Identity.generate().peer
+    relay = f"/ip4/203.0.113.7/tcp/4150/p2p/{Identity.generate().peer}"
+    addresses = [ADDRESS, f"{relay}/p2p-circuit/p2p/{for_peer}"]
+    for more in ({}, {"peer": for_peer, "role": "observe"}, {"uses": 3}):
+        invite = make_invite(
+            load_run(find_paths(atoll_home), "tide").run_id,
+            addresses,
+            load(atoll_home / "identity.key"),
+            now_s=time.time(),
+            **more,  # pyright: ignore[reportArgumentType]
+        )
+        line, said = invite.encode(), invite.capability
+        shown = atoll.json("invite", "inspect", line)
+        assert shown == {
+            "schema": 1,
+            "run_id": invite.run_id,
+            "organiser": invite.organiser,
+            "id": capability_name(said.id),
+            "issued": iso_time(said.issued_s),
+            "expires": iso_time(invite.expires_s),
+            "for": more.get("peer"),
+            "role": more.get("role", "train"),
+            "uses": more.get("uses"),
+            "bootstrap": addresses,
+            "valid": True,
+        }
+        assert atoll("invite", "inspect", line) == 0
+        values = [value for value in shown.values() if isinstance(value, str)]
+        assert [value for value in [*values, *addresses] if value not in atoll.out] == []
+        for secret in (line[7:40], invite.secret.hex(), encode_base58(invite.secret)):
+            assert secret not in atoll.out + atoll.err + str(shown)
 
 
 def test_new_does_not_take_over_somebody_elses_run(atoll: Cli, atoll_home: Path) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from atoll.collectives.errors import NotAdmittedError, VersionMismatchError
 from atoll.collectives.identifiers import RunId
 from atoll.node import invite as v
+from atoll.node.capability import CERTIFICATE_DOMAIN, genuine, recognise
 from atoll.security.identity import Identity, encode_base58
 
 RUN = RunId("abcdefghijklmnopqrstuvwxyz")
@@ -32,20 +33,60 @@ def test_round_trip_also_wrapped() -> None:
     )
 
 
+@pytest.mark.parametrize("peer", ["", MEMBER.peer])
 @pytest.mark.parametrize(
     "address",
     [
         ADDRESS,
         f"/ip4/203.0.113.117/tcp/41500/p2p/{RELAY.peer}",
-        f"/ip6/2001:db8::17/tcp/41500/p2p/{RELAY.peer}",
-        f"/dns4/a-host-of.example.org/tcp/4150/p2p/{RELAY.peer}",
+        f"/ip6/2001:db8:1111:2222:3333:4444:5555:6666/tcp/41500/p2p/{RELAY.peer}",
+        f"/dns4/atoll.example.org/tcp/4150/p2p/{RELAY.peer}",
         "/dnsaddr/atoll.example.org",
+        f"/ip4/203.0.113.117/tcp/41500/p2p/{RELAY.peer}/p2p-circuit/p2p/{ORGANISER.peer}",
+        f"/ip6/2001:db8:1111:2222:3333:4444:5555:6666/tcp/41500/p2p/{RELAY.peer}/p2p-circuit/p2p/{ORGANISER.peer}",
     ],
 )
-def test_with_one_address_it_has_at_most_300_characters(address: str) -> None:
-    line = v.make_invite(RUN, [address], ORGANISER, now_s=1_800_000_000, uses=1000).encode()
+def test_with_one_address_it_has_at_most_300_characters(address: str, peer: str) -> None:
+    line = v.make_invite(
+        RUN, [address], ORGANISER, now_s=1_800_000_000, uses=1000, peer=peer
+    ).encode()
     assert len(line) <= 300
-    assert v.inspect_invite(line).bootstrap == (address,)
+    found = v.inspect_invite(line)
+    assert (found.bootstrap, found.capability.peer) == ((address,), peer or None)
+
+
+def test_an_invite_for_one_peer_holds_no_secret_and_lets_in_nobody_else() -> None:
+    """Whoever reads it can make certificates with its key, for anybody; members know none but that peer's."""
+    line = v.make_invite(RUN, [], ORGANISER, now_s=1000, peer=MEMBER.peer).encode()
+    assert line == v.make_invite(RUN, [], ORGANISER, now_s=1000, peer=MEMBER.peer).encode()
+    found = v.parse_invite(line, now_s=1000)
+    assert found.certify(MEMBER, 1000).peer == MEMBER.peer
+    freed = msgspec.structs.replace(found.capability, only=b"")
+    forged = msgspec.structs.replace(found, capability=freed).certify(RELAY, 1000)
+    own = msgspec.structs.replace(forged, capability=found.capability)
+    own = msgspec.structs.replace(
+        own,
+        signature=v._invite_key(found.secret).sign(CERTIFICATE_DOMAIN, own.signed_bytes()),
+    )
+    about = {"run_id": RUN, "organiser": ORGANISER.peer, "peer": RELAY.peer}
+    assert genuine(own.encode()) is not None  # signed as it should be
+    assert recognise(own.encode(), **about) is None
+    assert recognise(forged.encode(), **about) is None
+    others = {"now_s": 1000, "peer": MEMBER.peer}
+    kinds = [
+        v.make_invite(RUN, [], ORGANISER, **{**others, **more}).capability.id
+        for more in ({}, {"uses": 1}, {"role": "observe"}, {"life_s": 9}, {"now_s": 1001})
+    ]
+    assert len({found.capability.id, *kinds}) == len(kinds)
+
+
+@pytest.mark.parametrize("rest", [b"\x06" * 3000, b"\x16\x16\x00", b"\x06"])
+def test_circuits_of_circuits_are_no_addresses(rest: bytes) -> None:
+    body = INVITE.encode()
+    data = v.decode_base58(body[len(v.PREFIX) :], most=v.MAX_INVITE_CHARS)[: -v.CHECK_BYTES]
+    data = data[: v._HEAD.size + v.SECRET_BYTES] + v._pack_length(len(rest)) + rest
+    with pytest.raises(ValueError, match="no address"):
+        v._unpack(data)
 
 
 @settings(max_examples=200, deadline=None)
@@ -70,6 +111,11 @@ def test_an_address_that_a_terminal_would_obey_is_refused(address: str) -> None:
         f"/ip6/FE80::1/tcp/1/p2p/{RELAY.peer}",
         f"/p2p/{RELAY.peer}",
         f"/ip4/1.1.1.1/tcp/1/p2p/{RELAY.peer}/p2p-circuit/p2p/{ORGANISER.peer}",
+        f"/ip4/1.1.1.1/tcp/1/p2p/{RELAY.peer}/p2p-circuit",
+        f"/ip4/1.1.1.1/tcp/1/p2p-circuit/p2p/{MEMBER.peer}",
+        f"/p2p-circuit/p2p/{MEMBER.peer}",
+        "/p2p-circuit",
+        f"/p2p/{RELAY.peer}/p2p-circuit/p2p-circuit/p2p/{ORGANISER.peer}",
         "/p2p/",
     ],
 )
