@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from house import LAYERS, ROOT, package_files, script_files, tree
 
-DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+TOP = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+DOCUMENTS = [*(ROOT / name for name in TOP), *sorted((ROOT / "docs").glob("*.md"))]
 OVERRIDDEN = {"overload", "setter", "override"}
 
 

@@ -56,6 +56,7 @@ def test_the_top_level_is_what_it_should_be() -> None:
         "README.md",
         "LICENSE",
         "SECURITY.md",
+        "CONTRIBUTING.md",
         "CHANGELOG.md",
         "docs",
         "tests",
