@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -90,6 +90,8 @@ class Membership:
         """The id of the invite that a certificate was made by; empty for none. One invite has `MOST_BY_ONE` records at most."""
         self._by_invite = Counter[bytes]()  # records in the table
         self.timing = timing or Timing()
+        self.silences: Mapping[PeerId, float] = {}
+        """Peers on the way to whom packets are lost: the silence that says nothing, in seconds, where it is longer than ``detect_s``."""
         self.refused: Counter[str] = Counter()  # records refused, by reason
         same = random.Random()
         same.setstate(rng.getstate())
@@ -156,7 +158,7 @@ class Membership:
         if peer in self.foreign or peer in self.banned:
             return False
         last = max(self._heard.get(peer, LONG_AGO), self._seen.get(peer, LONG_AGO))
-        if now - last > self.timing.detect_s:
+        if now - last > self._detect_s(peer):
             return False
         lost = self._lost.get(peer, NEVER)
         return last > lost or (peer not in self._closed and now - lost <= self.timing.lost_s)
@@ -169,9 +171,12 @@ class Membership:
         since = self._watched.get(peer)
         return (
             since is not None
-            and (now - since > self.timing.detect_s or peer in self._lost)
+            and (now - since > self._detect_s(peer) or peer in self._lost)
             and not self.live(now, peer)
         )
+
+    def _detect_s(self, peer: PeerId) -> float:
+        return max(self.timing.detect_s, self.silences.get(peer, 0.0))
 
     # ---- inputs
     def announce(self, now: float, **fields: Any) -> None:

@@ -20,6 +20,9 @@ LOSSY, STRETCHES = (
     0.005,
     2,
 )  # so large a share sent again, in so many stretches in a row: more than a queue that was full once
+HEAVY, SLOW_S, LEAST = 0.03, 1.0, 3
+"""Where so large a share of the segments is sent again, and at least so many, cubic sends a few a second and would take a minute for a stretch: there
+a stretch is over after so many seconds with bytes under way."""
 SPARSE, OFTEN, WINDOW = 0.0004, 3, 8  # ... or a share like this in so many of the last stretches
 QUEUE_S, QUEUE = (
     0.01,
@@ -35,6 +38,7 @@ class Path:
         self.spoilt = False
         """Whether it needs bbr."""
         self._sent = self._again = 0
+        self._busy_s = 0.0
         self._bad = self._longest_s = 0.0
         self._sparse = deque[float](maxlen=WINDOW)
 
@@ -45,9 +49,11 @@ class Path:
         sent, again = reading.segments - self._sent, reading.again - self._again
         queued_s = reading.rtt_s - reading.least_rtt_s
         self._longest_s = max(self._longest_s, queued_s)
-        if sent >= STRETCH:
+        slow = reading.busy_s - self._busy_s >= SLOW_S and again >= max(LEAST, HEAVY * sent)
+        if sent >= STRETCH or slow:
             weight = 0.5 if self._longest_s > max(QUEUE_S, QUEUE * reading.least_rtt_s) else 1.0
             self._sent, self._again = reading.segments, reading.again
+            self._busy_s = reading.busy_s
             self._longest_s = queued_s  # what ran over is noticed a round trip later
             self._bad = self._bad + weight if again > LOSSY * sent else 0.0
             self._sparse.append(weight if again > SPARSE * sent else 0.0)

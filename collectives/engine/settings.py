@@ -48,6 +48,15 @@ class EngineSettings:
             )
 
 
+RTO_MOST_MS = 1000
+LOSSY: tuple[tuple[str, int], ...] = (
+    ("TCP_THIN_LINEAR_TIMEOUTS", 1),
+    ("TCP_RTO_MAX_MS", RTO_MOST_MS),
+)
+"""For links that lose packets. TCP doubles its pause before each repetition of the same bytes: after five losses in a row nothing came for 12 s. With
+the first (Linux) few bytes under way are repeated at a constant pause, with the second (Linux 6.15) no pause is longer than a second."""
+
+
 def tune(sock: socket.socket, settings: EngineSettings) -> None:
     """Prepare a lane's socket. Everything but non-blocking mode is optional: a system or socket family without it is left as it is."""
     sock.setblocking(False)
@@ -57,6 +66,7 @@ def tune(sock: socket.socket, settings: EngineSettings) -> None:
     if settings.notsent_lowat_bytes is not None:
         options.append(("TCP_NOTSENT_LOWAT", settings.notsent_lowat_bytes))
     options.append(("TCP_USER_TIMEOUT", int(1000 * settings.user_timeout_s)))
+    options += LOSSY
     if sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
     for name, value in options:
@@ -91,9 +101,15 @@ def on_this_machine(sock: socket.socket) -> bool:
         return False  # it has gone already
 
 
+NUMBERS = {
+    "TCP_NOTSENT_LOWAT": {"linux": 25, "darwin": 0x201},
+    "TCP_THIN_LINEAR_TIMEOUTS": {"linux": 16},
+    "TCP_RTO_MAX_MS": {"linux": 44},
+}
+"""Options that Python 3.11 does not name everywhere."""
+
+
 def option_number(name: str, platform: str = sys.platform) -> int | None:
-    """The number of a TCP option here, or None. Python 3.11 does not name TCP_NOTSENT_LOWAT everywhere."""
+    """The number of a TCP option here, or None."""
     number = getattr(socket, name, None)
-    if number is None and name == "TCP_NOTSENT_LOWAT":
-        number = {"linux": 25, "darwin": 0x201}.get(platform)
-    return number
+    return NUMBERS.get(name, {}).get(platform) if number is None else number

@@ -31,6 +31,7 @@ from ..record_layer import PLAIN, LaneKeys
 from ..reduce import REDUCERS, FindReducer
 from .bucket import Bucket
 from .lane import REPLACED, Lane, PeerFaultError
+from .losses import LANES, Losses
 from .meter import Meter, Reading, read_socket
 from .plain import PlainLane
 from .poller import READ, WRITE, make_poller
@@ -99,7 +100,9 @@ class EngineThread:
         self.meter = Meter(self.settings.max_up, self.settings.max_down)
         self._limits = Bucket(self.settings.max_up), Bucket(self.settings.max_down)
         self._measured_at = 0.0
+        self.losses = Losses()
         self._widths: dict[PeerId, Width] = {}
+        self._many: dict[PeerId, bool] = {}  # with bbr: whether several lanes are wanted
         self._closed_bytes = (0, 0)  # of lanes that are no more
         self._totals_lock = threading.Lock()
         self._lock = threading.Lock()  # no command may slip in behind the last look at the queue
@@ -197,7 +200,7 @@ class EngineThread:
     @property
     def pace(self) -> Pace:
         """How fast this node's links are, as far as it is measured."""
-        return self.meter.pace
+        return self.meter.pace._replace(silences=self.losses.silences)
 
     def notify(self, event: threading.Event) -> None:
         """Set ``event`` when everything submitted so far has been run; never, when the engine ends before."""
@@ -315,9 +318,14 @@ class EngineThread:
     def _check(self, now: float) -> None:
         """Heartbeats, and lanes that fell silent."""
         for lane in tuple(self._order):
-            if not lane.up and now - lane.opened_at > self.settings.hello_s:
+            lossy_s = self.losses.silences.get(lane.peer, 0.0)
+            if not lane.up and now - lane.opened_at > self.settings.hello_s + lossy_s:
                 self._close(lane, f"no authentic record within {self.settings.hello_s} s")
-            elif lane.up and not lane.ended and now - lane.heard_at > self.settings.dead_after_s:
+            elif (
+                lane.up
+                and not lane.ended
+                and now - lane.heard_at > max(self.settings.dead_after_s, lossy_s)
+            ):
                 self._close(lane, f"silent for {now - lane.heard_at:.1f} s")
             elif now - lane.spoke_at >= self.settings.beat_s:
                 lane.beat()
@@ -335,7 +343,14 @@ class EngineThread:
                 control(lane.sock, "bbr")
         self._measured_at = now
         self.meter.read(now, readings)
-        if not self.settings.bbr:
+        self.losses.read((lane.peer, lane.number, readings[lane.number]) for lane in self._order)
+        if self.settings.bbr:
+            for peer in {lane.peer for lane in self._order}:
+                many = self.losses.many(peer)
+                if many != self._many.get(peer, False):
+                    self._many[peer] = many
+                    self._emit(LanesWanted(peer, LANES if many else self.first_lanes))
+        else:
             for peer in {lane.peer for lane in self._order}:
                 width = self._widths.setdefault(peer, Width())
                 if width.read(
@@ -405,6 +420,8 @@ class EngineThread:
             self._close(lane, "dropped")
         if not keep:
             self._widths.pop(peer, None)
+            self._many.pop(peer, None)
+            self.losses.forget(peer)
 
     def _add(
         self, peer: PeerId, sock: socket.socket, keys: LaneKeys, path: str, number: int, index: int

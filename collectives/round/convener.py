@@ -15,7 +15,7 @@ from ..partition import comparable, parts_for, single, slots_for
 from ..trees import Tree
 from .gathering import elapsed_s, look, waits
 from .merging import adoption, best_tip
-from .patience import stuck_s, transfer_s
+from .patience import silence_s, stuck_s, transfer_s
 from .sealing import gone
 from .ways import broken, disputes, held_up_by, plan_trees, topology_of
 
@@ -297,23 +297,28 @@ class Convening:
             ):  # nobody waits for a round to be let in or out, or to learn the end of what was lost
                 self._propose_empty(now)
             return None
-        if not awaited or machine.open.ripe_at is not None or self._grace_is_over(now):
+        if (
+            not awaited
+            or machine.open.ripe_at is not None
+            or self._grace_is_over(now, silence_s(machine, [member.peer for member in awaited]))
+        ):
             self._new_plan(now, offers)
         return None
 
-    def _grace_is_over(self, now: float) -> bool:
-        """Whether those that have said nothing yet were waited for: in ballot 0, or where its convener was given up before it could."""
+    def _grace_is_over(self, now: float, lossy_s: float) -> bool:
+        """Whether those that have said nothing yet were waited for: in ballot 0, or where its convener was given up before it could.
+        ``lossy_s``: for so long they may be silent for lost packets."""
         timing, opened, first = (
             self.machine.timing,
             self.machine.open,
             self.machine.open.first_ready_at,
         )
-        if self.ballot > 0 and now - self.began_at <= timing.grace(
-            self.machine.round_s, self.ballot
-        ):
+        again = max(timing.grace(self.machine.round_s, self.ballot), lossy_s)
+        if self.ballot > 0 and now - self.began_at <= again:
             return False
         waited = self.ballot > 0 and (opened.plan is not None or first is None)
-        return waited or (first is not None and now - first > timing.grace(self.machine.round_s))
+        grace = max(timing.grace(self.machine.round_s), lossy_s)
+        return waited or (first is not None and now - first > grace)
 
     def _new_plan(self, now: float, offers: list[Contributor]) -> None:
         machine, shape = self.machine, self.machine.shape

@@ -39,7 +39,7 @@ from .grouping import Grouping
 from .journal import Journal
 from .lying import Blame, sides
 from .merging import adopts
-from .patience import rtt_s, stuck_s
+from .patience import rtt_s, silence_s, stuck_s
 from .pulling import ask_again, on_missing, on_the_way, tell_dispute
 from .readiness import close_round, on_ready, repeat_ready, send_ready
 from .sampling import Draw
@@ -735,7 +735,7 @@ class RoundMachine:
             return
         patience = self.timing.takeover_s * min(8.0, 1 + self.ballot / 2) * (
             2 if self.convening.active else 1
-        ) + 4 * rtt_s(self)
+        ) + max(4 * rtt_s(self), silence_s(self, self.others))
         if spent:
             patience = 0.0
         elif self.open.plan is not None:

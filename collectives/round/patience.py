@@ -5,11 +5,13 @@ Slow is not dead: on a slow or far link the next chunk takes its time, and askin
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ..codec import Grid
 from ..group import Plan
+from ..identifiers import PeerId
 from ..messages import Ready
 from ..pace import Pace
 from .state import Shape
@@ -38,6 +40,12 @@ def rtt_s(machine: RoundMachine) -> float:
     return min(RTT_MOST_S, machine.actions.pace().rtt_s)
 
 
+def silence_s(machine: RoundMachine, peers: Collection[PeerId]) -> float:
+    """For how long these may be silent while they live, as far as packets are lost on the way; 0 where none are."""
+    silences = machine.actions.pace().silences
+    return max((silences.get(peer, 0.0) for peer in peers), default=0.0) if silences else 0.0
+
+
 def gap_s(machine: RoundMachine) -> float:
     """The longest that a living source's next chunk takes: where its link, or ours, is shared by lanes to everybody."""
     slowest = min(
@@ -51,7 +59,11 @@ def gap_s(machine: RoundMachine) -> float:
 
 def stuck_s(machine: RoundMachine) -> float:
     """A reduction without a new chunk for this long is stuck."""
-    return max(machine.timing.revise_s, 3 * gap_s(machine) + 4 * rtt_s(machine))
+    return max(
+        machine.timing.revise_s,
+        3 * gap_s(machine) + 4 * rtt_s(machine),
+        silence_s(machine, machine.others),
+    )
 
 
 def silent_s(machine: RoundMachine, pulls: float) -> float:

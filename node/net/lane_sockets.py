@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 import trio
 
+from ...collectives.engine.settings import LOSSY, option_number
 from ...collectives.identifiers import PeerId
 from .addresses import check_port_free, host_and_port, is_direct, is_private, listening_at, usable
 
@@ -69,8 +70,9 @@ def set_options(sock: trio.socket.SocketType) -> None:
         ("TCP_KEEPIDLE", 10),
         ("TCP_KEEPINTVL", 3),
         ("TCP_KEEPCNT", 3),
+        *LOSSY,
     ):
-        option = getattr(socket, name, None)
+        option = option_number(name)
         if option is not None:
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, option, value)

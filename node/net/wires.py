@@ -19,6 +19,7 @@ from typing import Annotated
 import msgspec
 import trio
 
+from ...collectives.engine.settings import control
 from ...collectives.errors import PeerLostError, RemoteProtocolError
 from ...collectives.foreign import PLAIN
 from ...collectives.identifiers import PeerId
@@ -59,6 +60,7 @@ class Wire:
         keys = derive_lane_keys(mine, theirs, b"wire|" + transcript, initiator=opener)
         self.peer = peer
         self._socket = sock
+        control(sock, "bbr")  # a few messages fill no link; losses at random must not slow them
         self._sealer, self._unsealer = (
             Sealer(keys.send, keys.cipher),
             Opener(keys.receive, keys.cipher),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
+import socket
 import struct
 import types
 from collections.abc import Callable
@@ -29,10 +30,11 @@ from libp2p.stream_muxer.yamux.yamux import (
     Yamux,
 )
 
+from ...collectives.engine.settings import LOSSY, option_number
 from .door import Door
 from .liveness import Liveness
 
-_read = TrioTCPStream.read  # the library's, however often it is replaced
+_read, _init = TrioTCPStream.read, TrioTCPStream.__init__  # the library's, however often replaced
 
 FRAME_S = 5.0
 """A frame that cannot be handed to TCP for so long means that the peer is frozen or gone."""
@@ -333,6 +335,20 @@ def read_in_pieces() -> None:
     TrioTCPStream.read = read_a_piece
 
 
+def repeat_steadily() -> None:
+    """The library sets no option of a socket. Over links that lose packets its connections wait twice as long with each loss of the same bytes."""
+
+    def begin(self: TrioTCPStream, stream: trio.SocketStream) -> None:
+        _init(self, stream)
+        for name, value in LOSSY:
+            option = option_number(name)
+            if option is not None:
+                with contextlib.suppress(OSError):  # not this kernel, or it has ended already
+                    stream.setsockopt(socket.IPPROTO_TCP, option, value)
+
+    TrioTCPStream.__init__ = begin
+
+
 def quiet_logs() -> None:
     """libp2p logs what peers do to it, at warning and error level, so that a stranger could fill our terminal.
 
@@ -358,4 +374,5 @@ def apply(swarm: Swarm, rng: random.Random, most: int, ended: Callable[[str], No
     skip_identify(swarm)
     name_ipv6_remotes()
     read_in_pieces()
+    repeat_steadily()
     quiet_logs()

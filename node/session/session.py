@@ -547,6 +547,7 @@ class Session:
     def tick(self, now: float) -> None:
         """Call at `next_due`."""
         self._now = now
+        self.membership.silences = self.ports.pace().silences
         self.membership.tick(now)
         if self.membership.is_doubled:
             return self._stand_aside(now)

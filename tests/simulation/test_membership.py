@@ -423,6 +423,22 @@ def test_a_stopped_and_a_dead_peer_are_suspected_after_detect_s(how: str) -> Non
         assert not any(suspicions(swarm, target))
 
 
+def test_a_peer_behind_a_lossy_way_is_given_the_time_that_losses_take() -> None:
+    m, lossy, clean = member("x"), PeerId("a"), PeerId("b")
+    m.silences = {lossy: 3.0, clean: 0.5}  # less than detect_s: nothing changes
+    m.watch(0.0, [lossy, clean])
+    for peer in (lossy, clean):
+        m.heard(10.0, peer)
+    assert [m.suspected(11.1, peer) for peer in (lossy, clean)] == [False, True]
+    assert [m.suspected(12.9, peer) for peer in (lossy, clean)] == [False, True]
+    assert m.suspected(13.1, lossy)
+    m.link(13.2, clean, up=False)
+    m.heard(13.3, lossy)
+    m.link(13.3, lossy, up=False)  # an ended connection says more than silence, as anywhere
+    assert not m.suspected(13.5, lossy)
+    assert m.suspected(13.7, lossy)
+
+
 def test_a_peer_others_hear_is_not_suspected() -> None:
     swarm = Swarm(5, watch=True)
     a, b = PeerId("p000"), PeerId("p001")

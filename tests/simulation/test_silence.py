@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from session_table import Peer, Table
 
 from atoll.collectives.identifiers import PeerId
+from atoll.collectives.pace import Pace
 
 
 def offered(table: Table) -> tuple[Peer, list[Peer], list[bytes]]:
@@ -101,4 +103,32 @@ def test_what_a_dead_owner_lacked_is_nobodys_fault() -> None:
     assert counted(convener) == [
         cid for cid, peer in zip(cids, table.peers, strict=True) if peer is not victim
     ]
+    table.end()
+
+
+@pytest.mark.parametrize("lossy", [False, True])
+def test_who_is_silent_on_a_way_that_loses_packets_is_waited_for(lossy: bool) -> None:
+    """Nothing of a member is heard for two seconds as it contributes. Where packets to it are known to be lost, TCP may be repeating
+    them: it is no more dead than before, and the plan waits for its word."""
+    table = Table(4)
+    peers = table.all_in()
+    convener = next(peer for peer in peers if peer.machine.convener_of(0) == peer.machine.me)
+    silent = next(peer for peer in peers if peer is not convener)
+    if lossy:
+        for peer in peers:
+            table.place.paces[peer.name] = Pace(silences={silent.name: 3.0})
+    began, suspected = table.world.now, set[PeerId]()
+
+    def hush(sender: PeerId, receiver: PeerId, channel: str, payload: Any) -> bool:
+        if convener.session.actions.suspected(silent.name):
+            suspected.add(silent.name)
+        return sender == silent.name and table.world.now < began + 2.0
+
+    table.network.tap = hush
+    for peer in peers:
+        peer.contribute(f"of {peer.name}")
+    table.until(lambda: bool(convener.rounds()[-1].contributors))
+    assert len(counted(convener)) == (4 if lossy else 3)
+    assert suspected == (set() if lossy else {silent.name})
+    table.network.tap = None
     table.end()

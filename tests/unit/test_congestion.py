@@ -35,6 +35,20 @@ def test_losses_that_last(readings: tuple[tuple[int, int], ...], found: list[boo
     assert play(*readings) == found
 
 
+def test_where_cubic_sends_next_to_nothing_nobody_waits_for_a_whole_stretch() -> None:
+    """Recorded at 20 % of loss: some fifteen segments a second."""
+    path, found = Path(), list[bool]()
+    for number in range(1, 21):  # a reading each 0.15 s, the connection is busy all the time
+        counters = Reading(0, 0, 0.15 * number, 0.0, 0.06, 0.05, 2 * number, number // 3)
+        found.append(path.read(counters))
+    assert found == [False] * 17 + [True] + [False] * 2
+    idle = Path()
+    assert not any(  # the same losses among many: one stretch is not over
+        idle.read(Reading(0, 0, 0.15 * number, 0.0, 0.06, 0.05, 19 * number, number // 3))
+        for number in range(1, 21)
+    )
+
+
 def test_a_deep_queue() -> None:
     assert play((10, 0), rtt_s=0.05 + DEEP_S) == [False]
     assert play((10, 0), rtt_s=0.051 + DEEP_S) == [True]

@@ -24,7 +24,7 @@ from engine_kit import (
 from exchange_kit import LOG, cid_of, make_plan, peers_of, ref_digests, ref_result, vector
 
 from atoll.collectives.digest import chunk_hash
-from atoll.collectives.engine import EngineSettings, width
+from atoll.collectives.engine import EngineSettings, losses, width
 from atoll.collectives.engine import poller as pollers
 from atoll.collectives.engine import settings as engine_settings
 from atoll.collectives.engine import thread as engine_thread
@@ -472,3 +472,30 @@ def test_an_engine_without_bbr_says_how_many_lanes_it_wants(monkeypatch):
         one.engine.drop_lane(other.engine.me)
         assert one.wait(LaneDown).reason == "dropped"
     assert not [event for event in other.seen if isinstance(event, LanesWanted)]
+
+
+def test_an_engine_whose_packets_are_lost_waits_longer_and_wants_more_lanes(monkeypatch):
+    """A fifth of the segments is sent again, until the other end falls silent."""
+    began = time.monotonic()
+
+    def kernel(sock):
+        sent = int(1000 * (time.monotonic() - began))
+        return Reading(0, 0, 0.0, 0.0, 0.05, 0.0, sent, sent // 5)
+
+    monkeypatch.setattr(engine_thread, "read_socket", kernel)
+    quick = EngineSettings(beat_s=0.05, dead_after_s=0.4, hello_s=15.0, bbr=True)
+    peer = Peer("watcher", quick)
+    one, other = socket.socketpair()
+    mine, theirs = keys(5)
+    out = bytearray(16)
+    Sealer(theirs.send, theirs.cipher).seal(wire_header.BEAT_HEADER, b"", memoryview(out))
+    with peer.engine, other:
+        peer.engine.add_lane("far", one, mine, "direct")
+        assert peer.wait(LanesWanted) == LanesWanted("far", losses.LANES)
+        silence = peer.engine.pace.silences["far"]
+        assert 3.0 < silence < losses.MOST_S
+        other.sendall(wire_header.BEAT_HEADER + bytes(out))
+        assert peer.wait(LaneUp).peer == "far"
+        said = time.monotonic()
+        assert "silent" in peer.wait(LaneDown).reason
+        assert time.monotonic() - said > silence - 0.3 > 10 * quick.beat_s
