@@ -5,6 +5,7 @@ poller      poll, or selectors
 bucket      limits of bytes a second
 meter       how fast this node's links are
 congestion  which congestion control a lane needs
+losses      for how long a living peer may be silent, by the packets that are lost
 width       how many lanes to a peer
 packing     which records are compressed
 lane        one socket: records, heartbeats

@@ -36,7 +36,7 @@ def test_losses_that_last(readings: tuple[tuple[int, int], ...], found: list[boo
 
 
 def test_where_cubic_sends_next_to_nothing_nobody_waits_for_a_whole_stretch() -> None:
-    """Recorded at 20 % of loss: some fifteen segments a second."""
+    """As at 20 % of loss: some fifteen segments a second."""
     path, found = Path(), list[bool]()
     for number in range(1, 21):  # a reading each 0.15 s, the connection is busy all the time
         counters = Reading(0, 0, 0.15 * number, 0.0, 0.06, 0.05, 2 * number, number // 3)
