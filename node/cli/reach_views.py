@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...collectives.errors import NetworkError
+from ..clocks import LIMIT_S, WARN_S, clock_off, wrong_clock
 from .alone import RELAY_ONLY_UP, alone, alone_advice, alone_error, alone_rows
 from .output import bytes_text, short_peer, span_text
 
@@ -103,34 +104,25 @@ def network_rows(network: Document, clock: Sequence[Document]) -> list[tuple[str
     ]
 
 
-CLOCK_WARN_S, CLOCK_LIMIT_S = 30.0, 300.0
-"""Signed records are refused when the clocks of who signs and who reads are further apart than the latter."""
-
-
-def clock_off(clock: Sequence[Document]) -> float | None:
-    """By how many seconds our clock is ahead of those that were asked: the median; None where nobody was."""
-    ahead = sorted(float(row["ahead_s"]) for row in clock)
-    return ahead[(len(ahead) - 1) // 2] if ahead else None
-
-
 def clock_row(clock: Sequence[Document]) -> tuple[str, str, str]:
     """What peers say of our clock. More than half of them must say that it is wrong before it counts as wrong."""
-    off = clock_off(clock)
-    if off is None:
+    ahead_s = [float(row["ahead_s"]) for row in clock]
+    found = clock_off(ahead_s)
+    if found is None:
         return "ok", "clock", "not compared: no peer is connected that tells its own"
-    agree = sum(abs(float(row["ahead_s"]) - off) <= CLOCK_WARN_S for row in clock)
+    off, agree = found
     text = f"{off:+.2f} s against {len(clock)} peer{'' if len(clock) == 1 else 's'}"
-    if abs(off) <= CLOCK_WARN_S:
+    if abs(off) <= WARN_S:
         return "ok", "clock", text
     side = (
         f"{span_text(abs(off))} {'ahead of' if off > 0 else 'behind'} {agree} of {len(clock)} peers"
     )
-    if abs(off) <= CLOCK_LIMIT_S or 2 * agree <= len(clock):
-        return "warn", "clock", f"{side}; beyond {CLOCK_LIMIT_S:g} s signed records are refused"
+    if wrong_clock(ahead_s) is None:
+        return "warn", "clock", f"{side}; beyond {LIMIT_S:g} s signed records are refused"
     return (
         "fail",
         "clock",
-        f"{side} (limit {CLOCK_LIMIT_S:g} s): they refuse what this node signs, and it what they sign (E120)",
+        f"{side} (limit {LIMIT_S:g} s): they refuse what this node signs, and it what they sign (E120)",
     )
 
 
@@ -195,15 +187,9 @@ def _by(found: Document) -> str:
 
 def network_error(network: Document, clock: Sequence[Document]) -> NetworkError | None:
     """What is wrong with how this node is connected: E120 (its clock), E110 (nobody answers), E130 (nobody can dial it)."""
-    level, _, text = clock_row(clock)
-    if level == "fail":
-        return NetworkError(
-            f"this machine's clock is {text}",
-            code="E120",
-            exit_code=75,
-            why="Signed records carry the time; with a wrong clock the others refuse ours and we theirs.",
-            hint="sudo timedatectl set-ntp true      then: atoll netcheck",
-        )
+    wrong = wrong_clock([float(row["ahead_s"]) for row in clock])
+    if wrong is not None:
+        return wrong
     reach: Document = network.get("reach") or {}
     if alone(network) or outcome(reach) != "cut-off":
         return alone_error(network)

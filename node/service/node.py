@@ -21,6 +21,7 @@ from ...collectives.errors import (
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
 from ...security.identity import Identity
+from ..clocks import wrong_clock
 from ..control.service import JoinRequest, ProgressSink, RunInfo, ScriptEvents
 from ..invite import parse_invite
 from ..manifest import SignedManifest, decode_signed, list_runs, load_run
@@ -244,7 +245,7 @@ class Node:
                 forget_standing(self.paths, run.run_id, earlier)
             raise run.error
         if run.manifest is None:
-            error = run.refusal() or self._nobody_answered(run, named)
+            error = run.refusal() or await self._wrong_clock() or self._nobody_answered(run, named)
             if said := run.hearsay():
                 error.why = f"{error.why} Who nobody knows to be a member said something: {said}."
                 error.annotate()
@@ -288,6 +289,11 @@ class Node:
         """Enter a run of the last life again, unless it was left."""
         if not self._left_file(run_id).exists():
             self._begin(run_id, signed.organiser, signed, load_standing(self.paths, run_id))
+
+    async def _wrong_clock(self) -> AtollError | None:
+        """E120, where the peers that are connected agree on it: members may be there and refused for their records' times."""
+        asked = await self.links.check("")
+        return wrong_clock([row["ahead_s"] for row in asked["clock"]])
 
     def _nobody_answered(self, run: RunService, named: Sequence[str]) -> AtollError:
         bootstrap = self.context.network.status()["bootstrap"]

@@ -10,6 +10,7 @@ fsize     it can write no byte to any file meanwhile
 lanes     it keeps no lane that it does not need now, as in a very large configuration
 aggregate in a run with BTARD, it states another aggregate of its part than it has, from the second step on
 liar      it echoes, in a run that bears it, another value beside each
+clock     its clock is two hours ahead
 undrawn   it takes itself and all others for drawn in every round of a run that asks some only
 patient   leaving a run, it would wait for an hour
 counting  nothing but the reference count frees memory: no garbage collector; and operations are soon forgotten
@@ -21,6 +22,7 @@ import gc
 import os
 import resource
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ from atoll.collectives.round.lying import Witness
 from atoll.collectives.round.sampling import Draw
 from atoll.node import manifest
 from atoll.node.__main__ import main
+from atoll.node.net.measuring import Measuring
 from atoll.node.net.network import PeerNetwork
 from atoll.node.service import lanes, scripts
 from atoll.node.service import node as service
@@ -138,6 +141,10 @@ if __name__ == "__main__":
         lanes.KEPT, lanes.HOLD_S = 0, 0.5
     elif what == "liar":
         echo_twice()
+    elif what == "clock":
+        right = time.time
+        time.time = lambda: right() + 7200
+        Measuring.__init__.__defaults__ = (time.time,)
     elif what == "undrawn":
         draw_all()
     elif what == "patient":

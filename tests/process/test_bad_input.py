@@ -30,6 +30,7 @@ from bad_input_kit import (
 from atoll.collectives.errors import (
     AtollError,
     ModelMismatchError,
+    NetworkError,
     NotAdmittedError,
     VersionMismatchError,
 )
@@ -287,6 +288,16 @@ def test_another_version_of_the_protocol(swarm: tuple[Run, Member]) -> None:
     assert "version 1" in told.value.message
     assert "pip install -U atoll" in told.value.hint
     assert a.state()["trouble"] is None
+
+
+@pytest.mark.slow
+def test_a_wrong_clock_is_named_and_not_the_members(swarm: tuple[Run, Member]) -> None:
+    """It takes the others' announcements for old ones and so knows nobody: what is wrong is its clock."""
+    run, _ = swarm
+    with pytest.raises(NetworkError) as told:
+        run.member("ahead", command=odd("clock"))
+    assert (told.value.code, told.value.exit_code) == ("E120", 75), told.value.message
+    assert "ahead of 1 of 1 peers" in told.value.message
 
 
 @pytest.mark.slow
