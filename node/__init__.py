@@ -23,6 +23,7 @@ loads neither trio nor libp2p nor torch. Rooms, lowest first:
     storage/           what a run keeps on disk
     simulation/        the whole swarm in virtual time
     lifecycle, private_node, ending, notify, logs   one node a home; what ends with whom; systemd; lines of a log
+    diary, clocks      what happened in a run, on disk; what peers say of this machine's clock
     control/           the control socket: messages, what the node implements for it, the server
     service/           the node process's own work
     client/            the blocking side of the control socket: `join`, RunSwarm, NodeClient

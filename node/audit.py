@@ -172,7 +172,7 @@ def proven_bans(source: Source) -> list[Proven]:
             raise SecurityError(
                 f"the ban of {ban.peer} by {ban.by} carries evidence that proves nothing: {error.message}",
                 code="E204",
-                hint=f"Lift it, if you do not believe it for another reason: atoll allow {ban.peer}",
+                hint=f"Lift it, if you do not believe it for another reason: atoll unban {ban.peer}",
             ) from None
         found.append(Proven(ban.peer, ban.by, what))
     return found

@@ -245,7 +245,7 @@ class Bans:
         if len(data) > MAX_LIST_BYTES:
             raise ConfigError(
                 f"the list of bans has {len(data)} bytes, at most {MAX_LIST_BYTES} can be",
-                hint="Lift some: atoll allow PEER",
+                hint="Lift some: atoll unban PEER",
             )
         signed = msgspec.msgpack.encode(SignedBans(data, identity.sign(DOMAIN, data)))
         make_private(self._folder)
@@ -291,7 +291,7 @@ def _bounded(bans: Mapping[PeerId, Ban]) -> tuple[Ban, ...]:
     if len(bans) > MAX_BANS:
         raise ConfigError(
             f"{len(bans)} peers are banned, at most {MAX_BANS} can be",
-            hint="Lift some: atoll bans, atoll allow PEER",
+            hint="Lift some: atoll bans, atoll unban PEER",
         )
     return tuple(bans[peer] for peer in sorted(bans))
 

@@ -13,15 +13,16 @@
     meta               demo, explain, completion, version
     identity           init, id, config
     daemon             up, down, status, ls, peers, leave
+    happenings         events, logs
     reaching           netcheck, ping, relay
     doctor             doctor
     recertify          recertify
-    bans               ban, allow, bans, trust
+    bans               ban, unban, bans, trust
     audit              audit
     splitting          split
     invites            invite new, inspect, revoke
     templates          manifests to start from
-    runs               new, validate, export
+    runs               new, validate, export, rm
     planning           plan
     curves, simulating, simulating_btard   pictures of runs; simulate, attacks on [btard] too
     consent            where an invite is taken from, what the run is, whether the owner agrees
@@ -70,6 +71,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "ls": ("daemon", "List the runs of this node."),
     "status": ("daemon", "Show the node and its runs on one screen."),
     "peers": ("daemon", "Show the members of a run."),
+    "events": ("happenings", "Say what happened in a run, in words."),
+    "logs": ("happenings", "Show the node's log."),
     "ping": ("reaching", "Say how a peer is reached, and how long a round trip takes."),
     "netcheck": ("reaching", "Say whether others can reach this node, and what that means."),
     "doctor": (
@@ -82,7 +85,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "recertify": ("recertify", "Go on without members that are lost for ever (organiser only)."),
     "ban": ("bans", "Keep a peer out: of the run, if you are its organiser, else of this machine."),
-    "allow": ("bans", "Lift a ban."),
+    "unban": ("bans", "Lift a ban."),
     "bans": ("bans", "Show who is banned, by whom, since when and why."),
     "trust": (
         "bans",
@@ -99,6 +102,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "id": ("identity", "Print this machine's peer id, whose key is made where there is none."),
     "invite": ("invites", "Make, inspect or revoke invites."),
     "export": ("runs", "Write a run's model as safetensors that load without atoll."),
+    "rm": ("runs", "Forget a run that this machine is not in any more."),
     "config": ("identity", "Show or change settings."),
     "explain": ("meta", "Explain an error code."),
     "completion": ("meta", "Print a completion script for your shell."),

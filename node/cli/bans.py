@@ -1,4 +1,4 @@
-"""ban, allow, bans, trust: who is kept out of a run, or of this machine, and who is let in at once."""
+"""ban, unban, bans, trust: who is kept out of a run, or of this machine, and who is let in at once."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def ban_command(peer: str, reason: str, revoke_invite: bool, run: str | None, he
     """Keep a peer out: of the run, if you are its organiser, else of this machine.
 
     PEER: an id, or its end as `atoll peers` shows it. Members hand the organiser's bans on to one another, and refuse the peer. It is evicted
-    with the next round; what it has contributed to earlier ones stays. Lift it: atoll allow PEER
+    with the next round; what it has contributed to earlier ones stays. Lift it: atoll unban PEER
 
     A ban is on a key. Who still holds the invite can come back under a fresh one, until that invite is revoked: you are asked.
     """
@@ -130,12 +130,12 @@ def came_by(terminal: Terminal, run: RunId) -> dict[PeerId, Entrant]:
     return entrants.known
 
 
-@click.command("allow")
+@click.command("unban")
 @click.argument("peer", type=GIVEN)
 @_RUN
 @_HERE
 @shared_options
-def allow_command(peer: str, run: str | None, here: bool) -> None:
+def unban_command(peer: str, run: str | None, here: bool) -> None:
     """Lift a ban. PEER: an id, or its end as `atoll bans` shows it."""
     terminal = current()
     signed, bans = _lists(terminal, run)
@@ -295,7 +295,7 @@ def _change(
     changed = bans.change(ban, peer, identity if of_run else None)
     still = bans.why(peer)
     if ban is None and still is not None:
-        hint = "atoll allow PEER --here" if of_run else "Only the run's organiser can lift it."
+        hint = "atoll unban PEER --here" if of_run else "Only the run's organiser can lift it."
         raise ConfigError(f"{short_peer(peer)} stays banned: {still}", hint=hint)
     tell_node(terminal, signed.run_id)
     where = (

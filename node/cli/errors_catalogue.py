@@ -255,7 +255,7 @@ If two members have different logs that are both proven, the run has two histori
         """The run's organiser has banned a peer from the run (`atoll ban PEER`), and every member then refuses it; or one member has
 banned it from its own machine. The reason is in the message. What the peer had contributed to decided rounds stays in them.
 
-If it is you: ask the organiser, who alone can lift a ban of the run (`atoll allow PEER`). Other runs are not touched.""",
+If it is you: ask the organiser, who alone can lift a ban of the run (`atoll unban PEER`). Other runs are not touched.""",
     ),
     "E206": Page(
         "role",

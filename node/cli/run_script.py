@@ -1,6 +1,6 @@
 """Runs the user's own training script for `atoll join --script`: as ``python SCRIPT ARGS`` would, but errors of atoll are shown as errors.
 
-``python -m atoll.node.cli.run_script SCRIPT [ARGS…]``. Any other exception of the script keeps its traceback: it is the user's to see.
+``python -m atoll.node.cli.run_script SCRIPT [ARGS…]``. Any other exception of the script keeps its traceback, less the frames that are ours.
 The end of stdin interrupts it: it does not outlive the `atoll join` that started it.
 """
 
@@ -10,6 +10,8 @@ import os
 import runpy
 import signal
 import sys
+import traceback
+from types import TracebackType
 
 from ...collectives.errors import AtollError
 from ..ending import interrupt_when_stdin_ends
@@ -33,7 +35,18 @@ def main() -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return 130
+    except Exception as error:
+        traceback.print_exception(error.with_traceback(_from(script, error.__traceback__)))
+        return 1
     return 0
+
+
+def _from(script: str, trace: TracebackType | None) -> TracebackType | None:
+    """The frames from the script's first on; all of them where it has none, as for a script that does not parse."""
+    found = trace
+    while found is not None and found.tb_frame.f_code.co_filename != script:
+        found = found.tb_next
+    return found or trace
 
 
 if __name__ == "__main__":

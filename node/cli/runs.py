@@ -1,4 +1,4 @@
-"""new, validate, export: a run's recipe and its result."""
+"""new, validate, export, rm: a run's recipe, its result, and its end on this machine."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from pathlib import Path
 
 import click
 
-from ...collectives.errors import ConfigError
+from ...collectives.errors import ConfigError, StateError
 from .costs import describe, describe_lines, explain_rule
 from .identity import identity_of
 from .invites import addresses_in_use, check_addresses, duration_s, fresh_invite
-from .options import GIVEN, GivenPath, shared_options
+from .options import GIVEN, GivenPath, asking_options, shared_options
 from .output import bytes_text, current
 from .templates import TEMPLATES
+
+PRIVACY_FILE = "privacy"
 
 EXAMPLE = """\
 # A run's manifest. Its hash is the run: whoever changes a value makes another run.   atoll new run.toml
@@ -262,3 +264,59 @@ def export_command(run: str, folder: Path, force: bool) -> None:
             f"This is the newest checkpoint; the node writes one every {every} rounds ([checkpoint] every), and at the run's last."
         )
     terminal.say(f"Load it: safetensors.torch.load_file({str(folder / 'model.safetensors')!r})")
+
+
+@click.command("rm")
+@click.argument("run", type=GIVEN)
+@asking_options
+@shared_options
+def rm_command(run: str) -> int:
+    """Forget a run that this machine is not in any more: its log, its model and its events are deleted here.
+
+    RUN is an id, its beginning, or a name. Leave it first: atoll leave RUN. What a site has spent of its privacy stays, so that it still
+    counts if the site joins again.
+    """
+    from ..manifest import load_run
+    from ..paths import storage_error
+    from .daemon import running
+
+    terminal = current()
+    signed = load_run(terminal.paths, run)
+    name, given = signed.open().name, signed.run_id[:8]
+    client = running(terminal)
+    if client is not None:
+        with client:
+            if any(entry.get("run_id") == signed.run_id for entry in client.runs()):
+                raise StateError(
+                    f"this node is in {name} ({given})",
+                    exit_code=73,
+                    hint=f"atoll leave {given}, then: atoll rm {given}",
+                )
+    folder = terminal.paths.run_dir(signed.run_id)
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    if not terminal.confirm(f"Delete {bytes_text(size)} of {name} ({given}) for good?"):
+        return 1
+    try:
+        kept = _forget(folder)
+    except OSError as error:
+        raise storage_error(f"cannot delete {folder}", error) from None
+    terminal.data(
+        f"{name} ({given}) is forgotten; {bytes_text(size)} are free",
+        {"run_id": signed.run_id, "name": name, "bytes": size, "kept": kept},
+    )
+    return 0
+
+
+def _forget(folder: Path) -> list[Path]:
+    """Delete a run's folder but for what counts when it is entered again; what is left. Raises OSError."""
+    # Without its manifest a run is none: an interruption leaves files, and no half of a run.
+    (folder / "manifest").unlink()
+    files = [path for path in folder.rglob("*") if not path.is_dir() or path.is_symlink()]
+    for path in files:
+        if path.name != PRIVACY_FILE:
+            path.unlink()
+    folders = sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True)
+    for path in [*folders, folder]:
+        if not any(path.iterdir()):
+            path.rmdir()
+    return [path for path in files if path.name == PRIVACY_FILE]

@@ -349,6 +349,8 @@ def _member(peer: Document) -> str:
         )
     if role == "observe":
         return "no, observes"
+    if peer.get("live", True) is False:
+        return "no more" if peer.get("round") else "no"
     return (
         f"on probation, {trial.get('good')} of {trial.get('of')} rounds"
         if isinstance(trial, Mapping)

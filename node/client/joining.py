@@ -13,7 +13,7 @@ from ..invite import is_invite
 from ..process_title import hide_invites
 from .find import Dial
 from .reattach import Entry
-from .speaking import speak
+from .speaking import end_in_words, speak
 from .swarm import RunSwarm
 
 PROGRESS_S = 2.0  # seconds between two lines about the same stage
@@ -52,6 +52,7 @@ def join(
     Ctrl-C while it waits leaves no process behind.
     """
     speak(quiet)
+    end_in_words()
     hide_invites()  # a script may have been given it as an argument
     invite_or_run = (
         invite_or_run or os.environ.get("ATOLL_RUN", "") or os.environ.get("ATOLL_INVITE", "")

@@ -13,6 +13,7 @@ import trio
 from ..private_node import ParentLink
 
 POLL_S = 0.25
+GONE_S = 0.5
 
 
 async def watch_parent(link: ParentLink, parent_pid: int) -> str:
@@ -23,18 +24,24 @@ async def watch_parent(link: ParentLink, parent_pid: int) -> str:
         async def link_closed() -> None:
             while not link.ended():
                 await trio.lowlevel.wait_readable(link.fileno())
+            with trio.move_on_after(GONE_S):  # a script that was killed leaves its link first
+                await _until_gone(parent_pid)
+                reasons.append(f"the script (process {parent_pid}) is gone")
             reasons.append("the script closed its swarm")
             nursery.cancel_scope.cancel()
 
         nursery.start_soon(link_closed)
-        await _until_dead(parent_pid)
-        while (
-            os.getppid() == parent_pid
-        ):  # a dead parent's children are given to init or a subreaper
-            await trio.sleep(POLL_S)
+        await _until_gone(parent_pid)
         reasons.append(f"the script (process {parent_pid}) is gone")
         nursery.cancel_scope.cancel()
     return reasons[0]
+
+
+async def _until_gone(pid: int) -> None:
+    """Until this process is not our parent any more."""
+    await _until_dead(pid)
+    while os.getppid() == pid:  # a dead parent's children are given to init or a subreaper
+        await trio.sleep(POLL_S)
 
 
 async def _until_dead(pid: int) -> None:

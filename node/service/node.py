@@ -102,8 +102,14 @@ class Node:
 
     # ---- events
     def publish(self, event: dict[str, Any]) -> None:
-        """Tell subscribers; the slow lose events, counted."""
+        """Tell subscribers, of whom the slow lose events, counted; what concerns a run goes into its diary."""
+        event = {"at": time.time(), **event}
         self._subscribers.publish(event)
+        run = self.by_id.get(event.get("run", ""))
+        if (
+            run is not None and run.manifest is not None
+        ):  # of what was never entered nothing is kept
+            run.diary.write(event)
 
     def subscribe(self) -> AbstractAsyncContextManager[AsyncIterator[dict[str, Any]]]:
         """Events from now on."""
@@ -413,7 +419,8 @@ class Node:
         self._scripts[run.run_id] = pid
 
         def ended() -> None:
-            self._scripts.pop(run.run_id, None)
+            if self._scripts.pop(run.run_id, None) is not None:
+                self.publish({"event": "script.ended", "run": run.run_id, "pid": pid})
 
         try:
             founding = await self._await_state(run, progress)
@@ -422,6 +429,7 @@ class Node:
             ended()
             raise
         run.wake()
+        self.publish({"event": "script.attached", "run": run.run_id, "pid": pid})
         try:
             if not founding and not finished(
                 run

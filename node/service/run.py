@@ -23,6 +23,7 @@ from ...collectives.group import Plan
 from ...collectives.identifiers import PeerId, RunId
 from ...optim.outer import effective_outer
 from ..capability import invite_of
+from ..diary import Diary
 from ..doors import doors_of
 from ..entrants import Entrants
 from ..gate import Gate
@@ -87,6 +88,9 @@ class RunService:
         self.listeners: list[Callable[[object], None]] = []
         self.metrics: dict[str, float] = {}
         self.chronicle = Chronicle(self)
+        self.diary = Diary(
+            node.paths.run_dir(run_id), run_id, lambda: self.manifest.name if self.manifest else ""
+        )
         self.budgets = Accountant()  # of what peers may send and ask for, and whom we listen to
         self.refusals: dict[PeerId, Refusal] = {}
         self.banning = Banning(self)
@@ -119,6 +123,7 @@ class RunService:
                     self.fail(group)
         finally:
             await self._close()
+            self.diary.close()
             self.ended.set()
 
     async def _take_part(self) -> None:

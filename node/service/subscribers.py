@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -20,7 +19,6 @@ class Subscribers:
 
     def publish(self, event: dict[str, Any]) -> None:
         """Tell all of them."""
-        event = {"at": time.time(), **event}
         for channel, missed in list(self._missed.items()):
             try:
                 channel.send_nowait({**event, "missed": missed} if missed else event)

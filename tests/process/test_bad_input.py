@@ -317,7 +317,7 @@ def test_a_codec_that_a_member_does_not_know(swarm: tuple[Run, Member]) -> None:
 
 @pytest.mark.slow
 def test_a_script_without_atoll_join_ends_with_the_error_of_its_own(tmp_path: Path) -> None:
-    """`python train.py`: the exception is the user's, and carries the code."""
+    """`python train.py`: where it happened in the user's file, then the page of the error, and its exit status."""
     (tmp_path / "train.py").write_text(SCRIPT)
     environment = {
         **os.environ,
@@ -332,8 +332,13 @@ def test_a_script_without_atoll_join_ends_with_the_error_of_its_own(tmp_path: Pa
         timeout=100,
         check=False,
     )
-    assert done.returncode == 1
-    assert "ConfigError: " in done.stderr
-    assert done.stderr.splitlines()[-2:] == ["See the runs: atoll ls", "More: atoll explain E400"]
+    assert done.returncode == 78
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith(f"{tmp_path / 'train.py'}:"), lines
+    assert [line.strip() for line in lines[-2:]] == [
+        "See the runs: atoll ls",
+        "More: atoll explain E400   [exit 78]",
+    ]
+    assert "Traceback" not in done.stderr
     logs = "".join(path.read_text() for path in (tmp_path / "home" / "state" / "log").glob("*"))
     assert "Traceback" not in logs

@@ -68,8 +68,8 @@ def test_the_organisers_ban_evicts_one_of_four_and_a_lift_lets_it_back(tmp_path:
         )
         soon(lambda: "E205" in bad.codes() or bad.state()["phase"] == "failed", "it is told")
 
-        assert atoll(b.home, "allow", who).status == 78  # not b's to lift
-        assert atoll(organiser.home, "allow", who).status == 0
+        assert atoll(b.home, "unban", who).status == 78  # not b's to lift
+        assert atoll(organiser.home, "unban", who).status == 0
         soon(lambda: not any(map(others, (organiser, b, c))), "the lift is known everywhere")
         bad.end()
         back = run.member("e")
@@ -102,7 +102,7 @@ def test_a_ban_on_one_machine_is_its_own_and_the_organisers_outlives_its_node(
         assert "from this machine" in atoll(b.home, "ban", c.swarm.peer).out
         assert list(others(b)) == [c.swarm.peer]
         assert others(organiser) == others(d) == {}
-        assert atoll(b.home, "allow", c.swarm.peer).status == 0
+        assert atoll(b.home, "unban", c.swarm.peer).status == 0
         one_round(organiser, b, c, d)
 
         stranger = "12D3KooWGmMhkEcrdKBj9sqTYGDuiKMv1hDF5vjJoYk1uuheBuBS"
@@ -226,7 +226,7 @@ def test_a_proof_is_checked_by_each_member_handed_on_and_bans_everywhere(tmp_pat
         assert [(row["peer"], row["by"]) for row in audited["bans"]] == [
             (liar.peer, "this machine")
         ]
-        assert atoll(b.home, "allow", liar.peer).status == 0
+        assert atoll(b.home, "unban", liar.peer).status == 0
         assert others(b) == {}
 
 

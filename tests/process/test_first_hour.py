@@ -114,8 +114,19 @@ def test_finished_is_a_state_and_everybody_says_so(tmp_path: Path) -> None:
             with start(home, command) as looked:
                 out, err = looked.communicate(timeout=60)
             assert words in out + err
+        assert atoll(home, "rm", "tiny", "--yes", status=73)["error"]["code"] == "E300"
     finally:
         atoll(home, "down")
+    with start(home, "events", "tiny") as looked:
+        out, err = looked.communicate(timeout=60)
+    assert "round 1: 1 contributed" in out, out + err
+    assert out.count("the script has let go") == 3
+    folder = home / "state" / "runs" / made["run_id"]
+    (folder / "privacy").write_text("3")
+    forgotten = atoll(home, "rm", "tiny", "--yes")
+    assert forgotten["kept"] == [str(folder / "privacy")]
+    assert [path.name for path in folder.iterdir()] == ["privacy"]
+    assert atoll(home, "events", "tiny", status=78)["error"]["code"] == "E400"
 
 
 def test_a_node_takes_the_place_of_a_private_one_and_down_ends_the_script(tmp_path: Path) -> None:
@@ -133,7 +144,8 @@ def test_a_node_takes_the_place_of_a_private_one_and_down_ends_the_script(tmp_pa
         assert run["script_pid"] == process.pid
         down = atoll(home, "down", "--scripts")
         assert (down["scripts"], down["ended"]) == ([process.pid], [process.pid])
-        assert process.wait(60) != 0
+        assert process.wait(60) == 130
+    assert not any("Traceback" in line for line in lines.all), lines.all
     assert not (home / "run" / "node.json").exists()
 
 

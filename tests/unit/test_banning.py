@@ -166,12 +166,12 @@ def test_commands_without_a_node(atoll_home: Path, capsys: pytest.CaptureFixture
         (BAD.peer, "the organiser", "sign flips"),
         (WORSE.peer, "this machine", ""),
     ]
-    assert run(["allow", WORSE.peer]) == 78  # it is banned here, not in the run
+    assert run(["unban", WORSE.peer]) == 78  # it is banned here, not in the run
     assert "--here" in capsys.readouterr().err
     assert (
         run(["trust", MEMBER.peer]) == run(["trust", f"…{MEMBER.peer[-8:]}", "--no-longer"]) == 0
     )  # by its end, as it is listed
-    assert run(["allow", f"…{BAD.peer[-8:]}"]) == run(["allow", WORSE.peer, "--here"]) == 0
+    assert run(["unban", f"…{BAD.peer[-8:]}"]) == run(["unban", WORSE.peer, "--here"]) == 0
     assert run(["bans"]) == 0
     assert "nobody is banned" in capsys.readouterr().out
     assert (

@@ -337,6 +337,7 @@ WRITERS = {
     "node/cli/consent.py": "a fixed question",
     "node/__main__.py": "as_json; its own addresses",
     "node/client/joining.py": "its own stages",
+    "node/client/speaking.py": "lines of the user's own script",
     "node/own_data.py": "a path of the current folder, shown()",
     "node/recipes/train.py": "numbers, as JSON",
     "node/demo/director.py": "numbers, as JSON",

@@ -1,0 +1,126 @@
+"""The file of what happened in a run: appended, rotated, read while it is written, whole lines only; and its words."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from atoll.node import diary
+from atoll.node.cli.happenings import Words
+from atoll.node.diary import Diary, events, follow
+
+PEERS = [f"12D3KooW{name * 44}" for name in "abc"]
+
+
+def filled(folder: Path, count: int, first: int = 0) -> Diary:
+    found = Diary(folder, "run", lambda: "tiny")
+    for number in range(first, first + count):
+        found.write({"at": float(number), "event": "e", "number": number})
+    return found
+
+
+def test_what_is_written_is_read_and_a_later_life_goes_on_behind_half_a_line(
+    tmp_path: Path,
+) -> None:
+    filled(tmp_path, 2).close()
+    file = tmp_path / "events.jsonl"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert json.loads(file.read_bytes().splitlines()[0])["diary"] == 1
+    with file.open("ab") as torn:
+        torn.write(b'{"at": 9, "event": "half')
+    filled(tmp_path, 1, 2).close()
+    assert [event["number"] for event in events(tmp_path)] == [0, 1, 2]
+    assert [event["number"] for event in events(tmp_path, since_s=1.0)] == [1, 2]
+
+
+def test_files_are_rotated_and_the_oldest_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diary, "MAX_BYTES", 1000)
+    monkeypatch.setattr(diary, "LEAST_LEFT", 100)
+    filled(tmp_path, 400).close()
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["events.1.jsonl", "events.2.jsonl", "events.3.jsonl", "events.jsonl"]
+    assert all(path.stat().st_size <= 1000 for path in tmp_path.iterdir())
+    kept = [event["number"] for event in events(tmp_path)]
+    assert kept == list(range(kept[0], 400))
+    assert len(kept) > 50
+
+
+def test_a_follower_sees_what_comes_over_a_rotation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diary, "MAX_BYTES", 1000)
+    monkeypatch.setattr(diary, "LEAST_LEFT", 100)
+    writer = filled(tmp_path, 3)
+    written = iter(range(3, 60))
+
+    def write_one() -> None:
+        number = next(written)
+        writer.write({"at": float(number), "event": "e", "number": number})
+
+    found = follow(tmp_path, 2.0, write_one)
+    assert [next(found)["number"] for _ in range(50)] == list(range(2, 52))
+    found.close()
+    writer.close()
+
+
+def test_a_full_disk_loses_lines_and_says_how_many(tmp_path: Path) -> None:
+    writer = filled(tmp_path / "none", 3)  # no such folder
+    (tmp_path / "none").mkdir()
+    writer.write({"at": 3.0, "event": "e", "number": 3})
+    writer.write({"at": 4.0, "event": "state.progress"})  # worth nothing later
+    writer.write({"at": 5.0, "event": "e", "number": 5})
+    writer.close()
+    found = list(events(tmp_path / "none"))
+    assert [(event["number"], event.get("missed")) for event in found] == [(3, 3), (5, None)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"nonsense",
+        b"[]",
+        b'{"event": 1, "at": 1}',
+        b'{"event": "e"}',
+        b'{"event":"e","at":true}',
+    ],
+)
+def test_lines_that_are_no_events_are_skipped(tmp_path: Path, line: bytes) -> None:
+    filled(tmp_path, 1).close()
+    with (tmp_path / "events.jsonl").open("ab") as file:
+        file.write(line + b"\n")
+    assert [event["number"] for event in events(tmp_path)] == [0]
+
+
+def test_words() -> None:
+    words = Words()
+    entry = {"at": 0, "event": "entry.committed", "members": PEERS[:2], "contributors": {}}
+    assert list(words.of(entry)) == []
+    round_ = {
+        **entry,
+        "event": "round.committed",
+        "members": PEERS[1:],
+        "round": 7,
+        "contributors": {PEERS[1]: 8, PEERS[2]: 4},
+        "lost": [PEERS[0]],
+        "counted": True,
+        "elapsed_s": 1.25,
+        "bytes_sent": 2048,
+    }
+    came, went, lost, told = words.of(round_)
+    assert came.endswith("is a member, of 2 now")
+    assert went.endswith("is no member any more; 2 are")
+    assert "was lost in the round" in lost
+    assert told == "round 7: 2 contributed, 12 samples, 1.2 s, 2.0 KiB sent so far"
+    (odd,) = words.of({"at": 0, "event": "run.trouble", "code": "E501"})  # another version's
+    assert odd == 'run.trouble {"code": "E501"}'
+    (hostile,) = words.of(
+        {"at": 0, "event": "peer.misbehaved", "peer": PEERS[0], "reason": "\x1b[2J\nforged"}
+    )
+    assert "\x1b" not in hostile
+    assert "\n" not in hostile
