@@ -1,7 +1,8 @@
 """Whom a run, or this machine alone, will have nothing to do with.
 
-The organiser's list counts for every member: it is signed, the newest one wins, and whoever has it hands it on. A machine's own list
-counts for that machine. A banned peer is admitted to nothing: its streams and lanes end, its messages are dropped, it counts as
+The organiser's list counts for every member: it is signed, the newest one wins, and whoever has it hands it on. (Where the manifest has
+``[quorum] bans = "quorum"`` it counts against members at the organiser's own node only: `Bans.spared`.)
+A machine's own list counts for that machine. A banned peer is admitted to nothing: its streams and lanes end, its messages are dropped, it counts as
 silent, so that the next entry evicts it, and it is refused with E205 and the reason. What it had contributed to decided rounds stays in them,
 as does its vote: a ban looks forward. A ban with evidence proves itself: each machine that sees the proof checks it, and bans for itself.
 Where the banned are half of the members or more nothing can be decided: see ``atoll recertify``.
@@ -9,7 +10,7 @@ Where the banned are half of the members or more nothing can be decided: see ``a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -89,11 +90,13 @@ class Bans:
         self.trusted_by_run: frozenset[PeerId] = frozenset()
         self.trusted_here: frozenset[PeerId] = frozenset()
         self.pardoned: frozenset[PeerId] = frozenset()
+        self.spared: Callable[[], Collection[PeerId]] = frozenset[PeerId]
+        """Peers against whom the organiser's list does not count here, though it names them."""
 
     @property
     def peers(self) -> set[PeerId]:
         """Everybody who is banned."""
-        return {*self.of_run, *self.here}
+        return {*self.here, *(self.of_run.keys() - set(self.spared()) if self.of_run else ())}
 
     @property
     def trusted(self) -> set[PeerId]:
@@ -107,15 +110,20 @@ class Bans:
 
     def why(self, peer: PeerId) -> str | None:
         """Why ``peer`` is banned, in words; None: it is not."""
-        ban = self.of_run.get(peer) or self.here.get(peer)
+        by_run = self._by_run(peer)
+        ban = by_run or self.here.get(peer)
         if ban is None:
             return None
         whose = (
             "the run's organiser has banned this peer"
-            if peer in self.of_run
+            if by_run is not None
             else "this member has banned this peer"
         )
         return f"{whose}: {quoted(ban.reason)}" if ban.reason else whose
+
+    def _by_run(self, peer: PeerId) -> Ban | None:
+        ban = self.of_run.get(peer)
+        return None if ban is None or peer in self.spared() else ban
 
     def refuse(self, peer: PeerId) -> None:
         """Raise NotAdmittedError E205 for a peer that is banned."""
@@ -193,7 +201,7 @@ class Bans:
             return False
         return not any(
             known.evidence
-            for known in (self.of_run.get(peer), self.here.get(peer))
+            for known in (self._by_run(peer), self.here.get(peer))
             if known is not None
         )
 

@@ -25,9 +25,14 @@ class NoQuorumTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class QuorumTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[quorum]``: what decides a round. ``lying``: though so many members do anything at all, the log stays one; it takes 3 ``lying`` + 1 members."""
+    """``[quorum]``: what decides a round. ``lying``: though so many members do anything at all, the log stays one; it takes 3 ``lying`` + 1 members.
+
+    ``bans``, of such a run: the organiser's signed list bans members (``organiser``), or only strangers (``quorum``): a member is then evicted once
+    2 ``lying`` + 1 members have banned it, each on its own machine.
+    """
 
     lying: Annotated[int, msgspec.Meta(ge=0, le=(MAX_MEMBERS - 1) // 3)] = 0
+    bans: Literal["organiser", "quorum"] = "organiser"
 
 
 def check_quorum(manifest: Manifest, name: str) -> None:
@@ -42,6 +47,13 @@ def check_quorum(manifest: Manifest, name: str) -> None:
         (manifest.secure is not None, "$.secure", "A member that lies spoils a masked sum unseen."),
         (star, "$.federated.topology", "One member adds up everything."),
     ]
+    if manifest.quorum.bans == "quorum" and not manifest.quorum.lying:
+        raise ConfigError(
+            f'{name}: $.quorum.bans = "quorum" in a run without $.quorum.lying',
+            key="$.quorum.bans",
+            why="There a single convener evicts whom it calls silent.",
+            hint="Give the number of members that may lie: [quorum] lying = 1",
+        )
     for wrong, key, why in refused:
         if manifest.quorum.lying and wrong:
             raise ConfigError(

@@ -290,6 +290,8 @@ def _change(
     here: bool,
     more: str = "",
 ) -> None:
+    from ..manifest import decode_manifest
+
     identity = identity_of(terminal)
     of_run = identity.peer == signed.organiser and not here
     changed = bans.change(ban, peer, identity if of_run else None)
@@ -298,8 +300,11 @@ def _change(
         hint = "atoll unban PEER --here" if of_run else "Only the run's organiser can lift it."
         raise ConfigError(f"{short_peer(peer)} stays banned: {still}", hint=hint)
     tell_node(terminal, signed.run_id)
+    quorum = decode_manifest(signed.manifest).quorum
     where = (
-        "from the run, for all its members"
+        f"as a stranger, and as a member here; members evict it once {2 * quorum.lying + 1} of them have banned it"
+        if of_run and quorum.bans == "quorum"
+        else "from the run, for all its members"
         if of_run
         else "from this machine; other members decide for themselves"
     )

@@ -47,6 +47,7 @@ def describe(manifest: Manifest) -> dict[str, Any]:
         "rule": manifest.robust.reducer,
         "worker_momentum": manifest.robust.momentum,
         "lying": manifest.quorum.lying,
+        "bans": manifest.quorum.bans,
         "secure": msgspec.to_builtins(settings.secure),
         "btard": msgspec.to_builtins(settings.btard),
         "privacy": msgspec.to_builtins(settings.privacy),
@@ -200,6 +201,10 @@ def describe_lines(manifest: Manifest) -> list[str]:
     lines += _entry_lines(manifest)
     if d["lying"]:
         lines.append(f"lying    {lying_text(d['lying'], 0)}")
+        if d["bans"] == "quorum":
+            lines.append(
+                f"{'':7}  who organises bans no member alone: {2 * d['lying'] + 1} members do"
+            )
     codecs = ", ".join(
         [d["codec"], *(f"{codec} for {pattern}" for pattern, codec in d["codecs"].items())]
     )

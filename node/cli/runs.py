@@ -66,6 +66,7 @@ codec = "int8"                     # fp32 | fp16 | bf16 | int8 | int8_fp16 | int
 
 # [quorum]
 # lying = 1                        # though so many members do anything at all, the log stays one: takes 3 lying + 1 members
+# bans = "organiser"               # with lying, "quorum": a ban by the organiser evicts no member by itself; 2 lying + 1 members that ban it do
 
 # mode = "federated"               # at the top of the file: data stay at home, see docs/operating.md; [train.outer] is then [federated]
 # [federated]

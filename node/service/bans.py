@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from ...collectives.errors import ConfigError, StorageError
@@ -16,6 +16,7 @@ from ..evidence import accused, check
 from .ports import DOMAIN
 
 if TYPE_CHECKING:
+    from ..manifest import Manifest
     from .run import RunService
 
 log = logging.getLogger("atoll")
@@ -36,11 +37,33 @@ class Banning:
 
     def load(self) -> None:
         """Read the lists on this machine's disk; a damaged one is told. Ends the run where the organiser has banned this node."""
+        if self._run.signed is not None:
+            self.begin(self._run.signed.open())
         try:
             self.lists.load()
         except StorageError as error:
             self._run.troubles.tell(error)
         self._shut_out()
+
+    def begin(self, manifest: Manifest) -> None:
+        """The manifest is known: whether the organiser's list counts against members."""
+        run = self._run
+        if manifest.quorum.bans == "quorum" and run.node.identity.peer != run.organiser:
+            self.lists.spared = self._members
+
+    def _members(self) -> Collection[PeerId]:
+        run = self._run
+        members = run.whole.config_peers() if run.whole is not None else ()
+        return [run.node.identity.peer, *members]
+
+    def follow(self) -> None:
+        """The configuration may have changed: the organiser's list counts against whom it has evicted."""
+        session = self._run.session
+        if session is None or not self.lists.of_run:
+            return
+        if session.membership.banned != self.lists.peers:
+            self._shut_out()
+            self._run.node.nursery.start_soon(self._expel)
 
     async def reload(self) -> None:
         """The user has changed a list on disk."""
@@ -117,7 +140,7 @@ class Banning:
 
     def _shut_out(self) -> None:
         run, me = self._run, self._run.node.identity.peer
-        if me in self.lists.of_run:
+        if me in self.lists.peers:
             run.fail(banned(self.lists.why(me) or "", me))
         elif run.session is not None:
             membership = run.session.membership

@@ -263,6 +263,7 @@ class RunService:
     def _begin(self) -> None:
         assert self.signed is not None
         self.manifest = self.signed.open()
+        self.banning.begin(self.manifest)
         self.gate.policy = self.manifest.join.policy
         self.gate.allow = frozenset(self.manifest.join.allow)
         self.doors.policy, self.doors.allow = self.gate.policy, self.gate.allow
@@ -280,6 +281,7 @@ class RunService:
         membership.invite_of = invite_of
         self.announce(now)
         whole.start(now)
+        self.banning.follow()
         for session in whole.sessions:
             if session.machine is not None and session.phase != "running":
                 self.files[session.log].check()
@@ -615,6 +617,8 @@ class RunService:
             (event.fragment, event.event) if isinstance(event, ev.InFragment) else (0, event)
         )
         self.chronicle.note(fragment, told)
+        if isinstance(told, ev.RoundCommitted):
+            self.banning.follow()
         for listener in list(self.listeners):
             listener(event)
 

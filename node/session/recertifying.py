@@ -42,7 +42,8 @@ def recertify(sessions: Sequence[Session], now: float, peers: Collection[PeerId]
         raise RecertifyError(
             "this run cannot be recertified",
             why="Its manifest says that members may lie: the organiser's word, and answers to it, are theirs.",
-            hint="Found a run that goes on from its model: atoll export RUN DIR",
+            hint="Start the lost machines again with their folders. If they are gone for ever: atoll export RUN DIR at the newest round, "
+            "and a new run whose scripts start from that model",
         )
     if any(session.machine is None or session.machine.stateless for session in sessions):
         raise RecertifyError(

@@ -339,3 +339,26 @@ def test_a_newcomer_of_an_open_run_is_a_member_after_rounds_of_good_work(tmp_pat
             time.sleep(0.2)
         assert "probation" not in row()
         one_round(organiser, new)
+
+
+def test_where_bans_need_a_quorum_the_organiser_alone_evicts_nobody(tmp_path: Path) -> None:
+    run = new_run(tmp_path, model='[quorum]\nlying = 1\nbans = "quorum"')
+    organiser, b, c, d, other = members = [run.organiser(), *map(run.member, "bcde")]
+    with ended(*members):
+        one_round(*members)
+        who = other.swarm.peer
+        told = atoll(organiser.home, "ban", who)
+        assert "members evict it once 3 of them have banned it" in told.out
+        soon(lambda: who in others(organiser), "its own node bans it")
+        stranger = "12D3KooWGmMhkEcrdKBj9sqTYGDuiKMv1hDF5vjJoYk1uuheBuBS"
+        assert atoll(organiser.home, "ban", stranger).status == 0
+        soon(lambda: all(stranger in others(m) for m in (b, c, d)), "the list is everywhere")
+        assert all(who not in others(member) for member in (b, c, d))
+        one_round(b, c, d, other)
+        assert who in b.state()["members"]
+        for member in (b, c):
+            assert atoll(member.home, "ban", who).status == 0
+        one_round(organiser, b, c, d)
+        one_round(organiser, b, c, d)
+        soon(lambda: who not in d.state()["members"], "three members evict it")
+        soon(lambda: who in others(d), "now the organiser's list keeps it out")

@@ -238,3 +238,23 @@ def test_an_invite_is_revoked_by_its_id_and_whoever_came_by_it_evicted(
     assert bans.revoked == {came.known[BAD.peer].nonce}
     assert bans.peers == {BAD.peer, MEMBER.peer}
     assert run(["invite", "revoke", "nonsense"]) == 77
+
+
+def test_where_bans_need_a_quorum_the_organisers_list_counts_against_strangers_only(
+    tmp_path: Path,
+) -> None:
+    members, bans = {BAD.peer, MEMBER.peer}, lists(tmp_path / "a")
+    bans.spared = lambda: members
+    worse = Ban(WORSE.peer, "", 1_700_000_000)
+    assert bans.take(list_of(BAN, worse), MEMBER.peer)
+    assert bans.peers == {WORSE.peer}
+    assert bans.why(BAD.peer) is None
+    bans.refuse(BAD.peer)
+    assert bans.can_convict(BAD.peer)
+    assert bans.change(BAN, BAD.peer, None)  # this machine's own word
+    assert bans.peers == {BAD.peer, WORSE.peer}
+    assert bans.why(BAD.peer) == "this member has banned this peer: “sign flips”"
+    assert bans.change(None, BAD.peer, None)
+    members.discard(BAD.peer)  # evicted
+    assert bans.peers == {BAD.peer, WORSE.peer}
+    assert bans.why(BAD.peer) == "the run's organiser has banned this peer: “sign flips”"

@@ -126,6 +126,17 @@ def test_a_manifest_says_how_many_may_lie() -> None:
         assert error.value.key == key
 
 
+def test_a_manifest_says_whether_the_organiser_bans_members_alone() -> None:
+    assert parse_manifest(LYING).quorum.bans == "organiser"
+    assert parse_manifest(LYING + 'bans = "organiser"\n').run_id == parse_manifest(LYING).run_id
+    manifest = parse_manifest(LYING + 'bans = "quorum"\n')
+    assert manifest.run_id != parse_manifest(LYING).run_id
+    assert any("bans no member alone: 3 members do" in line for line in describe_lines(manifest))
+    with pytest.raises(ConfigError) as error:
+        parse_manifest('schema = 1\nname = "n"\n[quorum]\nbans = "quorum"\n')
+    assert error.value.key == "$.quorum.bans"
+
+
 def test_words_of_a_run_that_bears_liars() -> None:
     assert lying_text(1, 3) == "rounds begin with 4 members; there are 3"
     assert lying_text(1, 5) == "the log stays one though 1 of its members lies: it takes 4 of 5"
