@@ -51,13 +51,9 @@ def meaning(bound: Plan | Entry) -> bytes:
     return blake3(b"atoll/meaning/1" + msgspec.msgpack.encode(of)).digest()
 
 
-def part_digest(bound: Plan | Entry, part: Part, hashes: Sequence[bytes]) -> bytes:
-    """Digest of one part of a result; ``hashes`` are those of its chunks, in order.
-
-    A plan and the entry made from it give the same digest; ballot, revision and, in a butterfly, the owner's name do not matter, since the
-    bytes do not depend on them. Where partial sums travel they depend on the tree, and that on the parts (`trees.py`).
-    """
-    meaning = (
+def part_meaning(bound: Plan | Entry, part: Part) -> bytes:
+    """What the digest of one part binds beside its bytes: what they are the result of, encoded."""
+    of = (
         bound.log,
         bound.round,
         bound.base,
@@ -70,5 +66,19 @@ def part_digest(bound: Plan | Entry, part: Part, hashes: Sequence[bytes]) -> byt
         bound.reducer,
     )
     if bound.topology.kind != "butterfly":
-        meaning = (*meaning, bound.topology, bound.parts)
-    return blake3(b"atoll/part/1" + merkle_root(hashes) + msgspec.msgpack.encode(meaning)).digest()
+        of = (*of, bound.topology, bound.parts)
+    return msgspec.msgpack.encode(of)
+
+
+def digest_of(root: bytes, of: bytes) -> bytes:
+    """The digest of a part whose chunks have the Merkle root ``root`` (32 bytes) and which is the result of what ``of`` says."""
+    return blake3(b"atoll/part/1" + root + of).digest()
+
+
+def part_digest(bound: Plan | Entry, part: Part, hashes: Sequence[bytes]) -> bytes:
+    """Digest of one part of a result; ``hashes`` are those of its chunks, in order.
+
+    A plan and the entry made from it give the same digest; ballot, revision and, in a butterfly, the owner's name do not matter, since the
+    bytes do not depend on them. Where partial sums travel they depend on the tree, and that on the parts (`trees.py`).
+    """
+    return digest_of(merkle_root(hashes), part_meaning(bound, part))

@@ -1,10 +1,13 @@
-"""Proof that a peer lied, which needs nobody's word, and is checked offline, by anybody. Three kinds:
+"""Proof that a peer lied, which needs nobody's word, and is checked offline, by anybody. Four kinds:
 
 *Twice*: two payloads for one slot, both under its signature. Each kind of signed payload is a msgpack array that begins with its domain; `SLOTS` says
 how many of its elements name the slot, of which an honest peer fills each once. A peer that works on a copy of its journal, an old backup, say,
 fills one twice, too: that is no way to run a member. The entry before is part of a slot: a peer that lost its disk, or was removed and let in
 again, may have voted under the same number in a history that is no more. Only logs of a run have slots: what a member has said in a
 branch, or in an operation whose votes are volatile, it does not know any more after a while, or after a restart.
+
+*Relabelled*: an entry that a convener has signed as its proposal, and what the digest of one of its parts was made of, which is not what the entry
+says. A digest binds bytes and what they are the result of, and an honest convener makes the digests that it proposes itself.
 
 *Misdealt*: shares of a masking that do not give the secret that their dealer committed to (`security.masking.misdealt`).
 
@@ -18,9 +21,10 @@ from typing import Annotated
 
 import msgspec
 
+from ..collectives.digest import digest_of, part_meaning
 from ..collectives.errors import RemoteProtocolError, SecurityError
 from ..collectives.foreign import PLAIN, quoted
-from ..collectives.group import MAX_PEER_ID
+from ..collectives.group import MAX_PEER_ID, Entry
 from ..collectives.identifiers import PeerId, RunId
 from ..collectives.seeded import MOST_PEERS
 from ..security.btard import Bundle, Fault, verify_removals
@@ -50,6 +54,7 @@ FAULTS = {
     Fault.ELIMINATION: "parts did not get from it to another, or the other way: both had to leave",
 }
 
+RELABELLED = "it has proposed bytes as another result than they are"
 MISDEALT = "it dealt shares of a mask that do not fit each other"
 
 Verify = Callable[[PeerId, bytes, bytes], bool]
@@ -71,19 +76,46 @@ class Twice(msgspec.Struct, frozen=True, array_like=True, tag="twice"):
         return msgspec.msgpack.encode(self)
 
 
+class Relabelled(msgspec.Struct, frozen=True, array_like=True, tag="relabelled"):
+    """What ``peer`` has signed as its proposal, the entry of which that has the hash, and the Merkle root and meaning under the digest of the part
+    ``index``."""
+
+    peer: Annotated[PeerId, msgspec.Meta(min_length=1, max_length=MAX_PEER_ID, pattern=PLAIN)]
+    payload: Payload
+    signature: Signature
+    entry: Entry
+    index: Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
+    root: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+    meaning: Annotated[bytes, msgspec.Meta(max_length=MAX_EVIDENCE)]
+
+
 class Removed(msgspec.Struct, frozen=True, array_like=True, tag="btard"):
     """On what BTARD has removed a peer: the last of these; those before are against peers that were gone by then."""
 
     bundles: Annotated[tuple[Bundle, ...], msgspec.Meta(min_length=1, max_length=MOST_PEERS)]
 
 
-_decoder = msgspec.msgpack.Decoder(Twice | Removed | Misdealt)
+_decoder = msgspec.msgpack.Decoder(Twice | Relabelled | Removed | Misdealt)
 
 
 def twice(peer: PeerId, first: tuple[bytes, bytes], second: tuple[bytes, bytes]) -> Twice:
     """Of two (payload, signature)."""
     low, high = sorted((first, second))
     return Twice(peer, *low, *high)
+
+
+def relabelled(
+    peer: PeerId,
+    proposal: tuple[bytes, bytes],
+    entry: Entry,
+    index: int,
+    root: bytes,
+    meaning: bytes,
+) -> bytes:
+    """Of what a convener has proposed (payload, signature), as it is kept and handed on; b"" where that is longer than evidence may be."""
+    found = Relabelled(peer, *proposal, entry, index, root, meaning)
+    data = msgspec.msgpack.encode(found)
+    return data if len(data) <= MAX_EVIDENCE else b""
 
 
 def removal(bundles: Sequence[Bundle], bundle: Bundle) -> bytes:
@@ -122,6 +154,8 @@ def check(
             return _check_removal(found.bundles, run, sender, peers)
         if isinstance(found, Misdealt):
             return verify_misdealt(found, run), MISDEALT
+        if isinstance(found, Relabelled):
+            return _check_label(found, run, verify, sender)
         one, other = (_parsed(payload) for payload in (found.one, found.other))
     except SecurityError as error:
         raise RemoteProtocolError(error.message, peer=sender) from None
@@ -140,6 +174,25 @@ def check(
                 f"evidence that {found.peer[-8:]} has not signed", peer=sender
             )
     return found.peer, WHAT[str(one[0])]
+
+
+def _check_label(
+    found: Relabelled, run: RunId, verify: Verify, sender: PeerId
+) -> tuple[PeerId, str]:
+    entry, (domain, of_run, log, round_, base, _, digest) = found.entry, _parsed(found.payload)
+    slot = (domain, of_run, log, round_, base, digest)
+    same = ("atoll/propose/2", run, entry.log, entry.round, entry.base, entry.hash())
+    if slot != same or not entry.log.startswith(MAIN) or found.index >= len(entry.parts):
+        raise RemoteProtocolError("evidence that is not of a proposal of this run", peer=sender)
+    if len(entry.parts) != len(entry.part_digests) or (
+        digest_of(found.root, found.meaning) != entry.part_digests[found.index]
+    ):
+        raise RemoteProtocolError("evidence with what the digest is not made of", peer=sender)
+    if found.meaning == part_meaning(entry, entry.parts[found.index]):
+        raise RemoteProtocolError("evidence of bytes that are what the entry says", peer=sender)
+    if not verify(found.peer, found.payload, found.signature):
+        raise RemoteProtocolError(f"evidence that {found.peer[-8:]} has not signed", peer=sender)
+    return found.peer, RELABELLED
 
 
 def _check_removal(

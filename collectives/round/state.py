@@ -155,6 +155,13 @@ class RoundActions(Protocol):
         """A member has signed two payloads (each with its signature) for one slot, where members may lie."""
         ...
 
+    def relabelled(
+        self, peer: PeerId, proposal: tuple[bytes, bytes], entry: Entry, plan: Plan, index: int
+    ) -> None:
+        """A member has proposed (payload, signature) an entry whose part ``index`` has the digest of a part of ``plan``, which is another result.
+        The bytes of the plan are here."""
+        ...
+
     def pace(self) -> Pace:
         """How fast this member's links are."""
         ...

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from ...collectives import messages as m
+from ...collectives.digest import digest_of, merkle_root, part_meaning
 from ...collectives.errors import StorageError
 from ...collectives.exchange import ResultComplete
 from ...collectives.group import Certified, Entry, Member, Plan
@@ -13,8 +14,9 @@ from ...collectives.identifiers import PeerId
 from ...collectives.layout import Layout
 from ...collectives.pace import Pace
 from ...collectives.round import BRANCH, adopted_rounds, unproposed
-from ..evidence import twice
+from ..evidence import relabelled, twice
 from . import events as ev
+from .serving import result_hashes
 from .timeline import Timeline
 
 if TYPE_CHECKING:
@@ -324,6 +326,31 @@ class LogActions:
     def caught(self, peer: PeerId, one: tuple[bytes, bytes], other: tuple[bytes, bytes]) -> None:
         """A member has proved to lie."""
         self.session.ports.emit(ev.Equivocated(peer, twice(peer, one, other).encode()))
+
+    def relabelled(
+        self, peer: PeerId, proposal: tuple[bytes, bytes], entry: Entry, plan: Plan, index: int
+    ) -> None:
+        """A member has proposed an entry over bytes that are another result: a preimage of the digest proves it."""
+        data = next(
+            (data for of, data in self.results.items() if entry.part_digests[index] in of), None
+        )
+        if data is None:
+            return
+        whole, digest = data, entry.part_digests[index]
+
+        def work() -> bytes:
+            hashes = result_hashes(plan, whole)
+            for part in plan.parts:
+                root = merkle_root(hashes[part.first : part.stop])
+                if digest_of(root, of := part_meaning(plan, part)) == digest:
+                    return relabelled(peer, proposal, entry, index, root, of)
+            return b""
+
+        def done(now: float, evidence: bytes) -> None:
+            if evidence:
+                self.session.ports.emit(ev.Equivocated(peer, evidence))
+
+        self.session.ports.offload(work, done)
 
     def pace(self) -> Pace:
         """How fast this node's links are."""

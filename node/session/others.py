@@ -54,7 +54,8 @@ class Others:
         ]
 
     def knock(self, now: float, targets: Sequence[PeerId]) -> None:
-        """Ask for the log while there is none, for admission while this member is not in the configuration, strangers for their history."""
+        """Ask for the log while there is none, or nobody is heard of those who would have the rest of it; for admission while this member is not
+        in the configuration; strangers for their history."""
         session = self.session
         machine = session.machine
         if session.left:
@@ -63,6 +64,10 @@ class Others:
             for peer in targets[:ASKED_AT_ONCE]:
                 session.actions.tell(peer, 0, m.Fetch())
             return
+        if self._deserted(now):
+            others = [peer for peer in targets if peer not in session.config_peers()]
+            for peer in others[:ASKED_AT_ONCE]:
+                session.actions.tell(peer, machine.round, m.Fetch())
         if (
             not machine.stateless
             and not machine.is_member
@@ -74,6 +79,12 @@ class Others:
                 session.actions.tell(peer, machine.round, m.Join())
         if session.me == session.organiser:
             self._compare(now, targets)
+
+    def _deserted(self, now: float) -> bool:
+        """Whether nobody else of the configuration that is known here is heard. The log may go on under a later one, of whom they let in since."""
+        session = self.session
+        others = [peer for peer in session.config_peers() if peer != session.me]
+        return bool(others) and not any(session.membership.live(now, peer) for peer in others)
 
     def _belongs(self) -> bool:
         """Whether this member may ask to be let in: a script of another model would be counted in quorums, and then end."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ...collectives import messages as m
 from ...collectives.codec import Grid
 from ...collectives.digest import chunk_hash, merkle_root
-from ...collectives.group import Entry
+from ...collectives.group import Entry, Plan
 from ...collectives.identifiers import PeerId
 from ...collectives.round import RoundMachine
 from .replica import state_chunk_bytes
@@ -23,12 +23,12 @@ SNAPSHOTS = (
 )
 
 
-def result_hashes(entry: Entry, data: memoryview) -> list[bytes]:
+def result_hashes(entry: Plan | Entry, data: memoryview) -> list[bytes]:
     """blake3 of each encoded chunk of a result."""
     return [chunk_hash(chunk) for chunk in grid_of(entry).views(data)]
 
 
-def grid_of(entry: Entry) -> Grid:
+def grid_of(entry: Plan | Entry) -> Grid:
     """How the result of an entry lies in its bytes."""
     return Grid(entry.codec, entry.numel, entry.chunk_elements).results
 

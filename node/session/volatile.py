@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ...collectives import messages as m
-from ...collectives.group import Entry, Member, Vote
+from ...collectives.group import Entry, Member, Plan, Vote
 from ...collectives.identifiers import PeerId
 from ...collectives.pace import Pace
 from ...collectives.round import MemoryJournal, Timing
@@ -110,6 +110,11 @@ class BesideRun:
 
     def caught(self, peer: PeerId, one: tuple[bytes, bytes], other: tuple[bytes, bytes]) -> None:
         """Nothing of what is said beside the run's log could tell: it is decided by majorities."""
+
+    def relabelled(
+        self, peer: PeerId, proposal: tuple[bytes, bytes], entry: Entry, plan: Plan, index: int
+    ) -> None:
+        """As `caught`."""
 
     def pace(self) -> Pace:
         """How fast this node's links are."""

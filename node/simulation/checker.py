@@ -23,6 +23,7 @@ from ...collectives.group import (
     Contributor,
     Entry,
     Member,
+    Part,
     is_quorum,
     least_members,
 )
@@ -86,9 +87,10 @@ class Checker:
         holders: Holders,
         lying: int = 0,
         liars: Collection[PeerId] = (),
+        stored: Callable[[Entry], memoryview | None] = lambda entry: None,
     ) -> None:
-        """``lying``: how many members of a configuration may lie; ``liars``: who does."""
-        self.lying, self.liars = lying, liars
+        """``lying``: how many members of a configuration may lie; ``liars``: who does; ``stored``: an entry's bytes as members hold them."""
+        self.lying, self.liars, self._stored = lying, liars, stored
         self.organiser, self.outer, self._holders = organiser, outer, holders
         self.entries: list[Certified] = []  # as first applied by anybody; [0] is the genesis
         self.results: list[bytes] = []
@@ -447,12 +449,26 @@ class Checker:
             self._reduce_chunk(grid, entry, chunk, view, weighing)
             hashes.append(chunk_hash(view))
         for part, digest in zip(entry.parts, entry.part_digests, strict=True):
-            if part_digest(entry, part, hashes[part.first : part.stop]) != digest:
+            if part_digest(entry, part, hashes[part.first : part.stop]) == digest:
+                continue
+            if part.owner not in self.liars or not self._as_stated(grid, entry, part, result):
                 raise Violation(
                     "honest outcome",
                     f"entry {entry.round}: part of {part.owner} is not the {entry.reducer} over its contributors",
                 )
         return bytes(result)
+
+    def _as_stated(self, grid: Grid, entry: Entry, part: Part, result: bytearray) -> bool:
+        """Of a part that a liar owns the bytes are the liar's: they are put into ``result`` as members hold them. Whether they have its digest."""
+        stored = self._stored(entry)
+        if stored is None:
+            return False
+        views = [list(grid.results.views(data)) for data in (memoryview(result), stored)]
+        chunks = range(part.first, part.stop)
+        for chunk in chunks:
+            views[0][chunk][:] = views[1][chunk]
+        digest = part_digest(entry, part, [chunk_hash(views[1][chunk]) for chunk in chunks])
+        return digest == entry.part_digests[entry.parts.index(part)]
 
     def _encoded(self, grid: Grid, entry: Entry, chunk: int) -> tuple[dict[bytes, Wire], Tensor]:
         """What was contributed to a chunk, as it travels and decoded."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ...collectives.group import Config, is_quorum
+from ...collectives.group import Config, is_quorum, least_members
 from ...collectives.identifiers import PeerId
 from ...collectives.simulation.faults import FaultKind
 
@@ -37,11 +37,14 @@ class Deaths:
         self.heirs: dict[PeerId, float] = {}  # peers that begin late -> when
 
     def plan(self, share: float, kinds: Sequence[FaultKind]) -> None:
-        """In ``share`` of the seeds with deaths: some members, perhaps all but one, each at a time of its own."""
+        """In ``share`` of the seeds with deaths: some members, perhaps all but one, each at a time of its own. Where ``lying`` members lie
+        a few only: a quorum needs so many that rounds would hardly ever go on."""
         if "death" not in kinds or self.rng.random() >= share:
             return
         names, plan = self.swarm.names, self.swarm.faults.plan
-        for peer in self.rng.sample(names, self.rng.randint(1, max(1, len(names) - 1))):
+        lying = self.swarm.options.lying
+        most = lying + 1 if lying else max(1, len(names) - 1)
+        for peer in self.rng.sample(names, self.rng.randint(1, most)):
             early = self.rng.uniform(plan.start_s, plan.heal_s)
             late = plan.heal_s + self.rng.uniform(0.0, LATE_S)
             self.doomed[peer] = self.rng.choice((early, early, plan.heal_s, late))
@@ -92,10 +95,16 @@ class Deaths:
         )
 
     def promised(self, watch: Watch) -> bool:
-        """Whether the law says that this log goes on: the living are a quorum of the newest configuration that one of them knows."""
-        config = self.newest(watch)
-        living = {disk.me for disk in watch.disks if not disk.member.buried}
-        return is_quorum(config, living, self.swarm.organiser, self.swarm.options.lying)
+        """Whether the law says that this log goes on: the living are a quorum of the newest configuration that one of them knows. Liars need not
+        help, and a run that bears them has rounds only once it is founded."""
+        config, lying, liars = self.newest(watch), self.swarm.options.lying, self.swarm.liars
+        living = {
+            disk.me
+            for disk in watch.disks
+            if not disk.member.buried and disk.member.peer not in liars
+        }
+        founded = not lying or len(config) >= least_members(lying)
+        return founded and is_quorum(config, living, self.swarm.organiser, lying)
 
     def silent(self) -> list[str]:
         """Living members in whose log nothing was decided for long, and that have not said what they wait for."""
@@ -103,6 +112,8 @@ class Deaths:
         for member in self.swarm.members.values():
             process = member.process
             if process is None or process.frozen or process.ended:
+                continue
+            if member.peer in self.swarm.liars:
                 continue
             for session in process.run.sessions:
                 waits = session.waits

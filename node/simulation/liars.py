@@ -152,7 +152,9 @@ class LyingProcess(NodeProcess):
             if "weight" in self.lies and dice.random() < 0.7:
                 self._tell("lie: weight")
                 witness = cast("Witness", machine.acceptor)
-                witness.vouched = list  # type: ignore[method-assign]
+                witness.vouched = lambda offers: [  # type: ignore[method-assign]
+                    offer for offer in offers if offer.cid in witness.offered
+                ]
                 witness.judge.why_not = lambda body, known: ""  # type: ignore[method-assign]
                 false = msgspec.structs.replace(victim, weight=7 * victim.weight)
                 return [false if offer == victim else offer for offer in found]
@@ -219,9 +221,14 @@ class LyingProcess(NodeProcess):
 
     def _tick(self) -> None:
         super()._tick()
-        now, machine = self.world.now, self.session.machine
+        machine = self.session.machine
         if self.ended or self.frozen or machine is None or self._founding(machine):
             return
+        with self.alive():  # a trap may kill it while it speaks
+            self._speak_up(self.world.now, machine)
+
+    def _speak_up(self, now: float, machine: RoundMachine) -> None:
+        """What it says unasked."""
         plan = machine.open.plan
         if "slander" in self.lies and plan is not None and now - self._slandered_at > 0.1:
             self._slandered_at = now

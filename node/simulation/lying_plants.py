@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ...collectives import messages as m
 from ...collectives.group import Certified, Config, Entry, Member, Plan, Vote
@@ -30,6 +30,7 @@ class JustificationNotChecked(LyingPlant):
     """A proposal is echoed whatever it stands on."""
 
     judge = _Credulous
+    lies = ("subset",)
 
 
 class _NoClaims(Judge):
@@ -99,6 +100,19 @@ class ConfigurationNotChecked(LyingPlant):
     """A convener may remove whom it likes."""
 
     judge = _AnyConfig
+    lies = ("evict",)
+
+
+class _OneVoice(Judge):
+    def voiced(self, naming: Iterable[tuple[Member, Member]]) -> set[Member]:
+        """Whoever is named by anybody."""
+        return {whom for _, whom in naming}
+
+
+class OneVoiceIsEnough(LyingPlant):
+    """One member's claim lets others in, and evicts."""
+
+    judge = _OneVoice
     lies = ("evict",)
 
 
@@ -212,6 +226,7 @@ LYING_PLANTS: dict[str, type[Plant]] = {
     "contributor-added": ContributorAdded,
     "owners-not-asked": OwnersNotAsked,
     "configuration-not-checked": ConfigurationNotChecked,
+    "one-voice-is-enough": OneVoiceIsEnough,
     "signatures-not-verified": SignaturesNotVerified,
     "vote-without-echoes": VoteWithoutEchoes,
     "majority-decides": MajorityDecides,

@@ -24,6 +24,7 @@ from ...collectives.simulation.faults import (
     shatter_plan,
 )
 from ...collectives.swarm import OuterSettings, RunSettings
+from ..evidence import check
 from ..session.events import (
     BranchBegun,
     BranchEnded,
@@ -210,7 +211,7 @@ class SimSwarm:
         )
         self.faults = Faults(self.world, self.network, self, plan, self.world.stream("faults"))
         self.deaths = Deaths(self, self.world.stream("deaths"))
-        if not (self.removal.planned or branching or self.options.lying):
+        if not (self.removal.planned or branching):
             self.deaths.plan(DYING if plant is None else self.plant.dying, kinds)
         self.losses = Losses(self)
         if not (branching or self.options.lying):
@@ -353,6 +354,8 @@ class SimSwarm:
         """Proof is against liars only, and holds."""
         if isinstance(event, PeerMisbehaved):
             return self.count("refused")
+        if msgspec.msgpack.decode(event.evidence)[0] == "relabelled":
+            return self._relabelled(by, event.evidence)
         _, peer, one, one_signature, other, other_signature = msgspec.msgpack.decode(event.evidence)
         kind, *slot = msgspec.msgpack.decode(one)
         same = [kind, *slot[:-1]] == msgspec.msgpack.decode(other)[:-1] and one != other
@@ -364,6 +367,12 @@ class SimSwarm:
                 "honest peers", f"{by} has proof that {peer} signed two values for {kind}"
             )
         return self.count(f"proof of two for {kind}")
+
+    def _relabelled(self, by: PeerId, evidence: bytes) -> None:
+        peer, proves = check(evidence, self.run_id, verify_as, by)
+        if peer not in self.liars:
+            raise Violation("honest peers", f"{by} has proof against {peer}: {proves}")
+        self.count("proof of another label")
 
     def count(self, what: str, by: int = 1) -> None:
         """Statistics."""

@@ -28,6 +28,7 @@ class Watch:
             holders=self._holders,
             lying=swarm.options.lying,
             liars=swarm.liars,
+            stored=self._stored,
         )
         self._votes: dict[bytes, set[Member]] = {}
         self._first_ballot: dict[bytes, int] = {}
@@ -85,6 +86,11 @@ class Watch:
             if accepted and disk.storage.holds(entry):
                 found.add(disk.me)
         return found
+
+    def _stored(self, entry: Entry) -> memoryview | None:
+        """An entry's bytes, which members have checked against its digests when they came."""
+        honest = [disk for disk in self.disks if disk.member.peer not in self.swarm.liars]
+        return next((data for disk in honest if (data := disk.storage.kept(entry))), None)
 
     def proposed(self) -> list[Config]:
         """The configurations that members have voted for in their open rounds."""

@@ -11,6 +11,8 @@ lanes     it keeps no lane that it does not need now, as in a very large configu
 aggregate in a run with BTARD, it states another aggregate of its part than it has, from the second step on
 liar      it echoes, in a run that bears it, another value beside each
 clock     its clock is two hours ahead
+hider     it hides its plan from one member, says of the bytes that others have reduced for it that a contribution of another is not in them,
+          and falls silent for the rest of the round
 undrawn   it takes itself and all others for drawn in every round of a run that asks some only
 patient   leaving a run, it would wait for an hour
 counting  nothing but the reference count frees memory: no garbage collector; and operations are soon forgotten
@@ -30,8 +32,8 @@ from msgspec.structs import replace
 
 from atoll.collectives import messages as m
 from atoll.collectives.exchange import Exchange
-from atoll.collectives.group import Entry
-from atoll.collectives.round import slot_payload
+from atoll.collectives.group import Contributor, Entry
+from atoll.collectives.round import RoundMachine, slot_payload
 from atoll.collectives.round.lying import Witness
 from atoll.collectives.round.sampling import Draw
 from atoll.node import manifest
@@ -41,6 +43,7 @@ from atoll.node.net.network import PeerNetwork
 from atoll.node.service import lanes, scripts
 from atoll.node.service import node as service
 from atoll.node.session import Session, operations
+from atoll.node.session.actions import LogActions
 from atoll.node.session.replica import ModelReplica
 from atoll.security.btard.attempt import Attempt
 from atoll.security.btard.draw import aggregate_commitment
@@ -96,6 +99,74 @@ def echo_twice() -> None:
     Witness._send_echo = both  # type: ignore[method-assign]
 
 
+def hide_plans() -> None:
+    """Let it play, in each round whose first ballot it convenes while that is wanted, with a plan that one member never sees."""
+    send, offers = LogActions.send, RoundMachine.offers
+    said: dict[int, Entry] = {}
+
+    def plays(machine: RoundMachine) -> bool:
+        enough = len(machine.config) >= 4 and machine.convener_of(0) == machine.me
+        return machine.round in said or (defective() and enough and machine.ballot == 0)
+
+    def without_one(self: RoundMachine) -> list[Contributor]:
+        found = offers(self)
+        return (
+            [each for each in found if each.member.peer != hidden(self)] if plays(self) else found
+        )
+
+    def hidden(machine: RoundMachine) -> str:
+        return min(machine.others)
+
+    def bent(machine: RoundMachine, body: m.Body) -> m.Body | None:
+        """What it says instead; None for nothing."""
+        slot = machine.slot
+        match body:
+            case m.Propose(ballot=0) if machine.round in said:
+                entry = said[machine.round]
+                signature = machine.actions.sign(slot_payload("propose", *slot, 0, entry.hash()))
+                return replace(body, entry=entry, signature=signature)
+            case m.Echo(ballot=0) if machine.round in said:
+                digest = said[machine.round].hash()
+                return m.Echo(
+                    0, digest, machine.actions.sign(slot_payload("echo", *slot, 0, digest)), b""
+                )
+            case _:
+                return None if machine.round in said else body
+
+    def relabel(machine: RoundMachine) -> None:
+        """What it echoes itself first, and then proposes, has one contributor less than its bytes."""
+        echoed = machine.journal.echoed
+        if echoed is None or echoed[0] > 0 or not echoed[1].contributors:
+            return
+        own = [each for each in echoed[1].contributors if each.member == machine.me]
+        rest = [each for each in echoed[1].contributors if each.member != machine.me]
+        kept = tuple(sorted((*own, *rest[1:]), key=lambda each: each.member))
+        said.setdefault(machine.round, replace(echoed[1], contributors=kept))
+
+    def lie(self: LogActions, peer: Any, log: str, round_: int, body: m.Body) -> None:
+        machine = self.session.machine
+        if machine is None or round_ != machine.round or peer == machine.me.peer:
+            return send(self, peer, log, round_, body)
+        if not plays(machine):
+            return send(self, peer, log, round_, body)
+        if isinstance(body, m.PlanMessage) and peer == hidden(machine):
+            return None
+        relabel(machine)
+        first = bent(machine, body)
+        if first is None:
+            return None
+        send(self, peer, log, round_, first)
+        if isinstance(first, m.Echo) and machine.round in said:
+            signature = machine.actions.sign(
+                slot_payload("vote", *machine.slot, 0, first.entry_hash)
+            )
+            send(self, peer, log, round_, m.Accepted(0, first.entry_hash, signature))
+        return None
+
+    LogActions.send = lie  # type: ignore[method-assign]
+    RoundMachine.offers = without_one  # type: ignore[method-assign]
+
+
 def state_another_aggregate() -> None:
     """Let the first value of its part be off by a hundredth, once the first step is over."""
     honest = Attempt.say
@@ -145,6 +216,8 @@ if __name__ == "__main__":
         right = time.time
         time.time = lambda: right() + 7200
         Measuring.__init__.__defaults__ = (time.time,)
+    elif what == "hider":
+        hide_plans()
     elif what == "undrawn":
         draw_all()
     elif what == "patient":

@@ -1,14 +1,44 @@
-"""A run that bears a member that lies, with real nodes: rounds go on, and who signed two things is banned with proof."""
+"""A run that bears a member that lies, with real nodes: rounds go on, and who signed two things is banned with proof.
+
+Nobody is accused but who lies, and the anchors of the honest stay alike.
+"""
 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from bad_input_kit import atoll, ended, new_run, odd, one_round, soon
+from bad_input_kit import Member, atoll, ended, new_run, odd, one_round, soon
+
+from atoll.collectives.errors import LocalProtocolError
 
 pytestmark = pytest.mark.slow
+
+
+def accused(*members: Member) -> set[str]:
+    """Whom their nodes have named for what it did or said."""
+    lines = [line for member in members for line in member.log().splitlines()]
+    return {json.loads(line)["peer"] for line in lines if '"peer.misbehaved"' in line} | {
+        peer for member in members for peer in member.state()["banned"]
+    }
+
+
+def counted(members: list[Member], least: int) -> int:
+    """The round of one contribution of each of them, of which at least so many count; all have the same anchor after it."""
+    while True:
+        tickets = [
+            member.swarm.contribute(samples=1, write=lambda out, value=i + 1.0: out.fill_(value))
+            for i, member in enumerate(members)
+        ]
+        outcomes = [ticket.wait(60.0) for ticket in tickets]
+        if sum(outcome.counted for outcome in outcomes) >= least:
+            newest = max(outcome.round for outcome in outcomes)
+            break
+    soon(lambda: all(member.anchor()[0] >= newest for member in members), "the anchors")
+    assert len({member.anchor() for member in members}) == 1
+    return newest
 
 
 def test_one_of_four_real_nodes_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,3 +70,27 @@ def test_one_of_four_real_nodes_lies(tmp_path: Path, monkeypatch: pytest.MonkeyP
             (liar.swarm.peer, "it has echoed two values of one ballot")
         ]
         assert set(told["logs"][0]["contributors"]) >= {member.swarm.peer for member in honest}
+
+
+def test_a_hidden_plan_stops_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The member that never saw the plan has the decided bytes in the end, and accuses nobody who handed them out."""
+    run, lies = new_run(tmp_path, model="[quorum]\nlying = 1"), tmp_path / "lies"
+    monkeypatch.setenv("ATOLL_TEST_DEFECT", str(lies))
+    honest = [run.organiser(), run.member("b"), run.member("c")]
+    liar = run.member("d", command=odd("hider"))
+    with ended(*honest, liar):
+        one_round(*honest, liar)
+        lies.touch()
+        first = honest[0].anchor()[0]
+        while liar.swarm.peer not in accused(*honest):  # once it has convened
+            with suppress(LocalProtocolError):  # what it gave before is still undecided
+                liar.swarm.contribute(samples=1, write=lambda out: out.fill_(4.0))
+            last = counted(honest, 2)
+            assert last < first + 40, "it has told no lie"
+        for _ in range(3):
+            assert counted(honest, 2) > last
+        why = "it has proposed bytes as another result than they are"
+        for member in honest:  # the one that has no bytes of the plan is shown the proof
+            banned = soon(lambda m=member: m.state()["banned"], "a ban with proof")
+            assert banned == {liar.swarm.peer: f"this member has banned this peer: “{why}”"}
+        assert accused(*honest) == {liar.swarm.peer}

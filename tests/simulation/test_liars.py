@@ -22,6 +22,7 @@ SOON = {
     "contributor-struck-out",
     "contributor-added",
     "owners-not-asked",
+    "one-voice-is-enough",
     "signatures-not-verified",
     "vote-without-echoes",
     "majority-decides",

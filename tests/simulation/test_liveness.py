@@ -9,7 +9,9 @@ from seeds import seeds
 from session_table import Peer, Table
 
 from atoll.collectives.group import Entry, Vote
+from atoll.collectives.identifiers import PeerId
 from atoll.node.session import events as ev
+from atoll.node.simulation.swarm import Options, SimSwarm
 
 KEPT = 8  # rounds whose results are kept for laggards
 
@@ -369,3 +371,22 @@ def test_a_process_that_was_started_again_is_not_its_own_double() -> None:
     assert not any(peer.session.membership.doubled(second.name) for peer in (first, second, third))
     goes_on(table, table.peers)
     table.end()
+
+
+def test_a_newcomer_learns_the_log_though_all_that_it_knows_as_members_died() -> None:
+    """It has the genesis, which names the founder alone; the founder dies, and who was let in since goes on."""
+    swarm = SimSwarm(1, Options(peers=(4, 4), faults=(), rounds=500, fragments=1))
+    swarm._start()
+    founder, one, _, late = swarm.names
+
+    def config(peer: PeerId) -> set[PeerId]:
+        process = swarm.members[peer].process
+        machine = process.session.machine if process is not None else None
+        return {member.peer for member in machine.config} if machine is not None else set()
+
+    assert swarm.world.run(until=10.0, stop=lambda: config(late) == {founder})
+    swarm.freeze(late)
+    assert swarm.world.run(until=10.0, stop=lambda: len(config(one)) >= 3)
+    swarm.thaw(late)
+    swarm.deaths._bury(founder)
+    assert swarm.world.run(until=40.0, stop=lambda: config(late) == {*swarm.names} - {founder})

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lying_kit import Scene, reasons
 
 from atoll.collectives import messages as m
-from atoll.collectives.digest import meaning
+from atoll.collectives.digest import chunk_hash, meaning, part_digest, part_meaning
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.collectives.group import (
     LAST_BALLOT,
@@ -30,9 +30,10 @@ from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.round import Kind, check_chain, reduced_payload, slot_payload, vote_payload
 from atoll.collectives.round.lying import Judge, Witness
 from atoll.collectives.round.lying.acceptor import FAULTS
-from atoll.node.evidence import Twice, check, twice
+from atoll.node.evidence import RELABELLED, Relabelled, Twice, accused, check, twice
 from atoll.node.service.ports import DOMAIN
 from atoll.node.session.events import Equivocated
+from atoll.node.session.serving import grid_of
 from atoll.node.simulation.process import sign_as, verify_as
 from atoll.node.storage.journal import FileJournal
 from atoll.security.identity import load_or_create, verify
@@ -110,6 +111,65 @@ def test_a_part_that_its_owner_has_not_signed_is_not_echoed(scene: Scene) -> Non
         assert judge.why_not(body, ()) == "parts that their owners have not reduced so"
     body = scene.propose(entry, 0, *claims, reduced=tuple(right.items()))
     assert judge.why_not(body, ()) == ""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_who_proposes_bytes_as_another_result_is_proved_to_lie(scene: Scene, when: str) -> None:
+    """The bytes may come before the proposal or after it. The proof holds offline, for the liar, and for nobody else."""
+    machine, owner, (a, b, c, _) = scene.machine, scene.order[0], scene.others
+    claims = tuple(
+        scene.claim(who, cid=who.peer.encode() * 8, weight=3) for who in sorted((a, b, c))
+    )
+    three = tuple(Contributor(who, claim.cid, claim.weight) for who, claim in claims if claim.cid)
+    plan = scene.plan(three)
+    data = memoryview(bytearray(b"\x01" * grid_of(scene.entry()).nbytes))
+    hashes = [chunk_hash(view) for view in grid_of(scene.entry()).views(data)]
+    digests = (part_digest(plan, plan.parts[0], hashes),)
+    true = scene.entry(contributors=three, parts=plan.parts, part_digests=digests)
+    false = msgspec.structs.replace(true, contributors=three[1:])
+    machine.open.plan = plan
+
+    def arrive() -> list[object]:
+        scene.events.clear()
+        scene.session.actions.results[digests] = data
+        machine.on_result(scene.swarm.world.now, plan, digests)
+        scene.swarm.world.run(until=scene.swarm.world.now + 0.01)
+        return [event for event in scene.events if isinstance(event, Equivocated)]
+
+    if when == "before":
+        assert arrive() == []
+        found = scene.hear(owner, scene.propose(false, 0, *claims))
+        scene.swarm.world.run(until=scene.swarm.world.now + 0.01)
+        found = [event for event in scene.events if isinstance(event, Equivocated)]
+    else:
+        assert "have not reduced so" in reasons(scene.hear(owner, scene.propose(false, 0, *claims)))
+        found = arrive()
+    assert not scene.said(m.Echo)
+    ((peer, evidence),) = [(event.peer, event.evidence) for event in found]
+    run = RunId(machine.run)
+    assert peer == owner.peer
+    assert check(evidence, run, verify_as, a.peer) == (owner.peer, RELABELLED)
+    assert accused(evidence) == owner.peer
+    proof = msgspec.msgpack.decode(evidence, type=Relabelled)
+    of, part = part_meaning(true, true.parts[0]), proof.index
+    assert (proof.meaning, part) == (of, 0)
+    signature = scene.propose(true).signature
+    payload = slot_payload("propose", *machine.slot, 0, true.hash())
+    for wrong in (
+        msgspec.structs.replace(proof, entry=true),
+        msgspec.structs.replace(proof, entry=true, payload=payload, signature=signature),
+        msgspec.structs.replace(proof, peer=machine.me.peer),
+        msgspec.structs.replace(proof, meaning=part_meaning(false, false.parts[0])),
+        msgspec.structs.replace(proof, root=b"r" * 32),
+        msgspec.structs.replace(proof, index=1),
+        msgspec.structs.replace(
+            proof, payload=slot_payload("echo", *machine.slot, 0, false.hash())
+        ),
+    ):
+        with pytest.raises(RemoteProtocolError):
+            check(msgspec.msgpack.encode(wrong), run, verify_as, a.peer)
+    with pytest.raises(RemoteProtocolError):
+        check(evidence, RunId("b" * 26), verify_as, a.peer)
 
 
 def test_a_second_proposal_is_not_echoed_and_proves_a_lie(scene: Scene) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from ... import messages as m
-from ...digest import meaning
+from ...digest import meaning, part_meaning
 from ...errors import RemoteProtocolError
 from ...group import Cid, Contributor, Entry, Member, Plan, Vote
 from ...identifiers import PeerId
@@ -29,6 +29,7 @@ REPEAT_S = 0.5  # how often what changes seldom is said again
 STATED = 4  # statements of one owner that are kept
 OFFERS = 4  # claims of one member that are kept for what they offer
 FAULTS = 16  # of one member in a round: then it is heard no more in it, since it costs time to see that signatures are wrong
+REFUSED = 4  # proposals that are kept until the bytes are here that may prove them false
 SOONER = 0.75  # of the time that an honest convener waits before an entry without contributors: rounds open a little later here, perhaps
 AHEAD = 2  # times the members: ballots that far beyond the present one are counted
 
@@ -57,6 +58,7 @@ class Witness(Acceptor):
         self._adopted = set[
             bytes
         ]()  # hashes of entries proposed here because an earlier ballot has proof of them
+        self._refused = list[tuple[Member, int, Entry]]()  # proposals, by whom, in which ballot
         self._faults = Counter[Member]()
         self._told_at = self._turned_at = -1e9
         self._entered_at = machine.open.born
@@ -329,6 +331,8 @@ class Witness(Acceptor):
         ):
             return None
         if wrong := self.judge.why_not(body, self.claims.items()):
+            self._refused = [*self._refused[1 - REFUSED :], (who, ballot, body.entry)]
+            self._prove()
             raise RemoteProtocolError(f"a proposal with {wrong}", peer=who.peer)
         if self.judge.taken_back(body, self.claims):
             return None  # an honest convener may not know it yet, so nobody is accused
@@ -391,10 +395,28 @@ class Witness(Acceptor):
             machine.actions.caught(who.peer, (one, before[1]), (other, signature))
         return False
 
+    def _prove(self) -> None:
+        """What was refused may be another name for bytes that are here: the digest of a part binds what they are the result of, so the convener
+        is proved to lie by its signature and by what the digest was made of. Honest conveners propose digests that they have made themselves."""
+        machine, reduced = self.machine, self.machine.open.reduced
+        if reduced is None:
+            return
+        (plan, digests), refused = reduced, self._refused
+        for who, ballot, entry in refused:
+            index = relabelled(plan, digests, entry)
+            if index is not None and who.peer not in machine.caught and who != machine.me:
+                machine.caught.add(who.peer)
+                payload = slot_payload("propose", *machine.slot, ballot, entry.hash())
+                signature = self._said["propose", who, ballot][1]
+                machine.actions.relabelled(who.peer, (payload, signature), entry, plan, index)
+        self._refused = []
+
     # ---- echoes and votes
     def step(self, now: float) -> None:
         """Echo what is pending, and vote for what a quorum has echoed, once bytes and state are here."""
         journal, machine = self.machine.journal, self.machine
+        if self._refused:
+            self._prove()
         if machine.open.pending is None or not self._early(now, machine.open.pending[1]):
             super().step(now)
         for (ballot, digest), echoes in sorted(self.echoes.items(), key=lambda item: item[0]):
@@ -446,3 +468,12 @@ class Witness(Acceptor):
         self.broadcast(
             m.Echo(ballot, digest, signature, proposed[1] if proposed[0] == digest else b"")
         )
+
+
+def relabelled(plan: Plan, digests: Sequence[bytes], entry: Entry) -> int | None:
+    """The part of an entry whose digest is that of a part of a plan (``digests``: of its parts) that is another result; None where there is none."""
+    made = dict(zip(digests, plan.parts, strict=True))
+    for index, (part, digest) in enumerate(zip(entry.parts, entry.part_digests, strict=True)):
+        if digest in made and part_meaning(plan, made[digest]) != part_meaning(entry, part):
+            return index
+    return None
