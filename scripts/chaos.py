@@ -12,7 +12,7 @@ faults             how many of each kind struck
 longest_silence_s  between two rounds, as the members told of them; silences: those longer than --silence, each with what had struck last
 not_back           peers that no round counted within 60 s of their start, or that did not start within 300 s
 digests_equal      every round had one anchor, the same for everybody who told of it
-twins_found_s      after how long both copies had stopped with E308; null where they had not within 30 s
+twins_found_s      after how long, since the copy's node answers, both had stopped with E308; null where they had not within 30 s
 double_votes       rounds and ballots in which two copies of a home voted for different entries
 """
 
@@ -167,13 +167,15 @@ class Chaos(Soak):
         home = self._copy(victim, "twin")
         twin = Peer(home.name, home, victim.run, 0, script=SCRIPT)
         self.aside.append(twin)
-        self._after(1.0, partial(self._look, victim, twin, time.monotonic()))
+        self._after(1.0, partial(self._look, victim, twin, time.monotonic(), False))
 
-    def _look(self, victim: Peer, twin: Peer, began: float) -> None:
+    def _look(self, victim: Peer, twin: Peer, began: float, up: bool) -> None:
         now = time.monotonic()
+        if not up and twins.ask(twin, "status") is not None:
+            began, up = now, True  # until then it has said nothing to anybody
         found = [twins.trouble(peer) for peer in (victim, twin)] == ["E308", "E308"]
-        if not found and now - began < FOUND_S:
-            return self._after(0.5, partial(self._look, victim, twin, began))
+        if not found and now - began < (FOUND_S if up else READY_S):
+            return self._after(0.5, partial(self._look, victim, twin, began, up))
         self.found_s.append(round(now - began, 1) if found else None)
         if not found:
             progress(f"TWINS of {victim.name} not found")
