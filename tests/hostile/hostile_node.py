@@ -83,8 +83,8 @@ class Liar:
         """The newest entry that is decided here."""
         return self.machine.journal.entries[-1].entry
 
-    def maker(self, kind: str, victim: PeerId) -> Make | None:
-        """What makes the n-th message of a kind; None where it is not done by messages."""
+    def maker(self, kind: str, victim: PeerId) -> Make:
+        """What makes the n-th message of a kind."""
         if kind in BODIES:
             return self._same(self.envelope(BODIES[kind](self)))
         if kind == "manifest":
@@ -100,9 +100,8 @@ class Liar:
         if kind == "in_and_out":
             leave = self.envelope(m.Ready(self.machine.base, None, 0, True))
             return lambda number: self.envelope(m.Join()) if number % 2 else leave
-        if kind in OPERATIONS:
-            return self._about_operations(kind)
-        return None
+        assert kind in OPERATIONS, kind
+        return self._about_operations(kind)
 
     @staticmethod
     def _same(data: bytes) -> Make:
@@ -201,25 +200,29 @@ class Liar:
             "blobs": lambda: self._unwanted(victim, until),
             "half_blobs": lambda: self._half(victim, until),
         }
-        if kind in deeds:
-            return await deeds[kind]()
-        kinds = kind.split("+")
+        kinds, done = kind.split("+"), list[int]()
+        makes = [self.maker(each, victim) for each in kinds if each not in deeds and each != SLOW]
+        if not makes and not deeds.keys() & kinds:
+            makes = [self.envelope_of_all]
+
+        async def flood() -> int:
+            sent = await self._flood(
+                victim, lambda number: makes[number % len(makes)](number // len(makes)), until
+            )
+            await self.run.node.network.close_topic(
+                self.run.run_id, victim
+            )  # what is still on its way is none of the next order
+            return sent
+
+        async def do(deed: Callable[[], Awaitable[int]]) -> None:
+            done.append(await deed())
+
         self.slow_to = victim if SLOW in kinds else None
-        makes = list[Make]()
-        for each in kinds:
-            if each != SLOW:
-                make = self.maker(each, victim)
-                assert make is not None, each
-                makes.append(make)
-        makes = makes or [self.envelope_of_all]
-        sent = await self._flood(
-            victim, lambda number: makes[number % len(makes)](number // len(makes)), until
-        )
+        async with trio.open_nursery() as nursery:
+            for deed in [*(deeds[each] for each in kinds if each in deeds), *[flood] * bool(makes)]:
+                nursery.start_soon(do, deed)
         self.slow_to = None
-        await self.run.node.network.close_topic(
-            self.run.run_id, victim
-        )  # what is still on its way is none of the next order
-        return sent
+        return sum(done)
 
     def envelope_of_all(self, number: int) -> bytes:
         """Asks for something else each time, all of which is answered."""
