@@ -167,6 +167,7 @@ IN_MEMORY = (
     "_forced",
     "_checkpoint",
     "_before",
+    "_begun",
     "_numel",
 )
 
@@ -200,6 +201,8 @@ class SimStorage(MemoryStorage):
         self._forced: dict[tuple[int, tuple[bytes, ...]], bytes] = {}
         self.replica_now: SimReplica | None = None
         self._numel = 0  # elements of the checkpoints' anchors
+        self._begun: list[tuple[int, bytes]] = []
+        """Checkpoints since the newest that was told to be kept: the disk failed somewhere in them, and each may be there or not."""
 
     # ---- for the harness
     @property
@@ -218,7 +221,7 @@ class SimStorage(MemoryStorage):
             0,
             None,
         )
-        self._before, self._forced = None, {}
+        self._before, self._forced, self._begun = None, {}, []
         self.votes: Votes = MemoryVotes()
 
     def backup(self) -> Backup | None:
@@ -328,6 +331,7 @@ class SimStorage(MemoryStorage):
         )
         self._numel = replica.layout.numel
         again = self._checkpoint is not None and self._checkpoint[0] == saved.entry
+        self._begun.append((saved.entry, bytes(bytes_of(saved.anchor)) + bytes_of(saved.momentum)))
         cp.save(
             FOLDER / "checkpoint",
             replica.layout,
@@ -338,6 +342,7 @@ class SimStorage(MemoryStorage):
             keep_newest=not again,
         )
         super().checkpoint(replica, entry, rounds)
+        self._begun.clear()
 
     def found(self, replica: Replica, genesis: Certified) -> None:
         """Keep layout, initial state and genesis."""
@@ -358,13 +363,13 @@ class SimStorage(MemoryStorage):
                 )
             except StorageError:
                 continue
-            for kept in (self._checkpoint, self._before):
+            for kept in (self._checkpoint, self._before, *self._begun):
                 if (
                     found is not None
                     and kept is not None
                     and bytes(bytes_of(found.anchor)) + bytes_of(found.momentum) == kept[1]
                 ):
-                    if kept is self._before:
+                    if kept is not self._checkpoint:
                         self._checkpoint, self._before = kept, None
                     return found
         return None
