@@ -179,6 +179,7 @@ async def _main(
                     _resume(node)
                 server = ControlServer(node, paths.control_socket)
                 path: Path = await outer.start(server.run)
+                await nursery.start(_signals, node)  # before anybody is told that it is up
                 lock.publish(
                     NodeFile(
                         pid=os.getpid(),
@@ -191,7 +192,6 @@ async def _main(
                 if link is not None:
                     link.ready(path)
                     nursery.start_soon(_follow_parent, link, options.parent_pid, node)
-                nursery.start_soon(_signals, node)
                 nursery.start_soon(node.links.run)
                 gc.freeze()  # what is loaded now stays; the collector need not walk it again and again while an engine works
                 on_ready(node, path)
@@ -311,8 +311,11 @@ async def _follow_parent(link: ParentLink, parent_pid: int, node: Node) -> None:
     node.down(now=False)
 
 
-async def _signals(node: Node) -> None:
+async def _signals(
+    node: Node, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
+        task_status.started()
         async for _ in received:
             if node.ending.is_set():
                 node.end_now = True

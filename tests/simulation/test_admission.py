@@ -13,7 +13,7 @@ from session_table import LAYOUT, SETTINGS, Peer, Table
 from atoll.collectives import messages as m
 from atoll.collectives.codec import Grid
 from atoll.collectives.digest import chunk_hash
-from atoll.collectives.errors import NotAdmittedError
+from atoll.collectives.errors import NotAdmittedError, RemoteProtocolError
 from atoll.collectives.group import Admitted, Contributor, Entry, Member, Part
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.messages import Accepted, Envelope, Ready, encode
@@ -24,7 +24,7 @@ from atoll.node.session import admission
 from atoll.node.session import events as ev
 from atoll.node.session.admission import drawn, judge
 from atoll.node.session.session import ROUND
-from atoll.node.simulation.process import sign_as
+from atoll.node.simulation.process import sign_as, verify_as
 
 DoorsOf = Callable[[PeerId], Doors]
 
@@ -390,12 +390,7 @@ def test_two_votes_for_one_ballot_are_a_proof_that_anybody_can_check() -> None:
     (proof,) = [event for event in first.heard if isinstance(event, ev.Equivocated)]
     assert proof.peer == liar.name
 
-    def verify(peer: PeerId, payload: bytes, signature: bytes) -> bool:
-        return signature.rstrip(b"\0") == sign_as(peer, payload)
-
-    fields = msgspec.msgpack.decode(proof.evidence)
-    assert [fields[0], fields[1]] == ["twice", liar.name]
-    with pytest.raises(
-        Exception, match="malformed"
-    ):  # a simulation's signatures are shorter than Ed25519's
-        check(proof.evidence, session.run, verify, first.name)
+    accused, words = check(proof.evidence, session.run, verify_as, first.name)
+    assert (accused, "two" in words) == (liar.name, True), words
+    with pytest.raises(RemoteProtocolError):
+        check(proof.evidence, session.run, lambda *_: False, first.name)

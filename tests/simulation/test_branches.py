@@ -148,7 +148,7 @@ def test_two_of_five_go_on_together_and_a_restart_in_a_branch_resumes_it() -> No
     assert verdict.stats["branch begun"] == 4  # two members, before and after the restart
 
 
-@pytest.mark.parametrize("seed", [14, 22, 23])
+@pytest.mark.parametrize("seed", [22, 23, 29])
 def test_a_convener_that_is_on_no_branch_fetches_the_tip_that_it_adopts(seed: int) -> None:
     """In such seeds the round once stood still for ever: the tip's members did not know the name by which it was asked for."""
     verdict = run_seed(seed, plant=BranchPlant())
