@@ -76,7 +76,7 @@ class Deaths:
 
     def _begin(self, peer: PeerId) -> None:
         self.swarm.count("home deleted")
-        self.swarm.members[peer].boot()
+        self.swarm.boot(self.swarm.members[peer])
 
     def living(self, without: PeerId) -> list[PeerId]:
         """Whoever else is not dead for good."""

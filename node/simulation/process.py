@@ -262,6 +262,8 @@ class NodeProcess:
         if self.runs(lambda: self.link(peer, up)):
             with self.alive():
                 (self.plane.lane_up if up else self.plane.lane_down)(peer)
+                if peer not in self._lanes:
+                    self._lanes.append(peer)
                 self.run.on_link(self.world.now, peer, up)
 
     def gone(self, peer: PeerId) -> None:

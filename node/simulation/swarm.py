@@ -482,12 +482,16 @@ class SimSwarm:
         """Start a process again."""
         member = self.members[peer]
         if member.process is None and member.life >= 0:
-            member.boot()
-            for other in self.members.values():
-                if other is not member and other.process is not None:
-                    process = other.process
-                    self.world.after(0.001, lambda p=process: p.link(peer, False))
-                    self.world.after(0.002, lambda p=process: p.link(peer, True))
+            self.boot(member)
+
+    def boot(self, member: SimMember) -> None:
+        """Start its process; the others have new connections to it."""
+        member.boot()
+        for other in self.members.values():
+            if other is not member and other.process is not None:
+                process = other.process
+                self.world.after(0.001, lambda p=process: p.link(member.peer, False))
+                self.world.after(0.002, lambda p=process: p.link(member.peer, True))
 
     def freeze(self, peer: PeerId) -> bool:
         """Stop a process."""
