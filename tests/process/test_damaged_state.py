@@ -63,11 +63,11 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], None]]] = {
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """All that lies below a folder."""
+    """All that lies below a folder, but for its diary, which tells of what was met."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
-        if path.is_file()
+        if path.is_file() and not path.name.startswith("events.")
     }
 
 
