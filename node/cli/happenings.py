@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from ...collectives.errors import StorageError
+from ...collectives.errors import ConfigError
 from ...collectives.foreign import escaped
 from .invites import duration_s
 from .options import GIVEN, shared_options
@@ -74,7 +74,7 @@ def logs_command(follow: bool, lines: int) -> None:
         if (file := terminal.paths.log_dir / name).exists()
     ]
     if not found:
-        raise StorageError(
+        raise ConfigError(
             f"there is no log in {terminal.paths.log_dir}",
             why="Logs are written by nodes in the background and by private nodes of scripts.",
             hint="atoll up --background",
