@@ -68,6 +68,7 @@ class Installing:
                     storage.installed(round_)
                     return self.replay(later, replica)
                 session.adopt(later, round_, root)
+                self._replica = None  # this state is the journal's end: nothing is left to replay
             except StorageError:
                 self._waiting, self._half_done = (
                     (round_, root, layout, data),

@@ -149,6 +149,22 @@ def test_a_member_that_lost_its_state_but_not_its_journal_goes_on_as_the_same_li
     table.end()
 
 
+def test_a_member_that_lacks_a_result_which_nobody_keeps_takes_a_newer_state() -> None:
+    """Its checkpoint is behind its journal, and the results between are gone with the disk; the state that comes is beyond both."""
+    table = Table(3)
+    first, second, third = table.all_in()
+    for number in range(6):
+        together(table, table.peers, f"round {number}")
+    third.kill()
+    third.storage._kept = {}
+    while first.session.round < 3 * KEPT:
+        together(table, [first, second], f"without {first.session.round}")
+    third.start().attach()
+    goes_on(table, [first, second, third])
+    assert third.machine.me.incarnation == 0
+    table.end()
+
+
 # ---- backups
 
 
