@@ -777,6 +777,28 @@ def storage_keeps_a_certified_state_and_what_follows(case: StorageCase) -> None:
     assert older is None or storage.results_from() <= 3
 
 
+def storage_restores_what_the_journal_reaches(case: StorageCase) -> None:
+    """The newest checkpoint is on the medium and the entry that it is of was lost: the one before it is taken, and results since are kept."""
+    log = log_of(6)
+    storage = case.again()
+    for certified in log[:5]:
+        keep(storage, certified, b"%d" % certified.entry.round)
+    checkpointed(storage, log[:3], 2, state_of(1))
+    storage.journal().append(log[3])
+    replica = storage.replica(LAYOUT, restore=False)
+    replica.install(memoryview(state_of(2)), 4)
+    replica.publish(4)
+    storage.checkpoint(replica, log[4], 4)
+    storage.forget_results(99)
+    for _ in range(2):
+        storage = case.again()
+        restored = storage.replica(LAYOUT, restore=True)
+        assert (restored.applied, bytes(restored.snapshot())) == (2, state_of(1))
+        assert kept(storage, log) == [None, None, None, b"3", b"4", None]
+    checkpointed(storage, log[:5], 4, state_of(2))
+    assert case.again().replica(LAYOUT, restore=True).applied == 4
+
+
 def storage_forgets_what_an_earlier_life_kept(case: StorageCase) -> None:
     """Of lives of a few rounds each, none forgets by what came in itself."""
     log = log_of(7)
@@ -873,6 +895,7 @@ STORAGE = (
     storage_keeps_results,
     storage_forgets_nothing_newer_than_the_checkpoint,
     storage_keeps_a_certified_state_and_what_follows,
+    storage_restores_what_the_journal_reaches,
     storage_forgets_what_an_earlier_life_kept,
     storage_a_fetched_state_has_no_results_before_it,
     storage_restores_the_checkpoint_bit_for_bit,

@@ -162,11 +162,17 @@ class MemoryStorage:
     def replica(self, layout: Layout, *, restore: bool) -> Replica:
         """A replica, filled from the checkpoint with ``restore``."""
         replica = ModelReplica(layout, self._outer, PlainSlots(layout.numel))
-        if restore and self._checkpoint:
-            round_, data = self._checkpoint
-            replica.install(memoryview(data), round_)
-            replica.publish(round_)
+        self._fill(replica, restore)
         return replica
+
+    def _fill(self, replica: ModelReplica, restore: bool) -> None:
+        """With ``restore``: from the newest checkpoint that the journal reaches. A power cut may lose the entry of the newest, which is
+        recorded but not forced when its checkpoint is on the medium; the vote for it and results since the one before are there."""
+        for kept in (self._checkpoint, self._before):
+            if restore and kept is not None and kept[0] < len(self._journal.entries):
+                replica.install(memoryview(kept[1]), kept[0])
+                replica.publish(kept[0])
+                return
 
     def found(self, replica: Replica, genesis: Certified) -> None:
         """Keep layout and initial state."""

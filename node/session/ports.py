@@ -237,7 +237,7 @@ class Storage(Protocol):
         ...
 
     def replica(self, layout: Layout, *, restore: bool) -> Replica:
-        """Memory for a replica of this layout; with ``restore`` filled from the last checkpoint if there is one."""
+        """Memory for a replica of this layout; with ``restore`` filled from the newest checkpoint that the journal reaches, if there is one."""
         ...
 
     def found(self, replica: Replica, genesis: Certified) -> None:

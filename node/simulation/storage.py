@@ -314,12 +314,9 @@ class SimStorage(MemoryStorage):
         super().keep_branch(record)
 
     def replica(self, layout: Layout, *, restore: bool) -> Replica:
-        """A replica of this layout, filled from the checkpoint with ``restore``."""
+        """A replica of this layout, with ``restore`` filled from the newest checkpoint that the journal reaches."""
         replica = self.replica_now = SimReplica(layout, self._outer, self.observer)
-        if restore and self._checkpoint:
-            round_, data = self._checkpoint
-            replica.install(memoryview(data), round_)
-            replica.publish(round_)
+        self._fill(replica, restore)
         return replica
 
     def checkpoint(self, replica: Replica, entry: Certified, rounds: int) -> None:
@@ -349,30 +346,34 @@ class SimStorage(MemoryStorage):
         super().found(replica, genesis)
         self.journal().sync()
 
-    def _newest(self) -> cp.Saved | None:
+    def _newest(self) -> tuple[int, bytes] | None:
         """The newest checkpoint that is whole. What memory says must be what the medium says."""
         assert self._checkpoint is not None
-        for name in (cp.NEWEST, cp.BEFORE):
-            try:
-                found = cp.load(
-                    FOLDER / "checkpoint",
-                    self._numel,
-                    len(self._checkpoint[1]) // 4 - self._numel,
-                    medium=self.medium,
-                    name=name,
-                )
-            except StorageError:
-                continue
-            for kept in (self._checkpoint, self._before, *self._begun):
-                if (
-                    found is not None
-                    and kept is not None
-                    and bytes(bytes_of(found.anchor)) + bytes_of(found.momentum) == kept[1]
-                ):
-                    if kept is not self._checkpoint:
-                        self._checkpoint, self._before = kept, None
-                    return found
-        return None
+        newest, before = self._on_medium(cp.NEWEST), self._on_medium(cp.BEFORE)
+        if newest is None:
+            newest, before = before, None
+        if newest is not None and newest != self._checkpoint:
+            self._checkpoint, self._before = newest, before
+        return newest
+
+    def _on_medium(self, name: str) -> tuple[int, bytes] | None:
+        """What a file holds, if it is whole and one of the checkpoints that were written."""
+        assert self._checkpoint is not None
+        try:
+            found = cp.load(
+                FOLDER / "checkpoint",
+                self._numel,
+                len(self._checkpoint[1]) // 4 - self._numel,
+                medium=self.medium,
+                name=name,
+            )
+        except StorageError:
+            return None
+        if found is None:
+            return None
+        data = bytes(bytes_of(found.anchor)) + bytes_of(found.momentum)
+        known = (self._checkpoint, self._before, *self._begun)
+        return next((kept for kept in known if kept is not None and data == kept[1]), None)
 
     def reset(self) -> None:
         """Begin a new incarnation with an empty log."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+import pytest
+
 from atoll.collectives.simulation.faults import FaultKind
 from atoll.node.simulation.plants import PLANTS
 from atoll.node.simulation.swarm import Options, run_seed
@@ -40,3 +42,9 @@ def test_disks_that_fail_at_any_call_cost_no_vote_and_no_round() -> None:
 
 def test_a_member_that_waits_for_a_dead_quorum_and_is_silent_is_found() -> None:
     assert any(run_seed(seed, None, PLANTS["silent-waiting"]()).problem for seed in range(40))
+
+
+@pytest.mark.parametrize("seed", [3100002, 3100288, 3100537])
+def test_who_decides_alone_goes_on_from_the_checkpoint_that_its_journal_reaches(seed: int) -> None:
+    """Power goes, or the disk fails, with a checkpoint on the medium of an entry that the journal has lost."""
+    assert run_seed(seed, Options(peers=(3, 7))).problem == ""
