@@ -228,6 +228,10 @@ class RoundMachine:
             and not self.actions.suspected(member.peer)
         )
 
+    def heard_votes_for(self, entry: Entry) -> bool:
+        """Whether this process heard a member, perhaps itself, vote for an entry of the open round: who votes does not know it as decided."""
+        return any(digest == entry.hash() for _, digest in self.open.votes)
+
     @property
     def frontier(self) -> list[Certified]:
         """Decided entries that are verified but not yet applied here, oldest first."""

@@ -39,16 +39,27 @@ class Earlier:
         return session.settle(now)
 
     def decided(self, entry: Entry) -> None:
-        """An entry is decided and applied. As long as it keeps out this member, it may keep in the incarnation that offered; and a home
-        that came back from a backup may be behind the round that counts it: an entry after which others are known tells nothing."""
+        """An entry is decided and applied. Where it counts the contribution, that settles it.
+
+        That it does not count it settles it only where no later entry of the log can:
+
+        * this process heard somebody vote for the entry. Entries that it was merely handed may be from before its home came back from
+          a backup, and the run may be further, with the contribution in it;
+        * no later entry is known, and the journal is not known to be an old copy;
+        * this member is in the configuration. One that is kept out may be kept in under the incarnation that offered.
+
+        Otherwise the next entry is waited for, and asked for if need be.
+        """
         machine = self.session.machine
         assert machine is not None
+        newest = machine.tail.entry.round <= entry.round and not machine.forgotten
+        tells = newest and machine.heard_votes_for(entry) and machine.me in entry.next_config
         for cid, round_ in list(self._waiting.items()):
-            counted = entry.counts(self.session.me, cid)
-            newest = machine.tail.entry.round <= entry.round and not machine.forgotten
-            if counted or (newest and round_ <= entry.round and machine.me in entry.next_config):
+            if entry.counts(self.session.me, cid) or (tells and round_ <= entry.round):
                 del self._waiting[cid]
                 self._settle(cid, entry)
+        if self._waiting:
+            machine.unsettled = True
 
     def forget(self, now: float) -> None:
         """The script is gone."""

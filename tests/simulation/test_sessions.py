@@ -406,6 +406,36 @@ def test_a_node_that_lost_its_disk_says_nothing_of_its_work_before_it_is_let_in_
     table.end()
 
 
+def test_a_home_from_a_backup_says_nothing_by_entries_that_it_was_only_handed() -> None:
+    """Its script gave to the round after the one that the backup lacks: the entry of that one, without a vote of this member, shows neither
+    that the journal is old nor what became of the work."""
+    table = Table(3)
+    first, _, odd = table.all_in()
+    together(table, table.peers, "1")
+    backup = odd.storage.copy()
+    silent = [odd.name]
+    table.network.tap = lambda sender, receiver, channel, payload: (
+        channel == "control"
+        and sender in silent
+        and payload[:1] == b"R"
+        and isinstance(m.decode(payload[1:], sender).body, m.Accepted)
+    )
+    together(table, table.peers, "2")
+    silent[:] = [peer.name for peer in table.peers]
+    offered = {peer: peer.contribute(f"3 {peer.name}") for peer in table.peers}
+    table.until(lambda: all(peer.machine.journal.accepted is not None for peer in table.peers))
+    odd.kill()
+    odd.storage = backup
+    odd.start().attach().do(lambda session, now: session.earlier.ask(now, offered[odd]))
+    table.until(lambda: odd.machine.round == first.machine.round)
+    assert odd.machine.me.incarnation == 0
+    table.network.tap = None
+    table.until(lambda: settled(odd) != {})
+    assert settled(odd) == {offered[odd]: True}
+    assert any(c.entry.counts(odd.name, offered[odd]) for c in first.machine.journal.entries)
+    table.end()
+
+
 # ---- what ends a run
 
 
