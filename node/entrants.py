@@ -21,6 +21,8 @@ from .paths import make_private, storage_error, write_atomic
 Peer = Annotated[PeerId, msgspec.Meta(min_length=1, max_length=MAX_PEER_ID, pattern=PLAIN)]
 FILE = "entrants"
 MOST = 4096
+MOST_BY_ONE = MOST * 3 // 4
+"""By one invite: who holds its seed can name any number of peers, and leaves places for those who come by another."""
 
 
 class Entrant(msgspec.Struct, frozen=True, array_like=True):
@@ -83,15 +85,23 @@ class Entrants:
         entrant = Entrant(peer, capability.role, capability.id, capability.uses)
         if self.known.get(peer) == entrant:
             return
-        if peer not in self.known and len(self.known) >= MOST and not self._make_room():
+        if not self._has_room(peer, capability.id):
             if not restricts:
                 return
             raise NotAdmittedError(
-                f"{MOST} peers have entered by such invites here: no more can be kept in mind"
+                f"{len(self.known)} peers have entered by such invites here: no more can be kept in mind"
             )
         self._set(peer, entrant)
         make_private(self._folder)
         write_atomic(self._folder / FILE, msgspec.msgpack.encode(tuple(self.known.values())))
+
+    def _has_room(self, peer: PeerId, nonce: bytes) -> bool:
+        """Whether there is a place for ``peer`` by this invite, or one could be made."""
+        if peer in self.known:
+            return True
+        if sum(each.nonce == nonce for each in self.known.values()) >= MOST_BY_ONE:
+            return False
+        return len(self.known) < MOST or self._make_room()
 
     def _make_room(self) -> bool:
         """Forget the oldest by whose invite nothing is restricted; whether there was one."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -86,6 +86,8 @@ class Membership:
         """The own, for the own record: who has been away for long knows the members by nothing else."""
         self.believes: Callable[[PeerId, bytes], bool] = lambda peer, shown: True
         """Whether a record of this peer that carries this certificate is kept and handed on. Raises BadSignatureError where no honest member would."""
+        self.shows: Callable[[PeerId, bytes], None] = lambda peer, shown: None
+        """Told which certificate a peer shows in a record, once its signature was checked: who holds an invite's seed can make one for anybody."""
         self.invite_of: Callable[[bytes], bytes] = lambda certificate: b""
         """The id of the invite that a certificate was made by; empty for none. One invite has `MOST_BY_ONE` records at most."""
         self._by_invite = Counter[bytes]()  # records in the table
@@ -272,7 +274,8 @@ class Membership:
 
     def _on_alive(self, now: float, sender: PeerId, target: PeerId, asker: PeerId) -> None:
         if asker == self.me:
-            if target in self._watched:
+            # Only whom this member would ask: anybody else could keep a dead one alive by its word, and rounds waiting for it.
+            if target in self._watched and (sender in self._watched or sender == target):
                 self._seen[target] = now
         elif target == sender and asker in self._watched:  # it vouches for itself; we pass it on
             self._send(now, asker, wire.Alive(target, asker))
@@ -367,6 +370,7 @@ class Membership:
             self.refused["crowded"] += 1
             return
         wire.verify_record(signed, record, self.run, self._verify)
+        self.shows(record.peer, record.certificate)
         if (
             record.peer == self.me
         ):  # an earlier life of ours spoke with a larger sequence, or another process: speak above it
@@ -467,8 +471,13 @@ class Membership:
                 ),
             )
 
-    def _others(self, now: float, count: int) -> list[PeerId]:
-        known = [p for p in sorted(self._table.keys() | self._watched.keys()) if p != self.me]
+    def _others(
+        self, now: float, count: int, among: Collection[PeerId] | None = None
+    ) -> list[PeerId]:
+        """So many at random, those that are not suspected first; of all that are known, unless it says ``among`` whom."""
+        if among is None:
+            among = self._table.keys() | self._watched.keys()
+        known = [p for p in sorted(among) if p != self.me]
         good = [p for p in known if not self.suspected(now, p)]
         pool = good if len(good) >= count else known
         return self._rng.sample(pool, min(count, len(pool)))
@@ -543,9 +552,8 @@ class Membership:
 
     def _probe(self, now: float, peer: PeerId) -> None:
         self._probed[peer] = now
-        helpers = [p for p in self._others(now, self.timing.probe_peers + 1) if p != peer][
-            : self.timing.probe_peers
-        ]
+        asked = self._others(now, self.timing.probe_peers + 1, self._watched)
+        helpers = [p for p in asked if p != peer][: self.timing.probe_peers]
         for helper in helpers:
             self._send(now, helper, wire.Probe(peer))
 

@@ -277,7 +277,8 @@ class RunService:
         membership = whole.sessions[0].membership
         membership.banned, membership.trusted = self.banning.lists.peers, self.banning.lists.trusted
         membership.roles = self.roles
-        membership.certificate, membership.believes = self.certificate, self._believes
+        membership.certificate, membership.believes = self.certificate, self.gate.believes
+        membership.shows = self.doors.note
         membership.invite_of = invite_of
         self.announce(now)
         whole.start(now)
@@ -419,10 +420,6 @@ class RunService:
         self.gate.accept(peer, shown, time.time())
         self.doors.note(peer, shown)
         return True
-
-    def _believes(self, peer: PeerId, shown: bytes) -> bool:
-        self.doors.note(peer, shown)
-        return self.gate.believes(peer, shown)
 
     def _recall(self, peer: PeerId) -> bytes:
         session = self.session

@@ -28,7 +28,7 @@ from atoll.node.client import NodeClient
 from atoll.node.control.service import JoinRequest
 from atoll.node.invite import make_invite
 from atoll.node.manifest import save_run
-from atoll.node.membership_records import Beat, Record, encode, sign_record
+from atoll.node.membership_records import Beat, Record, Records, encode, sign_record
 from atoll.node.net.addresses import split_peer
 from atoll.node.net.network import PeerNetwork
 from atoll.node.paths import find_paths
@@ -109,6 +109,51 @@ def test_a_member_is_dialled_at_the_addresses_of_its_record_with_no_bootstrap_le
             for row in service.peers()
             if not row["you"]
         ] == [(list(here), 1, False)]
+        service.stop()
+        await service.ended.wait()
+        engine.stop()
+
+    trio.run(bounded, main)
+
+
+def test_nobody_keeps_a_newcomer_out_by_a_certificate_that_it_made_for_it(tmp_path: Path) -> None:
+    """Who holds the seed of any invite, as one to observe, can certify another's peer id by it, but signs no record for that."""
+    run, newcomer, liar = new_run(tmp_path), Identity.generate(), Identity.generate()
+    run_id, now_s = run.signed.run_id, time.time()
+    own = make_invite(run_id, (), run.identity, now_s=now_s, uses=1).certify(newcomer, now_s)
+    leaked = make_invite(run_id, (), run.identity, now_s=now_s, role="observe")
+    made = leaked.certify(newcomer, now_s)
+
+    async def main(nursery: trio.Nursery) -> None:
+        network = PeerNetwork(run.identity, listen=LISTEN)
+        await nursery.start(network.run)
+        engine = EngineThread(network.peer, emit=lambda event: None)
+        context = NodeContext(
+            run.identity,
+            find_paths(run.home),
+            network,
+            engine,
+            nursery,
+            random.Random(1),
+            lambda event: None,
+            BufferPool(),
+        )
+        service = RunService(context, run_id, network.peer, run.signed, b"")
+        nursery.start_soon(service.run)
+        await service.known.wait()
+        assert service.session is not None
+        service.doors.note(newcomer.peer, own.encode())  # by its greeting
+        before = service.doors.warrant(newcomer.peer)
+        assert before is not None
+        expires = round((now_s + 30.0) * 1000)
+        forged = sign_record(
+            Record(run_id, newcomer.peer, 1, expires, certificate=made.encode()),
+            lambda data: liar.sign(DOMAIN, data),
+        )
+        service.session.on_message(
+            trio.current_time(), liar.peer, MEMBERSHIP + encode(Records((forged,)))
+        )
+        assert service.doors.warrant(newcomer.peer) == before
         service.stop()
         await service.ended.wait()
         engine.stop()

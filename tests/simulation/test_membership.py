@@ -518,6 +518,40 @@ def test_a_process_that_is_no_more_is_suspected_at_once_unless_others_hear_it() 
     assert not m.suspected(0.5, a)
 
 
+def test_nobody_keeps_a_dead_member_alive_by_its_word_but_members_that_are_asked() -> None:
+    """Who is let in and is no member, as an observer, would stop every round of which a dead member owns a part."""
+    m, dead, b, observer = member("x"), PeerId("dead"), PeerId("b"), PeerId("observer")
+    m.watch(0.0, [dead, b])
+    m.learn(0.0, [signed("observer", 1), signed("observer2", 1)], observer)
+    asked = set[PeerId]()
+    for tick in range(40):
+        now = tick * 0.1
+        m.heard(now, b)
+        m.on_message(now, observer, wire.encode(wire.Alive(dead, PeerId("x"))))
+        m.tick(now)
+        asked |= {p for p, data in m.drain() if isinstance(wire.decode(data, p), wire.Probe)}
+    assert m.suspected(4.0, dead)
+    assert asked == {b}
+    m.on_message(4.0, b, wire.encode(wire.Alive(dead, PeerId("x"))))
+    assert not m.suspected(4.0, dead)
+
+
+def test_what_a_peer_shows_in_a_record_counts_once_its_signature_is_right() -> None:
+    here, shown = member("a"), list[tuple[PeerId, bytes]]()
+    here.shows = lambda peer, certificate: shown.append((peer, certificate))
+    there = member("b")
+    there.certificate = b"own"
+    there.announce(0.0)
+    forged = wire.sign_record(
+        Record("run", PeerId("b"), 1, 35_000, certificate=b"made for b"),
+        lambda data: signature("liar", data),
+    )
+    here.learn(0.0, [forged], PeerId("liar"))
+    assert shown == []
+    here.learn(0.0, own_records(there, 0.0), PeerId("b"))
+    assert shown == [("b", b"own")]
+
+
 def test_one_that_does_not_watch_answers_a_beat_once() -> None:
     m = member("x")
     m.on_message(0.0, PeerId("a"), wire.encode(wire.Beat(True)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,20 @@ def test_of_more_than_can_be_kept_nobody_enters_without_its_role(
     with pytest.raises(NotAdmittedError, match="no more can be kept"):
         here.enter(B, token("observe"))
     here.enter(C, token())
+
+
+def test_who_holds_the_seed_of_one_invite_leaves_places_for_whoever_comes_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entrants, "MOST", 8)
+    monkeypatch.setattr(entrants, "MOST_BY_ONE", 6, raising=False)
+    here, leaked, own = Entrants(tmp_path), token("observe"), token("aggregate", uses=2)
+    for number in range(20):
+        with contextlib.suppress(NotAdmittedError):
+            here.enter(PeerId(f"minted{number}"), leaked)
+    here.enter(A, own)
+    here.enter(PeerId("minted0"), leaked)  # whoever is there comes back
+    assert here.roles == {A: "aggregate", **{f"minted{n}": "observe" for n in range(6)}}
 
 
 def test_a_damaged_file_is_told(tmp_path: Path) -> None:
