@@ -151,6 +151,15 @@ class Member:
             path.read_text(errors="replace") for path in sorted(self.paths.log_dir.glob("*.log"))
         )
 
+    def named(self) -> dict[str, set[str]]:
+        """Whom its node has told of that broke a rule, and why: of the run's events, which are not in what `log` reads."""
+        found = dict[str, set[str]]()
+        for line in (self.folder / "events.jsonl").read_text().splitlines(keepends=True):
+            if line.endswith("\n") and '"peer.misbehaved"' in line:
+                event = json.loads(line)
+                found.setdefault(event["peer"], set()).add(event["reason"])
+        return found
+
     def end(self) -> None:
         """End script and node; there is no traceback in the log."""
         self.swarm.close()
@@ -230,12 +239,12 @@ def new_home(home: Path, port: int = 0) -> Path:
     return home
 
 
-def new_run(folder: Path, *, every: int = 1, model: str = "") -> Run:
+def new_run(folder: Path, *, every: int = 1, model: str = "", manifest: str = MANIFEST) -> Run:
     """Make a run and its organiser's home below ``folder``. ``model``: more lines of the manifest's table [model]."""
     port = free_port()
     paths = find_paths(new_home(folder / "organiser", port))
     identity = load_or_create(paths.identity_file)
-    signed = sign_manifest(parse_manifest(MANIFEST.format(every=every, model=model)), identity)
+    signed = sign_manifest(parse_manifest(manifest.format(every=every, model=model)), identity)
     save_run(paths, signed)
     return Run(folder, signed, identity, f"/ip4/127.0.0.1/tcp/{port}/p2p/{identity.peer}")
 

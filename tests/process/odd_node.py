@@ -13,6 +13,7 @@ liar      it echoes, in a run that bears it, another value beside each
 clock     its clock is two hours ahead
 hider     it hides its plan from one member, says of the bytes that others have reduced for it that a contribution of another is not in them,
           and falls silent for the rest of the round
+copier    in a run with [secure] it gives the log another mean than all have unmasked, as owner of parts and as convener
 undrawn   it takes itself and all others for drawn in every round of a run that asks some only
 patient   leaving a run, it would wait for an hour
 counting  nothing but the reference count frees memory: no garbage collector; and operations are soon forgotten
@@ -183,6 +184,23 @@ def state_another_aggregate() -> None:
     Attempt.say = wrong  # type: ignore[method-assign]
 
 
+def replace_the_mean() -> None:
+    """Let the mean that it gives to the log, and makes results of, be off by seven while that is wanted."""
+    from atoll.node.secure.rounds import SecureRounds  # here: only after the session's modules
+
+    honest, told = SecureRounds._give, set[bytes]()
+
+    def lie(self: SecureRounds, now: float) -> None:
+        assert self.mean is not None
+        cid, mean, _ = self.mean
+        if defective() and cid not in told:
+            told.add(cid)
+            mean += 7.0
+        honest(self, now)
+
+    SecureRounds._give = lie  # type: ignore[method-assign]
+
+
 def draw_all() -> None:
     """Let it contribute to every round, and plan with whoever offers something."""
     honest = Draw.__init__
@@ -218,6 +236,8 @@ if __name__ == "__main__":
         Measuring.__init__.__defaults__ = (time.time,)
     elif what == "hider":
         hide_plans()
+    elif what == "copier":
+        replace_the_mean()
     elif what == "undrawn":
         draw_all()
     elif what == "patient":
