@@ -45,9 +45,13 @@ class Budget:
         """How many more do."""
         return self._accountant.room(RATE, self.terms.noise)
 
-    def spend(self) -> None:
-        """One more is about to be handed over. Raises StorageError: then it must not be."""
+    def record(self) -> None:
+        """One more is about to be handed over: it is on the medium when this returns. Waits for the disk; from any thread. Raises StorageError:
+        then it must not be."""
         self._storage.spend_noisy()
+
+    def spend(self) -> None:
+        """One more is on the medium."""
         self._accountant.spend(RATE, self.terms.noise)
 
 

@@ -530,34 +530,61 @@ class SecureRounds(Beforehand):
         elif isinstance(found, RemoteProtocolError):
             self._blame(now, found)
         else:
-            session, words = self.session, torch.from_numpy(found.view(np.float32))
-            try:
-                self._hand_over(given)
-            except StorageError as error:
-                self._fail(now, error.message)
-                raise
-            call = Call(
-                self._op_id(masking),
-                reducer=MASKED_SUM,
-                weight=1,
-                deadline_s=1e9,
-                under=masking.config,
-            )
-            try:
-                session.operations.start(
-                    now, call, words.numel(), words, self.chance.randbytes(CID_BYTES)
-                )
-            except (GroupError, LocalProtocolError) as error:
-                self._fail(now, str(error))
+            self._hand_over(now, masking, given, found)
         self.session.settle(now)
 
-    def _hand_over(self, given: Given) -> None:
-        """What must be written down before. Raises StorageError: then it is not handed over."""
-        self.session.ports.storage.spend(GIVEN + given[0].hex())
-        if (budget := self.budget) is not None:
-            budget.spend()
-            self.session.ports.emit(ev.PrivacySpent(budget.epsilon, budget.steps, budget.room))
+    def _hand_over(self, now: float, masking: Masking, given: Given, words: Words) -> None:
+        """Into the sum, once what is spent of the privacy by it is on the medium. That is waited for beside the loop."""
+        budget = self.budget
+        if budget is None:
+            return self._start(now, masking, given, words)
+
+        def count() -> StorageError | None:
+            try:
+                budget.record()
+            except StorageError as error:
+                return error
+            return None
+
+        def counted(now: float, error: StorageError | None) -> None:
+            self._busy, self._since = False, now
+            if error is None:  # also where the attempt is over meanwhile: the medium says so
+                budget.spend()
+                self.session.ports.emit(ev.PrivacySpent(budget.epsilon, budget.steps, budget.room))
+            if self.masking is masking and self.given is given:
+                if error is not None:
+                    self._fail(now, error.message)
+                else:
+                    self._start(now, masking, given, words)
+            self.session.settle(now)
+            if error is not None:
+                raise error
+
+        self._busy = True
+        return self.session.ports.persist(count, counted)
+
+    def _start(self, now: float, masking: Masking, given: Given, found: Words) -> None:
+        """The sum's operation. Raises StorageError: then nothing was handed over."""
+        session, words = self.session, torch.from_numpy(found.view(np.float32))
+        try:
+            session.ports.storage.spend(GIVEN + given[0].hex())
+        except StorageError as error:
+            self._fail(now, error.message)
+            raise
         self._handed = True
+        call = Call(
+            self._op_id(masking),
+            reducer=MASKED_SUM,
+            weight=1,
+            deadline_s=1e9,
+            under=masking.config,
+        )
+        try:
+            session.operations.start(
+                now, call, words.numel(), words, self.chance.randbytes(CID_BYTES)
+            )
+        except (GroupError, LocalProtocolError) as error:
+            self._fail(now, str(error))
 
     def takes(self, event: ev.OperationDone | ev.OperationRefused) -> bool:
         """Whether an operation that is over was a sum of a secure round."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -26,6 +28,7 @@ from atoll.node.secure.wire import Said, Talk, encode
 from atoll.node.session import events as ev
 from atoll.security.masking import Client, Memory
 
+PRIVATE = PrivacySettings(noise=3.0, clip=1.0, delta=1e-5, stop_at_epsilon=9.0)
 PHASES = ("Keys", "Deal", "Fixed", "record", "Consent", "Reveal")
 
 
@@ -178,6 +181,45 @@ def test_a_site_spends_no_more_than_its_privacy_over_all_its_lives() -> None:
     assert spent(sites.peers[0])[-1].left == 0
     assert spent(sites.peers[0])[-1].epsilon == pytest.approx(epsilon_after(terms, allowed))
     assert sites.peers[0].session.completed <= allowed
+    sites.table.end()
+
+
+def test_what_a_contribution_spends_of_privacy_is_forced_beside_the_control_loop() -> None:
+    """A slow disk delays the contribution; only once the count is on the medium the script is told of it, and the sum begins."""
+    sites = Sites(4, structs.replace(SECURE, privacy=PRIVATE))
+    sites.near = float("inf")
+    sites.table.place.sync_s = 0.3
+    forcing, counted = set[PeerId](), list[tuple[PeerId, bool]]()
+
+    def watch(peer: Peer) -> None:
+        assert peer.node is not None
+        persist, spend = peer.node.persist, peer.storage.spend_noisy
+
+        def beside(work: Callable[[], Any], done: Callable[[float, Any], None]) -> None:
+            def job() -> Any:
+                forcing.add(peer.name)
+                try:
+                    return work()
+                finally:
+                    forcing.remove(peer.name)
+
+            persist(job, done)
+
+        def count() -> None:
+            counted.append((peer.name, peer.name in forcing))
+            spend()
+
+        peer.node.persist, peer.storage.spend_noisy = beside, count
+
+    for peer in sites.peers:
+        watch(peer)
+    sites.until(sites.committed(2))
+    assert all(beside for _, beside in counted)
+    for peer in sites.peers:
+        steps = [event.steps for event in peer.heard if isinstance(event, ev.PrivacySpent)]
+        times = [name for name, _ in counted].count(peer.name)
+        assert steps == list(range(1, len(steps) + 1))
+        assert 2 <= len(steps) <= times <= len(steps) + 1  # one may be under way
     sites.table.end()
 
 
