@@ -135,7 +135,11 @@ class Losses:
         if is_quorum(config, ignorant, disk.swarm.organiser):
             return False  # a founder that was alone then, say: it could decide before it hears of anybody
         if copy.incarnation != me.incarnation:
-            return True
+            return any(
+                me.peer == other.peer and copy.incarnation < other.incarnation
+                for certified in log[copy.entries :]
+                for other in certified.entry.next_config
+            )  # else the life after it was let in nowhere yet, and nobody can tell the copy of it
         if len(journal.entries) == copy.entries:
             return (journal.promised, journal.accepted, journal.echoed) == copy.said
         if journal.promised < 0:

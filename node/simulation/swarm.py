@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import torch
 
+from ...collectives.errors import StorageError
 from ...collectives.exchange import header as record_header
 from ...collectives.group import Member, TopologyKind, least_members
 from ...collectives.identifiers import PeerId, RunId
@@ -442,9 +443,19 @@ class SimSwarm:
         member = self.members[peer]
         if self.crash(peer):
             self._retire(member)
+            self._reboot(member)
+
+    def _reboot(self, member: SimMember) -> None:
+        """The next life of a machine begins."""
+        try:
             for disk in member.disks:
                 disk.storage.reboot()
-            self.restart(peer)
+        except (
+            StorageError
+        ):  # a node whose disk refuses that does not begin: its user starts it again
+            self.world.after(1.0, lambda: self._reboot(member))
+        else:
+            self.restart(member.peer)
 
     def expendable(self, peer: PeerId) -> bool:
         """Whether majorities of all configurations hold all that was decided without this peer's disks (the organiser may decide alone).
