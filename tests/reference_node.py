@@ -287,6 +287,7 @@ class ReferenceService:
         self.ended = trio.Event()
         self.blocked: trio.Event | None = None  # open_script waits for it
         self.opening = 0
+        self.script_pid = 0
         self.events: list[dict[str, Any]] = [{"n": n} for n in range(3)]
 
     async def status(self) -> dict[str, Any]:
@@ -358,6 +359,7 @@ class ReferenceService:
         await self.find_run(run_id)
         if self.run.session is not None:
             raise ConfigError("another script is attached")
+        self.script_pid = pid
         if self.blocked is not None:
             self.opening += 1
             try:

@@ -23,7 +23,7 @@ from .options import GIVEN, shared_options
 from .output import Terminal, current
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ..client.commands import NodeClient
 
@@ -334,14 +334,32 @@ def _end_scripts(
 ) -> list[int]:
     """Interrupt the scripts and wait until none is attached, but not for ever; the processes that have let go."""
     for _, process in training:
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(process, signal.SIGINT)
+        _interrupt(process, lambda: {known for _, known in _training(client)})
     until = time.monotonic() + SCRIPTS_S
     while (left := {process for _, process in _training(client)}) and time.monotonic() < until:
         threading.Event().wait(_SLICE_S)
     for process in sorted(left):
         terminal.say(f"process {process} has not ended; it trains on alone")
     return sorted({process for _, process in training} - left)
+
+
+def _interrupt(process: int, attached: Callable[[], set[int]]) -> None:
+    """Interrupt a script if it is still attached. Since the node named it, perhaps before a question was answered, it may have ended, and another
+    process may have its number: ``attached`` is asked once the process is held."""
+    held = -1
+    with suppress(ProcessLookupError, PermissionError):
+        if hasattr(os, "pidfd_open"):
+            held = os.pidfd_open(process)
+        try:
+            if process not in attached():
+                return
+            if held >= 0:
+                signal.pidfd_send_signal(held, signal.SIGINT)
+            else:
+                os.kill(process, signal.SIGINT)
+        finally:
+            if held >= 0:
+                os.close(held)
 
 
 def _wait_gone(pid: int) -> None:

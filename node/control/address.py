@@ -33,6 +33,15 @@ def peer_uid(sock: _HasOptions) -> int | None:
     return None
 
 
+def peer_pid(sock: _HasOptions) -> int | None:
+    """The process at the other end of a connected unix socket, by the number that it has here: 0 where it has none, as behind a container's wall;
+    None where the platform does not say."""
+    option = getattr(socket, "SO_PEERCRED", None)
+    if option is None:
+        return None
+    return _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, option, _UCRED.size))[0]
+
+
 def check_peer(sock: _HasOptions) -> None:
     """Raise NotAdmittedError unless the other end is ours (or root's, who could read our memory anyway)."""
     uid = peer_uid(sock)

@@ -15,7 +15,7 @@ import trio
 
 from ...collectives.errors import AtollError, LocalProtocolError, RemoteProtocolError
 from . import protocol as p
-from .address import check_peer
+from .address import check_peer, peer_pid
 from .failures import failure
 from .requests import Requests
 from .service import NodeService
@@ -82,7 +82,7 @@ class Connection:
                 first = await self._first(frames)
             if not first:
                 return
-            self._post(self._requests.hello(first[0]), ())
+            self._post(self._requests.hello(first[0], peer_pid(self._sock)), ())
             nursery.start_soon(self._work)
             for request in first[1:]:
                 await self._inbox.send(request)

@@ -71,7 +71,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
     id: Id
     versions: Annotated[tuple[int, ...], msgspec.Meta(min_length=1, max_length=16)]
-    pid: int
+    pid: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
 class Status(msgspec.Struct, frozen=True, tag="status"):

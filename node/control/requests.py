@@ -65,8 +65,11 @@ class Requests:
             p.ReduceClose: self._reduce_close,
         }
 
-    def hello(self, message: p.Request) -> p.Welcome:
-        """The answer to the first message. Raises VersionMismatchError, or LocalProtocolError when it is not a Hello."""
+    def hello(self, message: p.Request, pid: int | None) -> p.Welcome:
+        """The answer to the first message. ``pid``: of the client by the kernel's word, which goes before its own; None where that says nothing.
+
+        Raises VersionMismatchError, or LocalProtocolError when it is not a Hello.
+        """
         if not isinstance(message, p.Hello):
             raise LocalProtocolError(
                 f"the first message must be hello, not {type(message).__name__}"
@@ -77,7 +80,8 @@ class Requests:
                 why="The node and the script or command come from different versions of atoll.",
                 hint="Restart the node: atoll down, then atoll up",
             )
-        self._pid = message.pid
+        # The number that a client in a container has there is another process's here, which `atoll down --scripts` would end.
+        self._pid = message.pid if pid is None else pid
         service = self._service
         return p.Welcome(
             message.id, p.VERSION, os.getpid(), service.peer, service.private, service.parent_pid

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import socket
 import stat
 import struct
+import subprocess
 import sys
 import threading
 import time
@@ -32,6 +34,7 @@ from atoll.collectives.errors import (
 )
 from atoll.collectives.layout import Layout, make_layout
 from atoll.collectives.swarm import Share, Swarm
+from atoll.node.cli.daemon import _interrupt
 from atoll.node.client import NodeClient, RunSwarm, join
 from atoll.node.client.joining import Lines
 from atoll.node.client.link import Link
@@ -685,6 +688,33 @@ def test_out_of_place_requests_are_refused_one_by_one(node: Node) -> None:
         os.close(fd)
     other.close()
     link.close()
+
+
+def test_a_scripts_process_is_the_one_that_the_kernel_names(node: Node) -> None:
+    """What `atoll down --scripts` interrupts: in a container a script's own number is that of another process here."""
+    frames, answers = p.answer_frames(), list[p.Answer]()
+    said = p.frame(p.Hello(1, (p.VERSION,), 1)) + p.frame(p.Open(2, RUN, LAYOUT))
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(20)
+        sock.connect(str(node.paths.control_socket))
+        sock.sendall(said)
+        while len(answers) < 2:
+            answers += frames.feed(sock.recv(65536))
+        assert node.service.script_pid == (os.getpid() if sys.platform == "linux" else 1)
+    for pid in (-1, 1 << 31):
+        (answer,) = talk(node, p.frame(p.Hello(1, (p.VERSION,), pid)))
+        assert isinstance(answer, p.Failure)
+
+
+def test_a_process_that_has_a_scripts_number_by_now_is_not_interrupted() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as another:
+        _interrupt(another.pid, set[int])  # the script has ended since the node named it
+        another.communicate(b"go on\n", timeout=60)
+    assert another.returncode == 0
+    with subprocess.Popen(["sleep", "60"]) as script:
+        _interrupt(script.pid, lambda: {script.pid})
+        assert script.wait(60) == -signal.SIGINT
+    _interrupt(script.pid, lambda: {script.pid})  # gone
 
 
 def test_versions_that_do_not_meet(tmp_path: Path) -> None:
