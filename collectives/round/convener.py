@@ -289,7 +289,7 @@ class Convening:
             if machine.acceptor.awaits(member) and not machine.silent(member)
         ]
         look(machine, now)
-        offers = machine.offers()
+        offers = self._reading(machine.offers())
         in_vain = self.ballot > 0 and machine.draw.hopeless  # they were planned, and do not come
         if not machine.enough(offers) or waits(machine) or in_vain:
             if self.wants_entry(
@@ -304,6 +304,13 @@ class Convening:
         ):
             self._new_plan(now, offers)
         return None
+
+    def _reading(self, offers: list[Contributor]) -> list[Contributor]:
+        """Without those whose members would not read the plan in time, unless too few are left. Where members may lie, what was shown to all is left
+        out by what all can see only."""
+        machine = self.machine
+        reading = [offer for offer in offers if not machine.actions.unread(offer.member.peer)]
+        return offers if machine.lying or not machine.enough(reading) else reading
 
     def _grace_is_over(self, now: float, lossy_s: float) -> bool:
         """Whether those that have said nothing yet were waited for: in ballot 0, or where its convener was given up before it could.
@@ -405,7 +412,7 @@ class Convening:
         if late and self._blame(now, plan):  # else what is missing of the living is on its way
             mine = machine.contribution[0] if machine.contribution else b""
             return machine.next_ballot(now, aside=mine in self.lost)
-        keep = [c for c in machine.offers() if c.cid not in self.lost]
+        keep = self._reading([c for c in machine.offers() if c.cid not in self.lost])
         self.slow |= {part.owner for part in plan.parts if machine.actions.suspected(part.owner)}
         if (
             not machine.enough(keep)

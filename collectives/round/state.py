@@ -128,7 +128,11 @@ class RoundActions(Protocol):
         ...
 
     def deaf_to(self, peer: PeerId) -> bool:
-        """Whether this member does not listen to the peer for now, though it may be as alive as any."""
+        """Whether this member does not listen to the peer for now, or the peer not to it (`unread`), though it may be as alive as any."""
+        ...
+
+    def unread(self, peer: PeerId) -> bool:
+        """Whether the peer does not read for now what this member tells it: nothing that depends on that is to be expected of it."""
         ...
 
     def let_in(self, joiners: Sequence[Member]) -> list[Member]:

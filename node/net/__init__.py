@@ -4,6 +4,7 @@ addresses      network addresses as text: parse, validate, list our own
 packed         addresses as the bytes of libp2p's messages
 lean           libp2p without the native libraries that a node does not use
 liveness       whether the other end of a connection is still there
+echoes         whether a peer reads what we say to it
 peer_stream    a libp2p stream behind a small surface
 door           who may stay where there is no room for all who come
 workarounds    everything we do against faults of py-libp2p

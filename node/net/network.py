@@ -368,6 +368,10 @@ class PeerNetwork:
         """Queue a message of 1 byte to 1 MiB; never blocks. Order is kept while a stream lives; a lost stream loses what was on it."""
         self._streams.send(topic, peer, data)
 
+    def unread(self, topic: str, peer: PeerId, rtt_s: float) -> bool:
+        """Whether what we say to ``peer`` is not read for now; ``rtt_s``: the round-trip time to it, as far as it is known."""
+        return self._streams.unread(topic, peer, rtt_s)
+
     def forget(self, peer: PeerId) -> None:
         """A peer is gone for good: drop what waits for it, and its lane."""
         self._streams.forget(peer)

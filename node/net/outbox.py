@@ -15,6 +15,7 @@ from ...collectives.foreign import escaped
 from ...collectives.identifiers import PeerId
 from ...collectives.record_layer import SECRET_BYTES
 from .backoff import Backoff
+from .echoes import Echoes
 from .framing import FrameReader, decode, frame
 from .greeting import (
     HELLO_S,
@@ -61,6 +62,7 @@ class Outbox:
     def __init__(self, owner: TopicStreams, host: Host, peer: PeerId, topic: str) -> None:
         self.wire: Wire | None = None  # what we speak on, if it is not a stream
         self.dialled: tuple[str, int] | None = None  # where it was dialled
+        self.echoes = Echoes()
         self._owner, self._host, self._peer, self._topic = owner, host, peer, topic
         self._spoke_at = float(
             "-inf"
@@ -86,7 +88,7 @@ class Outbox:
             else:
                 self._owner.counters.sent(len(data))
                 self._spoke_at = now
-                if wire.blocked:
+                if wire.blocked or self.echoes.due(now):
                     self._wake.set()
                 return
         self._queue.append((now, data))
@@ -201,7 +203,7 @@ class Outbox:
         self, stream: PeerStream | Wire, reader: FrameReader, agreed: _Agreed | None
     ) -> Wire | None:
         """Speak on it until it ends; the wire to go on with, if it ended for that."""
-        state = _State(trio.current_time())
+        state = _State(trio.current_time(), self.echoes)
         self.wire = stream if isinstance(stream, Wire) else None
         try:
             async with trio.open_nursery() as nursery:
@@ -218,6 +220,7 @@ class Outbox:
                 return wire
         finally:
             self.wire = None
+            self.echoes.ended(trio.current_time(), lost=not state.moved)
             if state.wire is not None:
                 state.wire.close()
             await stream.aclose()
@@ -270,7 +273,7 @@ class Outbox:
             elif not state.unanswered:
                 state.moved = True
                 return
-            if now - state.asked_at > PING_S:
+            if now - state.asked_at > PING_S or self.echoes.due(now):
                 batch += state.ask(now)
             if state.unanswered and now - state.unanswered_since > SILENT_S:
                 state.silent = True
@@ -309,7 +312,8 @@ class _Agreed:
 class _State:
     """Of an outgoing stream or wire. Times are trio's."""
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, echoes: Echoes) -> None:
+        self._echoes = echoes
         self.asked_at = self.unanswered_since = now
         self.unanswered = 0  # signs of life asked for and not given yet
         self.said = 0
@@ -322,6 +326,7 @@ class _State:
     def ask(self, now: float) -> bytes:
         """The question for a sign of life."""
         self.asked_at = now
+        self._echoes.asked(now)
         if not self.unanswered:
             self.unanswered_since = now
         self.unanswered += 1
@@ -330,5 +335,6 @@ class _State:
     def heard(self) -> None:
         """An answer; they come in order."""
         self.unanswered = max(0, self.unanswered - 1)
-        self.unanswered_since = trio.current_time()
+        self.unanswered_since = now = trio.current_time()
+        self._echoes.answered(now)
         self.wake.set()

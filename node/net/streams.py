@@ -50,6 +50,7 @@ from .outbox import Outbox
 from .wires import Wire, WireOffer
 
 STREAMS_PER_PEER = 32
+LOOK_S = 0.1  # so often this process looks whether it was held up itself
 
 
 class TopicStreams:
@@ -93,7 +94,12 @@ class TopicStreams:
             for outbox in self._outboxes.values():
                 nursery.start_soon(outbox.run)
             task_status.started()
-            await trio.sleep_forever()
+            while True:
+                looked_at = trio.current_time()
+                await trio.sleep(LOOK_S)
+                if (now := trio.current_time()) - looked_at > 3 * LOOK_S:
+                    for outbox in self._outboxes.values():
+                        outbox.echoes.stopped(now)
 
     def open(self, name: str, topic: Topic) -> None:
         """Take part in a topic."""
@@ -128,6 +134,11 @@ class TopicStreams:
             if self._nursery is not None:
                 self._nursery.start_soon(outbox.run)
         outbox.put(data)
+
+    def unread(self, name: str, peer: PeerId, rtt_s: float) -> bool:
+        """Whether what we say to ``peer`` in a topic is not read for now (`echoes`)."""
+        outbox = self._outboxes.get((peer, name))
+        return outbox is not None and outbox.echoes.unread(trio.current_time(), rtt_s)
 
     def admitted(self, peer: PeerId) -> bool:
         """Whether ``peer`` has shown us a greeting we accept (in any topic), on a stream that is open now."""

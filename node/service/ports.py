@@ -108,6 +108,10 @@ class RunPorts:
         """Tell script and observers."""
         self._run.on_event(event)
 
+    def unread(self, peer: PeerId) -> bool:
+        """Whether the peer does not read for now."""
+        return self._run.node.network.unread(self._run.run_id, peer, self.pace().rtt_s)
+
     def pace(self) -> Pace:
         """How fast this node's links are."""
         return self._run.node.engine.pace

@@ -293,8 +293,12 @@ class LogActions:
         return self.session.membership.suspected(self.session.clock(), peer)
 
     def deaf_to(self, peer: PeerId) -> bool:
-        """Whether the peer is shut out, or has used up what it may say."""
-        return self.session.budgets.deaf_to(self.session.clock(), peer)
+        """Whether the peer is shut out, has used up what it may say, or does not read what it is told."""
+        return self.session.budgets.deaf_to(self.session.clock(), peer) or self.unread(peer)
+
+    def unread(self, peer: PeerId) -> bool:
+        """Whether the peer does not read what it is told."""
+        return self.session.ports.unread(peer)
 
     def unheard(self, peer: PeerId) -> bool:
         """Whether nothing is to be expected of the peer for now: it is believed dead, or not listened to."""

@@ -134,7 +134,7 @@ class FragmentPorts:
             ports.sign,
             ports.verify,
         )
-        self.after_sync = ports.after_sync
+        self.after_sync, self.unread = ports.after_sync, ports.unread
 
     def offload(self, work: Callable[[], T], done: Callable[[float, T], None]) -> None:
         """See SessionPorts."""

@@ -315,6 +315,10 @@ class SessionPorts(Protocol):
         """Tell script and observers."""
         ...
 
+    def unread(self, peer: PeerId) -> bool:
+        """Whether what was sent to the peer waits there, or on the way, unread for now. False: it does not, or nobody knows."""
+        ...
+
     def pace(self) -> Pace:
         """How fast this node's links are, as far as it is known."""
         ...

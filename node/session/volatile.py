@@ -89,6 +89,10 @@ class BesideRun:
         """Whether this member does not listen to the peer for now."""
         return self.session.actions.deaf_to(peer)
 
+    def unread(self, peer: PeerId) -> bool:
+        """Whether the peer does not read what it is told."""
+        return self.session.actions.unread(peer)
+
     def let_in(self, joiners: Sequence[Member]) -> list[Member]:
         """Whoever asks; nobody does."""
         return list(joiners)

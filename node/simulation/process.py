@@ -57,6 +57,9 @@ class Place:
     paces: dict[PeerId, Pace] = field(
         default_factory=dict[PeerId, Pace]
     )  # what members have measured of their links
+    unread: set[tuple[PeerId, PeerId]] = field(
+        default_factory=set[tuple[PeerId, PeerId]]
+    )  # of whom, who does not read what is said to it
     sites: Mapping[PeerId, str] = field(default_factory=dict[PeerId, str])
     plot: dict[tuple[str, int, int], dict[bytes, Entry]] = field(
         default_factory=dict[tuple[str, int, int], dict[bytes, Entry]]
@@ -388,6 +391,10 @@ class NodeProcess:
     def emit(self, event: object) -> None:
         """Tell whoever watches."""
         self._emit(event)
+
+    def unread(self, peer: PeerId) -> bool:
+        """Whether the peer was made not to read."""
+        return (self.peer, peer) in self.place.unread
 
     def pace(self) -> Pace:
         """What this peer was given as measured."""

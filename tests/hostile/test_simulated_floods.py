@@ -279,6 +279,26 @@ def test_rounds_do_not_wait_for_a_member_that_has_used_up_its_bytes(table: Table
     table.end()
 
 
+def test_rounds_do_not_wait_for_a_member_that_does_not_read(table: Table) -> None:
+    """It speaks as promptly as any, and reads what the other members say."""
+    victim, liar = table.peers[0], table.peers[1].name
+    quiet, _ = trained(table, 6, 0.0)
+    table.network.tap = lambda sender, receiver, channel, payload: (
+        channel == "control" and (sender, receiver) == (victim.name, liar)
+    )
+    table.place.unread.add((victim.name, liar))
+    slow, lost = trained(table, 15, 0.0)
+    assert not lost
+    assert max(slow) <= max(quiet) + 0.25, (quiet, slow)
+    table.network.tap = None
+    table.place.unread.clear()
+    trained(table, 3, 0.0)
+    assert {share.peer for share in victim.rounds()[-1].contributors} == {
+        peer.name for peer in table.peers
+    }
+    table.end()
+
+
 def test_contacts_go_with_their_announcements(table: Table) -> None:
     """A flood of announcements makes a node deaf for nobody once it is over."""
     victim = table.peers[0]
