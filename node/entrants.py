@@ -79,6 +79,11 @@ class Entrants:
             )
         self.note(peer, capability)
 
+    def recall(self, peer: PeerId, capability: Capability) -> None:
+        """What a member came by, unless that is known: one that was revoked or has expired gives nobody another role. Raises as `note`."""
+        if peer not in self.known:
+            self.note(peer, capability)
+
     def note(self, peer: PeerId, capability: Capability) -> None:
         """Keep what a peer's invite says. Raises NotAdmittedError where nothing more can be kept; StorageError where it is in memory only."""
         restricts = capability.role != "train" or capability.uses

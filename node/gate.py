@@ -78,6 +78,10 @@ class Gate:
             return "the run's organiser has banned it"
         return "its invite was revoked" if invite in self._bans.revoked else ""
 
+    def in_force(self, found: Certificate, now_s: float) -> bool:
+        """Whether a certificate lets somebody in now: what a member shows may have expired, or be revoked."""
+        return now_s <= found.expires_s and found.capability.id not in self._bans.revoked
+
     def believes(self, peer: PeerId, shown: bytes) -> bool:
         """Whether a membership record of ``peer`` with this certificate is kept, and handed on.
 

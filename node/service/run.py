@@ -15,6 +15,7 @@ import trio
 from ...collectives.errors import (
     AtollError,
     ConfigError,
+    NotAdmittedError,
     StorageError,
     SwarmClosedError,
     VersionMismatchError,
@@ -410,11 +411,22 @@ class RunService:
         try:
             if self.gate.policy in (None, "invite") and peer not in self._members():
                 self.entrants.enter(peer, found.capability)
-            else:  # it may have run out since the peer entered by it
+            elif self.gate.in_force(found, time.time()):
                 self.entrants.note(peer, found.capability)
+            else:  # it may have run out since the peer entered by it
+                self.entrants.recall(peer, found.capability)
         except StorageError as error:
             self.troubles.tell(error)
         return True
+
+    def _let_in(self, told: ev.LetIn) -> None:
+        """A member need not have shown its certificate to this node: the log has it, and so what its invite is for."""
+        for each in told.admitted:
+            if (found := self.gate.recognise(each.peer, each.certificate)) is not None:
+                try:
+                    self.entrants.recall(each.peer, found.capability)
+                except (NotAdmittedError, StorageError) as error:
+                    self.troubles.tell(error)
 
     def _accept(self, peer: PeerId, shown: bytes) -> bool:
         self.gate.accept(peer, shown, time.time())
@@ -614,6 +626,8 @@ class RunService:
             (event.fragment, event.event) if isinstance(event, ev.InFragment) else (0, event)
         )
         self.chronicle.note(fragment, told)
+        if isinstance(told, ev.LetIn):
+            self._let_in(told)
         if isinstance(told, ev.RoundCommitted):
             self.banning.follow()
         for listener in list(self.listeners):

@@ -179,6 +179,8 @@ class Admission:
         before = self._known | config
         after = {member.peer for member in entry.next_config}
         self._known, new = before, after - before
+        if entry.admitted:
+            self.session.ports.emit(ev.LetIn(entry.admitted))
         if (
             self.per_hour and self.session.me in config
         ):  # what was decided before this member came is no news

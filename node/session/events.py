@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...collectives.group import Part, Plan
+from ...collectives.group import Admitted, Part, Plan
 from ...collectives.identifiers import PeerId
 from ...collectives.swarm import Share
 from ...collectives.telemetry import ReductionTimed
@@ -165,6 +165,13 @@ class SumDisputed:
 
     owner: PeerId
     wrong: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LetIn:
+    """A decided entry has let these in, by certificates that every acceptor has checked."""
+
+    admitted: tuple[Admitted, ...]
 
 
 @dataclass(frozen=True, slots=True)

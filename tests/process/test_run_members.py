@@ -26,6 +26,7 @@ from atoll.collectives.exchange import ResultComplete
 from atoll.collectives.identifiers import PeerId
 from atoll.node.client import NodeClient
 from atoll.node.control.service import JoinRequest
+from atoll.node.doors import right_of
 from atoll.node.invite import make_invite
 from atoll.node.manifest import save_run
 from atoll.node.membership_records import Beat, Record, Records, encode, sign_record
@@ -37,6 +38,7 @@ from atoll.node.service.buffers import BufferPool
 from atoll.node.service.context import NodeContext
 from atoll.node.service.ports import DOMAIN
 from atoll.node.service.run import ASK_MANIFEST, MANIFEST, RunService
+from atoll.node.session import events as ev
 from atoll.node.session.actions import main_log
 from atoll.node.session.session import MEMBERSHIP, ROUND
 from atoll.security.identity import Identity
@@ -154,6 +156,41 @@ def test_nobody_keeps_a_newcomer_out_by_a_certificate_that_it_made_for_it(tmp_pa
             trio.current_time(), liar.peer, MEMBERSHIP + encode(Records((forged,)))
         )
         assert service.doors.warrant(newcomer.peer) == before
+        service.stop()
+        await service.ended.wait()
+        engine.stop()
+
+    trio.run(bounded, main)
+
+
+def test_the_log_says_what_a_members_invite_is_for(tmp_path: Path) -> None:
+    """One that has shown its certificate to another member only, and greets this one without, has no other role here."""
+    run, helper = new_run(tmp_path), Identity.generate()
+    run_id, now_s = run.signed.run_id, time.time()
+    invite = make_invite(run_id, (), run.identity, now_s=now_s, role="aggregate")
+    came = right_of(invite.certify(helper, now_s)).admitted
+
+    async def main(nursery: trio.Nursery) -> None:
+        network = PeerNetwork(run.identity, listen=LISTEN)
+        await nursery.start(network.run)
+        engine = EngineThread(network.peer, emit=lambda event: None)
+        context = NodeContext(
+            run.identity,
+            find_paths(run.home),
+            network,
+            engine,
+            nursery,
+            random.Random(1),
+            lambda event: None,
+            BufferPool(),
+        )
+        service = RunService(context, run_id, network.peer, run.signed, b"")
+        nursery.start_soon(service.run)
+        await service.known.wait()
+        assert service.session is not None
+        assert service.session.membership.roles == {}
+        service.on_event(ev.LetIn((came,)))
+        assert service.session.membership.roles == {helper.peer: "aggregate"}
         service.stop()
         await service.ended.wait()
         engine.stop()

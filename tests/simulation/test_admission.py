@@ -254,6 +254,22 @@ def test_of_two_who_show_an_invite_for_one_to_different_members_one_becomes_a_me
     assert len(set(first.session.config_peers()) & {"p4", "p5"}) == 1
 
 
+def test_every_member_hears_by_which_certificate_another_has_come() -> None:
+    table = Table(3)
+    shown = {who: toy(who, b"general") for who in ("p1", "p2")}
+    guarded(table, **shown)
+    first, second = table.found(), table.peers[1].start().attach()
+    table.until(lambda: second.inside)
+    table.peers[2].start().attach()
+    table.until(lambda: len(first.session.config_peers()) == 3)
+    table.wait(2)
+    for peer in (first, second):
+        let_in = [
+            each for event in peer.heard if isinstance(event, ev.LetIn) for each in event.admitted
+        ]
+        assert (let_in[-1].peer, let_in[-1].certificate) == ("p2", shown["p2"])
+
+
 def _added(known: DoorsOf, who: str, doors: Doors) -> DoorsOf:
     return lambda peer: doors if peer == who else known(peer)
 

@@ -55,6 +55,14 @@ def test_a_role_stays_until_the_organiser_gives_another(tmp_path: Path) -> None:
     assert again.roles == {}
 
 
+def test_what_counts_no_more_gives_nobody_another_role(tmp_path: Path) -> None:
+    here = Entrants(tmp_path)
+    here.enter(A, token("aggregate"))
+    here.recall(A, token())
+    here.recall(B, token("aggregate"))  # of it nothing is known yet
+    assert here.roles == {A: "aggregate", B: "aggregate"}
+
+
 def test_of_more_than_can_be_kept_nobody_enters_without_its_role(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,16 @@ def test_by_invite_only_a_certificate_of_its_own_lets_in(
     assert admits(there, ORGANISER.peer, b"", LATE_S)
 
 
+def test_what_a_member_shows_may_be_in_force_no_more(tmp_path: Path) -> None:
+    there = gate(tmp_path, "invite")
+    found = there.admit(MEMBER.peer, MEMBERS, LATE_S)
+    assert found is not None
+    assert (there.in_force(found, NOW_S), there.in_force(found, LATE_S)) == (True, False)
+    there._bans.revoke(found.capability.id, ORGANISER)
+    assert there.admit(MEMBER.peer, MEMBERS, NOW_S) == found
+    assert not there.in_force(found, NOW_S)
+
+
 def test_open_and_allowed(tmp_path: Path) -> None:
     assert admits(gate(tmp_path, "open"), STRANGER.peer, b"")
     listed = gate(tmp_path, "allow")
