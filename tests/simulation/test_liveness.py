@@ -10,6 +10,7 @@ from session_table import Peer, Table
 
 from atoll.collectives.group import Entry, Vote
 from atoll.collectives.identifiers import PeerId
+from atoll.collectives.round.catching import CATCH_ENTRIES
 from atoll.node.session import events as ev
 from atoll.node.simulation.swarm import Options, SimSwarm
 
@@ -406,3 +407,31 @@ def test_a_newcomer_learns_the_log_though_all_that_it_knows_as_members_died() ->
     swarm.thaw(late)
     swarm.deaths._bury(founder)
     assert swarm.world.run(until=40.0, stop=lambda: config(late) == {*swarm.names} - {founder})
+
+
+def test_a_newcomer_that_knows_a_part_of_the_log_learns_the_rest_from_who_lives() -> None:
+    """More of it than one answer holds; all members that these entries name are dead, and nobody keeps results so old."""
+    table = Table(4)
+    founder = table.found()
+    one, two, late = table.peers[1:]
+    for number in range(CATCH_ENTRIES + 2):
+        together(table, [founder], f"alone {number}")
+    late.start()
+    assert late.node is not None
+    table.until(
+        lambda: late.session.machine is not None and len(late.machine.frontier) > CATCH_ENTRIES
+    )
+    assert late.machine.round == 1
+    late.node.freeze()
+    for peer in (one, two):
+        peer.start().attach()
+    table.until(lambda: one.inside and two.inside)
+    for number in range(2 * KEPT):
+        together(table, [founder, one, two], f"with two {number}")
+    founder.kill()
+    late.node.thaw()
+    late.attach()
+    table.until(lambda: late.machine.round == one.machine.round)
+    together(table, [one, two], "lets it in")
+    goes_on(table, [one, two, late])
+    table.end()
