@@ -7,7 +7,9 @@ At a random instant all nodes are stopped (SIGSTOP) and the image's file is copi
 the page cache of the mounted file system. Two copies must be equal, so that no write-back fell between. Then the nodes are killed, the
 copy is mounted in the place of the image (the file system replays its own journal), the boot's name is changed in each home, and all start
 again. Shown: every member goes on by itself, no round is lost that any script was told of, and after one more round all anchors
-are equal. Needs root and loop devices; exits with 64 and one reason where there are none. The last line is one JSON object.
+are equal. ``--privacy``: a federated run with ``[secure]`` and ``[privacy]``, four members at least; shown as well: what a member's medium
+counts as spent of its privacy is never behind what its node or script was told of, nor behind the vectors that it notes as handed over.
+Needs root and loop devices; exits with 64 and one reason where there are none. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -36,24 +38,50 @@ sys.path.append(str(ROOT / "tests"))
 
 import torch
 from bad_input_kit import Member, Run, new_home, new_run, one_round
+from swarm_kit import free_port
 
 from atoll.collectives.group import Entry
+from atoll.node.manifest import parse_manifest, save_run, sign_manifest
+from atoll.node.paths import find_paths
 from atoll.node.storage.journal import FileJournal
+from atoll.security.identity import load_or_create
 
 PATIENCE_S = 120  # the law gives seconds; the machine may be loaded
 MIB = {"ext4": 160, "xfs": 320}
 PAUSE_S = 0.05  # between two contributions
+LEAST = 4  # members of a run with privacy
+GIVEN = "given/"  # how a node notes a vector that was handed over: see atoll.node.secure.rounds
+PRIVATE = """
+schema = 1
+name = "private"
+mode = "federated"
+[model]
+entry = "local:test"
+[train]
+rounds = 1000
+sync_every = 1
+[secure]
+[privacy]
+noise = 50.0
+clip = 1.0
+delta = 1e-5
+stop_at_epsilon = 50
+[checkpoint]
+every = 3
+"""
 
 
 @dataclass
 class Trial:
-    """``told``: the newest round that a script was told of; ``back``: the rounds that the members woke up with."""
+    """``told``: the newest round that a script was told of; ``back``: the rounds that the members woke up with; ``spent``, with privacy:
+    of each member, how many vectors were surely handed over, and how many its medium counts."""
 
     members: int
     told: int
     back: list[int]
     lost: int
     again_s: float
+    spent: list[tuple[int, int]]
     troubles: list[str]
 
 
@@ -117,7 +145,53 @@ def other_boot(place: Path) -> None:
             meta.write_text(json.dumps({**json.loads(meta.read_text()), "boot_id": "another"}))
 
 
-def trial(count: int, filesystem: str, folder: Path | None, rng: random.Random) -> Trial:
+def private_run(folder: Path) -> Run:
+    """Of a run with noise, whose organiser has not started yet."""
+    port = free_port()
+    paths = find_paths(new_home(folder / "organiser", port))
+    identity = load_or_create(paths.identity_file)
+    signed = sign_manifest(parse_manifest(PRIVATE), identity)
+    save_run(paths, signed)
+    return Run(folder, signed, identity, f"/ip4/127.0.0.1/tcp/{port}/p2p/{identity.peer}")
+
+
+@contextlib.contextmanager
+def asked(members: list[Member]) -> Generator[list[int]]:
+    """Of each member, the most vectors that its node has told to be handed over, or about to be."""
+    stop, told = threading.Event(), [0 for _ in members]
+
+    def ask(number: int) -> None:
+        while not stop.wait(0.02):
+            with contextlib.suppress(Exception):  # the node is gone
+                told[number] = max(told[number], members[number].state()["privacy"]["steps"])
+
+    threads = [threading.Thread(target=ask, args=(n,), daemon=True) for n in range(len(members))]
+    for thread in threads:
+        thread.start()
+    try:
+        yield told
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(1)
+
+
+def spent(
+    folders: list[Path], told: list[int], counted: list[dict[bytes, int]]
+) -> list[tuple[int, int]]:
+    """Of each member, vectors that were handed over and what the medium counts. Raises FailedError where that is behind."""
+    found = list[tuple[int, int]]()
+    for folder, steps, rounds in zip(folders, told, counted, strict=True):
+        noted = sum(line.startswith(GIVEN) for line in (folder / "operations").read_text().split())
+        found.append((max(steps, len(rounds) + 1, noted), int((folder / "privacy").read_text())))
+    if any(handed > medium for handed, medium in found):
+        raise FailedError(f"handed over, and counted on the medium: {found}")
+    return found
+
+
+def trial(
+    count: int, filesystem: str, folder: Path | None, rng: random.Random, *, privacy: bool
+) -> Trial:
     """One cut of all members of a run. Raises FailedError where something is lost."""
     with tempfile.TemporaryDirectory(
         prefix="atoll-cut-", dir=folder, ignore_cleanup_errors=True
@@ -128,16 +202,18 @@ def trial(count: int, filesystem: str, folder: Path | None, rng: random.Random) 
         sh("mount", "-o", "loop", str(disk), str(place))
         members: list[Member] = []
         try:
-            run = new_run(place, every=3)
+            run = private_run(place) if privacy else new_run(place, every=3)
             force(run.home)
             members = start(run, count)
             one_round(*members)
-            with training(members) as told:
-                time.sleep(rng.uniform(0.3, 4))
+            folders = [member.folder for member in members]
+            with training(members) as told, asked(members if privacy else []) as steps:
+                time.sleep(rng.uniform(1, 8) if privacy else rng.uniform(0.3, 4))
                 cut(members, disk, copy)
             close(members)
             unmount(place)
             sh("mount", "-o", "loop", str(copy), str(place))
+            handed = spent(folders, steps, told) if privacy else []
             other_boot(place)
             newest = max((max(each.values(), default=0) for each in told), default=0)
             began = time.monotonic()
@@ -145,17 +221,18 @@ def trial(count: int, filesystem: str, folder: Path | None, rng: random.Random) 
             back = [member.anchor()[0] for member in members]
             after = go_on(members, max(newest, *back) + 2, began)
             troubles = sorted({code for member in members for code in member.codes()})
-            folders = [member.folder for member in members]
             close(members)
             log = max(logs_of(folders), key=len)
             times = Counter(each.cid for entry in log for each in entry.contributors)
             lost = {r for each in told for cid, r in each.items() if times[cid] == 0}
-            if lost or max(times.values()) > 1:
+            if privacy:  # its log has means, not vectors: the same in the name of all
+                times, lost = Counter[bytes](), {max(newest, *back)} - set(range(len(log)))
+            if lost or max(times.values(), default=0) > 1:
                 raise FailedError(f"rounds {sorted(lost)} were told and are lost; counted {times}")
             progress(
-                f"{count} members: told of {newest}, back at {back}; all take part after {after:.1f} s {troubles}"
+                f"{count} members: told of {newest}, back at {back}; all take part after {after:.1f} s {troubles} {handed or ''}"
             )
-            return Trial(count, newest, back, len(lost), round(after, 2), troubles)
+            return Trial(count, newest, back, len(lost), round(after, 2), handed, troubles)
         except (FailedError, AssertionError):
             for member in members:
                 progress(f"{member.home.name}: {json.dumps(said(member))}")
@@ -285,13 +362,19 @@ def main() -> int:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cuts", type=int, default=3, help="for each number of members")
-    parser.add_argument("--members", type=int, nargs="+", default=[1, 2, 3, 5])
+    parser.add_argument("--members", type=int, nargs="+", default=None)
     parser.add_argument("--filesystem", choices=["ext4", "xfs"], default="ext4")
     parser.add_argument(
         "--folder", type=Path, help="for the images; else the system's for temporary files"
     )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--privacy", action="store_true", help="runs with noise (default members: 4)"
+    )
     args = parser.parse_args()
+    numbers = args.members or ([LEAST] if args.privacy else [1, 2, 3, 5])
+    if args.privacy and min(numbers) < LEAST:
+        parser.error(f"--privacy needs {LEAST} members")
     why = (
         "not root"
         if os.geteuid()
@@ -305,10 +388,10 @@ def main() -> int:
         progress(f"power cannot be cut here: {why}")
         return CANNOT
     rng, trials, failures = random.Random(args.seed), list[Trial](), list[str]()
-    for count in args.members:
+    for count in numbers:
         for _ in range(args.cuts):
             try:
-                trials.append(trial(count, args.filesystem, args.folder, rng))
+                trials.append(trial(count, args.filesystem, args.folder, rng, privacy=args.privacy))
             except (FailedError, AssertionError) as error:
                 progress(f"{count} members: {error}")
                 failures.append(f"{count} members: {error}"[:400])
@@ -319,6 +402,7 @@ def main() -> int:
                 "cuts": len(trials) + len(failures),
                 "went_on": len(trials),
                 "anchors_equal": len(trials),
+                "privacy": args.privacy,
                 "rounds_lost": max((each.lost for each in trials), default=0),
                 "again_s": max((each.again_s for each in trials), default=0.0),
                 "failures": failures,
