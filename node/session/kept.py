@@ -32,7 +32,7 @@ class Votes(Protocol):
         ...
 
     def record(self, vote: KeptVote) -> None:
-        """Replace what is known of an operation. Raises StorageError."""
+        """Replace what is known of an operation; it is on the medium after the storage's next `sync`. Raises StorageError."""
         ...
 
     def recall(self) -> list[tuple[KeptVote, memoryview | None]]:

@@ -177,7 +177,7 @@ class FileJournal:
         self.proof, self.echoed = (), None
 
     def seal(self, record: SealRecord) -> None:
-        """Record a seal."""
+        """Record a seal. The control loop waits for the disk: no round in its usual course is sealed."""
         write_atomically(
             self._folder.with_name("seal"),
             framed(msgspec.msgpack.encode(record)),
@@ -251,6 +251,7 @@ class FileJournal:
         self.damaged, self.incarnation = why, int(time.time())
 
     def _save_meta(self, *, clean: bool) -> None:
+        # The control loop waits for this: at the start of a life, before anything is said in it, and at its end.
         meta = {
             "incarnation": self.incarnation,
             "boot_id": self._boot,

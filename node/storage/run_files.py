@@ -124,12 +124,13 @@ class RunFiles:
         """See Storage."""
         if self._sync == "none":
             return 0
-        return self._written_before + self._journal.written + self._spends
+        return self._written_before + self._journal.written + self._spends + self.votes.written
 
     def sync(self) -> None:
         """See Storage."""
         spent, self._spent_unforced = self._spent_unforced, False
         self._journal.sync()
+        self.votes.sync()
         if spent:
             path = self._folder / "operations"
             try:
@@ -205,7 +206,7 @@ class RunFiles:
             return copy
 
     def save_layout(self, layout: Layout) -> None:
-        """Keep the layout."""
+        """Keep the layout. The control loop waits for the disk: once a life, before the state is fetched."""
         write_atomically(self._folder / "layout", msgspec.msgpack.encode(layout))
         self._mark_founded()
 
@@ -364,7 +365,10 @@ class RunFiles:
         return OuterStep(self._outer, layout).state_numel(layout.numel)
 
     def found(self, replica: Replica, genesis: Certified) -> None:
-        """Initial state, layout and genesis, all on the medium, or nothing. The mark that it was founded comes last."""
+        """Initial state, layout and genesis, all on the medium, or nothing. The mark that it was founded comes last.
+
+        The control loop waits for it: once in a run's life, before there is a round or another member, and what follows stands on it.
+        """
         try:
             self._save(replica, genesis, 0)
             write_atomically(self._folder / "layout", msgspec.msgpack.encode(replica.layout))

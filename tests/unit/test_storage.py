@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -444,6 +445,48 @@ def test_votes_of_operations_come_back_with_their_results_until_they_are_forgott
         path.write_bytes(path.read_bytes()[:-1])
     assert again.recall() == VoteFiles(tmp_path).recall() == []
     assert not list(tmp_path.glob("*.vote"))
+
+
+def test_votes_of_operations_are_forced_beside_the_loop_and_messages_wait_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members, forced = (Member(PeerId("a"), 0),), list[str]()
+
+    def force(file: int, real: Callable[[int], None] = os.fsync) -> None:
+        forced.append(Path(os.readlink(f"/proc/self/fd/{file}")).name)
+        real(file)
+
+    monkeypatch.setattr(os, "fdatasync", force)
+    monkeypatch.setattr(os, "fsync", force)
+    votes = [KeptVote(log, members, ballot, None) for log in "ab" for ballot in (0, 1)]
+    files = run_files(tmp_path, [])
+    forced.clear()
+    written = files.written
+    for vote in votes:
+        files.votes.record(vote)
+    assert not forced
+    assert files.written == written + len(votes)  # what is said now waits
+    assert not list((tmp_path / "votes").glob("*.vote"))
+    files.sync()
+    assert [name.endswith(".new") for name in forced if name != "entries"] == [True, True, False]
+    assert forced[-1] == "votes"  # the names, last
+    assert len(list((tmp_path / "votes").glob("*.vote"))) == 2
+    forced.clear()
+    files.votes.record(KeptVote("a", members, 2, None))
+    files.votes.record(KeptVote("b", members, 2, None))
+    files.votes.record(KeptVote("c", members, 2, None))
+    files.votes.forget("b")
+    files.sync()
+    assert len([name for name in forced if name.endswith(".new")]) == 2
+    for ballot in (3, 4):
+        files.votes.record(KeptVote("a", members, ballot, None))
+    files.votes.record(KeptVote("c", members, 3, None))
+    torn = max((tmp_path / "votes").glob("*.new"), key=lambda path: path.stem.rpartition(".")[2])
+    torn.write_bytes(bytes(torn.stat().st_size))
+    again = VoteFiles(tmp_path / "votes")  # after a kill
+    assert {vote.log: vote.promised for vote, _ in again.recall()} == {"a": 4, "c": 2}
+    assert not list((tmp_path / "votes").glob("*.new"))
+    files.close()
 
 
 def test_a_durable_result_is_kept_as_it_comes_and_its_file_is_never_written_over_while_a_script_may_read_it(
