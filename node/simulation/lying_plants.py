@@ -9,7 +9,7 @@ from ...collectives.group import Certified, Config, Entry, Member, Plan, Vote
 from ...collectives.identifiers import PeerId
 from ...collectives.round import Kind
 from ...collectives.round import machine as machine_module
-from ...collectives.round.lying import Accountable, Judge, Witness
+from ...collectives.round.lying import Accountable, Blame, Judge, Witness
 from .plant import Plant
 from .storage import SimStorage
 
@@ -218,6 +218,44 @@ class EchoForgotten(LyingPlant):
         journal.promised, journal.echoed, journal.restarted = -1, None, False
 
 
+class _Forgetful(Blame):
+    def shunned(self, round_: int, most: int) -> set[PeerId]:
+        """Nobody."""
+        return set()
+
+
+class OwnersForgotten(LyingPlant):
+    """Who held up a reduction owns parts of the next one again: each of its rounds is late."""
+
+    blame = _Forgetful
+    lies = ("hoard",)
+
+
+class _NoWait(Judge):
+    def empty_after_s(self, config: Config) -> float:
+        """At once."""
+        return 0.0
+
+
+class LivesCostNothing(LyingPlant):
+    """Who asks in under ever later lives fills the log with empty entries, as fast as it asks."""
+
+    judge = _NoWait
+    lies = ("lives",)
+
+
+class _OnceSaid(Judge):
+    def taken_back(self, body: m.Propose, newest: Mapping[Member, m.Claim]) -> bool:
+        """What was said once, holds."""
+        return False
+
+
+class RetractionsIgnored(LyingPlant):
+    """A suspicion that an honest member has taken back still helps a liar to evict another."""
+
+    judge = _OnceSaid
+
+
 LYING_PLANTS: dict[str, type[Plant]] = {
     "justification-not-checked": JustificationNotChecked,
     "contributors-not-checked": ContributorsNotChecked,
@@ -235,3 +273,10 @@ LYING_PLANTS: dict[str, type[Plant]] = {
     "pledged-value-ignored": PledgedValueIgnored,
     "echo-forgotten": EchoForgotten,
 }
+
+DEAR_PLANTS: dict[str, type[Plant]] = {
+    "owners-forgotten": OwnersForgotten,
+    "lives-cost-nothing": LivesCostNothing,
+    "retractions-ignored": RetractionsIgnored,
+}
+"""Of these no history is wrong: liars cost the others more than they should. Tests of what they cost find them."""

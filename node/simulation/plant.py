@@ -49,6 +49,7 @@ class Plant:
     witness: type[witness_module.Witness] | None = None
     accountable: type[lying_module.Accountable] | None = None
     judge: type[judge_module.Judge] | None = None
+    blame: type[lying_module.Blame] | None = None
     barrier: type[barrier_module.Barrier] | None = None
     branching: type[branching_module.Branching] | None = None
     waits: type[waiting_module.Waits] | None = None
@@ -66,6 +67,7 @@ class Plant:
             (lying_module, "Witness", self.witness),
             (lying_module, "Accountable", self.accountable),
             (witness_module, "Judge", self.judge),
+            (machine_module, "Blame", self.blame),
             (process_module, "Barrier", self.barrier),
             (session_module, "Branching", self.branching),
             (session_module, "Waits", self.waits),

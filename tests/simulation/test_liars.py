@@ -10,7 +10,7 @@ from seeds import seeds
 from atoll.collectives.errors import LocalProtocolError
 from atoll.collectives.simulation.faults import FaultKind
 from atoll.node.simulation.liars import Lie
-from atoll.node.simulation.lying_plants import LYING_PLANTS
+from atoll.node.simulation.lying_plants import DEAR_PLANTS, LYING_PLANTS
 from atoll.node.simulation.swarm import Options, SimSwarm, run_seed
 
 FAULTS: tuple[FaultKind, ...] = ("crash", "freeze", "partition", "isolate", "cut", "storm", "leave")
@@ -99,10 +99,18 @@ def test_an_owner_that_withholds_or_reports_falsely_costs_little_in_the_mean() -
         assert left_out <= 1, lies
 
 
-@pytest.mark.parametrize("seed", [1, 3, 7])
-def test_who_asks_in_under_ever_later_lives_makes_few_empty_entries(seed: int) -> None:
+def test_owners_that_are_not_remembered_cost_more() -> None:
+    usual_s, _ = costs()
+    with DEAR_PLANTS["owners-forgotten"]().planted():
+        entry_s, _ = costs("hoard")
+    assert entry_s > 2 * usual_s
+
+
+def empties(seed: int) -> tuple[int, int, int]:
+    """Empty entries with which the liar comes in, empty entries, of the honest member that has most, and how many members there are."""
     swarm = SimSwarm(seed, Options(peers=(4, 6), rounds=12, faults=(), lying=1, lies=("lives",)))
     assert swarm.run().problem == ""
+    of_liars, all_ = 0, 0
     for watch in swarm.watches:
         entries = [certified.entry for certified in watch.checker.entries]
         came = [
@@ -110,8 +118,23 @@ def test_who_asks_in_under_ever_later_lives_makes_few_empty_entries(seed: int) -
             for before, entry in pairwise(entries)
             if not entry.contributors
         ]
-        assert sum(not swarm.liars.isdisjoint(peers) for peers in came) <= 3
-        assert sum(not entry.contributors for entry in entries[1:]) <= len(swarm.names) + 2
+        of_liars = max(of_liars, sum(not swarm.liars.isdisjoint(peers) for peers in came))
+        all_ = max(all_, sum(not entry.contributors for entry in entries[1:]))
+    return of_liars, all_, len(swarm.names)
+
+
+@pytest.mark.parametrize("seed", [1, 3, 7])
+def test_who_asks_in_under_ever_later_lives_makes_few_empty_entries(seed: int) -> None:
+    of_liars, all_, members = empties(seed)
+    assert of_liars <= 3
+    assert all_ <= members + 2
+
+
+def test_lives_that_cost_nothing_make_many_empty_entries() -> None:
+    with DEAR_PLANTS["lives-cost-nothing"]().planted():
+        of_liars, all_, members = empties(3)
+    assert of_liars > 3
+    assert all_ > members + 2
 
 
 def test_nobody_is_accused_where_nobody_lies() -> None:

@@ -23,9 +23,11 @@ from atoll.node.evidence import MISDEALT
 from atoll.node.local import LocalSwarm
 from atoll.node.local_member import LocalMember
 from atoll.node.secure.budget import epsilon_after, most_rounds
+from atoll.node.secure.rounds import SecureRounds
 from atoll.node.secure.vectors import Vectors, threshold_of
 from atoll.node.secure.wire import Said, Talk, encode
 from atoll.node.session import events as ev
+from atoll.node.session.copies import Copies
 from atoll.security.masking import Client, Memory
 
 PRIVATE = PrivacySettings(noise=3.0, clip=1.0, delta=1e-5, stop_at_epsilon=9.0)
@@ -392,3 +394,35 @@ def test_a_dealer_whose_shares_do_not_fit_is_proven_once_and_costs_one_attempt()
     assert len(sites.refused) - burnt <= 4
     assert not sites.accused
     sites.table.end()
+
+
+def test_a_mean_that_nobody_compares_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: members vote for whatever bytes they get. Then the liar's mean is decided, and the oracle sees it."""
+    sites = Sites(5)
+    sites.until(sites.committed(1))
+    monkeypatch.setattr(Copies, "contradict", lambda *_: False)
+    monkeypatch.setattr(SecureRounds, "may_vote", lambda *_: True)
+    monkeypatch.setattr(SecureRounds, "may_fetch", lambda *_: True)
+    liar = sites.peers[-1]
+    sites.liars.add(liar.name)
+    replaces_the_copy(liar)
+    rounds = sites.peers[0].session.completed
+    with pytest.raises(AssertionError, match=r"^\([0-9]+, 7\."):  # (round, by how much it moved
+        sites.until(lambda: sites.peers[0].session.completed >= rounds + 8)
+
+
+@pytest.mark.slow
+def test_a_dealer_that_nobody_names_ends_all_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: an attempt that its shares spoil is begun again with it. Six rounds take 33 s where it is named."""
+    sites = Sites(5)
+    sites.until(sites.committed(1))
+    monkeypatch.setattr(
+        SecureRounds, "_misdealt", lambda self, now, _, error: self._fail(now, error.message)
+    )
+    liar, honest = sites.peers[-1], sites.peers[:-1]
+    sites.liars.add(liar.name)
+    deals_shares_that_do_not_fit(liar)
+    rounds = honest[0].session.completed
+    with pytest.raises(AssertionError, match=r"^\(\{"):  # its time is over; (sums, anchors)
+        sites.until(lambda: any(peer.session.completed >= rounds + 6 for peer in honest), 40.0)
+    assert not sites.proofs
