@@ -141,6 +141,10 @@ class SimJournal(FileJournal):
     def forget_votes(self) -> None:
         """What `[durability] sync = "none"` risks: the log is here, and what was said in the open round is not known."""
         self._write_vote(-1, None, (), None)
+        self.told = (
+            self.told[0],
+            -1,
+        )  # what was promised binds the old life, which never votes again
         self.go_on(anew=True)
 
 

@@ -48,3 +48,8 @@ def test_a_member_that_waits_for_a_dead_quorum_and_is_silent_is_found() -> None:
 def test_who_decides_alone_goes_on_from_the_checkpoint_that_its_journal_reaches(seed: int) -> None:
     """Power goes, or the disk fails, with a checkpoint on the medium of an entry that the journal has lost."""
     assert run_seed(seed, Options(peers=(3, 7))).problem == ""
+
+
+def test_a_member_whose_votes_were_not_forced_may_be_killed_at_once_after_a_reboot() -> None:
+    """What it had promised before the reboot binds a life that never votes again."""
+    assert run_seed(2000054, Options(peers=(3, 7))).problem == ""
