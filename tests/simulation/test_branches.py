@@ -148,12 +148,14 @@ def test_two_of_five_go_on_together_and_a_restart_in_a_branch_resumes_it() -> No
     assert verdict.stats["branch begun"] == 4  # two members, before and after the restart
 
 
-@pytest.mark.parametrize("seed", [22, 23, 29])
-def test_a_convener_that_is_on_no_branch_fetches_the_tip_that_it_adopts(seed: int) -> None:
+def test_a_convener_that_is_on_no_branch_fetches_the_tip_that_it_adopts() -> None:
     """In such seeds the round once stood still for ever: the tip's members did not know the name by which it was asked for."""
-    verdict = run_seed(seed, plant=BranchPlant())
-    assert verdict.problem == ""
-    assert verdict.stats["branches absorbed"] >= 1
+    absorbed = 0
+    for seed in (22, 23, 29, 31):  # what a seed plays moves with every change of timing
+        verdict = run_seed(seed, plant=BranchPlant())
+        assert (seed, verdict.problem) == (seed, "")
+        absorbed += verdict.stats["branches absorbed"]
+    assert absorbed >= 1
 
 
 def test_a_run_that_ends_in_a_branch_leaves_nothing_in_the_data_plane() -> None:
