@@ -28,8 +28,11 @@ def _name(log: str) -> str:
 
 
 def _read(path: Path) -> KeptVote | None:
-    """None where it is not whole. Raises OSError."""
-    data = path.read_bytes()
+    """None where it is not whole. Raises StorageError."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise storage_error(path, error) from error
     with contextlib.suppress(msgspec.MsgspecError):
         if len(data) > FRAME.size and FRAME.unpack_from(data)[1] == check_of(data[FRAME.size :]):
             return _vote.decode(data[FRAME.size :])
@@ -120,10 +123,7 @@ class VoteFiles:
         found = list[tuple[KeptVote, memoryview | None]]()
         self._take_up()
         for path in sorted(self._folder.glob(f"*{SUFFIX}")):
-            try:
-                vote = _read(path)
-            except OSError as error:
-                raise storage_error(path, error) from error
+            vote = _read(path)
             if vote is None:
                 self._remove(path)
                 continue
@@ -152,10 +152,7 @@ class VoteFiles:
             for path in sorted(self._folder.glob(f"*{NEW}")):
                 if path in known:
                     continue
-                try:
-                    vote = _read(path)
-                except OSError as error:
-                    raise storage_error(path, error) from error
+                vote = _read(path)
                 if vote is None:
                     self._remove(path)
                 else:
