@@ -156,6 +156,19 @@ def private_run(folder: Path) -> Run:
 
 
 @contextlib.contextmanager
+def running(threads: list[threading.Thread], stop: threading.Event) -> Generator[None]:
+    """Threads that end once ``stop`` is set."""
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(1)
+
+
+@contextlib.contextmanager
 def asked(members: list[Member]) -> Generator[list[int]]:
     """Of each member, the most vectors that its node has told to be handed over, or about to be."""
     stop, told = threading.Event(), [0 for _ in members]
@@ -166,14 +179,8 @@ def asked(members: list[Member]) -> Generator[list[int]]:
                 told[number] = max(told[number], members[number].state()["privacy"]["steps"])
 
     threads = [threading.Thread(target=ask, args=(n,), daemon=True) for n in range(len(members))]
-    for thread in threads:
-        thread.start()
-    try:
+    with running(threads, stop):
         yield told
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(1)
 
 
 def spent(
@@ -297,14 +304,8 @@ def training(members: list[Member]) -> Generator[list[dict[bytes, int]]]:
         threading.Thread(target=train, args=(m, told[i], stop, i + 1.0), daemon=True)
         for i, m in enumerate(members)
     ]
-    for thread in threads:
-        thread.start()
-    try:
+    with running(threads, stop):
         yield told
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(1)
 
 
 def go_on(members: list[Member], target: int, began: float) -> float:

@@ -346,10 +346,13 @@ def _end_scripts(
 def _interrupt(process: int, attached: Callable[[], set[int]]) -> None:
     """Interrupt a script if it is still attached. Since the node named it, perhaps before a question was answered, it may have ended, and another
     process may have its number: ``attached`` is asked once the process is held."""
-    held = -1
+    try:
+        held = os.pidfd_open(process)
+    except ProcessLookupError:
+        return
+    except (AttributeError, OSError):  # a system without it, or one that forbids it
+        held = -1
     with suppress(ProcessLookupError, PermissionError):
-        if hasattr(os, "pidfd_open"):
-            held = os.pidfd_open(process)
         try:
             if process not in attached():
                 return

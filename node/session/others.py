@@ -64,9 +64,8 @@ class Others:
             for peer in targets[:ASKED_AT_ONCE]:
                 session.actions.tell(peer, 0, m.Fetch())
             return
-        if self._deserted(
-            now
-        ):  # they are asked for what follows the newest entry known, applied or not
+        if self._deserted(now):
+            # They are asked for what follows the newest entry known, applied or not.
             others = [peer for peer in targets if peer not in session.config_peers()]
             for peer in others[:ASKED_AT_ONCE]:
                 session.actions.tell(peer, machine.tail.entry.round + 1, m.Fetch())

@@ -10,14 +10,15 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import trio
-from bad_input_kit import LAYOUT, NUMEL, atoll, ended, new_run, odd, one_round, soon
+from bad_input_kit import LAYOUT, NUMEL, Run, atoll, ended, new_run, odd, one_round, soon
 
 from atoll.collectives import messages as m
 from atoll.collectives.engine import EngineThread
@@ -118,6 +119,31 @@ def test_a_member_is_dialled_at_the_addresses_of_its_record_with_no_bootstrap_le
     trio.run(bounded, main)
 
 
+@asynccontextmanager
+async def organisers_node(run: Run, nursery: trio.Nursery) -> AsyncGenerator[RunService]:
+    """The organiser's run in this process, once its session is there."""
+    network = PeerNetwork(run.identity, listen=LISTEN)
+    await nursery.start(network.run)
+    engine = EngineThread(network.peer, emit=lambda event: None)
+    context = NodeContext(
+        run.identity,
+        find_paths(run.home),
+        network,
+        engine,
+        nursery,
+        random.Random(1),
+        lambda event: None,
+        BufferPool(),
+    )
+    service = RunService(context, run.signed.run_id, network.peer, run.signed, b"")
+    nursery.start_soon(service.run)
+    await service.known.wait()
+    yield service
+    service.stop()
+    await service.ended.wait()
+    engine.stop()
+
+
 def test_nobody_keeps_a_newcomer_out_by_a_certificate_that_it_made_for_it(tmp_path: Path) -> None:
     """Who holds the seed of any invite, as one to observe, can certify another's peer id by it, but signs no record for that."""
     run, newcomer, liar = new_run(tmp_path), Identity.generate(), Identity.generate()
@@ -127,38 +153,20 @@ def test_nobody_keeps_a_newcomer_out_by_a_certificate_that_it_made_for_it(tmp_pa
     made = leaked.certify(newcomer, now_s)
 
     async def main(nursery: trio.Nursery) -> None:
-        network = PeerNetwork(run.identity, listen=LISTEN)
-        await nursery.start(network.run)
-        engine = EngineThread(network.peer, emit=lambda event: None)
-        context = NodeContext(
-            run.identity,
-            find_paths(run.home),
-            network,
-            engine,
-            nursery,
-            random.Random(1),
-            lambda event: None,
-            BufferPool(),
-        )
-        service = RunService(context, run_id, network.peer, run.signed, b"")
-        nursery.start_soon(service.run)
-        await service.known.wait()
-        assert service.session is not None
-        service.doors.note(newcomer.peer, own.encode())  # by its greeting
-        before = service.doors.warrant(newcomer.peer)
-        assert before is not None
-        expires = round((now_s + 30.0) * 1000)
-        forged = sign_record(
-            Record(run_id, newcomer.peer, 1, expires, certificate=made.encode()),
-            lambda data: liar.sign(DOMAIN, data),
-        )
-        service.session.on_message(
-            trio.current_time(), liar.peer, MEMBERSHIP + encode(Records((forged,)))
-        )
-        assert service.doors.warrant(newcomer.peer) == before
-        service.stop()
-        await service.ended.wait()
-        engine.stop()
+        async with organisers_node(run, nursery) as service:
+            assert service.session is not None
+            service.doors.note(newcomer.peer, own.encode())  # by its greeting
+            before = service.doors.warrant(newcomer.peer)
+            assert before is not None
+            expires = round((now_s + 30.0) * 1000)
+            forged = sign_record(
+                Record(run_id, newcomer.peer, 1, expires, certificate=made.encode()),
+                lambda data: liar.sign(DOMAIN, data),
+            )
+            service.session.on_message(
+                trio.current_time(), liar.peer, MEMBERSHIP + encode(Records((forged,)))
+            )
+            assert service.doors.warrant(newcomer.peer) == before
 
     trio.run(bounded, main)
 
@@ -171,29 +179,11 @@ def test_the_log_says_what_a_members_invite_is_for(tmp_path: Path) -> None:
     came = right_of(invite.certify(helper, now_s)).admitted
 
     async def main(nursery: trio.Nursery) -> None:
-        network = PeerNetwork(run.identity, listen=LISTEN)
-        await nursery.start(network.run)
-        engine = EngineThread(network.peer, emit=lambda event: None)
-        context = NodeContext(
-            run.identity,
-            find_paths(run.home),
-            network,
-            engine,
-            nursery,
-            random.Random(1),
-            lambda event: None,
-            BufferPool(),
-        )
-        service = RunService(context, run_id, network.peer, run.signed, b"")
-        nursery.start_soon(service.run)
-        await service.known.wait()
-        assert service.session is not None
-        assert service.session.membership.roles == {}
-        service.on_event(ev.LetIn((came,)))
-        assert service.session.membership.roles == {helper.peer: "aggregate"}
-        service.stop()
-        await service.ended.wait()
-        engine.stop()
+        async with organisers_node(run, nursery) as service:
+            assert service.session is not None
+            assert service.session.membership.roles == {}
+            service.on_event(ev.LetIn((came,)))
+            assert service.session.membership.roles == {helper.peer: "aggregate"}
 
     trio.run(bounded, main)
 
