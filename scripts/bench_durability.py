@@ -227,7 +227,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--quick", type=int, default=30, help="of (real, none, slow) rounds without"
     )
     parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args(arguments)
+    parsed = parser.parse_args(arguments)
+    if parsed.folder is not None and not parsed.folder.is_dir():
+        parser.error(f"there is no folder {parsed.folder}")
+    return parsed
 
 
 if __name__ == "__main__":
