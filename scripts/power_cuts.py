@@ -10,6 +10,10 @@ again. Shown: every member goes on by itself, no round is lost that any script w
 are equal. ``--privacy``: a federated run with ``[secure]`` and ``[privacy]``, four members at least; shown as well: what a member's medium
 counts as spent of its privacy is never behind what its node or script was told of, nor behind the vectors that it notes as handed over.
 Needs root and loop devices; exits with 64 and one reason where there are none. The last line is one JSON object.
+
+``--lines FILE`` appends what each cut came to, and leaves out what the file has already from the same commit: a series that was ended goes on.
+A trial that fails before its cut (no first round of all) says nothing about power: it is told as "unplayed", and played again at the
+next start. ``--patience`` bounds hangs; how long it took is in ``again_s``, beside the machine's load.
 """
 
 from __future__ import annotations
@@ -32,12 +36,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from _bench import CANNOT, ROOT, FailedError, progress
+from _bench import CANNOT, ROOT, FailedError, commit, progress
 
 sys.path.append(str(ROOT / "tests"))
 
+import msgspec
 import torch
-from bad_input_kit import Member, Run, new_home, new_run, one_round
+from bad_input_kit import Member, Run, new_home, new_run
 from swarm_kit import free_port
 
 from atoll.collectives.group import Entry
@@ -46,7 +51,7 @@ from atoll.node.paths import find_paths
 from atoll.node.storage.journal import FileJournal
 from atoll.security.identity import load_or_create
 
-PATIENCE_S = 120  # the law gives seconds; the machine may be loaded
+PATIENCE_S = 600.0  # the law gives seconds; the machine may be loaded
 MIB = {"ext4": 160, "xfs": 320}
 PAUSE_S = 0.05  # between two contributions
 LEAST = 4  # members of a run with privacy
@@ -83,6 +88,25 @@ class Trial:
     again_s: float
     spent: list[tuple[int, int]]
     troubles: list[str]
+
+
+class UnplayedError(FailedError):
+    """There was no cut."""
+
+
+@dataclass
+class Cut:
+    """One line of a series: a trial, or why it failed. ``unplayed``: there was no cut."""
+
+    commit: str
+    filesystem: str
+    privacy: bool
+    members: int
+    seed: str
+    load: float
+    trial: Trial | None = None
+    failure: str = ""
+    unplayed: bool = False
 
 
 def sh(*command: str) -> None:
@@ -197,9 +221,15 @@ def spent(
 
 
 def trial(
-    count: int, filesystem: str, folder: Path | None, rng: random.Random, *, privacy: bool
+    count: int,
+    filesystem: str,
+    folder: Path | None,
+    rng: random.Random,
+    *,
+    privacy: bool,
+    patience_s: float,
 ) -> Trial:
-    """One cut of all members of a run. Raises FailedError where something is lost."""
+    """One cut of all members of a run. Raises FailedError where something is lost, UnplayedError where it did not come to a cut."""
     with tempfile.TemporaryDirectory(
         prefix="atoll-cut-", dir=folder, ignore_cleanup_errors=True
     ) as scratch:
@@ -209,10 +239,13 @@ def trial(
         sh("mount", "-o", "loop", str(disk), str(place))
         members: list[Member] = []
         try:
-            run = private_run(place) if privacy else new_run(place, every=3)
-            force(run.home)
-            members = start(run, count)
-            one_round(*members)
+            try:
+                run = private_run(place) if privacy else new_run(place, every=3)
+                force(run.home)
+                members = start(run, count, patience_s)
+                first_round(members, patience_s)
+            except (FailedError, AssertionError, OSError) as error:
+                raise UnplayedError(f"no first round: {error}") from error
             folders = [member.folder for member in members]
             with training(members) as told, asked(members if privacy else []) as steps:
                 time.sleep(rng.uniform(1, 8) if privacy else rng.uniform(0.3, 4))
@@ -224,9 +257,9 @@ def trial(
             other_boot(place)
             newest = max((max(each.values(), default=0) for each in told), default=0)
             began = time.monotonic()
-            members = start(run, count)
+            members = start(run, count, patience_s)
             back = [member.anchor()[0] for member in members]
-            after = go_on(members, max(newest, *back) + 2, began)
+            after = go_on(members, max(newest, *back) + 2, began, patience_s)
             troubles = sorted({code for member in members for code in member.codes()})
             close(members)
             log = max(logs_of(folders), key=len)
@@ -308,20 +341,32 @@ def training(members: list[Member]) -> Generator[list[dict[bytes, int]]]:
         yield told
 
 
-def go_on(members: list[Member], target: int, began: float) -> float:
+def first_round(members: list[Member], patience_s: float) -> None:
+    """Until every one was counted. Raises FailedError."""
+    until = time.monotonic() + patience_s
+    while True:
+        tickets = [m.swarm.contribute(samples=1, write=lambda out: out.fill_(1)) for m in members]
+        outcomes = [ticket.wait(patience_s) for ticket in tickets]
+        if all(outcome.counted for outcome in outcomes):
+            return
+        if time.monotonic() > until:
+            raise FailedError(f"not all are counted: {outcomes}")
+
+
+def go_on(members: list[Member], target: int, began: float, patience_s: float) -> float:
     """All train until every one has counted and reached ``target`` rounds; then their anchors are equal. Returns the seconds from ``began`` until
     the former. Raises FailedError."""
-    until = time.monotonic() + PATIENCE_S
+    until = time.monotonic() + patience_s
     with training(members) as told:
         while not (all(told) and min(m.anchor()[0] for m in members) >= target):
             if time.monotonic() > until:
                 rounds = [m.anchor()[0] for m in members]
                 raise FailedError(
-                    f"no {target} rounds of all within {PATIENCE_S} s: {rounds}, counted {[len(t) for t in told]}"
+                    f"no {target} rounds of all within {patience_s:g} s: {rounds}, counted {[len(t) for t in told]}"
                 )
             time.sleep(0.1)
         after = time.monotonic() - began
-    until = time.monotonic() + PATIENCE_S
+    until = time.monotonic() + patience_s
     while len({member.anchor() for member in members}) > 1:
         if time.monotonic() > until:
             raise FailedError(f"anchors differ: {[member.anchor()[0] for member in members]}")
@@ -329,8 +374,8 @@ def go_on(members: list[Member], target: int, began: float) -> float:
     return after
 
 
-def start(run: Run, count: int) -> list[Member]:
-    """All members at once: none waits for another to be back."""
+def start(run: Run, count: int, patience_s: float) -> list[Member]:
+    """All members at once: none waits for another to be back. Raises FailedError."""
     members: dict[int, Member] = {}
     failed: list[BaseException] = []
 
@@ -349,7 +394,7 @@ def start(run: Run, count: int) -> list[Member]:
         if number == 0:
             thread.join()  # it founds the run, and the others dial it
     for thread in threads:
-        thread.join(120)
+        thread.join(patience_s)
     if failed or len(members) < count:
         back = len(members)
         close(list(members.values()))
@@ -372,6 +417,10 @@ def main() -> int:
     parser.add_argument(
         "--privacy", action="store_true", help="runs with noise (default members: 4)"
     )
+    parser.add_argument(
+        "--patience", type=float, default=PATIENCE_S, help="seconds, for hangs (default 600)"
+    )
+    parser.add_argument("--lines", type=Path, help="what each cut came to; a series goes on")
     args = parser.parse_args()
     numbers = args.members or ([LEAST] if args.privacy else [1, 2, 3, 5])
     if args.privacy and min(numbers) < LEAST:
@@ -388,14 +437,9 @@ def main() -> int:
     if why:
         progress(f"power cannot be cut here: {why}")
         return CANNOT
-    rng, trials, failures = random.Random(args.seed), list[Trial](), list[str]()
-    for count in numbers:
-        for _ in range(args.cuts):
-            try:
-                trials.append(trial(count, args.filesystem, args.folder, rng, privacy=args.privacy))
-            except (FailedError, AssertionError) as error:
-                progress(f"{count} members: {error}")
-                failures.append(f"{count} members: {error}"[:400])
+    cuts = series(args, numbers)
+    trials = [each.trial for each in cuts if each.trial is not None]
+    failures = [f"{e.members} members: {e.failure}" for e in cuts if e.failure and not e.unplayed]
     print(
         json.dumps(
             {
@@ -407,11 +451,47 @@ def main() -> int:
                 "rounds_lost": max((each.lost for each in trials), default=0),
                 "again_s": max((each.again_s for each in trials), default=0.0),
                 "failures": failures,
+                "unplayed": sum(each.unplayed for each in cuts),
                 "trials": [asdict(each) for each in trials],
             }
         )
     )
     return 1 if failures else 0
+
+
+def series(args: argparse.Namespace, numbers: list[int]) -> list[Cut]:
+    """All cuts that were asked for, the numbers of members in turn; those that the file of lines has are taken from there."""
+    now, had, cuts = commit(), dict[tuple[bool, str], Cut](), list[Cut]()
+    if args.lines is not None and args.lines.exists():
+        for line in args.lines.read_bytes().splitlines():
+            cut = msgspec.json.decode(line, type=Cut)
+            if cut.commit == now and not cut.unplayed:
+                had[cut.privacy, cut.seed] = cut
+    for turn in range(args.cuts):
+        for count in numbers:
+            seed = f"{args.filesystem} {args.seed} {count} {turn}"
+            if (args.privacy, seed) in had:
+                cuts.append(had[args.privacy, seed])
+                continue
+            cut = Cut(now, args.filesystem, args.privacy, count, seed, 0.0)
+            cuts.append(cut)
+            try:
+                cut.trial = trial(
+                    count,
+                    args.filesystem,
+                    args.folder,
+                    random.Random(seed),
+                    privacy=args.privacy,
+                    patience_s=args.patience,
+                )
+            except (FailedError, AssertionError) as error:
+                progress(f"{count} members: {error}")
+                cut.failure, cut.unplayed = str(error)[:400], isinstance(error, UnplayedError)
+            cut.load = round(os.getloadavg()[0], 1)
+            if args.lines is not None:
+                with open(args.lines, "ab") as file:
+                    file.write(msgspec.json.encode(cut) + b"\n")
+    return cuts
 
 
 if __name__ == "__main__":
