@@ -165,6 +165,13 @@ class Transfer:
             self._forget(name)
         self.seeking_state = False
 
+    @property
+    def unbelieved(self) -> tuple[PeerId, ...]:
+        """Who offers a state that neither an entry certifies nor a quorum offers alike; none where one is believed."""
+        if self._unbelieved_at is None:
+            return ()
+        return tuple(sorted({peer for offers in self.offers.values() for peer in offers}))
+
     # ---- inputs
     def on_offer(self, now: float, peer: PeerId, round_: int, offer: m.Offer) -> None:
         """Chunk hashes from a peer. Raises RemoteProtocolError when they do not fit what they are offered for."""

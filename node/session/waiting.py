@@ -62,8 +62,7 @@ class Waits:
 
     def tick(self, now: float) -> None:
         """Look, and tell what changed while nothing comes on."""
-        machine = self.session.machine
-        round_ = machine.round if machine is not None and not machine.stateless else -1
+        round_ = self._open_round()
         if round_ != self._round:
             self._round, self._moved_at = round_, now
             if self._told is not None:
@@ -96,8 +95,14 @@ class Waits:
             if self._now is not None and (self._now.state, self._now.of) == (state, of)
             else now
         )
-        self._now = Waiting(state, what, of, ends, since, now - self._moved_at)
+        moved_at = self._moved_at if self._open_round() == self._round else now
+        self._now = Waiting(state, what, of, ends, since, now - moved_at)
         return self._now
+
+    def _open_round(self) -> int:
+        """The round that is open here; -1 without a state."""
+        machine = self.session.machine
+        return machine.round if machine is not None and not machine.stateless else -1
 
     # ---- reasons, the first that holds
     def _reason(self, now: float) -> tuple[WaitState, str, tuple[PeerId, ...], str]:
@@ -123,19 +128,22 @@ class Waits:
                 _names(session.others.targets(now)),
                 "a member that has it is reached",
             )
+        if machine.stateless or session.transfer.seeking_state:
+            what = f"the state after entry {session.actions.least_state()} or a later one"
+            if offering := session.transfer.unbelieved:
+                what += f"; {', '.join(offering)} offers one that no quorum of the members confirms"
+            return (
+                "lacking state",
+                what,
+                self._holders(machine),
+                "one of them that holds it is reached",
+            )
         if (view := session.recertifying.view()) is not None:
             return (
                 "recertifying",
                 "the answers of all known nodes to the organiser's seal",
                 _names(view.awaited),
                 "all of them answer",
-            )
-        if machine.stateless or session.transfer.seeking_state:
-            return (
-                "lacking state",
-                f"the state after entry {session.actions.least_state()} or a later one",
-                self._holders(machine),
-                "one of them that holds it is reached",
             )
         rounds = session.settings.rounds
         if rounds is not None and session.completed >= rounds:

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 
 from ...collectives.group import Config, is_quorum, least_members
 from ...collectives.identifiers import PeerId
+from ...collectives.reduce import least_of
 from ...collectives.simulation.faults import FaultKind
+from ...security.rules.reducers import find_reducer
 
 if TYPE_CHECKING:
     from .swarm import SimSwarm
@@ -95,8 +97,8 @@ class Deaths:
         )
 
     def promised(self, watch: Watch) -> bool:
-        """Whether the law says that this log goes on: the living are a quorum of the newest configuration that one of them knows. Liars need not
-        help, and a run that bears them has rounds only once it is founded."""
+        """Whether the law says that this log goes on: the living are a quorum of the newest configuration that one of them knows, and as many
+        as the rule takes. Liars need not help, and a run that bears them has rounds only once it is founded."""
         config, lying, liars = self.newest(watch), self.swarm.options.lying, self.swarm.liars
         living = {
             disk.me
@@ -104,7 +106,10 @@ class Deaths:
             if not disk.member.buried and disk.member.peer not in liars
         }
         founded = not lying or len(config) >= least_members(lying)
-        return founded and is_quorum(config, living, self.swarm.organiser, lying)
+        reducer = find_reducer(self.swarm.options.reducer)
+        assert reducer is not None
+        enough = len(living.intersection(config)) >= least_of(reducer)
+        return founded and enough and is_quorum(config, living, self.swarm.organiser, lying)
 
     def silent(self) -> list[str]:
         """Living members in whose log nothing was decided for long, and that have not said what they wait for."""
@@ -115,9 +120,9 @@ class Deaths:
                 continue
             if member.peer in self.swarm.liars:
                 continue
-            for session in process.run.sessions:
-                waits = session.waits
-                if waits.look(now).round_open_s > waits.quiet_s + SILENT_S and not waits.told:
+            for session, disk in zip(process.run.sessions, member.disks, strict=True):
+                waits, since = session.waits, max(session.began_at, disk.moved_at)
+                if now - since > waits.quiet_s + SILENT_S and not waits.told:
                     found.append(f"{member.peer} ({waits.look(now).state})")
         return found
 

@@ -121,6 +121,7 @@ class Disk(Observer):
             self.swarm.plant.unforced,
         )
         self.units = Units()
+        self.moved_at = 0.0  # when an entry was recorded or a model published last
         self.script: Script | None = None
         self.undecided: list[
             bytes
@@ -229,6 +230,7 @@ class Disk(Observer):
 
     def appended(self, certified: Certified, last: int) -> None:
         """An applied entry was recorded."""
+        self.moved_at = self.swarm.world.now
         if certified.entry.round == 0:
             if not self.checker.entries:
                 replica = cast(ModelReplica, self.storage.replica_now)
@@ -252,6 +254,7 @@ class Disk(Observer):
 
     def published(self, replica: ModelReplica, round_: int) -> None:
         """An anchor became current."""
+        self.moved_at = self.swarm.world.now
         session = self._session
         tip = session.branching.at if session is not None else b""
         if tip:

@@ -242,11 +242,13 @@ class SimStorage(MemoryStorage):
         )
 
     def restore_backup(self, backup: Backup) -> None:
-        """A copy takes the place of the disk, of a dead member, on the same machine."""
+        """A copy takes the place of the disk, of a dead member, on the same machine. Who restores one makes room for it: no call of it fails."""
+        fail, self.medium.fail = self.medium.fail, {}
         self.medium.fill(backup.files)
         for name, value in backup.kept.items():
             setattr(self, name, copy(value))
         self._journal = SimJournal(self.observer, backup.incarnation, self.medium)
+        self.medium.fail = fail
 
     def reboot(self) -> None:
         """The machine lost power, and votes were not forced: the next life is a new one with the same log."""

@@ -232,17 +232,17 @@ class SimSwarm:
             self._start()
             horizon = self.faults.plan.heal_s
             self.world.run(until=horizon)
-            top = max(len(watch.checker.entries) for watch in self.watches)
             rounds, patience_s = self.options.rounds, self.options.patience_s
             if self.losses.weather is not None:  # its rounds are slow, and each is dear to play
                 rounds, patience_s = min(rounds, LOSSY_ROUNDS), patience_s * SLOWER
-            target = max(top + 2, rounds + 1)
-            if not self.world.run(until=horizon + patience_s, stop=lambda: self._settled(target)):
+            for watch in self.watches:
+                watch.target = max(len(watch.checker.entries) + 2, rounds + 1)
+            if not self.world.run(until=horizon + patience_s, stop=self._settled):
                 unfinished = True
-                raise Violation("liveness", self._stuck(target))
+                raise Violation("liveness", self._stuck())
             if silent := self.deaths.silent():
                 raise Violation("no silence", f"nobody hears why {', '.join(silent)} waits")
-            self.count("logs halted for want of a quorum", len(self._halted(target)))
+            self.count("logs halted for want of a quorum", len(self._halted()))
             for watch in self.watches:
                 watch.finish()
         except Violation as violation:
@@ -279,23 +279,27 @@ class SimSwarm:
         self.deaths.start()
         self.losses.start()
 
-    def _settled(self, target: int) -> bool:
+    def _settled(self) -> bool:
         if self.world.events % 16:
             return False
-        halted = self._halted(target) if self.deaths.still else []
-        return all(watch.settled(target) or watch in halted for watch in self.watches)
+        halted = self._halted() if self.deaths.still or self.removal.still else []
+        return all(watch.settled() or watch in halted for watch in self.watches)
 
-    def _halted(self, target: int) -> list[Watch]:
-        """Logs that do not go on, and need not: those who are left are no quorum."""
+    def _halted(self) -> list[Watch]:
+        """Logs that do not go on, and need not: those who are left are no quorum, or were recertified in vain."""
         return [
             watch
             for watch in self.watches
-            if self.deaths.doomed and not watch.settled(target) and not self.deaths.promised(watch)
+            if not watch.settled()
+            and (
+                (self.deaths.doomed and not self.deaths.promised(watch))
+                or self.removal.in_vain(watch)
+            )
         ]
 
-    def _stuck(self, target: int) -> str:
+    def _stuck(self) -> str:
         where = "; ".join(watch.where() for watch in self.watches)
-        return f"not all reached {target} entries in time after healing ({where}; ! = not in the configuration)"
+        return f"not all reached the entries in time after healing that they were to ({where}; ! = not in the configuration)"
 
     def _drawn(self, ways: Random) -> TopologyKind:
         kind = ways.choice(("butterfly", "ring", "two-level"))

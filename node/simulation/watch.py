@@ -21,6 +21,7 @@ class Watch:
 
     def __init__(self, swarm: SimSwarm, number: int, layout: Layout) -> None:
         self.swarm, self.number, self.layout = swarm, number, layout
+        self.target = 0  # so many entries are wanted at the end
         self.world, self.plant, self.train_s = swarm.world, swarm.plant, swarm.train_s
         self.checker = Checker(
             organiser=swarm.organiser,
@@ -109,7 +110,7 @@ class Watch:
             and len(self.swarm.members[who.peer].disks[self.number].log) >= top
         ]
 
-    def settled(self, target: int) -> bool:
+    def settled(self) -> bool:
         """Whether every member that lives (but one that leaves) has so many entries and is in the configuration."""
         top = self.config
         for disk in self.disks:
@@ -118,14 +119,14 @@ class Watch:
                 continue
             if member.buried:
                 continue
-            if len(disk.log) < target or (disk.me not in top and not member.leaving):
+            if len(disk.log) < self.target or (disk.me not in top and not member.leaving):
                 return False
         return True
 
     def where(self) -> str:
         """How far everybody is: entries, and ! where a member is not in the configuration."""
         of = f"fragment {self.number}: " if len(self.swarm.watches) > 1 else ""
-        return of + ", ".join(
+        return f"{of}{self.target} are wanted, " + ", ".join(
             f"{disk.member.peer}:{len(disk.log)}{'' if disk.me in self.config else '!'}{'+' * disk.member.buried}"
             for disk in self.disks
         )

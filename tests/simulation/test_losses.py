@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from atoll.collectives.simulation.faults import FaultKind
+from atoll.node.session.waiting import Waiting
 from atoll.node.simulation.plants import PLANTS
-from atoll.node.simulation.swarm import Options, run_seed
+from atoll.node.simulation.swarm import Options, SimSwarm, run_seed
 
 
 def played(seeds: Sequence[int], *kinds: FaultKind) -> Counter[str]:
@@ -53,3 +54,26 @@ def test_who_decides_alone_goes_on_from_the_checkpoint_that_its_journal_reaches(
 def test_a_member_whose_votes_were_not_forced_may_be_killed_at_once_after_a_reboot() -> None:
     """What it had promised before the reboot binds a life that never votes again."""
     assert run_seed(2000054, Options(peers=(3, 7))).problem == ""
+
+
+@pytest.mark.parametrize("seed", [4000055, 4000482])
+def test_a_backup_on_a_full_disk_and_a_wait_that_has_just_ended_are_no_faults(seed: int) -> None:
+    """The user makes room before a backup is restored; who has just decided an entry need not say why it waits."""
+    assert run_seed(seed, Options(peers=(3, 7))).problem == ""
+
+
+def test_an_organiser_that_recertified_names_who_has_a_state_that_nobody_confirms() -> None:
+    """The two that were removed had decided two entries without it; a newcomer alone has the state after them."""
+    swarm = SimSwarm(4000590, Options(peers=(3, 7)))
+    said: list[Waiting] = []
+
+    def look() -> None:
+        process = swarm.members[swarm.organiser].process
+        assert process is not None
+        said.append(process.run.sessions[0].waits.look(swarm.world.now))
+
+    for moment in range(30):
+        swarm.world.at(30.0 + moment / 20, look)
+    assert swarm.run().problem == ""
+    assert {(each.state, each.of) for each in said} == {("lacking state", ("p2", "p3"))}
+    assert any("p1 offers one that no quorum of the members confirms" in each.what for each in said)

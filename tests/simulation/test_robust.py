@@ -301,10 +301,17 @@ def test_an_owner_that_dies_costs_no_round(kind: Any, reducer: str, phase: Any) 
 
 
 @pytest.mark.slow
-def test_a_life_that_the_sealed_round_let_in_is_removed_as_well() -> None:
-    """Of two fragments; the accepted entry of one admits a third of the lost, whom nobody there knew of when they were given up."""
-    verdict = SimSwarm(
-        122, Options(peers=(4, 7), rounds=8, plan="butterfly", reducer="meamed:1")
-    ).run()
-    assert verdict.problem == ""
-    assert verdict.stats["recertify asked"] == 1
+def test_robust_runs_that_are_recertified_go_on() -> None:
+    """In the two fragments of one seed the accepted entry admitted a third of the lost, whom nobody there knew of when they were given up."""
+    options = Options(peers=(4, 7), rounds=8, plan="butterfly", reducer="meamed:1")
+    verdicts = [SimSwarm(seed, options).run() for seed in (102, 111, 122, 129, 143)]
+    assert [verdict.problem for verdict in verdicts] == [""] * len(verdicts)
+    assert sum(verdict.stats.get("recertify asked", 0) for verdict in verdicts) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [128, 149])
+def test_too_few_for_a_rule_wait_and_say_so(seed: int) -> None:
+    """A quorum is left after deaths, but fewer than the 2 f + 1 that the rule takes: the law promises nothing."""
+    options = Options(peers=(4, 7), rounds=8, plan="butterfly", reducer="meamed:1")
+    assert SimSwarm(seed, options).run().problem == ""
