@@ -218,8 +218,12 @@ class Disk(Observer):
         """A vote was recorded; it is judged as it was recorded, once it is on the medium."""
         replica, session, me = self.storage.replica_now, self._session, self.me
         generation = replica.generation if replica is not None else -1
-        if session is not None and session.branching.base_state is not None:
-            generation = len(self.log) - 1  # it is put aside while the replica is on a branch
+        machine = session.machine if session is not None else None
+        if session is not None and (
+            session.branching.base_state is not None
+            or (generation < 0 and machine is not None and machine.open.applying)
+        ):
+            generation = len(self.log) - 1  # put aside while the replica is on a branch, or back
         holds = self.storage.holds(entry)
 
         def told() -> None:
