@@ -244,7 +244,8 @@ class SimSwarm:
                 raise Violation("no silence", f"nobody hears why {', '.join(silent)} waits")
             self.count("logs halted for want of a quorum", len(self._halted()))
             for watch in self.watches:
-                watch.finish()
+                if not self.removal.in_vain(watch):  # else work on a sealed branch has no end yet
+                    watch.finish()
         except Violation as violation:
             problem = str(violation)
         finally:
