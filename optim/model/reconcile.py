@@ -8,7 +8,7 @@ With A the new anchor, L the live values and S where their uncounted progress st
 * not counted, and the others' round went on without it: what they did is mostly what one did oneself, and taking both whole would be a step too
   long. ``L ← L + (1 - α)·(A - S)``, S = the live values when it was frozen, α = `LOST_SHARE` (`mix`): a share of its distance to the new
   anchor stays, with all that was trained since, and is contributed again. With 30 % of contributions lost this costs 1 % of loss and not
-  5 (docs/benchmarks.md);
+  5 (docs/benchmarks-training.md);
 * either, in a run that mixes: ``L ← α·L + (1 - α)·A`` with an α of its own (Streaming DiLoCo, arXiv 2501.18512).
 
 So each sample is in the log once or is still to be contributed, never both. What members train on while a round is under way is another

@@ -1,9 +1,11 @@
-"""Docstrings, maps, and documents that tell the truth: what they name exists."""
+"""Docstrings, maps, and documents that tell the truth: what they name exists, and no page is too long to be read."""
 
 from __future__ import annotations
 
 import ast
+import json
 import re
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -11,7 +13,14 @@ import pytest
 from house import LAYERS, ROOT, package_files, script_files, tree
 
 TOP = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
-DOCUMENTS = [*(ROOT / name for name in TOP), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+DOCUMENTS = [*(ROOT / name for name in TOP), *PAGES]
+MOST_WORDS = 2500  # of a page; a token without a letter or digit, such as a table's |, is no word
+MOST_WITHOUT_HEADING = 800
+TOO_LONG = {"federated.md", "operating.md", "optimizers.md"} | {
+    "protocol.md",
+    "threat-model.md",
+}  # pages that are to be cut; nothing may be added to this list
 OVERRIDDEN = {"overload", "setter", "override"}
 
 
@@ -79,8 +88,10 @@ def test_each_folder_opens_with_a_map_of_its_files(package: Path) -> None:
 def _fences(text: str) -> list[str]:
     """The lines of shell code blocks, continuation lines joined, prompts and comments removed."""
     lines: list[str] = []
-    for block in re.findall(r"```(?:sh|bash|console)\n(.*?)```", text, flags=re.DOTALL):
+    for language, block in re.findall(r"```(sh|bash|console)\n(.*?)```", text, flags=re.DOTALL):
         for raw in block.replace("\\\n", " ").splitlines():
+            if language == "console" and not raw.startswith("$ "):
+                continue  # what the command printed
             line = re.sub(r"\s+#.*$", "", raw.strip()).removeprefix("$ ")
             if line and not line.startswith("#"):
                 lines.append(line)
@@ -88,10 +99,10 @@ def _fences(text: str) -> list[str]:
 
 
 def _commands(text: str) -> list[str]:
-    """Shell lines of a document: those of its code blocks, and `atoll …` or `./scripts/…` between backticks."""
+    """Shell lines of a document: those of its code blocks, and `atoll …` or `scripts/…` between backticks."""
     inline = [
         re.sub(r"\s+", " ", code)
-        for code in re.findall(r"(?<!`)`((?:atoll|\./scripts/)[^`]*)`(?!`)", text)
+        for code in re.findall(r"(?<!`)`((?:atoll|(?:\./)?scripts/)[^`]*)`(?!`)", text)
     ]
     return _fences(text) + inline
 
@@ -143,7 +154,7 @@ def _check_atoll(words: list[str]) -> str | None:
 def _check_script(words: list[str]) -> str | None:
     name = words[0].removeprefix("./scripts/").removeprefix("scripts/")
     path = ROOT / "scripts" / name
-    if not path.is_file():
+    if not path.exists():
         return f"no scripts/{name}"
     if name == "demo":
         return _check_atoll(["demo", *words[1:]])
@@ -151,7 +162,8 @@ def _check_script(words: list[str]) -> str | None:
         flags = [
             word.split("=")[0] for word in words[1:] if re.fullmatch(r"--[a-z][a-z-]*(=.*)?", word)
         ]
-        missing = [flag for flag in flags if flag not in path.read_text(encoding="utf-8")]
+        text = path.read_text(encoding="utf-8")
+        missing = [flag for flag in flags if flag not in text and flag != "--help"]
         return f"scripts/{name} has no {', '.join(missing)}" if missing else None
     return None
 
@@ -186,6 +198,67 @@ def test_files_named_in_documents_exist(document: Path) -> None:
     missing = [name for name in named if not (ROOT / name).exists()]
     missing += [link for link in links if not (document.parent / link).exists()]
     assert sorted(missing) == []
+
+
+def _anchors(text: str) -> set[str]:
+    """The fragments by which GitHub links to the headings of a page."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#{1,6} (.+)$", _without_code(text), flags=re.MULTILINE):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+        slug = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+        number = 1
+        while slug in found and f"{slug}-{number}" in found:
+            number += 1
+        found.add(slug if slug not in found else f"{slug}-{number}")
+    return found
+
+
+def _without_code(text: str) -> str:
+    return re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_to_headings_that_there_are(document: Path) -> None:
+    missing = []
+    for target, anchor in re.findall(
+        r"\]\(([^)#:\s]*)#([^)\s]+)\)", _without_code(document.read_text(encoding="utf-8"))
+    ):
+        page = (document.parent / target) if target else document
+        if not page.is_file() or anchor not in _anchors(page.read_text(encoding="utf-8")):
+            missing.append(f"{target}#{anchor}")
+    assert missing == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_code_blocks_in_documents_parse(document: Path) -> None:
+    for language, block in re.findall(
+        r"^```(\w+)\n(.*?)^```", document.read_text(encoding="utf-8"), flags=re.DOTALL | re.M
+    ):
+        if language == "python":
+            compile(block, document.name, "exec")
+        elif language == "toml":
+            tomllib.loads(block)
+        elif language == "json":
+            json.loads(block)
+        else:
+            assert language in ("sh", "console", "mermaid", "text"), language
+
+
+def _words(text: str) -> int:
+    return sum(1 for token in text.split() if re.search(r"\w", token))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_pages_are_short_and_have_headings(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("# ")
+    if page.name in TOO_LONG:
+        assert _words(text) > MOST_WORDS, "short now: take it out of TOO_LONG"
+        return
+    assert _words(text) <= MOST_WORDS
+    prose = re.sub(r"^\|.*$", "", text, flags=re.MULTILINE)
+    sections = re.split(r"^#{1,6} .*$", prose, flags=re.MULTILINE)
+    assert max(_words(section) for section in sections) <= MOST_WITHOUT_HEADING
 
 
 def test_tests_named_in_documents_exist() -> None:
@@ -254,12 +327,3 @@ def test_every_script_says_what_it_does() -> None:
     for name in ("demo", "test"):
         assert (ROOT / "scripts" / name).stat().st_mode & 0o100
         assert (ROOT / "scripts" / name).read_text().splitlines()[1].startswith("# ")
-
-
-def test_the_ten_lines_of_the_readme_compile() -> None:
-    blocks = re.findall(
-        r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL
-    )
-    assert blocks
-    for block in blocks:
-        compile(block, "README.md", "exec")
