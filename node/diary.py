@@ -27,23 +27,32 @@ LEAST_LEFT = 64 << 10
 """A file with less room than this is full."""
 UNKEPT = frozenset({"state.progress"})
 """Kinds that are worth nothing a second later."""
+OF_PEERS = frozenset({"peer.misbehaved", "sum.disputed", "work.judged"})
+"""Kinds that other peers can cause at will, under any number of keys: they never push the rest out of the files."""
+OF_PEERS_BYTES, OF_PEERS_SHARE = 256 << 10, 8
+"""So many bytes of them are kept at once; after that one for every so many bytes of the rest."""
 
 
 class Diary:
-    """The writer: one for each run of a node. What a full disk does not take is dropped, and the next event that fits says how many
-    were, as ``missed``."""
+    """The writer: one for each run of a node. What a full disk does not take is dropped, and so are events of `OF_PEERS` beyond their share;
+    the next event that is written says how many were, as ``missed``."""
 
     def __init__(self, folder: Path, run_id: str, name: Callable[[], str]) -> None:
         """Opens nothing yet. ``name``: of the run, once it is known."""
         self._folder, self._run_id, self._name = folder, run_id, name
         self._file: BinaryIO | None = None
         self._bytes = self._missed = 0
+        self._of_peers = OF_PEERS_BYTES  # bytes that their events may take now
 
     def write(self, event: Mapping[str, Any]) -> None:
         """Append an event. Never raises for what the disk does."""
         if event.get("event") in UNKEPT:
             return
         line = _line({**event, **({"missed": self._missed} if self._missed else {})})
+        of_peers = event.get("event") in OF_PEERS
+        if of_peers and len(line) > self._of_peers:
+            self._missed += 1
+            return
         try:
             if self._file is None or self._bytes > MAX_BYTES - LEAST_LEFT:
                 self._begin()
@@ -56,6 +65,8 @@ class Diary:
         else:
             self._bytes += len(line)
             self._missed = 0
+            earned = -len(line) if of_peers else len(line) // OF_PEERS_SHARE
+            self._of_peers = min(OF_PEERS_BYTES, self._of_peers + earned)
 
     def close(self) -> None:
         """Idempotent; a later `write` opens it again."""

@@ -10,6 +10,8 @@ round_s, slower  the median round, training included, and how many times that wi
 lost             rounds that did not count all
 rss, disk        the most bytes that the victim took beyond what it had before
 cpu              of a core that the victim took
+quiet            how many rounds there were without misbehaviour before, and how many of them did not count all
+load             of the machine over the last minute, at the end
 back_s           seconds after the end until memory and disk were within 32 MiB of what they had been before anything; null: not within 30 s
 """
 
@@ -18,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -41,6 +44,16 @@ def play(member: bool, kinds: list[str], seconds: float) -> list[dict[str, Any]]
         hostile_swarm(Path(folder), member=member) as swarm,
     ):
         quiet = swarm.quiet(min(30.0, max(5.0, seconds)))
+        progress(
+            json.dumps(
+                {
+                    "quiet": round(quiet.round_s, 3),
+                    "rounds": len(quiet.rounds),
+                    "lost": quiet.lost,
+                    "load": os.getloadavg()[0],
+                }
+            )
+        )
         memory, room = swarm.took()
         for kind in kinds:
             cost = swarm.suffer(kind, seconds)
@@ -59,6 +72,8 @@ def play(member: bool, kinds: list[str], seconds: float) -> list[dict[str, Any]]
                     "disk": cost.disk,
                     "cpu": round(cost.cpu, 3),
                     "back_s": None if math.isinf(back) else round(back, 1),
+                    "quiet": [len(quiet.rounds), quiet.lost],
+                    "load": round(os.getloadavg()[0], 1),
                 }
             )
             progress(json.dumps(rows[-1]))

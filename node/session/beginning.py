@@ -14,6 +14,7 @@ from ...collectives.errors import LocalProtocolError, ModelMismatchError
 from ...collectives.group import Certified, Entry, Member, Vote
 from ...collectives.layout import Layout, differences
 from ...collectives.round import Log, genesis_payload
+from ...collectives.round.log import RECENT
 from . import events as ev
 from .ports import Replica, Storage
 
@@ -91,6 +92,10 @@ def restore(session: Session, now: float) -> None:
     journal, layout = storage.journal(), storage.layout()
     if not journal.entries:
         return None
+    newest = journal.entries.since(max(0, len(journal.entries) - RECENT))
+    admitted = tuple(each for certified in newest for each in certified.entry.admitted)
+    if admitted:  # a power cut may have taken what was written of them beside the journal
+        session.ports.emit(ev.LetIn(admitted))
     replica = storage.replica(layout, restore=True) if layout is not None else None
     if replica is None or not 0 <= replica.generation < len(
         journal.entries

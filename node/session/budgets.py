@@ -3,7 +3,7 @@
 A message is counted twice. Before it is decoded it takes one message and its bytes from its sender's buckets; decoded, it takes one of its type.
 What a bucket does not hold is refused and counted, and the reader of the peer's stream pauses until the bucket has been refilled: TCP
 then slows the sender down, and what it sends costs this node no more than its budget. (A member's stream pauses only where it sends too
-much of everything.) Nothing is lost by that but time, since every loss is repaired by asking again.
+much of everything, or goes on with what is refused.) Nothing is lost by that but time, since every loss is repaired by asking again.
 
 Who breaks rules (`net.faults`) is not listened to for a minute. What such a peer says now is dropped, and what a peer says whose stream
 pauses comes late: rounds do not wait for either (`Accountant.deaf_to`), and it is as alive as any.
@@ -64,6 +64,8 @@ REQUESTS: dict[str, Rate] = {
 }
 ROUND = Rate(1024, 4096)
 """Of each other type of the round's messages: some of a round, and of a fast run hundreds of rounds a second."""
+REFUSED = Rate(128, 2048)
+"""Of a member's messages that are refused, of all kinds: to read and drop them costs processor time, too."""
 OPERATION = Rate(256, 1024)
 """All messages about free-standing operations."""
 A_CALL = 32.0
@@ -205,10 +207,16 @@ class Accountant:
         if wait:
             account.refused[kind] += 1
             if self._member and kind not in ("messages", "bytes"):
-                return False  # what else a member says on this stream, rounds wait for
+                refused = account.buckets.get("refused")
+                if refused is None:
+                    refused = account.buckets["refused"] = _Bucket(REFUSED, now)
+                wait = refused.take(REFUSED, now, 1.0)
+                if not wait:
+                    return False  # what else a member says on this stream, rounds wait for
             account.behind_until = now + BEHIND_S
             self._pause = min(MAX_PAUSE_S, max(self._pause, wait))
-        return not wait
+            return False
+        return True
 
     def _account(self, now: float, peer: PeerId) -> _Account:
         account = self._accounts.get(peer)

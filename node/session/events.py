@@ -169,7 +169,8 @@ class SumDisputed:
 
 @dataclass(frozen=True, slots=True)
 class LetIn:
-    """A decided entry has let these in, by certificates that every acceptor has checked."""
+    """Decided entries have let these in, by certificates that every acceptor has checked: one that is decided now; at the start those of the journal
+    that are in memory."""
 
     admitted: tuple[Admitted, ...]
 

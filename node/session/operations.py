@@ -212,8 +212,11 @@ class Operations:
         if operation is None:
             return
         operation.speaker = peer
-        if calls or operation.gives(peer) or isinstance(body, m.PlanMessage):
-            operation.heard_at = now  # what those say who gave nothing keeps nothing alive
+        inside, tells = peer in operation.peers, calls or isinstance(body, m.PlanMessage)
+        if inside and (tells or operation.gives(peer)):
+            operation.heard_at = (
+                now  # what others say, or those who gave nothing, keeps nothing alive
+            )
         proposal = (
             body
             if isinstance(body, m.Accept)
@@ -223,12 +226,12 @@ class Operations:
         )
         if isinstance(body, m.Join) or (proposal is not None and not proposal.entry.contributors):
             return  # nobody is let into an operation, and it decides a result
-        if isinstance(body, m.PlanMessage) or calls:
+        if inside and tells:
             operation.touched_at = now
-            if calls and peer in operation.peers:
+            if calls:
                 operation.callers.add(peer)
                 operation.others.pop(peer, None)
-        elif isinstance(body, m.Accepted) and peer in operation.peers:
+        elif inside and isinstance(body, m.Accepted):
             operation.holders.add(peer)
             if operation.done:
                 self.trim()
@@ -253,11 +256,14 @@ class Operations:
         if key in self.spent:
             return None
         for config in self._configs():
-            if (
-                main.me in config
-                and spec.log_name(key, config, spec.acceptors(key, config, main.me)) == log
-            ):
-                if by is not None and not self.session.budgets.request(now, by, MADE):
+            if main.me not in config:
+                continue
+            acceptors = spec.acceptors(key, config, main.me)
+            if spec.log_name(key, config, acceptors) == log:
+                if by is not None and (
+                    all(member.peer != by for member in acceptors)  # it has no say in this one
+                    or not self.session.budgets.request(now, by, MADE)
+                ):
                     return None
                 return self._make(now, spec, key, config, by=by)
         return None

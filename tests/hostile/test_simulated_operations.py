@@ -21,7 +21,7 @@ from atoll.collectives.swarm import Call, LimitSettings
 from atoll.node.session import events as ev
 from atoll.node.session.actions import ROUND_PREFIX
 from atoll.node.session.budgets import REQUESTS
-from atoll.node.session.operations import ACCOUNTS, UNCALLED_S
+from atoll.node.session.operations import ACCOUNTS, LIFETIME_S, UNCALLED_S
 from atoll.node.storage.votes import VoteFiles
 
 A, B, ME = PeerId("a"), PeerId("b"), PeerId("me")
@@ -168,6 +168,36 @@ def test_invented_operations_are_few_at_once_and_soon_forgotten() -> None:
     assert victim.node is not None
     assert not victim.node.plane._plans
     assert not victim.session.transfer.fetching
+    table.end()
+
+
+def test_who_is_no_member_makes_no_operation_known_and_keeps_none_alive() -> None:
+    table = settled()
+    victim, liar, observer = table.peers[0], table.peers[1].name, PeerId("observer")
+    call, plan = (
+        Call("done", codec="fp32"),
+        invented("run", victim.machine.config, liar, "known", numel=100),
+    )
+    for peer in table.peers:
+        cid = f"done/{peer.name}".encode().ljust(16, b".")
+        peer.do(
+            lambda session, now, cid=cid: session.operations.start(now, call, 4, torch.ones(4), cid)
+        )
+        peer.do(lambda session, now: session.settle(now))
+    table.until(lambda: any(isinstance(event, ev.OperationDone) for event in victim.heard))
+    operations = victim.session.operations
+    (done,) = operations.by_key.values()
+    unheard = invented("run", victim.machine.config, liar, "unheard", numel=100)
+    say(victim, observer, unheard.log, m.PlanMessage(unheard))
+    assert set(operations.by_key) == {done.key}
+    say(victim, liar, plan.log, m.PlanMessage(plan))
+    assert len(operations.by_key) == 2
+    for _ in range(int(LIFETIME_S / 10.0) + 3):
+        for log, base in ((done.log, done.machine.base), (plan.log, plan.base)):
+            say(victim, observer, log, m.Ready(base, b"c" * 16, 1, False))
+        say(victim, observer, plan.log, m.PlanMessage(plan))
+        table.wait(10.0)
+    assert not operations.by_key
     table.end()
 
 

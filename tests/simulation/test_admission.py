@@ -270,6 +270,31 @@ def test_every_member_hears_by_which_certificate_another_has_come() -> None:
         assert (let_in[-1].peer, let_in[-1].certificate) == ("p2", shown["p2"])
 
 
+def test_who_fetches_a_state_hears_by_which_certificates_the_members_have_come() -> None:
+    table = Table(4)
+    shown = {who: toy(who, b"general") for who in ("p1", "p2", "p3")}
+    guarded(table, **shown)
+    first, second = table.found(), table.peers[1].start().attach()
+    table.until(lambda: second.inside)
+    table.peers[2].start().attach()
+    table.until(lambda: len(first.session.config_peers()) == 3)
+    for number in range(1, 4):
+        round_of(table, number, first, second)
+    late = table.peers[3].start().attach()
+    for _ in range(2):  # and again when it is started again
+        table.until(lambda: late.inside)
+        let_in = {
+            each.peer: each.certificate
+            for event in late.heard
+            if isinstance(event, ev.LetIn)
+            for each in event.admitted
+        }
+        assert {who: let_in.get(PeerId(who)) for who in shown} == shown
+        late.kill()
+        late.heard.clear()
+        late.start().attach()
+
+
 def _added(known: DoorsOf, who: str, doors: Doors) -> DoorsOf:
     return lambda peer: doors if peer == who else known(peer)
 

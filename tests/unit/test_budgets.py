@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from atoll.collectives.identifiers import PeerId
 from atoll.node.session.budgets import (
+    BEHIND_S,
     BYTES,
     JOBS_AT_ONCE,
     MAX_PAUSE_S,
@@ -11,6 +12,7 @@ from atoll.node.session.budgets import (
     MEMBER_MESSAGES,
     MESSAGES,
     OPERATION,
+    REFUSED,
     REQUESTS,
     SPANS_BYTES,
     Accountant,
@@ -88,6 +90,18 @@ def test_a_members_stream_goes_on_where_it_asks_too_much_of_one_kind() -> None:
         while budgets.request(0.0, peer, "get"):
             pass
         assert (budgets.pause_s() > 0) == pauses
+
+
+def test_the_stream_of_a_member_that_goes_on_with_what_is_refused_pauses() -> None:
+    """And rounds do not wait for it."""
+    budgets, now, heard = Accountant(), 0.0, 0
+    for _ in range(60_000):  # ten seconds of 6,000 a second, if nothing slowed it down
+        heard += budgets.message(now, A, 100, member=True)
+        budgets.operation(now, A)
+        now += 1 / 6000 + budgets.pause_s()
+    assert heard / now <= OPERATION.per_s + 3 * REFUSED.per_s
+    assert budgets.deaf_to(now, A)
+    assert not budgets.deaf_to(now + BEHIND_S, A)
 
 
 def test_a_message_of_many_spans_is_as_several() -> None:

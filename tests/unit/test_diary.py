@@ -50,6 +50,28 @@ def test_files_are_rotated_and_the_oldest_goes(
     assert len(kept) > 50
 
 
+def test_what_peers_do_under_many_keys_pushes_nothing_else_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of 2 MB in all; 4 MB of breaches among 100 rounds, and rounds afterwards."""
+    monkeypatch.setattr(diary, "MAX_BYTES", 500_000)
+    diary_, round_, number = Diary(tmp_path, "run", lambda: "tiny"), "round.committed", 0
+    for number in range(100):
+        diary_.write({"at": float(number), "event": round_, "number": number, "more": "x" * 400})
+        for key in range(200):
+            told = {"peer": f"{PEERS[0]}{number}/{key}", "reason": "r" * 100}
+            diary_.write({"at": float(number), "event": "peer.misbehaved", **told})
+    diary_.close()
+    found = list(events(tmp_path))
+    assert [event["number"] for event in found if event["event"] == round_] == list(range(100))
+    size = sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert size <= diary.OF_PEERS_BYTES + 100 * 600 * (1 + 1 / diary.OF_PEERS_SHARE) + 1000
+    breaches = [event for event in found if event["event"] == "peer.misbehaved"]
+    assert breaches[-1]["at"] == 99.0, "those of now are told, too"
+    assert sum(event.get("missed", 0) for event in found) + len(breaches) <= 20_000
+    assert sum(event.get("missed", 0) for event in found) + len(breaches) >= 20_000 - 200
+
+
 def test_a_follower_sees_what_comes_over_a_rotation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
