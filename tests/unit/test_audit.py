@@ -309,6 +309,27 @@ def test_two_histories_name_who_signed_both(
     )
 
 
+@pytest.mark.parametrize("signs", ["two beginnings", "two words"])
+def test_an_organiser_that_signs_two_entries_of_one_number_is_named(
+    atoll_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], signs: str
+) -> None:
+    """Its word is a whole certificate: of two, each is proven, and both together prove that it lied."""
+    mine, theirs = honest(), honest()
+    if signs == "two beginnings":
+        mine, theirs = Chain(), Chain()
+        mine.found([ORGANISER])
+        theirs.found([ORGANISER, SECOND])
+    else:
+        mine.recertify(mine.entry([ORGANISER, THIRD], []), [SECOND])
+        theirs.recertify(theirs.entry([ORGANISER, SECOND], []), [THIRD])
+    mine.store(atoll_home)
+    there = theirs.archive(tmp_path / "theirs")
+    assert run(["audit", "tide", "--with", str(there), "--json"]) == 77
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["code"] == "E203"
+    assert f"{ORGANISER.peer[-8:]} signed both" in error["message"]
+
+
 def test_a_ban_with_a_proof_is_checked_and_one_that_proves_nothing_is_told(
     atoll_home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

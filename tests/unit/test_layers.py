@@ -41,6 +41,10 @@ FORBIDDEN = [
         r"\bpick" + r"le\b\.|import pick" + r"le|torch\.lo" + r"ad\(|torch\.sa" + r"ve\(",
         "a format that runs code when read",
     ),
+    (
+        r"(?<![\w.])(?:ev" + r"al|ex" + r"ec)\(|import (?:mars" + r"hal|shel" + r"ve|di" + r"ll)\b",
+        "text or bytes that are run",
+    ),
     (r"(?<![\w.])/(?:wo" + r"rk|ro" + r"ot)/", "a path of somebody's machine"),
     (r"py" + r"pi\.org|python" + r"hosted|download\.pytor" + r"ch", "a registry host"),
 ]
@@ -126,6 +130,7 @@ def test_nothing_unfinished_or_foreign(pattern: str, why: str) -> None:
     for path in _texts():
         if path.suffix == ".md" and why in (
             "a format that runs code when read",
+            "text or bytes that are run",
             "an unfinished place",
         ):
             continue  # documents may say that these do not exist
