@@ -27,6 +27,7 @@ LATE_S = 2.0  # the last deaths are so long after the network is mended
 SILENT_S = 2.0  # whoever waits says why so long after it should
 HEIRS = 0.3  # share of those who die whose machine comes back with an empty home
 AWAY_S = (0.0, 0.5, 2.0)  # so long after
+FOUND_S = 5.0
 STILL_S = 15.0  # after the last death: whoever is no quorum by now will never be one
 
 
@@ -70,7 +71,11 @@ class Deaths:
         self.swarm.count("death for good")
         self.swarm.members[peer].buried = True
         self.swarm.crash(peer)
-        for member in self.swarm.members.values():  # discovery goes on, and names who lives
+        self._discover()
+
+    def _discover(self) -> None:
+        """Discovery goes on, and names who lives."""
+        for member in self.swarm.members.values():
             process = member.process
             if process is not None and process.runs(lambda: None):
                 with process.alive():
@@ -79,6 +84,7 @@ class Deaths:
     def _begin(self, peer: PeerId) -> None:
         self.swarm.count("home deleted")
         self.swarm.boot(self.swarm.members[peer])
+        self.swarm.world.after(FOUND_S, self._discover)  # at its start it may hear of the dead only
 
     def living(self, without: PeerId) -> list[PeerId]:
         """Whoever else is not dead for good."""
