@@ -335,7 +335,7 @@ folder of runs), atoll up, join again.""",
         """`atoll recertify` goes on without members that are lost for ever, where those left are too few to decide. It was refused, and
 nothing was done, because one of these holds: this node is not the organiser's, or has not got the run's state; a member that
 you named is alive, or was never a member; those left are enough to decide anyway, and evict the silent by themselves; or the
-manifest has `[quorum] lying`, where one member's word, the organiser's too, decides nothing: docs/operating.md says what is left
+manifest has `[quorum] lying`, where one member's word, the organiser's too, decides nothing: docs/operating/hostile.md says what is left
 to do there.
 
 A node whose machine lost power goes on with the state on its disk. Where that is damaged, it needs another node that has it, or a

@@ -54,7 +54,7 @@ codec = "int8"                     # fp32 | fp16 | bf16 | int8 | int8_fp16 | int
 # plan = "two-level"               # sums within a site (atoll up --site LABEL) before they cross to others; butterfly | ring | two-level
 # check = true                     # ... and another member of the site adds up what its head does; default: in federated runs
 
-# [robust]                         # members may be hostile, as far as their contributions go: docs/operating.md
+# [robust]                         # members may be hostile, as far as their contributions go: docs/operating/hostile.md
 # rule = "trimmed_mean"            # mean (of trusted members) | median | trimmed_mean | meamed | krum | multi_krum | mda | geometric_median |
 #                                  # centred_clip | caf | flag
 # f = 1                            # of the contributions of a round, which needs 2 f + 1 contributors (krum, multi_krum: 2 f + 3)
@@ -62,13 +62,13 @@ codec = "int8"                     # fp32 | fp16 | bf16 | int8 | int8_fp16 | int
 # momentum = 0.9                   # members contribute running means, so that honest ones differ less
 
 # [btard]                          # training that anybody can do again from public seeds: who gives another result is found, proven and removed;
-# validators = 1                   # needs [join] policy = "allow" with all peers, and a script with SeededTraining: docs/operating.md
+# validators = 1                   # needs [join] policy = "allow" with all peers, and a script with SeededTraining: docs/operating/hostile.md
 
 # [quorum]
 # lying = 1                        # though so many members do anything at all, the log stays one: takes 3 lying + 1 members
 # bans = "organiser"               # with lying, "quorum": a ban by the organiser evicts no member by itself; 2 lying + 1 members that ban it do
 
-# mode = "federated"               # at the top of the file: data stay at home, see docs/operating.md; [train.outer] is then [federated]
+# mode = "federated"               # at the top of the file: data stay at home, see docs/operating/private.md; [train.outer] is then [federated]
 # [federated]
 # method = "fedavg"                # fedavg | fedavgm | fedadam | fedyogi | fedadagrad; sites of unlike speed: fedasync | fedbuff | fedfix | fedcompass
 # [secure]                         # nobody sees more than the sum of at least so many contributions; not with [robust]

@@ -61,7 +61,7 @@ def _options(recipe: Manifest, given: dict[str, Any]) -> Options:
             f"{attack} is an attack on the messages of BTARD, and {recipe.name} has no [btard]",
             key="attack",
             why="What its members contribute is neither committed to beforehand nor computed again, so there is nothing to break but the contribution.",
-            hint="An attack on contributions, such as --attack sign_flip; or [btard] in the manifest (docs/operating.md)",
+            hint="An attack on contributions, such as --attack sign_flip; or [btard] in the manifest (docs/operating/hostile.md)",
         )
     if attack not in possible:
         why = (

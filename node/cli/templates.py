@@ -6,7 +6,7 @@ FEDERATED_HOSPITAL = """\
 # Several hospitals train one model; patients' data stay where they are.   atoll new run.toml
 # Who can see what of whom, in plain words:   atoll validate run.toml --explain
 # A site takes part with:   atoll join INVITE --script train.py --data site.py:make   (docs/federated.md: "A site's data")
-# Who takes part is in no DHT with:   atoll up --no-dht   and a firewall that lets out web ports only is no hindrance (docs/operating.md)
+# Who takes part is in no DHT with:   atoll up --no-dht   and a firewall that lets out web ports only is no hindrance (docs/operating/networks.md)
 schema = 1
 name = "hospitals"
 description = "say here what is trained, on what, and who answers for it"

@@ -1,4 +1,4 @@
-"""What docs/federated.md and docs/operating.md show can be typed: their Python runs on tiny data, their tables are a manifest's."""
+"""What docs/federated.md and docs/operating/ show can be typed: their Python runs on tiny data, their tables are a manifest's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from atoll.node.manifest import parse_manifest
 from atoll.optim import SoloSwarm, attach
 
 FEDERATED = (ROOT / "docs" / "federated.md").read_text(encoding="utf-8")
-OPERATING = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
+OPERATING = "".join(
+    page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs" / "operating").glob("*.md"))
+)
 TABLES = {"federated", "secure", "privacy", "robust"}
 
 
