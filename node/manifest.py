@@ -17,7 +17,7 @@ import msgspec
 from ..collectives.codecs.names import CODECS
 from ..collectives.errors import BadSignatureError, ConfigError, StorageError, VersionMismatchError
 from ..collectives.foreign import LINES, PLAIN, WORDS, quoted
-from ..collectives.group import MAX_PEER_ID, TopologyKind, least_members
+from ..collectives.group import MAX_MEMBERS, MAX_PEER_ID, TopologyKind, least_members
 from ..collectives.identifiers import PeerId, RunId
 from ..collectives.layout import MAX_FRAGMENTS
 from ..collectives.swarm import OuterSettings, RunSettings
@@ -171,6 +171,9 @@ class TrainTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     share: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
     max_steps: Annotated[int, msgspec.Meta(ge=2, le=1_000_000)] | None = (
         None  # the longest round; None: by the size of the model
+    )
+    start_with: Annotated[int, msgspec.Meta(ge=1, le=MAX_MEMBERS)] | None = (
+        None  # members that the first round waits for; None: whoever is there begins
     )
 
 

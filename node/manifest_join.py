@@ -82,6 +82,12 @@ def check_join(manifest: Manifest, name: str) -> None:
             "Each fragment has members of its own.",
             "fragments = 1",
         ),
+        (
+            (manifest.train.start_with or 1) > 1,
+            "$.train.start_with",
+            "A newcomer on probation becomes a member by rounds, and the first round would wait for members.",
+            "Leave one of the two out.",
+        ),
         (manifest.secure is not None, "$.secure", apart, "Leave one of the two out."),
     ):
         if wrong:

@@ -82,6 +82,7 @@ class ReferenceRun:
         self.waiting: dict[bytes, ReferenceSession] = {}
         self.hold = False
         self.spent: Spent | None = None
+        self.begun = True  # else its script is kept from training
         if home is not None and (home / "log.json").exists():
             import torch  # not before it is needed: a node that only starts and ends should do so quickly
 
@@ -175,6 +176,10 @@ class ReferenceSession:
 
     def lag(self, entry: int, fragment: int = 0) -> float:
         return 0.0
+
+    def starts(self, now: bool) -> tuple[int, int]:
+        self.run.begun = self.run.begun or now
+        return (0, 0) if self.run.begun else (1, 2)
 
     async def found(self) -> None:
         if not self.founding:
@@ -337,6 +342,11 @@ class ReferenceService:
         if run not in ("", RUN, "reference"):
             raise ConfigError(f"no run {run!r}", key="run")
         return self._info()
+
+    async def begin(self, run: str) -> dict[str, Any]:
+        await self.find_run(run)
+        before, self.run.begun = self.run.begun, True
+        return {"run_id": RUN, "begun": not before, "missing": 1}
 
     async def leave(self, run: str, now: bool) -> None:
         await self.find_run(run)

@@ -17,6 +17,7 @@
     reaching           netcheck, ping, relay
     doctor             doctor
     recertify          recertify
+    beginning          begin
     bans               ban, unban, bans, trust
     audit              audit
     splitting          split
@@ -67,6 +68,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Try federated methods on many clients with uneven data, in virtual time.",
     ),
     "join": ("join", "Join a run by invite and train, with a live view."),
+    "begin": ("beginning", "Let a run begin with the members that are there."),
     "leave": ("daemon", "Leave a run; the node finishes its round first."),
     "ls": ("daemon", "List the runs of this node."),
     "status": ("daemon", "Show the node and its runs on one screen."),

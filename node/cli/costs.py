@@ -40,6 +40,7 @@ def describe(manifest: Manifest) -> dict[str, Any]:
         "sync_every": settings.sync_every,
         "round_s": settings.round_s,
         "rounds": settings.rounds,
+        "start_with": manifest.train.start_with,
         "mode": manifest.mode,
         "federated": msgspec.to_builtins(manifest.federated) if federated else None,
         "codec": "masked" if settings.secure else "fp32" if settings.btard else settings.codec,
@@ -178,7 +179,8 @@ def describe_lines(manifest: Manifest) -> list[str]:
         f"model    {d['model']}, {size}",
         f"data     {_data_text(d)}",
         f"rounds   {rounds_text(manifest, every)}, {_steps_text(manifest)}"
-        + (f", {d['rounds']} in all" if d["rounds"] else ", without end"),
+        + (f", {d['rounds']} in all" if d["rounds"] else ", without end")
+        + (f"; the first waits for {d['start_with']} members" if d["start_with"] else ""),
     ]
     if d["rule"] != "mean":
         lines.append(f"rule     {rule_text(d['rule'])}")

@@ -140,6 +140,12 @@ _WORDS: Mapping[str, Callable[[Event], str]] = {
         + f"; it ends when {escaped(e['ends'])}"
     ),
     "run.goes_on": lambda e: "it goes on",
+    "run.starting": lambda e: (
+        f"the script waits with its first step: {int(e['there'])} of {int(e['wanted'])} members are there"
+    ),
+    "run.begun": lambda e: (
+        f"training begins; {int(e['there'])} of {int(e['wanted'])} members are there"
+    ),
     "run.failed": lambda e: f"failed: {_coded(e)}",
     "run.trouble": lambda e: f"trouble: {_coded(e)}",
     "storage.trouble": lambda e: f"trouble: {_coded(e)}",

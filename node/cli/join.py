@@ -15,6 +15,7 @@ import click
 
 from ...collectives.errors import AtollError, ConfigError
 from ..client.speaking import QUIET_VARIABLE
+from ..client.starting import BEGIN_VARIABLE, enter_pressed
 from ..interpreter import PYTHON
 from ..own_data import factory_in, is_factory
 from .consent import INVITE_VARIABLE, agree, describe_run, preview, target_of
@@ -77,6 +78,11 @@ class _JoinCommand(click.Command):
 )
 @click.option("--max-down", metavar="RATE", type=GIVEN, help="Limit of what it receives.")
 @click.option(
+    "--begin",
+    is_flag=True,
+    help="Train at once, though the run waits for more members ([train] start_with).",
+)
+@click.option(
     "--fresh-key",
     is_flag=True,
     help="Take part under a key of this run's own, which nothing ties to this machine's other runs.",
@@ -98,6 +104,7 @@ def join_command(
     threads: int | None,
     max_up: str | None,
     max_down: str | None,
+    begin: bool,
     fresh_key: bool,
     dry_run: bool,
 ) -> int:
@@ -141,6 +148,8 @@ def join_command(
         if script is None:
             command = _recipe({"--data": data, "--steps": steps, "--threads": threads})
         environment = _environment(terminal, info, data, mine=mine)
+        if begin:
+            environment[BEGIN_VARIABLE] = "1"
         return _train(terminal, client, info, command, environment)
 
 
@@ -281,6 +290,8 @@ def _train(
             if watched is None:
                 continue
             try:
+                if view.starting and terminal.interactive and enter_pressed():
+                    watched.begin(info.run_id)
                 runs = watched.status().get("runs") or ()
             except AtollError as error:
                 if under_way:

@@ -112,6 +112,7 @@ class TrainingView:
         self._lock = threading.RLock()
         self._closed = False
         self._waits = ""  # what was last said of sites that are missing
+        self.starting = False  # the script waits for the members that the run is to begin with
         self._started_s = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -152,6 +153,9 @@ class TrainingView:
         """The run's entry of a status document."""
         with self._lock:
             self._progress.take_status(run)
+            self.starting = bool(run.get("starting"))
+            if self.starting and self._terminal.interactive:
+                self._progress.state += ", or press Enter"
             if (waits := too_few(run)) != self._waits:
                 self._waits = waits
                 if waits and self._live is None:

@@ -35,6 +35,7 @@ source = "builtin:stdlib-text"     # or "local": every member's own text, given 
 method = "diloco"                  # or "local_sgd"
 sync_every = 20                    # inner steps a round; or round_s = 60.0
 # rounds = 500                     # where the run ends; without, it goes on until everybody has left
+# start_with = 2                   # the first round waits for so many members; Enter, or atoll begin RUN, begins without
 
 [train.inner]
 optimizer = "adamw"

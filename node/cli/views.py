@@ -8,6 +8,7 @@ from typing import Any
 
 from ...collectives.foreign import escaped, quoted
 from ...security.rule_names import RUNNING, parse_reducer
+from ..client.starting import waits_text
 from ..quorum import no_quorum, quorum_of
 from .alone import entry_name, entry_text
 from .output import Terminal, bytes_text, short_peer, span_text
@@ -248,6 +249,9 @@ def run_state(run: Document) -> str:
         return f"{stage}{share}" if stage else phase
     if run.get("finished"):
         return f"finished: all {run.get('rounds')} rounds are committed"
+    if isinstance(starting := run.get("starting"), Mapping):
+        state = waits_text(int(starting.get("there", 0)), int(starting.get("wanted", 0)))
+        return f"{state}; begin without: atoll begin {str(run.get('run_id', ''))[:8]}"
     if not run.get("script"):
         state = "seeding; no script is training here"
     else:

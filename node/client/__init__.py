@@ -12,6 +12,7 @@
 * beginning    what a run begins with that starts from a model
 * swarm        RunSwarm, the Swarm of a run; survives its node
 * reattach     how it gets a node again
+* starting     waiting for the members that a run is to begin with
 * speaking     lines about a run for a plain script
 * joining      `join()`
 * commands     NodeClient: what `atoll status` and its like ask

@@ -80,6 +80,12 @@ class NodeClient:
             lambda id_: p.Recertify(id_, run, tuple(without)), p.Document, timeout_s=ANSWER_S
         ).value
 
+    def begin(self, run: str = "") -> dict[str, Any]:
+        """Let a run begin with the members that are there: see `NodeService.begin`."""
+        return self._link.ask(
+            lambda id_: p.BeginRun(id_, run), p.Document, timeout_s=ANSWER_S
+        ).value
+
     def read_bans(self, run: str) -> dict[str, Any]:
         """The lists of who is banned from a run have changed on disk: who is now, and why."""
         return self._link.ask(

@@ -14,6 +14,7 @@ from ..process_title import hide_invites
 from .find import Dial
 from .reattach import Entry
 from .speaking import end_in_words, speak
+from .starting import BEGIN_VARIABLE
 from .swarm import RunSwarm
 
 PROGRESS_S = 2.0  # seconds between two lines about the same stage
@@ -26,6 +27,7 @@ def join(
     private: bool | None = None,
     name: str | None = None,
     quiet: bool | None = None,
+    begin: bool | None = None,
     progress: Callable[[str, int, int], None] | None = None,
     command: Sequence[str] = (),
 ) -> RunSwarm:
@@ -40,6 +42,8 @@ def join(
         name: what other members see.
         quiet: whether only warnings are said of the run, and not a line for each round and each peer that comes or goes; None: as
             ``ATOLL_QUIET`` says. A script with logging of its own finds both under the logger ``atoll``, whatever this says.
+        begin: whether to train at once, though fewer members are there than the run is to begin with (``[train] start_with``); None: as
+            ``ATOLL_BEGIN`` says, by default not.
         progress: told (stage, done, total) while the state is fetched; default: lines to stderr.
         command: replaces ``python -m atoll.node`` as the private node's command.
 
@@ -68,7 +72,9 @@ def join(
     except BaseException:
         dial.close()
         raise
-    return RunSwarm(entry, link, info, told)
+    if begin is None:
+        begin = os.environ.get(BEGIN_VARIABLE, "") not in ("", "0")
+    return RunSwarm(entry, link, info, told, begin=begin)
 
 
 class Lines:

@@ -50,6 +50,7 @@ from .reattach import Entry, Reattach, open_session
 from .seeded import SeededWork, Work
 from .shared import Buffers, SharedFloats
 from .shelf import FileShelf
+from .starting import await_start
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -87,8 +88,12 @@ class RunSwarm(Manners, SeededWork):
         link: Link,
         info: p.RunInfo,
         progress: Callable[[str, int, int], None] | None = None,
+        *,
+        begin: bool = False,
     ) -> None:
+        """``begin``: the first `open` does not wait for the members that the run is to begin with."""
         SeededWork.__init__(self)
+        self._begin = begin
         self.peer = info.peer
         self.run_id = info.run_id
         self.settings = info.settings
@@ -117,8 +122,9 @@ class RunSwarm(Manners, SeededWork):
     # ── entering ──
 
     def open(self, layout: Layout, initial: Callable[[Tensor], None]) -> SlotView | WholeView:
-        """See Swarm. The first time it waits for the run's state as long as that takes; Ctrl-C may interrupt it. Raises
-        ModelMismatchError, and what `join` raises. Later it is `anchor`: SwarmClosedError at once while there is no node."""
+        """See Swarm. The first time it waits for the run's state as long as that takes, and for the members that the run
+        is to begin with; Ctrl-C may interrupt it. Raises ModelMismatchError, and what `join` raises. Later it is `anchor`:
+        SwarmClosedError at once while there is no node."""
         self._check_open()
         if self._layout is not None:
             if layout != self._layout:
@@ -134,7 +140,19 @@ class RunSwarm(Manners, SeededWork):
             )
         finally:
             self._link = None  # in use by the session, or closed
+        await_start(self._starts, self.run_id, begin=self._begin, progress=self._progress)
         return self.anchor()
+
+    def _starts(self, begin: bool) -> p.Starting | str:
+        """What the node says of the run's beginning, or why there is no node."""
+        self._check_open()
+        self.take_in()
+        if self._at is not None:
+            try:
+                return self._ask(self._at, lambda id_: p.Start(id_, begin), p.Starting)
+            except SwarmClosedError as error:
+                return error.message
+        return self.trouble
 
     def _enter(
         self,

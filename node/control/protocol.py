@@ -6,7 +6,7 @@ node handles one connection's requests in order, and sends pushes (`Progress`, `
 Tensors never cross: descriptors of shared memory travel beside the first byte of the frame that announces them (SCM_RIGHTS).
 
 Script:  Hello → Welcome · Join | FindRun → Joined · Open → (Progress…) Opened + descriptors · Found | Lease → Leased
-         then any of Release, Contribute, Computed, Resume, Lease, Members, Tallies, Report, Reduce…, Depart.
+         then any of Start, Release, Contribute, Computed, Resume, Lease, Members, Tallies, Report, Reduce…, Depart.
 """
 
 from __future__ import annotations
@@ -135,6 +135,10 @@ class Recertify(msgspec.Struct, frozen=True, tag="recertify"):
     without: Annotated[tuple[Peer, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 
 
+class BeginRun(FindRun, frozen=True, tag="begin_run"):
+    """→ Document, see `NodeService.begin`: a run begins with the members that are there."""
+
+
 class ReadBans(msgspec.Struct, frozen=True, tag="read_bans"):
     """→ Document: ``{"banned": {peer: why}}``. The lists of who is banned from a run have changed on this machine's disk."""
 
@@ -238,6 +242,13 @@ class Tallies(msgspec.Struct, frozen=True, tag="tallies"):
     first: Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
 
 
+class Start(msgspec.Struct, frozen=True, tag="start"):
+    """→ Starting. May the script make its first step? ``now``: it begins with the members that are there."""
+
+    id: Id
+    now: bool = False
+
+
 class Report(msgspec.Struct, frozen=True, tag="report"):
     """No answer. What the script says of its training."""
 
@@ -309,6 +320,7 @@ Request = (
     | FindRun
     | Leave
     | Recertify
+    | BeginRun
     | ReadBans
     | Down
     | Subscribe
@@ -322,6 +334,7 @@ Request = (
     | Resume
     | Members
     | Tallies
+    | Start
     | Report
     | Depart
     | BufferOpen
@@ -401,6 +414,14 @@ class MemberList(msgspec.Struct, frozen=True, tag="members"):
     id: Id
     members: tuple[PeerView, ...]
     spent: Spent | None = None
+
+
+class Starting(msgspec.Struct, frozen=True, tag="starting"):
+    """``there`` of ``wanted`` members are there; both 0: the run has begun."""
+
+    id: Id
+    there: int
+    wanted: int
 
 
 class TallyList(msgspec.Struct, frozen=True, tag="tally_list"):
@@ -497,6 +518,7 @@ Reply = (
     | Opened
     | Leased
     | MemberList
+    | Starting
     | TallyList
     | BufferOpened
     | ReduceOpened

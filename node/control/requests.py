@@ -43,6 +43,7 @@ class Requests:
             p.FindRun: self._find_run,
             p.Leave: self._leave,
             p.Recertify: self._recertify,
+            p.BeginRun: self._begin_run,
             p.ReadBans: self._read_bans,
             p.Down: self._down,
             p.Open: self._open,
@@ -55,6 +56,7 @@ class Requests:
             p.Resume: self._resume,
             p.Members: self._members,
             p.Tallies: self._tallies,
+            p.Start: self._start,
             p.Report: self._report,
             p.Depart: self._depart,
             p.BufferOpen: self._buffer_open,
@@ -192,6 +194,9 @@ class Requests:
             p.Document(request.id, await self._service.recertify(request.run, request.without)), ()
         )
 
+    async def _begin_run(self, request: p.BeginRun) -> None:
+        self._post(p.Document(request.id, await self._service.begin(request.run)), ())
+
     async def _read_bans(self, request: p.ReadBans) -> None:
         self._post(p.Document(request.id, await self._service.read_bans(request.run)), ())
 
@@ -270,6 +275,9 @@ class Requests:
 
     async def _tallies(self, request: p.Tallies) -> None:
         self._post(p.TallyList(request.id, tuple(self._attached().tallies(request.first))), ())
+
+    async def _start(self, request: p.Start) -> None:
+        self._post(p.Starting(request.id, *self._attached().starts(request.now)), ())
 
     async def _report(self, request: p.Report) -> None:
         self._attached().report(request.metrics)

@@ -168,6 +168,11 @@ class ScriptSession(Protocol):
         """Training metrics of the script, for status and telemetry."""
         ...
 
+    def starts(self, now: bool) -> tuple[int, int]:
+        """Whether the script may make its first step: (0, 0), or how many members are there of how many the run is to begin with. ``now``: it
+        begins with those who are there."""
+        ...
+
     async def leave(self) -> None:
         """Finish or hand over the open round, contribute no more, keep seeding. Idempotent."""
         ...
@@ -253,6 +258,11 @@ class NodeService(Protocol):
 
         Raises RecertifyError where that cannot be right, StorageError.
         """
+        ...
+
+    async def begin(self, run: str) -> dict[str, Any]:
+        """Let a run that waits for `[train] start_with` members begin with those who are there. JSON-able: ``run_id``, ``begun`` (False: it had
+        begun already), ``missing`` (members)."""
         ...
 
     async def read_bans(self, run: str) -> dict[str, Any]:

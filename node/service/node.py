@@ -358,6 +358,13 @@ class Node:
         service.wake()
         return sealed(service) or {"removed": list(without), "awaited": []}
 
+    async def begin(self, run: str) -> dict[str, Any]:
+        """Let a run begin with the members that are there."""
+        await trio.lowlevel.checkpoint()
+        service = self._find(run)
+        missing = max(0, service.start.wanted - service.start.there)
+        return {"run_id": service.run_id, "begun": service.start.now(), "missing": missing}
+
     async def read_bans(self, run: str) -> dict[str, Any]:
         """The user has changed who is banned."""
         banning = self._find(run).banning

@@ -45,6 +45,7 @@ from .context import NodeContext
 from .phases import Phases
 from .ports import RunPorts
 from .refusals import MEMBER, MOST_REFUSALS, NAMED, STRANGER, Refusal
+from .starting import Start
 from .timings import Timings
 from .troubles import Troubles, coded, described, removed_here
 from .views import peers_of, quorum, status_of
@@ -103,6 +104,7 @@ class RunService:
         self.troubles = Troubles(run_id, node.publish)
         self.phases = Phases(run_id, node.publish)
         self.timings = Timings(run_id, node.publish, self._lane_bytes)
+        self.start = Start(self)
         self.over = False  # the session is let go of, and its files are about to be closed: nothing reaches it any more
         self.ended = trio.Event()  # `run` has returned, and everything of the run is closed
         self._asking = Asking(random.Random(node.rng.random()))

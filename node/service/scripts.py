@@ -184,6 +184,12 @@ class AttachedScript:
             {"event": "script.report", "run": self.run.run_id, "metrics": dict(metrics)}
         )
 
+    def starts(self, now: bool) -> tuple[int, int]:
+        """Whether the script may make its first step."""
+        if now:
+            self.run.start.now()
+        return self.run.start.look()
+
     async def leave(self) -> None:
         """Contribute no more once the frozen contribution is decided, or cannot be for want of a quorum; keep seeding."""
         with trio.move_on_after(LEAVE_S):
@@ -211,6 +217,7 @@ class AttachedScript:
     def detached(self) -> None:
         """The script is gone, and with it its memory; what the engine still reads goes when the engine lets go of it."""
         self.run.listeners.remove(self._on_event)
+        self.run.start.leave()
         self._detach()
         self._reductions.detached()
         self.contribution.close()

@@ -57,6 +57,7 @@ def status_of(run: RunService) -> dict[str, Any]:
         "branch": _branch(run),
         "seal": sealed(run),
         "waiting": waiting_of(run),
+        "starting": run.start.view(),
         "script": bool(session and session.script),
         "progress": ["waiting for the state", 0, 0]
         if fetching and progress == SEEKING

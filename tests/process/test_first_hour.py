@@ -168,3 +168,38 @@ def test_the_view_of_join_outlives_its_node(tmp_path: Path) -> None:
         assert joined.wait(100) == 130
     lines.wait("the script stopped after")
     atoll(home, "down")
+
+
+def test_a_run_begins_with_as_many_as_it_says_or_by_word(tmp_path: Path) -> None:
+    one, two, recipe = tmp_path / "one", tmp_path / "two", tmp_path / "run.toml"
+    recipe.write_text(OWN.replace("rounds = 6", "rounds = 2\nstart_with = 2"))
+    atoll(one, "up", "--background", *LISTEN)
+    try:
+        invite = atoll(one, "new", str(recipe))["invite"]
+        with plain(one, tmp_path) as (first, lines):
+            lines.wait("waiting for 1 more peer (1 of 2 are there); begin without: atoll begin ")
+            (run,) = atoll(one, "status")["runs"]
+            assert (run["starting"], run["round"]) == ({"there": 1, "wanted": 2}, 0)
+            with start(one, "ls") as looked:
+                assert "waiting for 1 more peer (1 of 2 are there)" in looked.communicate()[0]
+            with plain(two, tmp_path, ATOLL_RUN=invite) as (second, others):
+                assert (first.wait(120), second.wait(120)) == (0, 0)
+        for told in (lines, others):
+            told.wait("training begins" if told is lines else "round 2/2: 2 contributed")
+            told.wait("round 1/2: 2 contributed")
+        assert atoll(one, "begin")["begun"] is False
+
+        recipe.write_text(OWN.replace("rounds = 6", "rounds = 1\nstart_with = 3"))
+        made = atoll(one, "new", str(recipe))
+        with plain(one, tmp_path, ATOLL_RUN=made["run_id"]) as (first, lines):
+            lines.wait("waiting for 2 more peers (1 of 3 are there)")
+            begun = atoll(one, "begin", made["run_id"])
+            assert (begun["begun"], begun["missing"]) == (True, 2)
+            assert first.wait(60) == 0
+        lines.wait("round 1/1: 1 contributed")
+        with start(one, "events", made["run_id"]) as looked:
+            out = looked.communicate(timeout=60)[0]
+        assert "the script waits with its first step: 1 of 3 members are there" in out
+        assert "training begins; 1 of 3 members are there" in out
+    finally:
+        atoll(one, "down", "--scripts")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import pty
 import signal
 import socket
 import stat
@@ -131,6 +132,67 @@ def test_found_contribute_commit(node: Node, swarm: RunSwarm) -> None:
         read(base)
     new.release()
     assert [member.peer for member in swarm.members()] == [PEER]
+
+
+def test_open_waits_for_the_members_that_a_run_is_to_begin_with(node: Node, tmp_path: Path) -> None:
+    said = list[str]()
+    waits = threading.Event()
+
+    def progress(stage: str, done: int, total: int) -> None:
+        said.append(stage)
+        waits.set()
+
+    node.service.run.begun = False
+    with join(INVITE, home=tmp_path, private=False, progress=progress) as swarm:
+        said.clear()
+        waits.clear()
+        opened = threading.Thread(target=lambda: swarm.open(LAYOUT, fill(1.0)).release())
+        opened.start()
+        assert waits.wait(60)
+        assert opened.is_alive()
+        with NodeClient.connect(find_paths(tmp_path)) as client:
+            assert client.begin() == {"run_id": RUN, "begun": True, "missing": 1}
+            assert client.begin()["begun"] is False
+        opened.join(60)
+        assert not opened.is_alive()
+    wait, begins = said
+    assert wait.startswith("waiting for 1 more peer (1 of 2 are there); begin without: atoll begin")
+    assert begins == "training begins"
+
+
+def test_a_script_may_begin_at_once(node: Node, tmp_path: Path) -> None:
+    node.service.run.begun = False
+    with join(INVITE, home=tmp_path, private=False, begin=True) as swarm:
+        swarm.open(LAYOUT, fill(1.0)).release()
+    assert node.service.run.begun
+
+
+def test_enter_in_the_terminal_of_a_script_begins(node: Node, tmp_path: Path) -> None:
+    node.service.run.begun = False
+    code = (
+        "import os, sys\n"
+        "os.login_tty(int(sys.argv[3]))  # the terminal is this process's own\n"
+        "from atoll.node import join\n"
+        "from atoll.collectives.layout import make_layout\n"
+        "swarm = join(sys.argv[1], home=sys.argv[2], private=False)\n"
+        "swarm.open(make_layout([('w', (3, 4)), ('b', (4,))]), lambda flat: flat.fill_(1.0)).release()\n"
+        "print('opened', flush=True)\n"
+    )
+    terminal, end = pty.openpty()
+    command = [sys.executable, "-c", code, INVITE, str(tmp_path), str(end)]
+    with (
+        os.fdopen(terminal, "r+b", buffering=0) as screen,
+        subprocess.Popen(command, pass_fds=[end]) as script,
+    ):
+        os.close(end)
+        seen = b""
+        while b"Enter begins without" not in seen:
+            seen += screen.read(4096)
+        screen.write(b"\n")
+        while b"opened" not in seen:
+            seen += screen.read(4096)
+        assert script.wait(60) == 0
+    assert b"training begins" in seen
 
 
 def test_many_rounds_under_a_lease(node: Node, swarm: RunSwarm) -> None:

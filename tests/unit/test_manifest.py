@@ -492,6 +492,11 @@ def test_what_members_do_beside_plain_steps_is_the_manifests() -> None:
             "$.join.probation",
         ),
         (
+            "join = { policy = 'open', probation = 3 }\ntrain = { start_with = 2 }",
+            "$.train.start_with",
+        ),
+        ("train = { start_with = 0 }", "$.train.start_with"),
+        (
             f"{BUFFERED}federated = {{ method = 'fedbuff' }}\nexchange = {{ fragments = 2 }}",
             "$.exchange.fragments",
         ),

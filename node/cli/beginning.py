@@ -1,0 +1,31 @@
+"""begin: training starts with the members that are there."""
+
+from __future__ import annotations
+
+import click
+
+from .daemon import connect
+from .options import GIVEN, shared_options
+from .output import current
+
+
+@click.command("begin")
+@click.argument("run", required=False, type=GIVEN)
+@shared_options
+def begin_command(run: str | None) -> None:
+    """Let a run begin with the members that are there, though its recipe waits for more.
+
+    For a run with [train] start_with, in which this machine's script waits. Its first round then begins it for everybody.
+    RUN: id, its beginning, or name; the only one when left out.
+    """
+    terminal = current()
+    with connect(terminal) as client:
+        info = client.find_run(run or "")
+        told = client.begin(info.run_id)
+    without = int(told.get("missing", 0))
+    text = (
+        f"{info.name} begins with the members that are there, without {without} more"
+        if told.get("begun")
+        else f"{info.name} waits for nobody: it has begun, or may"
+    )
+    terminal.data(text, {"run_id": info.run_id, "name": info.name, **told})
