@@ -71,6 +71,28 @@ def test_who_sends_beyond_its_window_is_cut_off() -> None:
     run(main)
 
 
+class _Idle:
+    """As much of a stream as its buffer looks at."""
+
+    closed = reset_received = False
+    target_recv_window = 1 << 20
+
+
+def test_who_leaves_too_much_unread_over_all_its_streams_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On each stream it keeps within its window."""
+    monkeypatch.setattr(workarounds, "MAX_UNREAD_BYTES", 1 << 20)
+    muxed: Any = type("Muxed", (), {"streams": {number: _Idle() for number in range(20)}})()
+    muxed.stream_buffers = workarounds._UnreadOfAll(muxed)
+    for number in range(20):
+        muxed.stream_buffers[number] = bytearray()
+        if number < 10:
+            muxed.stream_buffers[number].extend(bytes(100_000))
+    with pytest.raises(workarounds._FloodError):
+        muxed.stream_buffers[10].extend(bytes(100_000))
+
+
 def test_streams_beyond_the_limit_are_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workarounds, "MAX_STREAMS", 8)
 

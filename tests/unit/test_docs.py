@@ -296,10 +296,10 @@ def test_figures_of_the_threat_model_are_those_of_the_code() -> None:
     from atoll.node.net import announcements, faults, greeting, lane_sockets, workarounds
     from atoll.node.net.host import Host
     from atoll.node.net.lan import neighbours
-    from atoll.node.net.reach import punch
+    from atoll.node.net.reach import punch, reach
 
     text = " ".join((ROOT / "docs" / "threat-model.md").read_text(encoding="utf-8").split())
-    words = {4: "four", 12: "twelve"}
+    words = {4: "four", 6: "six", 12: "twelve"}
     places = signature(Host.__init__).parameters["max_connections"].default
     for said in (
         f"Where all {places} are taken",
@@ -311,6 +311,7 @@ def test_figures_of_the_threat_model_are_those_of_the_code() -> None:
         f"at most {neighbours.MAX_OF_HOST} invented peers a host, {neighbours.MAX_PEERS} in all",
         f"after {faults.LIMIT} faults it is shut out for the rest of a minute",
         f"after {faults.LIMIT} bad messages its sender is not heard for the rest of a minute",
+        f"up to {words[2 * reach.SERVERS]} servers",
         f"{words[punch.MAX_ADDRESSES]} addresses an attempt, {words[punch.SERVED_PER_MINUTE]} attempts a minute",
         f"({greeting.HELLO_S:.0f} s for a handshake or greeting, {lane_sockets.HELLO_S:.0f} s at the lane port)",
     ):
