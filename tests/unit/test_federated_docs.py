@@ -21,7 +21,10 @@ from atoll.node.cli.templates import TEMPLATES
 from atoll.node.manifest import parse_manifest
 from atoll.optim import SoloSwarm, attach
 
-FEDERATED = (ROOT / "docs" / "federated.md").read_text(encoding="utf-8")
+FEDERATED = "".join(
+    (ROOT / "docs" / name).read_text(encoding="utf-8")
+    for name in ("federated.md", "federated-arrivals.md")
+)
 OPERATING = "".join(
     page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs" / "operating").glob("*.md"))
 )
