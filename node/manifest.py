@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -364,6 +365,7 @@ def parse_manifest(text: str, name: str = "manifest") -> Manifest:
         raise ConfigError(
             f"{name} gives both {ends[0]} and {ends[1]}",
             key=ends[1],
+            code="E414",
             why="A round ends after a number of steps, after a time or after a number of samples, not all of them.",
             hint="Remove one of the two.",
         )
@@ -399,6 +401,7 @@ def load_manifest(path: Path) -> Manifest:
     except UnicodeDecodeError:
         raise ConfigError(
             f"{path} is not a text file",
+            code="E410",
             why="A manifest is TOML in UTF-8.",
             hint="Is this the right file?",
         ) from None
@@ -462,24 +465,50 @@ def _check(manifest: Manifest, name: str) -> None:
             raise ConfigError(
                 f"{name}: {key} is {codec!r}, which is no codec",
                 key=key,
+                code="E413",
                 why="Codecs turn vectors into bytes.",
                 hint=f"Choose one of: {', '.join(CODECS)}",
             )
-    check_exchange(exchange, name)
-    if exchange.fragments > 1:
-        check_fragments(manifest, name)
-    check_train(manifest.train, manifest.no_quorum, name)
-    check_join(manifest, name)
-    check_audit(manifest, name)
-    check_robust(manifest, name)
-    check_btard(manifest, name)
-    check_quorum(manifest, name)
-    check_federated(manifest, name)
-    if model.entry == "builtin:gpt":
-        gpt_config(model, name)
-        check_schedule(manifest.train, name)
+    gpt = model.entry == "builtin:gpt"
+    checks: tuple[tuple[str, Callable[[], object]], ...] = (
+        ("E414", lambda: check_exchange(exchange, name)),
+        ("E414", lambda: exchange.fragments > 1 and check_fragments(manifest, name)),
+        ("E414", lambda: check_train(manifest.train, manifest.no_quorum, name)),
+        ("E414", lambda: check_join(manifest, name)),
+        ("E414", lambda: check_audit(manifest, name)),
+        ("E414", lambda: check_robust(manifest, name)),
+        ("E414", lambda: check_btard(manifest, name)),
+        ("E414", lambda: check_quorum(manifest, name)),
+        ("E414", lambda: check_federated(manifest, name)),
+        ("E413", lambda: gpt and gpt_config(model, name)),
+        ("E414", lambda: gpt and check_schedule(manifest.train, name)),
+    )
+    refusals = list[ConfigError]()
+    for code, check in checks:
+        try:
+            check()
+        except ConfigError as error:
+            if error.code == ConfigError.code:
+                error.code = code
+            refusals.append(error)
+        except Exception:
+            if not refusals:  # else it stumbled over what was refused before
+                raise
+    if refusals:
+        raise _together(refusals)
     if len(manifest.encode()) > MAX_MANIFEST_BYTES:
         raise ConfigError(f"{name} is longer than {MAX_MANIFEST_BYTES} bytes")
+
+
+def _together(refusals: Sequence[ConfigError]) -> ConfigError:
+    """The first of several refusals, which tells the others, too: a person mends all of them at once."""
+    first, *others = refusals
+    if others:
+        first.message += f" (the first of {len(refusals)} faults)"
+        told = [" ".join(filter(None, (f"Also, {e.message}.", e.hint))) for e in others]
+        first.why = "\n".join(filter(None, (first.why, *told)))
+    first.annotate()
+    return first
 
 
 class SignedManifest(msgspec.Struct, frozen=True, array_like=True):

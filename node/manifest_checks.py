@@ -35,14 +35,14 @@ def check_train(train: TrainTable, no_quorum: NoQuorumTable, name: str) -> None:
         )
     if train.mixing is not None and train.method == "gradient_averaging":
         raise ConfigError(
-            f"{name}: $.train.mixing with the method {train.method!r}",
+            f"{name}: $.train.mixing cannot be combined with the method {train.method!r}",
             key="$.train.mixing",
             why="Its members have gradients, and no parameters of their own to be mixed.",
             hint='Leave it out, or method = "diloco".',
         )
     if train.delay is not None and train.sync_every is not None and train.delay >= train.sync_every:
         raise ConfigError(
-            f"{name}: $.train.delay of {train.delay} inner steps in rounds of {train.sync_every}",
+            f"{name}: $.train.delay is {train.delay} inner steps, and a round has {train.sync_every}",
             key="$.train.delay",
             why="A result is adopted before the next contribution is made.",
             hint="Give a smaller delay, or leave it out: then that is when the result is adopted.",
@@ -58,7 +58,7 @@ def check_train(train: TrainTable, no_quorum: NoQuorumTable, name: str) -> None:
     outer = train.outer
     if outer.stretch and train.method != "diloco":
         raise ConfigError(
-            f"{name}: $.train.outer.stretch with the method {train.method!r}",
+            f"{name}: $.train.outer.stretch cannot be combined with the method {train.method!r}",
             key="$.train.outer.stretch",
             why="It makes an outer step independent of the number of members; the mean itself is what this method is about.",
             hint='Leave it out, or method = "diloco".',
@@ -86,7 +86,7 @@ def check_share(train: TrainTable, name: str) -> None:
         return
     if train.sync_every is None:
         raise ConfigError(
-            f"{name}: $.train.share in a run whose rounds do not end by steps",
+            f"{name}: $.train.share needs rounds that end by steps",
             key="$.train.share",
             why="What is planned again is the number of steps of a round.",
             hint="sync_every = 50, for the first rounds",
@@ -99,7 +99,7 @@ def check_share(train: TrainTable, name: str) -> None:
         )
     if train.method == "gradient_averaging":
         raise ConfigError(
-            f"{name}: $.train.share with gradient averaging",
+            f"{name}: $.train.share cannot be combined with gradient averaging",
             key="$.train.share",
             why="The steps of a round are its batch, and the learning rate is tuned for that.",
             hint='Leave it out, or method = "diloco".',
@@ -110,7 +110,7 @@ def check_schedule(train: TrainTable, name: str) -> None:
     """What the built-in recipe's learning rate can follow."""
     if train.share is not None and train.inner.steps is not None and train.inner.samples is None:
         raise ConfigError(
-            f"{name}: $.train.share with a learning rate that goes by steps",
+            f"{name}: $.train.share cannot be combined with a learning rate that goes by steps",
             key="$.train.inner.samples",
             why="How many steps a round has is planned again, so rounds do not tell how far the run is.",
             hint="samples = 100000, of all members together, under [train.inner]",
@@ -123,14 +123,14 @@ def check_exchange(exchange: ExchangeTable, name: str) -> None:
     coarse = sorted(codecs & RESULTS.keys())
     if exchange.plan != "butterfly" and coarse:
         raise ConfigError(
-            f'{name}: codec {coarse[0]} with $.exchange.plan = "{exchange.plan}"',
+            f'{name}: codec {coarse[0]} cannot be combined with $.exchange.plan = "{exchange.plan}"',
             key="$.exchange.plan",
             why="The sum of some contributions is no longer as sparse as each of them, or has more than four values.",
             hint='plan = "butterfly", or codec = "int4"',
         )
     if exchange.check and exchange.plan != "two-level":
         raise ConfigError(
-            f'{name}: $.exchange.check with plan = "{exchange.plan}"',
+            f'{name}: $.exchange.check cannot be combined with plan = "{exchange.plan}"',
             key="$.exchange.check",
             why="Only heads of sites are checked: in a butterfly nobody adds up for another member, in a ring everybody does.",
             hint='plan = "two-level", or leave it out',
@@ -147,7 +147,7 @@ def check_fragments(manifest: Manifest, name: str) -> None:
     """What a run in fragments cannot be."""
     if manifest.train.share is not None:
         raise ConfigError(
-            f"{name}: $.train.share in a run of {manifest.exchange.fragments} fragments",
+            f"{name}: $.train.share cannot be combined with $.exchange.fragments = {manifest.exchange.fragments}",
             key="$.train.share",
             why="Each fragment would get rounds of its own length, and no longer come at a time of its own.",
             hint="Leave one of the two out: fragments = 1.",
@@ -164,7 +164,7 @@ def check_fragments(manifest: Manifest, name: str) -> None:
         and manifest.train.sync_every < manifest.exchange.fragments
     ):
         raise ConfigError(
-            f"{name}: {manifest.exchange.fragments} fragments in rounds of {manifest.train.sync_every} inner steps",
+            f"{name}: $.exchange.fragments is {manifest.exchange.fragments}, and a round has {manifest.train.sync_every} inner steps",
             key="$.exchange.fragments",
             why="Fragments end their rounds one after another, at different inner steps.",
             hint="Give fewer fragments than sync_every.",

@@ -40,7 +40,7 @@ def check_audit(manifest: Manifest, name: str) -> None:
     if manifest.audit.keep_contributions and manifest.secure is not None:
         why, hint = "Contributions are masked: nobody is to have them.", "Leave one of the two out."
         raise ConfigError(
-            f"{name}: $.secure as it is, with $.audit.keep_contributions",
+            f"{name}: $.secure cannot be combined with $.audit.keep_contributions",
             key="$.secure",
             why=why,
             hint=hint,
@@ -92,7 +92,7 @@ def check_join(manifest: Manifest, name: str) -> None:
     ):
         if wrong:
             raise ConfigError(
-                f"{name}: {key} as it is, with $.join.probation = {join.probation}",
+                f"{name}: {key} cannot stay as it is with $.join.probation = {join.probation}",
                 key=key,
                 why=why,
                 hint=hint,

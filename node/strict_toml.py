@@ -30,6 +30,7 @@ def parse_toml(text: str, name: str) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(
             f"{name} is not valid TOML: {error}",
+            code="E410",
             why="Strings need quotes, tables look like [train.outer].",
             hint=f"Mend {name} and try again.",
         ) from None
@@ -52,6 +53,7 @@ def _explain(text: str, kind: type[msgspec.Struct], name: str) -> ConfigError:
         return ConfigError(
             f"{name} has an unknown key {path}.{field}",
             key=f"{path}.{field}",
+            code="E411",
             why="No setting has this name.",
             hint=hint,
         )
@@ -60,6 +62,7 @@ def _explain(text: str, kind: type[msgspec.Struct], name: str) -> ConfigError:
         return ConfigError(
             f"{name} lacks {path}",
             key=path,
+            code="E412",
             why="This setting has no default.",
             hint=f"Add `{found['field']} = …`.",
         )
@@ -68,6 +71,7 @@ def _explain(text: str, kind: type[msgspec.Struct], name: str) -> ConfigError:
     return ConfigError(
         f"{name}: {path} is wrong: {found['what']}",
         key=path,
+        code="E413",
         why="The value has another type or lies out of range.",
         hint=_choices(kind, path) or f"Change {path}.",
     )

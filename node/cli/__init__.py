@@ -3,7 +3,8 @@
     errors_catalogue   the page of every error code
     names              two-word names of peers
     output             what is said and where; errors on a screen and as JSON
-    options            options that every command takes
+    completing         names of runs and ids of peers, for a shell
+    options            options that every command takes, and the kinds of their values
     alone              what was tried by a node that met nobody, in words
     reach_views        how the node is reached, in words
     views, live        documents of the node as text; the view of `join`
@@ -112,6 +113,28 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Start": (
+        "demo",
+        "init",
+        "id",
+        "config",
+        "up",
+        "down",
+        "new",
+        "validate",
+        "plan",
+        "completion",
+    ),
+    "Train": ("join", "begin", "leave", "export", "rm"),
+    "Look": ("status", "ls", "peers", "events", "logs", "explain", "version"),
+    "Network": ("netcheck", "doctor", "ping", "relay"),
+    "Organise": ("invite", "ban", "unban", "bans", "trust", "audit", "recertify"),
+    "Research": ("simulate", "split"),
+}
+"""Every command under one heading of ``--help``."""
+
+
 class LazyGroup(click.Group):
     """A group whose commands live in modules that are imported on use."""
 
@@ -143,8 +166,10 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list in ``--help``, from the table: nothing is imported for it."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()], col_max=14)
+        for group, names in GROUPS.items():
+            with formatter.section(group):
+                rows = [(f"{name:<10}", COMMANDS[name][1]) for name in names]
+                formatter.write_dl(rows, col_max=14)
 
 
 def _version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...collectives.errors import AtollError, ConfigError, MisbehaviourError, SecurityError
-from .options import GIVEN, GivenPath, shared_options
+from .options import RUN, GivenPath, shared_options
 from .output import Terminal, bytes_text, current, short_peer
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ SHOWN = 8  # changes of the members on a screen
 
 
 @click.command("audit")
-@click.argument("run", type=GIVEN, metavar="RUN|FILE")
+@click.argument("run", type=RUN, metavar="RUN|FILE")
 @click.option(
     "--export",
     "archive",

@@ -13,7 +13,7 @@ from ...collectives.foreign import quoted
 from ...collectives.identifiers import PeerId, RunId
 from .daemon import running
 from .identity import identity_of
-from .options import GIVEN, asking_options, shared_options
+from .options import PEER, RUN, asking_options, shared_options
 from .output import Terminal, current, iso_time, short_peer
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _RUN = click.option(
     "--run",
-    type=GIVEN,
+    type=RUN,
     metavar="RUN",
     help="Id, its beginning, or name; the only one when left out.",
 )
@@ -31,7 +31,7 @@ _HERE = click.option("--here", is_flag=True, help="On this machine only, also as
 
 
 @click.command("ban")
-@click.argument("peer", type=GIVEN)
+@click.argument("peer", type=PEER)
 @click.option("--reason", default="", help="Shown to everybody, also to the peer.")
 @click.option(
     "--revoke-invite",
@@ -131,7 +131,7 @@ def came_by(terminal: Terminal, run: RunId) -> dict[PeerId, Entrant]:
 
 
 @click.command("unban")
-@click.argument("peer", type=GIVEN)
+@click.argument("peer", type=PEER)
 @_RUN
 @_HERE
 @shared_options
@@ -186,7 +186,7 @@ def bans_command(run: str | None) -> None:
 
 
 @click.command("trust")
-@click.argument("peer", type=GIVEN)
+@click.argument("peer", type=PEER)
 @click.option("--no-longer", is_flag=True, help="Trust it no longer.")
 @_RUN
 @_HERE

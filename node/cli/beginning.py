@@ -5,12 +5,12 @@ from __future__ import annotations
 import click
 
 from .daemon import connect
-from .options import GIVEN, shared_options
+from .options import RUN, shared_options
 from .output import current
 
 
 @click.command("begin")
-@click.argument("run", required=False, type=GIVEN)
+@click.argument("run", required=False, type=RUN)
 @shared_options
 def begin_command(run: str | None) -> None:
     """Let a run begin with the members that are there, though its recipe waits for more.

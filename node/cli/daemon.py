@@ -19,7 +19,7 @@ import click
 from ...collectives.errors import NetworkError, SwarmClosedError
 from ..interpreter import PYTHON
 from ..logs import open_log
-from .options import GIVEN, shared_options
+from .options import GIVEN, RUN, shared_options
 from .output import Terminal, current
 
 if TYPE_CHECKING:
@@ -376,7 +376,7 @@ def _wait_gone(pid: int) -> None:
 
 
 @click.command("status")
-@click.argument("run", required=False, type=GIVEN)
+@click.argument("run", required=False, type=RUN)
 @shared_options
 def status_command(run: str | None) -> int:
     """Show the node and its runs on one screen. Exit status 3: no node is running."""
@@ -429,7 +429,7 @@ def ls_command() -> None:
 
 
 @click.command("peers")
-@click.argument("run", required=False, type=GIVEN)
+@click.argument("run", required=False, type=RUN)
 @click.option("--watch", is_flag=True, help="Show it again every two seconds until Ctrl-C.")
 @shared_options
 def peers_command(run: str | None, watch: bool) -> None:
@@ -465,7 +465,7 @@ def _say_finished(terminal: Terminal, client: NodeClient, run: str) -> None:
 
 
 @click.command("leave")
-@click.argument("run", required=False, type=GIVEN)
+@click.argument("run", required=False, type=RUN)
 @click.option("--now", is_flag=True, help="Do not wait for the open round.")
 @shared_options
 def leave_command(run: str | None, now: bool) -> None:

@@ -335,8 +335,8 @@ folder of runs), atoll up, join again.""",
         """`atoll recertify` goes on without members that are lost for ever, where those left are too few to decide. It was refused, and
 nothing was done, because one of these holds: this node is not the organiser's, or has not got the run's state; a member that
 you named is alive, or was never a member; those left are enough to decide anyway, and evict the silent by themselves; or the
-manifest has `[quorum] lying`, where one member's word, the organiser's too, decides nothing: docs/operating/hostile.md says what is left
-to do there.
+manifest has `[quorum] lying`, where one member's word, the organiser's too, decides nothing:
+docs/operating/hostile.md says what is left to do there.
 
 A node whose machine lost power goes on with the state on its disk. Where that is damaged, it needs another node that has it, or a
 backup of its folder of the run; `atoll status` shows a round once the state is there. Its own earlier life need not be named, but
@@ -375,6 +375,60 @@ a typing mistake cannot silently train with a default.
 
     atoll validate RUN.toml      check a manifest
     atoll config show            settings in use, and where each comes from""",
+    ),
+    "E410": Page(
+        "no-toml",
+        "a file of settings is not valid TOML",
+        78,
+        """The message names line and column. The usual causes: a text without quotes, a table that is not written like
+[train.outer], the same key twice, true and false with capitals, a comment that does not begin with #.
+
+    name = "my-run"              texts have quotes
+    rounds = 100                 numbers have none
+    [train]                      a table begins with its name in brackets, on a line of its own
+    atoll new --example          prints a manifest to compare with""",
+    ),
+    "E411": Page(
+        "unknown-key",
+        "a file of settings has a key that does not exist",
+        78,
+        """No setting has this name in this table: a typing mistake, a key that stands under the wrong [table], or one of a newer atoll.
+It is an error, so that a mistake cannot silently train with a default. The message offers the key that is most like
+it, or lists those that exist there.
+
+    atoll new --example          a manifest with the usual keys, each in its table
+    atoll config show            the settings of this machine, each under its name
+    atoll version                a key of a newer release needs that release""",
+    ),
+    "E412": Page(
+        "missing-key",
+        "a file of settings lacks a key that has no default",
+        78,
+        """A manifest has at least these two lines; the message names what is missing where a table needs more.
+
+    schema = 1
+    name = "my-run"
+
+`atoll new --example` prints one with the usual tables.""",
+    ),
+    "E413": Page(
+        "bad-value",
+        "a setting has a value that it cannot have",
+        78,
+        """The key is right and its value is not: a text where a number must stand, a number out of range, or a word that is none of the
+choices, which the message lists. Numbers have no quotes, texts have; 0.5 is no whole number.
+
+    atoll validate RUN.toml      says whether it is mended""",
+    ),
+    "E414": Page(
+        "settings-exclude",
+        "settings are right one by one and cannot be had together",
+        78,
+        """Each of the values may stand in a manifest, and these exclude each other or need one another. The message names the key to
+change, why it cannot work, and a way out. Where several are wrong all are told at once.
+
+    atoll validate RUN.toml --explain      what the settings come to
+    atoll new --template federated-hospital      a manifest whose settings fit together""",
     ),
     "E501": Page(
         "storage",

@@ -15,7 +15,7 @@ import click
 from ...collectives.errors import ConfigError
 from ...collectives.foreign import escaped
 from .invites import duration_s
-from .options import GIVEN, shared_options
+from .options import RUN, shared_options
 from .output import Terminal, as_json, bytes_text, current, short_peer, span_text
 
 Event = Mapping[str, Any]
@@ -26,7 +26,7 @@ _QUIET = frozenset({"round.phase", "reduction.timed", "state.root", "script.repo
 
 
 @click.command("events")
-@click.argument("run", type=GIVEN)
+@click.argument("run", type=RUN)
 @click.option("-f", "--follow", is_flag=True, help="Go on with what happens from now on.")
 @click.option("--since", default="", metavar="SPAN", help="Only of the last 90s, 30min, 12h, 7d.")
 @click.option("--all", "everything", is_flag=True, help="Also phases and timings of rounds.")

@@ -10,7 +10,7 @@ import click
 
 from ...collectives.errors import ConfigError, NotAdmittedError
 from ..capability import MOST_USES, ROLES, Role
-from .options import GIVEN, shared_options
+from .options import GIVEN, RUN, shared_options
 from .output import Terminal, current, iso_time, short_peer, span_text
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def invite_command() -> None:
 
 
 @invite_command.command("new")
-@click.argument("run", required=False, type=GIVEN)
+@click.argument("run", required=False, type=RUN)
 @click.option(
     "--expires", default="7d", show_default=True, help="How long it is valid: 90s, 30min, 12h, 7d."
 )
@@ -238,7 +238,7 @@ def inspect(invite: str) -> int:
 @click.argument("invite", type=GIVEN)
 @click.option(
     "--run",
-    type=GIVEN,
+    type=RUN,
     metavar="RUN",
     help="The run, where INVITE is an id; the only one when left out.",
 )

@@ -20,7 +20,7 @@ from ..interpreter import PYTHON
 from ..own_data import factory_in, is_factory
 from .consent import INVITE_VARIABLE, agree, describe_run, preview, target_of
 from .daemon import connect, running
-from .options import DATA, GIVEN, asking_options, shared_options
+from .options import DATA, GIVEN, RUN, asking_options, shared_options
 from .output import Terminal, as_json, bytes_text, current, span_text
 from .settings import settings_of
 
@@ -46,7 +46,7 @@ class _JoinCommand(click.Command):
 
 
 @click.command("join", cls=_JoinCommand, context_settings={"ignore_unknown_options": False})
-@click.argument("target", metavar="[INVITE|RUN|-]", type=GIVEN, required=False)
+@click.argument("target", metavar="[INVITE|RUN|-]", type=RUN, required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]")
 @click.option(
     "--invite-file",

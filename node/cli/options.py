@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from .output import Terminal
 
@@ -20,6 +21,26 @@ class _Given(click.types.StringParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The text."""
         return value if value.strip() else self.fail(_EMPTY, param, ctx)
+
+
+class _Named(_Given):
+    """A name that a shell can complete: ``words`` of `completing` gives (word, what it is) for what was typed."""
+
+    def __init__(self, words: str) -> None:
+        self._words = words
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """What fits; nothing where anything is wrong, since nobody could read why."""
+        from . import completing
+
+        terminal = ctx.find_object(Terminal) or Terminal()
+        try:
+            found = list(getattr(completing, self._words)(terminal.paths, incomplete))
+        except Exception:
+            return []
+        return [CompletionItem(word, help=what) for word, what in found]
 
 
 class GivenPath(click.Path):
@@ -52,6 +73,8 @@ class _Data(click.Path):
 
 
 GIVEN = _Given()
+RUN = _Named("runs")
+PEER = _Named("peers")
 DATA = _Data(exists=True)
 
 

@@ -16,7 +16,7 @@ from ...collectives.errors import ConfigError
 from ..interpreter import PYTHON
 from .alone import alone
 from .daemon import connect
-from .options import GIVEN, shared_options
+from .options import GIVEN, PEER, shared_options
 from .output import Terminal, current, error_object, short_peer, show_error
 from .reach_views import flow_row, network_advice, network_error, network_rows, outcome
 
@@ -145,7 +145,7 @@ def find_peer(status: dict[str, Any], named: str) -> str:
 
 
 @click.command("ping")
-@click.argument("peer", type=GIVEN)
+@click.argument("peer", type=PEER)
 @click.option("--count", type=click.IntRange(1), default=3, show_default=True, help="How often.")
 @click.option(
     "--until-direct",

@@ -9,7 +9,7 @@ import click
 from ...collectives.errors import ConfigError
 from ...collectives.identifiers import PeerId
 from .daemon import connect
-from .options import GIVEN, asking_options, shared_options
+from .options import PEER, RUN, asking_options, shared_options
 from .output import Terminal, current, short_peer
 
 if TYPE_CHECKING:
@@ -24,13 +24,13 @@ them is waited for."""
 
 
 @click.command("recertify")
-@click.argument("run", required=False, type=GIVEN)
+@click.argument("run", required=False, type=RUN)
 @click.option(
     "--without",
     multiple=True,
     required=True,
     metavar="PEER",
-    type=GIVEN,
+    type=PEER,
     help="A member that is lost for ever; repeat it for each.",
 )
 @asking_options

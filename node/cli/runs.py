@@ -11,7 +11,7 @@ from ...collectives.errors import ConfigError, StateError
 from .costs import describe, describe_lines, explain_rule
 from .identity import identity_of
 from .invites import addresses_in_use, check_addresses, duration_s, fresh_invite
-from .options import GIVEN, GivenPath, asking_options, shared_options
+from .options import GIVEN, RUN, GivenPath, asking_options, shared_options
 from .output import bytes_text, current
 from .templates import TEMPLATES
 
@@ -233,7 +233,7 @@ def new_command(
 
 
 @click.command("export")
-@click.argument("run", type=GIVEN)
+@click.argument("run", type=RUN)
 @click.argument("folder", type=GivenPath(file_okay=False, path_type=Path), metavar="DIR")
 @click.option("--force", is_flag=True, help="Replace files that are there.")
 @shared_options
@@ -269,7 +269,7 @@ def export_command(run: str, folder: Path, force: bool) -> None:
 
 
 @click.command("rm")
-@click.argument("run", type=GIVEN)
+@click.argument("run", type=RUN)
 @asking_options
 @shared_options
 def rm_command(run: str) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...collectives.errors import ConfigError
-from .options import GIVEN, GivenPath, shared_options
+from .options import RUN, GivenPath, shared_options
 from .output import Terminal, current, short_peer
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ MODEL = "model"  # folder of the exported model below --out
 
 
 @click.command("split")
-@click.argument("run", type=GIVEN)
+@click.argument("run", type=RUN)
 @click.option(
     "--from",
     "folders",

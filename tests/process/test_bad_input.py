@@ -76,20 +76,30 @@ def test_a_manifest_names_the_offending_key(tmp_path: Path, old: str, new: str, 
     text = 'schema = 1\nname = "x"\n[train]\nmethod = "local_sgd"\nsync_every = 1\n[exchange]\ncodec = "int8"\n[checkpoint]\nevery = 4\n'
     (tmp_path / "run.toml").write_text(text.replace(old, new))
     for command in ("new", "validate"):
-        error = refused(tmp_path / "home", "E400", 78, command, str(tmp_path / "run.toml"))
+        error = refused(tmp_path / "home", "E413", 78, command, str(tmp_path / "run.toml"))
         assert error["key"] == key
         assert key in error["message"]
     told = atoll(tmp_path / "home", "new", str(tmp_path / "run.toml"))
     assert (told.status, told.out) == (78, "")
-    assert told.err.startswith("E400 ")
+    assert told.err.startswith("E413 ")
     assert key in told.err
     assert not list((tmp_path / "home").glob("state/runs/*"))
 
 
-@pytest.mark.parametrize("content", [b"\x80\xff\x00", b"= =", b"", b'schema = 9\nname = "x"'])
-def test_a_manifest_that_is_no_toml_or_of_another_atoll(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (b"\x80\xff\x00", "E410"),
+        (b"= =", "E410"),
+        (b"", "E412"),
+        (b'schema = 9\nname = "x"', "E400"),
+    ],
+)
+def test_a_manifest_that_is_no_toml_or_of_another_atoll(
+    tmp_path: Path, content: bytes, code: str
+) -> None:
     (tmp_path / "run.toml").write_bytes(content)
-    refused(tmp_path / "home", "E400", 78, "new", str(tmp_path / "run.toml"))
+    refused(tmp_path / "home", code, 78, "new", str(tmp_path / "run.toml"))
 
 
 @pytest.mark.slow

@@ -214,7 +214,7 @@ def test_other_files_of_the_home_may_be_garbage(tmp_path: Path) -> None:
 def test_the_homes_settings_name_the_wrong_key(tmp_path: Path) -> None:
     home = new_home(tmp_path / "home")
     find_paths(home).config_file.write_text("[node]\nports = 1\n")
-    assert refused(home, "E400", 78, "up")["key"] == "$.node.ports"
+    assert refused(home, "E411", 78, "up")["key"] == "$.node.ports"
     with pytest.raises(Exception) as told:
         Member(
             home,
@@ -225,4 +225,4 @@ def test_the_homes_settings_name_the_wrong_key(tmp_path: Path) -> None:
                 "/ip4/127.0.0.1/tcp/9",
             ).signed.run_id,
         )
-    assert getattr(told.value, "code", "") == "E400"
+    assert getattr(told.value, "code", "") == "E411"

@@ -15,7 +15,7 @@ import pytest
 from atoll.collectives.codecs.names import CODECS, round_bytes_per_value
 from atoll.collectives.errors import AtollError, ConfigError
 from atoll.node.capability import capability_name
-from atoll.node.cli import COMMANDS, cli, run
+from atoll.node.cli import COMMANDS, GROUPS, cli, run
 from atoll.node.cli.child import Child
 from atoll.node.cli.invites import duration_s
 from atoll.node.cli.live import Progress, TrainingView, sparkline
@@ -256,8 +256,8 @@ def test_validate_names_the_key(atoll: Cli, tmp_path: Path) -> None:
     assert "Did you mean `lr`?" in atoll.err
     error = atoll.json("validate", "bad.toml", status=78)["error"]
     assert (error["code"], error["slug"], error["key"], error["exit"]) == (
-        "E400",
-        "config",
+        "E411",
+        "unknown-key",
         "$.train.outer.lrr",
         78,
     )
@@ -443,6 +443,47 @@ def test_explain(atoll: Cli) -> None:
     assert atoll("explain") == 0
     assert "E301  76    your model is not the run's model" in atoll.out
     assert atoll("explain", "E999") == 2
+
+
+def test_every_command_stands_under_one_heading_of_help(atoll: Cli) -> None:
+    listed = [name for names in GROUPS.values() for name in names]
+    assert sorted(listed) == sorted(COMMANDS)
+    assert list(GROUPS) == ["Start", "Train", "Look", "Network", "Organise", "Research"]
+    assert atoll("--help") == 0
+    places = [atoll.out.index(f"\n{group}:\n") for group in GROUPS]
+    assert places == sorted(places)
+
+
+def test_all_faults_of_a_manifest_are_told_at_once(atoll: Cli, tmp_path: Path) -> None:
+    faults = (
+        'schema = 1\nname = "x"\n[exchange]\nfeedback_kept = 0.5\n[train]\nmax_steps = 9\n'
+        '[join]\npolicy = "allow"\n'
+    )
+    (tmp_path / "bad.toml").write_text(faults)
+    error = atoll.json("validate", "bad.toml", status=78)["error"]
+    assert (error["code"], error["slug"]) == ("E414", "settings-exclude")
+    assert error["key"] == "$.exchange.feedback_kept"
+    assert error["message"].endswith("(the first of 3 faults)")
+    for key in ("$.train.max_steps", "$.join.policy"):
+        assert f"Also, bad.toml: {key}" in error["why"]
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("schema = 1\nname = x", "E410"),
+        ('schema = 1\nname = "x"\n[trian]\nrounds = 1', "E411"),
+        ("schema = 1", "E412"),
+        ('schema = 1\nname = "x"\n[train]\nrounds = "many"', "E413"),
+        ('schema = 1\nname = "x"\n[train]\nround_s = 1.0\nsync_every = 1', "E414"),
+    ],
+)
+def test_what_a_manifest_gets_wrong_has_a_code_with_a_page(
+    atoll: Cli, tmp_path: Path, text: str, code: str
+) -> None:
+    (tmp_path / "bad.toml").write_text(text)
+    assert atoll.json("validate", "bad.toml", status=78)["error"]["code"] == code
+    assert atoll("explain", code) == 0
 
 
 def test_version_and_completion(atoll: Cli) -> None:

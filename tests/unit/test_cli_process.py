@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 ATOLL = [sys.executable, "-m", "atoll.node.cli"]
@@ -144,6 +145,42 @@ def test_completion_of_words(atoll_home: Path) -> None:
         check=True,
     )
     assert done.stdout.split() == ["plain,init", "plain,invite", "[]"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_of_runs_offers_plain_names_only(atoll_home: Path, shell: str) -> None:
+    given = {"tide": "tide", "two": "same", "three": "same", "hostile": "x; rm -rf $HOME\n", "": ""}
+    ids = [letter * 26 for letter in "abcde"]
+    for run_id, name in zip(ids, given.values(), strict=True):
+        folder = atoll_home / "state" / "runs" / run_id
+        folder.mkdir(parents=True)
+        manifest = msgspec.msgpack.encode({"schema": 1, "name": name})
+        data = msgspec.msgpack.encode([manifest, "p", bytes(64)]) if name else b"damaged"
+        (folder / "manifest").write_bytes(data)
+
+    def offered(begun: str) -> list[str]:
+        words = {
+            "_ATOLL_COMPLETE": f"{shell}_complete",
+            "COMP_WORDS": f"atoll export {begun}",
+            "COMP_CWORD": begun if shell == "fish" else "2",
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", COMPLETING],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            env=environment(atoll_home, **words),
+            check=True,
+        )
+        lines = done.stdout.splitlines()[:-1]  # the last is which heavy modules were loaded
+        if shell == "zsh":
+            return lines[1::3]
+        separator = "," if shell == "bash" else "\t"
+        return [line.removeprefix("plain,").split(separator)[0] for line in lines]
+
+    assert offered("ti") == ["tide"]
+    assert sorted(offered("")) == sorted(["tide", *ids[1:]])
+    assert offered("bbb") == [ids[1]]
 
 
 def test_streams_and_exit_status(atoll_home: Path) -> None:
