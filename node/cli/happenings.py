@@ -131,6 +131,9 @@ def _peer(event: Event, key: str = "peer") -> str:
 _WORDS: Mapping[str, Callable[[Event], str]] = {
     "script.attached": lambda e: f"a script trains, process {int(e['pid'])}",
     "script.ended": lambda e: f"the script has let go, process {int(e['pid'])}",
+    "script.idle": lambda e: (
+        f"the script has contributed nothing in the {span_text(float(e['seconds']))} since it attached"
+    ),
     "state.ready": lambda e: f"the state of round {int(e['round'])} is here",
     "run.waiting": lambda e: (
         "finished: all rounds are committed"

@@ -258,6 +258,8 @@ def run_state(run: Document) -> str:
         state = (
             "training" if run.get("member", True) else "training; not a member of the last round"
         )
+    if run.get("script") and (idle_s := run.get("idle_s")):
+        state += f"; its script has contributed nothing in the {span_text(float(idle_s))} since it attached"
     lack, branch = no_quorum(run.get("quorum")), run.get("branch") or {}
     rounds, lost = int(branch.get("rounds", 0)), int(branch.get("lost", 0))
     if branch.get("members"):

@@ -15,6 +15,7 @@ chronicle    what happened in a run: published, and kept for its status
 subscribers  who is told of events, and what the slow miss
 bans         who is banned: handed on, enforced
 waiting      what a run waits for, as a document
+idle         a script that is attached and contributes nothing
 starting     whether a run's first round waits for members
 views        a run as documents for people and tools
 kept         results of durable operations, received into the files that keep them

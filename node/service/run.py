@@ -42,6 +42,7 @@ from .asking import Asking
 from .bans import MESSAGE, PROOF, Banning
 from .chronicle import Chronicle
 from .context import NodeContext
+from .idle import Idle
 from .phases import Phases
 from .ports import RunPorts
 from .refusals import MEMBER, MOST_REFUSALS, NAMED, STRANGER, Refusal
@@ -105,6 +106,7 @@ class RunService:
         self.phases = Phases(run_id, node.publish)
         self.timings = Timings(run_id, node.publish, self._lane_bytes)
         self.start = Start(self)
+        self.idle = Idle(run_id, node.publish)
         self.over = False  # the session is let go of, and its files are about to be closed: nothing reaches it any more
         self.ended = trio.Event()  # `run` has returned, and everything of the run is closed
         self._asking = Asking(random.Random(node.rng.random()))
@@ -373,6 +375,7 @@ class RunService:
             session.sessions[0].membership.moved().items()
         ):  # so that members find one another without any bootstrap
             self.node.network.add_addresses(peer, addresses)
+        self.idle.look(now)
         if now >= session.next_due():
             session.tick(now)
 

@@ -71,6 +71,7 @@ class AttachedScript:
         if not founding:
             self._attach()
         run.listeners.append(self._on_event)
+        run.idle.attached(trio.current_time())
 
     @property
     def whole(self) -> Session | Fragments:
@@ -117,6 +118,7 @@ class AttachedScript:
         except BaseException:
             del self._frozen[fragment]
             raise
+        self.run.idle.over()
         self.run.wake()
 
     def computed(self, number: int, part: int = 0) -> None:
@@ -188,6 +190,7 @@ class AttachedScript:
         """Whether the script may make its first step."""
         if now:
             self.run.start.now()
+        self.run.idle.attached(trio.current_time())  # it was kept from training until now
         return self.run.start.look()
 
     async def leave(self) -> None:
@@ -217,6 +220,7 @@ class AttachedScript:
     def detached(self) -> None:
         """The script is gone, and with it its memory; what the engine still reads goes when the engine lets go of it."""
         self.run.listeners.remove(self._on_event)
+        self.run.idle.over()
         self.run.start.leave()
         self._detach()
         self._reductions.detached()

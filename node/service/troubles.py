@@ -22,7 +22,8 @@ from ...collectives.identifiers import PeerId
 
 log = logging.getLogger("atoll")
 HISTORY = 8
-REPEAT_S = 30.0  # the same trouble is logged and published again after this long
+REPEAT_S = 60.0  # the same trouble is logged and published again after this long
+REMEMBERED = 16  # troubles whose last telling is remembered
 
 
 class Troubles:
@@ -33,22 +34,22 @@ class Troubles:
         self._run_id, self._publish = run_id, publish
         self._past: deque[dict[str, Any]] = deque(maxlen=HISTORY)
         self._token, self._thread = trio.lowlevel.current_trio_token(), threading.get_ident()
-        self._told_at = 0.0
+        self._told_at: dict[str, float] = {}  # by trouble, the newest last
 
     def tell(self, error: AtollError) -> None:
         """Something fails; the run goes on as far as it can."""
         if threading.get_ident() != self._thread:
             self._token.run_sync_soon(self.tell, error)
             return
-        now, current = time.monotonic(), self.current
         self.current = error
-        if (
-            current is not None
-            and current.message == error.message
-            and now - self._told_at < REPEAT_S
-        ):
+        # A full disk fails one file after another, and small writes succeed in between: it is one trouble.
+        now, what = time.monotonic(), error.code if error.code == "E501" else error.message
+        if now - self._told_at.get(what, -REPEAT_S) < REPEAT_S:
             return
-        self._told_at = now
+        self._told_at.pop(what, None)
+        self._told_at[what] = now
+        if len(self._told_at) > REMEMBERED:
+            del self._told_at[next(iter(self._told_at))]
         log.warning("run %s: %s %s", self._run_id, error.code, error.message)
         self._past.append({"at": time.time(), **described(error)})
         kind = "storage.trouble" if error.code in ("E303", "E501") else "run.trouble"

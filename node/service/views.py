@@ -58,6 +58,7 @@ def status_of(run: RunService) -> dict[str, Any]:
         "seal": sealed(run),
         "waiting": waiting_of(run),
         "starting": run.start.view(),
+        "idle_s": run.idle.view(trio.current_time()),
         "script": bool(session and session.script),
         "progress": ["waiting for the state", 0, 0]
         if fetching and progress == SEEKING

@@ -1,0 +1,58 @@
+"""What a node says of a disk that is full, and of a script that does nothing: once, and not for ever."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trio
+
+from atoll.collectives.errors import StorageError
+from atoll.node.cli.happenings import Words
+from atoll.node.cli.views import run_state
+from atoll.node.service.idle import AFTER_S, Idle
+from atoll.node.service.troubles import Troubles
+
+
+def test_a_full_disk_is_told_once_though_small_writes_succeed_in_between() -> None:
+    told = list[dict[str, Any]]()
+
+    async def main() -> Troubles:
+        troubles = Troubles("r", told.append)
+        for number in range(100):
+            troubles.tell(StorageError(f"cannot write file {number}: no space", code="E501"))
+            troubles.clear()
+        troubles.tell(StorageError("file 7 is damaged", code="E303"))
+        troubles.tell(StorageError("the last one", code="E501"))
+        return troubles
+
+    troubles = trio.run(main)
+    assert [(event["event"], event["code"]) for event in told] == [
+        ("storage.trouble", "E501"),
+        ("storage.trouble", "E303"),
+    ]
+    assert troubles.current is not None
+    assert troubles.current.message == "the last one"  # status has the newest all the same
+
+
+def test_a_script_that_never_contributes_is_named_once() -> None:
+    told = list[dict[str, Any]]()
+    idle = Idle("r", told.append)
+    idle.look(1000.0)  # nobody is attached
+    idle.attached(1000.0)
+    idle.look(1000.0 + AFTER_S - 1)
+    assert (told, idle.view(1000.0 + AFTER_S - 1)) == ([], None)
+    for later in (0.0, 1.0, 500.0):
+        idle.look(1000.0 + AFTER_S + later)
+    assert told == [{"event": "script.idle", "run": "r", "seconds": AFTER_S}]
+    assert idle.view(1090.0) == 90.0
+    said = run_state({"phase": "running", "script": True, "idle_s": 90.0})
+    assert (
+        said == "training; its script has contributed nothing in the 1 min 30 s since it attached"
+    )
+    (line,) = Words().of(told[0])
+    assert line == "the script has contributed nothing in the 1 min since it attached"
+    idle.over()
+    assert idle.view(2000.0) is None
+    idle.attached(2000.0)
+    idle.look(3000.0)
+    assert len(told) == 2
