@@ -6,6 +6,7 @@ command line can name the invite that a peer came by. Of invites that restrict n
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
@@ -84,6 +85,14 @@ class Entrants:
         if peer not in self.known:
             self.note(peer, capability)
 
+    def forget(self, peers: Collection[PeerId]) -> None:
+        """Others have used up the invite by which these came. Raises StorageError where that is in memory only."""
+        for peer in peers:
+            self.known.pop(peer, None)
+            self.roles.pop(peer, None)
+        if peers:
+            self._write()
+
     def note(self, peer: PeerId, capability: Capability) -> None:
         """Keep what a peer's invite says. Raises NotAdmittedError where nothing more can be kept; StorageError where it is in memory only."""
         restricts = capability.role != "train" or capability.uses
@@ -97,6 +106,9 @@ class Entrants:
                 f"{len(self.known)} peers have entered by such invites here: no more can be kept in mind"
             )
         self._set(peer, entrant)
+        self._write()
+
+    def _write(self) -> None:
         make_private(self._folder)
         write_atomic(self._folder / FILE, msgspec.msgpack.encode(tuple(self.known.values())))
 

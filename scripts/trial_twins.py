@@ -40,7 +40,7 @@ class Trial:
 
 def trial(folder: Path, moment_s: float) -> Trial:
     """One trial. ``moment_s``: so long after the others' contributions the copy begins."""
-    with Peers(folder, 3, NUMEL) as swarm:
+    with Peers(folder, 3, NUMEL, ready_s=UP_S) as swarm:
         swarm.settle()
         *others, doubled = swarm.all
         twins.copy_home(doubled, folder / "twin")

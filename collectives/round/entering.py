@@ -100,6 +100,13 @@ class Tally:
         """How many peers are counted."""
         return sum(len(spent.peers) for spent in self.spent.values())
 
+    def bars(self, invite: bytes, peer: PeerId) -> bool:
+        """Whether an invite has no use left for ``peer``: it has let in others, as many as it may."""
+        spent = self.spent.get(invite)
+        return (
+            spent is not None and len(spent.peers) >= spent.uses and _short(peer) not in spent.peers
+        )
+
     def after(self, admitted: Iterable[Admitted]) -> Tally | None:
         """With these counted, too; None where an invite has no use left, or nothing more can be counted."""
         limited = [each for each in admitted if each.uses]

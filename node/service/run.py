@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -432,6 +432,25 @@ class RunService:
                     self.entrants.recall(each.peer, found.capability)
                 except (NotAdmittedError, StorageError) as error:
                     self.troubles.tell(error)
+        self._shut_out({each.invite for each in told.admitted if each.uses})
+
+    def _shut_out(self, limited: Collection[bytes]) -> None:
+        """Two members may let in two keys by an invite for one, before the log knows of either: who is not the one in the log is let go of."""
+        session = self.session
+        if session is None or session.machine is None:
+            return
+        tally = session.machine.journal.entries.tally
+        over = [
+            peer
+            for peer, came in self.entrants.known.items()
+            if came.nonce in limited and tally.bars(came.nonce, peer)
+        ]
+        try:
+            self.entrants.forget(over)
+        except StorageError as error:
+            self.troubles.tell(error)
+        for peer in over:
+            self.node.nursery.start_soon(self.node.network.close_topic, self.run_id, peer)
 
     def _accept(self, peer: PeerId, shown: bytes) -> bool:
         self.gate.accept(peer, shown, time.time())

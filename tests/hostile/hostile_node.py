@@ -356,6 +356,7 @@ OF_MEMBERS = [*OPERATIONS, "calls", "rates", IN_AND_OUT]
 def corrupt(folder: Path) -> None:
     """Every run of this node gets a liar."""
     honest, on_message, pace = RunService._drive, RunService._on_message, RunPorts.pace
+    unread = RunPorts.unread
     made: dict[int, Liar] = {}
 
     async def drive(self: RunService) -> None:
@@ -376,6 +377,12 @@ def corrupt(folder: Path) -> None:
             return pace(self)
         return pace(self)._replace(up=1 << 40, down=1 << 40, proven=1 << 40)
 
+    def looks(self: RunPorts, peer: PeerId) -> bool:
+        """Who reads a flood slowly would be left out of the rounds that this node convenes, as any convener may do at any time: it is not, so that what
+        is lost is lost to the flood."""
+        return id(self._run) not in made and unread(self, peer)
+
+    RunPorts.unread = looks  # type: ignore[method-assign]
     RunService._drive = drive  # type: ignore[method-assign]
     RunService._on_message = hear  # type: ignore[method-assign]
     RunPorts.pace = boast  # type: ignore[method-assign]

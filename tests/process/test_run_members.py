@@ -22,7 +22,12 @@ from bad_input_kit import LAYOUT, NUMEL, Run, atoll, ended, new_run, odd, one_ro
 
 from atoll.collectives import messages as m
 from atoll.collectives.engine import EngineThread
-from atoll.collectives.errors import NetworkError, PeerUnreachableError, SwarmClosedError
+from atoll.collectives.errors import (
+    NetworkError,
+    NotAdmittedError,
+    PeerUnreachableError,
+    SwarmClosedError,
+)
 from atoll.collectives.exchange import ResultComplete
 from atoll.collectives.identifiers import PeerId
 from atoll.node.client import NodeClient
@@ -184,6 +189,55 @@ def test_the_log_says_what_a_members_invite_is_for(tmp_path: Path) -> None:
             assert service.session.membership.roles == {}
             service.on_event(ev.LetIn((came,)))
             assert service.session.membership.roles == {helper.peer: "aggregate"}
+
+    trio.run(bounded, main)
+
+
+def test_a_member_gets_no_other_role_by_what_was_revoked_or_has_expired(tmp_path: Path) -> None:
+    """A member is at home, whatever it shows; what it shows counts only while it would let in somebody."""
+    run, helper = new_run(tmp_path), Identity.generate()
+    run_id, now_s = run.signed.run_id, time.time()
+    came, train, late = (
+        make_invite(run_id, (), run.identity, now_s=now_s, role=role)
+        for role in ("aggregate", "train", "train")
+    )
+    past = make_invite(run_id, (), run.identity, now_s=1_000_000.0).certify(helper, 1_000_000.0)
+
+    async def main(nursery: trio.Nursery) -> None:
+        async with organisers_node(run, nursery) as service:
+            service.gate._members = service._members = lambda: [helper.peer]  # type: ignore[method-assign]
+            assert service._admit(helper.peer, came.certify(helper, now_s).encode())
+            service.banning.lists.revoke(train.capability.id, run.identity)
+            for shown in (train.certify(helper, now_s), past):
+                assert service._admit(helper.peer, shown.encode())
+                assert service.roles == {helper.peer: "aggregate"}
+            assert service._admit(helper.peer, late.certify(helper, now_s).encode())
+            assert service.roles == {}
+
+    trio.run(bounded, main)
+
+
+def test_an_invite_for_one_lets_go_of_whom_it_let_in_here_once_the_log_has_another(
+    tmp_path: Path,
+) -> None:
+    run, (won, lost) = new_run(tmp_path), (Identity.generate(), Identity.generate())
+    run_id, now_s = run.signed.run_id, time.time()
+    invite = make_invite(run_id, (), run.identity, now_s=now_s, uses=1)
+    entered = right_of(invite.certify(won, now_s)).admitted
+
+    async def main(nursery: trio.Nursery) -> None:
+        async with organisers_node(run, nursery) as service:
+            session = service.session
+            assert session is not None
+            session.found(trio.current_time(), LAYOUT, torch.zeros(NUMEL))
+            assert session.machine is not None
+            assert service._admit(lost.peer, invite.certify(lost, now_s).encode())
+            entries = session.machine.journal.entries
+            entries.tally = entries.tally.after([entered]) or entries.tally
+            service.on_event(ev.LetIn((entered,)))
+            assert set(service.entrants.known) == {won.peer}
+            with pytest.raises(NotAdmittedError, match="has let in 1 already"):
+                service._admit(lost.peer, invite.certify(lost, now_s).encode())
 
     trio.run(bounded, main)
 
