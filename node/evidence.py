@@ -51,7 +51,6 @@ FAULTS = {
     Fault.AGGREGATE: "its aggregate is not that of the vectors it was sent, as most of the others have found",
     Fault.GRADIENT: "its vector is not what follows from its seed, as most of the others have computed",
     Fault.ACCUSATION: "it has accused a peer falsely, as most of the others have found",
-    Fault.ELIMINATION: "parts did not get from it to another, or the other way: both had to leave",
 }
 
 RELABELLED = "it has proposed bytes as another result than they are"

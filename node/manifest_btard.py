@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from .manifest import Manifest
 
 LEAST_LEFT = 3  # as `security.btard.Settings.least`: with fewer nothing goes on
-LEAST_PEERS = LEAST_LEFT + 2  # a liar can take one honest peer with it (elimination)
+LEAST_PEERS = LEAST_LEFT + 1  # so that one of them may be removed
 MOST_INTERVALS = 63  # whose states' hashes one message holds
 Times = Annotated[float, msgspec.Meta(ge=0.1, le=86_400)]
 
 
 def liars_borne(peers: int) -> int:
-    """How many of so many peers may lie without ending the run: each may take an honest one with it, and three must be left."""
-    return (peers - LEAST_LEFT) // 2
+    """How many of so many peers may lie without ending the run: fewer than half, and three that do not must be left."""
+    return max(0, min((peers - 1) // 2, peers - LEAST_LEFT))
 
 
 class BtardTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[btard]``: as `security.btard.Settings`. The peers are those that ``[join] allow`` names, fewer than half of which may do anything.
-    Up to `liars_borne` of them cannot end the run; more can, as each can take an honest peer with it.
+    Up to `liars_borne` of them cannot end the run, nor have one removed that does not lie.
 
     ``radius``: about the distance of one peer's vector from the mean of all, in the first step. ``validators``: how many peers of a step look into
     another's last vector instead of computing one. ``tolerance``: relative difference between two machines' vectors of one seed above which one of
@@ -74,7 +74,7 @@ def check_btard(manifest: Manifest, name: str) -> None:
             join.policy != "allow" or not LEAST_PEERS <= len(set(join.allow)) <= MOST_PEERS,
             "$.join.allow",
             f"The {LEAST_PEERS} to {MOST_PEERS} peers of such a run are those that its manifest names: anybody can check who was removed. "
-            f"Of fewer, one that lies could leave less than {LEAST_LEFT}, since it can take an honest one with it.",
+            f"Of fewer, the first that is removed would leave less than {LEAST_LEFT}.",
             'policy = "allow", and the peer ids of all: each prints hers with atoll id',
         ),
         (

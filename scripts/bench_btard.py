@@ -160,9 +160,7 @@ def main() -> int:
         if runs and given.b
         else 0.0,
         steps_to_ban_expected=expected,
-        honest_bans=sum(
-            fault != "ELIMINATION" for each in results for fault in each["honest"].values()
-        ),
+        honest_bans=sum(len(each["honest"]) for each in results),
         honest_steps=sum(each["steps"] for each in results if each["kind"] == "honest"),
         control_kib_per_peer_step=next(
             each["control_kib"] for each in results if each["kind"] == "bytes"

@@ -198,7 +198,7 @@ def describe_lines(manifest: Manifest) -> list[str]:
             )
         )
         lines.append(
-            f"{'':7}  {liars_borne(len(d['btard']['peers']))} that lie cannot end the run: each can take an honest one with it, and 3 must be left"
+            f"{'':7}  {liars_borne(len(d['btard']['peers']))} that lie cannot end the run: who lies is removed on a proof, alone, and 3 must be left"
         )
     lines += _entry_lines(manifest)
     if d["lying"]:

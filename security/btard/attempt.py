@@ -85,12 +85,18 @@ class Attempt:
         self.draw = b""
         self.share = b""
         self.cases = Cases()
-        self._waiting = Waiting(around.settings)
+        self._at_once = {
+            number
+            for number in self.contributors
+            if around.late.asks_at_once(context.step, self.roster[number])
+        }
+        self._waiting = Waiting(around.settings, self._at_once)
         self._since = float("inf")  # until its own gradient is there
         self._further = float("inf")  # since when somebody is known to be further
         self._questions = Questions(self, self._waiting)
         self._shown: set[tuple[int, Kind]] = set()
         self._uninvited = 0
+        self._dropped: set[Item] = set()  # parts of others for which there was no room
 
     # What the peer does, in order.
 
@@ -131,10 +137,16 @@ class Attempt:
                 if number != self.me:
                     self.send((Kind.PART, self.me, number), number)
         self._questions.all_committed(now)
+        if self._at_once:
+            self.tick(now)
 
     def aggregate(self, now: float) -> None:
         """Clip about the fixed point; commit to it before anybody knows the draw."""
         rows = [self.vectors.held[Kind.PART, number, self.me] for number in self.contributors]
+        for number in self.contributors:
+            if number != self.me and number not in self._at_once | self._questions.behind:
+                late = (Kind.PART, number, self.me) in self._waiting.asked
+                self.around.late.came(self.context.step, self.roster[number], late=late)
         found = aggregate(rows, self.radii[self.me])
         self.vectors.held[Kind.AGGREGATE, self.me, 0] = found
         self.share = self.around.rng.randbytes(32)
@@ -192,9 +204,6 @@ class Attempt:
             and (self.around.examine(target) or 0.0) > self.around.settings.tolerance
         ):
             accusations.append(Accusation(Fault.GRADIENT, self.roster.index(target)))
-        other = self._questions.eliminates()
-        if other is not None:
-            accusations.append(Accusation(Fault.ELIMINATION, other))
         self._enter(now, Stage.CHECKS)
         self.say(now, Checks(self.table.view(Kind.RESIDUALS), tuple(accusations)))
 
@@ -286,7 +295,18 @@ class Attempt:
         ):
             return True
         self._uninvited += 1
-        return self._uninvited <= len(self.roster)
+        if self._uninvited <= len(self.roster):
+            return True
+        if max(item[1:]) < len(self.roster):
+            self._dropped.add(item)
+        return False
+
+    def appealed(self, now: float, item: Item, by: int) -> None:
+        """Everybody is owed a part that its owner asks for. One that came before the question, and was dropped, is asked for again."""
+        self._waiting.appealed(now, item, by)
+        if item in self._dropped:
+            self._dropped.discard(item)
+            self._tell(item[1], sign(self.context, self.around.signer, Ask((item,))))
 
     def _on_slotted(self, now: float, signed: Signed, body: Slotted) -> None:
         kind = kind_of(body)

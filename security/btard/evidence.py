@@ -156,7 +156,6 @@ _PROOFS: dict[Fault, Callable[[Bundle], bool]] = {
     Fault.AGGREGATE: _judged,
     Fault.GRADIENT: _judged,
     Fault.ACCUSATION: _judged,
-    Fault.ELIMINATION: _judged,
 }
 
 

@@ -22,12 +22,11 @@ if TYPE_CHECKING:
 
 class Cases(msgspec.Struct):
     """By numbers in the roster. ``residuals``, ``gradients``: (accuser, accused); ``columns``: owners whose aggregate is looked into;
-    ``pairs``: who leaves, and takes whom along; ``impossible``: who said what no vector has; ``void``: who accused where it had no say."""
+    ``impossible``: who said what no vector has; ``void``: who accused where it had no say."""
 
     residuals: set[tuple[int, int]] = msgspec.field(default_factory=set)
     gradients: set[tuple[int, int]] = msgspec.field(default_factory=set)
     columns: set[int] = msgspec.field(default_factory=set)
-    pairs: dict[int, int] = msgspec.field(default_factory=dict)
     impossible: set[int] = msgspec.field(default_factory=set)
     void: set[int] = msgspec.field(default_factory=set)
     exhibits: set[tuple[int, int]] = msgspec.field(default_factory=set)
@@ -35,12 +34,7 @@ class Cases(msgspec.Struct):
     def any(self) -> bool:
         """Whether something is open."""
         return bool(
-            self.residuals
-            or self.gradients
-            or self.columns
-            or self.pairs
-            or self.impossible
-            or self.void
+            self.residuals or self.gradients or self.columns or self.impossible or self.void
         )
 
     @property
@@ -59,8 +53,6 @@ def open_cases(attempt: Attempt) -> Cases:
                 cases.residuals.add((accuser, each.whom))
             elif each.fault == Fault.GRADIENT and target == attempt.roster[each.whom]:
                 cases.gradients.add((accuser, each.whom))
-            elif each.fault == Fault.ELIMINATION and each.whom != accuser:
-                cases.pairs.setdefault(accuser, each.whom)
             else:
                 cases.void.add(accuser)
     said = {number: attempt.said(number) for number in attempt.contributors}
@@ -86,13 +78,6 @@ def verdicts(attempt: Attempt) -> tuple[Verdict, ...]:
     cases = attempt.cases
     guilty = {Verdict(number, Fault.ACCUSATION) for number in cases.void}
     guilty |= {Verdict(number, Fault.RESIDUAL) for number in cases.impossible}
-    leaving = set[int]()
-    for pair in cases.pairs.items():
-        if not leaving & set(
-            pair
-        ):  # in the order of the roster: nobody takes two along, nor one who is taken
-            leaving |= set(pair)
-    guilty |= {Verdict(number, Fault.ELIMINATION) for number in leaving}
     for accuser, whom in cases.residuals:
         guilty.add(
             Verdict(whom, Fault.RESIDUAL)

@@ -62,7 +62,6 @@ class Fault(IntEnum):
     AGGREGATE = 6  # a result that is not the fixed point
     GRADIENT = 7  # not the gradient of its seed
     ACCUSATION = 8  # of an honest peer
-    ELIMINATION = 9  # two who cannot exchange parts; nobody is blamed
 
 
 class Context(msgspec.Struct, frozen=True, array_like=True, dict=True):
@@ -119,10 +118,10 @@ class Residuals(msgspec.Struct, frozen=True, array_like=True, tag=int(Kind.RESID
 
 
 class Accusation(msgspec.Struct, frozen=True, array_like=True):
-    """The sender of the Checks says that a peer's residual of the sender's part is wrong, or the last gradient of its target; or that parts do not
-    get from one of the two to the other but in public, and so both must leave."""
+    """The sender of the Checks says that a peer's residual of the sender's part is wrong, or the last gradient of its target. Everybody looks
+    at the bytes: who is wrong leaves, the accused or the accuser."""
 
-    fault: Annotated[int, msgspec.Meta(ge=int(Fault.RESIDUAL), le=int(Fault.ELIMINATION))]
+    fault: Annotated[int, msgspec.Meta(ge=int(Fault.RESIDUAL), le=int(Fault.ACCUSATION))]
     whom: Number
 
 
@@ -137,7 +136,7 @@ class Verdict(msgspec.Struct, frozen=True, array_like=True, order=True):
     """Somebody is guilty of something."""
 
     whom: Number
-    fault: Annotated[int, msgspec.Meta(ge=int(Fault.RESIDUAL), le=int(Fault.ELIMINATION))]
+    fault: Annotated[int, msgspec.Meta(ge=int(Fault.RESIDUAL), le=int(Fault.ACCUSATION))]
 
 
 class Judgement(msgspec.Struct, frozen=True, array_like=True, tag=int(Kind.JUDGEMENT)):
@@ -177,7 +176,7 @@ class Bundle(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """Evidence: messages of one attempt that prove a fault of peer number ``whom`` (`evidence.verify_evidence`)."""
 
     context: Context
-    fault: Annotated[int, msgspec.Meta(ge=1, le=9)]
+    fault: Annotated[int, msgspec.Meta(ge=1, le=8)]
     whom: Number
     item: Item | None
     messages: Annotated[tuple[Signed, ...], msgspec.Meta(min_length=1, max_length=MAX_PEERS)]

@@ -25,6 +25,7 @@ from .messages import Bundle, Context, Frame, Kind, Piece, Signed, Signer, Vecto
 from .settings import Settings
 from .stages import Stage
 from .trail import Trail
+from .waiting import Late
 
 EARLY = 32  # messages kept of each peer that is ahead
 MOST_OFFENCES = 16  # of one peer in a step: what it sends is checked no more, as that costs more than to send it
@@ -110,7 +111,7 @@ class Peer:
         self._errors: dict[PeerId, float | None] = {}
         self._early: dict[PeerId, deque[Signed]] = {}
         self._told: set[tuple[PeerId, bytes]] = set()
-        self._appeals: dict[tuple[PeerId, PeerId], int] = {}
+        self.late = Late(settings.patience)
         self._offences = Counter[PeerId]()  # in this step
 
     @property
@@ -216,11 +217,6 @@ class Peer:
             trail.show(previous.interval(me)),
             trail.path,
         )
-
-    def appealed(self, maker: PeerId, owner: PeerId) -> bool:
-        """A part went from maker to owner in public only; whether that is once too often."""
-        self._appeals[maker, owner] = self._appeals.get((maker, owner), 0) + 1
-        return self._appeals[maker, owner] > self.settings.patience
 
     def finished(self, now: float, attempt: Attempt) -> None:
         """The step is over. One whose place another attempt has taken counts where this peer has not yet spoken its last word in that one."""

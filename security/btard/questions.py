@@ -29,10 +29,7 @@ class Questions:
             Item, set[int]
         ] = {}  # who has asked for a message that was not here yet
         self._early: list[tuple[Signed, Ask | Lacking]] = []  # for parts, before all have committed
-        self._behind: set[int] = set()  # who has lacked a commitment
-        self._public: set[tuple[int, int]] = (
-            set()
-        )  # (maker, owner) of parts that were asked for in public
+        self.behind: set[int] = set()  # who has lacked a commitment, so that it is late itself
 
     def answered(self, sender: int, body: Ask | Lacking) -> bool:
         """The cheap test: whether a question changes nothing, as it was heard before, or too many were."""
@@ -77,17 +74,6 @@ class Questions:
         for asker in self._standing.pop((kind, signed.sender, 0), ()):
             self._attempt.hand(asker, signed)
 
-    def eliminates(self) -> int | None:
-        """Who must leave together with this peer: parts get from one of the two to the other in public only. Not counted where the maker was kept back
-        itself, by who told its commitment to others only."""
-        attempt, found = self._attempt, None
-        for maker, owner in sorted(self._public):
-            if maker not in self._behind and attempt.around.appealed(
-                attempt.roster[maker], attempt.roster[owner]
-            ):
-                found = owner if attempt.me == maker else maker
-        return found
-
     def _serve(self, now: float, asker: int, item: Item) -> None:
         kind, whose, _ = item
         if kind == Kind.STATES:
@@ -100,7 +86,7 @@ class Questions:
     def _serve_message(self, now: float, asker: int, kind: Kind, whose: int) -> None:
         attempt = self._attempt
         if kind == Kind.COMMIT:
-            self._behind.add(asker)
+            self.behind.add(asker)
         if asker == attempt.me:
             return
         held = attempt.table.signed(kind, whose)
@@ -126,9 +112,7 @@ class Questions:
         elif item in attempt.vectors.held:
             attempt.send(item, asker)
         elif owner_asks and asker != attempt.me:
-            self._waiting.appealed(now, item, asker)
-        if owner_asks and attempt.me in (whose, part):
-            self._public.add((whose, part))
+            attempt.appealed(now, item, asker)
 
     def _serve_states(self, now: float, asker: int, item: Item) -> None:
         """Its validator lacks what a target has to show: all are owed it now."""

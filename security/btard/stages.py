@@ -11,6 +11,7 @@ from .finished import Finished
 from .history import Distances
 from .messages import Bundle, Frame, Kind, Piece, Signer, Vector, Verify
 from .settings import Settings
+from .waiting import Late
 
 if TYPE_CHECKING:
     from .attempt import Attempt
@@ -58,6 +59,7 @@ class Surroundings(Protocol):
     gradient: Vector
     trail: bytes
     start: Vector
+    late: Late
 
     def tell(self, to: PeerId | None, frame: Frame) -> None:
         """Send a frame to one peer, or to all others."""
@@ -69,10 +71,6 @@ class Surroundings(Protocol):
 
     def shown(self) -> Piece | None:
         """Both ends of the interval of one's own last trail that is looked at; None where there is none."""
-        ...
-
-    def appealed(self, maker: PeerId, owner: PeerId) -> bool:
-        """A part went from maker to owner in public only; whether that is once too often."""
         ...
 
     def convict(self, now: float, bundles: list[Bundle]) -> None:

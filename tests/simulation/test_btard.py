@@ -60,14 +60,49 @@ def test_of_a_flood_of_messages_that_nobody_signed_few_are_checked() -> None:
     assert checked.count(False) == MOST_OFFENCES * len(swarm.hostile)
 
 
-@pytest.mark.parametrize("attack", ["grudge", "demands", "elimination"])
-def test_two_who_cannot_exchange_parts_leave_together(attack: str) -> None:
-    """Nobody can tell whose fault it is: an attacker takes one honest peer along, and leaves itself."""
-    swarm = Swarm(3, replace(SMALL, attack=attack, until_clean=False, steps=24))
+@pytest.mark.parametrize(
+    ("attack", "n", "b"),
+    [
+        ("grudge", 7, 3),
+        ("demands", 7, 3),
+        ("demands", 16, 7),
+        ("ambush", 4, 1),
+        ("ambush", 7, 3),
+        ("elimination", 7, 3),
+        ("elimination", 16, 7),
+    ],
+)
+def test_no_attacker_takes_an_honest_peer_along(attack: str, n: int, b: int) -> None:
+    """Before, each took one where parts got from one of the two to the other in public only: of 7 one was left, of 16 two."""
+    options = Options(n=n, b=b, attack=attack, steps=8, until_clean=False, messages=n < 16)
+    swarm = Swarm(3, options)
     checker = swarm.run()
     assert checker.problems == []
-    assert honest_removed(swarm) == {Fault.ELIMINATION}
-    assert len(checker.removals) == 2 * len(swarm.hostile & checker.removals.keys()) > 0
+    assert checker.steps == 8
+    assert honest_removed(swarm) == set()
+    assert checker.removals.keys() == (swarm.hostile if attack == "elimination" else set())
+
+
+def test_a_grudge_costs_a_few_waits_and_no_more() -> None:
+    """Who sends its part to one peer in public only is asked for it at once, after a few steps."""
+    swarm = Swarm(
+        3, replace(SMALL, attack="grudge", rate=1.0, steps=17, until_clean=False, messages=True)
+    )
+    ends: list[float] = []
+    finished = swarm.checker.finished
+
+    def note(member, step, state) -> None:  # type: ignore[no-untyped-def]
+        if member is swarm.honest[0]:
+            ends.append(swarm.now)
+        finished(member, step, state)
+
+    swarm.checker.finished = note  # type: ignore[method-assign]
+    assert swarm.run().problems == []
+    waited = [
+        step for step in range(1, 16) if ends[step] - ends[step - 1] >= SMALL.settings.timeout_s
+    ]
+    assert 3 <= len(waited) <= 6
+    assert max(waited) <= 8
 
 
 @pytest.mark.parametrize("n", [4, 8])
@@ -95,7 +130,7 @@ def test_who_tells_its_words_to_all_but_one_keeps_nobody_back(n: int, compute_s:
 
 
 @pytest.mark.parametrize(("seed", "n", "b"), [(0, 4, 1), (0, 8, 3), (1, 8, 3)])
-def test_what_reaches_a_part_of_the_honest_only_costs_none_of_them_more_than_it_costs_attackers(
+def test_what_reaches_a_part_of_the_honest_only_costs_none_of_them_its_place(
     seed: int, n: int, b: int
 ) -> None:
     """Questions and testimonies are among what is lost: so others are told that somebody owes what it was never asked for."""
@@ -107,7 +142,7 @@ def test_what_reaches_a_part_of_the_honest_only_costs_none_of_them_more_than_it_
     )
     checker = swarm.run()
     assert checker.problems == []
-    assert honest_removed(swarm) <= {Fault.ELIMINATION}
+    assert honest_removed(swarm) == set()
 
 
 def test_who_says_nothing_at_all_is_removed_also_where_the_others_compute_for_long() -> None:
@@ -220,10 +255,6 @@ def test_a_planted_bug_is_found(name: str) -> None:
 
 
 def test_without_a_bug_the_attacks_of_the_plants_show_nothing() -> None:
-    for attack in sorted({plant.attack for plant in PLANTS.values()}):
-        assert (
-            Swarm(0, Options(n=8, b=3, attack=attack, steps=12, rate=0.5, until_clean=False))
-            .run()
-            .problems
-            == []
-        )
+    for attack, messages in sorted({(plant.attack, plant.messages) for plant in PLANTS.values()}):
+        options = Options(n=8, b=3, attack=attack, steps=12, rate=0.5, until_clean=False)
+        assert Swarm(0, replace(options, messages=messages)).run().problems == []

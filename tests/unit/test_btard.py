@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from atoll.collectives.errors import RemoteProtocolError, SecurityError
-from atoll.collectives.identifiers import RunId
+from atoll.collectives.identifiers import PeerId, RunId
 from atoll.security.btard import Bundle, Fault, verify_evidence, verify_removals
 from atoll.security.btard.draw import (
     bounds,
@@ -49,6 +49,7 @@ from atoll.security.btard.residuals import (
     unbalanced,
 )
 from atoll.security.btard.trail import Trail, interval_error, interval_of, opens
+from atoll.security.btard.waiting import Late
 from atoll.security.btard.wire import decode as unframed
 from atoll.security.btard.wire import encode as framed
 from atoll.security.identity import Identity, verify
@@ -369,3 +370,19 @@ def test_an_honest_owner_finds_the_fixed_point_where_clipping_comes_near_it_slow
         near = along + 1e-3 * chance.standard_normal(along.shape)
         found = [row.astype(np.float32) for row in near]
         assert not off_centre(found, aggregate(found, 0.05), 0.05)
+
+
+def test_a_maker_that_is_late_again_and_again_is_asked_at_once_for_a_while_and_forgiven() -> None:
+    late = Late(3)
+    for step in range(4):
+        assert not late.asks_at_once(step, PeerId("a"))
+        late.came(step, PeerId("a"), late=True)
+    assert [step for step in range(4, 30) if late.asks_at_once(step, PeerId("a"))] == list(
+        range(4, 20)
+    )
+    late.came(20, PeerId("a"), late=True)
+    assert late.asks_at_once(52, PeerId("a"))
+    assert not late.asks_at_once(53, PeerId("a"))
+    for step in range(400):  # of whom one part in twenty is late
+        late.came(step, PeerId("b"), late=step % 20 == 0)
+        assert not late.asks_at_once(step + 1, PeerId("b"))

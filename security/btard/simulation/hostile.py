@@ -433,14 +433,20 @@ class Grudging(Struck):
         super().send(item, to)
 
 
+ELIMINATION = 9  # of the paper: "parts do not get from one of us to the other, so both must leave"
+
+
 class Eliminates(Struck):
-    """Leaves, and takes an honest peer along."""
+    """Says of an honest peer that both must leave, as the paper has it; its friends find both guilty."""
 
     def say(self, now: float, body: Body) -> None:
         """As the last word of a step."""
         if isinstance(body, Checks) and self.strikes():
             whom = self.chance.choice(self.honest())
-            body = msgspec.structs.replace(body, accusations=(Accusation(Fault.ELIMINATION, whom),))
+            body = msgspec.structs.replace(body, accusations=(Accusation(ELIMINATION, whom),))
+        elif isinstance(body, Judgement) and self.member.acts(self.context.step):
+            both = tuple(Verdict(number, ELIMINATION) for number in (self.honest()[0], self.me))
+            body = msgspec.structs.replace(body, verdicts=both)
         super().say(now, body)
 
 
@@ -454,6 +460,32 @@ class Demands(Struck):
             super().say(now, Ask(((Kind.PART, whom, self.me),)))
         if not self.muted:
             super().aggregate(now)
+
+
+class Ambushes(Struck):
+    """Asks all honest makers for their parts at once, and tells the others so when these parts have long come to them, and were dropped. Meanwhile it
+    keeps the step open, by a result that comes as late as can be."""
+
+    def say(self, now: float, body: Body) -> None:
+        """The makers are asked alone."""
+        makers = [number for number in self.honest() if number in self.contributors]
+        if not isinstance(body, Result) or not makers or self.muted or not self.strikes():
+            super().say(now, body)
+            return
+        for maker in makers:
+            self._tell(maker, self._question([maker]))
+        swarm, late = self.member.swarm, super().say
+        swarm.world.after(
+            swarm.options.settings.timeout_s / 4,
+            lambda: self._tell(None, self._question(makers)),
+        )
+        swarm.world.after(
+            swarm.options.settings.timeout_s * 1.6, lambda: late(swarm.world.now, body)
+        )
+
+    def _question(self, makers: list[int]) -> Signed:
+        items = tuple((int(Kind.PART), maker, self.me) for maker in makers)
+        return sign(self.context, self.around.signer, Ask(items))
 
 
 class SendsOtherPart(Struck):
@@ -514,6 +546,7 @@ PROTOCOL_ATTACKS: dict[str, Attack] = {
     "nonsense": _protocol(Nonsense, Fault.NONSENSE),
     "flood": _protocol(Floods, Fault.WITHHELD),
     "other_view": _protocol(OtherView, Fault.WITHHELD),
+    "elimination": _protocol(Eliminates, Fault.NONSENSE),
     "hidden_states": _protocol(HidesStates, Fault.WITHHELD)._replace(intervals=4),
     "collusion": Attack(Colludes, "", (Fault.GRADIENT, Fault.RESIDUAL, Fault.AGGREGATE)),
 }
@@ -521,13 +554,13 @@ PROTOCOL_ATTACKS: dict[str, Attack] = {
 
 ODD_ATTACKS: dict[str, Attack] = {
     "false_testimony": Attack(FalseTestimony, "", ()),
-    "grudge": Attack(Grudging, "", (Fault.ELIMINATION,)),
+    "grudge": Attack(Grudging, "", ()),
     "whisper": Attack(Whispers, "", (Fault.WITHHELD,)),
-    "moods": Attack(Moody, "", (Fault.WITHHELD, Fault.ELIMINATION)),
-    "elimination": Attack(Eliminates, "", (Fault.ELIMINATION,)),
-    "demands": Attack(Demands, "", (Fault.ELIMINATION,)),
+    "moods": Attack(Moody, "", (Fault.WITHHELD,)),
+    "demands": Attack(Demands, "", ()),
+    "ambush": Attack(Ambushes, "", (Fault.WITHHELD,)),
 }
-"""Attacks that do nothing, or cost an attacker its place for each honest peer that leaves."""
+"""Attacks that cost time or bytes, and nobody honest its place."""
 
 VECTORS: tuple[str, ...] = (
     "sign_flip",

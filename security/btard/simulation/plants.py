@@ -25,6 +25,7 @@ from ..messages import (
     Ask,
     Body,
     Bundle,
+    Checks,
     Context,
     Fault,
     Kind,
@@ -39,11 +40,12 @@ from .swarm import Options, Swarm
 
 
 class Plant(NamedTuple):
-    """``what``: the bug, in words; ``seams``: (where, name, what stands there instead)."""
+    """``what``: the bug, in words; ``seams``: (where, name, what stands there instead); ``messages``: it shows where messages take time."""
 
     what: str
     attack: str
     seams: tuple[tuple[Any, str, Any], ...]
+    messages: bool = False
 
 
 @contextmanager
@@ -61,7 +63,15 @@ def planted(plant: Plant) -> Generator[None]:
 
 def find(plant: Plant, seeds: int, first: int = 0) -> tuple[int, str] | None:
     """The first of so many seeds that finds the bug, and what does not hold; None: none does."""
-    options = Options(n=8, b=3, attack=plant.attack, steps=12, rate=0.5, until_clean=False)
+    options = Options(
+        n=8,
+        b=3,
+        attack=plant.attack,
+        steps=12,
+        rate=1.0 if plant.messages else 0.5,
+        until_clean=False,
+        messages=plant.messages,
+    )
     for seed in range(first, first + seeds):
         with planted(plant):
             problems = Swarm(seed, options).run().problems
@@ -111,6 +121,16 @@ def _accuser_is_right(attempt: Attempt) -> tuple[Verdict, ...]:
     return tuple(
         sorted(accused | {Verdict(whom, Fault.GRADIENT) for whom in attempt.cases.targets})
     )
+
+
+def _takes_along(attempt: Attempt) -> tuple[Verdict, ...]:
+    checks = attempt.table.all(Kind.CHECKS, Checks)
+    taken = {
+        Verdict(each.whom, Fault.ACCUSATION)
+        for number in attempt.cases.void
+        for each in checks[number].accusations
+    }
+    return tuple(sorted(taken | set(_verdicts(attempt))))
 
 
 def _accuser_goes_free(attempt: Attempt) -> tuple[Verdict, ...]:
@@ -192,6 +212,22 @@ PLANTS: dict[str, Plant] = {
         "who is accused is guilty",
         "false_accusation",
         ((attempt_module, "verdicts", _accuser_is_right),),
+    ),
+    "takes-along": Plant(
+        "who leaves for a senseless accusation takes along whom it named, without a proof",
+        "false_accusation",
+        ((attempt_module, "verdicts", _takes_along),),
+    ),
+    "evidence-unread": Plant(
+        "evidence is believed without its proof",
+        "false_testimony",
+        ((evidence_module, "_PROOFS", dict.fromkeys(Fault, lambda _: True)),),
+    ),
+    "part-forgotten": Plant(
+        "a part that came before its owner asked everybody for it, and was dropped, is testified to be withheld",
+        "ambush",
+        ((Attempt, "appealed", lambda self, now, item, by: self._waiting.appealed(now, item, by)),),
+        messages=True,
     ),
     "accuser-free": Plant(
         "a false accuser stays",
