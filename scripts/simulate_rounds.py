@@ -8,13 +8,19 @@ at the same round. A seed that fails is printed with its trace hash and fails ag
 
     scripts/simulate_rounds.py --first SEED --seeds 1
 
+--faults all,moment,twin adds faults that aim at the moment at which a bug of what is kept would show, and second processes with a member's key.
+
 --grid N is something else: averages of N members on a grid of groups (--churn: which part of them is killed in every step, --rounds: how
 many averages for each of --seeds seeds), and how far the results are from the mean of all, beside the predicted distance. It fails
 when they are further than 1.25 times the prediction, or when members of one group hold different bits.
 
     scripts/simulate_rounds.py --grid 200 --churn 0.05 --rounds 5 --seeds 1
 
---plant NAME breaks the code on purpose (in the harness) to see that the checker finds it; --plant list names the plants.
+--plant NAME breaks the code on purpose (in the harness) to see that the checker finds it; --plant list names the plants. With --count all
+seeds are played, and how many it takes in the mean to find the bug is told; --plant all --count does so for every plant, one after another:
+20 seeds each, and up to --most where fewer than three of them found it. The first seed that finds a bug is played again without it.
+
+    scripts/simulate_rounds.py --plant all --count --peers 3:5 --rounds 6
 The last line of stdout is one JSON object.
 """
 
@@ -30,9 +36,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from _bench import emit
+
+if TYPE_CHECKING:
+    from atoll.node.simulation.plant import Plant
+    from atoll.node.simulation.swarm import Options
 
 NOT_WITH_LIARS = (
     "amnesia",
@@ -54,6 +64,7 @@ FAULTS = (
     "disk",
     "home",
 )
+AIMED = ("moment", "twin")  # not in "all", so that seeds that were played before are played alike
 
 
 def described() -> argparse.ArgumentParser:
@@ -61,7 +72,9 @@ def described() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", type=int, default=2000, help="how many (default 2000)")
+    parser.add_argument(
+        "--seeds", type=int, help="how many (default 2000; 20 of each plant with --count)"
+    )
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--peers", default="5:9", help="members a seed, FEWEST:MOST (default 5:9)")
     parser.add_argument(
@@ -70,7 +83,8 @@ def described() -> argparse.ArgumentParser:
     parser.add_argument(
         "--faults",
         default="all",
-        help=f"all, none, or a comma-separated choice of {', '.join(FAULTS)}",
+        help="none, or a comma-separated choice of all (default), "
+        f"{', '.join((*AIMED, *FAULTS))}; all is without {' and '.join(AIMED)}",
     )
     parser.add_argument(
         "--lying",
@@ -88,11 +102,18 @@ def described() -> argparse.ArgumentParser:
     parser.add_argument(
         "--plant",
         default="",
-        metavar="NAME|list",
+        metavar="NAME,...|list|all",
         help="plant a known bug; the run stops at the first seed that finds it",
     )
     parser.add_argument(
         "--count", action="store_true", help="with --plant: play all seeds, and count those"
+    )
+    parser.add_argument(
+        "--most",
+        type=int,
+        default=200,
+        metavar="N",
+        help="with --count: at most so many seeds of a plant that is rarely found (default 200)",
     )
     parser.add_argument(
         "--grid", type=int, default=0, metavar="N", help="averages of N members on a grid instead"
@@ -114,19 +135,16 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = described()
     arguments = parser.parse_args(argv)
     fewest, _, most = arguments.peers.partition(":")
-    arguments.fewest, arguments.most = int(fewest), int(most or fewest)
-    arguments.kinds = (
-        FAULTS
-        if arguments.faults == "all"
-        else ()
-        if arguments.faults == "none"
-        else tuple(arguments.faults.split(","))
-    )
-    unknown = set(arguments.kinds) - set(FAULTS)
+    arguments.fewest, arguments.largest = int(fewest), int(most or fewest)
+    arguments.seeds = arguments.seeds or (20 if arguments.count else 2000)
+    chosen = () if arguments.faults == "none" else tuple(arguments.faults.split(","))
+    kinds = tuple(kind for kind in chosen if kind != "all")
+    arguments.kinds = (*(FAULTS if "all" in chosen else ()), *kinds)
+    unknown = set(arguments.kinds) - {*FAULTS, *AIMED}
     if (
         unknown
-        or not 1 <= arguments.fewest <= arguments.most
-        or arguments.seeds < 1
+        or not 1 <= arguments.fewest <= arguments.largest
+        or min(arguments.seeds, arguments.most) < 1
         or not 0 <= arguments.grid <= 256
     ):
         parser.error(
@@ -156,24 +174,32 @@ def settle_down() -> None:
     gc.set_threshold(50_000, 20, 20)
 
 
-def play(
-    task: tuple[int, tuple[int, int], int, tuple[str, ...], str, int, str],
-) -> dict[str, Any]:
-    """One seed, in a worker process."""
+def options_of(
+    peers: tuple[int, int], rounds: int, kinds: tuple[str, ...], lying: int, lie: str
+) -> Options:
+    """What a seed is run with."""
     from atoll.collectives.simulation.faults import FaultKind
     from atoll.node.simulation.liars import LIES, Lie
-    from atoll.node.simulation.plants import PLANTS
-    from atoll.node.simulation.swarm import Options, run_seed
+    from atoll.node.simulation.swarm import Options
 
-    seed, peers, rounds, kinds, plant, lying, lie = task
-    began = time.perf_counter()
-    options = Options(
+    return Options(
         peers=peers,
         rounds=rounds,
         faults=cast("tuple[FaultKind, ...]", kinds),
         lying=lying,
         lies=LIES if lie == "all" else cast("tuple[Lie, ...]", tuple(lie.split(","))),
     )
+
+
+def play(
+    task: tuple[int, tuple[int, int], int, tuple[str, ...], str, int, str],
+) -> dict[str, Any]:
+    """One seed, in a worker process."""
+    from atoll.node.simulation.plants import PLANTS
+    from atoll.node.simulation.swarm import run_seed
+
+    seed, peers, rounds, kinds, plant, lying, lie = task
+    began, options = time.perf_counter(), options_of(peers, rounds, kinds, lying, lie)
     try:
         verdict = run_seed(seed, options, PLANTS[plant]() if plant else None)
     except Exception as error:  # a defect that is no violated predicate is one all the same
@@ -206,7 +232,7 @@ def verdicts(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     tasks = (
         (
             seed,
-            (arguments.fewest, arguments.most),
+            (arguments.fewest, arguments.largest),
             arguments.rounds,
             arguments.kinds,
             arguments.plant,
@@ -232,7 +258,7 @@ def report(arguments: argparse.Namespace, results: list[dict[str, Any]], wall_s:
         stats.update(result["stats"])
     settings = {
         "first": arguments.first,
-        "peers": [arguments.fewest, arguments.most],
+        "peers": [arguments.fewest, arguments.largest],
         "rounds": arguments.rounds,
     }
     emit(
@@ -254,7 +280,6 @@ def report(arguments: argparse.Namespace, results: list[dict[str, Any]], wall_s:
             for result in failed[:20]
         ],
         planted=arguments.plant or None,
-        mean_seeds=round(len(results) / len(failed), 1) if arguments.plant and failed else None,
         virtual_s=round(sum(result["virtual_s"] for result in results), 1),
         wall_s=round(wall_s, 1),
         rounds=sum(result["rounds"] for result in results),
@@ -330,13 +355,88 @@ def names(arguments: argparse.Namespace) -> int | None:
                 )
             )
             return 0
-        if arguments.plant not in PLANTS:
+        chosen = list(PLANTS) if arguments.plant == "all" else arguments.plant.split(",")
+        if unknown := set(chosen) - set(PLANTS):
             print(
-                f"unknown plant {arguments.plant!r}; there are: {', '.join(PLANTS)}",
-                file=sys.stderr,
+                f"unknown plant {min(unknown)!r}; there are: {', '.join(PLANTS)}", file=sys.stderr
             )
             return 64
+        if len(chosen) > 1 and not arguments.count:
+            print("several plants are for --count", file=sys.stderr)
+            return 64
+        if arguments.count:
+            return table(arguments, chosen)
     return None
+
+
+# ---- how many seeds it takes to find a planted bug
+ENOUGH = 3  # findings; with fewer, more seeds are played
+
+
+def table(arguments: argparse.Namespace, chosen: list[str]) -> int:
+    """--count: how many seeds found each plant, and what they saw."""
+    settle_down()
+    began, rows = time.perf_counter(), dict[str, dict[str, Any]]()
+    for name in chosen:
+        rows[name] = row = counted(arguments, name)
+        print(f"{name}: {json.dumps(row)}", file=sys.stderr, flush=True)
+    emit(
+        "simulate_rounds",
+        {
+            "first": arguments.first,
+            "peers": [arguments.fewest, arguments.largest],
+            "rounds": arguments.rounds,
+            "faults": list(arguments.kinds),
+            "lying": arguments.lying,
+            "lie": arguments.lie,
+        },
+        [row["wall_s"] for row in rows.values()],
+        plants=rows,
+        found=sum(row["mean_seeds"] is not None for row in rows.values()),
+        not_found=[name for name, row in rows.items() if row["mean_seeds"] is None],
+        also_without=[name for name, row in rows.items() if row["without"]],
+        wall_s=round(time.perf_counter() - began, 1),
+    )
+    return 0
+
+
+def counted(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
+    """One plant. ``without``: the problem that the first seed which finds it has also where the bug is not planted; none, it is hoped."""
+    from atoll.node.simulation.plants import PLANTS
+
+    peers, liars = (arguments.fewest, arguments.largest), (arguments.lying, arguments.lie)
+    settings = (peers, arguments.rounds, arguments.kinds)
+    began, found, played = time.perf_counter(), list[dict[str, Any]](), 0
+    while played < arguments.seeds or (len(found) < ENOUGH and played < arguments.most):
+        result = play((arguments.first + played, *settings, name, *liars))
+        played += 1
+        if result["problem"]:
+            found.append(result)
+    return {
+        "seeds": played,
+        "found": len(found),
+        "mean_seeds": round(played / len(found), 1) if found else None,
+        "first": found[0]["seed"] if found else None,
+        "by": dict(Counter(result["problem"].partition(":")[0] for result in found)),
+        "without": innocent(found[0]["seed"], options_of(*settings, *liars), PLANTS[name])
+        if found
+        else "",
+        "wall_s": round(time.perf_counter() - began, 1),
+    }
+
+
+def innocent(seed: int, options: Options, kind: type[Plant]) -> str:
+    """What a seed shows that is played as with a plant, but for its bug."""
+    from atoll.node.simulation.plant import DIALS, Plant
+    from atoll.node.simulation.swarm import run_seed
+
+    plant = Plant()
+    for dial in DIALS:
+        setattr(plant, dial, getattr(kind, dial))
+    try:
+        return run_seed(seed, options, plant).problem
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
 
 
 def main(argv: list[str]) -> int:
@@ -355,7 +455,7 @@ def main(argv: list[str]) -> int:
                 file=sys.stderr,
                 flush=True,
             )
-            if arguments.plant and not arguments.count:
+            if arguments.plant:
                 break
         if time.perf_counter() - shown > 10:
             shown = time.perf_counter()

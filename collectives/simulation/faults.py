@@ -33,6 +33,8 @@ FaultKind = Literal[
     "backup",
     "disk",
     "home",
+    "moment",
+    "twin",
 ]
 TrapAction = Literal[
     "mid", "crash", "freeze", "isolate", "partition", "storm", "storm-crash", "whisper"
@@ -55,7 +57,9 @@ ALL_FAULTS: tuple[FaultKind, ...] = (
     "disk",
     "home",
 )
-APART: tuple[FaultKind, ...] = ("shatter", "death", "loss", "backup", "disk", "home")
+AIMED: tuple[FaultKind, ...] = ("moment", "twin")
+"""Played where they are asked for: seeds with `ALL_FAULTS` are played as they were before there were these."""
+APART: tuple[FaultKind, ...] = ("shatter", "death", "loss", "backup", "disk", "home", *AIMED)
 """Kinds that are planned by themselves, and not struck at a time of `random_plan`."""
 
 ROUND_MESSAGES = (

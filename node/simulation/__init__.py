@@ -11,6 +11,8 @@ removal   a quorum is lost for ever, and the organiser recertifies
 loss_plants  known bugs of backups, failing disks and deaths
 losses    loss without end, homes from a backup, disks that fail
 deaths    members that die for good, and what is promised to who is left
+moments   power cuts, kills and old copies at the moment at which a bug can show
+twins     two processes with one key
 swarm     members, world, network, faults and checker: one seed, one run
 plant     the seams at which known bugs are planted
 branch_plants  those of branches

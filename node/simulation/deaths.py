@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ...collectives.group import Config, is_quorum, least_members
+from ...collectives.group import Certified, Config, is_quorum, least_members
 from ...collectives.identifiers import PeerId
 from ...collectives.reduce import least_of
 from ...collectives.simulation.faults import FaultKind
@@ -28,6 +28,9 @@ SILENT_S = 2.0  # whoever waits says why so long after it should
 HEIRS = 0.3  # share of those who die whose machine comes back with an empty home
 AWAY_S = (0.0, 0.5, 2.0)  # so long after
 FOUND_S = 5.0
+BEHIND = (10, 12, 14)  # entries that one member of a relay lacks when another dies
+RELAY_S = 40.0  # after the network is mended: then a relay that has not come to its end is given up
+TICK_S = 0.1
 STILL_S = 15.0  # after the last death: whoever is no quorum by now will never be one
 
 
@@ -38,6 +41,7 @@ class Deaths:
         self.swarm, self.rng = swarm, rng
         self.doomed: dict[PeerId, float] = {}
         self.heirs: dict[PeerId, float] = {}  # peers that begin late -> when
+        self.relay: Relay | None = None
 
     def plan(self, share: float, kinds: Sequence[FaultKind]) -> None:
         """In ``share`` of the seeds with deaths: some members, perhaps all but one, each at a time of its own. Where ``lying`` members lie
@@ -54,6 +58,14 @@ class Deaths:
         if "home" in kinds:
             self._plan_heirs(self.swarm.world.stream("heirs"))
 
+    def plan_relay(self, share: float) -> None:
+        """In half of ``share`` of the seeds of four members and more, a `Relay` in place of the others."""
+        rng, names = self.swarm.world.stream("relay"), self.swarm.names
+        if rng.random() >= share / 2 or len(names) < 4:
+            return
+        self.doomed, self.heirs = {}, {}
+        self.relay = Relay(self, rng.sample(names[1:], 3), rng)
+
     def _plan_heirs(self, rng: random.Random) -> None:
         for peer, at_s in self.doomed.items():
             if rng.random() < HEIRS:
@@ -65,9 +77,13 @@ class Deaths:
             self.swarm.add(peer)
             self.swarm.world.at(at_s, partial(self._begin, peer))
         for peer, at_s in self.doomed.items():
-            self.swarm.world.at(at_s, partial(self._bury, peer))
+            self.swarm.world.at(at_s, partial(self.bury, peer))
+        if self.relay is not None:
+            self.swarm.world.at(self.swarm.faults.plan.heal_s, self.relay.tick)
 
-    def _bury(self, peer: PeerId) -> None:
+    def bury(self, peer: PeerId) -> None:
+        """It dies for good."""
+        self.doomed.setdefault(peer, self.swarm.world.now)
         self.swarm.count("death for good")
         self.swarm.members[peer].buried = True
         self.swarm.crash(peer)
@@ -97,9 +113,15 @@ class Deaths:
     @property
     def still(self) -> bool:
         """Whether all are dead who will be, and what they said has arrived."""
-        return bool(self.doomed) and self.swarm.world.now > (
-            max(*self.doomed.values(), *self.heirs.values(), self.swarm.faults.plan.heal_s)
-            + STILL_S
+        running = self.relay is not None and self.relay.running
+        return (
+            bool(self.doomed)
+            and not running
+            and self.swarm.world.now
+            > (
+                max(*self.doomed.values(), *self.heirs.values(), self.swarm.faults.plan.heal_s)
+                + STILL_S
+            )
         )
 
     def promised(self, watch: Watch) -> bool:
@@ -109,7 +131,9 @@ class Deaths:
         living = {
             disk.me
             for disk in watch.disks
-            if not disk.member.buried and disk.member.peer not in liars
+            if not disk.member.buried
+            and disk.member.peer not in liars
+            and not self.swarm.twins.mute(disk.member.peer)
         }
         founded = not lying or len(config) >= least_members(lying)
         reducer = find_reducer(self.swarm.options.reducer)
@@ -134,5 +158,70 @@ class Deaths:
 
     def newest(self, watch: Watch) -> Config:
         """The newest configuration that a living member knows to be decided."""
-        logs = [disk.log for disk in watch.disks if not disk.member.buried and disk.log]
+        mute = self.swarm.twins.mute
+        logs = [
+            disk.log
+            for disk in watch.disks
+            if not disk.member.buried and not mute(disk.member.peer) and disk.log
+        ]
         return max(logs, key=len)[-1].entry.next_config if logs else ()
+
+
+class Relay:
+    """Once the network is mended, all but three die for good, one after another. Of these one is away until it lacks more than anybody keeps
+    results of; as it comes back another one dies, so that the third, no quorum by itself, is the only one that has the newest state."""
+
+    def __init__(self, deaths: Deaths, left: Sequence[PeerId], rng: random.Random) -> None:
+        self.deaths, self.swarm = deaths, deaths.swarm
+        self.late, self.dying, self.holder = left
+        self.behind = rng.choice(BEHIND)
+        self.running = True
+        self._away = False
+
+    def tick(self) -> None:
+        """Look again, until it is over."""
+        swarm = self.swarm
+        if swarm.world.now > swarm.faults.plan.heal_s + RELAY_S or swarm.left:
+            self._end()
+        elif not self._away:
+            self._leave_three()
+        elif swarm.members[self.late].process is not None:
+            swarm.kill(swarm.members[self.late])  # an earlier fault had it begin again
+        elif self._lacks() >= self.behind:
+            swarm.count("relay")
+            self.deaths.bury(self.dying)
+            self._end()
+        if self.running:
+            swarm.world.after(TICK_S, self.tick)
+
+    def _end(self) -> None:
+        self.running = False
+        self.swarm.restart(self.late)
+
+    def _leave_three(self) -> None:
+        """Where the living are the configuration and stand at the same round, the next one dies; at last one of the three goes away."""
+        swarm = self.swarm
+        living = [member for member in swarm.members.values() if not member.buried]
+        peers = [member.peer for member in living]
+        if not all(member.process is not None for member in living) or not all(
+            {member.peer for member in watch.config} == set(peers)
+            and min(len(self._log(watch, peer)) for peer in peers) >= len(watch.checker.entries) - 1
+            for watch in swarm.watches
+        ):
+            return
+        next_one = next(
+            (peer for peer in peers if peer not in (self.late, self.dying, self.holder)), None
+        )
+        if next_one is not None:
+            return self.deaths.bury(next_one)
+        self._away = True
+        return swarm.kill(swarm.members[self.late])
+
+    def _lacks(self) -> int:
+        return min(
+            len(self._log(watch, self.holder)) - len(self._log(watch, self.late))
+            for watch in self.swarm.watches
+        )
+
+    def _log(self, watch: Watch, peer: PeerId) -> Sequence[Certified]:
+        return self.swarm.members[peer].disks[watch.number].log

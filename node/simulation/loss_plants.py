@@ -8,10 +8,13 @@ from contextlib import contextmanager
 from ...collectives.errors import StorageError
 from ...collectives.group import Certified, Entry
 from ...collectives.round import machine as machine_module
+from ..membership import Membership
 from ..session.earlier import Earlier
 from ..session.waiting import Waits
 from .plant import Plant
 from .storage import SimJournal, SimStorage
+
+IS_DOUBLED = "is_doubled"  # the attribute of a membership
 
 
 class _OneLife(machine_module.RoundMachine):
@@ -22,7 +25,7 @@ class _OneLife(machine_module.RoundMachine):
 class OldLifeVotes(Plant):
     """A member whose home came back from a backup goes on voting as the life that it was."""
 
-    losing, machine = 1.0, _OneLife
+    moments, machine = 1.0, _OneLife
 
 
 class _HastyEarlier(Earlier):
@@ -51,6 +54,8 @@ class BallotZeroAgain(Plant):
 class PromiseForgotten(Plant):
     """A promise above the vote is gone after a crash."""
 
+    moments = 1.0
+
     def crashed(self, storage: SimStorage) -> None:
         """Forget it."""
         journal = storage.journal()
@@ -71,7 +76,7 @@ class SilentWaiting(Plant):
 class NewestStateOnly(Plant):
     """Nobody offers a state below the newest one, which nobody can believe alone."""
 
-    dying = 1.0
+    moments = dying = 1.0
 
     @contextmanager
     def planted(self) -> Generator[None]:
@@ -85,8 +90,25 @@ class NewestStateOnly(Plant):
             SimStorage.saved = saved  # type: ignore[method-assign]
 
 
+class TwinsUnheard(Plant):
+    """Nobody looks whether another process speaks under a member's key: both go on."""
+
+    twins = 1.0
+
+    @contextmanager
+    def planted(self) -> Generator[None]:
+        """What was seen is forgotten."""
+        blind = property(lambda membership: False, lambda membership, seen: None)
+        setattr(Membership, IS_DOUBLED, blind)
+        try:
+            with super().planted():
+                yield
+        finally:
+            delattr(Membership, IS_DOUBLED)
+
+
 class _OtherSync(Plant):
-    power = 1.0
+    moments = power = 1.0
 
     def sync(self, journal: SimJournal, forced: Callable[[], None]) -> None:
         """What becomes of a sync of the journal."""
@@ -154,6 +176,7 @@ LOSS_PLANTS: dict[str, type[Plant]] = {
     "promise-forgotten": PromiseForgotten,
     "silent-waiting": SilentWaiting,
     "newest-state-only": NewestStateOnly,
+    "twins-unheard": TwinsUnheard,
     "sync-failure-ignored": SyncFailureIgnored,
     "vote-not-forced": VoteNotForced,
     "promise-not-forced": PromiseNotForced,

@@ -107,7 +107,7 @@ class Losses:
         if (
             member.process is None
             or not swarm.expendable(peer)
-            or not all(map(self._assumed, member.disks, copies))
+            or not all(map(self.assumed, member.disks, copies))
         ):
             swarm.world.after(AGAIN_S, partial(self._bring_back, peer, copies))
             return None
@@ -119,7 +119,7 @@ class Losses:
         swarm.world.after(self.rng.choice(AWAY_S), partial(swarm.restart, peer))
         return None
 
-    def _assumed(self, disk: Disk, copy: Backup) -> bool:
+    def assumed(self, disk: Disk, copy: Backup) -> bool:
         """Whether the log tells a copy from the life that went on: an act of this life in it, or none since."""
         me, journal = disk.me, disk.storage.journal()
         log, others = (

@@ -48,8 +48,8 @@ class SimMember:
         return self.disks[0].storage
 
     # ---- life
-    def boot(self) -> None:
-        """Start a process."""
+    def boot(self, died: Callable[[], None] | None = None) -> None:
+        """Start a process. ``died``: a trap killed it inside a call; it comes back after a while, unless something else is given."""
         if self.process is not None or self.buried:
             return
         swarm, self.life = self.swarm, self.life + 1
@@ -66,7 +66,7 @@ class SimMember:
             storage,
             rng,
             emit=self._hear,
-            died=lambda back_after_s: swarm.died(self.peer, back_after_s),
+            died=lambda back_after_s: died() if died else swarm.died(self.peer, back_after_s),
             others=others,
         )
         for disk in self.disks:
@@ -152,6 +152,7 @@ class Disk(Observer):
             self.undecided.append(self.script.pending[0])
         self.script.die()
         self.script = None
+        self.watch.died(self)
         self.storage.end_of_life(power=power)
         self.swarm.plant.crashed(self.storage)
 
@@ -241,7 +242,7 @@ class Disk(Observer):
                 self.checker.found(certified, replica.anchor)
         else:
             self.checker.applied(self.me, certified, last=last)
-            self.watch.recorded(self.peer)
+            self.watch.recorded(self)
 
     def branched(self, record: BranchRecord) -> None:
         """A round of a branch was recorded, or where a fork begins."""
@@ -264,7 +265,7 @@ class Disk(Observer):
         if tip:
             self.checker.shown(self.peer, tip, replica.anchor)
         else:
-            self.watch.published(self.peer, round_, replica.anchor)
+            self.watch.published(self, round_, replica.anchor)
 
     def forgot(self) -> None:
         """The session gave up its journal."""

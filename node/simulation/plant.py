@@ -29,6 +29,9 @@ from .storage import SimStorage
 if TYPE_CHECKING:
     from .script import Script
 
+DIALS = ("branches", "dying", "losing", "recertified", "power", "moments", "twins", "lying", "lies")
+"""What a plant says of the seeds in which its bug can show, apart from the bug."""
+
 
 class Plant:
     """No bug. Subclasses override what they break."""
@@ -38,6 +41,8 @@ class Plant:
     losing = 0.0  # share of the seeds with each of the kinds of `losses`
     recertified = 0.0  # share of the seeds in which the organiser recertifies
     power = 0.0  # share of the seeds in which machines lose power, and not only processes die
+    moments = 0.0  # share of the seeds with faults that aim (`moments`, `deaths.Relay`)
+    twins = 0.0  # share of the seeds in which a second process begins from a copy of a live home
     unforced = ""  # the name of files whose sync does nothing, or "folder"
     lying = 0  # how many members lie
     lies: tuple[str, ...] = ()

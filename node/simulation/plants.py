@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 class VoteNotPersisted(Plant):
     """Promise and vote are gone after a crash."""
 
+    moments = 1.0
+
     def crashed(self, storage: SimStorage) -> None:
         """Forget them."""
         journal = storage.journal()
@@ -78,7 +80,7 @@ class _NoBarrier(Barrier):
 class ToldBeforeForced(Plant):
     """Votes are sent before they are on the medium."""
 
-    power, barrier = 1.0, _NoBarrier
+    moments, power, barrier = 1.0, 1.0, _NoBarrier
 
 
 class _IgnoresAccepted(convener_module.Convening):

@@ -182,7 +182,7 @@ class NodeProcess:
     # ---- life
     def start(self, contacts: Iterable[PeerId]) -> None:
         """The process begins; discovery tells it of ``contacts``."""
-        self.network.attach(self.peer, self._deliver)
+        self.network.attach(self.peer, self.deliver)
         with self.alive():
             for peer in self.place.peers:
                 if peer != self.peer:
@@ -247,7 +247,8 @@ class NodeProcess:
             self._died(death.back_after_s)
 
     # ---- inputs
-    def _deliver(self, sender: PeerId, channel: str, payload: Any) -> None:
+    def deliver(self, sender: PeerId, channel: str, payload: Any) -> None:
+        """A message or a record arrives."""
         if self.ended:
             return
         with self.alive(pulled=channel != "control" or payload[:1] != MEMBERSHIP):

@@ -49,6 +49,7 @@ class Units:
 
     def __init__(self) -> None:
         self.produced: list[int] = []
+        self.first = 0  # the number of the first
         self.destroyed: set[int] = set()
         self.staked: dict[bytes, tuple[int, ...]] = {}  # counted in a branch, by contribution
         self.lost: set[int] = set()  # ... of which no entry will ever count them
@@ -137,7 +138,7 @@ class Script:
         self._timer = None
         if self.stopped:
             return
-        unit = (len(self.units.produced) << 16) + int(self.peer[1:])
+        unit = ((self.units.first + len(self.units.produced)) << 16) + int(self.peer[1:])
         self.units.produced.append(unit)
         self.held.append(unit)
         if self.pending is None:

@@ -18,6 +18,7 @@ from ...collectives.layout import cut, make_layout
 from ...collectives.round import Timing
 from ...collectives.simulation import Faults, Network, World, quiet_plan, random_plan
 from ...collectives.simulation.faults import (
+    AIMED,
     ALL_FAULTS,
     LYING_MESSAGES,
     ROUND_MESSAGES,
@@ -42,9 +43,11 @@ from .deaths import Deaths
 from .liars import LIES, Lie
 from .losses import LOSSY_ROUNDS, SHARE, SLOWER, Losses
 from .member import Disk, SimMember
+from .moments import Moments
 from .plant import Plant
 from .process import Place, verify_as
 from .removal import Removal
+from .twins import Twins
 from .watch import Watch
 
 CUTS = (1, 1, 1, 2, 3)  # in how many fragments the model is, in seeds without branches
@@ -71,7 +74,8 @@ TIMING = Timing(pull_s=0.1, heartbeat_s=0.25, keep_rounds=4)
 class Options:
     """What a seed is run with. ``rounds``: entries that must be decided; ``patience_s``: how long after healing, virtual; ``plan``: the
     topology of its plans, ``fragments``: into how many the model is cut; both by the seed where they are None; ``reducer``: what becomes of
-    contributions; ``lying``: so many members tell ``lies``; ``losing``: the share of the seeds with each of the kinds of `losses`."""
+    contributions; ``lying``: so many members tell ``lies``; ``losing``: the share of the seeds with each of the kinds of `losses`,
+    and of faults that aim, where these are asked for."""
 
     peers: tuple[int, int] = (5, 9)
     rounds: int = 10
@@ -217,6 +221,15 @@ class SimSwarm:
         self.losses = Losses(self)
         if not (branching or self.options.lying):
             self.losses.plan(self.options.losing if plant is None else plant.losing, kinds)
+        self.moments = Moments(self)
+        asked = {kind: self.options.losing if kind in kinds else 0.0 for kind in AIMED}
+        aimed = plant.moments if plant is not None else asked["moment"]
+        if not (branching or self.options.lying or self.removal.planned):
+            self.moments.plan(aimed)
+            self.deaths.plan_relay(aimed)
+        self.twins = Twins(self)
+        if not (branching or self.options.lying or self.removal.planned):
+            self.twins.plan(plant.twins if plant is not None else asked["twin"])
         self.network.tap = self._tap
 
     @property
@@ -240,6 +253,8 @@ class SimSwarm:
             if not self.world.run(until=horizon + patience_s, stop=self._settled):
                 unfinished = True
                 raise Violation("liveness", self._stuck())
+            if unknown := self.twins.unknown():
+                raise Violation("twins", f"{', '.join(unknown)} know of no twins")
             if silent := self.deaths.silent():
                 raise Violation("no silence", f"nobody hears why {', '.join(silent)} waits")
             self.count("logs halted for want of a quorum", len(self._halted()))
@@ -249,6 +264,7 @@ class SimSwarm:
         except Violation as violation:
             problem = str(violation)
         finally:
+            self.twins.end()
             for member in self.members.values():
                 if member.process is not None:
                     member.process.end()
@@ -279,11 +295,16 @@ class SimSwarm:
         self.removal.start()
         self.deaths.start()
         self.losses.start()
+        self.moments.start()
+        self.twins.start()
 
     def _settled(self) -> bool:
-        if self.world.events % 16:
+        if self.world.events % 16 or (self.deaths.relay is not None and self.deaths.relay.running):
             return False
-        halted = self._halted() if self.deaths.still or self.removal.still else []
+        if self.twins.unknown() and not self.twins.still:
+            return False
+        still = self.deaths.still or self.removal.still or self.twins.still
+        halted = self._halted() if still else []
         return all(watch.settled() or watch in halted for watch in self.watches)
 
     def _halted(self) -> list[Watch]:
@@ -293,7 +314,10 @@ class SimSwarm:
             for watch in self.watches
             if not watch.settled()
             and (
-                (self.deaths.doomed and not self.deaths.promised(watch))
+                (
+                    (self.deaths.doomed or self.twins.twin is not None)
+                    and not self.deaths.promised(watch)
+                )
                 or self.removal.in_vain(watch)
             )
         ]
@@ -403,10 +427,14 @@ class SimSwarm:
         data = payload if channel == "control" else payload[0]
         self.world.note(b"%b>%b %b" % (sender.encode(), receiver.encode(), data))
         if channel == "record":
-            return self.event(RECORD_KINDS.get(data[1], ""), sender, receiver)
-        if data[:1] == b"R" and self.faults.plan.traps:
-            return self.event(_head.decode(data[1:]).body.tag, sender, receiver)
-        return False
+            kind, round_ = RECORD_KINDS.get(data[1], ""), 0
+        elif data[:1] == b"R" and (self.faults.plan.traps or self.moments.planned):
+            head = _head.decode(data[1:])
+            kind, round_ = head.body.tag, head.round
+        else:
+            return False
+        lost = self.event(kind, sender, receiver)
+        return lost or (self.moments.planned and self.moments.heard(kind, round_, sender, receiver))
 
     def event(self, kind: str, sender: PeerId, receiver: PeerId | None) -> bool:
         """Something a trap may wait for; whether it is lost. Raises ProcessDied."""
@@ -477,11 +505,10 @@ class SimSwarm:
         self.kill(self.members[peer])
         self.world.after(back_after_s, lambda: self.restart(peer))
 
-    def kill(self, member: SimMember) -> None:
-        """End its process, as kill -9 does, or with the power of its machine."""
-        member.die(power=self.powered and self.power.random() < 0.5)
-        for watch in self.watches:
-            watch.died(member.peer)
+    def kill(self, member: SimMember, *, power: bool | None = None) -> None:
+        """End its process, as kill -9 does, or with the power of its machine; which of them is drawn, or given."""
+        member.die(power=self.powered and self.power.random() < 0.5 if power is None else power)
+        self.twins.hear()
         for other in self.members.values():
             if other is not member and other.process is not None and self.rng.random() < 0.5:
                 process = other.process
@@ -503,6 +530,7 @@ class SimSwarm:
     def boot(self, member: SimMember) -> None:
         """Start its process; the others have new connections to it."""
         member.boot()
+        self.twins.hear()
         for other in self.members.values():
             if other is not member and other.process is not None:
                 process = other.process

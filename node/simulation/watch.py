@@ -33,7 +33,7 @@ class Watch:
         )
         self._votes: dict[bytes, set[Member]] = {}
         self._first_ballot: dict[bytes, int] = {}
-        self._unchecked: dict[PeerId, tuple[int, Tensor]] = {}
+        self._unchecked: dict[Disk, tuple[int, Tensor]] = {}
 
     @property
     def config(self) -> Config:
@@ -45,22 +45,22 @@ class Watch:
         """What all members keep of it."""
         return [member.disks[self.number] for member in self.swarm.members.values()]
 
-    def published(self, peer: PeerId, round_: int, anchor: Tensor) -> None:
+    def published(self, disk: Disk, round_: int, anchor: Tensor) -> None:
         """An anchor became current; the entry may be recorded a moment later."""
-        if round_ < len(self.swarm.members[peer].disks[self.number].log):
-            self.checker.published(peer, round_, anchor)
+        if round_ < len(disk.log):
+            self.checker.published(disk.peer, round_, anchor)
         else:
-            self._unchecked[peer] = (round_, anchor.clone())
+            self._unchecked[disk] = (round_, anchor.clone())
 
-    def recorded(self, peer: PeerId) -> None:
+    def recorded(self, disk: Disk) -> None:
         """An entry was recorded: check the anchor that was published before it."""
-        waiting = self._unchecked.pop(peer, None)
+        waiting = self._unchecked.pop(disk, None)
         if waiting is not None:
-            self.checker.published(peer, *waiting)
+            self.checker.published(disk.peer, *waiting)
 
-    def died(self, peer: PeerId) -> None:
+    def died(self, disk: Disk) -> None:
         """What its process published and did not record is gone."""
-        self._unchecked.pop(peer, None)
+        self._unchecked.pop(disk, None)
 
     def voted(self, who: Member, ballot: int, entry: Entry) -> None:
         """A vote was recorded."""
@@ -77,7 +77,7 @@ class Watch:
         found = {
             who for who in self._votes.get(digest, ()) if who in self.swarm.wiped
         }  # it did hold it, and will never vote again
-        for disk in self.disks:
+        for disk in (*self.disks, *self.swarm.twins.disks(self.number)):
             journal = disk.storage.journal()
             accepted = (
                 journal.accepted is not None
@@ -117,7 +117,7 @@ class Watch:
             member = disk.member
             if (member.leaving and disk.me not in top) or member.peer in self.swarm.liars:
                 continue
-            if member.buried:
+            if member.buried or self.swarm.twins.mute(member.peer):
                 continue
             if len(disk.log) < self.target or (disk.me not in top and not member.leaving):
                 return False

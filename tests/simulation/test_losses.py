@@ -45,6 +45,37 @@ def test_a_member_that_waits_for_a_dead_quorum_and_is_silent_is_found() -> None:
     assert any(run_seed(seed, None, PLANTS["silent-waiting"]()).problem for seed in range(40))
 
 
+def test_of_two_processes_with_one_key_all_are_told_and_the_others_go_on() -> None:
+    """The second begins at any moment, amid crashes and partitions; the oracle lets no vote differ from one of the same ballot."""
+    assert played(range(4), "crash", "freeze", "partition", "twin")["twin"] >= 2
+
+
+def test_faults_at_the_moments_at_which_bugs_would_show_break_nothing() -> None:
+    stats = played(range(1, 6), "crash", "backup", "death", "moment")
+    assert stats["relay"] >= 1
+    assert sum(many for what, many in stats.items() if what.startswith("usurpation")) >= 2
+    assert sum(many for what, many in stats.items() if what.startswith("power lost")) >= 2
+
+
+@pytest.mark.parametrize(
+    ("plant", "predicate", "first"),
+    [
+        ("promise-not-forced", "durability", 0),
+        ("promise-forgotten", "agreement", 0),
+        ("newest-state-only", "liveness", 0),
+        ("old-life-votes", "", 13),
+        ("twins-unheard", "", 0),
+    ],
+)
+def test_a_planted_bug_that_shows_at_one_moment_only_is_found(
+    plant: str, predicate: str, first: int
+) -> None:
+    """From ``first`` on, where the search was short when this was written."""
+    options, seeds = Options(peers=(3, 5), rounds=6), range(first, first + 60)
+    problems = (run_seed(seed, options, PLANTS[plant]()).problem for seed in seeds)
+    assert any(problem and problem.startswith(predicate) for problem in problems)
+
+
 @pytest.mark.parametrize("seed", [3100002, 3100288, 3100537])
 def test_who_decides_alone_goes_on_from_the_checkpoint_that_its_journal_reaches(seed: int) -> None:
     """Power goes, or the disk fails, with a checkpoint on the medium of an entry that the journal has lost."""
