@@ -178,6 +178,23 @@ def _read(medium: Medium, path: Path) -> tuple[dict[str, str], dict[str, Tensor]
         medium.close(file)
 
 
+class AheadError(StorageError):
+    """A whole checkpoint is of an entry that the journal has not: power went before that was on the medium. ``alone``: see `damaged`."""
+
+    def __init__(self, path: Path, entry: int, *, alone: bool) -> None:
+        super().__init__(
+            f"{path} is of entry {entry}, which the journal does not reach",
+            code="E303",
+            why="Power went before the journal was on the medium. No other member is known that has the state, so nothing here was touched."
+            if alone
+            else "Power went before the journal was on the medium.",
+            hint=f"Restore {path.parent.parent} from a backup and try again; or, if others do have the run's state, move it away and join again."
+            if alone
+            else "The state is fetched from the other members.",
+            exit_code=74,
+        )
+
+
 def damaged(path: Path, why: str, *, alone: bool = False) -> StorageError:
     """The coded error for local state that cannot be used; ``alone``: no other member is known from whom to fetch it."""
     return StorageError(

@@ -278,30 +278,47 @@ class RunFiles:
         return OuterStep(self._outer, layout).state_bytes(layout.numel)
 
     def replica(self, layout: Layout, *, restore: bool) -> Replica:
-        """A replica, with ``restore`` filled from the checkpoint; a damaged checkpoint is told and left out."""
+        """A replica, with ``restore`` filled from the checkpoint; a damaged checkpoint is told and left out.
+
+        One that is ahead of the journal is no damage, and only noted. Where nobody else has the state, `check` raises it.
+        """
         replica = ModelReplica(layout, self._outer, self._slots(layout.numel))
         if restore:
             try:
                 self._restore(replica)
+            except cp.AheadError as error:
+                self.damage = error
+                log.info("run %s: %s", self._run_id, error.message)
             except StorageError as error:
                 self._damaged(error)
         return replica
 
     def _restore(self, replica: ModelReplica) -> None:
-        """From the newest checkpoint that is whole and that the journal reaches; the other one is told where it is damaged."""
-        failed: StorageError | None = None
+        """From the newest checkpoint that is whole and that the journal reaches.
+
+        A power cut may leave a newest one that the journal does not reach yet, or none between two renames: that is noted where the
+        one before serves. The other one is told where it is damaged. Raises StorageError where neither serves.
+        """
+        folder = self._folder / "checkpoint"
+        damage, ahead = list[StorageError](), list[cp.AheadError]()
         for name in (cp.NEWEST, cp.BEFORE):
             try:
                 saved = self._load(replica, name)
-            except StorageError as error:
-                failed = failed or error
+            except cp.AheadError as error:
+                ahead.append(error)
                 continue
-            if failed is not None:
-                self._trouble(failed)
+            except StorageError as error:
+                damage.append(error)
+                continue
+            if saved is None:
+                continue
+            for error in damage:
+                self._trouble(error)
+            if name == cp.BEFORE and not damage:
+                why = ahead[0].message if ahead else f"{folder / cp.NEWEST} is missing"
+                log.info("run %s: %s: entry %d is taken", self._run_id, why, saved.entry)
             replica.publish(saved.entry)
-            older = (
-                cp.entry_of(self._folder / "checkpoint", cp.BEFORE) if name == cp.NEWEST else None
-            )
+            older = cp.entry_of(folder, cp.BEFORE) if name == cp.NEWEST else None
             self._saved = sorted({saved.entry, saved.entry if older is None else older})
             self._newest_whole = name == cp.NEWEST
             self._from = saved.entry + 1
@@ -310,20 +327,18 @@ class RunFiles:
             ):
                 self._from -= 1
             return
-        assert failed is not None
-        raise failed
+        raise next(iter([*damage, *ahead]), cp.damaged(folder, "it is missing", alone=self.alone))
 
-    def _load(self, replica: ModelReplica, name: str) -> cp.Saved:
+    def _load(self, replica: ModelReplica, name: str) -> cp.Saved | None:
+        """Fill a replica from one checkpoint; None where there is none. Raises StorageError, `cp.AheadError`."""
         folder = self._folder / "checkpoint"
         saved = cp.load(
             folder, replica.layout.numel, replica.momentum.numel(), alone=self.alone, name=name
         )
         if saved is None:
-            raise cp.damaged(folder, "it is missing", alone=self.alone)
+            return None
         if saved.entry >= len(self._journal.entries):
-            raise cp.damaged(
-                folder, f"it is of entry {saved.entry}, the journal ends before", alone=self.alone
-            )
+            raise cp.AheadError(folder / name, saved.entry, alone=self.alone)
         both = bytearray(bytes_of(saved.anchor)) + bytes_of(saved.momentum)
         replica.install(memoryview(both), saved.entry)
         if merkle_root(replica.hashes()) != saved.root:

@@ -236,6 +236,47 @@ def test_checkpoint_comes_back_bit_for_bit_and_damage_is_told(tmp_path: Path) ->
     damaged.close()
 
 
+def test_a_checkpoint_that_a_power_cut_left_ahead_of_the_journal_is_a_note_and_no_damage(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of an entry that the journal lost, or not there between two renames: the one before serves, and nothing is wrong with the disk."""
+    caplog.set_level("INFO", "atoll")
+    troubles: list[StorageError] = []
+    layout, entries = make_layout([("w", (4,))]), log_of(3)
+    files = run_files(tmp_path, troubles)
+    replica = files.replica(layout, restore=False)
+    assert isinstance(replica, ModelReplica)
+    replica.initialise(torch.arange(4, dtype=torch.float32))
+    for certified in entries[:2]:
+        files.journal().append(certified)
+    for applied in (1, 2):  # the second is of an entry that the journal never gets
+        replica.applied = applied
+        files.checkpoint(replica, entries[applied], applied)
+    files.close()
+
+    for missing in (False, True):
+        if missing:
+            (tmp_path / "checkpoint" / "state.safetensors").unlink()
+        again = run_files(tmp_path, troubles)
+        assert again.replica(layout, restore=True).applied == 1
+        assert (again.damage, troubles) == (None, [])
+        again.close()
+        assert "entry 1 is taken" in caplog.records[-1].getMessage()
+
+    both = run_files(tmp_path / "both", troubles)
+    both.journal().append(entries[0])
+    for applied in (1, 2):
+        replica.applied = applied
+        both.checkpoint(replica, entries[applied], applied)
+    both.close()
+    again = run_files(tmp_path / "both", troubles)  # nothing serves, and others may have the state
+    assert again.replica(layout, restore=True).generation == -1
+    assert not troubles
+    assert again.damage is not None
+    assert "does not reach" in again.damage.message
+    again.close()
+
+
 def test_what_no_step_changes_is_hashed_anew_only_after_another_state_was_installed() -> None:
     numel = 600_000  # three chunks of anchor, of which the last holds the first of the other vector, then two of that alone
     replica = ModelReplica(
