@@ -9,7 +9,11 @@ home was deleted, is replaced by a peer with a new key. After four fifths of the
 by its invite, and faults are those after which a peer comes back by itself. Exit code: 0 where all was kept, 1 not.
 
 faults             how many of each kind struck
+happened           of each fault, when it struck, whom, and whether it was seen to its end (a backup's home is in place, twins were found)
 longest_silence_s  between two rounds, as the members told of them; silences: those longer than --silence, each with what had struck last
+                   and, so that want of processor time is told from a stall: ``load``; ``held_s``, the most that any node's control loop
+                   was ready to run and did not get a core in that time, and its longest single wait between two looks (``held_once_s``);
+                   ``answers``, how long each node took to answer for its status meanwhile, and what it said that it waits for
 not_back           peers that no round counted within 60 s of their start, or that did not start within 300 s
 digests_equal      every round had one anchor, the same for everybody who told of it
 twins_found_s      after how long, since the copy's node answers, both had stopped with E308; null where they had not within 30 s
@@ -19,12 +23,14 @@ double_votes       rounds and ballots in which two copies of a home voted for di
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +46,31 @@ GONE_S = (0.5, 5.0)
 OLD_S = (4.0, 15.0)  # how old a backup is when it comes back
 FOUND_S = 30.0  # for twins to be found
 FOUNDER_UNTIL = 0.8  # of the time
+ASK_AFTER = 1 / 3  # of --silence: then every node is asked what it waits for
+
+
+class Held:
+    """How long the main threads of nodes, which run their control loops, were ready and had no core, since the last round."""
+
+    def __init__(self) -> None:
+        self.waited, self.longest_s = dict[int, float](), 0.0
+        self._at = dict[int, float]()
+
+    def begin(self) -> None:
+        """There was a round."""
+        self.waited, self.longest_s = {}, 0.0
+
+    def look(self, pids: Iterable[int]) -> None:
+        """Take the kernel's figures; nothing where it has none."""
+        for pid in pids:
+            try:
+                total_s = int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+            except (OSError, IndexError, ValueError):
+                continue
+            more_s = total_s - self._at.get(pid, total_s)
+            self._at[pid] = total_s
+            self.waited[pid] = self.waited.get(pid, 0.0) + more_s
+            self.longest_s = max(self.longest_s, more_s)
 
 
 class Chaos(Soak):
@@ -53,6 +84,10 @@ class Chaos(Soak):
         self.found_s, self.double_votes = list[float | None](), 0
         self.last, self.founder_lives = "start", True
         self.aside = list[Peer]()  # twins
+        self.happened = list[dict[str, Any]]()
+        self.began = time.monotonic()
+        self.held = Held()
+        self.answers = dict[str, dict[str, Any]]()  # of the silence that lasts, by peer
         self.ready_at = 0.0  # when a peer had started last
 
     def _take(self, peer: Peer, line: dict[str, Any]) -> None:
@@ -66,17 +101,45 @@ class Chaos(Soak):
         top, at = self.chronicle.top, self.chronicle.last_round_at
         self.hear(seconds)
         now = time.monotonic()
+        self.held.look(peer.node_pid for peer in self.swarm.all)
         if quiet:
             self.chronicle.last_round_at = now
+            self.held.begin()
             return
         came = self.chronicle.top > top
         gap_s = (self.chronicle.last_round_at if came else now) - at
         self.longest_s = max(self.longest_s, gap_s)
+        if gap_s > ASK_AFTER * self.silence_s and not came and not self.answers:
+            self._ask_all()
         if gap_s > self.silence_s:
             if not self.silences or self.silences[-1]["round"] != top:
                 self.silences.append({"round": top, "after": self.last})
                 progress(f"SILENCE after {self.last}, at round {top}")
-            self.silences[-1]["seconds"] = round(gap_s, 1)
+            self.silences[-1] |= {
+                "seconds": round(gap_s, 1),
+                "load": round(os.getloadavg()[0], 1),
+                "held_s": round(max(self.held.waited.values(), default=0.0), 1),
+                "held_once_s": round(self.held.longest_s, 1),
+                "answers": dict(self.answers),
+            }
+        if came:
+            self.answers = {}
+            self.held.begin()
+
+    def _ask_all(self) -> None:
+        """Ask every node, in threads of their own, what it waits for; how long it takes to answer is what its control loop is busy for."""
+        answers = self.answers = {peer.name: {} for peer in self.swarm.all}
+
+        def one(peer: Peer) -> None:
+            began = time.monotonic()
+            status = twins.ask(peer, "status")
+            answers[peer.name] = {
+                "seconds": round(time.monotonic() - began, 2),
+                **({k: status.get(k) for k in ("phase", "round", "waiting")} if status else {}),
+            }
+
+        for peer in self.swarm.all:
+            threading.Thread(target=one, args=(peer,), daemon=True).start()
 
     def play(self, seconds: float) -> None:
         """Chaos for so long, from the first round that counts everybody on."""
@@ -85,7 +148,7 @@ class Chaos(Soak):
             self.watch(0.2, quiet=True)
             if time.monotonic() - began > 2 * BACK_S:
                 raise AssertionError("no first round that counts everybody")
-        began = waited = time.monotonic()
+        began = waited = self.began = time.monotonic()
         due = began + self.rng.uniform(*PAUSE_S)
         while time.monotonic() - began < seconds:
             self.watch(0.2)
@@ -111,14 +174,16 @@ class Chaos(Soak):
             self.founder_lives = False
             self.last = "death of the founder"
             self.chronicle.faults[self.last] += 1
-            progress(f"{self.last} at round {self.chronicle.top}")
+            self._note()
             return self._lose(self.swarm.all[0])
-        kind = self.rng.choice(KINDS if self.founder_lives else LATER)
+        kinds = KINDS if self.founder_lives else LATER
+        least = min(self.chronicle.faults[kind] for kind in kinds)
+        kind = self.rng.choice([k for k in kinds if self.chronicle.faults[k] == least])
         any_peer = kind in LATER and self.founder_lives
         victim = self.rng.choice(self.swarm.all[0 if any_peer else self.founder_lives :])
         self.last = f"{kind} {victim.name}"
         self.chronicle.faults[kind] += 1
-        progress(f"{self.last} at round {self.chronicle.top}")
+        self._note()
         self.rounds_of[victim] = 0
         gone_s = self.rng.uniform(*GONE_S)
         if kind == "kill":
@@ -130,6 +195,7 @@ class Chaos(Soak):
             self._lose(victim)
             if kind == "home":
                 shutil.rmtree(victim.home)
+                self._note(deleted=victim.name)
             self._after(gone_s, self._join)
         elif kind == "backup":
             copy = self._copy(victim, "backup")
@@ -137,6 +203,12 @@ class Chaos(Soak):
         else:
             self._twin(victim)
         return None
+
+    def _note(self, **more: Any) -> None:
+        """What struck, or (``more``) how it ended."""
+        at_s = round(time.monotonic() - self.began, 1)
+        self.happened.append({"at_s": at_s, "round": self.chronicle.top, "what": self.last, **more})
+        progress(f"{at_s:5.1f} s, round {self.chronicle.top}: {self.last} {more or ''}")
 
     def _copy(self, peer: Peer, what: str) -> Path:
         copy = self.folder / f"{peer.name}-{what}-{sum(self.chronicle.faults.values())}"
@@ -160,6 +232,7 @@ class Chaos(Soak):
         self._kill(peer)
         shutil.rmtree(peer.home)
         copy.rename(peer.home)
+        self._note(restored=peer.name)
         self._after(gone_s, partial(self._restart, peer))
 
     # ---- twins
@@ -177,8 +250,7 @@ class Chaos(Soak):
         if not found and now - began < (FOUND_S if up else READY_S):
             return self._after(0.5, partial(self._look, victim, twin, began, up))
         self.found_s.append(round(now - began, 1) if found else None)
-        if not found:
-            progress(f"TWINS of {victim.name} not found")
+        self._note(found_s=self.found_s[-1])
         self._lose(victim)
         self._kill(twin)
         self.double_votes += len(twins.double_votes(victim.home, twin.home))
@@ -222,6 +294,7 @@ def run(options: argparse.Namespace, folder: Path) -> int:
         [{"seconds": round(seconds, 1)}],
         rounds=chaos.chronicle.top,
         faults=dict(sorted(chaos.chronicle.faults.items())),
+        happened=chaos.happened,
         longest_silence_s=round(chaos.longest_s, 1),
         silences=chaos.silences,
         not_back=chaos.not_back,
