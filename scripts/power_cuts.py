@@ -32,7 +32,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Generator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ from atoll.security.identity import load_or_create
 
 PATIENCE_S = 600.0  # the law gives seconds; the machine may be loaded
 MIB = {"ext4": 160, "xfs": 320}
+ENDS_S = 15.0  # for the last contribution of a script
 PAUSE_S = 0.05  # between two contributions
 LEAST = 4  # members of a run with privacy
 GIVEN = "given/"  # how a node notes a vector that was handed over: see atoll.node.secure.rounds
@@ -103,7 +104,7 @@ class Cut:
     privacy: bool
     members: int
     seed: str
-    load: float
+    load: float = 0.0
     trial: Trial | None = None
     failure: str = ""
     unplayed: bool = False
@@ -180,16 +181,19 @@ def private_run(folder: Path) -> Run:
 
 
 @contextlib.contextmanager
-def running(threads: list[threading.Thread], stop: threading.Event) -> Generator[None]:
-    """Threads that end once ``stop`` is set."""
+def running(
+    threads: list[threading.Thread], stop: threading.Event, ends_s: float = 1.0
+) -> Generator[None]:
+    """Threads that end once ``stop`` is set, within ``ends_s`` where their nodes live."""
     for thread in threads:
         thread.start()
     try:
         yield
     finally:
         stop.set()
+        until = time.monotonic() + ends_s
         for thread in threads:
-            thread.join(1)
+            thread.join(max(0.0, until - time.monotonic()))
 
 
 @contextlib.contextmanager
@@ -228,8 +232,10 @@ def trial(
     *,
     privacy: bool,
     patience_s: float,
-) -> Trial:
-    """One cut of all members of a run. Raises FailedError where something is lost, UnplayedError where it did not come to a cut."""
+    times: int = 1,
+) -> list[Trial]:
+    """So many cuts of all members of a run, one after another. Raises FailedError where something is lost, UnplayedError where it did
+    not come to a cut."""
     with tempfile.TemporaryDirectory(
         prefix="atoll-cut-", dir=folder, ignore_cleanup_errors=True
     ) as scratch:
@@ -238,6 +244,7 @@ def trial(
         image(disk, filesystem)
         sh("mount", "-o", "loop", str(disk), str(place))
         members: list[Member] = []
+        trials, all_told = list[Trial](), list[dict[bytes, int]]()
         try:
             try:
                 run = private_run(place) if privacy else new_run(place, every=3)
@@ -247,32 +254,37 @@ def trial(
             except (FailedError, AssertionError, OSError) as error:
                 raise UnplayedError(f"no first round: {error}") from error
             folders = [member.folder for member in members]
-            with training(members) as told, asked(members if privacy else []) as steps:
-                time.sleep(rng.uniform(1, 8) if privacy else rng.uniform(0.3, 4))
-                cut(members, disk, copy)
-            close(members)
-            unmount(place)
-            sh("mount", "-o", "loop", str(copy), str(place))
-            handed = spent(folders, steps, told) if privacy else []
-            other_boot(place)
-            newest = max((max(each.values(), default=0) for each in told), default=0)
-            began = time.monotonic()
-            members = start(run, count, patience_s)
-            back = [member.anchor()[0] for member in members]
-            after = go_on(members, max(newest, *back) + 2, began, patience_s)
-            troubles = sorted({code for member in members for code in member.codes()})
+            for _ in range(times):
+                with training(members) as told, asked(members if privacy else []) as steps:
+                    time.sleep(rng.uniform(1, 8) if privacy else rng.uniform(0.3, 4))
+                    cut(members, disk, copy)
+                close(members)
+                unmount(place)
+                sh("mount", "-o", "loop", str(copy), str(place))
+                disk, copy = copy, disk
+                handed = spent(folders, steps, told) if privacy else []
+                other_boot(place)
+                all_told += told
+                newest = max((max(each.values(), default=0) for each in told), default=0)
+                began = time.monotonic()
+                members = start(run, count, patience_s)
+                back = [member.anchor()[0] for member in members]
+                after = go_on(members, max(newest, *back) + 2, began, patience_s)
+                troubles = sorted({code for member in members for code in member.codes()})
+                trials.append(Trial(count, newest, back, 0, round(after, 2), handed, troubles))
+                progress(
+                    f"{count} members: told of {newest}, back at {back}; all take part after {after:.1f} s {troubles} {handed or ''}"
+                )
             close(members)
             log = max(logs_of(folders), key=len)
-            times = Counter(each.cid for entry in log for each in entry.contributors)
-            lost = {r for each in told for cid, r in each.items() if times[cid] == 0}
+            found = Counter(each.cid for entry in log for each in entry.contributors)
+            lost = {r for each in all_told for cid, r in each.items() if found[cid] == 0}
             if privacy:  # its log has means, not vectors: the same in the name of all
-                times, lost = Counter[bytes](), {max(newest, *back)} - set(range(len(log)))
-            if lost or max(times.values(), default=0) > 1:
-                raise FailedError(f"rounds {sorted(lost)} were told and are lost; counted {times}")
-            progress(
-                f"{count} members: told of {newest}, back at {back}; all take part after {after:.1f} s {troubles} {handed or ''}"
-            )
-            return Trial(count, newest, back, len(lost), round(after, 2), handed, troubles)
+                newest = max(max(each.told, *each.back) for each in trials)
+                found, lost = Counter[bytes](), {newest} - set(range(len(log)))
+            if lost or max(found.values(), default=0) > 1:
+                raise FailedError(f"rounds {sorted(lost)} were told and are lost; counted {found}")
+            return trials
         except (FailedError, AssertionError):
             for member in members:
                 progress(f"{member.home.name}: {json.dumps(said(member))}")
@@ -330,14 +342,14 @@ def force(home: Path) -> None:
 
 
 @contextlib.contextmanager
-def training(members: list[Member]) -> Generator[list[dict[bytes, int]]]:
+def training(members: list[Member], ends_s: float = 1.0) -> Generator[list[dict[bytes, int]]]:
     """All contribute meanwhile; of each, which of its contributions it was told to be counted, in which rounds."""
     stop, told = threading.Event(), [dict[bytes, int]() for _ in members]
     threads = [
         threading.Thread(target=train, args=(m, told[i], stop, i + 1.0), daemon=True)
         for i, m in enumerate(members)
     ]
-    with running(threads, stop):
+    with running(threads, stop, ends_s):
         yield told
 
 
@@ -357,7 +369,7 @@ def go_on(members: list[Member], target: int, began: float, patience_s: float) -
     """All train until every one has counted and reached ``target`` rounds; then their anchors are equal. Returns the seconds from ``began`` until
     the former. Raises FailedError."""
     until = time.monotonic() + patience_s
-    with training(members) as told:
+    with training(members, ENDS_S) as told:
         while not (all(told) and min(m.anchor()[0] for m in members) >= target):
             if time.monotonic() > until:
                 rounds = [m.anchor()[0] for m in members]
@@ -407,7 +419,8 @@ def start(run: Run, count: int, patience_s: float) -> list[Member]:
 def main() -> int:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cuts", type=int, default=3, help="for each number of members")
+    parser.add_argument("--cuts", type=int, default=3, help="runs for each number of members")
+    parser.add_argument("--times", type=int, default=1, help="cuts of each run, one by one")
     parser.add_argument("--members", type=int, nargs="+", default=None)
     parser.add_argument("--filesystem", choices=["ext4", "xfs"], default="ext4")
     parser.add_argument(
@@ -461,36 +474,39 @@ def main() -> int:
 
 def series(args: argparse.Namespace, numbers: list[int]) -> list[Cut]:
     """All cuts that were asked for, the numbers of members in turn; those that the file of lines has are taken from there."""
-    now, had, cuts = commit(), dict[tuple[bool, str], Cut](), list[Cut]()
+    now, had, cuts = commit(), dict[tuple[bool, str], list[Cut]](), list[Cut]()
     if args.lines is not None and args.lines.exists():
         for line in args.lines.read_bytes().splitlines():
             cut = msgspec.json.decode(line, type=Cut)
             if cut.commit == now and not cut.unplayed:
-                had[cut.privacy, cut.seed] = cut
-    for turn in range(args.cuts):
-        for count in numbers:
-            seed = f"{args.filesystem} {args.seed} {count} {turn}"
-            if (args.privacy, seed) in had:
-                cuts.append(had[args.privacy, seed])
-                continue
-            cut = Cut(now, args.filesystem, args.privacy, count, seed, 0.0)
-            cuts.append(cut)
-            try:
-                cut.trial = trial(
-                    count,
-                    args.filesystem,
-                    args.folder,
-                    random.Random(seed),
-                    privacy=args.privacy,
-                    patience_s=args.patience,
-                )
-            except (FailedError, AssertionError) as error:
-                progress(f"{count} members: {error}")
-                cut.failure, cut.unplayed = str(error)[:400], isinstance(error, UnplayedError)
-            cut.load = round(os.getloadavg()[0], 1)
-            if args.lines is not None:
-                with open(args.lines, "ab") as file:
-                    file.write(msgspec.json.encode(cut) + b"\n")
+                had.setdefault((cut.privacy, cut.seed), []).append(cut)
+    for turn, count in ((turn, count) for turn in range(args.cuts) for count in numbers):
+        seed = f"{args.filesystem} {args.seed} {count} {turn}"
+        if (args.privacy, seed) in had:
+            cuts += had[args.privacy, seed]
+            continue
+        began, made = Cut(now, args.filesystem, args.privacy, count, seed), list[Cut]()
+        try:
+            trials = trial(
+                count,
+                args.filesystem,
+                args.folder,
+                random.Random(seed),
+                privacy=args.privacy,
+                patience_s=args.patience,
+                times=args.times,
+            )
+            made += [replace(began, trial=each) for each in trials]
+        except (FailedError, AssertionError) as error:
+            progress(f"{count} members: {error}")
+            unplayed = isinstance(error, UnplayedError)
+            made.append(replace(began, failure=str(error)[:400], unplayed=unplayed))
+        for each in made:
+            each.load = round(os.getloadavg()[0], 1)
+        cuts += made
+        if args.lines is not None:
+            with open(args.lines, "ab") as file:
+                file.writelines(msgspec.json.encode(each) + b"\n" for each in made)
     return cuts
 
 
