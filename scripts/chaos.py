@@ -41,6 +41,7 @@ from soak import BACK_S, READY_S, SCRIPT, Soak
 
 KINDS = ("kill", "death", "home", "backup", "twin")
 LATER = ("kill", "backup")  # once the founder is dead
+COMMON = "kill"  # soak.py has it by the hundred: it strikes once the others have
 PAUSE_S = (1.0, 4.0)  # between everybody's return and the next fault
 GONE_S = (0.5, 5.0)
 OLD_S = (4.0, 15.0)  # how old a backup is when it comes back
@@ -177,8 +178,8 @@ class Chaos(Soak):
             self._note()
             return self._lose(self.swarm.all[0])
         kinds = KINDS if self.founder_lives else LATER
-        least = min(self.chronicle.faults[kind] for kind in kinds)
-        kind = self.rng.choice([k for k in kinds if self.chronicle.faults[k] == least])
+        struck = {k: self.chronicle.faults[k] + (k == COMMON) for k in kinds}
+        kind = self.rng.choice([k for k in kinds if struck[k] == min(struck.values())])
         any_peer = kind in LATER and self.founder_lives
         victim = self.rng.choice(self.swarm.all[0 if any_peer else self.founder_lives :])
         self.last = f"{kind} {victim.name}"

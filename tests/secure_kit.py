@@ -13,6 +13,7 @@ from atoll.collectives.swarm import OuterSettings, RunSettings, SecureSettings
 from atoll.node.evidence import check
 from atoll.node.secure.wire import PREFIX, Said, decode
 from atoll.node.session import events as ev
+from atoll.node.session.memory_storage import MemoryStorage
 from atoll.security.masking import Client
 from atoll.security.masking.keys import seal
 from atoll.security.masking.messages import Deal, Dealt, share_hash, signed
@@ -31,8 +32,13 @@ NEAR = 2e-5  # a step of the ring for each of the rounds
 class Sites:
     """Each contributes a vector of its own again and again. After `until`, everything that was unmasked has been checked."""
 
-    def __init__(self, count: int, settings: RunSettings = SECURE) -> None:
-        self.table = Table(count, settings)
+    def __init__(
+        self,
+        count: int,
+        settings: RunSettings = SECURE,
+        storage: Callable[[OuterSettings], MemoryStorage] = MemoryStorage,
+    ) -> None:
+        self.table = Table(count, settings, storage)
         self.peers = self.table.all_in()
         self.offered: dict[PeerId, bytes] = {}
         self.values: dict[bytes, float] = {}

@@ -30,7 +30,7 @@ class Peer:
 
     def __init__(self, table: Table, name: PeerId) -> None:
         self.table, self.name = table, name
-        self.storage = MemoryStorage(table.place.settings.outer)
+        self.storage = table.storage(table.place.settings.outer)
         self.heard: list[object] = []
         self.lives = 0
         self.node: NodeProcess | None = None
@@ -101,8 +101,13 @@ class Peer:
 class Table:
     """Peers p0, p1, … of one run (of a secure one, or one with BTARD, by their keys); the first founds it."""
 
-    def __init__(self, count: int, settings: RunSettings = SETTINGS) -> None:
-        self.world = World(0)
+    def __init__(
+        self,
+        count: int,
+        settings: RunSettings = SETTINGS,
+        storage: Callable[[OuterSettings], MemoryStorage] = MemoryStorage,
+    ) -> None:
+        self.world, self.storage = World(0), storage
         self.network = Network(self.world, latency_s=0.001, jitter_s=0.001)
         people = (
             [Identity(bytes([index]) * 32) for index in range(count)]

@@ -18,16 +18,17 @@ from session_table import Peer, Table
 from atoll.collectives.api import enter
 from atoll.collectives.errors import LocalProtocolError
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.swarm import PrivacySettings, RunSettings, Sample
+from atoll.collectives.swarm import OuterSettings, PrivacySettings, RunSettings, Sample
 from atoll.node.evidence import MISDEALT
 from atoll.node.local import LocalSwarm
 from atoll.node.local_member import LocalMember
 from atoll.node.secure.budget import epsilon_after, most_rounds
-from atoll.node.secure.rounds import SecureRounds
+from atoll.node.secure.rounds import GIVEN, SecureRounds
 from atoll.node.secure.vectors import Vectors, threshold_of
 from atoll.node.secure.wire import Said, Talk, encode
 from atoll.node.session import events as ev
 from atoll.node.session.copies import Copies
+from atoll.node.session.memory_storage import MemoryStorage
 from atoll.security.masking import Client, Memory
 
 PRIVATE = PrivacySettings(noise=3.0, clip=1.0, delta=1e-5, stop_at_epsilon=9.0)
@@ -222,6 +223,94 @@ def test_what_a_contribution_spends_of_privacy_is_forced_beside_the_control_loop
         times = [name for name, _ in counted].count(peer.name)
         assert steps == list(range(1, len(steps) + 1))
         assert 2 <= len(steps) <= times <= len(steps) + 1  # one may be under way
+    sites.table.end()
+
+
+class Disk(MemoryStorage):
+    """What was spent is lost with the power, until a sync."""
+
+    def __init__(self, outer: OuterSettings) -> None:
+        super().__init__(outer)
+        self.spends, self.forced = 0, list[str]()
+
+    @property
+    def written(self) -> int:
+        return self.spends
+
+    def sync(self) -> None:
+        self.forced = self.spent()
+
+    def spend(self, key: str) -> None:
+        super().spend(key)
+        self.spends += 1
+
+    def lose_power(self) -> None:
+        """Between two lives."""
+        self._spent = list(self.forced)
+
+
+def disks_of_their_own(sites: Sites, rng: Random) -> None:
+    """Each sync takes a time of its own: the convener may be the last whose medium is done."""
+    for peer in sites.peers:
+        assert peer.node is not None
+        barrier: Any = peer.node.barrier
+
+        def later(
+            work: Callable[[], Any],
+            done: Callable[[float, Any], None],
+            persist: Callable[..., None] = barrier._persist,
+        ) -> None:
+            sites.table.world.after(rng.uniform(0, 0.3), lambda: persist(work, done))
+
+        barrier._persist = later
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_the_medium_says_that_a_vector_was_handed_over_before_any_byte_of_it_leaves(
+    planted: bool,
+) -> None:
+    """Lanes wait for no record, but no plan names a vector whose Ready waits for the record: the convener's own one does, too. Planted: it
+    does not, and bytes leave before. A site that loses power as it sends does not give that vector again."""
+    sites = Sites(5, storage=Disk)
+    sites.table.place.sync_s = 0.05
+    disks_of_their_own(sites, Random(1))
+    early, struck = list[PeerId](), list[tuple[Peer, bytes]]()
+    if planted:
+        for peer in sites.peers:
+            peer.node.after_sync = lambda act: False  # type: ignore[union-attr,method-assign]
+
+    def tap(sender: PeerId, receiver: PeerId, channel: str, payload: Any) -> bool:
+        peer = next(peer for peer in sites.peers if peer.name == sender)
+        if channel != "record" or struck:
+            return bool(struck) and peer is struck[0][0]
+        key, disk = GIVEN + sites.offered[sender].hex(), peer.storage
+        assert isinstance(disk, Disk)
+        if key in disk.spent() and key not in disk.forced:
+            early.append(sender)
+        if not planted and key in disk.forced and peer.session.completed > 7:
+            struck.append((peer, sites.offered[sender]))
+
+            def cut() -> None:
+                peer.kill()
+                disk.lose_power()
+                sites.table.network.tap = None
+                sites.back_after(peer, 1.0)
+
+            sites.table.world.after(0.0, cut)
+            return True
+        return False
+
+    sites.table.network.tap = tap
+    if planted:
+        sites.until(sites.committed(8))
+        assert early
+    else:
+        sites.until(lambda: bool(struck) and struck[0][0].lives == 2)
+        assert not early
+        peer, cid = struck[0]
+        rounds: Any = peer.session.secure
+        assert rounds.gave(cid)
+        sites.until(sites.committed(max(p.session.completed for p in sites.peers) + 2))
     sites.table.end()
 
 
