@@ -355,9 +355,13 @@ def training(members: list[Member], ends_s: float = 1.0) -> Generator[list[dict[
 
 def first_round(members: list[Member], patience_s: float) -> None:
     """Until every one was counted. Raises FailedError."""
+
+    def fill(out: torch.Tensor) -> None:
+        out.fill_(1)
+
     until = time.monotonic() + patience_s
     while True:
-        tickets = [m.swarm.contribute(samples=1, write=lambda out: out.fill_(1)) for m in members]
+        tickets = [m.swarm.contribute(samples=1, write=fill) for m in members]
         outcomes = [ticket.wait(patience_s) for ticket in tickets]
         if all(outcome.counted for outcome in outcomes):
             return
