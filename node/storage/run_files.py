@@ -249,7 +249,11 @@ class RunFiles:
             return None
 
     def keep_branch(self, record: BranchRecord) -> None:
-        """Replace it at once. Raises StorageError."""
+        """Replace it at once. Raises StorageError.
+
+        The control loop waits for the disk: a branch exists while there is no quorum, so no certified round waits with it, and its
+        owner takes the record up only where this returns.
+        """
         write_atomically(self._folder / "branch", msgspec.msgpack.encode(record))
 
     def results_from(self) -> int:
