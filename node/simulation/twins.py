@@ -6,7 +6,7 @@ that there are two, as all others must (E308); and the others go on without them
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...collectives.identifiers import PeerId
 from .member import Disk, SimMember
@@ -82,8 +82,13 @@ class Twins:
             return
         both = [self.swarm.members[self.peer].process, self.twin.process]
         heard = [process.deliver for process in both if process is not None and not process.ended]
+
+        def deliver(sender: PeerId, channel: str, payload: Any) -> None:
+            for hear in heard:
+                hear(sender, channel, payload)
+
         if heard:
-            self.swarm.network.attach(self.peer, lambda *what: [hear(*what) for hear in heard])
+            self.swarm.network.attach(self.peer, deliver)
 
     def died(self) -> None:
         """A trap killed the second process inside a call. It does not come back."""
