@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ...collectives.group import is_quorum
+from ...collectives.group import Member, is_quorum
 from ...collectives.identifiers import PeerId
 from ...collectives.simulation.faults import FaultKind
 from ...collectives.simulation.network import Weather
@@ -45,6 +45,7 @@ class Losses:
         self.weather: Weather | None = None
         self.backups = 0
         self.fail_every = 0
+        self.restored: set[Member] = set()  # lives that forgot what they had voted since the copy
 
     def plan(self, share: float, kinds: Sequence[FaultKind]) -> None:
         """Draw them."""
@@ -114,6 +115,7 @@ class Losses:
         swarm.count("backup restored")
         swarm.world.note(f"backup {peer}".encode())
         swarm.kill(member)
+        self.restored.update(disk.me for disk in member.disks)
         for disk, copy in zip(member.disks, copies, strict=True):
             disk.restore(copy)
         swarm.world.after(self.rng.choice(AWAY_S), partial(swarm.restart, peer))

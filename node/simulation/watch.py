@@ -75,8 +75,10 @@ class Watch:
     def _holders(self, entry: Entry) -> set[Member]:
         digest = entry.hash()
         found = {
-            who for who in self._votes.get(digest, ()) if who in self.swarm.wiped
-        }  # it did hold it, and will never vote again
+            who
+            for who in self._votes.get(digest, ())
+            if who in self.swarm.wiped or who in self.swarm.losses.restored
+        }  # it did hold it, and will never vote in this round again
         for disk in (*self.disks, *self.swarm.twins.disks(self.number)):
             journal = disk.storage.journal()
             accepted = (
