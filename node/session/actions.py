@@ -411,6 +411,13 @@ class LogActions:
         """Whether the state after entry ``round_`` would bring this member on."""
         return self.session.machine is not None and round_ >= self.least_state()
 
+    def unbelieved(self, peer: PeerId, round_: int) -> None:
+        """A state that cannot be believed alone: who came to it by replay still has the result of the entry that is open here, which needs no trust."""
+        machine = self.session.machine
+        decided = machine.open.decided if machine is not None else None
+        if decided is not None and decided.entry.contributors and decided.entry.round <= round_:
+            self.fetch_result(decided.entry, [peer])
+
     def least_state(self) -> int:
         """The oldest entry whose state would: any where there is none here, that before the open round where it is another one than was
         decided on."""

@@ -76,6 +76,10 @@ class TransferActions(Protocol):
         """Whether the state after entry ``round_`` would bring this member on."""
         ...
 
+    def unbelieved(self, peer: PeerId, round_: int) -> None:
+        """This peer offers a state after entry ``round_`` that cannot be believed alone. It may have the results that led to it."""
+        ...
+
     def least_state(self) -> int:
         """The oldest entry of which that is so."""
         ...
@@ -279,6 +283,8 @@ class Transfer:
             if running and peer not in running.sources:
                 running.sources.append(peer)
                 self._ask(now, running)
+            if not believed:
+                self.actions.unbelieved(peer, round_)
             return
         layout = offer.layout
         assert layout is not None

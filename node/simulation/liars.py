@@ -90,10 +90,10 @@ class LyingProcess(NodeProcess):
         }
         self._bent = bent
 
-    def _deliver(self, sender: PeerId, channel: str, payload: Any) -> None:
+    def deliver(self, sender: PeerId, channel: str, payload: Any) -> None:
         if channel == "control" and payload[:1] == b"R":
             self.heard = [*self.heard[-REMEMBERED:], payload]
-        super()._deliver(sender, channel, payload)
+        super().deliver(sender, channel, payload)
 
     def link(self, peer: PeerId, up: bool) -> None:
         """Who comes back may have forgotten what it was told."""

@@ -17,10 +17,8 @@ from .process import NodeProcess
 
 if TYPE_CHECKING:
     from .swarm import SimSwarm
-    from .watch import Watch
 
 AGAIN_S = 0.5
-STILL_S = 30.0
 REBOOTS = 0.25  # in so many of the seeds the organiser's machine loses power, too
 
 
@@ -130,30 +128,6 @@ class Removal:
             self._say(process, self.lost)
         elif self.lost:
             self.swarm.world.after(AGAIN_S, self._repeat)
-
-    @property
-    def still(self) -> bool:
-        """Whether so long has passed since the network is mended that who still seeks a state will never have it."""
-        return bool(self.lost) and self.swarm.world.now > self.swarm.faults.plan.heal_s + STILL_S
-
-    def in_vain(self, watch: Watch) -> bool:
-        """Whether the removed decided what the organiser only heard of: nobody else in the configuration has the state after it, and who is
-        outside has a state that nobody can confirm. No word mends that; the organiser's node says what it lacks."""
-        organiser = self._organiser()
-        if not self.lost or organiser is None:
-            return False
-        stands = {
-            machine.me: machine.round
-            for member in self.swarm.members.values()
-            if member.process is not None
-            and (machine := member.process.run.sessions[watch.number].machine) is not None
-            and not machine.stateless
-        }
-        session = organiser.run.sessions[watch.number]
-        mine = stands.get(session.machine.me, 0) if session.machine is not None else 0
-        return session.transfer.seeking_state and not any(
-            who in watch.config and round_ > mine for who, round_ in stands.items()
-        )
 
     def _others_wiped(self) -> bool:
         return any(who.peer != self.swarm.organiser for who in self.swarm.wiped)

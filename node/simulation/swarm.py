@@ -259,8 +259,7 @@ class SimSwarm:
                 raise Violation("no silence", f"nobody hears why {', '.join(silent)} waits")
             self.count("logs halted for want of a quorum", len(self._halted()))
             for watch in self.watches:
-                if not self.removal.in_vain(watch):  # else work on a sealed branch has no end yet
-                    watch.finish()
+                watch.finish()
         except Violation as violation:
             problem = str(violation)
         finally:
@@ -303,23 +302,18 @@ class SimSwarm:
             return False
         if self.twins.unknown() and not self.twins.still:
             return False
-        still = self.deaths.still or self.removal.still or self.twins.still
+        still = self.deaths.still or self.twins.still
         halted = self._halted() if still else []
         return all(watch.settled() or watch in halted for watch in self.watches)
 
     def _halted(self) -> list[Watch]:
-        """Logs that do not go on, and need not: those who are left are no quorum, or were recertified in vain."""
+        """Logs that do not go on, and need not: those who are left are no quorum."""
         return [
             watch
             for watch in self.watches
             if not watch.settled()
-            and (
-                (
-                    (self.deaths.doomed or self.twins.twin is not None)
-                    and not self.deaths.promised(watch)
-                )
-                or self.removal.in_vain(watch)
-            )
+            and (self.deaths.doomed or self.twins.twin is not None)
+            and not self.deaths.promised(watch)
         ]
 
     def _stuck(self) -> str:

@@ -314,7 +314,7 @@ class Fan:
         node = self.peer.node
         assert node is not None
         self.twin.start().attach()
-        network, both = self.table.network, (node._deliver, self.twin.node._deliver)  # type: ignore[union-attr]
+        network, both = self.table.network, (node.deliver, self.twin.node.deliver)  # type: ignore[union-attr]
         network.detach(self.peer.name)
         network.attach(self.peer.name, lambda *what: [deliver(*what) for deliver in both])
         return self.twin
@@ -405,7 +405,7 @@ def test_a_newcomer_learns_the_log_though_all_that_it_knows_as_members_died() ->
     swarm.freeze(late)
     assert swarm.world.run(until=10.0, stop=lambda: len(config(one)) >= 3)
     swarm.thaw(late)
-    swarm.deaths._bury(founder)
+    swarm.deaths.bury(founder)
     assert swarm.world.run(until=40.0, stop=lambda: config(late) == {*swarm.names} - {founder})
 
 

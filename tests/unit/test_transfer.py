@@ -62,6 +62,9 @@ class Session:
         """No."""
         return False
 
+    def unbelieved(self, peer: PeerId, round_: int) -> None:
+        """Of no interest."""
+
     def entry_at(self, round_: int) -> None:
         """None."""
 
