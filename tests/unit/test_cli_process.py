@@ -134,17 +134,18 @@ def test_what_light_commands_load(argv: tuple[str, ...], atoll_home: Path) -> No
     assert done.stdout.rpartition("LOADED")[2].split() == []
 
 
+def completed(atoll_home: Path, words: dict[str, str]) -> str:
+    """What a shell gets that asks how these words go on."""
+    command = [sys.executable, "-c", COMPLETING]
+    env = environment(atoll_home, **words)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=100, env=env, check=True
+    ).stdout
+
+
 def test_completion_of_words(atoll_home: Path) -> None:
     words = {"_ATOLL_COMPLETE": "bash_complete", "COMP_WORDS": "atoll in", "COMP_CWORD": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", COMPLETING],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env=environment(atoll_home, **words),
-        check=True,
-    )
-    assert done.stdout.split() == ["plain,init", "plain,invite", "[]"]
+    assert completed(atoll_home, words).split() == ["plain,init", "plain,invite", "[]"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -164,15 +165,9 @@ def test_completion_of_runs_offers_plain_names_only(atoll_home: Path, shell: str
             "COMP_WORDS": f"atoll export {begun}",
             "COMP_CWORD": begun if shell == "fish" else "2",
         }
-        done = subprocess.run(
-            [sys.executable, "-c", COMPLETING],
-            capture_output=True,
-            text=True,
-            timeout=100,
-            env=environment(atoll_home, **words),
-            check=True,
-        )
-        lines = done.stdout.splitlines()[:-1]  # the last is which heavy modules were loaded
+        lines = completed(atoll_home, words).splitlines()[
+            :-1
+        ]  # the last is which heavy modules were loaded
         if shell == "zsh":
             return lines[1::3]
         separator = "," if shell == "bash" else "\t"
