@@ -36,7 +36,7 @@ MEMBERS = [
     "turn+records",
 ]
 AND_THEN = "and then"
-REFUSED = {"observer": {"ask_state", SHUT_OUT}, "member": {"operations", SHUT_OUT}}
+REFUSED = {"observer": {"ask_state", SHUT_OUT}, "member": {SHUT_OUT}}
 
 Scene = tuple[Swarm, Cost, tuple[int, int]]
 """The swarm, its rounds without misbehaviour, and what the victim took then."""
@@ -81,6 +81,8 @@ def bear(scene: Scene, kind: str) -> None:
         return
     slowly = swarm.member and kind in NOT_READING
     cost = swarm.suffer(kind, NOT_READING[kind] if slowly else SECONDS)
+    if not cost.rounds:  # on a busy machine a short flood may lie between two rounds
+        cost = swarm.suffer(kind, 4 * SECONDS)
     assert cost.sent > 0
     assert cost.rounds
     assert cost.lost <= slowly, cost
