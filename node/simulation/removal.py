@@ -96,7 +96,7 @@ class Removal:
         swarm.count("recertify asked")
         for watch, disk in zip(swarm.watches, swarm.members[swarm.organiser].disks, strict=True):
             record = disk.storage.journal().sealed
-            watch.checker.retired.update(member.me for member in dead)
+            watch.checker.retired.update(member.disks[watch.number].me for member in dead)
             watch.checker.retired.update(
                 who for who in (record.removed if record else ()) if who.peer == swarm.organiser
             )

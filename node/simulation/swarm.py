@@ -440,12 +440,16 @@ class SimSwarm:
         return self.names
 
     def crash(self, peer: PeerId, *, amnesia: bool = False) -> bool:
-        """Kill a process; with amnesia its disk is lost too (once a run, and only where a quorum is left)."""
+        """Kill a process; with amnesia its disk is lost too (once a run, only where a quorum is left, and no other home forgot its votes)."""
         member = self.members[peer]
         if member.process is None:
             return False
         if amnesia and (
-            self.wiped or self.left or self.removal.planned or not self.expendable(peer)
+            self.wiped
+            or self.losses.restored
+            or self.left
+            or self.removal.planned
+            or not self.expendable(peer)
         ):
             return False
         self.kill(member)
@@ -460,10 +464,10 @@ class SimSwarm:
             disk.wipe()
 
     def _retire(self, member: SimMember) -> None:
-        """Its present life never votes again."""
-        self.wiped.add(member.me)
-        for watch in self.watches:
-            watch.checker.retired.add(member.me)
+        """Its present life never votes again. After a backup it may be another one in each log."""
+        for watch, disk in zip(self.watches, member.disks, strict=True):
+            self.wiped.add(disk.me)
+            watch.checker.retired.add(disk.me)
 
     def reboot(self, peer: PeerId) -> None:
         """A machine whose votes were not forced loses power and starts again: its node goes on in a new life."""

@@ -77,7 +77,7 @@ class Watch:
         found = {
             who
             for who in self._votes.get(digest, ())
-            if who in self.swarm.wiped or who in self.swarm.losses.restored
+            if who in self.checker.retired or who in self.swarm.losses.restored
         }  # it did hold it, and will never vote in this round again
         for disk in (*self.disks, *self.swarm.twins.disks(self.number)):
             journal = disk.storage.journal()
