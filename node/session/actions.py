@@ -411,8 +411,8 @@ class LogActions:
         """Whether the state after entry ``round_`` would bring this member on."""
         return self.session.machine is not None and round_ >= self.least_state()
 
-    def unbelieved(self, peer: PeerId, round_: int) -> None:
-        """A state that cannot be believed alone: who came to it by replay still has the result of the entry that is open here, which needs no trust."""
+    def offered_in_vain(self, peer: PeerId, round_: int) -> None:
+        """Ask it for the result of the open entry: who came to that state by replay still has it, and a result needs no trust."""
         machine = self.session.machine
         decided = machine.open.decided if machine is not None else None
         if decided is not None and decided.entry.contributors and decided.entry.round <= round_:

@@ -76,7 +76,7 @@ class TransferActions(Protocol):
         """Whether the state after entry ``round_`` would bring this member on."""
         ...
 
-    def unbelieved(self, peer: PeerId, round_: int) -> None:
+    def offered_in_vain(self, peer: PeerId, round_: int) -> None:
         """This peer offers a state after entry ``round_`` that cannot be believed alone. It may have the results that led to it."""
         ...
 
@@ -284,7 +284,7 @@ class Transfer:
                 running.sources.append(peer)
                 self._ask(now, running)
             if not believed:
-                self.actions.unbelieved(peer, round_)
+                self.actions.offered_in_vain(peer, round_)
             return
         layout = offer.layout
         assert layout is not None

@@ -131,7 +131,7 @@ class Waits:
         if machine.stateless or session.transfer.seeking_state:
             what = f"the state after entry {session.actions.least_state()} or a later one"
             if offering := session.transfer.unbelieved:
-                what += f"; {', '.join(offering)} offers one that no quorum of the members confirms"
+                what += f"; no quorum of the members confirms what {', '.join(offering)} would give"
             return (
                 "lacking state",
                 what,

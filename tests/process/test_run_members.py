@@ -78,17 +78,7 @@ def test_a_member_is_dialled_at_the_addresses_of_its_record_with_no_bootstrap_le
         await nursery.start(a.run)
         await nursery.start(b.run)
         engine = EngineThread(a.peer, emit=lambda event: None)
-        context = NodeContext(
-            run.identity,
-            find_paths(run.home),
-            a,
-            engine,
-            nursery,
-            random.Random(1),
-            lambda event: None,
-            BufferPool(),
-        )
-        service = RunService(context, run.signed.run_id, a.peer, run.signed, b"")
+        service = service_of(run, a, engine, nursery)
         nursery.start_soon(service.run)
         await service.known.wait()
         assert service.session is not None
@@ -124,12 +114,10 @@ def test_a_member_is_dialled_at_the_addresses_of_its_record_with_no_bootstrap_le
     trio.run(bounded, main)
 
 
-@asynccontextmanager
-async def organisers_node(run: Run, nursery: trio.Nursery) -> AsyncGenerator[RunService]:
-    """The organiser's run in this process, once its session is there."""
-    network = PeerNetwork(run.identity, listen=LISTEN)
-    await nursery.start(network.run)
-    engine = EngineThread(network.peer, emit=lambda event: None)
+def service_of(
+    run: Run, network: PeerNetwork, engine: EngineThread, nursery: trio.Nursery
+) -> RunService:
+    """The organiser's run at a node in this process; not running yet."""
     context = NodeContext(
         run.identity,
         find_paths(run.home),
@@ -140,7 +128,16 @@ async def organisers_node(run: Run, nursery: trio.Nursery) -> AsyncGenerator[Run
         lambda event: None,
         BufferPool(),
     )
-    service = RunService(context, run.signed.run_id, network.peer, run.signed, b"")
+    return RunService(context, run.signed.run_id, network.peer, run.signed, b"")
+
+
+@asynccontextmanager
+async def organisers_node(run: Run, nursery: trio.Nursery) -> AsyncGenerator[RunService]:
+    """The organiser's run in this process, once its session is there."""
+    network = PeerNetwork(run.identity, listen=LISTEN)
+    await nursery.start(network.run)
+    engine = EngineThread(network.peer, emit=lambda event: None)
+    service = service_of(run, network, engine, nursery)
     nursery.start_soon(service.run)
     await service.known.wait()
     yield service
@@ -276,17 +273,7 @@ def test_what_a_node_tells_names_neither_machine_nor_user(
 
         b.on_message(run.signed.run_id, hear, greet=lambda peer: certificate)
         with EngineThread(a.peer, emit=lambda event: None) as engine:
-            context = NodeContext(
-                run.identity,
-                find_paths(run.home),
-                a,
-                engine,
-                nursery,
-                random.Random(1),
-                lambda event: None,
-                BufferPool(),
-            )
-            service = RunService(context, run.signed.run_id, a.peer, run.signed, b"")
+            service = service_of(run, a, engine, nursery)
             nursery.start_soon(service.run)
             await service.known.wait()
             service.driven.found(trio.current_time(), LAYOUT, torch.zeros(NUMEL))
@@ -315,17 +302,7 @@ def test_what_the_engine_tells_after_the_end_of_a_run_reaches_nobody(tmp_path: P
         network, told = PeerNetwork(run.identity, listen=LISTEN), queue.SimpleQueue[object]()
         await nursery.start(network.run)
         with EngineThread(network.peer, emit=told.put) as engine:
-            context = NodeContext(
-                run.identity,
-                find_paths(run.home),
-                network,
-                engine,
-                nursery,
-                random.Random(1),
-                lambda event: None,
-                BufferPool(),
-            )
-            service = RunService(context, run.signed.run_id, network.peer, run.signed, b"")
+            service = service_of(run, network, engine, nursery)
             nursery.start_soon(service.run)
             await service.known.wait()
             now = trio.current_time()

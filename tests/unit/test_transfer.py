@@ -62,7 +62,7 @@ class Session:
         """No."""
         return False
 
-    def unbelieved(self, peer: PeerId, round_: int) -> None:
+    def offered_in_vain(self, peer: PeerId, round_: int) -> None:
         """Of no interest."""
 
     def entry_at(self, round_: int) -> None:
