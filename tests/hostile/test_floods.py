@@ -36,7 +36,7 @@ MEMBERS = [
     "turn+records",
 ]
 AND_THEN = "and then"
-REFUSED = {"observer": {"ask_state", SHUT_OUT}, "member": {SHUT_OUT}}
+REFUSED = {"observer": {"ask_state", SHUT_OUT}, "member": {"operation", SHUT_OUT}}
 
 Scene = tuple[Swarm, Cost, tuple[int, int]]
 """The swarm, its rounds without misbehaviour, and what the victim took then."""
