@@ -1,4 +1,5 @@
-"""Collectives for scripts: sums, gathers and their like over the members of a run, with or without an optimizer.
+"""Collectives for scripts: sums, gathers and their like over the members of a run, with or without
+an optimizer.
 
     from atoll.collectives import all_gather, all_reduce, enter
     from atoll.node import join
@@ -7,8 +8,9 @@
     enter(swarm)
     outcome = all_reduce(swarm, tensor, op_id="loss 17", op="mean").wait()
 
-Each call is one decision of the swarm: "committed", with the same bits at every member and the contributors by name, or "open". Calls return
-at once with a handle: `wait` blocks, `done` looks, `cancel` gives up. What they take and give is documented in docs/collectives.md.
+Each call is one decision of the swarm: "committed", with the same bits at every member and the
+contributors by name, or "open". Calls return at once with a handle: `wait` blocks, `done` looks,
+`cancel` gives up. What they take and give is documented in docs/collectives.md.
 """
 
 from __future__ import annotations
@@ -74,10 +76,11 @@ class Handle(Generic[T]):
         return bool(self._result) or self._operating.done()
 
     def wait(self, timeout_s: float | None = None) -> T:
-        """The result; one that says "open" after ``timeout_s`` seconds or at the operation's own deadline. May be called again.
+        """The result; one that says "open" after ``timeout_s`` seconds or at the operation's own
+        deadline. May be called again.
 
-        What is written into the caller's tensors is written by the first `wait` that sees "committed". Raises what the call was refused
-        with. Ctrl-C leaves the operation under way.
+        What is written into the caller's tensors is written by the first `wait` that sees
+        "committed". Raises what the call was refused with. Ctrl-C leaves the operation under way.
         """
         if not self._result:
             self._operating.wait(timeout_s)
@@ -101,7 +104,9 @@ class Handle(Generic[T]):
         return Handle(self._operating, lambda outcome: finish(self._finish(outcome)))
 
     def cancel(self) -> None:
-        """Give up: `wait` says "open", unless it is decided already. The contribution is taken back where no plan names it yet."""
+        """Give up: `wait` says "open", unless it is decided already. The contribution is taken back
+        where no plan names it yet.
+        """
         self._operating.cancel()
 
 
@@ -115,7 +120,9 @@ class Gathered:
 
 @dataclass(frozen=True, slots=True)
 class Scattered:
-    """``values``: elements [start, start + values.numel()) of the flat reduction; None unless committed, empty for who was not counted."""
+    """``values``: elements [start, start + values.numel()) of the flat reduction; None unless
+    committed, empty for who was not counted.
+    """
 
     outcome: Outcome
     start: int
@@ -128,7 +135,9 @@ class StateCheck:
 
     outcome: Outcome
     roots: dict[PeerId, str]
-    """blake3 over the digests of all tensors, by contributor: who shows the same has the same state."""
+    """blake3 over the digests of all tensors, by contributor: who shows the same has the same
+    state.
+    """
     reference: str
     """The root that most show (of two that as many show, the one of the first contributor)."""
     holders: tuple[PeerId, ...]
@@ -143,7 +152,9 @@ class StateCheck:
 
 
 def enter(swarm: Swarm) -> None:
-    """Open a run that has no model, only collectives: with placeholders of one element. Call it once, after `join`."""
+    """Open a run that has no model, only collectives: with placeholders of one element. Call it
+    once, after `join`.
+    """
     layout = make_layout(
         [(f"placeholder {number}", (1,)) for number in range(swarm.settings.fragments)]
     )
@@ -164,13 +175,15 @@ def all_reduce(
     f: int = 0,
     before: Sequence[str] = (),
 ) -> Handle[Outcome]:
-    """Mean weighted by ``weight``, sum or maximum over all members that call it, in place when committed: float32, contiguous, on
-    the CPU or a GPU, where it is then encoded and decoded. Or a robust rule, of each element or of whole tensors: ``f`` of them may then be
-    anything, and the result is "open" with fewer than 2 f + 1 (Krum's rules: 2 f + 3). ``before``: steps before the rule, as in a manifest:
-    ``nnm``, ``arc``, ``bucketing2``, ``clipping10``.
+    """Mean weighted by ``weight``, sum or maximum over all members that call it, in place when
+    committed: float32, contiguous, on the CPU or a GPU, where it is then encoded and decoded. Or a
+    robust rule, of each element or of whole tensors: ``f`` of them may then be anything, and the
+    result is "open" with fewer than 2 f + 1 (Krum's rules: 2 f + 3). ``before``: steps before the
+    rule, as in a manifest: ``nnm``, ``arc``, ``bucketing2``, ``clipping10``.
 
-    ``codec``: how values travel; "" is the run's. ``durable``: what a majority has voted for is decided even if all of it is killed at once
-    and comes back. A tensor with NaN or infinity ends as "open". Raises what `Swarm.operate` raises.
+    ``codec``: how values travel; "" is the run's. ``durable``: what a majority has voted for is
+    decided even if all of it is killed at once and comes back. A tensor with NaN or infinity ends
+    as "open". Raises what `Swarm.operate` raises.
     """
     flat = _floats(tensor, op, weight, f)
     if before and op not in RULES:
@@ -193,9 +206,11 @@ def modular_sum(
     deadline_s: float = 60.0,
     everyone: bool = False,
 ) -> Handle[Outcome]:
-    """Sum of integers modulo 2^bits (1 to 64), exactly, in place when committed: int64, contiguous, CPU.
+    """Sum of integers modulo 2^bits (1 to 64), exactly, in place when committed: int64, contiguous,
+    CPU.
 
-    Results lie in [0, 2^bits); for 64 bits in [-2^63, 2^63). Whatever is masked so that the masks cancel in the sum can be summed by it.
+    Results lie in [0, 2^bits); for 64 bits in [-2^63, 2^63). Whatever is masked so that the masks
+    cancel in the sum can be summed by it.
     """
     import torch
 
@@ -223,7 +238,9 @@ def modular_sum(
 def all_gather(
     swarm: Swarm, tensor: Tensor, *, op_id: str, deadline_s: float = 60.0, everyone: bool = False
 ) -> Handle[Gathered]:
-    """Everybody's tensor, bit for bit, by peer: any dtype and shape, the same at all members, on the CPU."""
+    """Everybody's tensor, bit for bit, by peer: any dtype and shape, the same at all members, on
+    the CPU.
+    """
     operating = operate(
         swarm, call_of(op_id, "gather", deadline_s, everyone, tag=kind_of(tensor)), words_of(tensor)
     )
@@ -241,9 +258,11 @@ def reduce_scatter(
     codec: str = "",
     everyone: bool = False,
 ) -> Handle[Scattered]:
-    """This member's share of the reduction: equal shares in the order of the contributors, the first ones one element longer.
+    """This member's share of the reduction: equal shares in the order of the contributors, the
+    first ones one element longer.
 
-    It costs what an all-reduce costs: a result is only called committed when a quorum holds all of it.
+    It costs what an all-reduce costs: a result is only called committed when a quorum holds all of
+    it.
     """
     flat = _floats(tensor, op, weight)
     operating = operate(
@@ -275,7 +294,9 @@ def broadcast(
     deadline_s: float = 60.0,
     everyone: bool = False,
 ) -> Handle[Outcome]:
-    """The tensor of ``root``, bit for bit, into everybody's, in place when committed: any dtype, contiguous, CPU."""
+    """The tensor of ``root``, bit for bit, into everybody's, in place when committed: any dtype,
+    contiguous, CPU.
+    """
     return copy_from(
         swarm, tensor, roots=(root,), op_id=op_id, deadline_s=deadline_s, everyone=everyone
     )
@@ -319,7 +340,9 @@ def copy_from(
 
 
 def barrier(swarm: Swarm, *, op_id: str, deadline_s: float = 60.0) -> Handle[Outcome]:
-    """Committed once every live member with a script has called it; the contributors are who came. "open" at the deadline."""
+    """Committed once every live member with a script has called it; the contributors are who came.
+    "open" at the deadline.
+    """
     import torch
 
     nothing = torch.zeros(1, dtype=torch.float32, device="cpu")
@@ -339,9 +362,11 @@ def check_state(
     deadline_s: float = 60.0,
     everyone: bool = False,
 ) -> Handle[StateCheck]:
-    """Compare named tensors (contiguous, CPU) with everybody's, by digests: 32 bytes a tensor travel.
+    """Compare named tensors (contiguous, CPU) with everybody's, by digests: 32 bytes a tensor
+    travel.
 
-    The run's own anchor needs no such check: every entry of its log names the state before it, and a member that differs fetches it anew.
+    The run's own anchor needs no such check: every entry of its log names the state before it, and
+    a member that differs fetches it anew.
     """
     import torch
 
@@ -367,7 +392,9 @@ def repair_state(
     op_id: str,
     deadline_s: float = 60.0,
 ) -> Handle[Outcome]:
-    """Copy the tensors that differ somewhere from all holders of the reference at once, in place. All members of ``check`` call it."""
+    """Copy the tensors that differ somewhere from all holders of the reference at once, in place.
+    All members of ``check`` call it.
+    """
     import torch
 
     names = sorted({name for differing in check.differing.values() for name in differing})

@@ -1,4 +1,6 @@
-"""Rounds that do not wait for everybody: for whom they wait, and what a contribution is worth in them. Settings only."""
+"""Rounds that do not wait for everybody: for whom they wait, and what a contribution is worth in
+them. Settings only.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,9 @@ import msgspec
 
 
 class Fading(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How far a contribution moves the anchor: by ``alpha`` a fresh one, less one that is stale, never more: ``alpha · s(staleness)``. ``a``, ``b``: of
-    s (`optim.federated.arrivals.staleness_factor`); ``a`` None: what is usual."""
+    """How far a contribution moves the anchor: by ``alpha`` a fresh one, less one that is stale,
+    never more: ``alpha · s(staleness)``. ``a``, ``b``: of s
+    (`optim.federated.arrivals.staleness_factor`); ``a`` None: what is usual."""
 
     alpha: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
     staleness: Literal["constant", "polynomial", "hinge"] = "polynomial"
@@ -18,8 +21,9 @@ class Fading(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Groups(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Members get as many inner steps as let a group of them arrive together (FedCompass, `compass.Compass`): ``least`` to ``most`` a turn, ``first``
-    in a member's first. A group is waited for ``slack`` times as long as it should take."""
+    """Members get as many inner steps as let a group of them arrive together (FedCompass,
+    `compass.Compass`): ``least`` to ``most`` a turn, ``first`` in a member's first. A group is
+    waited for ``slack`` times as long as it should take."""
 
     least: Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
     most: Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
@@ -28,9 +32,11 @@ class Groups(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Arrivals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A round waits for some contributions, not for all members (`round.gathering`): for ``count`` of them (FedBuff), or until ``period_s`` seconds
-    are over, and as many periods more as nobody comes (FedFix), or for a group of ``groups`` (FedCompass). One of the three is given. ``fading``: what
-    a stale one counts, of FedAsync, where contributions are mixed in, and of FedCompass, where they are added."""
+    """A round waits for some contributions, not for all members (`round.gathering`): for ``count``
+    of them (FedBuff), or until ``period_s`` seconds are over, and as many periods more as nobody
+    comes (FedFix), or for a group of ``groups`` (FedCompass). One of the three is given.
+    ``fading``: what a stale one counts, of FedAsync, where contributions are mixed in, and of
+    FedCompass, where they are added."""
 
     count: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
     period_s: Annotated[float, msgspec.Meta(gt=0, le=1e6)] | None = None

@@ -1,21 +1,28 @@
-"""The mean over many members in steps among few: lines of a grid, or pairs. Each step is one operation of a group (`groups.py`).
+"""The mean over many members in steps among few: lines of a grid, or pairs. Each step is one
+operation of a group (`groups.py`).
 
-    averaged = average(swarm, tensor, op_id="step 17").wait()          # 200 members on 20 x 10: 28 lanes each instead of 199
+    averaged = average(swarm, tensor, op_id="step 17").wait()          # 200 members on 20 x 10: 28
+    lanes each instead of 199
 
-Every step takes the mean weighted by what each value stands for by then, so that groups of unequal size, and members that are lost, do not
-bend the result: on a grid a member goes on with the mean of its line and the *sum* of the line's weights, and lines that meet later hold
-different members' values. On a full grid where all are counted the result is the mean of all, everywhere, after the last dimension.
+Every step takes the mean weighted by what each value stands for by then, so that groups of unequal
+size, and members that are lost, do not bend the result: on a grid a member goes on with the mean of
+its line and the *sum* of the line's weights, and lines that meet later hold different members'
+values. On a full grid where all are counted the result is the mean of all, everywhere, after the
+last dimension.
 
-**What is missing where members are lost.** Of N members with the same weight, let each miss each of D steps with probability p, on its own.
-A value gets into its line with probability 1 - p, and on from each step into the next one where the member that carries it took part in
-both: Q = (1 - p)^(2 D - 1) of all values are in a result. The mean of n out of N values errs by sqrt((N - n) / (n (N - 1))) of their
-standard deviation (drawing without replacement), here with n = Q N: `expected_error`. `Averaged.residual` is the same with the n that
-was seen.
+**What is missing where members are lost.** Of N members with the same weight, let each miss each of
+D steps with probability p, on its own. A value gets into its line with probability 1 - p, and on
+from each step into the next one where the member that carries it took part in both: Q = (1 - p)^(2
+D - 1) of all values are in a result. The mean of n out of N values errs by sqrt((N - n) / (n (N -
+1))) of their standard deviation (drawing without replacement), here with n = Q N: `expected_error`.
+`Averaged.residual` is the same with the n that was seen.
 
-**Pairs.** Members 2^k in number form a hypercube, a grid of k dimensions of two. Others are paired anew at random in every step, and go on with
-the mean weight, as in gossip: a value may be in a result twice. Where N members are split at random into r groups of given sizes, each group
-taking its mean, the squared distance from the mean of all falls by (r - 1) / (N - 1) on average: a group's mean over M values drawn without
-replacement has the variance s^2 / M * (N - M) / (N - 1), and the mean of that over all members is s^2 (r - 1) / (N - 1). (Moshpit SGD, arXiv
+**Pairs.** Members 2^k in number form a hypercube, a grid of k dimensions of two. Others are paired
+anew at random in every step, and go on with the mean weight, as in gossip: a value may be in a
+result twice. Where N members are split at random into r groups of given sizes, each group taking
+its mean, the squared distance from the mean of all falls by (r - 1) / (N - 1) on average: a group's
+mean over M values drawn without replacement has the variance s^2 / M * (N - M) / (N - 1), and the
+mean of that over all members is s^2 (r - 1) / (N - 1). (Moshpit SGD, arXiv
 2103.03239, has (r - 1) / N + r / N^2 for its random splits.)
 """
 
@@ -45,26 +52,32 @@ LARGEST = (1 << 48) - 1
 
 @dataclass(frozen=True, slots=True)
 class Averaged:
-    """What became of an average. It is common to the members of a group of the last step, bit for bit; others may hold other bits.
+    """What became of an average. It is common to the members of a group of the last step, bit for
+    bit; others may hold other bits.
 
-    ``committed``: the tensor holds the mean of what was counted; a step that stayed open left something out. ``open``: no step was
-    decided, or the caller cancelled, and the tensor is as it was.
+    ``committed``: the tensor holds the mean of what was counted; a step that stayed open left
+    something out. ``open``: no step was decided, or the caller cancelled, and the tensor is as it
+    was.
     """
 
     status: Status
     steps: tuple[Outcome, ...]
-    """One outcome for each dimension or pair: whose values this member's group averaged, with the weight that each stood for by then (of
-    pairs: times 65536)."""
+    """One outcome for each dimension or pair: whose values this member's group averaged, with the
+    weight that each stood for by then (of pairs: times 65536)."""
     members: int
     """In the configuration; 0 where no step was decided."""
     weight: int | None
-    """What the result stands for: the sum of the weights that are in it, each once. None where that cannot be known: of pairs of a number that
-    is no power of two, or when the configuration changed under way."""
+    """What the result stands for: the sum of the weights that are in it, each once. None where that
+    cannot be known: of pairs of a number that is no power of two, or when the configuration changed
+    under way."""
     exact: bool
-    """Whether it is proven to be the mean of all members of the configuration, but for rounding by the codec. Never proven with weights."""
+    """Whether it is proven to be the mean of all members of the configuration, but for rounding by
+    the codec. Never proven with weights.
+    """
     residual: float | None
-    """The expected distance from the mean of all members' values, in standard deviations of these. None where it cannot be known: with weights,
-    or of pairs that were drawn, where this member's stayed without the other. (Of losses in others' pairs nobody hears.)"""
+    """The expected distance from the mean of all members' values, in standard deviations of these.
+    None where it cannot be known: with weights, or of pairs that were drawn, where this member's
+    stayed without the other. (Of losses in others' pairs nobody hears.)"""
 
 
 def average(
@@ -80,11 +93,14 @@ def average(
     codec: str = "",
     everyone: bool = False,
 ) -> Averaging:
-    """Mean over the members that call it, step by step, in place when committed: float32, contiguous, CPU or GPU.
+    """Mean over the members that call it, step by step, in place when committed: float32,
+    contiguous, CPU or GPU.
 
-    ``dims``: of the grid; a number of dimensions (2) has sizes made for the configuration. ``rounds``: of pairs (as many as make a hypercube).
-    ``weight``: None (each value counts alike; `Averaged.exact` can be told) or what the tensor counts; all callers give one or none does.
-    Every step has its share of ``deadline_s``. A step after the first begins when the handle is looked at. Raises what `Swarm.operate` raises.
+    ``dims``: of the grid; a number of dimensions (2) has sizes made for the configuration.
+    ``rounds``: of pairs (as many as make a hypercube). ``weight``: None (each value counts alike;
+    `Averaged.exact` can be told) or what the tensor counts; all callers give one or none does.
+    Every step has its share of ``deadline_s``. A step after the first begins when the handle is
+    looked at. Raises what `Swarm.operate` raises.
     """
     import torch
 
@@ -123,7 +139,9 @@ def average(
 
 
 def _lines(dims: int | Sequence[int] | None, members: int) -> list[str]:
-    """Names of the groups of a grid, the last coordinate first: then what stands in a row that is not full is in the others' columns."""
+    """Names of the groups of a grid, the last coordinate first: then what stands in a row that is
+    not full is in the others' columns.
+    """
     sizes = [whole(size, "a size of dims") for size in dims] if isinstance(dims, Sequence) else None
     count = len(sizes) if sizes is not None else 2 if dims is None else whole(dims, "dims")
     name = f"d{count}" if sizes is None else "x".join(map(str, sizes))
@@ -173,8 +191,8 @@ class Averaging:
         return self._operating is None
 
     def wait(self, timeout_s: float | None = None) -> Averaged:
-        """The result, or what is known after at most ``timeout_s`` seconds (then "open"). May be called again. The tensor is written by the
-        first `wait` that sees "committed"."""
+        """The result, or what is known after at most ``timeout_s`` seconds (then "open"). May be
+        called again. The tensor is written by the first `wait` that sees "committed"."""
         while self._operating is not None:
             outcome = self._operating.wait(timeout_s)
             if not self._operating.done():
@@ -190,7 +208,9 @@ class Averaging:
         return self._result("committed" if committed else "open")
 
     def cancel(self) -> None:
-        """Give up: no more steps, and `wait` says "open", unless it is over. What the others counted before stays counted."""
+        """Give up: no more steps, and `wait` says "open", unless it is over. What the others
+        counted before stays counted.
+        """
         if self._operating is not None:
             self._operating.cancel()
             self._steps.append(self._operating.wait(0.0))
@@ -210,7 +230,9 @@ class Averaging:
         return operate(self._swarm, call, self._value)
 
     def _take(self, operating: Operating, outcome: Outcome) -> None:
-        """One step is over: go on with its mean and what that stands for, or with one's own where it stayed open."""
+        """One step is over: go on with its mean and what that stands for, or with one's own where
+        it stayed open.
+        """
         if outcome.status == "committed":
             with plainly():
                 operating.copy_into(self._value)
@@ -227,7 +249,8 @@ class Averaging:
         while self._operating is None and len(self._steps) < len(self._calls):
             try:
                 self._operating = self._begin()
-            except AtollError as error:  # the node is gone, or this peer no member any more: nobody's fault but this step's
+            except AtollError as error:
+                # the node is gone, or this peer no member any more: nobody's fault but this step's
                 self._steps.append(Outcome("open", 0, reason=error.message))
 
     def _disjoint(self, members: int, step: int) -> bool:
@@ -278,12 +301,15 @@ class Averaging:
 
 
 def drawn_error(drawn: float, members: int) -> float:
-    """Standard error of the mean of ``drawn`` of ``members`` values, without replacement, in standard deviations of these."""
+    """Standard error of the mean of ``drawn`` of ``members`` values, without replacement, in
+    standard deviations of these.
+    """
     return sqrt(max(0.0, (members - drawn) / (drawn * (members - 1)))) if members > 1 else 0.0
 
 
 def expected_error(members: int, dims: Sequence[int] | None = None, *, churn: float = 0.0) -> float:
-    """Root mean square error of an average on a grid (default: of two dimensions), in standard deviations of the members' values, where
-    every member misses every step with probability ``churn``. Derived at the top of this module."""
+    """Root mean square error of an average on a grid (default: of two dimensions), in standard
+    deviations of the members' values, where every member misses every step with probability
+    ``churn``. Derived at the top of this module."""
     dims = tuple(dims) if dims is not None else grid_dims(members)
     return drawn_error(members * (1 - churn) ** (2 * len(dims) - 1), members)

@@ -1,10 +1,13 @@
-"""Codecs: a chunk of a float32 vector ⇄ the bytes that travel. Named, versioned by name, any length.
+"""Codecs: a chunk of a float32 vector ⇄ the bytes that travel. Named, versioned by name, any
+length.
 
-    get_codec("int8")                         one codec; `codecs/names.py` lists them, `codecs/` holds them
-    Grid("fp16:40960+int8", numel, 131_072)   a vector's chunks: their codecs, and where their bytes lie
+    get_codec("int8")                         one codec; `codecs/names.py` lists them, `codecs/`
+    holds them Grid("fp16:40960+int8", numel, 131_072)   a vector's chunks: their codecs, and where
+    their bytes lie
 
-What decides the bits of a result (encode, decode, accumulate, mean) uses only separately rounded elementwise operations, in a fixed
-order: the same input gives the same bytes on every CPU and on a GPU.
+What decides the bits of a result (encode, decode, accumulate, mean) uses only separately rounded
+elementwise operations, in a fixed order: the same input gives the same bytes on every CPU and on a
+GPU.
 """
 
 from __future__ import annotations
@@ -78,11 +81,14 @@ class _Run:
 
 
 class Grid:
-    """The chunks of an encoded vector: chunk c holds elements [c * chunk_elements, (c + 1) * chunk_elements), the last one fewer.
+    """The chunks of an encoded vector: chunk c holds elements [c * chunk_elements, (c + 1) *
+    chunk_elements), the last one fewer.
 
-    ``name``: the codec, or a mixture of them (`codecs/mixtures.py`). A chunk in which the codec changes holds its pieces one after
-    another. Codecs come from ``make``: by default they are the grid's own, for one thread. This is the grid of contributions;
-    `results` that of their mean, which is another where a codec says so. Raises ConfigError for a name that means nothing for this length.
+    ``name``: the codec, or a mixture of them (`codecs/mixtures.py`). A chunk in which the codec
+    changes holds its pieces one after another. Codecs come from ``make``: by default they are the
+    grid's own, for one thread. This is the grid of contributions; `results` that of their mean,
+    which is another where a codec says so. Raises ConfigError for a name that means nothing for
+    this length.
     """
 
     def __init__(
@@ -166,7 +172,9 @@ class Grid:
         return start, start + run.nbytes
 
     def runs(self) -> Iterator[tuple[Codec, int, int, int]]:
-        """(codec, elements a chunk, first chunk, last chunk + 1) of neighbouring chunks that are alike."""
+        """(codec, elements a chunk, first chunk, last chunk + 1) of neighbouring chunks that are
+        alike.
+        """
         for run, stop in zip(self._runs, [*self._first[1:], self.chunks], strict=True):
             yield run.codec, run.elements, run.chunk, stop
 
@@ -182,8 +190,9 @@ class Grid:
     def decode(self, data: memoryview, out: Tensor | None = None) -> Iterator[tuple[int, Tensor]]:
         """Decode an encoded vector chunk by chunk: yields (first element, float32 values).
 
-        ``data`` must be writable memory (it is not written to). With ``out`` (float32, shape (numel,)) the chunks are decoded in place
-        there, otherwise into one buffer that the next step overwrites.
+        ``data`` must be writable memory (it is not written to). With ``out`` (float32, shape
+        (numel,)) the chunks are decoded in place there, otherwise into one buffer that the next
+        step overwrites.
         """
         buffer = (
             torch.empty(min(self.chunk_elements, self.numel), dtype=torch.float32, device="cpu")
@@ -212,7 +221,9 @@ class Grid:
 def _next_run(
     ranges: tuple[Range, ...], codecs: dict[str, Codec], at: int, numel: int, chunk_elements: int
 ) -> tuple[int, int, Codec]:
-    """(chunks, elements a chunk, codec) of the longest run that begins at element ``at``, the start of a chunk."""
+    """(chunks, elements a chunk, codec) of the longest run that begins at element ``at``, the start
+    of a chunk.
+    """
     name, stop = next((name, stop) for name, _, stop in ranges if at < stop)
     count = (stop - at) // chunk_elements
     if count:

@@ -1,9 +1,12 @@
-"""FedCompass' scheduler (Li et al., ICLR 2024, arXiv 2309.14675): members get as many inner steps as let a group of them arrive together.
+"""FedCompass' scheduler (Li et al., ICLR 2024, arXiv 2309.14675): members get as many inner steps
+as let a group of them arrive together.
 
-A state machine: it is told who arrived and what time it is, and says what is to be merged and who makes how many steps. Contributions are opaque
-to it. In a simulation arrivals drive it (`optim.federated.simulation`), in a run the entries of the log (`round.grouping`). Two ways in which the
-public implementation loses updates are closed: a timer that races the last arrival cannot merge a group twice, since both are one event here; and of
-a member that is late twice between two merges both contributions count, where a buffer by member keeps one.
+A state machine: it is told who arrived and what time it is, and says what is to be merged and who
+makes how many steps. Contributions are opaque to it. In a simulation arrivals drive it
+(`optim.federated.simulation`), in a run the entries of the log (`round.grouping`). Two ways in
+which the public implementation loses updates are closed: a timer that races the last arrival cannot
+merge a group twice, since both are one event here; and of a member that is late twice between two
+merges both contributions count, where a buffer by member keeps one.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ class Part(Generic[Work]):
 
 @dataclass(frozen=True, slots=True)
 class Decision(Generic[Work]):
-    """One outer step with ``parts`` (none: no step), and then ``orders``: who gets the anchor and makes how many inner steps, in this order."""
+    """One outer step with ``parts`` (none: no step), and then ``orders``: who gets the anchor and
+    makes how many inner steps, in this order.
+    """
 
     parts: tuple[Part[Work], ...]
     orders: tuple[tuple[PeerId, int], ...]
@@ -59,9 +64,11 @@ class _Group(Generic[Work]):
 class Compass(Generic[Work]):
     """Groups of members, and when each is merged.
 
-    ``least``, ``most``: inner steps a turn. ``slack``: how much longer than planned a group waits for its last. ``keep``: share of the newest in the
-    mean of a member's speed. ``first``: steps of a member's first turn, by which its speed is measured; None: ``most``, as in the paper, which leaves
-    the first contribution of a slow member far behind. `due` says when `tick` must be called next.
+    ``least``, ``most``: inner steps a turn. ``slack``: how much longer than planned a group waits
+    for its last. ``keep``: share of the newest in the mean of a member's speed. ``first``: steps of
+    a member's first turn, by which its speed is measured; None: ``most``, as in the paper, which
+    leaves the first contribution of a slow member far behind. `due` says when `tick` must be called
+    next.
     """
 
     def __init__(
@@ -105,7 +112,9 @@ class Compass(Generic[Work]):
         return [*before, Decision((), ((peer, self._first),))]
 
     def arrived(self, peer: PeerId, work: Work, now: float) -> list[Decision[Work]]:
-        """A member's contribution. Groups whose time is over are merged before. Raises ConfigError for one that was given no steps."""
+        """A member's contribution. Groups whose time is over are merged before. Raises ConfigError
+        for one that was given no steps.
+        """
         before = self.tick(now)
         member = self._members.get(peer)
         if member is None or member.waiting:
@@ -137,7 +146,9 @@ class Compass(Generic[Work]):
         return before if group.pending else [*before, *self._merge(member.group, now)]
 
     def tick(self, now: float) -> list[Decision[Work]]:
-        """Merge the groups whose latest arrival has passed; what comes of the others of them later is late. An arrival at that moment is in time."""
+        """Merge the groups whose latest arrival has passed; what comes of the others of them later
+        is late. An arrival at that moment is in time.
+        """
         over = [number for number, group in self._groups.items() if group.latest < now]
         return [decision for number in over for decision in self._merge(number, now)]
 
@@ -168,7 +179,9 @@ class Compass(Generic[Work]):
         return parts
 
     def _orders(self, peers: Iterable[PeerId], now: float) -> tuple[tuple[PeerId, int], ...]:
-        """Steps for members that are free, the fastest first: it is they who open groups that the others can join."""
+        """Steps for members that are free, the fastest first: it is they who open groups that the
+        others can join.
+        """
         free = sorted(peers, key=lambda peer: (self._speed(peer), peer))
         return tuple((peer, self._assign(peer, now)) for peer in free)
 
@@ -204,7 +217,9 @@ class Compass(Generic[Work]):
         return best, most
 
     def _opened(self, speed: float, now: float) -> int:
-        """Steps of a member that joins no group: so many that it comes when a group of faster ones will be back from the turn after this one."""
+        """Steps of a member that joins no group: so many that it comes when a group of faster ones
+        will be back from the turn after this one.
+        """
         found: list[int] = []
         for number, group in self._groups.items():
             peers = [

@@ -1,4 +1,6 @@
-"""Libraries compiled at installation (`native.c` beside the module that calls it): found, or left out and said; and what they may be given."""
+"""Libraries compiled at installation (`native.c` beside the module that calls it): found, or left
+out and said; and what they may be given.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ Library = TypeVar("Library")
 
 
 def load(folder: Path, open_it: Callable[[Path], Library], slower: str) -> Library | None:
-    """The library in ``folder``, opened, if there is one that can be used. ``slower``: what is, without it."""
+    """The library in ``folder``, opened, if there is one that can be used. ``slower``: what is,
+    without it.
+    """
     for path in (folder / ("_native" + suffix) for suffix in EXTENSION_SUFFIXES):
         if path.exists():
             try:
@@ -39,9 +43,11 @@ def load(folder: Path, open_it: Callable[[Path], Library], slower: str) -> Libra
 
 
 def address(x: Tensor, elements: int) -> int:
-    """Where the ``elements`` float32 values of ``x`` lie, for a kernel that reads or writes them one after another.
+    """Where the ``elements`` float32 values of ``x`` lie, for a kernel that reads or writes them
+    one after another.
 
-    Raises LocalProtocolError for a tensor whose memory is anything else: another type, another device, strides, another length.
+    Raises LocalProtocolError for a tensor whose memory is anything else: another type, another
+    device, strides, another length.
     """
     if (
         x.dtype is torch.float32
@@ -56,7 +62,8 @@ def address(x: Tensor, elements: int) -> int:
 
 
 def address_of_rows(rows: Tensor) -> tuple[int, int]:
-    """Where the first of the rows lies, and how many elements further the next one. ``rows``: float32 (n, d), each row contiguous.
+    """Where the first of the rows lies, and how many elements further the next one. ``rows``:
+    float32 (n, d), each row contiguous.
 
     Raises LocalProtocolError for a tensor whose memory is anything else.
     """

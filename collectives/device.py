@@ -1,7 +1,8 @@
-"""Encoded vectors whose values lie in a device's memory: encoded and decoded there, so that only encoded bytes cross to the host.
+"""Encoded vectors whose values lie in a device's memory: encoded and decoded there, so that only
+encoded bytes cross to the host.
 
-The codecs are the host's, on views of device memory; their bits are the same (`codec`), so nobody can tell where a peer has encoded. A
-device holds `SLAB_BYTES` of encoded bytes at a time.
+The codecs are the host's, on views of device memory; their bits are the same (`codec`), so nobody
+can tell where a peer has encoded. A device holds `SLAB_BYTES` of encoded bytes at a time.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ SLAB_BYTES = 8 << 20
 
 
 def encode(vector: EncodedVector, flat: Tensor) -> bool:
-    """Encode float32 (numel,), contiguous, where it lies; the bytes come into ``vector``. False when an encoded value is not finite."""
+    """Encode float32 (numel,), contiguous, where it lies; the bytes come into ``vector``. False
+    when an encoded value is not finite.
+    """
     finite = True
     for slab, host, wires in _slabs(vector, flat.device):
         for chunk, wire in wires:
@@ -46,7 +49,9 @@ def _values(vector: EncodedVector, flat: Tensor, chunk: int) -> Tensor:
 def _slabs(
     vector: EncodedVector, device: torch.device
 ) -> Iterator[tuple[Tensor, Tensor, list[tuple[int, Wire]]]]:
-    """Memory of the device, the host's memory for the same bytes, and the chunks with their wires there; slab after slab."""
+    """Memory of the device, the host's memory for the same bytes, and the chunks with their wires
+    there; slab after slab.
+    """
     grid, chunk = vector.grid, 0
     space = torch.empty(min(grid.nbytes, SLAB_BYTES), dtype=torch.uint8, device=device)
     while chunk < grid.chunks:

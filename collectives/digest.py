@@ -1,7 +1,8 @@
 """Digests: what names the bytes of a result and of a state. blake3 throughout, 32 bytes.
 
-A part's digest binds what the bytes *mean* (log, round, base, contributors and their weights, range, grid, codec, reducer), so bytes
-reduced over another set of contributors can never match. The run is bound by ``base``: the chain of entries starts at the run's genesis.
+A part's digest binds what the bytes *mean* (log, round, base, contributors and their weights,
+range, grid, codec, reducer), so bytes reduced over another set of contributors can never match. The
+run is bound by ``base``: the chain of entries starts at the run's genesis.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ def chunk_hash(data: bytes | bytearray | memoryview) -> bytes:
 
 
 def merkle_root(hashes: Sequence[bytes]) -> bytes:
-    """Root over 32-byte hashes, in order. The count is bound; inner nodes and the root are hashed under prefixes of their own."""
+    """Root over 32-byte hashes, in order. The count is bound; inner nodes and the root are hashed
+    under prefixes of their own.
+    """
     level = list(hashes)
     while len(level) > 1:
         paired = [
@@ -33,8 +36,9 @@ def merkle_root(hashes: Sequence[bytes]) -> bytes:
 
 
 def meaning(bound: Plan | Entry) -> bytes:
-    """What the bytes of a result are the result of: contributors (cids and weights), ranges, grid, codec, reducer, round; where partial sums
-    travel also owners and tree. Bytes that were reduced for a plan are those of an entry only where both mean the same."""
+    """What the bytes of a result are the result of: contributors (cids and weights), ranges, grid,
+    codec, reducer, round; where partial sums travel also owners and tree. Bytes that were reduced
+    for a plan are those of an entry only where both mean the same."""
     butterfly = bound.topology.kind == "butterfly"
     ranges = tuple((part.first, part.stop) for part in bound.parts)
     of = (
@@ -71,14 +75,17 @@ def part_meaning(bound: Plan | Entry, part: Part) -> bytes:
 
 
 def digest_of(root: bytes, of: bytes) -> bytes:
-    """The digest of a part whose chunks have the Merkle root ``root`` (32 bytes) and which is the result of what ``of`` says."""
+    """The digest of a part whose chunks have the Merkle root ``root`` (32 bytes) and which is the
+    result of what ``of`` says.
+    """
     return blake3(b"atoll/part/1" + root + of).digest()
 
 
 def part_digest(bound: Plan | Entry, part: Part, hashes: Sequence[bytes]) -> bytes:
     """Digest of one part of a result; ``hashes`` are those of its chunks, in order.
 
-    A plan and the entry made from it give the same digest; ballot, revision and, in a butterfly, the owner's name do not matter, since the
-    bytes do not depend on them. Where partial sums travel they depend on the tree, and that on the parts (`trees.py`).
+    A plan and the entry made from it give the same digest; ballot, revision and, in a butterfly,
+    the owner's name do not matter, since the bytes do not depend on them. Where partial sums travel
+    they depend on the tree, and that on the parts (`trees.py`).
     """
     return digest_of(merkle_root(hashes), part_meaning(bound, part))

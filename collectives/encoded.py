@@ -1,4 +1,6 @@
-"""One float32 vector as its codec encodes it: its chunks one after another in one block of memory; and why one cannot be encoded."""
+"""One float32 vector as its codec encodes it: its chunks one after another in one block of memory;
+and why one cannot be encoded.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,12 @@ from .layout import Layout
 
 
 class EncodedVector:
-    """``data``: flat, writable, aligned to 4, exactly as long as the encoded vector. The typed views of a chunk are made once, when needed.
-    Where there are compiled kernels, neighbouring chunks are one step: between two steps a thread may wait long for the interpreter's lock.
+    """``data``: flat, writable, aligned to 4, exactly as long as the encoded vector. The typed
+    views of a chunk are made once, when needed. Where there are compiled kernels, neighbouring
+    chunks are one step: between two steps a thread may wait long for the interpreter's lock.
 
-    Belongs to one thread at a time, as its grid does. Raises LocalProtocolError when memory and grid do not fit each other.
+    Belongs to one thread at a time, as its grid does. Raises LocalProtocolError when memory and
+    grid do not fit each other.
     """
 
     def __init__(self, grid: Grid, data: memoryview) -> None:
@@ -43,7 +47,9 @@ class EncodedVector:
         return wire
 
     def encode(self, flat: Tensor) -> bool:
-        """Write float32 (numel,), contiguous, on any device. False when an encoded value is not finite: others must not get these bytes."""
+        """Write float32 (numel,), contiguous, on any device. False when an encoded value is not
+        finite: others must not get these bytes.
+        """
         if flat.device.type != "cpu":
             return device.encode(self, flat)
         finite = True
@@ -83,8 +89,9 @@ class EncodedVector:
 
 
 def why_refused(flat: Tensor, layout: Layout, codec: str) -> str:
-    """Why a contribution (float32, (numel,), contiguous) cannot be sent: the first tensor that holds NaN or infinity, or else a value
-    that its codec cannot hold. "" when it can be sent. Slow: reads everything once or twice."""
+    """Why a contribution (float32, (numel,), contiguous) cannot be sent: the first tensor that
+    holds NaN or infinity, or else a value that its codec cannot hold. "" when it can be sent. Slow:
+    reads everything once or twice."""
     for spec in layout.tensors:
         values = flat[spec.offset : spec.offset + spec.numel]
         if spec.numel and not kernels.all_finite(values):

@@ -1,16 +1,15 @@
 """Every public error of atoll, and nothing else.
 
-A user-facing error says what happened (with the values), why it probably is so, and what to type. ``code`` is stable
-(``atoll explain E110`` prints its page); ``exit_code`` follows sysexits.
+A user-facing error says what happened (with the values), why it probably is so, and what to type.
+``code`` is stable (``atoll explain E110`` prints its page); ``exit_code`` follows sysexits.
 
-    AtollError
-    ├─ ConfigError                the user's to mend; names the key
-    ├─ NetworkError               PeerUnreachableError, PeerLostError, DeadlineExceededError
-    ├─ ProtocolError              RemoteProtocolError, LocalProtocolError, VersionMismatchError
-    ├─ SecurityError              BadSignatureError, NotAdmittedError, MisbehaviourError
-    ├─ GroupError                 NotEnoughPeersError, GroupDissolvedError
-    ├─ StateError                 OutOfDateError, DigestMismatchError, ModelMismatchError, RecertifyError, RemovedError, DoubledError, StorageError
-    └─ SwarmClosedError
+    AtollError ├─ ConfigError                the user's to mend; names the key ├─ NetworkError
+    PeerUnreachableError, PeerLostError, DeadlineExceededError ├─ ProtocolError
+    RemoteProtocolError, LocalProtocolError, VersionMismatchError ├─ SecurityError
+    BadSignatureError, NotAdmittedError, MisbehaviourError ├─ GroupError
+    NotEnoughPeersError, GroupDissolvedError ├─ StateError                 OutOfDateError,
+    DigestMismatchError, ModelMismatchError, RecertifyError, RemovedError, DoubledError,
+    StorageError └─ SwarmClosedError
 """
 
 from __future__ import annotations
@@ -22,7 +21,9 @@ MAX_MESSAGE = 4096
 
 
 class AtollError(Exception):
-    """Base of all errors. ``code`` names its page in ``atoll explain``; ``why`` and ``hint`` are shown below the message."""
+    """Base of all errors. ``code`` names its page in ``atoll explain``; ``why`` and ``hint`` are
+    shown below the message.
+    """
 
     code = "E000"
     exit_code = 1
@@ -52,7 +53,9 @@ class AtollError(Exception):
         self.annotate()
 
     def annotate(self) -> None:
-        """Let a traceback end with ``why`` and ``hint``, as they are now: what a script shows that nobody catches it in."""
+        """Let a traceback end with ``why`` and ``hint``, as they are now: what a script shows that
+        nobody catches it in.
+        """
         if self.why or self.hint:
             self.__notes__ = [
                 line for line in (self.why, self.hint, f"More: atoll explain {self.code}") if line

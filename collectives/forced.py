@@ -1,4 +1,6 @@
-"""Names on the medium: a file that is forced is lost all the same while the name of it, or of its folder, is not."""
+"""Names on the medium: a file that is forced is lost all the same while the name of it, or of its
+folder, is not.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path, mode: int = 0o700) -> None:
-    """Make a folder and its parents where they are missing, and force the names of those that were made. Raises OSError."""
+    """Make a folder and its parents where they are missing, and force the names of those that were
+    made. Raises OSError.
+    """
     if folder.is_dir():
         return
     if not folder.parent.is_dir():

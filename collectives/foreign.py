@@ -1,9 +1,12 @@
-"""Words from outside, before a person sees them: whatever a peer, a router, a file or an invite said goes through `quoted` or `escaped`.
+"""Words from outside, before a person sees them: whatever a peer, a router, a file or an invite
+said goes through `quoted` or `escaped`.
 
-A terminal obeys what is written to it: a control character moves its cursor, sets its title, writes its clipboard; a mark of direction
-or of no width shows another text than is there; a newline begins a line of the log that nobody wrote. So none of these is ever shown as
-it is. `quoted` is for a sentence of ours that tells what somebody else says, `escaped` for a value in a document or an event.
-`PLAIN`, `WORDS` and `LINES` are patterns for fields of messages, which refuse such text where it is decoded.
+A terminal obeys what is written to it: a control character moves its cursor, sets its title, writes
+its clipboard; a mark of direction or of no width shows another text than is there; a newline begins
+a line of the log that nobody wrote. So none of these is ever shown as it is. `quoted` is for a
+sentence of ours that tells what somebody else says, `escaped` for a value in a document or an
+event. `PLAIN`, `WORDS` and `LINES` are patterns for fields of messages, which refuse such text
+where it is decoded.
 """
 
 from __future__ import annotations
@@ -18,7 +21,9 @@ WORDS = (
     r"\A[^\x00-\x1f\x7f-\xa0\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2000-\u200f\u2028-\u202f\u205f-\u206f"
     r"\u3000\u3164\ud800-\uf8ff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\uffff\U000e0000-\U0010ffff]*\Z"
 )
-"""Of names and sentences: nothing that a terminal obeys, and nothing that is not seen. No newline either."""
+"""Of names and sentences: nothing that a terminal obeys, and nothing that is not seen. No newline
+either.
+"""
 
 LINES = WORDS.replace(r"\x00-\x1f", r"\x00-\x09\x0b-\x1f")
 """The same, of several lines."""
@@ -28,14 +33,17 @@ _UNSEEN = frozenset(
     + "".join(map(chr, range(0xFE00, 0xFE10)))
     + "".join(map(chr, range(0xE0100, 0xE01F0)))
 )
-"""Printable by Unicode's account, and shown as nothing: fillers, joiners and selectors of variants."""
+"""Printable by Unicode's account, and shown as nothing: fillers, joiners and selectors of variants.
+"""
 
 
 def escaped(text: object, limit: int = LONGEST, *, keep: str = "") -> str:
-    r"""``text`` on one line, with what a terminal obeys or does not show as ``\x1b``, ``\n``, ``\u202e``; at most ``limit`` characters of it.
+    r"""``text`` on one line, with what a terminal obeys or does not show as ``\x1b``, ``\n``,
+    ``\u202e``; at most ``limit`` characters of it.
 
-    Escapes every character that Unicode calls a control, a format, a surrogate, private, unassigned, or a separator other than the
-    space, but those in ``keep``. Text without any of them comes back as it is, so escaping twice does what escaping once does.
+    Escapes every character that Unicode calls a control, a format, a surrogate, private,
+    unassigned, or a separator other than the space, but those in ``keep``. Text without any of them
+    comes back as it is, so escaping twice does what escaping once does.
     """
     found = str(text)
     if len(found) > limit:
@@ -51,14 +59,18 @@ def escaped(text: object, limit: int = LONGEST, *, keep: str = "") -> str:
 
 
 def quoted(text: object, limit: int = LONGEST) -> str:
-    """``text`` as somebody else's words: escaped, cut, and between “ and ”, which do not occur in it any more."""
+    """``text`` as somebody else's words: escaped, cut, and between “ and ”, which do not occur in
+    it any more.
+    """
     inside = escaped(text, limit).replace("“", "'").replace("”", "'")
     return f"“{inside}”"
 
 
 def shown(text: str) -> str:
-    """A whole text of ours on its way to a terminal or a log: as it is, newlines included, but for what a terminal would obey.
+    """A whole text of ours on its way to a terminal or a log: as it is, newlines included, but for
+    what a terminal would obey.
 
-    The last line of defence: what comes from outside has been quoted by whoever put it into the text.
+    The last line of defence: what comes from outside has been quoted by whoever put it into the
+    text.
     """
     return escaped(text, len(text), keep="\n\t")

@@ -1,4 +1,5 @@
-"""Who takes part: members, configurations, quorums, plans and log entries. Frozen values, pure functions.
+"""Who takes part: members, configurations, quorums, plans and log entries. Frozen values, pure
+functions.
 
 The round protocol over them is specified in docs/protocol.md ("The round").
 """
@@ -35,18 +36,23 @@ LogName = Annotated[str, msgspec.Meta(max_length=MAX_LOG_NAME, pattern=WORDS)]
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """A peer in one of its lives. A peer that lost its journal comes back under a larger incarnation."""
+    """A peer in one of its lives. A peer that lost its journal comes back under a larger
+    incarnation.
+    """
 
     peer: Peer
     incarnation: Count
 
 
 class Reading(msgspec.Struct, frozen=True, array_like=True):
-    """What a member says of its contribution beside the vector: its own word, which the entry records. None: it does not say.
+    """What a member says of its contribution beside the vector: its own word, which the entry
+    records. None: it does not say.
 
-    ``loss``: the mean loss of the inner steps in it; ``norm``: that of the vector, without running statistics, or, of the mean
-    of a masked sum, the bound on the next vectors', or, where a rule goes by it, how far contributions lay from the results of rounds before;
-    ``lag``: how many inner steps its rounds last took to be decided, or, where members come in groups, how many seconds one takes it.
+    ``loss``: the mean loss of the inner steps in it; ``norm``: that of the vector, without running
+    statistics, or, of the mean of a masked sum, the bound on the next vectors', or, where a rule
+    goes by it, how far contributions lay from the results of rounds before; ``lag``: how many inner
+    steps its rounds last took to be decided, or, where members come in groups, how many seconds one
+    takes it.
     """
 
     loss: Annotated[float, msgspec.Meta(ge=-1e30, le=1e30)] | None = None
@@ -61,7 +67,9 @@ Config = Annotated[tuple[Member, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 
 
 class Contributor(msgspec.Struct, frozen=True, array_like=True):
-    """One frozen contribution: whose, which buffer, how many samples it stands for, and what its member says of it."""
+    """One frozen contribution: whose, which buffer, how many samples it stands for, and what its
+    member says of it.
+    """
 
     member: Member
     cid: Cid
@@ -78,9 +86,11 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Topology(msgspec.Struct, frozen=True, array_like=True):
-    """On which ways contributions reach the owner of a part, and its result the members: what `trees.py` makes its trees of.
+    """On which ways contributions reach the owner of a part, and its result the members: what
+    `trees.py` makes its trees of.
 
-    ``groups``: a number for each contributor, the same for those at one site; empty: everybody is a site of its own.
+    ``groups``: a number for each contributor, the same for those at one site; empty: everybody is a
+    site of its own.
     """
 
     kind: TopologyKind = "butterfly"
@@ -94,10 +104,12 @@ BUTTERFLY = Topology()
 
 
 class Admitted(msgspec.Struct, frozen=True, array_like=True):
-    """By what a peer enters that is in no configuration before: the certificate that it has shown, and what of its invite is counted.
+    """By what a peer enters that is in no configuration before: the certificate that it has shown,
+    and what of its invite is counted.
 
-    ``invite`` is the invite's id, ``uses`` how many peers it lets in, 0 for any number; times are seconds since 1970, UTC, as the organiser
-    signed them. What this layer counts by; whether it is what the certificate says, `round.entering.Doors` tells.
+    ``invite`` is the invite's id, ``uses`` how many peers it lets in, 0 for any number; times are
+    seconds since 1970, UTC, as the organiser signed them. What this layer counts by; whether it is
+    what the certificate says, `round.entering.Doors` tells.
     """
 
     peer: Peer
@@ -109,10 +121,12 @@ class Admitted(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Plan(msgspec.Struct, frozen=True, array_like=True, dict=True):
-    """How the open round is to be reduced: revision ``revision`` of ballot ``ballot`` of entry ``round`` of ``log``.
+    """How the open round is to be reduced: revision ``revision`` of ballot ``ballot`` of entry
+    ``round`` of ``log``.
 
-    ``chunk_elements`` is the fixed chunk grid: chunk c covers elements [c*chunk_elements, (c+1)*chunk_elements).
-    ``contributors`` is the order of reduction. The parts cover all chunks, in order, without gaps.
+    ``chunk_elements`` is the fixed chunk grid: chunk c covers elements [c*chunk_elements,
+    (c+1)*chunk_elements). ``contributors`` is the order of reduction. The parts cover all chunks,
+    in order, without gaps.
     """
 
     log: LogName
@@ -140,13 +154,17 @@ class Plan(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, dict=True):
-    """Entry ``round`` of a log: everything the round changes. Entry 0 is the genesis, signed by the organiser.
+    """Entry ``round`` of a log: everything the round changes. Entry 0 is the genesis, signed by the
+    organiser.
 
-    ``base`` is the hash of the entry before; ``base_state`` the Merkle root of (anchor, momentum) before this entry is applied
-    (of the initial state, for the genesis and entry 1). Without contributors the entry only changes the configuration. An entry that
-    adopts a branch names the contributions of all its rounds (`round.merging`). ``elapsed_s``: seconds since the entry before, by the clock of whoever
-    proposes it; said only where members come in groups (`round.grouping`). ``admitted``: by what peers come in that the configuration before does
-    not name; ``tally``: the hash of whom limited invites have let in after it, empty for nobody (`round.entering`).
+    ``base`` is the hash of the entry before; ``base_state`` the Merkle root of (anchor, momentum)
+    before this entry is applied (of the initial state, for the genesis and entry 1). Without
+    contributors the entry only changes the configuration. An entry that adopts a branch names the
+    contributions of all its rounds (`round.merging`). ``elapsed_s``: seconds since the entry
+    before, by the clock of whoever proposes it; said only where members come in groups
+    (`round.grouping`). ``admitted``: by what peers come in that the configuration before does not
+    name; ``tally``: the hash of whom limited invites have let in after it, empty for nobody
+    (`round.entering`).
     """
 
     log: LogName
@@ -167,11 +185,15 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, dict=True):
     tally: Annotated[bytes, msgspec.Meta(max_length=HASH_BYTES)] = b""
 
     def counts(self, peer: PeerId, cid: bytes) -> bool:
-        """Whether this contribution of this peer is in it: a liar may have named one of the same cid as its own."""
+        """Whether this contribution of this peer is in it: a liar may have named one of the same
+        cid as its own.
+        """
         return any(c.cid == cid and c.member.peer == peer for c in self.contributors)
 
     def hash(self) -> bytes:
-        """blake3 of the canonical encoding, in which an entry that neither lets in nor counts anybody ends before these fields."""
+        """blake3 of the canonical encoding, in which an entry that neither lets in nor counts
+        anybody ends before these fields.
+        """
         return self._hash
 
     @cached_property
@@ -190,9 +212,11 @@ class Vote(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Certified(msgspec.Struct, frozen=True, array_like=True):
-    """An entry with the votes of a quorum under one ballot (for the genesis: the organiser's signature).
+    """An entry with the votes of a quorum under one ballot (for the genesis: the organiser's
+    signature).
 
-    ``removed``: members that never vote again, on the organiser's word: its signature over them stands for the votes (`round.sealing`).
+    ``removed``: members that never vote again, on the organiser's word: its signature over them
+    stands for the votes (`round.sealing`).
     """
 
     entry: Entry
@@ -208,10 +232,12 @@ def least_members(lying: int) -> int:
 def is_quorum(
     config: Config, voters: Collection[Member], organiser: PeerId | None, lying: int = 0
 ) -> bool:
-    """Whether ``voters`` decide for ``config``: a majority of it, or exactly half including the organiser's member.
+    """Whether ``voters`` decide for ``config``: a majority of it, or exactly half including the
+    organiser's member.
 
-    Any two quorums of one configuration intersect. Where ``lying`` members may lie, two have one more than these in common, the organiser's counts
-    as any other; and it decides alone until there are `least_members`.
+    Any two quorums of one configuration intersect. Where ``lying`` members may lie, two have one
+    more than these in common, the organiser's counts as any other; and it decides alone until there
+    are `least_members`.
     """
     yes = {member for member in config if member in voters}
     if lying:
@@ -227,7 +253,9 @@ def is_quorum(
 
 
 class Reach(msgspec.Struct, frozen=True):
-    """How many of the open round's members can be reached, and how many it needs to be decided: a quorum, and what a robust rule needs."""
+    """How many of the open round's members can be reached, and how many it needs to be decided: a
+    quorum, and what a robust rule needs.
+    """
 
     reachable: int
     members: int
@@ -250,10 +278,12 @@ class Reach(msgspec.Struct, frozen=True):
 def reach(
     members: Mapping[PeerId, bool], organiser: PeerId | None, least: int = 0, lying: int = 0
 ) -> Reach:
-    """What ``members`` (peer -> whether it can be reached) mean for the open round, whose reducer needs ``least`` contributors.
+    """What ``members`` (peer -> whether it can be reached) mean for the open round, whose reducer
+    needs ``least`` contributors.
 
-    ``needed`` is the size of the smallest quorum that those reachable now contain or, with others, complete; and not below ``least``. Where too few
-    are members to bear ``lying`` that lie it is `least_members`.
+    ``needed`` is the size of the smallest quorum that those reachable now contain or, with others,
+    complete; and not below ``least``. Where too few are members to bear ``lying`` that lie it is
+    `least_members`.
     """
     if lying and len(members) < least_members(lying):
         return Reach(sum(members.values()), len(members), least_members(lying))
@@ -269,7 +299,9 @@ def reach(
 
 
 def conveners(run: str, log: str, round_: int, config: Config) -> list[Member]:
-    """Who owns which ballot of a round: sorted by hash(run, log, round, peer), ballots in turn. Opinion does not enter."""
+    """Who owns which ballot of a round: sorted by hash(run, log, round, peer), ballots in turn.
+    Opinion does not enter.
+    """
 
     def key(member: Member) -> bytes:
         return blake3(

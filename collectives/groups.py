@@ -1,13 +1,18 @@
-"""Groups of a configuration: lines of a grid, and pairs. Pure functions, so that all members of a group compute the same acceptors.
+"""Groups of a configuration: lines of a grid, and pairs. Pure functions, so that all members of a
+group compute the same acceptors.
 
-A group is named by text, of which a member needs nothing but its configuration and the operation to know its own:
+A group is named by text, of which a member needs nothing but its configuration and the operation to
+know its own:
 
-* ``15x14.1``: members that differ in coordinate 1 only, on a grid of 15 x 14 that is filled in the order of the configuration, the last
-  coordinate fastest; places may stay empty. ``d2.1``: the same on the grid of two dimensions that `grid_dims` makes of the configuration.
-* ``p3``: the third pair. Where the configuration has 2^k members and the number is below k, neighbours on a hypercube; else pairs of a
-  permutation seeded by the operation, and where the number is odd one member stays alone.
+* ``15x14.1``: members that differ in coordinate 1 only, on a grid of 15 x 14 that is filled in the
+  order of the configuration, the last coordinate fastest; places may stay empty. ``d2.1``: the same
+  on the grid of two dimensions that `grid_dims` makes of the configuration.
+* ``p3``: the third pair. Where the configuration has 2^k members and the number is below k,
+  neighbours on a hypercube; else pairs of a permutation seeded by the operation, and where the
+  number is odd one member stays alone.
 
-Averaging along each dimension of a full grid in turn gives everybody the mean of all (Moshpit All-Reduce, arXiv 2103.03239).
+Averaging along each dimension of a full grid in turn gives everybody the mean of all (Moshpit
+All-Reduce, arXiv 2103.03239).
 """
 
 from __future__ import annotations
@@ -41,7 +46,9 @@ def group_fault(name: str) -> str:
 
 
 def group_of(name: str, config: Config, me: Member, seed: str) -> Config:
-    """The members of ``me``'s group, sorted. ``me`` is in ``config``; everybody where the grid is too small for it."""
+    """The members of ``me``'s group, sorted. ``me`` is in ``config``; everybody where the grid is
+    too small for it.
+    """
     if name[0] == "p":
         return _pair(int(name[1:]), config, me, seed)
     kind, _, axis = name.partition(".")
@@ -81,8 +88,8 @@ def is_cube(members: int) -> bool:
 
 @lru_cache(maxsize=64)
 def grid_dims(members: int, dimensions: int = 2) -> tuple[int, ...]:
-    """Sizes of the grid for so many members, largest first: without empty places where that costs at most a quarter more lanes, else as
-    square as possible. 200 members: 20 x 10; 199: 15 x 14."""
+    """Sizes of the grid for so many members, largest first: without empty places where that costs
+    at most a quarter more lanes, else as square as possible. 200 members: 20 x 10; 199: 15 x 14."""
     square, left = list[int](), members
     for more in range(dimensions, 0, -1):
         size = next(size for size in range(1, left + 1) if size**more >= left)

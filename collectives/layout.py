@@ -18,8 +18,9 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=512, pattern=WORDS)]
 Dim = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Shape = Annotated[tuple[Dim, ...], msgspec.Meta(max_length=MAX_DIMS)]
 Role = Literal["parameter", "mean", "variance", "sum"]
-"""How the outer step treats a tensor: parameters take the outer optimizer, running statistics are averaged (a variance stays >= 0). A sum is what
-members add to and no model has: each gives a change over its weight, and the changes of all that are counted are added up."""
+"""How the outer step treats a tensor: parameters take the outer optimizer, running statistics are
+averaged (a variance stays >= 0). A sum is what members add to and no model has: each gives a change
+over its weight, and the changes of all that are counted are added up."""
 
 
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
@@ -77,7 +78,8 @@ def make_layout(shapes: list[tuple[str, tuple[int, ...]]]) -> Layout:
 
 
 def cut(layout: Layout, fragments: int) -> list[Layout]:
-    """The layout in so many ranges of whole tensors, each a layout of its own: as near as can be to equal lengths, none empty.
+    """The layout in so many ranges of whole tensors, each a layout of its own: as near as can be to
+    equal lengths, none empty.
 
     Raises ConfigError where there are fewer tensors with elements than fragments.
     """
@@ -97,7 +99,9 @@ def cut(layout: Layout, fragments: int) -> list[Layout]:
 
 
 def _fits(left: list[TensorSpec], length: int, target: float, more: int) -> bool:
-    """Whether the next tensor still belongs to this fragment: it has none yet, or is nearer to its share with it, and the others keep one each."""
+    """Whether the next tensor still belongs to this fragment: it has none yet, or is nearer to its
+    share with it, and the others keep one each.
+    """
     if not length:
         return True
     enough = sum(spec.numel > 0 for spec in left[1:]) >= more - 1
@@ -105,7 +109,9 @@ def _fits(left: list[TensorSpec], length: int, target: float, more: int) -> bool
 
 
 def differences(mine: Layout, theirs: Layout) -> list[str]:
-    """Human-readable differences between two layouts, one line a tensor: name, this shape, the run's shape."""
+    """Human-readable differences between two layouts, one line a tensor: name, this shape, the
+    run's shape.
+    """
     a, b = {t.name: t.shape for t in mine.tensors}, {t.name: t.shape for t in theirs.tensors}
     lines = [
         f"{name}  yours {list(a[name])}  run {list(b[name])}"

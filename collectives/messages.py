@@ -1,7 +1,7 @@
 """The round's control messages: typed, bounded, encoded with msgpack. Nothing here has behaviour.
 
-Every message travels in an Envelope bound to (log, round, incarnation of the sender); the run and the sender are those of the
-authenticated stream. All are idempotent; loss is repaired by pull.
+Every message travels in an Envelope bound to (log, round, incarnation of the sender); the run and
+the sender are those of the authenticated stream. All are idempotent; loss is repaired by pull.
 """
 
 from __future__ import annotations
@@ -50,11 +50,14 @@ Votes = Annotated[tuple[Vote, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
-    """To the convener of (round, ballot): my contribution is frozen (cid), or I have nothing for this round (cid None).
+    """To the convener of (round, ballot): my contribution is frozen (cid), or I have nothing for
+    this round (cid None).
 
-    ``settle``: what an earlier life of mine offered is gone, and a script waits to hear so: decide any entry. ``site``: the label of the
-    place where this member is; those of one place are near each other. Rates size parts and deadlines; who lies about them costs time,
-    nothing else. ``ballot``: the one that this member is in; a convener that is in a later one than its own has given that up.
+    ``settle``: what an earlier life of mine offered is gone, and a script waits to hear so: decide
+    any entry. ``site``: the label of the place where this member is; those of one place are near
+    each other. Rates size parts and deadlines; who lies about them costs time, nothing else.
+    ``ballot``: the one that this member is in; a convener that is in a later one than its own has
+    given that up.
     """
 
     base: Hash
@@ -71,7 +74,9 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
 
 
 class Prepare(msgspec.Struct, frozen=True, array_like=True, tag="prepare"):
-    """From the convener of ballot > 0: promise to ignore smaller ballots, and say what you accepted."""
+    """From the convener of ballot > 0: promise to ignore smaller ballots, and say what you
+    accepted.
+    """
 
     ballot: Count
 
@@ -84,9 +89,11 @@ class Accepted1(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Tip(msgspec.Struct, frozen=True, array_like=True):
-    """Where a branch stands: ``length`` rounds over ``contributors`` in all, after the entry with hash ``base``.
+    """Where a branch stands: ``length`` rounds over ``contributors`` in all, after the entry with
+    hash ``base``.
 
-    ``digest`` is the part digest of the state reached, as the entry has it that adopts the branch (`round.merging`).
+    ``digest`` is the part digest of the state reached, as the entry has it that adopts the branch
+    (`round.merging`).
     """
 
     log: LogName
@@ -114,15 +121,18 @@ class PlanMessage(msgspec.Struct, frozen=True, array_like=True, tag="plan"):
 
 
 class Missing(msgspec.Struct, frozen=True, array_like=True, tag="missing"):
-    """From who adds something up to the convener and the senders concerned: these contributions or partial sums have not (fully) arrived."""
+    """From who adds something up to the convener and the senders concerned: these contributions or
+    partial sums have not (fully) arrived.
+    """
 
     plan_id: PlanId
     lacking: Annotated[tuple[tuple[Cid, Spans], ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 
 
 class Disputed(msgspec.Struct, frozen=True, array_like=True, tag="disputed"):
-    """From the owner of a part to all: what ``head`` and ``witness`` say of a partial sum (or what came of it) is not the same, so it is not used.
-    ``wrong``: whose word was not true, once the owner has added up itself."""
+    """From the owner of a part to all: what ``head`` and ``witness`` say of a partial sum (or what
+    came of it) is not the same, so it is not used. ``wrong``: whose word was not true, once the
+    owner has added up itself."""
 
     plan_id: PlanId
     chunk: Count
@@ -170,10 +180,11 @@ class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
 
 
 class Get(msgspec.Struct, frozen=True, array_like=True, tag="get"):
-    """Send me content: the result bytes of an entry (``name`` = entry hash) or a state (``name`` = its root).
+    """Send me content: the result bytes of an entry (``name`` = entry hash) or a state (``name`` =
+    its root).
 
-    Without ``chunks`` it asks for the chunk hashes, answered by Offer; with them for these chunks, which come over the lane.
-    Answered by Gone when it is no longer here.
+    Without ``chunks`` it asks for the chunk hashes, answered by Offer; with them for these chunks,
+    which come over the lane. Answered by Gone when it is no longer here.
     """
 
     name: Hash
@@ -183,8 +194,8 @@ class Get(msgspec.Struct, frozen=True, array_like=True, tag="get"):
 class AskState(msgspec.Struct, frozen=True, array_like=True, tag="ask_state"):
     """Which state can I have from you? Answered by Offer, bound to the round whose state it is.
 
-    ``least``: the oldest that is of use. ``certified``: rather one that a decided entry names as the state before it, though it is older;
-    results since it are kept.
+    ``least``: the oldest that is of use. ``certified``: rather one that a decided entry names as
+    the state before it, though it is older; results since it are kept.
     """
 
     certified: bool = False
@@ -194,8 +205,8 @@ class AskState(msgspec.Struct, frozen=True, array_like=True, tag="ask_state"):
 class Offer(msgspec.Struct, frozen=True, array_like=True, tag="offer"):
     """Chunk hashes of content ``name``, 32 bytes each.
 
-    For a state, their Merkle root is the name, the envelope's round r says "after entry r" and ``layout`` names its tensors.
-    For a result, they must give the entry's part digests.
+    For a state, their Merkle root is the name, the envelope's round r says "after entry r" and
+    ``layout`` names its tensors. For a result, they must give the entry's part digests.
     """
 
     name: Hash
@@ -204,7 +215,8 @@ class Offer(msgspec.Struct, frozen=True, array_like=True, tag="offer"):
 
 
 class Fork(msgspec.Struct, frozen=True, array_like=True, tag="fork"):
-    """To all whom I can reach, while no quorum is in sight: let us go on together in the log that begins with ``genesis``.
+    """To all whom I can reach, while no quorum is in sight: let us go on together in the log that
+    begins with ``genesis``.
 
     ``path``: the branch that it continues; None begins at the open round's state.
     """
@@ -228,7 +240,9 @@ class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
 
 
 class Seal(msgspec.Struct, frozen=True, array_like=True, tag="seal"):
-    """From the organiser, signed: vote no more in the envelope's round after the entry ``base``; ``removed`` will never vote again."""
+    """From the organiser, signed: vote no more in the envelope's round after the entry ``base``;
+    ``removed`` will never vote again.
+    """
 
     base: Hash
     removed: Annotated[tuple[Member, ...], msgspec.Meta(min_length=1, max_length=MAX_MEMBERS)]
@@ -245,7 +259,9 @@ class Sealed(msgspec.Struct, frozen=True, array_like=True, tag="sealed"):
 
 
 class Trial(msgspec.Struct, frozen=True, array_like=True, tag="trial"):
-    """From a newcomer on probation: what I would contribute to the envelope's round, by the hashes of its encoded chunks, 32 bytes each."""
+    """From a newcomer on probation: what I would contribute to the envelope's round, by the hashes
+    of its encoded chunks, 32 bytes each.
+    """
 
     cid: Cid
     hashes: Annotated[bytes, msgspec.Meta(max_length=MAX_HASHES)]
@@ -260,7 +276,9 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
 
 
 class Retained(msgspec.Struct, frozen=True, array_like=True, tag="retained"):
-    """My contribution ``cid`` to the envelope's round encodes to chunks with this Merkle root: signed, and kept for an audit."""
+    """My contribution ``cid`` to the envelope's round encodes to chunks with this Merkle root:
+    signed, and kept for an audit.
+    """
 
     cid: Cid
     root: Hash
@@ -268,9 +286,10 @@ class Retained(msgspec.Struct, frozen=True, array_like=True, tag="retained"):
 
 
 class Claim(msgspec.Struct, frozen=True, array_like=True, tag="claim"):
-    """What a member says of the open round where some may lie, signed, so that others can show it: its contribution, and whom it would have
-    in the next configuration (``admits``: who asks here to be let in; ``suspects``: who is silent here). ``number``: greater in each later claim
-    of the member, over restarts too: what it no longer says counts no more."""
+    """What a member says of the open round where some may lie, signed, so that others can show it:
+    its contribution, and whom it would have in the next configuration (``admits``: who asks here to
+    be let in; ``suspects``: who is silent here). ``number``: greater in each later claim of the
+    member, over restarts too: what it no longer says counts no more."""
 
     base: Hash
     cid: Cid | None
@@ -284,13 +303,17 @@ class Claim(msgspec.Struct, frozen=True, array_like=True, tag="claim"):
 
 
 class Turn(msgspec.Struct, frozen=True, array_like=True, tag="turn"):
-    """I am in this ballot: where some may lie, nobody follows a convener before others have moved on, too."""
+    """I am in this ballot: where some may lie, nobody follows a convener before others have moved
+    on, too.
+    """
 
     ballot: Count
 
 
 class Pledge(msgspec.Struct, frozen=True, array_like=True, tag="pledge"):
-    """Answer to Prepare where some may lie: a Promise that the convener can show. ``proof``: the echoes for what was accepted."""
+    """Answer to Prepare where some may lie: a Promise that the convener can show. ``proof``: the
+    echoes for what was accepted.
+    """
 
     ballot: Count
     accepted: Accepted1 | None
@@ -300,7 +323,9 @@ class Pledge(msgspec.Struct, frozen=True, array_like=True, tag="pledge"):
 
 
 class Pledged(msgspec.Struct, frozen=True, array_like=True):
-    """A member's pledge as the convener shows it: the hash and ballot accepted last (-1: none), and the signature."""
+    """A member's pledge as the convener shows it: the hash and ballot accepted last (-1: none), and
+    the signature.
+    """
 
     member: Member
     ballot: Annotated[int, msgspec.Meta(ge=-1, le=1 << 48)]
@@ -309,7 +334,9 @@ class Pledged(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Propose(msgspec.Struct, frozen=True, array_like=True, tag="propose"):
-    """From the convener of ``ballot`` where some may lie: echo this entry, for these reasons. ``proof``: of the highest that was pledged."""
+    """From the convener of ``ballot`` where some may lie: echo this entry, for these reasons.
+    ``proof``: of the highest that was pledged.
+    """
 
     ballot: Count
     entry: Entry
@@ -329,8 +356,8 @@ PartDigests = Annotated[
 
 
 class Reduced(msgspec.Struct, frozen=True, array_like=True, tag="reduced"):
-    """From the owner of parts to the convener, where some may lie: I have reduced these ``parts`` (by index in the plan), and this is what they
-    are the result of (`digest.meaning`)."""
+    """From the owner of parts to the convener, where some may lie: I have reduced these ``parts``
+    (by index in the plan), and this is what they are the result of (`digest.meaning`)."""
 
     meaning: Hash
     parts: PartDigests
@@ -338,7 +365,9 @@ class Reduced(msgspec.Struct, frozen=True, array_like=True, tag="reduced"):
 
 
 class Echo(msgspec.Struct, frozen=True, array_like=True, tag="echo"):
-    """I hold this entry's bytes and it is justified: the only one I echo in this ballot. ``proposed``: its convener's signature, if known."""
+    """I hold this entry's bytes and it is justified: the only one I echo in this ballot.
+    ``proposed``: its convener's signature, if known.
+    """
 
     ballot: Count
     entry_hash: Hash
@@ -405,7 +434,9 @@ class _Outline(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Outline(NamedTuple):
-    """What an envelope is, by a fraction of what decoding it costs: its log, the tag of its body ("" where it has none), the body's bytes."""
+    """What an envelope is, by a fraction of what decoding it costs: its log, the tag of its body
+    ("" where it has none), the body's bytes.
+    """
 
     log: str
     tag: str
@@ -428,7 +459,9 @@ def decode(data: bytes, peer: PeerId) -> Envelope:
 
 
 def outline(data: bytes, peer: PeerId) -> Outline:
-    """What `decode` would make of these bytes, whose body is not looked into. Raises RemoteProtocolError naming the peer."""
+    """What `decode` would make of these bytes, whose body is not looked into. Raises
+    RemoteProtocolError naming the peer.
+    """
     found = _decoded(_outliner, data, peer)
     body = bytes(found.body)
     at = 1 if 0x90 <= body[0] <= 0x9F else 3  # an array of fewer than 16, or of fewer than 65,536

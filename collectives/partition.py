@@ -1,7 +1,9 @@
-"""Who reduces which chunks: one contiguous range per owner, sized by bandwidth. Pure and deterministic.
+"""Who reduces which chunks: one contiguous range per owner, sized by bandwidth. Pure and
+deterministic.
 
-In a butterfly of n peers a peer that owns the share p of the vector sends and receives 1 + (n-2)p vectors. All finish together when
-p_i = (T b_i - 1) / (n-2), cut off at 0; T follows from the shares summing to 1 (the bisection of DeDLOC, arXiv 2106.10207).
+In a butterfly of n peers a peer that owns the share p of the vector sends and receives 1 + (n-2)p
+vectors. All finish together when p_i = (T b_i - 1) / (n-2), cut off at 0; T follows from the shares
+summing to 1 (the bisection of DeDLOC, arXiv 2106.10207).
 """
 
 from __future__ import annotations
@@ -15,11 +17,13 @@ from .identifiers import PeerId
 
 
 def parts_for(chunks: float, peers: Sequence[tuple[PeerId, float]]) -> tuple[Part, ...]:
-    """Parts that cover all ``chunks`` in order, in the order of ``peers``: (peer, bandwidth_bytes_per_s).
+    """Parts that cover all ``chunks`` in order, in the order of ``peers``: (peer,
+    bandwidth_bytes_per_s).
 
-    The last chunk may be shorter than the others: of 244.14, a part that ends with it may have one more.
-    Bandwidth 0 means client-only: sends and receives, owns nothing. When nobody has any, all are taken to be equal. A peer whose
-    share rounds to no chunk is left out. Raises LocalProtocolError without peers or chunks.
+    The last chunk may be shorter than the others: of 244.14, a part that ends with it may have one
+    more. Bandwidth 0 means client-only: sends and receives, owns nothing. When nobody has any, all
+    are taken to be equal. A peer whose share rounds to no chunk is left out. Raises
+    LocalProtocolError without peers or chunks.
     """
     if not peers or chunks <= 0:
         raise LocalProtocolError(f"cannot divide {chunks} chunks among {len(peers)} peers")
@@ -42,14 +46,18 @@ def parts_for(chunks: float, peers: Sequence[tuple[PeerId, float]]) -> tuple[Par
 
 
 SAME = 1.5
-"""Rates within this factor are taken to be equal: the division is sensitive, and no measurement is that exact."""
+"""Rates within this factor are taken to be equal: the division is sensitive, and no measurement is
+that exact.
+"""
 
 
 def comparable(paces: Sequence[tuple[int, int]]) -> list[float]:
-    """Bandwidths for `parts_for` from what members announce: (up, down) in bytes/s, 0 where not measured.
+    """Bandwidths for `parts_for` from what members announce: (up, down) in bytes/s, 0 where not
+    measured.
 
-    The smaller of the two counts. Rates that are alike become equal: a class holds those up to SAME times its slowest. Who has not
-    measured anything is taken for the median of those who have; where nobody has, all are equal.
+    The smaller of the two counts. Rates that are alike become equal: a class holds those up to SAME
+    times its slowest. Who has not measured anything is taken for the median of those who have;
+    where nobody has, all are equal.
     """
     found = [
         min(rate for rate in pace if rate > 0) if any(rate > 0 for rate in pace) else 0
@@ -73,7 +81,9 @@ def comparable(paces: Sequence[tuple[int, int]]) -> list[float]:
 def single(
     peers: Sequence[tuple[PeerId, float]], first: PeerId | None
 ) -> list[tuple[PeerId, float]]:
-    """All bandwidth to one of ``peers``, (peer, bandwidth): ``first`` where it can own anything, else the first that can. For `parts_for`."""
+    """All bandwidth to one of ``peers``, (peer, bandwidth): ``first`` where it can own anything,
+    else the first that can. For `parts_for`.
+    """
     able = [peer for peer, rate in peers if rate > 0] or [peer for peer, _ in peers]
     chosen = first if first in able else able[0]
     return [(peer, float(peer == chosen)) for peer, _ in peers]
@@ -82,7 +92,8 @@ def single(
 def slots_for(
     chunks: int, members: Sequence[PeerId], contributors: Sequence[PeerId]
 ) -> tuple[Part, ...]:
-    """Parts of a gather: chunks [0, chunks) in equal slots, one a member; that of a member that does not contribute goes to one that does.
+    """Parts of a gather: chunks [0, chunks) in equal slots, one a member; that of a member that
+    does not contribute goes to one that does.
 
     Raises LocalProtocolError when there is nobody, or the chunks do not divide.
     """
@@ -128,7 +139,9 @@ def _shares(rates: list[float]) -> list[float]:
     n = len(rates)
     if (
         n <= 2 or owners == 1
-    ):  # with two peers everyone moves one vector whatever the shares: split the work of reducing evenly
+        # with two peers everyone moves one vector whatever the shares: split the work of reducing
+        # evenly
+    ):
         return [(rate > 0) / owners for rate in rates]
     low, high = 0.0, float(n) / min(rate for rate in rates if rate > 0)
     for _ in range(100):
@@ -143,7 +156,9 @@ def _shares(rates: list[float]) -> list[float]:
 
 
 def _round(exact: list[float]) -> list[int]:
-    """Integers near these that have their sum: largest remainders first, ties to the earlier. Zeros stay."""
+    """Integers near these that have their sum: largest remainders first, ties to the earlier. Zeros
+    stay.
+    """
     counts = [int(value) for value in exact]
     order = sorted(
         (i for i, value in enumerate(exact) if value > 0), key=lambda i: (counts[i] - exact[i], i)

@@ -1,4 +1,5 @@
-"""Tensors that a collective takes: those whose values are their memory, seen flat, as bytes or as words.
+"""Tensors that a collective takes: those whose values are their memory, seen flat, as bytes or as
+words.
 
 Nothing here depends on the caller's default dtype, default device or inference mode.
 """
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 WORD_BYTES = 4
 CPU = ("cpu",)
 DEVICES = ("cpu", "cuda")
-DISPATCH = "__torch_dispatch__"  # a tensor that has its own (DTensor, a fake one) is not what its memory says
+# a tensor that has its own (DTensor, a fake one) is not what its memory says
+DISPATCH = "__torch_dispatch__"
 
 
 def flat_of(tensor: Tensor, dtype: Any = None, *, devices: Collection[str] = CPU) -> Tensor:
@@ -47,7 +49,9 @@ def bytes_of(tensor: Tensor) -> Tensor:
 
 
 def words_of(tensor: Tensor) -> Tensor:
-    """The bytes of a contiguous CPU tensor as words of 32 bits, float32 in name: a view of them, or a padded copy."""
+    """The bytes of a contiguous CPU tensor as words of 32 bits, float32 in name: a view of them, or
+    a padded copy.
+    """
     import torch
 
     flat = bytes_of(tensor)
@@ -59,7 +63,9 @@ def words_of(tensor: Tensor) -> Tensor:
 
 
 def placed(source: Tensor, numel: int, members: Sequence[PeerId], me: PeerId) -> Tensor:
-    """The whole vector of ``numel`` elements in which ``source`` is what one member gives: of a gather, its slot."""
+    """The whole vector of ``numel`` elements in which ``source`` is what one member gives: of a
+    gather, its slot.
+    """
     if source.numel() == numel:
         return source
     vector, start = source.new_zeros(numel), list(members).index(me) * (numel // len(members))
@@ -102,7 +108,9 @@ def operate(swarm: Swarm, call: Call, values: Tensor) -> Operating:
 
 
 def check_plain(tensor: Any, dtype: Any = None, devices: Collection[str] = CPU) -> None:
-    """Refuse what is not a tensor whose values are its memory: its bytes are read and written as they lie there. No dtype: any."""
+    """Refuse what is not a tensor whose values are its memory: its bytes are read and written as
+    they lie there. No dtype: any.
+    """
     import torch
 
     given = tensor if isinstance(tensor, torch.Tensor) else None

@@ -1,20 +1,24 @@
 """Authenticated encryption of the records on a lane.
 
-A record is a clear header (associated data) and a sealed payload, 16 bytes longer than the plain one. The two ends of a lane exchange
-one fresh 32-byte secret each over an authenticated channel; HKDF-SHA256 turns them and a transcript (whatever both ends agreed on: peer
-ids, lane number, cipher) into one key per direction.
+A record is a clear header (associated data) and a sealed payload, 16 bytes longer than the plain
+one. The two ends of a lane exchange one fresh 32-byte secret each over an authenticated channel;
+HKDF-SHA256 turns them and a transcript (whatever both ends agreed on: peer ids, lane number,
+cipher) into one key per direction.
 
-**Why a nonce never repeats under a key.** A key belongs to one direction of one lane, and `Sealer` is the only thing that seals under
-it. The nonce is the number of the record in that direction; it only counts up, and the record is the unit of sending, so records are
-opened in the order they were sealed (TCP keeps it). A lane that loses a byte is closed, never resumed: the next one has new secrets.
-(What a lane seals in segments under one header is as many records here.)
-A record that was cut, flipped, replayed, reordered, or spliced in from another lane or direction is opened under a number, a key or a
-header other than its own, and fails. (Numbers chosen by content would be needed if records were opened in another order than sealed.)
+**Why a nonce never repeats under a key.** A key belongs to one direction of one lane, and `Sealer`
+is the only thing that seals under it. The nonce is the number of the record in that direction; it
+only counts up, and the record is the unit of sending, so records are opened in the order they were
+sealed (TCP keeps it). A lane that loses a byte is closed, never resumed: the next one has new
+secrets. (What a lane seals in segments under one header is as many records here.) A record that was
+cut, flipped, replayed, reordered, or spliced in from another lane or direction is opened under a
+number, a key or a header other than its own, and fails. (Numbers chosen by content would be needed
+if records were opened in another order than sealed.)
 
 Before AES-GCM's limits come near, both ends step to the next key at the same record number.
 
-A plain lane seals headers only: a record is sealed with nothing in it, and its payload follows as it is. Nobody without the keys can open such
-a lane, or add, drop, repeat or reorder its records; but whoever is on the path can read what they carry, and alter it.
+A plain lane seals headers only: a record is sealed with nothing in it, and its payload follows as
+it is. Nobody without the keys can open such a lane, or add, drop, repeat or reorder its records;
+but whoever is on the path can read what they carry, and alter it.
 """
 
 from __future__ import annotations
@@ -32,7 +36,9 @@ from .identifiers import PeerId
 SECRET_BYTES = 32
 TAG_BYTES = 16
 REKEY_RECORDS = 1 << 20
-"""Records under one key: 2^34 blocks of 256 KiB records, far inside what RFC 8446 §5.5 allows for AES-GCM."""
+"""Records under one key: 2^34 blocks of 256 KiB records, far inside what RFC 8446 §5.5 allows for
+AES-GCM.
+"""
 
 DEFAULT_CIPHER = "aes-128-gcm"
 PLAIN = "plain"
@@ -57,9 +63,11 @@ def derive_lane_keys(
     initiator: bool,
     cipher: str = DEFAULT_CIPHER,
 ) -> LaneKeys:
-    """Keys from both ends' secrets (32 random bytes each, used for one lane only) and the agreed transcript.
+    """Keys from both ends' secrets (32 random bytes each, used for one lane only) and the agreed
+    transcript.
 
-    Exactly one end is the initiator. Raises LocalProtocolError for secrets of another length or an unknown cipher.
+    Exactly one end is the initiator. Raises LocalProtocolError for secrets of another length or an
+    unknown cipher.
     """
     if (
         len(my_secret) != SECRET_BYTES
@@ -114,10 +122,11 @@ class Opener(_Direction):
     """The receiving direction of a lane. Records must be opened in the order they arrive."""
 
     def open(self, header: bytes, sealed: memoryview, out: memoryview, peer: PeerId) -> None:
-        """Open into ``out``, exactly 16 bytes shorter (it may be the beginning of ``sealed`` itself).
+        """Open into ``out``, exactly 16 bytes shorter (it may be the beginning of ``sealed``
+        itself).
 
-        Raises RemoteProtocolError when the record is not the next one the other end sealed; the lane must be closed then, and
-        ``out`` holds nothing of use.
+        Raises RemoteProtocolError when the record is not the next one the other end sealed; the
+        lane must be closed then, and ``out`` holds nothing of use.
         """
         if len(sealed) < TAG_BYTES:
             raise RemoteProtocolError(f"sealed record of {len(sealed)} bytes", peer=peer)

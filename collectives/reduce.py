@@ -1,13 +1,17 @@
-"""Reducers: the contributions to a chunk → its result. Four forms, because they need different things from the data plane.
+"""Reducers: the contributions to a chunk → its result. Four forms, because they need different
+things from the data plane.
 
-* streaming: (sum of m_i x_i) / d with factors from the weights alone; runs on encoded chunks, in place (mean, sum).
+* streaming: (sum of m_i x_i) / d with factors from the weights alone; runs on encoded chunks, in
+  place (mean, sum).
 * own: what the owner of a part has contributed itself (copy, gather); nothing is sent to owners.
-* rows: needs all contributions to a chunk decoded side by side (maximum, sums of integers, robust rules by coordinate).
-* two-phase: needs statistics over the *whole* vector (a Gram matrix, summed over the parts) before it can weigh (Krum, NNM before a median).
+* rows: needs all contributions to a chunk decoded side by side (maximum, sums of integers, robust
+  rules by coordinate).
+* two-phase: needs statistics over the *whole* vector (a Gram matrix, summed over the parts) before
+  it can weigh (Krum, NNM before a median).
 
-A reducer is chosen by the plan's name for it (`FindReducer`); `security` has others than those of REDUCERS, and a node passes them in.
-All work with separately rounded elementwise operations in the order of the plan's contributors, so every owner gets the same bits from the
-same bytes.
+A reducer is chosen by the plan's name for it (`FindReducer`); `security` has others than those of
+REDUCERS, and a node passes them in. All work with separately rounded elementwise operations in the
+order of the plan's contributors, so every owner gets the same bits from the same bytes.
 """
 
 from __future__ import annotations
@@ -38,29 +42,37 @@ class StreamingReducer(Protocol):
     form: Literal["streaming"]
 
     def factors(self, weights: Sequence[int], total: int | None = None) -> Factors:
-        """Factors for contributions of these weights, in the plan's order. Each is exactly a float32.
+        """Factors for contributions of these weights, in the plan's order. Each is exactly a
+        float32.
 
-        ``total``: the weight of all that is added up, where partial sums with weights of their own are among them.
+        ``total``: the weight of all that is added up, where partial sums with weights of their own
+        are among them.
         """
         ...
 
     def partial(self, weights: Sequence[int], total: int) -> tuple[Factors, int]:
-        """Factors of a partial sum over contributions (or partial sums) of these weights, and its own weight in the next sum.
+        """Factors of a partial sum over contributions (or partial sums) of these weights, and its
+        own weight in the next sum.
 
-        Its values are no larger than the largest of those added up (a sum's: than their sum), and its divisor rounds nothing.
+        Its values are no larger than the largest of those added up (a sum's: than their sum), and
+        its divisor rounds nothing.
         """
         ...
 
 
 class OwnReducer(Protocol):
-    """The result of a part is its owner's contribution: owners are contributors, and which part is whose decides the result."""
+    """The result of a part is its owner's contribution: owners are contributors, and which part is
+    whose decides the result.
+    """
 
     name: str
     form: Literal["own"]
 
 
 class RowsReducer(Protocol):
-    """Needs every contribution to a chunk at once. ``least``: how many contributors it needs; fewer are no plan and no entry."""
+    """Needs every contribution to a chunk at once. ``least``: how many contributors it needs; fewer
+    are no plan and no entry.
+    """
 
     name: str
     form: Literal["rows"]
@@ -72,22 +84,30 @@ class RowsReducer(Protocol):
 
 
 Statistics = NDArray[np.float64]
-"""What a two-phase reducer says of a range of all contributions: float64 (k,). Those of neighbouring ranges add up."""
+"""What a two-phase reducer says of a range of all contributions: float64 (k,). Those of
+neighbouring ranges add up.
+"""
 
 
 class Weighing(Protocol):
-    """What the statistics of the whole vector come to. ``weights``: a number a contributor, for people to see."""
+    """What the statistics of the whole vector come to. ``weights``: a number a contributor, for
+    people to see.
+    """
 
     weights: tuple[float, ...]
 
     @property
     def spread(self) -> float | None:
-        """The contributions' median distance from the result, where the reducer goes by that of rounds before; else None."""
+        """The contributions' median distance from the result, where the reducer goes by that of
+        rounds before; else None.
+        """
         ...
 
     @property
     def factors(self) -> Factors | None:
-        """The result is this sum; contributions with multiplier 0 are not in it. None: it is `reduce` that makes it."""
+        """The result is this sum; contributions with multiplier 0 are not in it. None: it is
+        `reduce` that makes it.
+        """
         ...
 
     def reduce(self, rows: Tensor, out: Tensor) -> None:
@@ -98,7 +118,8 @@ class Weighing(Protocol):
 class TwoPhaseReducer(Protocol):
     """Weighs whole vectors by statistics that are sums over the parts.
 
-    Owners tell each other those of their parts, and all must come to the same: so everything here has the same bits on every machine.
+    Owners tell each other those of their parts, and all must come to the same: so everything here
+    has the same bits on every machine.
     """
 
     name: str
@@ -110,28 +131,36 @@ class TwoPhaseReducer(Protocol):
         ...
 
     def measure(self, rows: Tensor) -> Statistics:
-        """Of one chunk; rows: float32 (contributors, elements), finite, not modified. Chunks of a part are added up in order, then parts."""
+        """Of one chunk; rows: float32 (contributors, elements), finite, not modified. Chunks of a
+        part are added up in order, then parts.
+        """
         ...
 
     def alone(self, statistics: Statistics, contributors: int, index: int) -> Statistics:
-        """What one contributor knows of a part's statistics by itself: `measure` of its row alone comes to the same."""
+        """What one contributor knows of a part's statistics by itself: `measure` of its row alone
+        comes to the same.
+        """
         ...
 
     def impossible(self, statistics: Statistics, contributors: int) -> str | None:
-        """Why no contributions have these statistics, which a peer states of its part; None where nothing speaks against it."""
+        """Why no contributions have these statistics, which a peer states of its part; None where
+        nothing speaks against it.
+        """
         ...
 
     def weigh(
         self, statistics: Statistics, cids: Sequence[bytes], norms: Sequence[float | None] = ()
     ) -> Weighing:
-        """From the statistics of the whole vector, of the contributions with these ids, and what their members say of norms (`Reading.norm`;
-        (): nothing). May take a while; always ends."""
+        """From the statistics of the whole vector, of the contributions with these ids, and what
+        their members say of norms (`Reading.norm`; (): nothing). May take a while; always ends."""
         ...
 
 
 Reducer = StreamingReducer | OwnReducer | RowsReducer | TwoPhaseReducer
 FindReducer = Callable[[str], Reducer | None]
-"""A plan's name for a reducer -> the reducer; None where there is none such. Names may come from peers."""
+"""A plan's name for a reducer -> the reducer; None where there is none such. Names may come from
+peers.
+"""
 
 
 class WeightedMean:
@@ -143,7 +172,8 @@ class WeightedMean:
     def factors(self, weights: Sequence[int], total: int | None = None) -> Factors:
         """Weights without their common divisor, so that equal weights cost no multiplication.
 
-        Sums above 2^20 are scaled down by a power of two (which rounds nothing), so that finite values do not overflow.
+        Sums above 2^20 are scaled down by a power of two (which rounds nothing), so that finite
+        values do not overflow.
         """
         multipliers, shift, divisor = _scaled(weights)
         return Factors(
@@ -151,7 +181,9 @@ class WeightedMean:
         )
 
     def partial(self, weights: Sequence[int], total: int) -> tuple[Factors, int]:
-        """The sum over the smallest power of two (times the weights' common divisor) that is not below the total weight."""
+        """The sum over the smallest power of two (times the weights' common divisor) that is not
+        below the total weight.
+        """
         multipliers, shift, divisor = _scaled(weights)
         power = 1 << (-(-total // divisor) - 1).bit_length()
         return Factors(multipliers, power * shift), power * divisor
@@ -185,7 +217,9 @@ class Max:
 
 
 class WrappingSum:
-    """Sum of integers modulo 2^bits, two's complement, packed into words: for the codec of bits only."""
+    """Sum of integers modulo 2^bits, two's complement, packed into words: for the codec of bits
+    only.
+    """
 
     form: Literal["rows"] = "rows"
     least = 1
@@ -203,7 +237,9 @@ class WrappingSum:
 
 
 class Own:
-    """`copy`: all contributors hold the same bytes, each sends its part of them. `gather`: to each member its own part."""
+    """`copy`: all contributors hold the same bytes, each sends its part of them. `gather`: to each
+    member its own part.
+    """
 
     form: Literal["own"] = "own"
 
@@ -239,7 +275,9 @@ def least_of(reducer: Reducer) -> int:
 
 
 def _scaled(weights: Sequence[int]) -> tuple[tuple[float, ...], float, int]:
-    """(multipliers, power of two in them, common divisor taken out of them); at most about 2^20 together."""
+    """(multipliers, power of two in them, common divisor taken out of them); at most about 2^20
+    together.
+    """
     divisor = math.gcd(*weights)
     small = [weight // divisor for weight in weights]
     shift = 2.0 ** -max(0, sum(small).bit_length() - 20)

@@ -1,7 +1,9 @@
-"""Work that follows from a public seed: what the members of a run with BTARD give to a round, and compute of each other.
+"""Work that follows from a public seed: what the members of a run with BTARD give to a round, and
+compute of each other.
 
-A step of such a run is the average of vectors that anybody can compute who has the anchor (docs/protocol.md, BTARD). So a member's node asks its
-script for vectors by seed: for the member's own, and for another's that it looks into.
+A step of such a run is the average of vectors that anybody can compute who has the anchor
+(docs/protocol.md, BTARD). So a member's node asks its script for vectors by seed: for the member's
+own, and for another's that it looks into.
 """
 
 from __future__ import annotations
@@ -37,8 +39,9 @@ class BtardSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Work(NamedTuple):
-    """A vector to compute: what comes of training from the anchor of ``round``, with ``seed`` (32 bytes) for all that is random. ``number``: of
-    the request. In a run whose work is in intervals: all states after these; with ``interval`` (counted from 0; else -1) the state after that one
+    """A vector to compute: what comes of training from the anchor of ``round``, with ``seed`` (32
+    bytes) for all that is random. ``number``: of the request. In a run whose work is in intervals:
+    all states after these; with ``interval`` (counted from 0; else -1) the state after that one
     alone, which begins at another state than the anchor (`Seeded.begin`)."""
 
     number: int
@@ -52,15 +55,19 @@ class Seeded(Protocol):
     """A Swarm whose node asks for vectors by seed."""
 
     def asked(self, timeout_s: float | None, until: Callable[[], bool]) -> Work | None:
-        """The oldest request that is not answered; waits for one. None: ``until()``, or the time is up. Raises SwarmClosedError without a node."""
+        """The oldest request that is not answered; waits for one. None: ``until()``, or the time is
+        up. Raises SwarmClosedError without a node.
+        """
         ...
 
     def begin(self, work: Work, read: Callable[[Tensor], None]) -> bool:
-        """``read`` is given the state that an interval begins at, float32 (numel,), to be copied before it returns. False: nobody wants this work any
-        more. Raises SwarmClosedError without a node."""
+        """``read`` is given the state that an interval begins at, float32 (numel,), to be copied
+        before it returns. False: nobody wants this work any more. Raises SwarmClosedError without a
+        node."""
         ...
 
     def answer(self, work: Work, write: Callable[[Tensor], None], part: int = 0) -> None:
-        """``write`` fills a float32 tensor of shape (numel,): the vector, or the state after an interval; ``part``: of all intervals, which one, in
-        order. Raises SwarmClosedError without a node."""
+        """``write`` fills a float32 tensor of shape (numel,): the vector, or the state after an
+        interval; ``part``: of all intervals, which one, in order. Raises SwarmClosedError without a
+        node."""
         ...

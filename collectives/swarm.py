@@ -1,7 +1,8 @@
 """The Swarm seam: what a training script sees of its swarm. No implementation lives here.
 
-Implemented by the node's client (`atoll.node.client`), by `LocalSwarm` in virtual time (`atoll.node.local`) and by nothing
-else. All methods are called from one thread of the script and none of them needs trio or libp2p.
+Implemented by the node's client (`atoll.node.client`), by `LocalSwarm` in virtual time
+(`atoll.node.local`) and by nothing else. All methods are called from one thread of the script and
+none of them needs trio or libp2p.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ T = TypeVar("T", covariant=True)
 
 
 def sample_count(samples: Any) -> int:
-    """``samples`` as an int: any integer, also numpy's or a tensor of one. Raises ConfigError for anything else, such as 2.5."""
+    """``samples`` as an int: any integer, also numpy's or a tensor of one. Raises ConfigError for
+    anything else, such as 2.5.
+    """
     try:
         return operator.index(samples)
     except (TypeError, ValueError):
@@ -56,7 +59,9 @@ def sample_count(samples: Any) -> int:
 
 
 class OuterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The outer optimizer, applied to the anchor in the node: one of `optim.outer.rules`. Each reads what it needs of the rest."""
+    """The outer optimizer, applied to the anchor in the node: one of `optim.outer.rules`. Each
+    reads what it needs of the rest.
+    """
 
     kind: Literal["nesterov", "momentum", "sgd", "adam", "yogi", "adagrad", "co2", "adamw"] = (
         "nesterov"
@@ -80,12 +85,14 @@ class OuterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SecureSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Secure aggregation of what members contribute: nobody sees more than a sum.
 
-    ``threshold``: the fewest vectors that a sum may be of; more than two thirds of the members, if those are more. ``reach``: the largest absolute
-    value an element can have. ``max_weight``: what a member counts at most, by its samples; 1: all count the same. ``metrics``: what
-    scripts report of their training that is added up in the same sum; of a single member nobody else learns it.
+    ``threshold``: the fewest vectors that a sum may be of; more than two thirds of the members, if
+    those are more. ``reach``: the largest absolute value an element can have. ``max_weight``: what
+    a member counts at most, by its samples; 1: all count the same. ``metrics``: what scripts report
+    of their training that is added up in the same sum; of a single member nobody else learns it.
 
-    ``buckets``: how many sums there are at most, each of at least ``threshold`` vectors, of members dealt at random; ``rule``, a robust one by
-    coordinate, is then what a round makes of their means.
+    ``buckets``: how many sums there are at most, each of at least ``threshold`` vectors, of members
+    dealt at random; ``rule``, a robust one by coordinate, is then what a round makes of their
+    means.
     """
 
     threshold: Annotated[int, msgspec.Meta(ge=3, le=1024)] = (
@@ -104,11 +111,13 @@ class SecureSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class PrivacySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Differential privacy of what a member contributes as a whole, by noise in the masked sum.
 
-    ``noise``: its standard deviation in units of ``clip``, the largest Euclidean norm of a contribution. ``delta``, ``stop_at_epsilon``: what a
-    member spends at most. ``colluding``: how many members of a sum may tell each other the noise they added (each knows its own).
+    ``noise``: its standard deviation in units of ``clip``, the largest Euclidean norm of a
+    contribution. ``delta``, ``stop_at_epsilon``: what a member spends at most. ``colluding``: how
+    many members of a sum may tell each other the noise they added (each knows its own).
 
-    ``quantile``: ``clip`` is only the first bound, which then follows this quantile of the contributions' norms, by ``clip_rate`` (arXiv 1905.03871);
-    ``count_noise``: the deviation of the noise on how many were within it (None: twice ``noise``). ``noise`` is what both together cost.
+    ``quantile``: ``clip`` is only the first bound, which then follows this quantile of the
+    contributions' norms, by ``clip_rate`` (arXiv 1905.03871); ``count_noise``: the deviation of the
+    noise on how many were within it (None: twice ``noise``). ``noise`` is what both together cost.
     """
 
     noise: Annotated[float, msgspec.Meta(ge=0.1, le=100)]
@@ -122,10 +131,12 @@ class PrivacySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Spent(msgspec.Struct, frozen=True):
-    """What a member has spent of its privacy, counted before each contribution leaves it: never below what others can know.
+    """What a member has spent of its privacy, counted before each contribution leaves it: never
+    below what others can know.
 
-    ``epsilon``: so far, for ``delta``; ``steps``: contributions handed over; ``left``: how many more stay within ``stop_at_epsilon``. ``clip``: the
-    bound of the open round, which follows ``quantile`` where that is not None.
+    ``epsilon``: so far, for ``delta``; ``steps``: contributions handed over; ``left``: how many
+    more stay within ``stop_at_epsilon``. ``clip``: the bound of the open round, which follows
+    ``quantile`` where that is not None.
     """
 
     clip: float
@@ -138,10 +149,12 @@ class Spent(msgspec.Struct, frozen=True):
 
 
 class SiteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What members of a federated run do beside plain inner steps, and keep for themselves (`optim.federated.methods`, `optim.federated.personal`).
+    """What members of a federated run do beside plain inner steps, and keep for themselves
+    (`optim.federated.methods`, `optim.federated.personal`).
 
-    ``mu``: FedProx' pull to the anchor. ``beta``: the share of the own direction in those of FedAvg-M and SCAFFOLD-M. ``ahead``: Per-FedAvg's step
-    ahead. ``pull``: of a personal model beside the run's (Ditto) to the anchor; None: there is none.
+    ``mu``: FedProx' pull to the anchor. ``beta``: the share of the own direction in those of
+    FedAvg-M and SCAFFOLD-M. ``ahead``: Per-FedAvg's step ahead. ``pull``: of a personal model
+    beside the run's (Ditto) to the anchor; None: there is none.
     """
 
     method: Annotated[str, msgspec.Meta(max_length=32, pattern=PLAIN)] = "fedavg"
@@ -152,7 +165,9 @@ class SiteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many members take part in a round: a share of them, or a number (``count``), and at least ``least`` (`round.sampling`)."""
+    """How many members take part in a round: a share of them, or a number (``count``), and at least
+    ``least`` (`round.sampling`).
+    """
 
     share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
     count: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
@@ -173,8 +188,8 @@ MOST_OPERATION_ELEMENTS = 1 << 34
 
 
 class LimitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What free-standing operations may take of a member: elements of a vector, operations at once, and bytes of those that one other member
-    speaks of and the own script has not called."""
+    """What free-standing operations may take of a member: elements of a vector, operations at once,
+    and bytes of those that one other member speaks of and the own script has not called."""
 
     operation_elements: int = 1 << 32
     operations: int = 64
@@ -182,7 +197,9 @@ class LimitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The part of a run's manifest that governs rounds and optimizers. The manifest has authority over the script."""
+    """The part of a run's manifest that governs rounds and optimizers. The manifest has authority
+    over the script.
+    """
 
     method: Literal["diloco", "local_sgd", "gradient_averaging"] = "diloco"
     sync_every: int | None = 100  # H: inner steps a round; None: rounds end by time
@@ -193,18 +210,25 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         "none"  # what is trained on while a round is under way (`optim.rounds.replica`)
     )
     delay: int | None = (
-        None  # inner steps from a contribution to its result, with overlap; None: to the end of the next round
+        # inner steps from a contribution to its result, with overlap; None: to the end of the next
+        # round
+        None
     )
     share: float | None = (
-        None  # of the time to be spent on training: sync_every and delay are planned again as rounds go on; None: never
+        # of the time to be spent on training: sync_every and delay are planned again as rounds go
+        # on; None: never
+        None
     )
     max_steps: int | None = (
         None  # the longest round that is planned; None: by the size of the model
     )
     mixing: float | None = (
-        None  # share of live parameters kept on an anchor without all of one's own progress; None: all of that
+        # share of live parameters kept on an anchor without all of one's own progress; None: all of
+        # that
+        None
     )
-    feedback: bool = False  # carry what the codec loses into the next contribution; those of a bit or two a value always do
+    # carry what the codec loses into the next contribution; those of a bit or two a value always do
+    feedback: bool = False
     feedback_kept: float = (
         1.0  # share of that which is still carried a round later (SparseLoCo's β)
     )
@@ -215,9 +239,12 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     codec: str = "int8"
     codecs: dict[
         str, str
-    ] = {}  # shell pattern of tensor names -> their codec, where it is another; the longest that matches decides
+        # shell pattern of tensor names -> their codec, where it is another; the longest that matches
+        # decides
+    ] = {}
     plan: TopologyKind = "butterfly"  # on which ways contributions are added up
-    reducer: str = "mean"  # what becomes of them: the weighted mean, or a robust rule (`atoll.security.rule_names`)
+    # what becomes of them: the weighted mean, or a robust rule (`atoll.security.rule_names`)
+    reducer: str = "mean"
     fragments: Annotated[int, msgspec.Meta(ge=1, le=MAX_FRAGMENTS)] = (
         1  # how many logs the model is cut into
     )
@@ -246,7 +273,9 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limits: LimitSettings = LimitSettings()  # of free-standing operations
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for a length of rounds that is none, and for a codec that does not exist."""
+        """Raises ConfigError for a length of rounds that is none, and for a codec that does not
+        exist.
+        """
         positive = {
             "sync_every": self.sync_every,
             "round_s": self.round_s,
@@ -268,7 +297,9 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def trains_on(self) -> bool:
-        """Whether training goes on while a contribution is under way, as a matter of course: with overlap, or of who is late for its group."""
+        """Whether training goes on while a contribution is under way, as a matter of course: with
+        overlap, or of who is late for its group.
+        """
         return self.overlap != "none" or (
             self.arrivals is not None and self.arrivals.groups is not None
         )
@@ -276,8 +307,9 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One counted contribution of a committed round. ``weight``: what a robust rule of whole vectors gave it (after mixing: its share in all mixtures),
-    as far as this member saw it weighed."""
+    """One counted contribution of a committed round. ``weight``: what a robust rule of whole
+    vectors gave it (after mixing: its share in all mixtures), as far as this member saw it weighed.
+    """
 
     peer: PeerId
     samples: int
@@ -285,9 +317,11 @@ class Share:
 
 
 class Tally(msgspec.Struct, frozen=True, array_like=True):
-    """What one certified entry of the log says of the data: who was counted for how many samples, and who is a member from then on.
+    """What one certified entry of the log says of the data: who was counted for how many samples,
+    and who is a member from then on.
 
-    ``round``: committed rounds in the state after it. ``hash``: the entry's; "" where there is no log.
+    ``round``: committed rounds in the state after it. ``hash``: the entry's; "" where there is no
+    log.
     """
 
     entry: Count
@@ -301,16 +335,19 @@ class Tally(msgspec.Struct, frozen=True, array_like=True):
 class Outcome:
     """What became of a contribution. A lost peer is a value here, not an exception.
 
-    ``committed``: decided and applied; ``contributors`` names exactly what the mean was taken over, ``counted`` says whether
-    one's own contribution is among it. ``open``: the deadline passed and the round is still undecided: the contribution stays
-    frozen, training goes on. ``uncertified``: committed on a branch without a quorum. ``lost``: no round counts it or ever will, since it was
-    lost with an earlier node (``round`` is 0), or refused (``round``: the newest committed by then). No contributors are named; what was trained is
-    the script's to contribute again.
+    ``committed``: decided and applied; ``contributors`` names exactly what the mean was taken over,
+    ``counted`` says whether one's own contribution is among it. ``open``: the deadline passed and
+    the round is still undecided: the contribution stays frozen, training goes on. ``uncertified``:
+    committed on a branch without a quorum. ``lost``: no round counts it or ever will, since it was
+    lost with an earlier node (``round`` is 0), or refused (``round``: the newest committed by
+    then). No contributors are named; what was trained is the script's to contribute again.
 
-    ``bytes_sent`` and ``bytes_received``: what this peer's node moved, encryption and control messages included, since the outcome
-    of the contribution before (so that they add up over rounds), or while the all-reduce was under way.
+    ``bytes_sent`` and ``bytes_received``: what this peer's node moved, encryption and control
+    messages included, since the outcome of the contribution before (so that they add up over
+    rounds), or while the all-reduce was under way.
 
-    ``unfit``: the contribution was refused for what it holds (NaN, infinity, a value too large for its codec), and always would be.
+    ``unfit``: the contribution was refused for what it holds (NaN, infinity, a value too large for
+    its codec), and always would be.
     """
 
     status: Status
@@ -330,14 +367,17 @@ class Outcome:
 
 
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A free-standing operation, as one caller asks for it. All callers must say the same, but for ``weight`` and ``deadline_s``.
+    """A free-standing operation, as one caller asks for it. All callers must say the same, but for
+    ``weight`` and ``deadline_s``.
 
-    ``op_id``: serves once in the life of a run. ``reducer``: one of `collectives.reduce.REDUCERS`, or a robust rule. ``codec``: "" is the run's
-    (and "bits" for reducers of bits). ``weight`` 0: gives nothing, receives the result. ``everyone``: wait for every live member whose
-    script has not ended, instead of a few seconds. ``tag``: callers with another tag have called something else.
-    ``group``: among this member's group of that name only (`collectives.groups`); "" is everybody. ``under``: the `Outcome.config` of
-    an operation before, whose groups these are; "": the newest configuration. One that is no longer known is refused.
-    ``durable``: votes and result survive the processes of those who voted.
+    ``op_id``: serves once in the life of a run. ``reducer``: one of `collectives.reduce.REDUCERS`,
+    or a robust rule. ``codec``: "" is the run's (and "bits" for reducers of bits). ``weight`` 0:
+    gives nothing, receives the result. ``everyone``: wait for every live member whose script has
+    not ended, instead of a few seconds. ``tag``: callers with another tag have called something
+    else. ``group``: among this member's group of that name only (`collectives.groups`); "" is
+    everybody. ``under``: the `Outcome.config` of an operation before, whose groups these are; "":
+    the newest configuration. One that is no longer known is refused. ``durable``: votes and result
+    survive the processes of those who voted.
     """
 
     op_id: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_OP_ID, pattern=WORDS)]
@@ -370,14 +410,18 @@ class PeerView:
 
 @runtime_checkable
 class Shelf(Protocol):
-    """Where a member keeps what is its own in one run and must outlive its processes: one value, of which a crash leaves the old or the new."""
+    """Where a member keeps what is its own in one run and must outlive its processes: one value, of
+    which a crash leaves the old or the new.
+    """
 
     def load(self) -> bytes | None:
         """What was saved last, None where nothing was. Raises StorageError."""
         ...
 
     def save(self, data: bytes) -> None:
-        """Replace it; it is durable when this returns. Raises StorageError: then the old value is there."""
+        """Replace it; it is durable when this returns. Raises StorageError: then the old value is
+        there.
+        """
         ...
 
 
@@ -391,7 +435,9 @@ class Shelved(Protocol):
 
 
 class AnchorView(Protocol):
-    """One committed generation of the anchor: float32, shape (numel,), read-only. Valid until `release`."""
+    """One committed generation of the anchor: float32, shape (numel,), read-only. Valid until
+    `release`.
+    """
 
     @property
     def round(self) -> int:
@@ -400,19 +446,22 @@ class AnchorView(Protocol):
 
     @property
     def samples(self) -> int:
-        """How many samples all members together have contributed to it: what learning-rate schedules follow."""
+        """How many samples all members together have contributed to it: what learning-rate
+        schedules follow.
+        """
         ...
 
     @property
     def lag(self) -> float:
-        """How many inner steps a round takes to be decided, by what the contributors of the newest round in it measured: their median. 0 where
-        none says so."""
+        """How many inner steps a round takes to be decided, by what the contributors of the newest
+        round in it measured: their median. 0 where none says so."""
         ...
 
     @property
     def steps(self) -> int:
-        """How many inner steps this member makes from it, where the run gives members each their number (`Groups`); 0: as the manifest says, or, for
-        one that has a contribution to offer, that its group was counted without it."""
+        """How many inner steps this member makes from it, where the run gives members each their
+        number (`Groups`); 0: as the manifest says, or, for one that has a contribution to offer,
+        that its group was counted without it."""
         ...
 
     @property
@@ -426,7 +475,9 @@ class AnchorView(Protocol):
         ...
 
     def copy_into(self, destination: Tensor, start: int = 0) -> None:
-        """Copy elements [start, start + destination.numel()) into ``destination`` (float32, contiguous, on the CPU)."""
+        """Copy elements [start, start + destination.numel()) into ``destination`` (float32,
+        contiguous, on the CPU).
+        """
         ...
 
     def release(self) -> None:
@@ -435,7 +486,9 @@ class AnchorView(Protocol):
 
 
 class Pending(Protocol, Generic[T]):
-    """A result that will come. `wait` with a timeout never raises for lateness: it returns what is known."""
+    """A result that will come. `wait` with a timeout never raises for lateness: it returns what is
+    known.
+    """
 
     def done(self) -> bool:
         """Whether `wait` would return the final result at once."""
@@ -451,7 +504,9 @@ class Operating(Protocol):
 
     @property
     def members(self) -> Sequence[PeerId]:
-        """The configuration it was called under, or the group of it. A gather's result has a slot for each, in this order, all equally long."""
+        """The configuration it was called under, or the group of it. A gather's result has a slot
+        for each, in this order, all equally long.
+        """
         ...
 
     @property
@@ -468,7 +523,9 @@ class Operating(Protocol):
         ...
 
     def copy_into(self, destination: Tensor, start: int = 0) -> None:
-        """Copy elements [start, start + destination.numel()) of a committed result: float32, or words in its place."""
+        """Copy elements [start, start + destination.numel()) of a committed result: float32, or
+        words in its place.
+        """
         ...
 
     def release(self) -> None:
@@ -478,7 +535,8 @@ class Operating(Protocol):
     def cancel(self) -> None:
         """Wait for it no longer: unless it is decided, `wait` says "open" from now on.
 
-        The contribution is taken back where no plan names it yet; else it may still be counted by the others.
+        The contribution is taken back where no plan names it yet; else it may still be counted by
+        the others.
         """
         ...
 
@@ -494,9 +552,10 @@ class Swarm(Protocol):
     def open(self, layout: Layout, initial: Callable[[Tensor], None]) -> AnchorView:
         """Enter the run with a model of this layout and return the newest anchor.
 
-        Where the run has no state yet and this member founds it, ``initial`` writes the initial parameters into a float32
-        tensor of shape (numel,). Raises ModelMismatchError (naming the tensors) when the run's model is another one.
-        Calling it again after the node was restarted re-enters.
+        Where the run has no state yet and this member founds it, ``initial`` writes the initial
+        parameters into a float32 tensor of shape (numel,). Raises ModelMismatchError (naming the
+        tensors) when the run's model is another one. Calling it again after the node was restarted
+        re-enters.
         """
         ...
 
@@ -515,35 +574,42 @@ class Swarm(Protocol):
     ) -> Pending[Outcome]:
         """Freeze a contribution and offer it to the open round.
 
-        ``write`` fills a float32 tensor of shape (numel,) with the pseudo-gradient (anchor - parameters), weighted by
-        ``samples`` (an integer > 0; 0 only to wait for the end of a round that this member was not drawn for) in the mean; it may keep the
-        tensor, which stays as written until the next contribution. With ``base``, the round of the anchor it was made on, it is refused
-        (committed, not counted, with the reason) when that anchor is no longer the newest. ``loss``: the mean loss of the inner steps in it, for a
-        run with a governor; ``lag``: how many inner steps rounds take here, for one that is planned again, or seconds a step takes, for one with
-        `Groups`. At most one contribution is frozen at a time: a second call
-        while one is undecided raises LocalProtocolError.
+        ``write`` fills a float32 tensor of shape (numel,) with the pseudo-gradient (anchor -
+        parameters), weighted by ``samples`` (an integer > 0; 0 only to wait for the end of a round
+        that this member was not drawn for) in the mean; it may keep the tensor, which stays as
+        written until the next contribution. With ``base``, the round of the anchor it was made on,
+        it is refused (committed, not counted, with the reason) when that anchor is no longer the
+        newest. ``loss``: the mean loss of the inner steps in it, for a run with a governor;
+        ``lag``: how many inner steps rounds take here, for one that is planned again, or seconds a
+        step takes, for one with `Groups`. At most one contribution is frozen at a time: a second
+        call while one is undecided raises LocalProtocolError.
         """
         ...
 
     @property
     def closing(self) -> int:
-        """The newest round that another member has finished, 0 before the first: whoever has trained contributes now, so that
-        the fastest member sets the pace and nobody is left out. Cheap: read after every step."""
+        """The newest round that another member has finished, 0 before the first: whoever has
+        trained contributes now, so that the fastest member sets the pace and nobody is left out.
+        Cheap: read after every step."""
         ...
 
     def buffer(self, numel: int) -> Tensor:
-        """A tensor, float32 (numel,), zero at first, that the node can read where it lies: means, sums and maxima of it are neither
-        copied nor encoded in this process. Do not write to it from such a call until `done` or `wait` says that it is over, nor call another
-        with it (LocalProtocolError); an "open" operation leaves it as it was, and it may be used again at once."""
+        """A tensor, float32 (numel,), zero at first, that the node can read where it lies: means,
+        sums and maxima of it are neither copied nor encoded in this process. Do not write to it
+        from such a call until `done` or `wait` says that it is over, nor call another with it
+        (LocalProtocolError); an "open" operation leaves it as it was, and it may be used again at
+        once."""
         ...
 
     def operate(self, call: Call, source: Tensor) -> Operating:
-        """Call a free-standing operation with ``source`` (float32, contiguous, CPU, or words in its place), which is read before this
-        returns, unless it is a whole `buffer`. `atoll.collectives.api` makes the operations that people use of it.
+        """Call a free-standing operation with ``source`` (float32, contiguous, CPU, or words in its
+        place), which is read before this returns, unless it is a whole `buffer`.
+        `atoll.collectives.api` makes the operations that people use of it.
 
-        The result is bit-identical on all members. Who does not call is waited for a few seconds, then left out; a member that calls after
-        that gets the same result, uncounted. A source with NaN or infinity ends as "open". Raises NotEnoughPeersError while this
-        peer is not yet a member, LocalProtocolError for an ``op_id`` used before or otherwise by others, ConfigError.
+        The result is bit-identical on all members. Who does not call is waited for a few seconds,
+        then left out; a member that calls after that gets the same result, uncounted. A source with
+        NaN or infinity ends as "open". Raises NotEnoughPeersError while this peer is not yet a
+        member, LocalProtocolError for an ``op_id`` used before or otherwise by others, ConfigError.
         """
         ...
 
@@ -559,7 +625,9 @@ class Swarm(Protocol):
         everyone: bool = False,
         durable: bool = False,
     ) -> Pending[Outcome]:
-        """See `atoll.collectives.api.all_reduce`: in place when the outcome is committed; ``flat`` is untouched otherwise."""
+        """See `atoll.collectives.api.all_reduce`: in place when the outcome is committed; ``flat``
+        is untouched otherwise.
+        """
         ...
 
     def members(self) -> Sequence[PeerView]:
@@ -567,8 +635,9 @@ class Swarm(Protocol):
         ...
 
     def tallies(self, first: int) -> Sequence[Tally]:
-        """The certified entries from number ``first`` on, oldest first, the genesis being 0: some of them where there are many, none
-        where there is none yet. Of a run in fragments, those of the first. Raises SwarmClosedError without a node."""
+        """The certified entries from number ``first`` on, oldest first, the genesis being 0: some
+        of them where there are many, none where there is none yet. Of a run in fragments, those of
+        the first. Raises SwarmClosedError without a node."""
         ...
 
     def shard(self, loader: Any) -> Iterable[Any]:
@@ -580,7 +649,9 @@ class Swarm(Protocol):
         ...
 
     def leave(self) -> None:
-        """Leave the run: finish or hand over the round, then stop contributing. The node keeps seeding."""
+        """Leave the run: finish or hand over the round, then stop contributing. The node keeps
+        seeding.
+        """
         ...
 
     def close(self) -> None:
@@ -590,8 +661,9 @@ class Swarm(Protocol):
 
 @runtime_checkable
 class FragmentSwarm(Swarm, Protocol):
-    """A run whose model is cut into fragments (`collectives.layout.cut`), each with a log and rounds of its own. `contribute` is for
-    runs of one; `anchor` is of all, and its round that of the fragment that is behind; `closing` is of the first."""
+    """A run whose model is cut into fragments (`collectives.layout.cut`), each with a log and
+    rounds of its own. `contribute` is for runs of one; `anchor` is of all, and its round that of
+    the fragment that is behind; `closing` is of the first."""
 
     @property
     def fragments(self) -> int:
@@ -616,5 +688,7 @@ class FragmentSwarm(Swarm, Protocol):
         loss: float | None = None,
         lag: float | None = None,
     ) -> Pending[Outcome]:
-        """`contribute` for one fragment: ``write`` fills a tensor of its length. One contribution of each may be frozen at a time."""
+        """`contribute` for one fragment: ``write`` fills a tensor of its length. One contribution
+        of each may be frozen at a time.
+        """
         ...

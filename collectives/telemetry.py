@@ -1,4 +1,5 @@
-"""Typed events and one `emit`. Sinks subscribe and turn events into log lines, metrics, JSON; nothing here does I/O.
+"""Typed events and one `emit`. Sinks subscribe and turn events into log lines, metrics, JSON;
+nothing here does I/O.
 
 An event is a frozen dataclass derived from `Event`: a name (its class) and fields, no message.
 """
@@ -23,16 +24,20 @@ class Event:
 
 
 PHASES = ("ready", "part", "result", "vote")
-"""Of a reduction: a contribution is offered; it has come to the owner of a part; the part's result has come; a member has voted."""
+"""Of a reduction: a contribution is offered; it has come to the owner of a part; the part's result
+has come; a member has voted.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ReductionTimed(Event):
-    """Where the time of one decided reduction went, as member ``peer`` saw it. Seconds after the first contribution was offered.
+    """Where the time of one decided reduction went, as member ``peer`` saw it. Seconds after the
+    first contribution was offered.
 
-    ``op_id``: "" for a training round. ``ballot`` and ``revision`` count what was begun anew, ``asked_again`` how often this member asked for
-    bytes that did not come. ``phases``: by phase (PHASES), when the last of it came from each peer. ``slowest``: who was furthest
-    behind the others' median, in which phase, by how many seconds; None where there is nobody to compare.
+    ``op_id``: "" for a training round. ``ballot`` and ``revision`` count what was begun anew,
+    ``asked_again`` how often this member asked for bytes that did not come. ``phases``: by phase
+    (PHASES), when the last of it came from each peer. ``slowest``: who was furthest behind the
+    others' median, in which phase, by how many seconds; None where there is nobody to compare.
     """
 
     peer: PeerId
@@ -64,7 +69,9 @@ _failures = 0
 
 
 def emit(event: Event) -> None:
-    """Hand ``event`` to every sink, in the caller's thread, in order of subscription. Never raises for a failing sink."""
+    """Hand ``event`` to every sink, in the caller's thread, in order of subscription. Never raises
+    for a failing sink.
+    """
     global _failures
     for _, sink in _sinks:
         try:
@@ -75,7 +82,9 @@ def emit(event: Event) -> None:
 
 
 def subscribe(sink: Sink) -> Callable[[], None]:
-    """Add a sink and return what removes it again (idempotent). A sink may be called from any thread and must not block."""
+    """Add a sink and return what removes it again (idempotent). A sink may be called from any
+    thread and must not block.
+    """
     global _sinks
     token = object()
     with _lock:

@@ -1,17 +1,24 @@
-"""The ways of a plan: over which members contributions reach the owner of a part, and its result the members. Pure and deterministic.
+"""The ways of a plan: over which members contributions reach the owner of a part, and its result
+the members. Pure and deterministic.
 
-Every part has a tree whose root is its owner. Who has members below adds up what they send and its own, in the order of the plan, and sends
-one *partial sum* up: something like a contribution, named by what it sums and with a weight of its own, so that it is kept, sent again and
-used under a later plan like one. The division by the sum of all weights comes at the root. The result goes down the same tree.
+Every part has a tree whose root is its owner. Who has members below adds up what they send and its
+own, in the order of the plan, and sends one *partial sum* up: something like a contribution, named
+by what it sums and with a weight of its own, so that it is kept, sent again and used under a later
+plan like one. The division by the sum of all weights comes at the root. The result goes down the
+same tree.
 
     butterfly   a star: everybody sends to the owner (no partial sums)
     ring        a chain: around the circle of contributors, sites one after another, to the owner
-    two-level   contributors at another site than the owner's send to one of theirs, which sends their sum; every one of them in turn, part
+    two-level   contributors at another site than the owner's send to one of theirs, which sends
+    their sum; every one of them in turn, part
                 by part. So a site's sum crosses its uplink once
-    checked     two levels, and another member of the site adds up the same: its *witness*. Both give the owner an *account*: what they added
-                up, and what came of it, by hashes. Where accounts and sum do not agree the sum is not used (`exchange/checking.py`)
+    checked     two levels, and another member of the site adds up the same: its *witness*. Both
+    give the owner an *account*: what they added
+                up, and what came of it, by hashes. Where accounts and sum do not agree the sum is
+                not used (`exchange/checking.py`)
 
-In the butterfly the owner may be anybody; everywhere, who contributes nothing gets results from the owner.
+In the butterfly the owner may be anybody; everywhere, who contributes nothing gets results from the
+owner.
 """
 
 from __future__ import annotations
@@ -42,7 +49,9 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """What a member that has others below adds up, in this order, and the weight of all contributions in it."""
+    """What a member that has others below adds up, in this order, and the weight of all
+    contributions in it.
+    """
 
     terms: tuple[Term, ...]
     factors: Factors
@@ -65,7 +74,9 @@ class Check:
 
 
 class Tree:
-    """The tree of one part. ``parents`` must lead from every contributor to ``owner``; ``witnesses``: who checks each member that adds up for it."""
+    """The tree of one part. ``parents`` must lead from every contributor to ``owner``;
+    ``witnesses``: who checks each member that adds up for it.
+    """
 
     def __init__(
         self,
@@ -83,7 +94,9 @@ class Tree:
         self._reducer = reducer
         self._sums: dict[PeerId, Sum] = {}
         self._members: dict[PeerId, list[PeerId]] = {}
-        """Who sends something to each member that has others below, itself included where it contributes; in the plan's order."""
+        """Who sends something to each member that has others below, itself included where it
+        contributes; in the plan's order.
+        """
         inner = {owner, *parents.values()}
         for contributor in contributors:
             peer = contributor.member.peer
@@ -139,7 +152,9 @@ class Tree:
         )
 
     def wants(self, peer: PeerId) -> tuple[Term, ...]:
-        """All that others send to a member for this part, and its own contribution where it adds that up."""
+        """All that others send to a member for this part, and its own contribution where it adds
+        that up.
+        """
         total, check = self.sum(peer), self.check_by(peer)
         if peer == self.owner:
             accounts = chain.from_iterable(check.accounts for check in self.checks())
@@ -149,7 +164,9 @@ class Tree:
         return total.terms if total is not None else ()
 
     def sends(self, peer: PeerId) -> tuple[tuple[Term, PeerId], ...]:
-        """All that a member sends for this part, and to whom: what goes up; its contribution to a witness; its account."""
+        """All that a member sends for this part, and to whom: what goes up; its contribution to a
+        witness; its account.
+        """
         if peer == self.owner:
             return ()
         above, sent, found = self.above(peer), self.sent(peer), list[tuple[Term, PeerId]]()
@@ -193,7 +210,9 @@ def trees_of(plan: Plan | Entry, reducer: StreamingReducer) -> tuple[Tree, ...]:
 
 
 def senders_of(plan: Plan, me: PeerId) -> dict[bytes, frozenset[PeerId]]:
-    """By cid, who sends what ``me`` adds up, and what it sends itself (a partial sum may be made by several, for a part each)."""
+    """By cid, who sends what ``me`` adds up, and what it sends itself (a partial sum may be made by
+    several, for a part each).
+    """
     found = {c.cid: frozenset((c.member.peer,)) for c in plan.contributors}
     reducer = REDUCERS.get(plan.reducer)
     if plan.topology.kind != "butterfly" and reducer is not None and reducer.form == "streaming":
@@ -220,7 +239,9 @@ def parents_of(
 
 
 def witnesses_of(plan: Plan | Entry, owner: PeerId, parents: Parents) -> Parents:
-    """Who checks each member that adds up for the owner of a part: one of those that send to it, drawn by the entry before, which names all."""
+    """Who checks each member that adds up for the owner of a part: one of those that send to it,
+    drawn by the entry before, which names all.
+    """
     if plan.topology.kind != "checked":
         return {}
     mates: dict[PeerId, list[PeerId]] = {}
@@ -246,7 +267,9 @@ def _ring(circle: Sequence[PeerId], owner: PeerId) -> Parents:
 
 
 def _two_level(sites: Sequence[Sequence[PeerId]], owner: PeerId, turns: list[int]) -> Parents:
-    """``turns`` counts the parts for which each site has had a head, so that its members take turns."""
+    """``turns`` counts the parts for which each site has had a head, so that its members take
+    turns.
+    """
     parents: dict[PeerId, PeerId] = {}
     for number, site in enumerate(sites):
         head = owner
@@ -268,7 +291,9 @@ def _account(partial: Term, by: PeerId) -> Term:
 
 
 def _name(reducer: str, terms: Sequence[Term]) -> bytes:
-    """The name of a partial sum: what is added up, in which order. Its chunks are the same whatever plan they were made under."""
+    """The name of a partial sum: what is added up, in which order. Its chunks are the same whatever
+    plan they were made under.
+    """
     return blake3(
         b"atoll/partial/1"
         + msgspec.msgpack.encode((reducer, [(term.cid, term.weight) for term in terms]))

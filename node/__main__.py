@@ -1,4 +1,6 @@
-"""``python -m atoll.node``: run a node in the foreground. `atoll up` and private nodes of scripts start it."""
+"""``python -m atoll.node``: run a node in the foreground. `atoll up` and private nodes of scripts
+start it.
+"""
 
 from __future__ import annotations
 
@@ -149,7 +151,9 @@ def _ready(node: Node, args: argparse.Namespace) -> None:
 
 
 def _options(args: argparse.Namespace) -> NodeOptions:
-    """Flags over environment over files; a private node takes any free port unless its settings name one."""
+    """Flags over environment over files; a private node takes any free port unless its settings
+    name one.
+    """
     from .config import load_config
     from .service.process import NodeOptions
 

@@ -1,8 +1,11 @@
-"""Check the log of a run with nothing but the log: whether it was decided as it says, by whom, and who contributed.
+"""Check the log of a run with nothing but the log: whether it was decided as it says, by whom, and
+who contributed.
 
-Every member's journal is a chain: each entry names the hash of the one before it and carries the signatures of those who decided it, from
-the genesis on, which the organiser signed, as it did the manifest whose hash is the run's id. Source of a log is a node's journal, or
-an *archive*: one file with the signed manifest and the entries of all logs of the run, for somebody who has nothing else. No node is asked.
+Every member's journal is a chain: each entry names the hash of the one before it and carries the
+signatures of those who decided it, from the genesis on, which the organiser signed, as it did the
+manifest whose hash is the run's id. Source of a log is a node's journal, or an *archive*: one file
+with the signed manifest and the entries of all logs of the run, for somebody who has nothing else.
+No node is asked.
 """
 
 from __future__ import annotations
@@ -45,7 +48,8 @@ HERE, WRITER = "this machine", "who wrote this archive"
 BAN = b"ban "  # begins a frame of an archive that is no entry: these are arrays
 _certified = msgspec.msgpack.Decoder(Certified)
 Logs = dict[str, Callable[[], Iterator[Certified]]]
-"""By name of each log of the run: its entries from the genesis on, as often as they are asked for."""
+"""By name of each log of the run: its entries from the genesis on, as often as they are asked for.
+"""
 
 
 class Evidence(msgspec.Struct, frozen=True, array_like=True):
@@ -60,7 +64,9 @@ _evidence = msgspec.msgpack.Decoder(Evidence)
 
 
 class Source(NamedTuple):
-    """The logs of one run, the bans with proof beside them, and where they were read. ``folders``: of the checkpoints, where there are any."""
+    """The logs of one run, the bans with proof beside them, and where they were read. ``folders``:
+    of the checkpoints, where there are any.
+    """
 
     path: Path
     signed: SignedManifest
@@ -70,14 +76,18 @@ class Source(NamedTuple):
 
 
 class Share(msgspec.Struct):
-    """What one peer contributed: in how many rounds (those of branches that were taken over included), of how many samples."""
+    """What one peer contributed: in how many rounds (those of branches that were taken over
+    included), of how many samples.
+    """
 
     rounds: int = 0
     samples: int = 0
 
 
 class Change(msgspec.Struct, frozen=True):
-    """Entry number ``entry`` changed who decides from then on. ``removed``: on the organiser's word, for good."""
+    """Entry number ``entry`` changed who decides from then on. ``removed``: on the organiser's
+    word, for good.
+    """
 
     entry: int
     joined: tuple[PeerId, ...]
@@ -86,7 +96,9 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Audited(msgspec.Struct, frozen=True):
-    """What one log says, all of it checked. ``head``: hash of its newest entry; ``votes``: signatures under its entries."""
+    """What one log says, all of it checked. ``head``: hash of its newest entry; ``votes``:
+    signatures under its entries.
+    """
 
     log: str
     entries: int
@@ -99,8 +111,9 @@ class Audited(msgspec.Struct, frozen=True):
 
 
 class Fork(msgspec.Struct, frozen=True):
-    """Two certified logs of one run differ from entry ``entry`` on. ``both``: who signed in both; ``liars``: under one ballot, or twice as the
-    organiser, which no honest member does that has not lost its disk."""
+    """Two certified logs of one run differ from entry ``entry`` on. ``both``: who signed in both;
+    ``liars``: under one ballot, or twice as the organiser, which no honest member does that has not
+    lost its disk."""
 
     log: str
     entry: int
@@ -155,7 +168,9 @@ class Proven(msgspec.Struct, frozen=True):
 
 
 def proven_bans(source: Source) -> list[Proven]:
-    """All bans beside a run's logs that carry evidence, checked. Raises SecurityError E204 where one proves nothing, StorageError."""
+    """All bans beside a run's logs that carry evidence, checked. Raises SecurityError E204 where
+    one proves nothing, StorageError.
+    """
     found = list[Proven]()
     btard = source.signed.open().settings().btard
     peers = btard.peers if btard is not None else ()
@@ -211,8 +226,9 @@ def write_archive(source: Source, path: Path) -> int:
 def audit(
     source: Source, name: str, progress: Callable[[int], None] = lambda entry: None
 ) -> Audited:
-    """Check one log of ``source`` from its genesis on. Raises SecurityError E204 at the first entry that was not decided as it says,
-    StorageError where the file is damaged, ConfigError where there is no log."""
+    """Check one log of ``source`` from its genesis on. Raises SecurityError E204 at the first entry
+    that was not decided as it says, StorageError where the file is damaged, ConfigError where there
+    is no log."""
     entries = source.logs[name]()
     genesis = next(entries, None)
     if genesis is None:
@@ -274,13 +290,17 @@ def _check_drawn(entry: Entry, chosen: Config) -> None:
 
 
 def root_before(source: Source, name: str, entry: int) -> bytes | None:
-    """Merkle root of the state that entry number ``entry`` was decided on; None where the log ends before it."""
+    """Merkle root of the state that entry number ``entry`` was decided on; None where the log ends
+    before it.
+    """
     found = next(islice(source.logs[name](), entry, None), None)
     return None if found is None else found.entry.base_state
 
 
 def fork(mine: Source, theirs: Source, name: str) -> Fork | None:
-    """Where one log of two sources, audited in both, first says different things; None where one is the beginning of the other."""
+    """Where one log of two sources, audited in both, first says different things; None where one is
+    the beginning of the other.
+    """
     for one, other in zip(mine.logs[name](), theirs.logs[name](), strict=False):
         if one.entry == other.entry:
             continue
@@ -296,7 +316,9 @@ def fork(mine: Source, theirs: Source, name: str) -> Fork | None:
 
 
 def _signers(run: RunId, certified: Certified) -> set[tuple[Member, int]]:
-    """Who signed an entry, and under which ballot; a signature that does not verify says nothing about anybody."""
+    """Who signed an entry, and under which ballot; a signature that does not verify says nothing
+    about anybody.
+    """
     entry, digest = certified.entry, certified.entry.hash()
     if certified.removed or not entry.round:  # on the organiser's word, which was checked
         return {(Member(vote.member.peer, 0), -1) for vote in certified.votes[:1]}

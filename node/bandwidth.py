@@ -22,7 +22,8 @@ _TEXT = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([a-z/]*)", re.IGNORECASE)
 
 
 def bytes_per_s(text: str, key: str) -> int:
-    """A limit in bytes/s; 0, none, for an empty text. B is for bytes, bit for bits, k, M and G for powers of 1000.
+    """A limit in bytes/s; 0, none, for an empty text. B is for bytes, bit for bits, k, M and G for
+    powers of 1000.
 
     Raises ConfigError naming ``key``.
     """

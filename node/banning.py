@@ -1,11 +1,13 @@
 """Whom a run, or this machine alone, will have nothing to do with.
 
-The organiser's list counts for every member: it is signed, the newest one wins, and whoever has it hands it on. (Where the manifest has
-``[quorum] bans = "quorum"`` it counts against members at the organiser's own node only: `Bans.spared`.)
-A machine's own list counts for that machine. A banned peer is admitted to nothing: its streams and lanes end, its messages are dropped, it counts as
-silent, so that the next entry evicts it, and it is refused with E205 and the reason. What it had contributed to decided rounds stays in them,
-as does its vote: a ban looks forward. A ban with evidence proves itself: each machine that sees the proof checks it, and bans for itself.
-Where the banned are half of the members or more nothing can be decided: see ``atoll recertify``.
+The organiser's list counts for every member: it is signed, the newest one wins, and whoever has it
+hands it on. (Where the manifest has ``[quorum] bans = "quorum"`` it counts against members at the
+organiser's own node only: `Bans.spared`.) A machine's own list counts for that machine. A banned
+peer is admitted to nothing: its streams and lanes end, its messages are dropped, it counts as
+silent, so that the next entry evicts it, and it is refused with E205 and the reason. What it had
+contributed to decided rounds stays in them, as does its vote: a ban looks forward. A ban with
+evidence proves itself: each machine that sees the proof checks it, and bans for itself. Where the
+banned are half of the members or more nothing can be decided: see ``atoll recertify``.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ Peers = Annotated[tuple[Peer, ...], msgspec.Meta(max_length=MAX_BANS)]
 
 
 class Ban(msgspec.Struct, frozen=True, array_like=True):
-    """Whom, why, and since when (seconds since 1970, UTC). ``evidence``: the proof, where there is one (`evidence`)."""
+    """Whom, why, and since when (seconds since 1970, UTC). ``evidence``: the proof, where there is
+    one (`evidence`).
+    """
 
     peer: Peer
     reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON)]
@@ -45,8 +49,8 @@ class Ban(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BanList(msgspec.Struct, frozen=True, array_like=True):
-    """All bans of a run, the nonces of invites that admit nobody any more, and whom the organiser trusts: the list with the larger ``sequence``
-    takes the other's place."""
+    """All bans of a run, the nonces of invites that admit nobody any more, and whom the organiser
+    trusts: the list with the larger ``sequence`` takes the other's place."""
 
     run: Annotated[RunId, msgspec.Meta(max_length=64, pattern=PLAIN)]
     sequence: Time
@@ -139,7 +143,9 @@ class Bans:
             )
 
     def load(self) -> None:
-        """Read both lists anew. Raises StorageError E303 for one that is damaged, which then counts as empty; the other is taken."""
+        """Read both lists anew. Raises StorageError E303 for one that is damaged, which then counts
+        as empty; the other is taken.
+        """
         damage = [
             error
             for read in (self._load_run, self._load_here)
@@ -149,7 +155,9 @@ class Bans:
             raise damage[0]
 
     def take(self, data: bytes, sender: PeerId) -> bool:
-        """The organiser's list as ``sender`` has it; whether it is newer, and was kept. Raises RemoteProtocolError, StorageError."""
+        """The organiser's list as ``sender`` has it; whether it is newer, and was kept. Raises
+        RemoteProtocolError, StorageError.
+        """
         try:
             signed = _signed.decode(data) if len(data) <= MAX_LIST_BYTES + 128 else None
             found = None if signed is None else _list.decode(signed.list)
@@ -172,8 +180,9 @@ class Bans:
         return True
 
     def change(self, ban: Ban | None, peer: PeerId, identity: Identity | None) -> bool:
-        """Add a ban, or with None lift the one of ``peer``: for the run with its organiser's ``identity``, else on this machine. Whether
-        anything changed. Raises StorageError, ConfigError where there are too many."""
+        """Add a ban, or with None lift the one of ``peer``: for the run with its organiser's
+        ``identity``, else on this machine. Whether anything changed. Raises StorageError,
+        ConfigError where there are too many."""
         bans = {**(self.here if identity is None else self.of_run)}
         if ban is None and bans.pop(peer, None) is None:
             return False
@@ -192,7 +201,9 @@ class Bans:
         return True
 
     def convict(self, ban: Ban) -> bool:
-        """Ban on this machine a peer that is proven to have lied; whether that is news. Whom the user trusts or has pardoned stays."""
+        """Ban on this machine a peer that is proven to have lied; whether that is news. Whom the
+        user trusts or has pardoned stays.
+        """
         return self.can_convict(ban.peer) and self.change(ban, ban.peer, None)
 
     def can_convict(self, peer: PeerId) -> bool:
@@ -206,7 +217,9 @@ class Bans:
         )
 
     def trust(self, peer: PeerId, trusted: bool, identity: Identity | None) -> bool:
-        """Trust a peer, or no longer: for the run with its organiser's ``identity``, else on this machine. Whether anything changed."""
+        """Trust a peer, or no longer: for the run with its organiser's ``identity``, else on this
+        machine. Whether anything changed.
+        """
         known = self.trusted_here if identity is None else self.trusted_by_run
         if (peer in known) == trusted:
             return False
@@ -231,7 +244,9 @@ class Bans:
         self.here, self.trusted_here, self.pardoned = {**bans}, trusted, pardoned
 
     def revoke(self, nonce: bytes, identity: Identity) -> None:
-        """The organiser's invite with this nonce, and all that members have made of it, admit nobody any more. Raises StorageError."""
+        """The organiser's invite with this nonce, and all that members have made of it, admit
+        nobody any more. Raises StorageError.
+        """
         self._sign(self.of_run, self.revoked | {nonce}, self.trusted_by_run, identity)
 
     def _sign(

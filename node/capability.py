@@ -1,11 +1,14 @@
-"""Who may enter a run: capabilities that the organiser signs, and certificates that bind one to a peer.
+"""Who may enter a run: capabilities that the organiser signs, and certificates that bind one to a
+peer.
 
-A *capability* is the organiser's signed word that whoever holds a certain private key, the *invite key*, may name peers that
-enter its run. A *certificate* is a capability and one peer id, signed by that invite key. Only certificates travel. One is worth
-nothing to any other peer, since every channel proves the peer id at its other end; and who sees it learns no key with which
-to make another. What each attacker gets by what it holds: docs/protocol.md ("Admission").
+A *capability* is the organiser's signed word that whoever holds a certain private key, the *invite
+key*, may name peers that enter its run. A *certificate* is a capability and one peer id, signed by
+that invite key. Only certificates travel. One is worth nothing to any other peer, since every
+channel proves the peer id at its other end; and who sees it learns no key with which to make
+another. What each attacker gets by what it holds: docs/protocol.md ("Admission").
 
-Inside, keys and run ids are bytes: a certificate is shown in every announcement, so it has to be small (about 270 bytes).
+Inside, keys and run ids are bytes: a certificate is shown in every announcement, so it has to be
+small (about 270 bytes).
 """
 
 from __future__ import annotations
@@ -32,8 +35,8 @@ KEY_BYTES = 32
 ID_BYTES = 16
 
 Role = Literal["train", "observe", "aggregate"]
-"""What a member may do. ``train``: everything. ``aggregate``: vote, and add up parts; it contributes nothing. ``observe``: have
-the model; it is no member, has no vote and owns no part."""
+"""What a member may do. ``train``: everything. ``aggregate``: vote, and add up parts; it
+contributes nothing. ``observe``: have the model; it is no member, has no vote and owns no part."""
 ROLES: tuple[Role, ...] = get_args(Role)
 
 Key = Annotated[bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
@@ -45,10 +48,12 @@ CapabilityId = bytes
 
 
 class Capability(msgspec.Struct, frozen=True, array_like=True):
-    """The organiser's word that the holder of an invite key may let peers into a run until ``expires_s``.
+    """The organiser's word that the holder of an invite key may let peers into a run until
+    ``expires_s``.
 
-    ``bearer``: the public half of the invite key. Times are seconds since 1970, UTC. ``uses``: how many peers it lets in, 0 for
-    any number. ``only``: the public key of the one peer it is for, empty for any.
+    ``bearer``: the public half of the invite key. Times are seconds since 1970, UTC. ``uses``: how
+    many peers it lets in, 0 for any number. ``only``: the public key of the one peer it is for,
+    empty for any.
     """
 
     run: RunKey
@@ -103,7 +108,9 @@ class Capability(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Certificate(msgspec.Struct, frozen=True, array_like=True):
-    """A capability and the peer that the holder of its invite key lets in by it, until ``not_after_s``."""
+    """A capability and the peer that the holder of its invite key lets in by it, until
+    ``not_after_s``.
+    """
 
     capability: Capability
     peer_key: Key
@@ -187,14 +194,18 @@ def genuine(data: bytes) -> Certificate | None:
 
 @lru_cache(maxsize=4096)
 def invite_of(data: bytes) -> CapabilityId:
-    """The id of the capability that the certificate in ``data`` was made by; empty where it is no certificate."""
+    """The id of the capability that the certificate in ``data`` was made by; empty where it is no
+    certificate.
+    """
     found = genuine(data)
     return found.capability.id if found is not None else b""
 
 
 @lru_cache(maxsize=4096)
 def _genuine(data: bytes) -> Certificate | None:
-    """Remembered, since the same certificates are shown with every announcement and two signatures cost 0.2 ms."""
+    """Remembered, since the same certificates are shown with every announcement and two signatures
+    cost 0.2 ms.
+    """
     try:
         certificate = _decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -210,7 +221,9 @@ def _genuine(data: bytes) -> Certificate | None:
 
 
 def recognise(data: bytes, *, run_id: RunId, organiser: PeerId, peer: PeerId) -> Certificate | None:
-    """The certificate that ``peer`` shows, also when it has expired; None where it is none of this organiser's for it."""
+    """The certificate that ``peer`` shows, also when it has expired; None where it is none of this
+    organiser's for it.
+    """
     certificate = genuine(data)
     if certificate is None or certificate.peer != peer:
         return None

@@ -7,11 +7,15 @@ from collections.abc import Sequence
 from ..collectives.errors import NetworkError
 
 WARN_S, LIMIT_S = 30.0, 300.0
-"""Signed records are refused when the clocks of who signs and who reads are further apart than the latter."""
+"""Signed records are refused when the clocks of who signs and who reads are further apart than the
+latter.
+"""
 
 
 def clock_off(ahead_s: Sequence[float]) -> tuple[float, int] | None:
-    """By how many seconds our clock is ahead of those that were asked (the lower median), and how many of them agree; None: nobody was asked."""
+    """By how many seconds our clock is ahead of those that were asked (the lower median), and how
+    many of them agree; None: nobody was asked.
+    """
     if not ahead_s:
         return None
     off = sorted(ahead_s)[(len(ahead_s) - 1) // 2]
@@ -19,7 +23,9 @@ def clock_off(ahead_s: Sequence[float]) -> tuple[float, int] | None:
 
 
 def wrong_clock(ahead_s: Sequence[float]) -> NetworkError | None:
-    """E120, where more than half of those that were asked agree that our clock is off by more than `LIMIT_S`."""
+    """E120, where more than half of those that were asked agree that our clock is off by more than
+    `LIMIT_S`.
+    """
     found = clock_off(ahead_s)
     if found is None:
         return None

@@ -1,4 +1,5 @@
-"""This node's settings: flag > ``ATOLL_NODE__PORT`` > ./atoll.toml > the user's config.toml > default. Unknown keys are errors.
+"""This node's settings: flag > ``ATOLL_NODE__PORT`` > ./atoll.toml > the user's config.toml >
+default. Unknown keys are errors.
 
 ``./atoll.toml`` counts only where it is named or trusted (`local_settings`)."""
 
@@ -32,7 +33,8 @@ class NodeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = DEFAULT_PORT  # 0: any free port
     listen: Addresses = ()  # multiaddrs; empty: /ip4/0.0.0.0/tcp/PORT and /ip6/::/tcp/PORT
     bootstrap: Addresses = ()  # peers to ask first, beside those of invites and of the peer cache
-    announce: Addresses = ()  # addresses that others should dial, where they differ (a forwarded port)
+    # addresses that others should dial, where they differ (a forwarded port)
+    announce: Addresses = ()
     lane_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = (
         0  # TCP port for bulk data; 0: any free port
     )
@@ -53,15 +55,20 @@ class NetworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     lan_discovery: bool = True  # find peers in the house by multicast DNS, and be found
     port_mapping: bool = True  # behind a router, ask it to lead a port here (NAT-PMP, UPnP)
-    dht: bool = True  # be a node of the DHT: find members of runs there, be found, and keep records for others
+    # be a node of the DHT: find members of runs there, be found, and keep records for others
+    dht: bool = True
     relay_only: bool = (
         False  # no member learns this machine's address: only bootstrap nodes and relays do
     )
-    port_guessing: bool = False  # behind a symmetric router, or towards one: find a port for a direct lane by guessing, where both ends do
+    # behind a symmetric router, or towards one: find a port for a direct lane by guessing, where
+    # both ends do
+    port_guessing: bool = False
 
 
 class DataTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[data]``: what this machine has to train on. Of the machine, never of a run: no manifest has such a key."""
+    """``[data]``: what this machine has to train on. Of the machine, never of a run: no manifest
+    has such a key.
+    """
 
     # FILE.py:NAME, a function that returns a torch Dataset (`site_data`)
     factory: Annotated[
@@ -97,7 +104,8 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Loaded(msgspec.Struct, frozen=True):
     """Settings and, for each dotted key that is not a default, where its value came from.
 
-    ``unused``: one line for a person about a file of the current folder that was left aside; "" when there is none."""
+    ``unused``: one line for a person about a file of the current folder that was left aside; ""
+    when there is none."""
 
     config: NodeConfig
     origins: dict[str, str]
@@ -111,8 +119,8 @@ def load_config(
     *,
     named: str | None = None,
 ) -> Loaded:
-    """The settings in use. ``flags``: dotted key → value from the command line; None values do not count. ``named``: a settings file
-    in place of ``./atoll.toml``. Raises ConfigError."""
+    """The settings in use. ``flags``: dotted key → value from the command line; None values do not
+    count. ``named``: a settings file in place of ``./atoll.toml``. Raises ConfigError."""
     table: dict[str, Any] = {}
     origins: dict[str, str] = {}
     local = local_settings(paths, environ, named=named)
@@ -148,7 +156,9 @@ def flat(config: NodeConfig) -> dict[str, Any]:
 
 
 def set_value(paths: Paths, key: str, text: str) -> Any:
-    """Set a dotted key in the user's config.toml, keeping the rest, and return the value. Raises ConfigError, StorageError."""
+    """Set a dotted key in the user's config.toml, keeping the rest, and return the value. Raises
+    ConfigError, StorageError.
+    """
     if key not in flat(NodeConfig()):
         close = _close_key(key)
         raise ConfigError(
@@ -200,7 +210,9 @@ def _close_key(key: str) -> str:
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    """``ATOLL_NODE__PORT=4160`` as ``node.port``; other ``ATOLL_…`` variables have no double underscore."""
+    """``ATOLL_NODE__PORT=4160`` as ``node.port``; other ``ATOLL_…`` variables have no double
+    underscore.
+    """
     found = dict[str, Any]()
     for name, text in environ.items():
         if name.startswith(ENV_PREFIX) and "__" in name:
@@ -220,7 +232,9 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _typed(key: str, text: str) -> Any:
-    """Text from the environment or the command line as the type of the setting; lists are separated by commas."""
+    """Text from the environment or the command line as the type of the setting; lists are separated
+    by commas.
+    """
     default = flat(NodeConfig())[key]
     if isinstance(default, (list, tuple)):
         return [part.strip() for part in text.split(",") if part.strip()]
@@ -257,7 +271,9 @@ def _merge(into: dict[str, Any], new: dict[str, Any], origin: str, origins: dict
 
 
 def _toml(table: dict[str, Any]) -> str:
-    """TOML text of tables of strings, numbers, truths and lists of strings. JSON's notation of these is TOML's, too."""
+    """TOML text of tables of strings, numbers, truths and lists of strings. JSON's notation of
+    these is TOML's, too.
+    """
     import json
 
     blocks = [

@@ -1,10 +1,12 @@
-"""What happened in a run, kept on disk for people and for tools: ``events.jsonl`` in the run's folder, one JSON object a line.
+"""What happened in a run, kept on disk for people and for tools: ``events.jsonl`` in the run's
+folder, one JSON object a line.
 
-The first line of a file is its head (``{"diary": 1, "run", "name", "at"}``); each other one is an event as subscribers of the control
-socket get it: ``at`` (seconds since 1970), ``event`` (its kind) and what the kind tells. A reader skips kinds and keys that it does
-not know; a number beside ``diary`` changes when one changes its meaning. A file that has grown to `MAX_BYTES` is renamed to
-``events.1.jsonl``, the one before to ``events.2.jsonl``, and so on; the `KEPT`-th is deleted. Lines are not forced to the medium: a power
-cut may take the last ones, and half of one.
+The first line of a file is its head (``{"diary": 1, "run", "name", "at"}``); each other one is an
+event as subscribers of the control socket get it: ``at`` (seconds since 1970), ``event`` (its kind)
+and what the kind tells. A reader skips kinds and keys that it does not know; a number beside
+``diary`` changes when one changes its meaning. A file that has grown to `MAX_BYTES` is renamed to
+``events.1.jsonl``, the one before to ``events.2.jsonl``, and so on; the `KEPT`-th is deleted. Lines
+are not forced to the medium: a power cut may take the last ones, and half of one.
 """
 
 from __future__ import annotations
@@ -28,14 +30,17 @@ LEAST_LEFT = 64 << 10
 UNKEPT = frozenset({"state.progress"})
 """Kinds that are worth nothing a second later."""
 OF_PEERS = frozenset({"peer.misbehaved", "sum.disputed", "work.judged"})
-"""Kinds that other peers can cause at will, under any number of keys: they never push the rest out of the files."""
+"""Kinds that other peers can cause at will, under any number of keys: they never push the rest out
+of the files.
+"""
 OF_PEERS_BYTES, OF_PEERS_SHARE = 256 << 10, 8
 """So many bytes of them are kept at once; after that one for every so many bytes of the rest."""
 
 
 class Diary:
-    """The writer: one for each run of a node. What a full disk does not take is dropped, and so are events of `OF_PEERS` beyond their share;
-    the next event that is written says how many were, as ``missed``."""
+    """The writer: one for each run of a node. What a full disk does not take is dropped, and so are
+    events of `OF_PEERS` beyond their share; the next event that is written says how many were, as
+    ``missed``."""
 
     def __init__(self, folder: Path, run_id: str, name: Callable[[], str]) -> None:
         """Opens nothing yet. ``name``: of the run, once it is known."""
@@ -96,14 +101,18 @@ class Diary:
 
 
 def events(folder: Path, since_s: float = 0.0) -> Iterator[dict[str, Any]]:
-    """The events in a run's folder, oldest first, that came at ``since_s`` (of 1970) or later. Lines that are no events are skipped."""
+    """The events in a run's folder, oldest first, that came at ``since_s`` (of 1970) or later.
+    Lines that are no events are skipped.
+    """
     return (event for number in range(KEPT - 1, -1, -1) for event in _read(folder, number, since_s))
 
 
 def follow(
     folder: Path, since_s: float, wait: Callable[[], None]
 ) -> Generator[dict[str, Any], None, None]:
-    """`events`, then those that are written from now on; for ever. ``wait`` is called when there is none."""
+    """`events`, then those that are written from now on; for ever. ``wait`` is called when there is
+    none.
+    """
     for number in range(KEPT - 1, 0, -1):
         yield from _read(folder, number, since_s)
     newest = folder / _name(0)

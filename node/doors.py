@@ -1,8 +1,10 @@
-"""By what peers enter the configuration of a run, for the entries of its log: implements `collectives.round.Doors`.
+"""By what peers enter the configuration of a run, for the entries of its log: implements
+`collectives.round.Doors`.
 
-What a certificate proves is the same for everybody and at any time: run, organiser, peer, role, and both signatures (`valid`). Whether it is banned,
-revoked or expired each node knows as far as it has heard (`objection`); for an entry of another member a clock may be `SKEW_S` off. For what it
-lets in itself a node is strict (`warrant`).
+What a certificate proves is the same for everybody and at any time: run, organiser, peer, role, and
+both signatures (`valid`). Whether it is banned, revoked or expired each node knows as far as it has
+heard (`objection`); for an entry of another member a clock may be `SKEW_S` off. For what it lets in
+itself a node is strict (`warrant`).
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ MOST_BY_ONE = MOST_SHOWN * 3 // 4
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """What a certificate gives its peer: the entry's word for it, and until when. ``member``: it may be more than an observer."""
+    """What a certificate gives its peer: the entry's word for it, and until when. ``member``: it
+    may be more than an observer.
+    """
 
     admitted: Admitted
     expires_s: float
@@ -40,10 +44,12 @@ def right_of(certificate: Certificate) -> Right:
 
 
 class RunDoors:
-    """Of one run at one node. ``read(peer, shown)``: what a certificate of this run for this peer gives it; None: it is none.
+    """Of one run at one node. ``read(peer, shown)``: what a certificate of this run for this peer
+    gives it; None: it is none.
 
-    ``refuses(peer, invite)``: why the organiser lets in this peer, or anybody by this invite, no more; "" for no reason. ``now_s``: seconds
-    since 1970, UTC. ``policy``, ``allow``: of the manifest.
+    ``refuses(peer, invite)``: why the organiser lets in this peer, or anybody by this invite, no
+    more; "" for no reason. ``now_s``: seconds since 1970, UTC. ``policy``, ``allow``: of the
+    manifest.
     """
 
     def __init__(
@@ -62,8 +68,9 @@ class RunDoors:
         self._by_invite: dict[bytes, dict[PeerId, None]] = {}  # oldest first
 
     def note(self, peer: PeerId, shown: bytes) -> None:
-        """``peer`` has shown this. The newest are remembered: where there is no room, the invite by which most have come makes some, and none has more
-        than `MOST_BY_ONE` places, since who holds its seed can name any number of peers."""
+        """``peer`` has shown this. The newest are remembered: where there is no room, the invite by
+        which most have come makes some, and none has more than `MOST_BY_ONE` places, since who
+        holds its seed can name any number of peers."""
         known = self._shown.get(peer)
         if not shown or (known is not None and known[0] == shown):
             return
@@ -111,7 +118,9 @@ class RunDoors:
         )
 
     def objection(self, new: Collection[PeerId], admitted: Collection[Admitted]) -> str:
-        """What the organiser has said against them, as far as it came here; or their end, if that is `SKEW_S` ago."""
+        """What the organiser has said against them, as far as it came here; or their end, if that
+        is `SKEW_S` ago.
+        """
         for each in admitted:
             right = self._read(each.peer, each.certificate)
             if right is not None and self._now_s() > right.expires_s + SKEW_S:
@@ -128,8 +137,9 @@ class RunDoors:
 
 
 class InnerDoors:
-    """Of every fragment but the first, each of which counts by its own log: who comes by a limited invite enters the first one before (``inside``),
-    so that two who have the last use of one do not get one fragment each."""
+    """Of every fragment but the first, each of which counts by its own log: who comes by a limited
+    invite enters the first one before (``inside``), so that two who have the last use of one do not
+    get one fragment each."""
 
     def __init__(self, doors: Doors, inside: Callable[[PeerId], bool]) -> None:
         self._doors, self._inside = doors, inside

@@ -1,7 +1,9 @@
-"""By which invites peers have entered a run, as this node has seen it: what each may do, and how many an invite has let in.
+"""By which invites peers have entered a run, as this node has seen it: what each may do, and how
+many an invite has let in.
 
-It is on the disk, so that neither a restart nor who comes back without its certificate gives anybody more than it was given, and so that the
-command line can name the invite that a peer came by. Of invites that restrict nothing it is kept as long as there is room.
+It is on the disk, so that neither a restart nor who comes back without its certificate gives
+anybody more than it was given, and so that the command line can name the invite that a peer came
+by. Of invites that restrict nothing it is kept as long as there is room.
 """
 
 from __future__ import annotations
@@ -23,11 +25,15 @@ Peer = Annotated[PeerId, msgspec.Meta(min_length=1, max_length=MAX_PEER_ID, patt
 FILE = "entrants"
 MOST = 4096
 MOST_BY_ONE = MOST * 3 // 4
-"""By one invite: who holds its seed can name any number of peers, and leaves places for those who come by another."""
+"""By one invite: who holds its seed can name any number of peers, and leaves places for those who
+come by another.
+"""
 
 
 class Entrant(msgspec.Struct, frozen=True, array_like=True):
-    """One peer and what its invite says: role, nonce, and how many peers it admits; 0: as many as come."""
+    """One peer and what its invite says: role, nonce, and how many peers it admits; 0: as many as
+    come.
+    """
 
     peer: Peer
     role: Role
@@ -48,7 +54,9 @@ class Entrants:
         """Who is not in it trains."""
 
     def load(self) -> None:
-        """Read what is on the disk. Raises StorageError E303 where it is damaged, which then counts as empty."""
+        """Read what is on the disk. Raises StorageError E303 where it is damaged, which then counts
+        as empty.
+        """
         path = self._folder / FILE
         try:
             found = _decoder.decode(path.read_bytes())
@@ -68,7 +76,9 @@ class Entrants:
             self._set(each.peer, each)
 
     def enter(self, peer: PeerId, capability: Capability) -> None:
-        """A peer that is no member shows its invite. Raises NotAdmittedError where that has let in as many as it may."""
+        """A peer that is no member shows its invite. Raises NotAdmittedError where that has let in
+        as many as it may.
+        """
         others = sum(
             each.nonce == capability.id for each in self.known.values() if each.peer != peer
         )
@@ -81,12 +91,16 @@ class Entrants:
         self.note(peer, capability)
 
     def recall(self, peer: PeerId, capability: Capability) -> None:
-        """What a member came by, unless that is known: one that was revoked or has expired gives nobody another role. Raises as `note`."""
+        """What a member came by, unless that is known: one that was revoked or has expired gives
+        nobody another role. Raises as `note`.
+        """
         if peer not in self.known:
             self.note(peer, capability)
 
     def forget(self, peers: Collection[PeerId]) -> None:
-        """Others have used up the invite by which these came. Raises StorageError where that is in memory only."""
+        """Others have used up the invite by which these came. Raises StorageError where that is in
+        memory only.
+        """
         for peer in peers:
             self.known.pop(peer, None)
             self.roles.pop(peer, None)
@@ -94,7 +108,9 @@ class Entrants:
             self._write()
 
     def note(self, peer: PeerId, capability: Capability) -> None:
-        """Keep what a peer's invite says. Raises NotAdmittedError where nothing more can be kept; StorageError where it is in memory only."""
+        """Keep what a peer's invite says. Raises NotAdmittedError where nothing more can be kept;
+        StorageError where it is in memory only.
+        """
         restricts = capability.role != "train" or capability.uses
         entrant = Entrant(peer, capability.role, capability.id, capability.uses)
         if self.known.get(peer) == entrant:

@@ -1,17 +1,23 @@
-"""Proof that a peer lied, which needs nobody's word, and is checked offline, by anybody. Four kinds:
+"""Proof that a peer lied, which needs nobody's word, and is checked offline, by anybody. Four
+kinds:
 
-*Twice*: two payloads for one slot, both under its signature. Each kind of signed payload is a msgpack array that begins with its domain; `SLOTS` says
-how many of its elements name the slot, of which an honest peer fills each once. A peer that works on a copy of its journal, an old backup, say,
-fills one twice, too: that is no way to run a member. The entry before is part of a slot: a peer that lost its disk, or was removed and let in
-again, may have voted under the same number in a history that is no more. Only logs of a run have slots: what a member has said in a
-branch, or in an operation whose votes are volatile, it does not know any more after a while, or after a restart.
+*Twice*: two payloads for one slot, both under its signature. Each kind of signed payload is a
+msgpack array that begins with its domain; `SLOTS` says how many of its elements name the slot, of
+which an honest peer fills each once. A peer that works on a copy of its journal, an old backup,
+say, fills one twice, too: that is no way to run a member. The entry before is part of a slot: a
+peer that lost its disk, or was removed and let in again, may have voted under the same number in a
+history that is no more. Only logs of a run have slots: what a member has said in a branch, or in an
+operation whose votes are volatile, it does not know any more after a while, or after a restart.
 
-*Relabelled*: an entry that a convener has signed as its proposal, and what the digest of one of its parts was made of, which is not what the entry
-says. A digest binds bytes and what they are the result of, and an honest convener makes the digests that it proposes itself.
+*Relabelled*: an entry that a convener has signed as its proposal, and what the digest of one of its
+parts was made of, which is not what the entry says. A digest binds bytes and what they are the
+result of, and an honest convener makes the digests that it proposes itself.
 
-*Misdealt*: shares of a masking that do not give the secret that their dealer committed to (`security.masking.misdealt`).
+*Misdealt*: shares of a masking that do not give the secret that their dealer committed to
+(`security.masking.misdealt`).
 
-*Removed*: what BTARD removes a peer on (`security.btard.evidence`), in a run whose manifest names its peers.
+*Removed*: what BTARD removes a peer on (`security.btard.evidence`), in a run whose manifest names
+its peers.
 """
 
 from __future__ import annotations
@@ -34,8 +40,8 @@ from ..security.masking import Misdealt, verify_misdealt
 MAX_PAYLOAD, MAX_EVIDENCE = 2048, 1 << 17
 MAIN = "main/"  # how the names of a run's logs begin (`session/actions.py`, `session/fragments.py`)
 SLOTS = {"atoll/vote/2": 6, "atoll/contribution/1": 5, "atoll/propose/2": 6, "atoll/echo/2": 6}
-"""By domain: vote, propose and echo = domain, run, log, round, hash of the entry before, ballot | hash of the entry; contribution = domain, run, log,
-entry, cid | Merkle root."""
+"""By domain: vote, propose and echo = domain, run, log, round, hash of the entry before, ballot |
+hash of the entry; contribution = domain, run, log, entry, cid | Merkle root."""
 WHAT = {
     "atoll/vote/2": "it has voted for two values of one ballot",
     "atoll/contribution/1": "it has signed two contributions under one id",
@@ -76,8 +82,8 @@ class Twice(msgspec.Struct, frozen=True, array_like=True, tag="twice"):
 
 
 class Relabelled(msgspec.Struct, frozen=True, array_like=True, tag="relabelled"):
-    """What ``peer`` has signed as its proposal, the entry of which that has the hash, and the Merkle root and meaning under the digest of the part
-    ``index``."""
+    """What ``peer`` has signed as its proposal, the entry of which that has the hash, and the
+    Merkle root and meaning under the digest of the part ``index``."""
 
     peer: Annotated[PeerId, msgspec.Meta(min_length=1, max_length=MAX_PEER_ID, pattern=PLAIN)]
     payload: Payload
@@ -89,7 +95,9 @@ class Relabelled(msgspec.Struct, frozen=True, array_like=True, tag="relabelled")
 
 
 class Removed(msgspec.Struct, frozen=True, array_like=True, tag="btard"):
-    """On what BTARD has removed a peer: the last of these; those before are against peers that were gone by then."""
+    """On what BTARD has removed a peer: the last of these; those before are against peers that were
+    gone by then.
+    """
 
     bundles: Annotated[tuple[Bundle, ...], msgspec.Meta(min_length=1, max_length=MOST_PEERS)]
 
@@ -111,14 +119,18 @@ def relabelled(
     root: bytes,
     meaning: bytes,
 ) -> bytes:
-    """Of what a convener has proposed (payload, signature), as it is kept and handed on; b"" where that is longer than evidence may be."""
+    """Of what a convener has proposed (payload, signature), as it is kept and handed on; b"" where
+    that is longer than evidence may be.
+    """
     found = Relabelled(peer, *proposal, entry, index, root, meaning)
     data = msgspec.msgpack.encode(found)
     return data if len(data) <= MAX_EVIDENCE else b""
 
 
 def removal(bundles: Sequence[Bundle], bundle: Bundle) -> bytes:
-    """The evidence of one removal, as it is kept and handed on; ``bundles``: what a peer has of the run, in order."""
+    """The evidence of one removal, as it is kept and handed on; ``bundles``: what a peer has of the
+    run, in order.
+    """
     before = [
         each for each in bundles if each.context.roster[each.whom] not in bundle.context.roster
     ]
@@ -142,7 +154,8 @@ def accused(data: bytes) -> PeerId | None:
 def check(
     data: bytes, run: RunId, verify: Verify, sender: PeerId, peers: Sequence[PeerId] = ()
 ) -> tuple[PeerId, str]:
-    """Against whom ``data`` is proof, and of what in words. Raises RemoteProtocolError, naming the sender, where it proves nothing of this run.
+    """Against whom ``data`` is proof, and of what in words. Raises RemoteProtocolError, naming the
+    sender, where it proves nothing of this run.
 
     ``peers``: of a run with BTARD, those its manifest names."""
     if len(data) > MAX_EVIDENCE:

@@ -1,6 +1,8 @@
-"""Write the anchor of a run as safetensors that anybody loads without atoll: model.safetensors, config.json, atoll.json.
+"""Write the anchor of a run as safetensors that anybody loads without atoll: model.safetensors,
+config.json, atoll.json.
 
-Source is the checkpoint in the run's folder (`storage.checkpoint`): the state and, in ``atoll.json``, the layout.
+Source is the checkpoint in the run's folder (`storage.checkpoint`): the state and, in
+``atoll.json``, the layout.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ class Exported(msgspec.Struct, frozen=True):
 
 
 def read_info(folder: Path) -> CheckpointInfo:
-    """The description of the checkpoint in ``folder``. Raises StorageError (E303 when it is damaged)."""
+    """The description of the checkpoint in ``folder``. Raises StorageError (E303 when it is
+    damaged).
+    """
     file = folder / INFO_FILE
     try:
         info = msgspec.json.decode(file.read_bytes(), type=CheckpointInfo)
@@ -67,10 +71,12 @@ def read_info(folder: Path) -> CheckpointInfo:
 def export_run(
     paths: Paths, signed: SignedManifest, folder: Path, *, force: bool = False
 ) -> Exported:
-    """Write the newest checkpoint of a stored run into ``folder``, after checking it against its own digest. Of a run in fragments it is
-    one model of the newest checkpoint of each, and the round that of the fragment that is behind.
+    """Write the newest checkpoint of a stored run into ``folder``, after checking it against its
+    own digest. Of a run in fragments it is one model of the newest checkpoint of each, and the
+    round that of the fragment that is behind.
 
-    Raises StorageError: no checkpoint, a damaged one (E303), files that are there already (without ``force``), a full disk.
+    Raises StorageError: no checkpoint, a damaged one (E303), files that are there already (without
+    ``force``), a full disk.
     """
     from safetensors.torch import save
 
@@ -130,7 +136,9 @@ def export_run(
 
 
 def keep_start(source: Path, folder: Path) -> None:
-    """Keep the exported model in ``source`` in a run's folder: whoever founds the run here begins with it. Raises StorageError."""
+    """Keep the exported model in ``source`` in a run's folder: whoever founds the run here begins
+    with it. Raises StorageError.
+    """
     from safetensors import SafetensorError, deserialize
 
     path = source / WEIGHTS_FILE
@@ -145,7 +153,9 @@ def keep_start(source: Path, folder: Path) -> None:
 
 
 def verified_checkpoint(source: Path) -> Saved | None:
-    """The checkpoint in a folder, its bytes checked against its own root; None where there is none. Raises StorageError E303."""
+    """The checkpoint in a folder, its bytes checked against its own root; None where there is none.
+    Raises StorageError E303.
+    """
     return _verified(source, read_info(source)) if (source / INFO_FILE).exists() else None
 
 

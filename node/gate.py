@@ -1,7 +1,9 @@
-"""The gate of one run at one node: who is let in, who is believed to be of the run, and whose announcement is taken in.
+"""The gate of one run at one node: who is let in, who is believed to be of the run, and whose
+announcement is taken in.
 
-It decides by what this node knows: the manifest's policy, the newest configuration, the organiser's bans and revocations, and the
-certificate that is shown. Sans I/O; the clock is an argument. The rules as a table: docs/protocol.md ("Admission").
+It decides by what this node knows: the manifest's policy, the newest configuration, the organiser's
+bans and revocations, and the certificate that is shown. Sans I/O; the clock is an argument. The
+rules as a table: docs/protocol.md ("Admission").
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ Policy = Literal["invite", "open", "allow"]
 
 
 class Gate:
-    """``policy`` is None until the manifest is here; ``members()`` is the newest configuration this node knows, empty for none."""
+    """``policy`` is None until the manifest is here; ``members()`` is the newest configuration this
+    node knows, empty for none.
+    """
 
     def __init__(
         self,
@@ -32,11 +36,14 @@ class Gate:
         self.allow: frozenset[str] = frozenset()
 
     def recognise(self, peer: PeerId, shown: bytes) -> Certificate | None:
-        """The certificate that ``peer`` shows, if it is one of this run for it; it may have expired or be revoked."""
+        """The certificate that ``peer`` shows, if it is one of this run for it; it may have expired
+        or be revoked.
+        """
         return recognise(shown, run_id=self.run_id, organiser=self.organiser, peer=peer)
 
     def admit(self, peer: PeerId, shown: bytes, now_s: float) -> Certificate | None:
-        """``peer`` wants to be let in and shows this. Its certificate, if it has one; raises NotAdmittedError where it is kept out.
+        """``peer`` wants to be let in and shows this. Its certificate, if it has one; raises
+        NotAdmittedError where it is kept out.
 
         Nothing is told to whom this raises for but why.
         """
@@ -56,10 +63,12 @@ class Gate:
         return found
 
     def accept(self, peer: PeerId, shown: bytes, now_s: float) -> None:
-        """``peer``, to which this node opens a stream, shows this first. Raises NotAdmittedError where it gets nothing from us.
+        """``peer``, to which this node opens a stream, shows this first. Raises NotAdmittedError
+        where it gets nothing from us.
 
-        A node that does not know the manifest yet accepts everybody: it only asks for the manifest, which proves itself. One that does
-        not know the configuration yet accepts certificates that have expired, since members keep theirs.
+        A node that does not know the manifest yet accepts everybody: it only asks for the manifest,
+        which proves itself. One that does not know the configuration yet accepts certificates that
+        have expired, since members keep theirs.
         """
         self._bans.refuse(peer)
         if self.policy is None or self._at_home(peer):
@@ -73,20 +82,25 @@ class Gate:
         self.admit(peer, shown, now_s)
 
     def withdrawn(self, peer: PeerId, invite: bytes) -> str:
-        """Why the organiser lets in this peer, or anybody by this invite, no more; "" for no reason."""
+        """Why the organiser lets in this peer, or anybody by this invite, no more; "" for no
+        reason.
+        """
         if peer in self._bans.of_run:
             return "the run's organiser has banned it"
         return "its invite was revoked" if invite in self._bans.revoked else ""
 
     def in_force(self, found: Certificate, now_s: float) -> bool:
-        """Whether a certificate lets somebody in now: what a member shows may have expired, or be revoked."""
+        """Whether a certificate lets somebody in now: what a member shows may have expired, or be
+        revoked.
+        """
         return now_s <= found.expires_s and found.capability.id not in self._bans.revoked
 
     def believes(self, peer: PeerId, shown: bytes) -> bool:
         """Whether a membership record of ``peer`` with this certificate is kept, and handed on.
 
-        One that has expired will do: members keep theirs, and who has been away for long does not know who they are now. Raises
-        BadSignatureError where nobody who knows the manifest keeps it, so that whoever hands it on is at fault.
+        One that has expired will do: members keep theirs, and who has been away for long does not
+        know who they are now. Raises BadSignatureError where nobody who knows the manifest keeps
+        it, so that whoever hands it on is at fault.
         """
         if self.policy is None or self._at_home(peer):
             return True
@@ -108,7 +122,9 @@ class Gate:
         return True
 
     def shows(self, peer: PeerId, shown: bytes, now_s: float) -> None:
-        """``peer`` wants to see the manifest before it joins: whoever holds an invite may. Raises NotAdmittedError."""
+        """``peer`` wants to see the manifest before it joins: whoever holds an invite may. Raises
+        NotAdmittedError.
+        """
         self._bans.refuse(peer)
         if self.policy != "open":
             found = check_certificate(

@@ -1,12 +1,14 @@
 """An invite: one line that gets nodes into a run. ``atoll2:`` and base58 of a packed record.
 
-It holds the seed of an invite key, the capability that the organiser signed over that key's public half, and addresses to start
-from. It is passed from hand to hand and never sent to a node: `Invite.certify` makes a certificate for one peer from it, and
-only that travels (`capability`). A member that came by an invite for many can hand on the same seed and capability with addresses of
-its own (`reissue`), so the organiser may be away. An invite for one peer holds no secret: its seed follows from the capability, which
-lets in nobody but that peer.
+It holds the seed of an invite key, the capability that the organiser signed over that key's public
+half, and addresses to start from. It is passed from hand to hand and never sent to a node:
+`Invite.certify` makes a certificate for one peer from it, and only that travels (`capability`). A
+member that came by an invite for many can hand on the same seed and capability with addresses of
+its own (`reissue`), so the organiser may be away. An invite for one peer holds no secret: its seed
+follows from the capability, which lets in nobody but that peer.
 
-Whoever reads an invite can enter by it, so neither ``str`` nor ``repr`` of one shows the line: `Invite.encode` does.
+Whoever reads an invite can enter by it, so neither ``str`` nor ``repr`` of one shows the line:
+`Invite.encode` does.
 """
 
 from __future__ import annotations
@@ -57,8 +59,8 @@ MAX_LIFE_S = 100 * 365 * 86_400
 SECRET_BYTES = 16
 CHECK_BYTES = 4
 KINDS = ("ip4", "ip6", "dns", "dns4", "dns6")
-"""Of addresses that are packed: whose and which kind, the peer's key if need be, port, host; through a relay, the relay's address in
-the place of port and host. Any other is kept as text."""
+"""Of addresses that are packed: whose and which kind, the peer's key if need be, port, host;
+through a relay, the relay's address in the place of port and host. Any other is kept as text."""
 _LENGTHS = {0: 4, 1: 16}
 _TEXT, _THROUGH = len(KINDS), len(KINDS) + 1
 _NO_PEER, _ORGANISER, _PEER = range(3)
@@ -67,8 +69,8 @@ CIRCUIT = "/p2p-circuit"
 
 
 class Invite(msgspec.Struct, frozen=True):
-    """A decoded invite. `parse_invite` gives genuine, unexpired ones only. ``secret``: the seed of its invite key; of an invite for one
-    peer anybody can tell it."""
+    """A decoded invite. `parse_invite` gives genuine, unexpired ones only. ``secret``: the seed of
+    its invite key; of an invite for one peer anybody can tell it."""
 
     secret: bytes
     capability: Capability
@@ -90,7 +92,9 @@ class Invite(msgspec.Struct, frozen=True):
         return self.capability.expires_s
 
     def certify(self, identity: Identity, now_s: float) -> Certificate:
-        """What lets ``identity`` into the run, and nobody else. Raises NotAdmittedError E201 where the invite is not for it, or has expired."""
+        """What lets ``identity`` into the run, and nobody else. Raises NotAdmittedError E201 where
+        the invite is not for it, or has expired.
+        """
         return certify(self.capability, _invite_key(self.secret), identity.peer, now_s=now_s)
 
     def encode(self) -> str:
@@ -120,8 +124,9 @@ class Invite(msgspec.Struct, frozen=True):
 
 
 _HEAD = struct.Struct(f">{RUN_BYTES}s{KEY_BYTES}sIIBHB{SIGNATURE_BYTES}s")
-"""Run, organiser's key, when issued, life, role, uses, whether it is for one peer, signature. Then comes the secret, or the key of the
-only peer. The public half of the invite key follows from the secret, and the organiser's key stands there once."""
+"""Run, organiser's key, when issued, life, role, uses, whether it is for one peer, signature. Then
+comes the secret, or the key of the only peer. The public half of the invite key follows from the
+secret, and the organiser's key stands there once."""
 
 
 def make_invite(
@@ -137,7 +142,8 @@ def make_invite(
 ) -> Invite:
     """A fresh invite by the organiser, whose key ``identity`` is, valid for ``life_s`` seconds.
 
-    ``peer``: the only one it is for, if any. ``uses``: how many peers may enter by it, 0 for any number.
+    ``peer``: the only one it is for, if any. ``uses``: how many peers may enter by it, 0 for any
+    number.
     """
     life_s = min(life_s, MAX_LIFE_S)
     if peer:
@@ -179,7 +185,8 @@ def is_invite(text: str) -> bool:
 def inspect_invite(text: str) -> Invite:
     """Decode an invite and check its signature, but not its expiry.
 
-    Raises NotAdmittedError E201, or E202 for a signature; VersionMismatchError E140 for an invite of an earlier version.
+    Raises NotAdmittedError E201, or E202 for a signature; VersionMismatchError E140 for an invite
+    of an earlier version.
     """
     compact = re.sub(r"\s+", "", text)
     if compact[: len(EARLIER_PREFIX)].lower() == EARLIER_PREFIX:
@@ -222,7 +229,8 @@ def inspect_invite(text: str) -> Invite:
 def parse_invite(text: str, *, now_s: float) -> Invite:
     """A genuine, unexpired invite.
 
-    Raises NotAdmittedError (E201, E202; E120 when our clock is behind the invite's), VersionMismatchError E140.
+    Raises NotAdmittedError (E201, E202; E120 when our clock is behind the invite's),
+    VersionMismatchError E140.
     """
     invite = inspect_invite(text)
     check_expiry(invite.capability, invite.expires_s, now_s)
@@ -272,8 +280,9 @@ def _unpack(body: bytes) -> Invite:
 def _open_secret(
     run: bytes, organiser: bytes, only: bytes, issued_s: int, expires_s: int, role: int, uses: int
 ) -> bytes:
-    """The secret of an invite for one peer, which everybody can tell from what the capability says: it is worth nothing to others, since
-    members let in nobody but that peer by it. So the line does without one."""
+    """The secret of an invite for one peer, which everybody can tell from what the capability says:
+    it is worth nothing to others, since members let in nobody but that peer by it. So the line does
+    without one."""
     said = struct.pack(">QQBH", issued_s, expires_s, role, uses)
     return blake3(b"atoll/invite/2/for" + run + organiser + only + said).digest(SECRET_BYTES)
 
@@ -298,8 +307,8 @@ def _unpack_length(body: bytes, at: int) -> tuple[int, int]:
 
 
 def _pack_address(address: str, organiser: bytes) -> bytes:
-    """``/ip4/H/tcp/P/p2p/PEER``, the same with ip6 or a name or without a peer, and a circuit of such, in few bytes; of others their last
-    peer. Any text is given back as it was."""
+    """``/ip4/H/tcp/P/p2p/PEER``, the same with ip6 or a name or without a peer, and a circuit of
+    such, in few bytes; of others their last peer. Any text is given back as it was."""
     where, separator, name = address.rpartition("/p2p/")
     try:
         key = public_key_of(PeerId(name)) if separator else b""

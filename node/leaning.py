@@ -1,6 +1,8 @@
-"""Who leans: members whose contributions keep pointing one way over many rounds, from what members have signed and kept.
+"""Who leans: members whose contributions keep pointing one way over many rounds, from what members
+have signed and kept.
 
-Figures for people (`security.rules.leaning` says what they are, and how often they are wrong): nobody is banned for them.
+Figures for people (`security.rules.leaning` says what they are, and how often they are wrong):
+nobody is banned for them.
 """
 
 from __future__ import annotations
@@ -39,9 +41,11 @@ class Leaner(msgspec.Struct, frozen=True):
 
 
 class Leans(msgspec.Struct, frozen=True):
-    """Of one log. ``rounds``: the entries that were looked at; ``elements``: of each contribution; ``f``: how many may be hostile.
+    """Of one log. ``rounds``: the entries that were looked at; ``elements``: of each contribution;
+    ``f``: how many may be hostile.
 
-    ``chance``: how likely it is at most that ranks alone name any member, where the data of all are alike. ``members``: whoever leans most first.
+    ``chance``: how likely it is at most that ranks alone name any member, where the data of all are
+    alike. ``members``: whoever leans most first.
     """
 
     log: str
@@ -59,10 +63,12 @@ def leans(
     folders: Sequence[Path],
     progress: Callable[[int], None] = lambda entry: None,
 ) -> Leans:
-    """Look at the newest ``rounds`` rounds of a log, from what ``folders`` and the node's own folder hold. The log itself is `audit`'s affair.
+    """Look at the newest ``rounds`` rounds of a log, from what ``folders`` and the node's own
+    folder hold. The log itself is `audit`'s affair.
 
-    Of long vectors a sample is looked at, drawn anew each time, so that nobody can lean beside it. Raises ConfigError where contributions are
-    missing or the run has none in the clear, SecurityError E204 for one that is not what its contributor has signed, StorageError.
+    Of long vectors a sample is looked at, drawn anew each time, so that nobody can lean beside it.
+    Raises ConfigError where contributions are missing or the run has none in the clear,
+    SecurityError E204 for one that is not what its contributor has signed, StorageError.
     """
     manifest = source.signed.open()
     if not manifest.audit.keep_contributions:
@@ -105,7 +111,9 @@ def leans(
 
 
 def _sample(source: Source, log: str, numel: int) -> Tensor:
-    """Indices of the elements to look at, int64: of parameters only, where a checkpoint beside the log says which these are."""
+    """Indices of the elements to look at, int64: of parameters only, where a checkpoint beside the
+    log says which these are.
+    """
     kept = torch.ones(numel, dtype=torch.bool)
     place = dict(zip(source.logs, source.folders, strict=False)).get(log)
     if place is not None and (layout := read_info(place).layout).numel == numel:

@@ -1,15 +1,18 @@
-"""The life of a node process: one node a home, found by a small file, and private nodes that end with their script.
+"""The life of a node process: one node a home, found by a small file, and private nodes that end
+with their script.
 
 Node side (in `python -m atoll.node`; nothing here loads trio):
 
     paths.ensure()
     link = ParentLink(parent_fd) if private else None
     try:
-        lock = NodeLock.acquire(paths)                 # StateError E102: another node runs with this home
-        ...                                            # ControlServer started at paths.control_socket
-        lock.publish(NodeFile(pid=os.getpid(), socket=str(path), peer=peer, private=private, parent_pid=parent_pid))
-        if link: link.ready(path)
-        ...                                            # private: control.parent.watch_parent(link, parent_pid), then shut down
+        lock = NodeLock.acquire(paths)                 # StateError E102: another node runs with
+        this home
+        ...                                            # ControlServer started at
+        paths.control_socket lock.publish(NodeFile(pid=os.getpid(), socket=str(path), peer=peer,
+        private=private, parent_pid=parent_pid)) if link: link.ready(path)
+        ...                                            # private: control.parent.watch_parent(link,
+        parent_pid), then shut down
     except AtollError as error:
         if link: link.failed(error)
     finally:
@@ -54,7 +57,9 @@ class NodeLock:
 
     @classmethod
     def acquire(cls, paths: Paths) -> NodeLock:
-        """Raises StateError (E102) when another node holds it, StorageError when the file cannot be made."""
+        """Raises StateError (E102) when another node holds it, StorageError when the file cannot be
+        made.
+        """
         make_private(paths.runtime_dir)
         name = paths.runtime_dir / "node.lock"
         try:
@@ -115,7 +120,9 @@ def read_node_file(paths: Paths) -> NodeFile | None:
 
 
 def remove_stale_socket(path: Path) -> None:
-    """Unlink a socket file that nobody listens on. Raises StateError (E102) when somebody does, or when it is no socket."""
+    """Unlink a socket file that nobody listens on. Raises StateError (E102) when somebody does, or
+    when it is no socket.
+    """
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -141,14 +148,17 @@ def remove_stale_socket(path: Path) -> None:
     )
 
 
-# ── forks ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── forks
+# ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class HasFork(Protocol):
     """Something that must drop its descriptors in a forked child."""
 
     def in_child(self) -> None:
-        """Close descriptors without a word to the other end. Other threads may have held any lock: take none."""
+        """Close descriptors without a word to the other end. Other threads may have held any lock:
+        take none.
+        """
         ...
 
 
@@ -156,7 +166,9 @@ _to_close: weakref.WeakSet[HasFork] = weakref.WeakSet()
 
 
 def close_in_children(thing: HasFork) -> None:
-    """From now on call ``thing.in_child()`` in every forked child (a DataLoader worker must not keep a node alive)."""
+    """From now on call ``thing.in_child()`` in every forked child (a DataLoader worker must not
+    keep a node alive).
+    """
     _to_close.add(thing)
 
 

@@ -1,4 +1,5 @@
-"""LocalSwarm: n peers in one process and in virtual time, each running an ordinary blocking script. For tests, yours too.
+"""LocalSwarm: n peers in one process and in virtual time, each running an ordinary blocking script.
+For tests, yours too.
 
     from atoll.node.local import LocalSwarm
 
@@ -9,11 +10,13 @@
             ...
         return loss
 
-    losses = LocalSwarm(4, settings=RunSettings(sync_every=10, rounds=5), latency_s=0.05).run(script, step_s=0.1)
+    losses = LocalSwarm(4, settings=RunSettings(sync_every=10, rounds=5),
+    latency_s=0.05).run(script, step_s=0.1)
 
-Sessions, log, votes, data plane and state transfer are the real ones; only processes, clocks and the network are simulated. Scripts
-run in threads, exactly one at a time: whoever waits passes the baton, and virtual time moves only when all wait. The same seed gives
-the same bits, training included. ``step_s`` is what one `optimizer.step()` costs in virtual seconds.
+Sessions, log, votes, data plane and state transfer are the real ones; only processes, clocks and
+the network are simulated. Scripts run in threads, exactly one at a time: whoever waits passes the
+baton, and virtual time moves only when all wait. The same seed gives the same bits, training
+included. ``step_s`` is what one `optimizer.step()` costs in virtual seconds.
 """
 
 from __future__ import annotations
@@ -107,11 +110,13 @@ class _Peer:
 
 
 class LocalSwarm:
-    """``count`` peers named p0, p1, … (in a secure run by their keys); the first founds the run. One object plays one run.
+    """``count`` peers named p0, p1, … (in a secure run by their keys); the first founds the run.
+    One object plays one run.
 
-    ``latency_s`` one way, with up to ``jitter_s`` more; ``bandwidth_bytes_per_s`` of each link (0: without limit). ``sites``: the label
-    of each peer's place, for plans of two levels. Where ``settings`` cut the model into fragments, its members are FragmentSwarms.
-    Faults are arranged before `run`, by virtual time; `world` and `network` are there for more.
+    ``latency_s`` one way, with up to ``jitter_s`` more; ``bandwidth_bytes_per_s`` of each link (0:
+    without limit). ``sites``: the label of each peer's place, for plans of two levels. Where
+    ``settings`` cut the model into fragments, its members are FragmentSwarms. Faults are arranged
+    before `run`, by virtual time; `world` and `network` are there for more.
     """
 
     def __init__(
@@ -180,7 +185,9 @@ class LocalSwarm:
     def crash_at(
         self, index: int, when_s: float, *, back_after_s: float | None = None
     ) -> LocalSwarm:
-        """Node and script of peer ``index`` are killed; a new process of it starts ``back_after_s`` later, on the same disk."""
+        """Node and script of peer ``index`` are killed; a new process of it starts ``back_after_s``
+        later, on the same disk.
+        """
 
         def strike(script: Script) -> None:
             self.peers[index].crash()
@@ -230,10 +237,12 @@ class LocalSwarm:
         step_s: float | Sequence[float] = 0.0,
         limit_s: float = LIMIT_S,
     ) -> list[Any]:
-        """Run ``script(swarm)`` for every peer until all have ended; returns what they returned, None for one that was killed.
+        """Run ``script(swarm)`` for every peer until all have ended; returns what they returned,
+        None for one that was killed.
 
-        Raises the first error of a script; SwarmClosedError when nothing happens any more or ``limit_s`` virtual seconds (a day)
-        have passed: scripts that wait for members which never come back are simulated until then. Give less where that takes long.
+        Raises the first error of a script; SwarmClosedError when nothing happens any more or
+        ``limit_s`` virtual seconds (a day) have passed: scripts that wait for members which never
+        come back are simulated until then. Give less where that takes long.
         """
         steps = (
             [float(step_s)] * len(self.peers)

@@ -1,4 +1,6 @@
-"""LocalMember: the Swarm that a script of a LocalSwarm sees. Every wait passes the baton, so virtual time goes on."""
+"""LocalMember: the Swarm that a script of a LocalSwarm sees. Every wait passes the baton, so
+virtual time goes on.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""``./atoll.toml``: settings of the current folder. They can name code (``[data] factory``), so a folder that merely contains the file decides nothing.
+"""``./atoll.toml``: settings of the current folder. They can name code (``[data] factory``), so a
+folder that merely contains the file decides nothing.
 
-The file is used where its owner named it (``--config FILE``, ``ATOLL_CONFIG=FILE``), or once she has said so of this path and these
-contents (a question of `atoll up` and `atoll join`, or `atoll config trust`), which ``trusted.json`` in the settings folder remembers.
-Whoever uses the settings parses the text that was compared, so a file that is replaced meanwhile is another one.
+The file is used where its owner named it (``--config FILE``, ``ATOLL_CONFIG=FILE``), or once she
+has said so of this path and these contents (a question of `atoll up` and `atoll join`, or `atoll
+config trust`), which ``trusted.json`` in the settings folder remembers. Whoever uses the settings
+parses the text that was compared, so a file that is replaced meanwhile is another one.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ _MOST_TRUSTED = 1024
 
 
 class LocalSettings(msgspec.Struct, frozen=True):
-    """A settings file that is not the user's ``config.toml``: absolute ``path``, ``text``, and whether its entries may be used."""
+    """A settings file that is not the user's ``config.toml``: absolute ``path``, ``text``, and
+    whether its entries may be used.
+    """
 
     path: Path
     text: str
@@ -39,7 +43,9 @@ class LocalSettings(msgspec.Struct, frozen=True):
 
 
 def read_settings(file: Path) -> str | None:
-    """The text of a settings file, None where there is none. Raises StorageError, ConfigError (no text, more than 1 MiB)."""
+    """The text of a settings file, None where there is none. Raises StorageError, ConfigError (no
+    text, more than 1 MiB).
+    """
     try:
         with file.open("rb") as opened:
             data = opened.read(MAX_BYTES + 1)
@@ -62,9 +68,11 @@ def read_settings(file: Path) -> str | None:
 def local_settings(
     paths: Paths, environ: Mapping[str, str] = os.environ, *, named: str | None = None
 ) -> LocalSettings | None:
-    """The file ``named``, else the one that ``ATOLL_CONFIG`` names, else ``./atoll.toml`` if there is one.
+    """The file ``named``, else the one that ``ATOLL_CONFIG`` names, else ``./atoll.toml`` if there
+    is one.
 
-    Raises ConfigError where a named file is missing, or a named or trusted one is no text; StorageError.
+    Raises ConfigError where a named file is missing, or a named or trusted one is no text;
+    StorageError.
     """
     name = named or environ.get(CONFIG_VARIABLE, "")
     path = Path(name or LOCAL_FILE).expanduser().absolute()

@@ -18,11 +18,15 @@ LONGEST_RECORD, LONGEST_LINE = 4096, 1024
 """Characters of a message, and of a line of a traceback."""
 
 MAX_LOG_BYTES = 8 << 20
-"""Of a log's file, and of the one before it, ``….log.1``: a node's log takes at most twice as much, and one record."""
+"""Of a log's file, and of the one before it, ``….log.1``: a node's log takes at most twice as much,
+and one record.
+"""
 
 
 class OneLine(logging.Formatter):
-    """Escapes what a terminal would obey, newlines included. Lines of a traceback begin with ``  | ``, so that none looks like a record."""
+    """Escapes what a terminal would obey, newlines included. Lines of a traceback begin with ``  |
+    ``, so that none looks like a record.
+    """
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """The record's one line."""
@@ -40,16 +44,20 @@ class OneLine(logging.Formatter):
 
 
 def open_log(path: Path) -> BinaryIO:
-    """The file that a node's output is to go to, for its owner only. A long one is put aside first. Raises OSError."""
+    """The file that a node's output is to go to, for its owner only. A long one is put aside first.
+    Raises OSError.
+    """
     if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
         os.replace(path, path.with_suffix(".log.1"))
     return open_private(path)
 
 
 class BoundedLog(logging.StreamHandler[TextIO]):
-    """Writes to standard error. Where that is one of ``files``, it begins the file anew once it is too long.
+    """Writes to standard error. Where that is one of ``files``, it begins the file anew once it is
+    too long.
 
-    Output that is no record (what a library prints) goes to the new file as well, since the descriptors are replaced.
+    Output that is no record (what a library prints) goes to the new file as well, since the
+    descriptors are replaced.
     """
 
     def __init__(self, files: Sequence[Path] = (), most: int = MAX_LOG_BYTES) -> None:
@@ -79,7 +87,9 @@ class BoundedLog(logging.StreamHandler[TextIO]):
 
 
 def log_to_stderr(level: int = logging.INFO) -> BoundedLog:
-    """Let the root logger write such lines to standard error. That of a background node is ``node.log``."""
+    """Let the root logger write such lines to standard error. That of a background node is
+    ``node.log``.
+    """
     handler = BoundedLog()
     handler.setFormatter(OneLine("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=level, handlers=[handler])

@@ -1,7 +1,9 @@
-"""A run's manifest: the signed recipe. TOML for people, canonical msgpack for machines; the run id is the hash of those bytes.
+"""A run's manifest: the signed recipe. TOML for people, canonical msgpack for machines; the run id
+is the hash of those bytes.
 
-``parse_manifest`` reads TOML strictly, ``Manifest.encode`` gives the canonical bytes (`manifest_form`), ``SignedManifest`` keeps the organiser's
-signature beside them. Nothing in a manifest is code: models are ``builtin:*``, or each member's own script (``local:*``).
+``parse_manifest`` reads TOML strictly, ``Manifest.encode`` gives the canonical bytes
+(`manifest_form`), ``SignedManifest`` keeps the organiser's signature beside them. Nothing in a
+manifest is code: models are ``builtin:*``, or each member's own script (``local:*``).
 """
 
 from __future__ import annotations
@@ -74,7 +76,9 @@ Whole = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 
 
 class ModelTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[model]``: ``entry`` is ``builtin:gpt`` or ``local:NAME`` (each member brings her own script)."""
+    """``[model]``: ``entry`` is ``builtin:gpt`` or ``local:NAME`` (each member brings her own
+    script).
+    """
 
     entry: Annotated[str, msgspec.Meta(pattern=r"\A(builtin:gpt|local:[A-Za-z0-9_.-]{1,64})\Z")] = (
         "builtin:gpt"
@@ -87,7 +91,9 @@ class ModelTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DataTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[data]``: ``builtin:stdlib-text`` (ships with Python), or ``local``: every member's own, which never leaves her machine."""
+    """``[data]``: ``builtin:stdlib-text`` (ships with Python), or ``local``: every member's own,
+    which never leaves her machine.
+    """
 
     source: Literal["builtin:stdlib-text", "local"] = "builtin:stdlib-text"
     seed: Whole = 0
@@ -148,10 +154,13 @@ class OuterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TrainTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[train]``: a round ends after ``sync_every`` inner steps, ``round_s`` seconds or ``target_samples`` of all members; give one of them.
+    """``[train]``: a round ends after ``sync_every`` inner steps, ``round_s`` seconds or
+    ``target_samples`` of all members; give one of them.
 
-    ``overlap``, ``delay`` and ``mixing`` say what members train on while a round is under way (`docs/optimizers.md`). With ``share``, the part
-    of the time to be spent on training, ``sync_every`` and ``delay`` are those of the first rounds: they are planned again as rounds go on.
+    ``overlap``, ``delay`` and ``mixing`` say what members train on while a round is under way
+    (`docs/optimizers.md`). With ``share``, the part of the time to be spent on training,
+    ``sync_every`` and ``delay`` are those of the first rounds: they are planned again as rounds go
+    on.
     """
 
     method: Literal["diloco", "local_sgd", "gradient_averaging"] = "diloco"
@@ -165,7 +174,9 @@ class TrainTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     delay: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] | None = None
     mixing: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     rounds: Natural | None = (
-        None  # committed rounds after which the run is done; None: the built-in recipe ends with its schedule
+        # committed rounds after which the run is done; None: the built-in recipe ends with its
+        # schedule
+        None
     )
     inner: InnerTable = InnerTable()
     outer: OuterTable = OuterTable()
@@ -179,10 +190,12 @@ class TrainTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ExchangeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[exchange]``: how contributions travel. ``codecs``: other codecs for tensors whose names match a shell pattern.
+    """``[exchange]``: how contributions travel. ``codecs``: other codecs for tensors whose names
+    match a shell pattern.
 
-    ``plan``: on which ways they are added up (`collectives/trees.py`). ``fragments``: how many logs the model is cut into, each with rounds
-    of its own (`collectives/layout.py`, `cut`). ``check``: on two levels another member of a site adds up what its head does; None: in federated runs.
+    ``plan``: on which ways they are added up (`collectives/trees.py`). ``fragments``: how many logs
+    the model is cut into, each with rounds of its own (`collectives/layout.py`, `cut`). ``check``:
+    on two levels another member of a site adds up what its head does; None: in federated runs.
     """
 
     codec: Line = "int8"
@@ -190,7 +203,8 @@ class ExchangeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         dict[Annotated[str, msgspec.Meta(min_length=1, max_length=512, pattern=WORDS)], Line],
         msgspec.Meta(max_length=64),
     ] = {}
-    feedback: bool = False  # carry what the codec loses into the next contribution; stat2 and the sparse codecs always do
+    # carry what the codec loses into the next contribution; stat2 and the sparse codecs always do
+    feedback: bool = False
     feedback_kept: Annotated[float, msgspec.Meta(gt=0, le=1)] = (
         1.0  # share of that which is still carried a round later
     )
@@ -203,17 +217,23 @@ class ExchangeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LanesTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[lanes]``: the connections for bulk bytes. ``encrypt = false``: for a network whose owner may read and alter what is averaged."""
+    """``[lanes]``: the connections for bulk bytes. ``encrypt = false``: for a network whose owner
+    may read and alter what is averaged.
+    """
 
     encrypt: bool = True
     per_peer: Annotated[int, msgspec.Meta(ge=1, le=8)] = 8  # no more connections than these
 
 
-MOST_REPLAYED = 16  # rounds: a checkpoint is tried after so many at the latest, since all results that follow one are kept
+# rounds: a checkpoint is tried after so many at the latest, since all results that follow one are
+# kept
+MOST_REPLAYED = 16
 
 
 class CheckpointTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[checkpoint]``: every how many committed rounds each node writes the anchor to its disk; more than `MOST_REPLAYED` are as that."""
+    """``[checkpoint]``: every how many committed rounds each node writes the anchor to its disk;
+    more than `MOST_REPLAYED` are as that.
+    """
 
     every: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10
 
@@ -221,10 +241,11 @@ class CheckpointTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class DurabilityTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[durability]``: what is on each member's medium before it says anything that depends on it.
 
-    ``all``: promises, votes, entries and the bytes of results: a power cut of all members loses nothing that was decided.
-    ``votes``: not the bytes: a cut of all may lose the newest rounds, and then takes `atoll recertify`.
-    ``none``: nothing is waited for: who loses power comes back as somebody new.
-    It is the run's, not a node's: whether what was decided lasts depends on what the others' media hold.
+    ``all``: promises, votes, entries and the bytes of results: a power cut of all members loses
+    nothing that was decided. ``votes``: not the bytes: a cut of all may lose the newest rounds, and
+    then takes `atoll recertify`. ``none``: nothing is waited for: who loses power comes back as
+    somebody new. It is the run's, not a node's: whether what was decided lasts depends on what the
+    others' media hold.
     """
 
     sync: Literal["all", "votes", "none"] = "all"
@@ -240,7 +261,9 @@ class NetworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A run's settings, all of them, defaults filled in. Two manifests with equal `encode` are the same run."""
+    """A run's settings, all of them, defaults filled in. Two manifests with equal `encode` are the
+    same run.
+    """
 
     schema: int
     name: Annotated[
@@ -273,7 +296,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limits: LimitsTable = LimitsTable()
 
     def encode(self) -> bytes:
-        """Canonical bytes: see `manifest_form`. What was received may be said in others: keep those, their hash is the run's id."""
+        """Canonical bytes: see `manifest_form`. What was received may be said in others: keep
+        those, their hash is the run's id.
+        """
         return canonical(self)
 
     @property
@@ -411,8 +436,8 @@ def load_manifest(path: Path) -> Manifest:
 def decode_manifest(data: bytes) -> Manifest:
     """The manifest of canonical bytes that came from outside.
 
-    Raises ConfigError when they are no valid manifest, VersionMismatchError when they are of a newer schema or use a field, a method or a
-    codec not known here.
+    Raises ConfigError when they are no valid manifest, VersionMismatchError when they are of a
+    newer schema or use a field, a method or a codec not known here.
     """
     if len(data) > MAX_MANIFEST_BYTES:
         raise ConfigError(f"manifest of {len(data)} bytes, limit {MAX_MANIFEST_BYTES}")
@@ -501,7 +526,9 @@ def _check(manifest: Manifest, name: str) -> None:
 
 
 def _together(refusals: Sequence[ConfigError]) -> ConfigError:
-    """The first of several refusals, which tells the others, too: a person mends all of them at once."""
+    """The first of several refusals, which tells the others, too: a person mends all of them at
+    once.
+    """
     first, *others = refusals
     if others:
         first.message += f" (the first of {len(refusals)} faults)"
@@ -512,7 +539,9 @@ def _together(refusals: Sequence[ConfigError]) -> ConfigError:
 
 
 class SignedManifest(msgspec.Struct, frozen=True, array_like=True):
-    """Manifest bytes with the organiser's signature. This is what members hand each other and keep on disk."""
+    """Manifest bytes with the organiser's signature. This is what members hand each other and keep
+    on disk.
+    """
 
     manifest: Annotated[bytes, msgspec.Meta(max_length=MAX_MANIFEST_BYTES)]
     organiser: Annotated[PeerId, msgspec.Meta(min_length=1, max_length=MAX_PEER_ID, pattern=PLAIN)]
@@ -528,7 +557,9 @@ class SignedManifest(msgspec.Struct, frozen=True, array_like=True):
         return msgspec.msgpack.encode(self)
 
     def open(self) -> Manifest:
-        """The manifest, after checking the signature. Raises BadSignatureError, ConfigError, VersionMismatchError."""
+        """The manifest, after checking the signature. Raises BadSignatureError, ConfigError,
+        VersionMismatchError.
+        """
         from ..security.identity import verify
 
         if not verify(self.organiser, DOMAIN, self.manifest, self.signature):
@@ -562,7 +593,8 @@ def decode_signed(data: bytes) -> SignedManifest:
 def save_run(paths: Paths, signed: SignedManifest) -> Path:
     """Keep a run's signed manifest in its folder, which is returned.
 
-    Raises ConfigError when the run is known here as another organiser's (the same settings have the same id), StorageError.
+    Raises ConfigError when the run is known here as another organiser's (the same settings have the
+    same id), StorageError.
     """
     folder = paths.run_dir(signed.run_id)
     make_private(folder)
@@ -578,7 +610,9 @@ def save_run(paths: Paths, signed: SignedManifest) -> Path:
 
 
 def load_run(paths: Paths, run: str) -> SignedManifest:
-    """The signed manifest of a stored run, by id, by a unique beginning of it, or by name. Raises ConfigError, StorageError."""
+    """The signed manifest of a stored run, by id, by a unique beginning of it, or by name. Raises
+    ConfigError, StorageError.
+    """
     damaged: list[StorageError] = []
     stored = list_runs(paths, damaged)
     if exact := stored.get(RunId(run)):
@@ -607,7 +641,9 @@ def load_run(paths: Paths, run: str) -> SignedManifest:
 def list_runs(
     paths: Paths, damaged: list[StorageError] | None = None
 ) -> dict[RunId, SignedManifest]:
-    """All runs whose manifest is stored on this node, by id. A damaged one is added to ``damaged``, else raised: StorageError."""
+    """All runs whose manifest is stored on this node, by id. A damaged one is added to ``damaged``,
+    else raised: StorageError.
+    """
     runs = dict[RunId, SignedManifest]()
     if not paths.runs_dir.is_dir():
         return runs

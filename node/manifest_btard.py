@@ -1,4 +1,6 @@
-"""``[btard]`` of a manifest: members compute vectors from public seeds, and who gives another is found, proven and removed."""
+"""``[btard]`` of a manifest: members compute vectors from public seeds, and who gives another is
+found, proven and removed.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +23,24 @@ Times = Annotated[float, msgspec.Meta(ge=0.1, le=86_400)]
 
 
 def liars_borne(peers: int) -> int:
-    """How many of so many peers may lie without ending the run: fewer than half, and three that do not must be left."""
+    """How many of so many peers may lie without ending the run: fewer than half, and three that do
+    not must be left.
+    """
     return max(0, min((peers - 1) // 2, peers - LEAST_LEFT))
 
 
 class BtardTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[btard]``: as `security.btard.Settings`. The peers are those that ``[join] allow`` names, fewer than half of which may do anything.
-    Up to `liars_borne` of them cannot end the run, nor have one removed that does not lie.
+    """``[btard]``: as `security.btard.Settings`. The peers are those that ``[join] allow`` names,
+    fewer than half of which may do anything. Up to `liars_borne` of them cannot end the run, nor
+    have one removed that does not lie.
 
-    ``radius``: about the distance of one peer's vector from the mean of all, in the first step. ``validators``: how many peers of a step look into
-    another's last vector instead of computing one. ``tolerance``: relative difference between two machines' vectors of one seed above which one of
-    them lied. ``timeout_s``: a peer that owes a message for more than twice as long is removed; ``compute_s``: where a vector is computed.
-    ``intervals``: into how many parts a peer's work is cut, whose states it commits to: a validator computes one of them again; 0: the whole work.
+    ``radius``: about the distance of one peer's vector from the mean of all, in the first step.
+    ``validators``: how many peers of a step look into another's last vector instead of computing
+    one. ``tolerance``: relative difference between two machines' vectors of one seed above which
+    one of them lied. ``timeout_s``: a peer that owes a message for more than twice as long is
+    removed; ``compute_s``: where a vector is computed. ``intervals``: into how many parts a peer's
+    work is cut, whose states it commits to: a validator computes one of them again; 0: the whole
+    work.
     """
 
     radius: Annotated[float, msgspec.Meta(gt=0, le=1e9)] = 1.0

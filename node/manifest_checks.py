@@ -1,4 +1,6 @@
-"""What types alone do not say of a manifest: settings that mean something only together. Raises ConfigError with the key and a way out."""
+"""What types alone do not say of a manifest: settings that mean something only together. Raises
+ConfigError with the key and a way out.
+"""
 
 from __future__ import annotations
 

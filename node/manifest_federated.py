@@ -1,4 +1,5 @@
-"""``mode = "federated"``: data that stay at home. Its tables, what they mean together, and who can see what, in plain words.
+"""``mode = "federated"``: data that stay at home. Its tables, what they mean together, and who can
+see what, in plain words.
 
 Importing this loads no torch.
 """
@@ -37,10 +38,13 @@ PLAIN_LANES = "whoever is on the way between members can read and change what th
 
 
 class FederatedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[federated]``: what becomes of the mean of a round's contributions, on all members alike. ``lr`` 1 takes it as it is.
+    """``[federated]``: what becomes of the mean of a round's contributions, on all members alike.
+    ``lr`` 1 takes it as it is.
 
-    ``sample``: who takes part in a round: a share of the members (0.5), or so many of them (10), drawn by the log (`round.sampling`); where not
-    given, all that can. ``topology``: who adds up: each member a part, or one, the coordinator: the organiser's, and another one while that is away.
+    ``sample``: who takes part in a round: a share of the members (0.5), or so many of them (10),
+    drawn by the log (`round.sampling`); where not given, all that can. ``topology``: who adds up:
+    each member a part, or one, the coordinator: the organiser's, and another one while that is
+    away.
     """
 
     method: Method = "fedavg"
@@ -103,10 +107,12 @@ class FederatedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SecureTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[secure]``: contributions are masked, and nobody sees more than a sum of at least ``threshold`` of them (`SecureSettings`).
+    """``[secure]``: contributions are masked, and nobody sees more than a sum of at least
+    ``threshold`` of them (`SecureSettings`).
 
-    ``metrics``: what sites report of their training (``attachment.log``) whose mean over a sum everybody may know, such as ``["loss"]``.
-    ``buckets``: sites are dealt to so many sums at most, of at least ``threshold`` each, and ``[robust]`` compares their means.
+    ``metrics``: what sites report of their training (``attachment.log``) whose mean over a sum
+    everybody may know, such as ``["loss"]``. ``buckets``: sites are dealt to so many sums at most,
+    of at least ``threshold`` each, and ``[robust]`` compares their means.
     """
 
     threshold: Annotated[int, msgspec.Meta(ge=3, le=256)] = 3
@@ -135,9 +141,11 @@ class SecureTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PrivacyTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[privacy]``: each contribution is bounded and gets noise, and a site stops before it has spent ``stop_at_epsilon`` (`PrivacySettings`).
+    """``[privacy]``: each contribution is bounded and gets noise, and a site stops before it has
+    spent ``stop_at_epsilon`` (`PrivacySettings`).
 
-    ``quantile``: the bound begins at ``clip`` and follows this quantile of the norms, by ``clip_rate``, with ``count_noise`` on the count.
+    ``quantile``: the bound begins at ``clip`` and follows this quantile of the norms, by
+    ``clip_rate``, with ``count_noise`` on the count.
     """
 
     noise: Annotated[float, msgspec.Meta(ge=0.1, le=100)]
@@ -305,7 +313,9 @@ def _fewest(manifest: Manifest, secure: SecureTable) -> int:
 
 
 def _bucket_refusals(manifest: Manifest, secure: SecureTable) -> list[Refusal]:
-    """A robust rule has something to compare with several sums only, and several sums are for a robust rule only."""
+    """A robust rule has something to compare with several sums only, and several sums are for a
+    robust rule only.
+    """
     robust, private = manifest.robust, manifest.privacy
     parsed = parse_reducer(robust.reducer)
     if parsed is None:
@@ -434,9 +444,10 @@ def _check_privacy(manifest: Manifest, name: str) -> None:
 
 
 def check_budget(manifest: Manifest, name: str) -> None:
-    """Raises ConfigError for a new run whose rounds would spend more than it allows. (Not asked of a run that is there: logarithms differ in
-    the last digit between machines, and each site counts for itself.) Also of a run that draws some of its members: rounds for which too many are
-    drawn who may not take part any more would be drawn again and again."""
+    """Raises ConfigError for a new run whose rounds would spend more than it allows. (Not asked of
+    a run that is there: logarithms differ in the last digit between machines, and each site counts
+    for itself.) Also of a run that draws some of its members: rounds for which too many are drawn
+    who may not take part any more would be drawn again and again."""
     rounds = manifest.train.rounds
     if manifest.privacy is None or rounds is None:
         return
@@ -452,7 +463,9 @@ def check_budget(manifest: Manifest, name: str) -> None:
 
 
 def rounds_of(manifest: Manifest) -> dict[str, Any]:
-    """Fields of RunSettings: how contributions travel, what becomes of them, and what becomes of that."""
+    """Fields of RunSettings: how contributions travel, what becomes of them, and what becomes of
+    that.
+    """
     exchange, secure = manifest.exchange, manifest.secure
     if manifest.btard is not None:
         return manifest.btard.settings(manifest)
@@ -593,7 +606,9 @@ def _privacy_line(manifest: Manifest) -> str:
 
 
 def noise_text(manifest: Manifest, peers: int) -> str | None:
-    """How large the noise of `[privacy]` is beside what it hides, in a run of so many sites; None without."""
+    """How large the noise of `[privacy]` is beside what it hides, in a run of so many sites; None
+    without.
+    """
     privacy, secure = manifest.privacy, manifest.secure
     if privacy is None or secure is None:
         return None

@@ -1,9 +1,10 @@
 """Which bytes stand for a manifest: the canonical ones, and what earlier releases wrote.
 
-Canonical is msgpack, fields in the order of their tables, keys that users choose sorted, without the fields that are at their default: so
-a release with a new field gives a manifest that does not use it the same bytes, and run id, as the one before. Therefore **a default that
-was released never changes**, nor does the order: that needs another schema. Releases before this rule wrote every field they knew; such
-bytes are taken as they are, since the run id is their hash.
+Canonical is msgpack, fields in the order of their tables, keys that users choose sorted, without
+the fields that are at their default: so a release with a new field gives a manifest that does not
+use it the same bytes, and run id, as the one before. Therefore **a default that was released never
+changes**, nor does the order: that needs another schema. Releases before this rule wrote every
+field they knew; such bytes are taken as they are, since the run id is their hash.
 """
 
 from __future__ import annotations
@@ -23,12 +24,16 @@ def canonical(table: msgspec.Struct) -> bytes:
 
 
 def as_toml(table: msgspec.Struct) -> str:
-    """The text of a manifest, as `parse_manifest` reads it again: without the fields that are at their default."""
+    """The text of a manifest, as `parse_manifest` reads it again: without the fields that are at
+    their default.
+    """
     return "".join(_sections(table, ""))
 
 
 def stands_for(data: bytes, table: msgspec.Struct) -> bool:
-    """Whether ``data``, which was decoded to ``table``, says it in order, each key once, with defaults or without them."""
+    """Whether ``data``, which was decoded to ``table``, says it in order, each key once, with
+    defaults or without them.
+    """
     plain = msgspec.msgpack.decode(data)
     return _encode(plain) == data and _says(plain, table)
 

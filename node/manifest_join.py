@@ -1,4 +1,6 @@
-"""``[join]`` and ``[audit]`` in a manifest: who may enter a run, what a newcomer goes through, and what is kept to look into."""
+"""``[join]`` and ``[audit]`` in a manifest: who may enter a run, what a newcomer goes through, and
+what is kept to look into.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,12 @@ if TYPE_CHECKING:
 
 
 class JoinTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[join]``: ``invite``: a newcomer shows a valid invite; ``open``: the run id is enough; ``allow``: only these peers and the organiser.
+    """``[join]``: ``invite``: a newcomer shows a valid invite; ``open``: the run id is enough;
+    ``allow``: only these peers and the organiser.
 
-    ``probation``, of open runs: in how many rounds in a row a newcomer's work must be found to be in order before it counts and the newcomer is a
-    member. ``per_hour``: how many newcomers become members in an hour. Whom the organiser trusts (`atoll trust`) is let in at once.
+    ``probation``, of open runs: in how many rounds in a row a newcomer's work must be found to be
+    in order before it counts and the newcomer is a member. ``per_hour``: how many newcomers become
+    members in an hour. Whom the organiser trusts (`atoll trust`) is let in at once.
     """
 
     policy: Literal["invite", "open", "allow"] = "invite"
@@ -29,8 +33,8 @@ class JoinTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AuditTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[audit]``: ``keep_contributions``: each member signs its contributions and keeps those to so many of the newest entries of each log on its
-    disk, so that rounds can be recomputed."""
+    """``[audit]``: ``keep_contributions``: each member signs its contributions and keeps those to
+    so many of the newest entries of each log on its disk, so that rounds can be recomputed."""
 
     keep_contributions: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
 

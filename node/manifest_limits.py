@@ -12,9 +12,10 @@ STANDARD = LimitSettings()
 
 
 class LimitsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[limits]``: ``operation_elements``: the longest vector of a free-standing operation. ``operations``: how many a member takes part in at
-    once. ``member_bytes``: what operations of one other member, which the own script has not called, may take of a member's memory and
-    disk; those of all others together may take four times as much."""
+    """``[limits]``: ``operation_elements``: the longest vector of a free-standing operation.
+    ``operations``: how many a member takes part in at once. ``member_bytes``: what operations of
+    one other member, which the own script has not called, may take of a member's memory and disk;
+    those of all others together may take four times as much."""
 
     operation_elements: Annotated[int, msgspec.Meta(ge=1, le=MOST_OPERATION_ELEMENTS)] = (
         STANDARD.operation_elements

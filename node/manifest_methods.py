@@ -1,4 +1,5 @@
-"""Which numbers of ``[federated]`` each method has, what its members do beside plain steps, and what that does not go with.
+"""Which numbers of ``[federated]`` each method has, what its members do beside plain steps, and
+what that does not go with.
 
 Importing this loads no torch.
 """
@@ -120,7 +121,9 @@ def sample_of(manifest: Manifest) -> Sample | None:
 
 
 def exact_codecs(table: FederatedTable) -> dict[str, str]:
-    """Codecs of what travels beside the model: a control variate that lost something on the way would not be what its member keeps."""
+    """Codecs of what travels beside the model: a control variate that lost something on the way
+    would not be what its member keeps.
+    """
     from ..optim.federated.methods import SUMS, method_of_steps
 
     return dict.fromkeys(SUMS, "fp32") if method_of_steps(table.method).control else {}

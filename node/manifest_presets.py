@@ -1,7 +1,8 @@
-"""``[train.outer] preset``: outer values by name, or "auto" by what the run is, and `mixing` where that belongs to them.
+"""``[train.outer] preset``: outer values by name, or "auto" by what the run is, and `mixing` where
+that belongs to them.
 
-A manifest records the values and not the name: a preset may change from release to release, a run may not. So the run's id is that of the
-manifest with the values written out.
+A manifest records the values and not the name: a preset may change from release to release, a run
+may not. So the run's id is that of the manifest with the values written out.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ Wish = tuple[str, int]
 
 
 def take_wish(table: dict[str, Any], name: str) -> Wish | None:
-    """Take ``preset`` and ``peers`` out of the table of a manifest. Raises ConfigError for a preset beside values of one's own."""
+    """Take ``preset`` and ``peers`` out of the table of a manifest. Raises ConfigError for a preset
+    beside values of one's own.
+    """
     outer: Any = (
         table.get("train", {}).get("outer", {}) if isinstance(table.get("train", {}), dict) else {}
     )
@@ -49,7 +52,9 @@ def take_wish(table: dict[str, Any], name: str) -> Wish | None:
 
 
 def with_preset(manifest: Manifest, wish: Wish, name: str) -> Manifest:
-    """The manifest with the values that were asked for. Raises ConfigError for a preset that there is not, or where it means nothing."""
+    """The manifest with the values that were asked for. Raises ConfigError for a preset that there
+    is not, or where it means nothing.
+    """
     from ..optim.outer.presets import PRESETS  # loads torch
 
     wanted, peers = wish
@@ -86,7 +91,9 @@ def _mixing(preset: Preset, overlap: Overlap) -> float | None:
 
 
 def expected_rounds(manifest: Manifest) -> int | None:
-    """How many rounds the run will have; None where nobody knows. The built-in recipe ends with its schedule."""
+    """How many rounds the run will have; None where nobody knows. The built-in recipe ends with its
+    schedule.
+    """
     train = manifest.train
     if (
         train.rounds is None
@@ -114,7 +121,9 @@ def fitting(manifest: Manifest, peers: int) -> Preset:
 
 
 def explain_outer(manifest: Manifest, peers: int = PEERS) -> str:
-    """Where the manifest's outer values come from, and what would be taken for such a run: for people."""
+    """Where the manifest's outer values come from, and what would be taken for such a run: for
+    people.
+    """
     if manifest.mode == "federated":
         return "the federated method's, from [federated]"
     from ..optim.outer.presets import PRESETS  # loads torch

@@ -1,4 +1,6 @@
-"""What decides a round, and what members do that see too few others: `[quorum]` and `[no_quorum]` of a manifest."""
+"""What decides a round, and what members do that see too few others: `[quorum]` and `[no_quorum]`
+of a manifest.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ if TYPE_CHECKING:
 class NoQuorumTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[no_quorum]``: what members do that see too few others to decide a round.
 
-    ``pause``: train on and wait. ``branch``: after ``reconfigure_after_s`` those who see one another go on together, uncertified, until
-    enough are back.
+    ``pause``: train on and wait. ``branch``: after ``reconfigure_after_s`` those who see one
+    another go on together, uncertified, until enough are back.
     """
 
     policy: Literal["pause", "branch"] = "pause"
@@ -25,10 +27,12 @@ class NoQuorumTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class QuorumTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[quorum]``: what decides a round. ``lying``: though so many members do anything at all, the log stays one; it takes 3 ``lying`` + 1 members.
+    """``[quorum]``: what decides a round. ``lying``: though so many members do anything at all, the
+    log stays one; it takes 3 ``lying`` + 1 members.
 
-    ``bans``, of such a run: the organiser's signed list bans members (``organiser``), or only strangers (``quorum``): a member is then evicted once
-    2 ``lying`` + 1 members have banned it, each on its own machine.
+    ``bans``, of such a run: the organiser's signed list bans members (``organiser``), or only
+    strangers (``quorum``): a member is then evicted once 2 ``lying`` + 1 members have banned it,
+    each on its own machine.
     """
 
     lying: Annotated[int, msgspec.Meta(ge=0, le=(MAX_MEMBERS - 1) // 3)] = 0

@@ -1,4 +1,6 @@
-"""``[robust]`` of a manifest: what a round makes of its contributions, where some of them may be anything; and what such a run must be."""
+"""``[robust]`` of a manifest: what a round makes of its contributions, where some of them may be
+anything; and what such a run must be.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +27,21 @@ if TYPE_CHECKING:
     from .manifest import Manifest
 
 
-MOST_OUTER = 0.6  # of the outer momentum beside worker momentum: with 0.9 and 0.9 runs diverge (docs/benchmarks.md)
+# of the outer momentum beside worker momentum: with 0.9 and 0.9 runs diverge (docs/benchmarks.md)
+MOST_OUTER = 0.6
 
 
 class RobustTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[robust]``: what a round makes of its contributions, where up to ``f`` of them may be anything. ``mean``: members are trusted.
+    """``[robust]``: what a round makes of its contributions, where up to ``f`` of them may be
+    anything. ``mean``: members are trusted.
 
-    A round needs 2 f + 1 contributors (Krum's rules: 2 f + 3), each of which counts once, whatever it trained on. ``before``: steps before the
-    rule, in their order (`security.rule_names.parse_step`). ``keep``: of how many contributions Multi-Krum is the mean; ``neighbours``: by how many
-    others Krum's rules score one, "n-f-1" as byzfl; ``radius``: where centred clipping clips, at the median distance in rounds before, or in the
-    same round. ``momentum``: what a member contributes is the running mean of what it would have, with this share of the last (worker momentum);
-    0: none.
+    A round needs 2 f + 1 contributors (Krum's rules: 2 f + 3), each of which counts once, whatever
+    it trained on. ``before``: steps before the rule, in their order
+    (`security.rule_names.parse_step`). ``keep``: of how many contributions Multi-Krum is the mean;
+    ``neighbours``: by how many others Krum's rules score one, "n-f-1" as byzfl; ``radius``: where
+    centred clipping clips, at the median distance in rounds before, or in the same round.
+    ``momentum``: what a member contributes is the running mean of what it would have, with this
+    share of the last (worker momentum); 0: none.
     """
 
     rule: Literal["mean", CoordinateRule, GramRule] = "mean"
@@ -65,7 +71,9 @@ class RobustTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def check_robust(manifest: Manifest, name: str) -> None:
-    """What a run with a robust rule must be: whatever one contribution says may move the result by a bounded amount only."""
+    """What a run with a robust rule must be: whatever one contribution says may move the result by
+    a bounded amount only.
+    """
     robust, exchange, train = manifest.robust, manifest.exchange, manifest.train
     if robust.rule == "mean":
         given = [

@@ -1,9 +1,12 @@
-"""Who is in the run, where, and who is alive: signed records in a last-writer-wins map, heartbeats, indirect probes. Sans-IO.
+"""Who is in the run, where, and who is alive: signed records in a last-writer-wins map, heartbeats,
+indirect probes. Sans-IO.
 
-Merging is a maximum by (sequence, hash), so that replicas converge in any order of delivery; expiry is the tombstone. Records
-travel by gossip: the hash of the table first, the digest when it differs. Liveness is separate: any message is a sign of life, a
-silent peer is asked for through two others before it is suspected, and probes are answered here, by the application, so that a
-stopped process is found out although its kernel still answers. Parameters and costs: docs/protocol.md ("Membership").
+Merging is a maximum by (sequence, hash), so that replicas converge in any order of delivery; expiry
+is the tombstone. Records travel by gossip: the hash of the table first, the digest when it differs.
+Liveness is separate: any message is a sign of life, a silent peer is asked for through two others
+before it is suspected, and probes are answered here, by the application, so that a stopped process
+is found out although its kernel still answers. Parameters and costs: docs/protocol.md
+("Membership").
 """
 
 from __future__ import annotations
@@ -26,7 +29,9 @@ LONG_AGO, NEVER = float("-inf"), float("inf")
 
 
 class Timing(msgspec.Struct, frozen=True):
-    """Seconds. The defaults are measured: all of 200 members know a new record after 2.9 s (median)."""
+    """Seconds. The defaults are measured: all of 200 members know a new record after 2.9 s
+    (median).
+    """
 
     gossip_s: float = 1.0  # each round of gossip goes to `gossip_peers`, 20 % jitter
     renew_s: float = 10.0
@@ -60,8 +65,9 @@ class _Held:
 class Membership:
     """The membership of one run as one member sees it.
 
-    Driver: call `on_message` for messages of this protocol, `heard` for *any* message of a peer, `tick` at `next_due`, and send
-    what `drain` returns. ``unix_offset_s`` is wall clock minus ``now`` and only serves the expiry inside records.
+    Driver: call `on_message` for messages of this protocol, `heard` for *any* message of a peer,
+    `tick` at `next_due`, and send what `drain` returns. ``unix_offset_s`` is wall clock minus
+    ``now`` and only serves the expiry inside records.
     """
 
     def __init__(
@@ -83,17 +89,27 @@ class Membership:
         self.trusted: set[PeerId] = set()  # let in without probation, however many have come
         self.roles: dict[PeerId, str] = {}  # by their invites; who is not in it trains
         self.certificate = b""
-        """The own, for the own record: who has been away for long knows the members by nothing else."""
+        """The own, for the own record: who has been away for long knows the members by nothing
+        else.
+        """
         self.believes: Callable[[PeerId, bytes], bool] = lambda peer, shown: True
-        """Whether a record of this peer that carries this certificate is kept and handed on. Raises BadSignatureError where no honest member would."""
+        """Whether a record of this peer that carries this certificate is kept and handed on. Raises
+        BadSignatureError where no honest member would.
+        """
         self.shows: Callable[[PeerId, bytes], None] = lambda peer, shown: None
-        """Told which certificate a peer shows in a record, once its signature was checked: who holds an invite's seed can make one for anybody."""
+        """Told which certificate a peer shows in a record, once its signature was checked: who
+        holds an invite's seed can make one for anybody.
+        """
         self.invite_of: Callable[[bytes], bytes] = lambda certificate: b""
-        """The id of the invite that a certificate was made by; empty for none. One invite has `MOST_BY_ONE` records at most."""
+        """The id of the invite that a certificate was made by; empty for none. One invite has
+        `MOST_BY_ONE` records at most.
+        """
         self._by_invite = Counter[bytes]()  # records in the table
         self.timing = timing or Timing()
         self.silences: Mapping[PeerId, float] = {}
-        """Peers on the way to whom packets are lost: the silence that says nothing, in seconds, where it is longer than ``detect_s``."""
+        """Peers on the way to whom packets are lost: the silence that says nothing, in seconds,
+        where it is longer than ``detect_s``.
+        """
         self.refused: Counter[str] = Counter()  # records refused, by reason
         same = random.Random()
         same.setstate(rng.getstate())
@@ -139,8 +155,8 @@ class Membership:
         return held.record if held else None
 
     def watch(self, now: float, peers: Iterable[PeerId], log: str = "") -> None:
-        """Exchange heartbeats with exactly these peers from now on, for the sake of this log, beside those watched for others. A new one gets
-        ``detect_s`` to be heard."""
+        """Exchange heartbeats with exactly these peers from now on, for the sake of this log,
+        beside those watched for others. A new one gets ``detect_s`` to be heard."""
         self._wanted[log] = set(peers) - {self.me}
         wanted = set[PeerId]().union(*self._wanted.values())
         for peer in [p for p in self._watched if p not in wanted]:
@@ -153,8 +169,9 @@ class Membership:
             self._beat_at = self._due = now
 
     def live(self, now: float, peer: PeerId) -> bool:
-        """Whether ``peer`` gave a sign of life within ``detect_s``, to us or to one who vouches for it; within ``lost_s`` and since then, once
-        its connection has ended: a process that is killed says so by that, and its silence needs no proof as long; none where it is `gone`."""
+        """Whether ``peer`` gave a sign of life within ``detect_s``, to us or to one who vouches for
+        it; within ``lost_s`` and since then, once its connection has ended: a process that is
+        killed says so by that, and its silence needs no proof as long; none where it is `gone`."""
         if peer == self.me:
             return True
         if peer in self.foreign or peer in self.banned:
@@ -166,8 +183,8 @@ class Membership:
         return last > lost or (peer not in self._closed and now - lost <= self.timing.lost_s)
 
     def suspected(self, now: float, peer: PeerId) -> bool:
-        """Whether ``peer`` was watched for ``detect_s``, or lost its connection, and is not `live`. Without being watched it never is,
-        unless it is on another history, or banned."""
+        """Whether ``peer`` was watched for ``detect_s``, or lost its connection, and is not `live`.
+        Without being watched it never is, unless it is on another history, or banned."""
         if peer in self.foreign or peer in self.banned:
             return True
         since = self._watched.get(peer)
@@ -182,7 +199,9 @@ class Membership:
 
     # ---- inputs
     def announce(self, now: float, **fields: Any) -> None:
-        """Change what one's own record says (fields of Record); pushed at once when something really changed."""
+        """Change what one's own record says (fields of Record); pushed at once when something
+        really changed.
+        """
         unknown = fields.keys() - {"addresses", "round"}
         if unknown:
             raise LocalProtocolError(f"a membership record has no field {sorted(unknown)[0]!r}")
@@ -207,7 +226,9 @@ class Membership:
             self._probe(now, peer)
 
     def gone(self, peer: PeerId) -> None:
-        """Where ``peer`` listened until its connection ended, its machine refuses connections: the process is no more."""
+        """Where ``peer`` listened until its connection ended, its machine refuses connections: the
+        process is no more.
+        """
         if peer in self._lost:
             self._closed.add(peer)
 
@@ -216,16 +237,22 @@ class Membership:
         self._closed.discard(peer)
 
     def learn(self, now: float, data: Sequence[SignedRecord], sender: PeerId) -> None:
-        """Take records from elsewhere (the discovery of first members). Same checks as from a message."""
+        """Take records from elsewhere (the discovery of first members). Same checks as from a
+        message.
+        """
         self._merge(now, data, sender)
 
     def recall(self, peer: PeerId) -> bytes:
-        """The newest record that ``peer`` has signed, for itself: whoever speaks under its key learns of another who does. b"": none."""
+        """The newest record that ``peer`` has signed, for itself: whoever speaks under its key
+        learns of another who does. b"": none.
+        """
         held = self._table.get(peer)
         return wire.pack(held.signed) if held is not None and peer != self.me else b""
 
     def reminded(self, now: float, sender: PeerId, recalled: bytes) -> None:
-        """What ``sender`` knows of us, by its greeting. Where another life of ours has signed it, the sender gets our own word of that."""
+        """What ``sender`` knows of us, by its greeting. Where another life of ours has signed it,
+        the sender gets our own word of that.
+        """
         try:
             signed = wire.unpack(recalled, sender)
             record = wire.open_record(signed, sender)
@@ -240,7 +267,9 @@ class Membership:
             self._send_records(now, sender, [self.me])
 
     def on_message(self, now: float, sender: PeerId, data: bytes) -> None:
-        """A message of this protocol from an authenticated peer. Raises RemoteProtocolError when it is malformed."""
+        """A message of this protocol from an authenticated peer. Raises RemoteProtocolError when it
+        is malformed.
+        """
         message = wire.decode(data, sender)
         self.heard(now, sender)
         match message:
@@ -274,7 +303,8 @@ class Membership:
 
     def _on_alive(self, now: float, sender: PeerId, target: PeerId, asker: PeerId) -> None:
         if asker == self.me:
-            # Only whom this member would ask: anybody else could keep a dead one alive by its word, and rounds waiting for it.
+            # Only whom this member would ask: anybody else could keep a dead one alive by its word,
+            # and rounds waiting for it.
             if target in self._watched and (sender in self._watched or sender == target):
                 self._seen[target] = now
         elif target == sender and asker in self._watched:  # it vouches for itself; we pass it on
@@ -322,8 +352,8 @@ class Membership:
     def _merge(
         self, now: float, records: Iterable[SignedRecord], sender: PeerId, *, told: bool = False
     ) -> None:
-        """``told``: by a member, which has checked what it hands on. Then the first bad one is its fault, and the rest is not looked at: raises
-        RemoteProtocolError."""
+        """``told``: by a member, which has checked what it hands on. Then the first bad one is its
+        fault, and the rest is not looked at: raises RemoteProtocolError."""
         for signed in records:
             try:
                 self._consider(now, signed, wire.open_record(signed, sender))
@@ -373,7 +403,8 @@ class Membership:
         self.shows(record.peer, record.certificate)
         if (
             record.peer == self.me
-        ):  # an earlier life of ours spoke with a larger sequence, or another process: speak above it
+            # an earlier life of ours spoke with a larger sequence, or another process: speak above it
+        ):
             self._put(record, signed, hash_, NEVER)
             told = self.is_doubled and self._beside == record.life and record.doubled
             if record.life != self.life:
@@ -474,7 +505,9 @@ class Membership:
     def _others(
         self, now: float, count: int, among: Collection[PeerId] | None = None
     ) -> list[PeerId]:
-        """So many at random, those that are not suspected first; of all that are known, unless it says ``among`` whom."""
+        """So many at random, those that are not suspected first; of all that are known, unless it
+        says ``among`` whom.
+        """
         if among is None:
             among = self._table.keys() | self._watched.keys()
         known = [p for p in sorted(among) if p != self.me]
@@ -496,7 +529,8 @@ class Membership:
             for peer in self._others(now, timing.push_peers):
                 self._send_records(now, peer, [self.me])
         if self._both_know:
-            # No more of this is for anybody. What the two would still say takes each other's streams over, one greeting after the other.
+            # No more of this is for anybody. What the two would still say takes each other's
+            # streams over, one greeting after the other.
             self._gossip_at = self._beat_at = now + timing.renew_s
         if now >= self._gossip_at:
             self._gossip_at = now + timing.gossip_s * self._rng.uniform(0.8, 1.2)
@@ -525,7 +559,9 @@ class Membership:
         return moved
 
     def _wake(self, now: float) -> None:
-        """After a pause of this process nobody else was silent: the pause does not count against them."""
+        """After a pause of this process nobody else was silent: the pause does not count against
+        them.
+        """
         if now - self._due > self.timing.detect_s / 2:
             pause = now - self._ticked
             for times in (self._heard, self._seen, self._watched, self._lost):

@@ -1,7 +1,8 @@
-"""Signed membership records and the messages that carry them: typed, bounded, nothing with behaviour.
+"""Signed membership records and the messages that carry them: typed, bounded, nothing with
+behaviour.
 
-A record says where a member of a run is and which round is open there. It is a hint; it never counts in a quorum (that is the
-configuration in the log).
+A record says where a member of a run is and which round is open there. It is a hint; it never
+counts in a quorum (that is the configuration in the log).
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ Address = Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS_CHARS, pattern=PLAI
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
-    """What a member says of itself: where others can dial it, without its peer id, and its open round (0: no state yet).
+    """What a member says of itself: where others can dial it, without its peer id, and its open
+    round (0: no state yet).
 
-    ``life``: a nonce of its process. ``beside``: that of another process that spoke under the same key. Where each of two names the other, both
-    have lived since both began: ``doubled``. ``certificate``: by which it came; nobody believes one who is no member without.
+    ``life``: a nonce of its process. ``beside``: that of another process that spoke under the same
+    key. Where each of two names the other, both have lived since both began: ``doubled``.
+    ``certificate``: by which it came; nobody believes one who is no member without.
     """
 
     run: Annotated[str, msgspec.Meta(max_length=64, pattern=PLAIN)]
@@ -83,7 +86,9 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
 
 
 class Alive(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
-    """From the target to the helper, which passes it on to ``asker``: the application of ``target`` answered."""
+    """From the target to the helper, which passes it on to ``asker``: the application of ``target``
+    answered.
+    """
 
     target: Peer
     asker: Peer
@@ -96,7 +101,9 @@ class TableHash(msgspec.Struct, frozen=True, array_like=True, tag="hash"):
 
 
 class Digest(msgspec.Struct, frozen=True, array_like=True, tag="digest"):
-    """All the sender knows, a line of 16 bytes each (`line`). The receiver answers with what is newer here and asks for what is newer there."""
+    """All the sender knows, a line of 16 bytes each (`line`). The receiver answers with what is
+    newer here and asks for what is newer there.
+    """
 
     lines: Annotated[bytes, msgspec.Meta(max_length=MAX_RECORDS * LINE_BYTES)]
 
@@ -136,17 +143,23 @@ def decode(data: bytes, peer: PeerId) -> Message:
 
 @lru_cache(maxsize=4 * MAX_RECORDS)
 def short(peer: PeerId) -> bytes:
-    """What stands for a peer in digests, where its name would be most of the bytes. Two that share one are a nuisance to themselves only."""
+    """What stands for a peer in digests, where its name would be most of the bytes. Two that share
+    one are a nuisance to themselves only.
+    """
     return blake3(peer.encode()).digest(SHORT_BYTES)
 
 
 def order(sequence: int, hash_: bytes) -> bytes:
-    """8 bytes that compare like (sequence, first byte of the hash): of two records of one peer the larger is the newer."""
+    """8 bytes that compare like (sequence, first byte of the hash): of two records of one peer the
+    larger is the newer.
+    """
     return sequence.to_bytes(7, "big") + hash_[:1]
 
 
 def split(data: bytes, size: int, peer: PeerId) -> list[bytes]:
-    """The pieces of ``size`` bytes that ``data`` of ``peer`` consists of. Raises RemoteProtocolError."""
+    """The pieces of ``size`` bytes that ``data`` of ``peer`` consists of. Raises
+    RemoteProtocolError.
+    """
     if len(data) % size:
         raise RemoteProtocolError(f"{len(data)} bytes are not pieces of {size}", peer=peer)
     return [data[start : start + size] for start in range(0, len(data), size)]
@@ -177,7 +190,9 @@ def unpack(data: bytes, sender: PeerId) -> SignedRecord:
 
 
 def open_record(signed: SignedRecord, sender: PeerId) -> Record:
-    """The record inside, validated but *not* verified. Raises RemoteProtocolError naming the sender."""
+    """The record inside, validated but *not* verified. Raises RemoteProtocolError naming the
+    sender.
+    """
     try:
         return _record_decoder.decode(signed.record)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -187,8 +202,8 @@ def open_record(signed: SignedRecord, sender: PeerId) -> Record:
 
 
 def verify_record(signed: SignedRecord, record: Record, run: RunId, verify: Verify) -> None:
-    """Raises BadSignatureError when the record is of another run or not signed by the peer it names, RemoteProtocolError when it
-    names an address that nobody could dial."""
+    """Raises BadSignatureError when the record is of another run or not signed by the peer it
+    names, RemoteProtocolError when it names an address that nobody could dial."""
     if record.run != run:
         raise BadSignatureError(
             f"membership record of run {record.run!r}, not {run!r}", peer=record.peer

@@ -1,7 +1,8 @@
-"""What a node tells whoever supervises it, in systemd's protocol (sd_notify): no package, no systemd needed.
+"""What a node tells whoever supervises it, in systemd's protocol (sd_notify): no package, no
+systemd needed.
 
-``atoll up --background`` is such a supervisor, too: it listens on a socket of its own and learns of readiness, or of the error that
-prevented it, without polling.
+``atoll up --background`` is such a supervisor, too: it listens on a socket of its own and learns of
+readiness, or of the error that prevented it, without polling.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ _ERROR_KEY = "X_ATOLL_ERROR"  # systemd ignores names it does not know
 
 
 def notify(*lines: str) -> None:
-    """Send ``READY=1``, ``STATUS=round 41, 12 peers``, ``STOPPING=1``… to the supervisor, if there is one. Never raises."""
+    """Send ``READY=1``, ``STATUS=round 41, 12 peers``, ``STOPPING=1``… to the supervisor, if there
+    is one. Never raises.
+    """
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return

@@ -1,7 +1,9 @@
-"""A site's own data, by a function in a file of its own: `site_data()` in a script, ``atoll join --data`` for the built-in recipe.
+"""A site's own data, by a function in a file of its own: `site_data()` in a script, ``atoll join
+--data`` for the built-in recipe.
 
-Which file is a setting of the machine that has the data (``[data] factory`` in its ``atoll.toml``, ``ATOLL_DATA__FACTORY``, ``--data``), and is in
-no manifest, invite or message: what an organiser or a peer says never names code that is run here.
+Which file is a setting of the machine that has the data (``[data] factory`` in its ``atoll.toml``,
+``ATOLL_DATA__FACTORY``, ``--data``), and is in no manifest, invite or message: what an organiser or
+a peer says never names code that is run here.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ HINT = "FILE.py:NAME, a function without arguments that returns a torch Dataset"
 
 @runtime_checkable
 class SiteData(Protocol):
-    """What a factory returns: samples by index, as a map-style ``torch.utils.data.Dataset`` has them. A DataLoader takes it as it is."""
+    """What a factory returns: samples by index, as a map-style ``torch.utils.data.Dataset`` has
+    them. A DataLoader takes it as it is.
+    """
 
     def __len__(self) -> int:
         """How many samples there are."""
@@ -48,7 +52,8 @@ def is_factory(where: str) -> bool:
 def factory_of(paths: Paths, environ: Mapping[str, str] = os.environ) -> str:
     """The factory that this machine's settings name, or an empty string. Raises ConfigError.
 
-    A line on stderr names an ``atoll.toml`` of the current folder that is left aside because nobody has trusted it.
+    A line on stderr names an ``atoll.toml`` of the current folder that is left aside because nobody
+    has trusted it.
     """
     loaded = load_config(paths, environ=environ)
     if loaded.unused:
@@ -57,8 +62,8 @@ def factory_of(paths: Paths, environ: Mapping[str, str] = os.environ) -> str:
 
 
 def factory_in(loaded: Loaded) -> str:
-    """The factory that these settings name, or an empty string. A path in a settings file is relative to that file, one in the
-    environment to the current folder."""
+    """The factory that these settings name, or an empty string. A path in a settings file is
+    relative to that file, one in the environment to the current folder."""
     where, origin = loaded.config.data.factory, loaded.origins.get(KEY, "")
     if not where or not Path(origin).is_absolute():  # files are absolute, variables are not
         return where
@@ -68,10 +73,11 @@ def factory_in(loaded: Loaded) -> str:
 def site_data(
     where: str | None = None, *, home: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> Dataset[Any]:
-    """This site's data: what the factory returns that its settings name, or ``where`` (FILE.py:NAME) if that is given.
+    """This site's data: what the factory returns that its settings name, or ``where``
+    (FILE.py:NAME) if that is given.
 
-    Raises ConfigError where none is named, the file is missing or does not define it, or it returns something else or nothing. What the file or
-    the factory raises itself comes through as it is.
+    Raises ConfigError where none is named, the file is missing or does not define it, or it returns
+    something else or nothing. What the file or the factory raises itself comes through as it is.
     """
     where = where or factory_of(find_paths(home), environ)
     if not where:
@@ -98,7 +104,9 @@ def site_data(
 
 
 def made_in_file(where: str, key: str, hint: str) -> object:
-    """What the function NAME of a local FILE.py returns, ``where`` being FILE.py:NAME. Raises ConfigError, naming ``key``, where there is none."""
+    """What the function NAME of a local FILE.py returns, ``where`` being FILE.py:NAME. Raises
+    ConfigError, naming ``key``, where there is none.
+    """
     return _function(where, key, hint)()
 
 

@@ -1,4 +1,5 @@
-"""Where atoll keeps its files: XDG folders, or one folder named by ``ATOLL_HOME`` (containers, tests, second nodes).
+"""Where atoll keeps its files: XDG folders, or one folder named by ``ATOLL_HOME`` (containers,
+tests, second nodes).
 
 ================  ==============================  =======================
 what              default                         with ATOLL_HOME=H
@@ -11,8 +12,9 @@ caches            $XDG_CACHE_HOME/atoll           H/cache
 control.sock      $XDG_RUNTIME_DIR/atoll          H/run
 ================  ==============================  =======================
 
-Folders are made 0700 and files 0600, whatever the user's umask is: a node sets its own (`only_mine`), `write_atomic` and
-`open_private` say it. What an earlier version left open to others is closed by `Paths.tighten`.
+Folders are made 0700 and files 0600, whatever the user's umask is: a node sets its own
+(`only_mine`), `write_atomic` and `open_private` say it. What an earlier version left open to others
+is closed by `Paths.tighten`.
 """
 
 from __future__ import annotations
@@ -54,12 +56,16 @@ class Paths:
         return self.data_dir / "identity.key"
 
     def founded_file(self, run_id: str, fragment: int | None = None) -> Path:
-        """Says that this key has founded the run (or a fragment); beside the key, so that whoever keeps that does not found it again."""
+        """Says that this key has founded the run (or a fragment); beside the key, so that whoever
+        keeps that does not found it again.
+        """
         return self.data_dir / "founded" / (run_id if fragment is None else f"{run_id}.{fragment}")
 
     @property
     def control_socket(self) -> Path:
-        """The unix socket of the running node; moved to a short private folder when the path is too long for a socket."""
+        """The unix socket of the running node; moved to a short private folder when the path is too
+        long for a socket.
+        """
         usual = self.runtime_dir / "control.sock"
         if len(os.fsencode(usual)) <= MAX_SOCKET_PATH:
             return usual
@@ -81,7 +87,9 @@ class Paths:
         return self.runs_dir / run_id
 
     def state_dirs(self, run_id: str, fragments: int) -> list[Path]:
-        """Where journal, results and checkpoint are: in the run's folder, or in one for each fragment of a model that is cut."""
+        """Where journal, results and checkpoint are: in the run's folder, or in one for each
+        fragment of a model that is cut.
+        """
         folder = self.run_dir(run_id)
         return (
             [folder]
@@ -104,9 +112,11 @@ class Paths:
         make_private(self.control_socket.parent)
 
     def tighten(self) -> int:
-        """Take the rights of others from everything of this user's in these folders; how many files and folders had any.
+        """Take the rights of others from everything of this user's in these folders; how many files
+        and folders had any.
 
-        Links are not followed. Of folders that may hold something else, too, only atoll's own files are looked at.
+        Links are not followed. Of folders that may hold something else, too, only atoll's own files
+        are looked at.
         """
         roots = [self.state_dir, self.cache_dir, self.runtime_dir, self.founded_file("").parent]
         found = [_close(file) for file in (self.config_file,)]
@@ -140,12 +150,16 @@ def _xdg(environ: Mapping[str, str], name: str, default: Path) -> Path:
 
 
 def only_mine() -> None:
-    """From now on this process makes files that nobody else can read, and folders that nobody else can enter."""
+    """From now on this process makes files that nobody else can read, and folders that nobody else
+    can enter.
+    """
     os.umask(0o077)
 
 
 def open_private(path: Path) -> BinaryIO:
-    """A file to append to that only its owner can read, also where it was there before. Raises OSError."""
+    """A file to append to that only its owner can read, also where it was there before. Raises
+    OSError.
+    """
     file = open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600))  # noqa: SIM115
     if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
         os.fchmod(file.fileno(), 0o600)
@@ -169,7 +183,8 @@ def _close(path: Path) -> bool:
 def make_private(folder: Path) -> None:
     """Make a folder that only its owner can enter, or take the others' rights from one we own.
 
-    Raises ConfigError when the folder belongs to somebody else, StorageError when it cannot be made.
+    Raises ConfigError when the folder belongs to somebody else, StorageError when it cannot be
+    made.
     """
     try:
         make_folder(folder)
@@ -187,7 +202,9 @@ def make_private(folder: Path) -> None:
 
 
 def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Replace a file so that a crash leaves the old or the new one. Raises StorageError (disk full, no permission)."""
+    """Replace a file so that a crash leaves the old or the new one. Raises StorageError (disk full,
+    no permission).
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
@@ -209,7 +226,9 @@ def storage_error(what: str, error: OSError) -> StorageError:
 
 
 def advice(error: OSError) -> tuple[str, str]:
-    """Why a file operation failed, and what fits it: a full disk wants room, a failing one another disk."""
+    """Why a file operation failed, and what fits it: a full disk wants room, a failing one another
+    disk.
+    """
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return (
             "the disk is full, or this user may use no more of it",

@@ -1,8 +1,10 @@
-"""Private nodes: a script that finds no running node starts one of its own, as a child that ends with it.
+"""Private nodes: a script that finds no running node starts one of its own, as a child that ends
+with it.
 
-Both ends of one inherited socket pair: `ParentLink` in the node, `PrivateNode` in the script. The node says on it, once, where
-it listens or why it cannot start, and from then on waits for its end (`control.parent`). The arguments it gets are
-``--private [--home H] --parent-pid P --parent-fd N``; its stdout and stderr go to ``private-node.log`` in the log folder.
+Both ends of one inherited socket pair: `ParentLink` in the node, `PrivateNode` in the script. The
+node says on it, once, where it listens or why it cannot start, and from then on waits for its end
+(`control.parent`). The arguments it gets are ``--private [--home H] --parent-pid P --parent-fd N``;
+its stdout and stderr go to ``private-node.log`` in the log folder.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ class _Ready(msgspec.Struct, frozen=True):
 
 
 class ParentLink:
-    """A private node's end of the link to its script: says once how the start went, then only listens for the end."""
+    """A private node's end of the link to its script: says once how the start went, then only
+    listens for the end.
+    """
 
     def __init__(self, fd: int) -> None:
         os.set_inheritable(fd, False)
@@ -65,7 +69,9 @@ class ParentLink:
             self._socket.sendall(msgspec.json.encode(ready) + b"\n")
 
     def ended(self) -> bool:
-        """Whether the script closed its end (or died). Never blocks; a script says nothing here, so bytes are dropped."""
+        """Whether the script closed its end (or died). Never blocks; a script says nothing here, so
+        bytes are dropped.
+        """
         try:
             while self._socket.recv(4096):
                 pass
@@ -81,7 +87,9 @@ class ParentLink:
 
 
 class PrivateNode:
-    """A node process of this script's own. It ends when `end` is called, and also when the script dies in any way."""
+    """A node process of this script's own. It ends when `end` is called, and also when the script
+    dies in any way.
+    """
 
     def __init__(self, process: subprocess.Popen[bytes], link: socket.socket, log: Path) -> None:
         self._process = process
@@ -95,9 +103,11 @@ class PrivateNode:
     def start(
         cls, paths: Paths, *, home: str | Path | None = None, command: Sequence[str] = ()
     ) -> PrivateNode:
-        """Start the process; `wait_ready` before using it. ``command`` replaces ``python -m atoll.node`` (tests).
+        """Start the process; `wait_ready` before using it. ``command`` replaces ``python -m
+        atoll.node`` (tests).
 
-        Raises StorageError when its log cannot be written, SwarmClosedError (E161) when it cannot be executed.
+        Raises StorageError when its log cannot be written, SwarmClosedError (E161) when it cannot
+        be executed.
         """
         paths.ensure()
         log = paths.log_dir / "private-node.log"
@@ -120,7 +130,8 @@ class PrivateNode:
                     stdout=output,
                     stderr=output,
                     pass_fds=[theirs.fileno()],
-                    start_new_session=True,  # Ctrl-C is the script's: the node hands over its round when the script ends
+                    # Ctrl-C is the script's: the node hands over its round when the script ends
+                    start_new_session=True,
                 )
         except OSError as error:
             ours.close()
@@ -150,7 +161,9 @@ class PrivateNode:
     def wait_ready(
         self, timeout_s: float = READY_S, *, give_up: Callable[[], bool] | None = None
     ) -> Path:
-        """The path of its control socket. Raises what the node says it failed of, or SwarmClosedError (E161); it is then gone."""
+        """The path of its control socket. Raises what the node says it failed of, or
+        SwarmClosedError (E161); it is then gone.
+        """
         try:
             line = self._read_line(time.monotonic() + timeout_s, give_up)
             ready = msgspec.json.decode(line, type=_Ready)
@@ -197,7 +210,8 @@ class PrivateNode:
         )
 
     def end(self, timeout_s: float = END_S) -> None:
-        """Close the link, wait for the process; SIGTERM it after ``timeout_s``, SIGKILL it at last. Idempotent.
+        """Close the link, wait for the process; SIGTERM it after ``timeout_s``, SIGKILL it at last.
+        Idempotent.
 
         Ctrl-C while waiting kills the process and goes on as KeyboardInterrupt.
         """
@@ -220,7 +234,9 @@ class PrivateNode:
             self._process.send_signal(then)
 
     def _remove_files(self) -> None:
-        """A node that was killed leaves its socket file; nobody can listen there now unless a new node does."""
+        """A node that was killed leaves its socket file; nobody can listen there now unless a new
+        node does.
+        """
         if self.socket is not None:
             with contextlib.suppress(OSError, StateError):
                 remove_stale_socket(self.socket)

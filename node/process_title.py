@@ -1,8 +1,11 @@
-"""Whoever may list the processes of a machine reads their arguments; an invite among them is taken out, as early as can be.
+"""Whoever may list the processes of a machine reads their arguments; an invite among them is taken
+out, as early as can be.
 
-Linux and macOS show a process's arguments from its own memory (``/proc/PID/cmdline``, ``KERN_PROCARGS2``), so it is overwritten there.
-``sys.argv`` keeps them. Until then (the start of the interpreter: a fraction of a second) they stand there, as they do in a shell's history and in
-the arguments of whatever started this process: a file, stdin and ``ATOLL_INVITE`` are read by its own user only.
+Linux and macOS show a process's arguments from its own memory (``/proc/PID/cmdline``,
+``KERN_PROCARGS2``), so it is overwritten there. ``sys.argv`` keeps them. Until then (the start of
+the interpreter: a fraction of a second) they stand there, as they do in a shell's history and in
+the arguments of whatever started this process: a file, stdin and ``ATOLL_INVITE`` are read by its
+own user only.
 """
 
 from __future__ import annotations
@@ -18,7 +21,9 @@ _ARG_START, _ARG_END = 48, 49  # fields of /proc/PID/stat, counted from 1
 
 
 def hide_invites() -> bool:
-    """Overwrite every invite among this process's arguments with stars. Whether none stands there any more."""
+    """Overwrite every invite among this process's arguments with stars. Whether none stands there
+    any more.
+    """
     if not any(_INVITE.search(os.fsencode(word)) for word in sys.orig_argv):
         return True
     import ctypes

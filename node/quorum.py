@@ -1,4 +1,6 @@
-"""What documents for people and tools say of the quorum of a run's open round: ``reachable``, ``members``, ``needed``, ``held``."""
+"""What documents for people and tools say of the quorum of a run's open round: ``reachable``,
+``members``, ``needed``, ``held``.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,9 @@ from ..collectives.identifiers import PeerId
 
 
 def quorum_of(peers: Sequence[Mapping[str, Any]], least: int = 0) -> dict[str, Any] | None:
-    """From the rows of a run's peers, which say how many may be lying; ``least``: how many contributors its rounds need. None when a member may or
-    may not be there, as just after a start, or when there is none."""
+    """From the rows of a run's peers, which say how many may be lying; ``least``: how many
+    contributors its rounds need. None when a member may or may not be there, as just after a start,
+    or when there is none."""
     members = {
         PeerId(str(row.get("peer", ""))): row.get("live") for row in peers if row.get("member")
     }
@@ -28,7 +31,9 @@ def quorum_of(peers: Sequence[Mapping[str, Any]], least: int = 0) -> dict[str, A
 
 
 def no_quorum(quorum: Any) -> str:
-    """Why the open round cannot be decided, in words; nothing when it can be, or when the document does not tell."""
+    """Why the open round cannot be decided, in words; nothing when it can be, or when the document
+    does not tell.
+    """
     try:
         there = msgspec.convert(quorum, Reach)
     except msgspec.ValidationError:

@@ -1,4 +1,6 @@
-"""Compute a committed round again from the contributions that were kept and signed, and compare with what was decided, bit for bit."""
+"""Compute a committed round again from the contributions that were kept and signed, and compare
+with what was decided, bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ from .storage.contributions import find_kept
 
 
 class Part(msgspec.Struct, frozen=True):
-    """One part of a round: who added it up, and whether it is what comes of the contributions. ``heads``: on two levels or in a ring, who added up
-    others' contributions for the owner."""
+    """One part of a round: who added it up, and whether it is what comes of the contributions.
+    ``heads``: on two levels or in a ring, who added up others' contributions for the owner."""
 
     owner: PeerId
     first: int
@@ -49,8 +51,8 @@ class Recomputed(msgspec.Struct, frozen=True):
 
     @property
     def wrong(self) -> list[PeerId]:
-        """Who added up parts that are not what comes of the contributions: their owners, and those who lead a site for them. Of several for one part
-        at least one has stated what is not so."""
+        """Who added up parts that are not what comes of the contributions: their owners, and those
+        who lead a site for them. Of several for one part at least one has stated what is not so."""
         return sorted(
             {peer for part in self.parts if not part.same for peer in (part.owner, *part.heads)}
         )
@@ -63,10 +65,11 @@ def recompute(
     folders: Sequence[Path],
     progress: Callable[[int], None] = lambda chunk: None,
 ) -> Recomputed:
-    """Round ``round_`` (counted from 1) of a log, from what ``folders`` and the node's own folder hold. The log itself is `audit`'s affair.
+    """Round ``round_`` (counted from 1) of a log, from what ``folders`` and the node's own folder
+    hold. The log itself is `audit`'s affair.
 
-    Raises ConfigError where contributions are missing or the round cannot be recomputed, SecurityError E204 for one that is not what its
-    contributor has signed, StorageError.
+    Raises ConfigError where contributions are missing or the round cannot be recomputed,
+    SecurityError E204 for one that is not what its contributor has signed, StorageError.
     """
     entry = _entry_of(source, log, round_).entry
     grid = Grid(entry.codec, entry.numel, entry.chunk_elements)
@@ -114,7 +117,9 @@ def _entry_of(source: Source, log: str, round_: int) -> Certified:
 
 
 def missing(entry: Entry, folders: Sequence[Path]) -> list[PeerId]:
-    """Contributors of the entry whose contributions are in none of these folders. Raises StorageError for a damaged statement."""
+    """Contributors of the entry whose contributions are in none of these folders. Raises
+    StorageError for a damaged statement.
+    """
     kept = find_kept(folders, entry.round)
     return [
         c.member.peer
@@ -126,7 +131,9 @@ def missing(entry: Entry, folders: Sequence[Path]) -> list[PeerId]:
 def contributions_of(
     source: Source, entry: Entry, grid: Grid, folders: Sequence[Path]
 ) -> list[memoryview]:
-    """The encoded vectors of the entry's contributors, each what its contributor has signed. Raises as `recompute`."""
+    """The encoded vectors of the entry's contributors, each what its contributor has signed. Raises
+    as `recompute`.
+    """
     folders = [folder for folder in folders if folder.is_dir()]
     if lost := missing(entry, folders):
         raise ConfigError(
@@ -190,7 +197,9 @@ class _Round:
         )
 
     def _summed(self, tree: Tree, peer: PeerId, chunk: int, own: Sequence[Wire], out: Wire) -> None:
-        """What a member of a part's tree makes of what it has and what it is sent, to ``out``: the result, at the root."""
+        """What a member of a part's tree makes of what it has and what it is sent, to ``out``: the
+        result, at the root.
+        """
         found, wires = tree.sum(peer), list[Wire]()
         assert found is not None
         for term in found.terms:

@@ -1,10 +1,12 @@
-"""Memory that the node and a script share: made by the node, handed over as file descriptors, gone when both are gone.
+"""Memory that the node and a script share: made by the node, handed over as file descriptors, gone
+when both are gone.
 
-* ``SharedBuffer``  one block of memory: a sealed memfd on Linux, an unlinked temporary file elsewhere. It has no name, so a
-  crash of either side leaves nothing behind.
-* ``AnchorSlots``   float32 slots in which the node publishes generations of the anchor; it never writes one that is current or
-  leased.
-* ``WritableFloats``, ``ReadOnlyFloats``, ``map_bytes``  the script's mappings, made of the descriptors it was given.
+* ``SharedBuffer``  one block of memory: a sealed memfd on Linux, an unlinked temporary file
+  elsewhere. It has no name, so a crash of either side leaves nothing behind.
+* ``AnchorSlots``   float32 slots in which the node publishes generations of the anchor; it never
+  writes one that is current or leased.
+* ``WritableFloats``, ``ReadOnlyFloats``, ``map_bytes``  the script's mappings, made of the
+  descriptors it was given.
 
 Nothing here loads torch before ``SharedBuffer.tensor`` or ``ReadOnlyFloats.copy_into`` is called.
 """
@@ -36,9 +38,10 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
 
 
 class AnchorSlot(msgspec.Struct, frozen=True):
-    """Where one generation of the anchor lies: ``round`` entries of the log are applied to it. ``digest``: blake3 of its bytes in
-    hex, or "" where the node has not computed it (the script then does, if it asks). ``samples``: contributed to it, ``lag``: of its newest
-    round, ``steps``: from it, as in an `AnchorView`; where a script holds it."""
+    """Where one generation of the anchor lies: ``round`` entries of the log are applied to it.
+    ``digest``: blake3 of its bytes in hex, or "" where the node has not computed it (the script
+    then does, if it asks). ``samples``: contributed to it, ``lag``: of its newest round, ``steps``:
+    from it, as in an `AnchorView`; where a script holds it."""
 
     slot: int
     round: int
@@ -52,12 +55,13 @@ class SharedBuffer:
     """A writable block of shared memory of ``nbytes`` bytes, zero at first.
 
     Args:
-        nbytes: its size, > 0.
-        folder: where the temporary file of the fallback is made (it is unlinked at once); default: the system's.
-        use_memfd: None takes memfd where the platform has it; False forces the fallback.
+        nbytes: its size, > 0. folder: where the temporary file of the fallback is made (it is
+        unlinked at once); default: the system's. use_memfd: None takes memfd where the platform has
+        it; False forces the fallback.
 
     Raises:
-        StorageError: there is no room. The fallback reserves all its blocks here, so that a full disk is this error and not
+        StorageError: there is no room. The fallback reserves all its blocks here, so that a full
+        disk is this error and not
             a SIGBUS at the first write.
     """
 
@@ -75,8 +79,9 @@ class SharedBuffer:
             raise _storage_error(
                 nbytes, "memory" if memfd else str(folder or tempfile.gettempdir()), error
             ) from error
-        # never closed by hand: torch.frombuffer keeps the mapping alive but does not lock it, so that close() would pull the memory
-        # from under a tensor (SIGSEGV); it ends with the last reference
+        # never closed by hand: torch.frombuffer keeps the mapping alive but does not lock it, so
+        # that close() would pull the memory from under a tensor (SIGSEGV); it ends with the last
+        # reference
         self._memory: mmap.mmap | None = mmap.mmap(self.fd, nbytes, mmap.MAP_SHARED)
 
     @property
@@ -89,13 +94,17 @@ class SharedBuffer:
         return memoryview(self._mapping())
 
     def tensor(self) -> Tensor:
-        """The memory as float32, shape (nbytes / 4,), writable; it keeps the mapping alive. Raises LocalProtocolError after `close`."""
+        """The memory as float32, shape (nbytes / 4,), writable; it keeps the mapping alive. Raises
+        LocalProtocolError after `close`.
+        """
         import torch  # heavy: only where tensors are touched
 
         return torch.frombuffer(self._mapping(), dtype=torch.float32)
 
     def clear(self) -> None:
-        """Give the memory back to the system until somebody touches it again: then it is zero. Does nothing where that cannot be had."""
+        """Give the memory back to the system until somebody touches it again: then it is zero. Does
+        nothing where that cannot be had.
+        """
         if hasattr(mmap, "MADV_REMOVE"):
             with contextlib.suppress(OSError):
                 self._mapping().madvise(mmap.MADV_REMOVE)
@@ -106,7 +115,9 @@ class SharedBuffer:
         return self._memory
 
     def close(self) -> None:
-        """Close the descriptors and let go of the mapping, which ends with the last tensor or view of it. Idempotent."""
+        """Close the descriptors and let go of the mapping, which ends with the last tensor or view
+        of it. Idempotent.
+        """
         for fd in (self.fd, self._reader_fd):
             if fd >= 0:
                 os.close(fd)
@@ -120,7 +131,9 @@ class SharedBuffer:
 
 
 def _memfd(nbytes: int) -> tuple[int, int]:
-    """An anonymous file whose size is sealed: nobody who holds it can shrink it and so kill the other side by SIGBUS."""
+    """An anonymous file whose size is sealed: nobody who holds it can shrink it and so kill the
+    other side by SIGBUS.
+    """
     fd = os.memfd_create("atoll", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, nbytes)
@@ -178,7 +191,9 @@ def _storage_error(nbytes: int, where: str, error: OSError) -> StorageError:
 
 
 class WritableFloats:
-    """A script's mapping of a buffer it writes: float32, shape (numel,). Takes the descriptor over and closes it."""
+    """A script's mapping of a buffer it writes: float32, shape (numel,). Takes the descriptor over
+    and closes it.
+    """
 
     def __init__(self, fd: int, numel: int) -> None:
         self.numel = numel
@@ -192,9 +207,11 @@ class WritableFloats:
 
 
 class ReadOnlyFloats:
-    """A script's read-only mapping of float32, shape (numel,). Takes the descriptor over and closes it.
+    """A script's read-only mapping of float32, shape (numel,). Takes the descriptor over and closes
+    it.
 
-    The only way out is a copy: writing through a read-only mapping is a SIGSEGV, and torch warns of tensors over one.
+    The only way out is a copy: writing through a read-only mapping is a SIGSEGV, and torch warns of
+    tensors over one.
     """
 
     def __init__(self, fd: int, numel: int) -> None:
@@ -202,7 +219,8 @@ class ReadOnlyFloats:
         self._memory = map_bytes(fd, numel * FLOAT_BYTES, writable=False)
 
     def copy_into(self, destination: Tensor, start: int = 0) -> None:
-        """Copy elements [start, start + destination.numel()) into ``destination``: float32, contiguous, on the CPU.
+        """Copy elements [start, start + destination.numel()) into ``destination``: float32,
+        contiguous, on the CPU.
 
         Raises LocalProtocolError when the range or the destination does not fit.
         """
@@ -241,8 +259,9 @@ class ReadOnlyFloats:
 
 
 def map_bytes(fd: int, nbytes: int, *, writable: bool, copy: bool = False) -> mmap.mmap:
-    """Map and close ``fd``. ``copy``: what is written to the mapping stays in this process (torch wants writable memory even where it
-    only reads). Raises StorageError when the file is shorter than said (touching the rest would be a SIGBUS)."""
+    """Map and close ``fd``. ``copy``: what is written to the mapping stays in this process (torch
+    wants writable memory even where it only reads). Raises StorageError when the file is shorter
+    than said (touching the rest would be a SIGBUS)."""
     try:
         size = os.fstat(fd).st_size
         if size < nbytes:
@@ -256,19 +275,24 @@ def map_bytes(fd: int, nbytes: int, *, writable: bool, copy: bool = False) -> mm
 class AnchorSlots:
     """The node's side of the anchor: float32 slots of shape (numel,), one of which is current.
 
-    Use: ``slot = next_slot()``; write ``tensor(slot)`` (the current generation stays readable meanwhile, so the outer step goes
-    from ``tensor(current.slot)`` to ``tensor(slot)``); ``publish(slot, round, digest)``. ``next_slot`` and ``tensor`` may be called from
-    a worker thread; all else in one thread. `renew` may put other memory with the same content into the current slot.
+    Use: ``slot = next_slot()``; write ``tensor(slot)`` (the current generation stays readable
+    meanwhile, so the outer step goes from ``tensor(current.slot)`` to ``tensor(slot)``);
+    ``publish(slot, round, digest)``. ``next_slot`` and ``tensor`` may be called from a worker
+    thread; all else in one thread. `renew` may put other memory with the same content into the
+    current slot.
 
-    The attached script leases slots for as long as it likes, at most MAX_LEASES at a time: the anchor it measures its progress
-    against, and the one it moves to. What a script had leased when its connection was lost is its own for ever (`abandon`):
-    it may have outlived the connection and still read.
+    The attached script leases slots for as long as it likes, at most MAX_LEASES at a time: the
+    anchor it measures its progress against, and the one it moves to. What a script had leased when
+    its connection was lost is its own for ever (`abandon`): it may have outlived the connection and
+    still read.
     """
 
     def __init__(
         self, numel: int, *, folder: Path | None = None, use_memfd: bool | None = None
     ) -> None:
-        """Raises StorageError. Memory is taken when it is first written (memfd), or at once (fallback)."""
+        """Raises StorageError. Memory is taken when it is first written (memfd), or at once
+        (fallback).
+        """
         self.numel = numel
         self._folder, self._use_memfd = folder, use_memfd
         self._buffers: list[SharedBuffer] = []
@@ -294,11 +318,15 @@ class AnchorSlots:
         return list(self._leases)
 
     def reader_fds(self) -> list[int]:
-        """What a script needs: descriptors of all slots, in order; none can be mapped for writing. After `renew`."""
+        """What a script needs: descriptors of all slots, in order; none can be mapped for writing.
+        After `renew`.
+        """
         return [buffer.reader_fd for buffer in self._buffers]
 
     def next_slot(self) -> int:
-        """A slot that nobody reads, the lowest. The same one until something changes. Raises StorageError."""
+        """A slot that nobody reads, the lowest. The same one until something changes. Raises
+        StorageError.
+        """
         slot = next(slot for slot in range(SLOTS) if not self._taken(slot))
         if slot in self._abandoned:
             self._replace(slot, keep=False)
@@ -318,8 +346,8 @@ class AnchorSlots:
         return self._current
 
     def lease(self) -> AnchorSlot:
-        """Keep the current slot from being written until `release`. Raises LocalProtocolError on too many, OutOfDateError before
-        the first `publish`."""
+        """Keep the current slot from being written until `release`. Raises LocalProtocolError on
+        too many, OutOfDateError before the first `publish`."""
         if len(self._leases) >= MAX_LEASES:
             raise LocalProtocolError(
                 f"the script holds {MAX_LEASES} anchors already",
@@ -336,12 +364,15 @@ class AnchorSlots:
             self._leases.remove(slot)
 
     def abandon(self) -> None:
-        """The script's connection is gone: its leases end, and the memory it had leased is never written again."""
+        """The script's connection is gone: its leases end, and the memory it had leased is never
+        written again.
+        """
         self._abandoned.update(self._leases)
         self._leases.clear()
 
     def renew(self) -> None:
-        """Before `reader_fds` go to a new session: other memory for every abandoned slot (the current one is copied).
+        """Before `reader_fds` go to a new session: other memory for every abandoned slot (the
+        current one is copied).
 
         Raises StorageError.
         """
@@ -354,8 +385,9 @@ class AnchorSlots:
             self._buffers.pop().close()
 
     def _clear_idle(self) -> None:
-        """Of a script that trains on, two slots hold something: what it started from and what it moves to. The next generation goes
-        where the first of them was, so others give their memory back; without a script the lowest does not."""
+        """Of a script that trains on, two slots hold something: what it started from and what it
+        moves to. The next generation goes where the first of them was, so others give their memory
+        back; without a script the lowest does not."""
         idle = [
             slot for slot in range(SLOTS) if not self._taken(slot) and slot not in self._abandoned
         ]
@@ -375,7 +407,9 @@ class AnchorSlots:
         if keep:
             fresh.tensor().copy_(self._buffers[slot].tensor())
         self._buffers[slot] = (
-            fresh  # one step: another thread may be asking for the tensor; the old one goes with its last user
+            # one step: another thread may be asking for the tensor; the old one goes with its last
+            # user
+            fresh
         )
         self._abandoned.discard(slot)
 
@@ -386,7 +420,9 @@ class AnchorSlots:
 
 
 def received(fds: list[int], expected: int) -> list[int]:
-    """Check the number of descriptors that came with a message; closes them and raises LocalProtocolError when it is wrong."""
+    """Check the number of descriptors that came with a message; closes them and raises
+    LocalProtocolError when it is wrong.
+    """
     if len(fds) == expected:
         return fds
     for fd in fds:

@@ -1,7 +1,9 @@
-"""A run's members in clusters by the direction of what they contributed lately, and a manifest for a run of each cluster.
+"""A run's members in clusters by the direction of what they contributed lately, and a manifest for
+a run of each cluster.
 
-As the simulation does it, with the same code (`optim.federated.clusters`), from contributions that members have signed and kept. What comes of it
-names members and says how alike their updates are on average; nothing else of a contribution leaves the process that looks at it.
+As the simulation does it, with the same code (`optim.federated.clusters`), from contributions that
+members have signed and kept. What comes of it names members and says how alike their updates are on
+average; nothing else of a contribution leaves the process that looks at it.
 """
 
 from __future__ import annotations
@@ -33,10 +35,12 @@ MAX_NAME = 58  # of the parent's name in a cluster's
 
 
 class Split(msgspec.Struct, frozen=True):
-    """``clusters``: members of each, the largest first; ``unseen``: members whose contributions in one of the halves of the rounds are none, or zero.
+    """``clusters``: members of each, the largest first; ``unseen``: members whose contributions in
+    one of the halves of the rounds are none, or zero.
 
-    ``agree``: adjusted Rand index of the clusterings by the two halves; 1: the same. ``within``, ``between``: mean cosine of two members' updates in
-    the newer half, in one cluster and in different ones; None where there are no such two. ``rounds``: the entries that were looked at.
+    ``agree``: adjusted Rand index of the clusterings by the two halves; 1: the same. ``within``,
+    ``between``: mean cosine of two members' updates in the newer half, in one cluster and in
+    different ones; None where there are no such two. ``rounds``: the entries that were looked at.
     """
 
     clusters: tuple[tuple[PeerId, ...], ...]
@@ -87,12 +91,14 @@ def split(
     count: int | None = None,
     progress: Callable[[int], None] = lambda entry: None,
 ) -> Split:
-    """Cluster by the newest ``rounds`` rounds, from what ``folders`` and the node's own folder hold; ``count``: so many clusters, not as many as show.
+    """Cluster by the newest ``rounds`` rounds, from what ``folders`` and the node's own folder
+    hold; ``count``: so many clusters, not as many as show.
 
-    Of each half of these rounds a member's direction is the sum of its updates, each of length 1. The log itself is `audit`'s affair.
+    Of each half of these rounds a member's direction is the sum of its updates, each of length 1.
+    The log itself is `audit`'s affair.
 
-    Raises ConfigError where contributions are missing, SecurityError E204 for one that is not what its contributor has
-    signed, StorageError.
+    Raises ConfigError where contributions are missing, SecurityError E204 for one that is not what
+    its contributor has signed, StorageError.
     """
     check_split(source.signed.open())
     (log,) = source.logs
@@ -138,7 +144,9 @@ def split(
 
 
 def manifests(parent: Manifest, found: Split) -> list[Manifest]:
-    """A manifest for each cluster: the parent's, of another name, which only members of the cluster may enter."""
+    """A manifest for each cluster: the parent's, of another name, which only members of the cluster
+    may enter.
+    """
     return [
         msgspec.structs.replace(
             parent,
@@ -153,9 +161,11 @@ def manifests(parent: Manifest, found: Split) -> list[Manifest]:
 def newest_rounds(
     source: Source, log: str, rounds: int, folders: Sequence[Path], least: int, why: str
 ) -> tuple[list[Entry], list[PeerId]]:
-    """The newest ``rounds`` rounds of which all contributions are here, the oldest first, and who the members are now.
+    """The newest ``rounds`` rounds of which all contributions are here, the oldest first, and who
+    the members are now.
 
-    Raises ConfigError where there are fewer than ``least``, of which ``why`` says what they are for.
+    Raises ConfigError where there are fewer than ``least``, of which ``why`` says what they are
+    for.
     """
     kept, members = (
         deque[Entry](maxlen=source.signed.open().audit.keep_contributions),
@@ -187,7 +197,9 @@ def _directions(
     layout: Layout,
     progress: Callable[[int], None],
 ) -> dict[PeerId, Tensor]:
-    """By contributor: the sum of its updates, each of length 1, parameters only; of those that have a direction."""
+    """By contributor: the sum of its updates, each of length 1, parameters only; of those that have
+    a direction.
+    """
     found = dict[PeerId, Tensor]()
     for entry in entries:
         grid = Grid(entry.codec, entry.numel, entry.chunk_elements)

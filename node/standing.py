@@ -1,7 +1,8 @@
-"""What got this node into a run, kept in the run's folder for its next life: its certificate, and where to look for members.
+"""What got this node into a run, kept in the run's folder for its next life: its certificate, and
+where to look for members.
 
-The secret of an invite is kept only where it is needed again: to invite others by the same capability. One that is for a single
-peer is forgotten once its certificate is made.
+The secret of an invite is kept only where it is needed again: to invite others by the same
+capability. One that is for a single peer is forgotten once its certificate is made.
 """
 
 from __future__ import annotations
@@ -21,14 +22,18 @@ FILE = "admission"
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """``certificate``: what members want to see, empty where this node entered without. ``secret``: of the invite key, or empty."""
+    """``certificate``: what members want to see, empty where this node entered without. ``secret``:
+    of the invite key, or empty.
+    """
 
     certificate: Annotated[bytes, msgspec.Meta(max_length=MAX_CERTIFICATE_BYTES)] = b""
     secret: Annotated[bytes, msgspec.Meta(max_length=SECRET_BYTES)] = b""
     bootstrap: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_ADDRESSES)] = ()
 
     def invite(self, bootstrap: tuple[str, ...]) -> Invite:
-        """An invite by the capability that this node came by. Raises NotAdmittedError where it may not hand that on."""
+        """An invite by the capability that this node came by. Raises NotAdmittedError where it may
+        not hand that on.
+        """
         found = genuine(self.certificate)
         if found is not None and not found.capability.reissuable:
             raise NotAdmittedError(
@@ -59,7 +64,9 @@ def save_standing(paths: Paths, run_id: RunId, standing: Standing) -> None:
 
 
 def forget_standing(paths: Paths, run_id: RunId, earlier: Standing | None) -> None:
-    """A run could not be entered: back to what was kept before, which may be nothing at all. Raises StorageError."""
+    """A run could not be entered: back to what was kept before, which may be nothing at all. Raises
+    StorageError.
+    """
     if earlier is not None and earlier.certificate:
         save_standing(paths, run_id, earlier)
         return

@@ -1,4 +1,6 @@
-"""TOML into typed settings, strictly: an unknown key, a wrong type or a value out of range names its path and what to write."""
+"""TOML into typed settings, strictly: an unknown key, a wrong type or a value out of range names
+its path and what to write.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ _OTHER = re.compile(r"(?P<what>.*?)(?: - at `(?P<path>.*)`)?\Z", re.DOTALL)
 
 
 def parse_toml(text: str, name: str) -> dict[str, Any]:
-    """The table of a TOML text. ``name`` (a file name) is for the message. Raises ConfigError with line and column."""
+    """The table of a TOML text. ``name`` (a file name) is for the message. Raises ConfigError with
+    line and column.
+    """
     try:
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:

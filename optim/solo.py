@@ -1,8 +1,10 @@
-"""The swarm of one: a complete Swarm without a network or a node, for scripts on one machine and for tests.
+"""The swarm of one: a complete Swarm without a network or a node, for scripts on one machine and
+for tests.
 
-Rounds commit synchronously inside `contribute`, with the same outer step the node uses, so a script attached to it is DiLoCo
-with one worker (Lookahead with Nesterov momentum). It keeps its state in memory; `state_dict` holds anchor and momentum as
-tensors, because there is no log to fetch them from again.
+Rounds commit synchronously inside `contribute`, with the same outer step the node uses, so a script
+attached to it is DiLoCo with one worker (Lookahead with Nesterov momentum). It keeps its state in
+memory; `state_dict` holds anchor and momentum as tensors, because there is no log to fetch them
+from again.
 """
 
 from __future__ import annotations
@@ -92,7 +94,9 @@ class Lease:
         return self._digest
 
     def copy_into(self, destination: Tensor, start: int = 0) -> None:
-        """See `AnchorView`. Raises LocalProtocolError after `release`, or when the range or the destination does not fit."""
+        """See `AnchorView`. Raises LocalProtocolError after `release`, or when the range or the
+        destination does not fit.
+        """
         flat, count = self._held(), destination.numel()
         if not _plain(destination):
             raise LocalProtocolError(
@@ -117,7 +121,9 @@ class Lease:
 
 
 class AnchorStore:
-    """Anchor generations and momentum of one run in memory. A leased generation is never overwritten."""
+    """Anchor generations and momentum of one run in memory. A leased generation is never
+    overwritten.
+    """
 
     def __init__(
         self, layout: Layout, settings: RunSettings, initial: Callable[[Tensor], None]
@@ -152,7 +158,9 @@ class AnchorStore:
         return Lease(flat, self.round, give_back, self.samples, self.lag)
 
     def commit(self, mean: Tensor, said: Said = ()) -> None:
-        """Apply the outer step with this mean, of whose contributions this is ``said``; the result is the newest generation."""
+        """Apply the outer step with this mean, of whose contributions this is ``said``; the result
+        is the newest generation.
+        """
         old, new = self.anchor, self._spare()
         self._step.apply(old, mean, self.momentum, new, said)
         self.samples += sum(weight for weight, _ in said)
@@ -160,7 +168,9 @@ class AnchorStore:
         self._turn(new, self.round + 1)
 
     def replace(self, anchor: Tensor, momentum: Tensor, round_: int, samples: int) -> None:
-        """Make copies of these the newest state. An empty ``momentum`` is that of a run without any."""
+        """Make copies of these the newest state. An empty ``momentum`` is that of a run without
+        any.
+        """
         self.samples, self.lag = samples, 0.0
         new = self._spare()
         new.copy_(anchor)
@@ -269,7 +279,9 @@ class SoloSwarm:
         loss: float | None = None,
         lag: float | None = None,
     ) -> Done[Outcome]:
-        """See `Swarm`. The round is decided when this returns; when ``write`` raises nothing has happened."""
+        """See `Swarm`. The round is decided when this returns; when ``write`` raises nothing has
+        happened.
+        """
         store = self._opened()
         if self._left:
             raise SwarmClosedError(
@@ -414,7 +426,9 @@ class SoloSwarm:
         self._closed = True
 
     def state_dict(self) -> dict[str, Any]:
-        """Round, samples, anchor and momentum (copies; an empty tensor where the outer step has none). Needs `open` first."""
+        """Round, samples, anchor and momentum (copies; an empty tensor where the outer step has
+        none). Needs `open` first.
+        """
         store = self._opened()
         momentum = (
             store.momentum
@@ -429,7 +443,9 @@ class SoloSwarm:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go back or forward to a saved state. Raises OutOfDateError when it is of another model or outer optimizer."""
+        """Go back or forward to a saved state. Raises OutOfDateError when it is of another model or
+        outer optimizer.
+        """
         store = self._opened()
         anchor, momentum = state_dict["anchor"], state_dict["momentum"]
         expected = store.momentum.numel() if store.momentum is not None else 0

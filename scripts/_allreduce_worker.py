@@ -1,4 +1,6 @@
-"""One peer of bench_allreduce.py: a training process with its private node, and a rank of gloo. Commands and answers are JSON lines."""
+"""One peer of bench_allreduce.py: a training process with its private node, and a rank of gloo.
+Commands and answers are JSON lines.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ from atoll.node.client.commands import NodeClient
 from atoll.node.lifecycle import read_node_file
 from atoll.node.paths import find_paths
 
-CHECKED = 2_000_000  # elements at the beginning over which errors are computed; equality is checked over all
+# elements at the beginning over which errors are computed; equality is checked over all
+CHECKED = 2_000_000
 DEADLINE_S = 300.0
 MODEL_ELEMENTS = 256  # of the run: what is reduced has a length of its own
 
@@ -44,7 +47,9 @@ def values(rank: int, elements: int, outliers: bool) -> torch.Tensor:
 
 
 def outlier_places(rank: int, elements: int) -> torch.Tensor:
-    """Where a rank has its outliers: one in a million, at least one, and at least one among the checked elements."""
+    """Where a rank has its outliers: one in a million, at least one, and at least one among the
+    checked elements.
+    """
     generator = torch.Generator().manual_seed(2000 + rank)
     places = torch.randint(elements, (max(1, elements // 1_000_000),), generator=generator)
     places[0] = places[0] % min(CHECKED, elements)
@@ -52,7 +57,9 @@ def outlier_places(rank: int, elements: int) -> torch.Tensor:
 
 
 def error(result: torch.Tensor, peers: int, elements: int, outliers: bool) -> float:
-    """RMS of (result - mean) relative to the RMS of the mean, in float64, over the checked elements that are no outliers."""
+    """RMS of (result - mean) relative to the RMS of the mean, in float64, over the checked elements
+    that are no outliers.
+    """
     head = min(CHECKED, elements)
     mean = torch.zeros(head, dtype=torch.float64)
     usual = torch.ones(head, dtype=torch.bool)
@@ -68,7 +75,9 @@ def error(result: torch.Tensor, peers: int, elements: int, outliers: bool) -> fl
 
 
 def process_cpu_s(pid: int) -> float:
-    """User and system time of another process with all its threads; the clock of a process is ~pid * 8 + 2 on Linux."""
+    """User and system time of another process with all its threads; the clock of a process is ~pid
+    * 8 + 2 on Linux.
+    """
     return time.clock_gettime((~pid << 3) | 2)
 
 
@@ -177,7 +186,9 @@ class Worker:
     def ours(
         self, at: float, op: Any = "mean", f: int = 0, before: Sequence[str] = ()
     ) -> dict[str, Any]:
-        """The swarm's mean, or a robust rule, in place, from end to end; of a round, as the anchor that comes of it."""
+        """The swarm's mean, or a robust rule, in place, from end to end; of a round, as the anchor
+        that comes of it.
+        """
         self.operation += 1
         _sleep_until(at)
         spun, began = self.spun(), time.monotonic()
@@ -214,7 +225,9 @@ class Worker:
 
     # ---- a busy neighbour
     def busy(self, where: str) -> dict[str, Any]:
-        """Start a pure-Python loop, in this process ("script") or in an unrelated one ("other"); "" ends it."""
+        """Start a pure-Python loop, in this process ("script") or in an unrelated one ("other"); ""
+        ends it.
+        """
         self.loop_ends.set()
         if self.neighbour is not None:
             self.neighbour.kill()
@@ -287,7 +300,9 @@ class Worker:
 
 
 def spin(counter: mmap.mmap, ends: threading.Event) -> None:
-    """Python work without end that tells in ``counter`` how far it is. A method of the event is Python, too."""
+    """Python work without end that tells in ``counter`` how far it is. A method of the event is
+    Python, too.
+    """
     turns, value = 0, 1
     while not ends.is_set():
         for _ in range(500):
@@ -297,7 +312,9 @@ def spin(counter: mmap.mmap, ends: threading.Event) -> None:
 
 
 def as_lanes_do() -> None:
-    """Give gloo's connections the congestion control that lanes have on a path like this, as far as the system allows."""
+    """Give gloo's connections the congestion control that lanes have on a path like this, as far as
+    the system allows.
+    """
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # gone since it was listed
             if os.readlink(entry).startswith("socket:"):

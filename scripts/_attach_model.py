@@ -1,4 +1,6 @@
-"""The model that `bench_attach.py` trains, in our environment and in hivemind's: linear layers, AdamW, small batches."""
+"""The model that `bench_attach.py` trains, in our environment and in hivemind's: linear layers,
+AdamW, small batches.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ LAYERS, BATCH = 4, 8
 
 
 def steady_allocator() -> None:
-    """Keep what is freed, until `held`: else the C library gives a step's own tensors to the kernel and takes them back, now and then, and
-    two trainers that are alike differ by 5 %."""
+    """Keep what is freed, until `held`: else the C library gives a step's own tensors to the kernel
+    and takes them back, now and then, and two trainers that are alike differ by 5 %."""
     libc = ctypes.CDLL(None)
     for parameter, size in (
         (-3, 32 << 20),
@@ -53,7 +55,9 @@ class Trainer:
         self.data = torch.randn(BATCH, self.width)
 
     def plainly(self) -> Trainer:
-        """The same model with an optimizer that has the same state, in the same memory, and no hooks."""
+        """The same model with an optimizer that has the same state, in the same memory, and no
+        hooks.
+        """
         other = copy.copy(self)
         other.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         other.optimizer.state = self.optimizer.state

@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
-"""One peer of `bench_attach.py`: a script with its node, a model trained plainly, and the same model attached. Arguments: home, run, parameters.
+"""One peer of `bench_attach.py`: a script with its node, a model trained plainly, and the same
+model attached. Arguments: home, run, parameters.
 
-Commands and answers are JSON lines; each command is answered with an event of its name when it is done.
+Commands and answers are JSON lines; each command is answered with an event of its name when it is
+done.
 
-    {"do": "make"}                    the model and its optimizer, the first time, and some steps  →  memory after them
-    {"do": "attach"}                  the model joins the run
-    {"do": "rounds", "count": 5}      so many rounds, a step before each  →  how many counted everybody, and how long these took to be decided
-    {"do": "time", "pairs": 200}      steps of the same model, plain, plain again (the control) and attached, in turns  →  seconds of each, wall and CPU
-    {"do": "busy", "where": "script"} a pure-Python loop beside, in this process or in an "other"; "" ends it
+    {"do": "make"}                    the model and its optimizer, the first time, and some steps  →
+    memory after them {"do": "attach"}                  the model joins the run {"do": "rounds",
+    "count": 5}      so many rounds, a step before each  →  how many counted everybody, and how long
+    these took to be decided {"do": "time", "pairs": 200}      steps of the same model, plain, plain
+    again (the control) and attached, in turns  →  seconds of each, wall and CPU {"do": "busy",
+    "where": "script"} a pure-Python loop beside, in this process or in an "other"; "" ends it
     {"do": "end"}
 """
 

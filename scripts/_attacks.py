@@ -1,6 +1,8 @@
-"""Cells of bench_attacks.py in one process: a small network trained on digits by n members of which f attack, a gradient from each a step.
+"""Cells of bench_attacks.py in one process: a small network trained on digits by n members of which
+f attack, a gradient from each a step.
 
-Rules, attacks and worker momentum are atoll's; the optimizer is torch's SGD, which is given what the rule makes of the members' rows.
+Rules, attacks and worker momentum are atoll's; the optimizer is torch's SGD, which is given what
+the rule makes of the members' rows.
 """
 
 from __future__ import annotations
@@ -69,7 +71,9 @@ def rule_of(name: str, f: int, seed: int) -> Rule:
 
 
 class Members:
-    """The honest members' shards, and those of attackers who train on other labels; their gradients, with momentum."""
+    """The honest members' shards, and those of attackers who train on other labels; their
+    gradients, with momentum.
+    """
 
     def __init__(self, n: int, f: int, seed: int, data: str) -> None:
         digits, honest = load(), n - f
@@ -93,7 +97,9 @@ class Members:
         self.stream = torch.Generator().manual_seed(seed)
 
     def rows(self) -> tuple[Tensor, Tensor]:
-        """What honest members would send in this step, float32 (n - f, d), and those that learn other labels, (f, d)."""
+        """What honest members would send in this step, float32 (n - f, d), and those that learn
+        other labels, (f, d).
+        """
         n, each = self.labels.shape
         chosen, who = (
             torch.randint(each, (n, BATCH), generator=self.stream),
@@ -124,7 +130,9 @@ class Members:
 
 
 def cell(rule: str, attack: str, data: str, seed: int, n: int, f: int) -> dict[str, Any]:
-    """Train once; the accuracy at the end. A model that is no number any more has the accuracy of a guess."""
+    """Train once; the accuracy at the end. A model that is no number any more has the accuracy of a
+    guess.
+    """
     members, aggregated, chance = (
         Members(n, f, seed, data),
         rule_of(rule, f, seed),

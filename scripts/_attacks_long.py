@@ -1,9 +1,12 @@
-"""Cells of bench_attacks.py --long: what small, patient attacks come to over hundreds of rounds of DiLoCo, in one process.
+"""Cells of bench_attacks.py --long: what small, patient attacks come to over hundreds of rounds of
+DiLoCo, in one process.
 
-Members take inner steps of SGD on digits of their own, with noise in pixels and one label in five drawn anew, so that the loss has a floor as that of
-text has. A round makes of their pseudo-gradients what the production reducer makes of them, and the production outer step applies that. Attackers know
-what honest members send in the same round. A rule is named as in plans; with ``@0.9`` members send running means (worker momentum), and
-the outer step is plain SGD, since two momenta on top of each other do not converge.
+Members take inner steps of SGD on digits of their own, with noise in pixels and one label in five
+drawn anew, so that the loss has a floor as that of text has. A round makes of their
+pseudo-gradients what the production reducer makes of them, and the production outer step applies
+that. Attackers know what honest members send in the same round. A rule is named as in plans; with
+``@0.9`` members send running means (worker momentum), and the outer step is plain SGD, since two
+momenta on top of each other do not converge.
 """
 
 from __future__ import annotations
@@ -59,7 +62,9 @@ def parsed(name: str) -> tuple[str, float, OuterSettings]:
 
 
 def rule_of(name: str, f: int, seed: int) -> Rule:
-    """Rows (n, d), not modified, to the aggregate (d,), by the reducer that a plan names. ``clip_history`` is no reducer: see `History`."""
+    """Rows (n, d), not modified, to the aggregate (d,), by the reducer that a plan names.
+    ``clip_history`` is no reducer: see `History`.
+    """
     if name == "clip_history":
         return History(f)
     reducer = find_reducer("mean" if name == "mean" else f"{name}:{f}")
@@ -84,8 +89,10 @@ def rule_of(name: str, f: int, seed: int) -> Rule:
 
 
 class History:
-    """Centred clipping along the history, as published (arXiv 2012.10333): one step from the last aggregate. The radius is the median of the rows'
-    median distances in rounds before. It is measured here to see whether runs lack it: their rule goes to the fixed point, which forgets its start."""
+    """Centred clipping along the history, as published (arXiv 2012.10333): one step from the last
+    aggregate. The radius is the median of the rows' median distances in rounds before. It is
+    measured here to see whether runs lack it: their rule goes to the fixed point, which forgets its
+    start."""
 
     def __init__(self, f: int) -> None:
         self.f, self.radius, self.last = f, Radius(), torch.zeros(0)
@@ -103,8 +110,9 @@ class History:
 
 
 class Members:
-    """n members with their digits, and the anchor that they train. ``data``: "iid", or "sorted": by label, two neighbouring parts of n to a member. So
-    each has about three labels, and each digit is with two members, of which one at least is honest."""
+    """n members with their digits, and the anchor that they train. ``data``: "iid", or "sorted": by
+    label, two neighbouring parts of n to a member. So each has about three labels, and each digit
+    is with two members, of which one at least is honest."""
 
     def __init__(self, n: int, f: int, seed: int, data: str, momentum: float, outer: OuterSettings):
         digits = load()
@@ -131,7 +139,9 @@ class Members:
         self.momentum = WorkerMomentum(momentum)
 
     def rows(self, flipped: bool = False) -> Tensor:
-        """What all would send if nobody attacked: float32 (n, d). ``flipped``: the last f learn other labels."""
+        """What all would send if nobody attacked: float32 (n, d). ``flipped``: the last f learn
+        other labels.
+        """
         n, each = self.labels.shape
         who, labels = torch.arange(n)[:, None], self.labels
         if flipped:
@@ -170,7 +180,9 @@ class Members:
 
     @torch.no_grad()
     def measure(self) -> tuple[float, float]:
-        """Of the anchor on held-out images: the expected loss with labels drawn as in training, and the accuracy with the true ones."""
+        """Of the anchor on held-out images: the expected loss with labels drawn as in training, and
+        the accuracy with the true ones.
+        """
         images, labels = self.held_out
         scores = forward(self.parts(self.anchor[None]), images[None])[1][0].double()
         targets = (1 - WRONG) * nn.functional.one_hot(labels, CLASSES).double() + WRONG / CLASSES
@@ -195,7 +207,9 @@ def cell(
     rounds: int,
     watch: Callable[[Tensor], None] = lambda rows: None,
 ) -> dict[str, Any]:
-    """Train once: loss and accuracy at the end, and the loss after EARLY rounds. ``watch`` sees what is sent in each round."""
+    """Train once: loss and accuracy at the end, and the loss after EARLY rounds. ``watch`` sees
+    what is sent in each round.
+    """
     rule, momentum, outer = parsed(name)
     members = Members(n, f, seed, data, momentum, outer)
     aggregated, guess = rule_of(rule, f, seed), rule_of(rule, f, seed)

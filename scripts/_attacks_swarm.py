@@ -1,7 +1,9 @@
-"""Cells of bench_attacks.py through the real all-reduce: DiLoCo on the byte-level GPT in a LocalSwarm, of whose members some attack.
+"""Cells of bench_attacks.py through the real all-reduce: DiLoCo on the byte-level GPT in a
+LocalSwarm, of whose members some attack.
 
-Sessions, log, exchange, int8 codec, outer step and rule are those of a run; the rule is the manifest's. An attacker is a member that trains
-nothing and contributes, in each round, what an attack makes of the honest members' contributions to that round, which it sees before its own.
+Sessions, log, exchange, int8 codec, outer step and rule are those of a run; the rule is the
+manifest's. An attacker is a member that trains nothing and contributes, in each round, what an
+attack makes of the honest members' contributions to that round, which it sees before its own.
 """
 
 from __future__ import annotations
@@ -136,7 +138,9 @@ class Run:
         return {"loss": loss, "counted": attachment.stats["counted"], "anchor": fingerprint(member)}
 
     def hostile(self, member: LocalMember) -> dict[str, Any]:
-        """An attacker's script: in each round, what comes of the honest members' contributions to it."""
+        """An attacker's script: in each round, what comes of the honest members' contributions to
+        it.
+        """
         counted = 0
         for round_ in range(self.settings.rounds or 0):
             member.wait(lambda now=round_: self.overheard.all_of(now) is not None, PATIENCE_S)
@@ -170,7 +174,9 @@ def start(size: Size, seed: int, n: int) -> Task:
 
 
 def cell(rule: str, attack: str, seed: int, n: int, f: int, rounds: int) -> dict[str, Any]:
-    """Train once: held-out loss of the last anchor, and how many contributions of each member counted."""
+    """Train once: held-out loss of the last anchor, and how many contributions of each member
+    counted.
+    """
     run = Run(rule, attack, seed, n, f, rounds)
     results = LocalSwarm(n, settings=run.settings, seed=seed, latency_s=LATENCY_S).run(
         run.script, step_s=STEP_S

@@ -1,4 +1,5 @@
-"""What the benchmark scripts share: the machine, the commit, percentiles, a manifest, and the one JSON object at the end of stdout.
+"""What the benchmark scripts share: the machine, the commit, percentiles, a manifest, and the one
+JSON object at the end of stdout.
 
 from _bench import emit, percentile, progress
 """
@@ -28,7 +29,9 @@ class FailedError(Exception):
 
 
 def manifest(name: str, codec: str, *, plain: bool = False) -> str:
-    """The manifest of a run whose peers only exchange: the text of a TOML file. ``plain``: over lanes without encryption."""
+    """The manifest of a run whose peers only exchange: the text of a TOML file. ``plain``: over
+    lanes without encryption.
+    """
     exchange = f'[exchange]\ncodec = "{codec}"\n' + "[lanes]\nencrypt = false\n" * plain
     return f'schema = 1\nname = "{name}"\n[model]\nentry = "local:{name}"\n[train]\nsync_every = 1\nmethod = "local_sgd"\n{exchange}'
 
@@ -39,7 +42,9 @@ def progress(text: str) -> None:
 
 
 def percentile(samples: Sequence[float], share: float) -> float:
-    """The smallest sample that at least ``share`` (0 to 1) of all samples do not exceed; nan without samples."""
+    """The smallest sample that at least ``share`` (0 to 1) of all samples do not exceed; nan
+    without samples.
+    """
     if not samples:
         return math.nan
     return sorted(samples)[max(0, math.ceil(share * len(samples)) - 1)]
@@ -80,7 +85,9 @@ def machine() -> dict[str, Any]:
 
 
 def emit(name: str, settings: Mapping[str, Any], runs: Sequence[Any], **figures: Any) -> None:
-    """Print the result as one JSON object, the last line of stdout. ``runs``: the raw samples. NaN and infinity become null."""
+    """Print the result as one JSON object, the last line of stdout. ``runs``: the raw samples. NaN
+    and infinity become null.
+    """
     result = {
         "name": name,
         "commit": commit(),

@@ -1,6 +1,8 @@
-"""byzfl beside us: its own pinned environment, and a process there that runs its rules on the rows we name.
+"""byzfl beside us: its own pinned environment, and a process there that runs its rules on the rows
+we name.
 
-python scripts/_byzfl.py        (inside that environment) answers one JSON line for each on its standard input
+python scripts/_byzfl.py        (inside that environment) answers one JSON line for each on its
+standard input
 """
 
 from __future__ import annotations
@@ -65,7 +67,9 @@ def environment() -> str:
 
 
 class Byzfl:
-    """The process, while the context lasts; ``threads`` of torch and of numpy's BLAS. Raises Unavailable where there is none."""
+    """The process, while the context lasts; ``threads`` of torch and of numpy's BLAS. Raises
+    Unavailable where there is none.
+    """
 
     def __init__(self, threads: int = 1) -> None:
         settings = dict.fromkeys(
@@ -111,7 +115,9 @@ def _aggregators() -> ModuleType:
 
 
 def serve() -> None:
-    """Answers {n, d, seed} by making rows, {file} by loading them, {rule, f, backend, value} by milliseconds, wall and CPU (and the value)."""
+    """Answers {n, d, seed} by making rows, {file} by loading them, {rule, f, backend, value} by
+    milliseconds, wall and CPU (and the value).
+    """
     import numpy as np
     import torch
 

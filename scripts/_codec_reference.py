@@ -1,4 +1,5 @@
-"""The codecs again, in plain numpy and without any thought of speed: what bench_codec.py and the tests compare bits with.
+"""The codecs again, in plain numpy and without any thought of speed: what bench_codec.py and the
+tests compare bits with.
 
 Written from the formats' descriptions (collectives/codecs/), not from their code.
 """
@@ -31,7 +32,9 @@ def encode(codec: str, x: Array, divisor: float = 1.0) -> bytes:
 
 
 def decode(codec: str, raw: bytes, n: int, weight: float = 1.0) -> Array:
-    """weight * the decoded values; where there are scales of blocks, the weight is multiplied into them."""
+    """weight * the decoded values; where there are scales of blocks, the weight is multiplied into
+    them.
+    """
     if (keep := keep_of(codec)) is not None:
         return _decode_records(raw, n, keep, weight)
     if codec in BLOCKS:
@@ -59,7 +62,9 @@ def mean(codec: str, encoded: list[bytes], weights: list[float], divisor: float,
 
 
 def keep_of(codec: str) -> int | None:
-    """How many values of a tile a sparse codec keeps; 0: stat2, which keeps all of a block; None: another codec."""
+    """How many values of a tile a sparse codec keeps; 0: stat2, which keeps all of a block; None:
+    another codec.
+    """
     return 0 if codec == "stat2" else int(codec[6:]) if codec.startswith("sparse") else None
 
 

@@ -1,7 +1,9 @@
-"""A crowd of connections that are idle or slow, for `bench_crowd.py`: each holds on to a door of a node in one phase of a conversation.
+"""A crowd of connections that are idle or slow, for `bench_crowd.py`: each holds on to a door of a
+node in one phase of a conversation.
 
-First line of stdin: {"phase": one of `PHASES` or `ALL`, "count": n, "libp2p": [host, port], "peer": id, "lanes": [host, port], "control": path}. It
-says {"there": n} once so many are in their phase, or after PATIENCE_S where a door lets in fewer, and at the end of stdin {"made": how many
+First line of stdin: {"phase": one of `PHASES` or `ALL`, "count": n, "libp2p": [host, port], "peer":
+id, "lanes": [host, port], "control": path}. It says {"there": n} once so many are in their phase,
+or after PATIENCE_S where a door lets in fewer, and at the end of stdin {"made": how many
 connections that took in all}. Who is shown out comes again.
 """
 
@@ -46,7 +48,9 @@ HALF_KAD = b"\x88\x27\x00"
 
 @dataclass(frozen=True)
 class Phase:
-    """``door``: "libp2p", "lanes" or "control"; ``first``: what is said at once; ``drip``: a byte more every `DRIP_S`, for ever."""
+    """``door``: "libp2p", "lanes" or "control"; ``first``: what is said at once; ``drip``: a byte
+    more every `DRIP_S`, for ever.
+    """
 
     door: str
     first: bytes = b""
@@ -71,7 +75,9 @@ RAW = {
 }
 """Conversations that need no key."""
 KEYED = ("peer", "stream", "frame")
-"""A connection that is all made and says nothing; a stream on it whose protocol is never named; half a frame of one of our protocols."""
+"""A connection that is all made and says nothing; a stream on it whose protocol is never named;
+half a frame of one of our protocols.
+"""
 PHASES = (
     "open",
     "greeting",
@@ -152,7 +158,9 @@ class Crowd:
                 await trio.sleep(AGAIN_S * random.uniform(0.5, 1.5))
 
     async def _talk(self, host: Host, peer: PeerId, phase: str, index: int) -> None:
-        """What one says on its connection; a stream that is closed is opened again as long as the connection is there."""
+        """What one says on its connection; a stream that is closed is opened again as long as the
+        connection is there.
+        """
         while phase != "peer" and host.connected(peer):
             async with self._turns:
                 if phase == "stream":

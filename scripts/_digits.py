@@ -1,6 +1,8 @@
-"""The 1,797 digits of 8 x 8 pixels that scikit-learn ships (UCI's optical recognition of handwritten digits), without scikit-learn.
+"""The 1,797 digits of 8 x 8 pixels that scikit-learn ships (UCI's optical recognition of
+handwritten digits), without scikit-learn.
 
-Its wheel is fetched once with pip and the table taken out; nothing is installed. Test rows: every fifth, of each class as many.
+Its wheel is fetched once with pip and the table taken out; nothing is installed. Test rows: every
+fifth, of each class as many.
 
 from _digits import load
 """

@@ -1,4 +1,6 @@
-"""What rivals need is set up once, in environments of their own below .ci/out. Standard library only: this is imported inside them, too."""
+"""What rivals need is set up once, in environments of their own below .ci/out. Standard library
+only: this is imported inside them, too.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ class Unavailable(Exception):
 
 
 def set_up(what: str, command: list[str], limit_s: float) -> str:
-    """Run a command to its end; what it printed. Raises Unavailable, with the line that tells most of what ``what`` lacks."""
+    """Run a command to its end; what it printed. Raises Unavailable, with the line that tells most
+    of what ``what`` lacks.
+    """
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
     except (OSError, subprocess.TimeoutExpired) as error:

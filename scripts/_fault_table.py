@@ -1,7 +1,9 @@
-"""The table of all faults for bench_faults: its cells, what is written down of each, and what is kept of one that failed.
+"""The table of all faults for bench_faults: its cells, what is written down of each, and what is
+kept of one that failed.
 
-Every trial is kept in a file as soon as it is done, so that a table that was cut off goes on where it was, in the middle of a cell, too:
-trials count again where they were made with the same settings.
+Every trial is kept in a file as soon as it is done, so that a table that was cut off goes on where
+it was, in the middle of a cell, too: trials count again where they were made with the same
+settings.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ class Cell:
 def cells(
     kind: Kind | None, phase: Phase | None, target: Target | None, reps: int, owners: int
 ) -> list[Cell]:
-    """Every cell, or those of a kind, a phase, a target. Killing and stopping an owner is tried ``owners`` times."""
+    """Every cell, or those of a kind, a phase, a target. Killing and stopping an owner is tried
+    ``owners`` times.
+    """
     return [
         Cell(k, p, t, owners if t == "owner" and k in ("kill", "stop") else reps)
         for k in KINDS
@@ -64,7 +68,9 @@ def cells(
 
 @dataclass(slots=True)
 class Tried:
-    """What was tried of a cell. ``broken``: why it could not go on; ``kept``: where what it left is, if it failed."""
+    """What was tried of a cell. ``broken``: why it could not go on; ``kept``: where what it left
+    is, if it failed.
+    """
 
     trials: list[Trial] = field(default_factory=list[Trial])
     broken: str = ""
@@ -81,7 +87,9 @@ class Tried:
 
 
 class Table:
-    """Trials as they come. ``journal``: the file they are kept in, or None; ``logs``: where failing cells leave theirs."""
+    """Trials as they come. ``journal``: the file they are kept in, or None; ``logs``: where failing
+    cells leave theirs.
+    """
 
     def __init__(
         self,
@@ -191,7 +199,9 @@ class Table:
         return found
 
     def figures(self) -> dict[str, Any]:
-        """The figures of the whole table. ``right``: cells whose values and contributors are all right, whatever their time."""
+        """The figures of the whole table. ``right``: cells whose values and contributors are all
+        right, whatever their time.
+        """
         rows = self.rows()
         failing = {
             row["cell"]: {key: row.get(key) for key in ("reasons", "seed", "logs")}
@@ -212,7 +222,9 @@ class Table:
 
 
 def summary(trials: Sequence[Trial], cell: Cell) -> dict[str, Any]:
-    """The figures of a cell. Every trial has its own ``allowed_s``, ``bulk_s`` and ``fault_free_s``: of the swarm it was made with."""
+    """The figures of a cell. Every trial has its own ``allowed_s``, ``bulk_s`` and
+    ``fault_free_s``: of the swarm it was made with.
+    """
     counted = [found for found in trials if found["hit"]]
     figures: dict[str, Any] = {key: sum(found[key] for found in counted) for key in RIGHT}
     for key in ("over_fault_free_s", "since_fault_s", "extra_s", "back_s"):

@@ -1,4 +1,5 @@
-"""The task of `bench_federated`: digits, a small network, clients with uneven classes. Ours and Flower's clients make the same steps on it.
+"""The task of `bench_federated`: digits, a small network, clients with uneven classes. Ours and
+Flower's clients make the same steps on it.
 
 from _federated import Spec, local_steps, parts_of, task
 """
@@ -60,7 +61,9 @@ def _client(spec: Spec, client: int) -> tuple[Learner, Tensor, Tensor]:
 
 
 def local_steps(spec: Spec, client: int, turn: int, anchor: Tensor) -> tuple[Tensor, int]:
-    """A client's parameters after its turn (the turn of that number in our simulation, step by step), and how many samples it has."""
+    """A client's parameters after its turn (the turn of that number in our simulation, step by
+    step), and how many samples it has.
+    """
     learner, x, y = _client(spec, client)
     learner.live.copy_(anchor)
     for rows in map(

@@ -1,6 +1,8 @@
-"""Flower beside us, in an environment of its own: its server optimizers on given deltas, its simulation on our task, its memory.
+"""Flower beside us, in an environment of its own: its server optimizers on given deltas, its
+simulation on our task, its memory.
 
-python scripts/_flwr.py > tests/unit/federated_flwr.json        the table that our outer steps are tested against
+python scripts/_flwr.py > tests/unit/federated_flwr.json        the table that our outer steps are
+tested against
 """
 
 # Flower is in its own environment:
@@ -32,7 +34,9 @@ STRATEGIES: dict[str, dict[str, float]] = {
 
 
 def environment() -> str:
-    """Python of an environment with Flower and its simulation, made on first use; ours is behind it on the path. Raises Unavailable."""
+    """Python of an environment with Flower and its simulation, made on first use; ours is behind it
+    on the path. Raises Unavailable.
+    """
     python = FOLDER / "bin" / "python"
     if not (FOLDER / "complete").exists():
         print(f"flwr: making an environment with flwr {VERSION}", file=sys.stderr)
@@ -80,7 +84,9 @@ def ask(**question: Any) -> Any:
 
 
 def deltas() -> list[list[list[float]]]:
-    """What three clients' parameters differ from the anchor by in each round: some numbers of different sizes."""
+    """What three clients' parameters differ from the anchor by in each round: some numbers of
+    different sizes.
+    """
     import math
 
     return [
@@ -141,7 +147,9 @@ def server_table() -> dict[str, Any]:
 
 
 def simulated(spec: dict[str, Any]) -> dict[str, Any]:
-    """Inside: Flower's FedAvg on our task by `run_simulation`: accuracy by rounds, seconds in all and of the rounds alone."""
+    """Inside: Flower's FedAvg on our task by `run_simulation`: accuracy by rounds, seconds in all
+    and of the rounds alone.
+    """
     from _federated import Spec, local_steps, task
     from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
@@ -204,7 +212,9 @@ def simulated(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def memory(elements: int, clients: int) -> float:
-    """Inside: what aggregating so many contributions, which are made one by one, adds to the process at most, in models."""
+    """Inside: what aggregating so many contributions, which are made one by one, adds to the
+    process at most, in models.
+    """
     import numpy as np
     from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
     from flwr.serverapp.strategy import FedAvg

@@ -1,4 +1,5 @@
-"""One target under atheris, whose environment this runs in: it looks for bytes that are read in new ways, until one is a defect.
+"""One target under atheris, whose environment this runs in: it looks for bytes that are read in new
+ways, until one is a defect.
 
 python scripts/_fuzz.py TARGET FOLDER [libFuzzer's options]
 """

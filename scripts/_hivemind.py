@@ -1,4 +1,6 @@
-"""hivemind beside us: its own pinned environment, its averaging of a flat vector among worker processes, its DHT and its optimizer."""
+"""hivemind beside us: its own pinned environment, its averaging of a flat vector among worker
+processes, its DHT and its optimizer.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def environment() -> str:
 
 
 def averagings(peers: int, elements: int, codec: str, reps: int) -> dict[str, list[float]]:
-    """``seconds`` of the slowest peer and ``cpu_seconds`` of all for each of ``reps`` averagings, matchmaking left out. Raises Unavailable."""
+    """``seconds`` of the slowest peer and ``cpu_seconds`` of all for each of ``reps`` averagings,
+    matchmaking left out. Raises Unavailable.
+    """
     if codec not in COMPRESSION:
         raise Unavailable(f"hivemind has no codec like {codec}")
     settings = {
@@ -57,7 +61,9 @@ def averagings(peers: int, elements: int, codec: str, reps: int) -> dict[str, li
 
 
 def dht_times(peers: int, reps: int, pause_s: float, warmup: int = 5) -> dict[str, list[float]]:
-    """Milliseconds of each of ``reps`` stores (``store_ms``) and gets (``get_ms``) among ``peers`` nodes. Raises Unavailable."""
+    """Milliseconds of each of ``reps`` stores (``store_ms``) and gets (``get_ms``) among ``peers``
+    nodes. Raises Unavailable.
+    """
     progress(f"hivemind: {peers} nodes, {reps} stores and gets")
     return _said(
         "_hivemind_dht.py", {"peers": peers, "reps": reps, "pause_s": pause_s, "warmup": warmup}
@@ -65,7 +71,9 @@ def dht_times(peers: int, reps: int, pause_s: float, warmup: int = 5) -> dict[st
 
 
 def step_cpu(params: int, pairs: int) -> dict[str, list[float]]:
-    """CPU seconds of the script for each of so many steps between averagings: "plain", "local" and "gradients". Raises Unavailable."""
+    """CPU seconds of the script for each of so many steps between averagings: "plain", "local" and
+    "gradients". Raises Unavailable.
+    """
     progress(f"hivemind: steps of {params:,} parameters")
     return _said("_hivemind_attach.py", {"params": params, "pairs": pairs})
 

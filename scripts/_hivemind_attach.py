@@ -1,7 +1,9 @@
-"""Runs inside hivemind's environment: steps of a plain optimizer and of two that are wrapped, in turns, between averagings.
+"""Runs inside hivemind's environment: steps of a plain optimizer and of two that are wrapped, in
+turns, between averagings.
 
-``local``: hivemind.Optimizer with local updates, as in its quickstart; ``gradients``: as by default, which gathers gradients until the target
-batch is there. Prints {"plain": [CPU seconds of this process, …], "local": […], "gradients": […]} as its last line.
+``local``: hivemind.Optimizer with local updates, as in its quickstart; ``gradients``: as by
+default, which gathers gradients until the target batch is there. Prints {"plain": [CPU seconds of
+this process, …], "local": […], "gradients": […]} as its last line.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Runs inside hivemind's environment: one peer stores, another gets, among many. Prints {"store_ms": [...], "get_ms": [...]} as its last line."""
+"""Runs inside hivemind's environment: one peer stores, another gets, among many. Prints
+{"store_ms": [...], "get_ms": [...]} as its last line.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Runs inside hivemind's environment: peers that average one flat vector. Prints {"seconds": [...], "cpu_seconds": [...]} as its
-last line.
+"""Runs inside hivemind's environment: peers that average one flat vector. Prints {"seconds": [...],
+"cpu_seconds": [...]} as its last line.
 
-The all-reduce alone is timed: peers find their group first, then wait for a trigger at a common moment. CPU seconds are those of all its
-processes, the daemons included, until all have their mean.
+The all-reduce alone is timed: peers find their group first, then wait for a trigger at a common
+moment. CPU seconds are those of all its processes, the daemons included, until all have their mean.
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ def cpu_s(root: int) -> float:
 
 
 def started_dht(hivemind: Any, first: list[str]) -> Any:
-    """A DHT node. Its daemon gives the bootstrap peer one short moment to answer, which a busy machine may miss."""
+    """A DHT node. Its daemon gives the bootstrap peer one short moment to answer, which a busy
+    machine may miss.
+    """
     for left in reversed(range(4)):
         try:
             return hivemind.DHT(

@@ -1,4 +1,6 @@
-"""The kits of tests/ for the scripts that measure with them: real peers, faults, the network laboratory."""
+"""The kits of tests/ for the scripts that measure with them: real peers, faults, the network
+laboratory.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ __all__ = [
 def in_laboratory(
     options: argparse.Namespace, run: Callable[[argparse.Namespace, Path], int]
 ) -> int:
-    """What ``run`` returns, given a folder for a while. Exit code: 0 measured, 1 not, 64 cannot be done here."""
+    """What ``run`` returns, given a folder for a while. Exit code: 0 measured, 1 not, 64 cannot be
+    done here.
+    """
     if reason := missing():
         progress(f"cannot do it: {reason}")
         return CANNOT

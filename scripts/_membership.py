@@ -1,7 +1,8 @@
-"""Membership of many in virtual time: how soon a changed record is everywhere, and what that costs each member.
+"""Membership of many in virtual time: how soon a changed record is everywhere, and what that costs
+each member.
 
-The state machines and signatures are real, the network is simulated (50 to 100 ms one way). Nobody watches anybody: heartbeats belong to
-the members of a configuration, and are another matter.
+The state machines and signatures are real, the network is simulated (50 to 100 ms one way). Nobody
+watches anybody: heartbeats belong to the members of a configuration, and are another matter.
 """
 
 from __future__ import annotations
@@ -105,7 +106,9 @@ class Crowd:
 
 
 def simulate(count: int, changes: int, seed: int) -> tuple[list[float], dict[str, float]]:
-    """Seconds until each of ``changes`` was known to all, and per member: KB/s both ways, share of a core, messages a second both ways."""
+    """Seconds until each of ``changes`` was known to all, and per member: KB/s both ways, share of
+    a core, messages a second both ways.
+    """
     crowd = Crowd(count, seed)
     crowd.world.run(until=SETTLE_S)
     known = min(len(m.records()) for m in crowd.members.values())

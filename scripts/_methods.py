@@ -1,4 +1,6 @@
-"""The arms of bench_methods.py: settings by id, and one cell: a method trained on one seed, through atoll's public classes and LocalSwarm."""
+"""The arms of bench_methods.py: settings by id, and one cell: a method trained on one seed, through
+atoll's public classes and LocalSwarm.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,16 @@ from atoll.optim.outer import presets
 
 PRESETS = {preset.name: preset.outer for preset in presets.PRESETS}
 SHORT = PRESETS["short"]
-STEP_S = 0.1  # virtual; links are then faster than what a node needs to take part (`collectives/round/patience.py`)
+# virtual; links are then faster than what a node needs to take part
+# (`collectives/round/patience.py`)
+STEP_S = 0.1
 LATENCY_S = 0.005
 TRANSFER_SHARE = (
     0.3  # of a round's compute: how long an exchange in fp32 takes on the simulated links
 )
-DELAY = 3  # inner steps of the ten of a round, in which such an exchange is over; with `…_round` a result is a whole round late
+# inner steps of the ten of a round, in which such an exchange is over; with `…_round` a result is a
+# whole round late
+DELAY = 3
 
 
 @dataclass(frozen=True)
@@ -105,7 +111,9 @@ METHODS = {
 
 
 def method_of(name: str) -> Method:
-    """The method of an id, such as ``late`` or, with other values, ``late@lr=0.9,momentum=0.2,sync_every=20,delay=3``."""
+    """The method of an id, such as ``late`` or, with other values,
+    ``late@lr=0.9,momentum=0.2,sync_every=20,delay=3``.
+    """
     base, _, changes = name.partition("@")
     if base not in METHODS:
         raise KeyError(base)
@@ -132,7 +140,9 @@ def method_of(name: str) -> Method:
 
 
 class Task:
-    """Data, model and inner optimizer of one seed: the same samples for a worker's index in every arm."""
+    """Data, model and inner optimizer of one seed: the same samples for a worker's index in every
+    arm.
+    """
 
     def __init__(self, size: Size, seed: int, peers: int) -> None:
         self.size, self.seed, self.peers = size, seed, peers
@@ -222,7 +232,9 @@ class Task:
 
 
 def alone(task: Task, workers: int) -> dict[str, Any]:
-    """Synchronous training on the batches of so many workers, in one process: what all arms are measured against."""
+    """Synchronous training on the batches of so many workers, in one process: what all arms are
+    measured against.
+    """
     model, optimizer, _ = task.worker(0)
     streams = [torch.Generator().set_state(stream.get_state()) for stream in task.streams[:workers]]
     curve = list[tuple[int, float]]()
@@ -240,7 +252,9 @@ def alone(task: Task, workers: int) -> dict[str, Any]:
 
 
 def large_batch(task: Task) -> dict[str, Any]:
-    """torch's AdamW on the batches of all workers, in one process: what `gradient_averaging` must come to."""
+    """torch's AdamW on the batches of all workers, in one process: what `gradient_averaging` must
+    come to.
+    """
     model, _, _ = task.worker(0)
     outer = METHODS["gradient_averaging"].settings["outer"]
     optimizer = torch.optim.AdamW(
@@ -259,7 +273,9 @@ def large_batch(task: Task) -> dict[str, Any]:
 
 
 class Lossy:
-    """A member whose contributions to some rounds do not arrive: the others commit those without it, as they would if it were cut off."""
+    """A member whose contributions to some rounds do not arrive: the others commit those without
+    it, as they would if it were cut off.
+    """
 
     def __init__(self, member: LocalMember, peers: int, share: float, seed: int) -> None:
         self.__dict__.update(_member=member, _peers=peers, _share=share, _seed=seed)

@@ -1,4 +1,5 @@
-"""Epsilon as opacus calculates it, in an environment of its own: the table that our accountant is tested against.
+"""Epsilon as opacus calculates it, in an environment of its own: the table that our accountant is
+tested against.
 
 python scripts/_opacus.py > tests/unit/privacy_opacus.json
 """

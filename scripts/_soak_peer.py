@@ -1,9 +1,12 @@
-"""One peer of soak.py: a script that trains a toy, with its node. Says JSON lines, takes JSON lines.
+"""One peer of soak.py: a script that trains a toy, with its node. Says JSON lines, takes JSON
+lines.
 
-It says "ready", then "round" after every round it hears of, with the anchor's round and digest; {"do": "loss"} → "loss" of the newest anchor on
-held-out data; {"do": "end"} → it leaves the run in good order and ends.
+It says "ready", then "round" after every round it hears of, with the anchor's round and digest;
+{"do": "loss"} → "loss" of the newest anchor on held-out data; {"do": "end"} → it leaves the run in
+good order and ends.
 
-The toy: a network of two layers learns what a fixed one says, with noise. Its loss comes down to the noise's and stays there, whoever trained.
+The toy: a network of two layers learns what a fixed one says, with noise. Its loss comes down to
+the noise's and stays there, whoever trained.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""A busy neighbour: a pure-Python loop in a thread, or, run as a script, in a process of its own. It loads nothing else."""
+"""A busy neighbour: a pure-Python loop in a thread, or, run as a script, in a process of its own.
+It loads nothing else.
+"""
 
 from __future__ import annotations
 

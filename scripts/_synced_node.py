@@ -1,7 +1,9 @@
-"""A node whose syncs are as a file says, at every call: ``_synced_node.py FILE [arguments of python -m atoll.node]``.
+"""A node whose syncs are as a file says, at every call: ``_synced_node.py FILE [arguments of python
+-m atoll.node]``.
 
-The file holds one letter: ``r`` real, ``n`` none (the call returns at once), ``s`` slow (none returns before SLOW_S). For measurements only: a
-node that does not sync forgets votes in a power cut.
+The file holds one letter: ``r`` real, ``n`` none (the call returns at once), ``s`` slow (none
+returns before SLOW_S). For measurements only: a node that does not sync forgets votes in a power
+cut.
 """
 
 from __future__ import annotations

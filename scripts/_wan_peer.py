@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
-"""One peer of `bench_wan.py`: a script with its node that trains in steps of a given time. Arguments: home, run, parameters.
+"""One peer of `bench_wan.py`: a script with its node that trains in steps of a given time.
+Arguments: home, run, parameters.
 
-    {"do": "go", "step_s": 0.05, "slice": 50000, "rounds": 10}  →  {"event": "trained", …}, and it trains on until {"do": "end"}
+    {"do": "go", "step_s": 0.05, "slice": 50000, "rounds": 10}  →  {"event": "trained", …}, and it
+    trains on until {"do": "end"}
 
-A step is real, but small: forward, backward and SGD of a narrow layer, and noise on a slice of the large tensors, so that a round's progress
-is as long and as incompressible as a model's; then it waits for its end. So peers that share few cores train as if each had its own.
-The n-th step ends when n times ``step_s`` have gone by outside of optimizer.step(), so that what a sleep takes too long does not add up; all
-that optimizer.step() takes, rounds included, is not training. Time counts from the end of a round in which everybody is counted to that of the
-last one; a step that ends late counts as ``step_s`` all the same.
+A step is real, but small: forward, backward and SGD of a narrow layer, and noise on a slice of the
+large tensors, so that a round's progress is as long and as incompressible as a model's; then it
+waits for its end. So peers that share few cores train as if each had its own. The n-th step ends
+when n times ``step_s`` have gone by outside of optimizer.step(), so that what a sleep takes too
+long does not add up; all that optimizer.step() takes, rounds included, is not training. Time counts
+from the end of a round in which everybody is counted to that of the last one; a step that ends late
+counts as ``step_s`` all the same.
 """
 
 from __future__ import annotations
@@ -88,7 +92,9 @@ class Trainer:
             self.number += 1
 
     def step(self, step_s: float, touched: int) -> None:
-        """One inner step. ``inside``: seconds spent in optimizer.step() so far, atoll's rounds among them; the rest is training time."""
+        """One inner step. ``inside``: seconds spent in optimizer.step() so far, atoll's rounds
+        among them; the rest is training time.
+        """
         x = torch.randn(16, 32)
         loss = (self.model(x) - x.sum(1, keepdim=True)).square().mean()
         self.optimizer.zero_grad()

@@ -1,9 +1,12 @@
-"""Asks a feed of advisories (OSV) for known weaknesses of the locked dependencies: one question for all of them, ten seconds at most.
+"""Asks a feed of advisories (OSV) for known weaknesses of the locked dependencies: one question for
+all of them, ten seconds at most.
 
-    python scripts/audit.py [LOCK …]       default: scripts/requirements-test.lock and the torch of scripts/constraints.txt
+    python scripts/audit.py [LOCK …]       default: scripts/requirements-test.lock and the torch of
+    scripts/constraints.txt
 
-Exit status 1 where a weakness is known. Where no feed can be reached it says so in one line and exits with 0: nothing was audited.
-ATOLL_ADVISORIES names another feed with the same interface (https://google.github.io/osv.dev/post-v1-querybatch/).
+Exit status 1 where a weakness is known. Where no feed can be reached it says so in one line and
+exits with 0: nothing was audited. ATOLL_ADVISORIES names another feed with the same interface
+(https://google.github.io/osv.dev/post-v1-querybatch/).
 """
 
 from __future__ import annotations

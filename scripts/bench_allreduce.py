@@ -1,24 +1,33 @@
 """How long an all-reduce of one float32 vector takes, end to end, beside gloo (and hivemind).
 
-Each peer is two processes, as in use: a training process and its node. "Ours" is what a script sees of `swarm.all_reduce`: encoding
-into shared memory, encrypted lanes, hashing, the decision that all agree on, decoding out of it, and the result in the script's tensor. gloo's
-`all_reduce` runs in the same training processes, turn about (gloo, ours, ours, gloo), started at a common moment. Times are those of the
-slowest peer; CPU seconds are user and system time of all processes that take part, the nodes included. Medians over the runs.
+Each peer is two processes, as in use: a training process and its node. "Ours" is what a script sees
+of `swarm.all_reduce`: encoding into shared memory, encrypted lanes, hashing, the decision that all
+agree on, decoding out of it, and the result in the script's tensor. gloo's `all_reduce` runs in the
+same training processes, turn about (gloo, ours, ours, gloo), started at a common moment. Times are
+those of the slowest peer; CPU seconds are user and system time of all processes that take part, the
+nodes included. Medians over the runs.
 
---sync cache: the all_reduce is called with durable=True: result and votes are in the page cache before a vote is sent. --sync round: a round
-of training, whose votes are always durable, is measured instead: the vector is contributed, the decided mean is applied to the anchor (plain
-averaging), and the new anchor is copied into the script's tensor. There is then no engine_seconds and decision_ms, and engine_memory_mib
-holds the run's state as well.
+--sync cache: the all_reduce is called with durable=True: result and votes are in the page cache
+before a vote is sent. --sync round: a round of training, whose votes are always durable, is
+measured instead: the vector is contributed, the decided mean is applied to the anchor (plain
+averaging), and the new anchor is copied into the script's tensor. There is then no engine_seconds
+and decision_ms, and engine_memory_mib holds the run's state as well.
 
-engine_seconds       inside the data plane of the slowest node: from the plan's arrival to the last byte of the result
+engine_seconds       inside the data plane of the slowest node: from the plan's arrival to the last
+byte of the result
 decision_ms          from the last byte of the result to the decision, at the median peer
-engine_memory_mib    peak resident memory of a node over what it had before the first operation (node_extra_mib), less what must be kept
-                     until the decision: contribution (encoded, or the script's own tensor where that is shared), result, and the parts
-                     received, encoded; the largest of all nodes
+engine_memory_mib    peak resident memory of a node over what it had before the first operation
+(node_extra_mib), less what must be kept
+                     until the decision: contribution (encoded, or the script's own tensor where
+                     that is shared), result, and the parts received, encoded; the largest of all
+                     nodes
 node_cpu_seconds     the nodes' share of cpu_seconds; the rest is the training processes'
-incomplete           how many operations were measured that did not count everybody: they are in no other figure
-bytes_sent           by all nodes for one operation: lanes with headers and encryption, and control messages
-idle_cpu             CPU seconds a second of all nodes together while nothing is asked of them; it is part of cpu_seconds
+incomplete           how many operations were measured that did not count everybody: they are in no
+other figure
+bytes_sent           by all nodes for one operation: lanes with headers and encryption, and control
+messages
+idle_cpu             CPU seconds a second of all nodes together while nothing is asked of them; it
+is part of cpu_seconds
 """
 
 from __future__ import annotations

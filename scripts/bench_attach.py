@@ -1,20 +1,30 @@
 #!/usr/bin/env python3
-"""What being attached costs a script: time of a step between rounds, and memory of script and node beyond the model's own.
+"""What being attached costs a script: time of a step between rounds, and memory of script and node
+beyond the model's own.
 
-Two peers on this machine, each a script with its node (`_attach_peer.py`). Memory is proportional set size (PSS, from smaps_rollup), which counts
-what processes share once; it is sampled every few milliseconds through rounds. Programs and libraries cost the same whatever the model's size, so
-figures a parameter are differences to a small model, and what those cost is told as ``fixed_mib``. Then, between rounds, one script takes
-steps of the same model in turns: attached, and with an optimizer that has the same state and no hooks.
+Two peers on this machine, each a script with its node (`_attach_peer.py`). Memory is proportional
+set size (PSS, from smaps_rollup), which counts what processes share once; it is sampled every few
+milliseconds through rounds. Programs and libraries cost the same whatever the model's size, so
+figures a parameter are differences to a small model, and what those cost is told as ``fixed_mib``.
+Then, between rounds, one script takes steps of the same model in turns: attached, and with an
+optimizer that has the same state and no hooks.
 
-step_ratio              seconds of an attached step over those of the plain ones before and after it, median; cpu_ratio: the same of the
-                        script's CPU seconds; control_ratio: the same of plain steps to one another, what the machine's noise makes
-hook_us                 microseconds that a step of the small model takes longer, median: nothing of it grows with the model
+step_ratio              seconds of an attached step over those of the plain ones before and after
+it, median; cpu_ratio: the same of the
+                        script's CPU seconds; control_ratio: the same of plain steps to one another,
+                        what the machine's noise makes
+hook_us                 microseconds that a step of the small model takes longer, median: nothing of
+it grows with the model
 node_cpu_share          CPU seconds that the node took a second meanwhile
-bytes_per_param         script and node between rounds, beyond the script after plain steps, without what the C library keeps of freed memory;
-                        most_: the most through rounds, beyond the most that the script had through plain steps, with it
+bytes_per_param         script and node between rounds, beyond the script after plain steps, without
+what the C library keeps of freed memory;
+                        most_: the most through rounds, beyond the most that the script had through
+                        plain steps, with it
 script_bytes_per_param  of it in the script (what it shares with its node is halved)
-cpu_ratio_to_hivemind   cpu_ratio over that of hivemind.Optimizer between averagings, with local updates (`hivemind`: by default, too)
-busy_ratio              with --busy: seconds of a round while pure Python runs in each script's process, over those while it runs in an
+cpu_ratio_to_hivemind   cpu_ratio over that of hivemind.Optimizer between averagings, with local
+updates (`hivemind`: by default, too)
+busy_ratio              with --busy: seconds of a round while pure Python runs in each script's
+process, over those while it runs in an
                         unrelated process
 """
 
@@ -39,7 +49,9 @@ SMALL = 40_000  # parameters of the model that shows what programs cost
 TURNS_OF_SMALL = 1000  # steps of less than a millisecond
 SAMPLE_S = 0.005
 PATIENCE_S = 100.0
-SERVED_S = 12.0  # while somebody joins, and ten seconds longer, a node keeps a copy of the state for it (8 bytes a parameter)
+# while somebody joins, and ten seconds longer, a node keeps a copy of the state for it (8 bytes a
+# parameter)
+SERVED_S = 12.0
 
 TEXT = """\
 schema = 1

@@ -1,12 +1,16 @@
 #!/usr/bin/env python
-"""Robust rules under attack: accuracy, or loss, of training with n members of which f are hostile and know what the honest ones send.
+"""Robust rules under attack: accuracy, or loss, of training with n members of which f are hostile
+and know what the honest ones send.
 
-`--through local`: digits, a gradient from each member a step, with worker momentum; `--through swarm`: DiLoCo on a byte-level GPT, int8,
-through the real sessions and all-reduce in a LocalSwarm. Everything but torch's optimizers is atoll's. A table rule -> attack -> mean over
-the seeds of the accuracy (or held-out loss), with the least (or worst) of them beside. Finished cells are kept in a journal.
+`--through local`: digits, a gradient from each member a step, with worker momentum; `--through
+swarm`: DiLoCo on a byte-level GPT, int8, through the real sessions and all-reduce in a LocalSwarm.
+Everything but torch's optimizers is atoll's. A table rule -> attack -> mean over the seeds of the
+accuracy (or held-out loss), with the least (or worst) of them beside. Finished cells are kept in a
+journal.
 
-`--long ROUNDS`: DiLoCo on digits under small, patient attacks, beside members that are merely missing; also × the loss of the same rule without
-an attack, at the end and after 25 rounds. Rules with `@0.9` have worker momentum:
+`--long ROUNDS`: DiLoCo on digits under small, patient attacks, beside members that are merely
+missing; also × the loss of the same rule without an attack, at the end and after 25 rounds. Rules
+with `@0.9` have worker momentum:
 
     scripts/bench_attacks.py --n 16 --f 4 --seeds 5 --data iid
     scripts/bench_attacks.py --data sorted --rules mean,nnm+trimmed_mean --journal attacks.jsonl
@@ -97,7 +101,9 @@ def cell(key: Key, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def tables(rows: dict[Key, dict[str, Any]], figure: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """rule -> attack -> the mean over seeds, and the worst of them. A loss that is no number is worse than any."""
+    """rule -> attack -> the mean over seeds, and the worst of them. A loss that is no number is
+    worse than any.
+    """
     mean: dict[str, Any] = {}
     worst: dict[str, Any] = {}
     for rule, attack, _ in rows:

@@ -1,14 +1,19 @@
-"""BTARD in simulation: steps until every attacker is removed, honest peers removed on the way, control bytes.
+"""BTARD in simulation: steps until every attacker is removed, honest peers removed on the way,
+control bytes.
 
     scripts/bench_btard.py --n 16 --b 7 --runs 200
 
-Each run is a swarm from a seed, of which b peers send hostile gradients in every step; one validator a step. One run in five goes message by message
-through a network with delays, with real signatures (these count control bytes: all but the values of vectors); the others are fast. An oracle checks
-all: honest peers end every step with the same bits, evidence is verified by somebody who was not there. ``steps_to_ban_mean`` is expected to be
-the sum over b' = b ... 1 of n'(n' - 1) / ((n - b) b') with n' = n - b + b': a ban needs an honest validator and a hostile target.
+Each run is a swarm from a seed, of which b peers send hostile gradients in every step; one
+validator a step. One run in five goes message by message through a network with delays, with real
+signatures (these count control bytes: all but the values of vectors); the others are fast. An
+oracle checks all: honest peers end every step with the same bits, evidence is verified by somebody
+who was not there. ``steps_to_ban_mean`` is expected to be the sum over b' = b ... 1 of n'(n' - 1) /
+((n - b) b') with n' = n - b + b': a ban needs an honest validator and a hostile target.
 
---honest-steps S adds S steps without an attacker, and S with --noise, the relative noise of gradients that are computed again.
---attacks all plays each attack of the kit once beside that. --plant NAME breaks the protocol on purpose; --plant list names the plants.
+--honest-steps S adds S steps without an attacker, and S with --noise, the relative noise of
+gradients that are computed again.
+--attacks all plays each attack of the kit once beside that. --plant NAME breaks the protocol on
+purpose; --plant list names the plants.
 """
 
 from __future__ import annotations

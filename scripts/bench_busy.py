@@ -1,12 +1,16 @@
 #!/usr/bin/env python3
-"""What Python work beside a reduction costs it, and what it costs the work: in the script's own process, and in an unrelated one.
+"""What Python work beside a reduction costs it, and what it costs the work: in the script's own
+process, and in an unrelated one.
 
-A pure-Python loop runs beside each peer, in turn as a thread of its training process and as a process of its own (script, other, other,
-script), while the peers all-reduce. The loop takes its share of the processors in both cases; what is compared is what only a common interpreter
-adds. Medians over the runs.
+A pure-Python loop runs beside each peer, in turn as a thread of its training process and as a
+process of its own (script, other, other, script), while the peers all-reduce. The loop takes its
+share of the processors in both cases; what is compared is what only a common interpreter adds.
+Medians over the runs.
 
-round_ratio    seconds of a reduction with the loop in the script's process, over those with the loop in an unrelated process
-loop_ratio     how much a reduction slows the loop in the script's process, over how much it slows the unrelated one
+round_ratio    seconds of a reduction with the loop in the script's process, over those with the
+loop in an unrelated process
+loop_ratio     how much a reduction slows the loop in the script's process, over how much it slows
+the unrelated one
 """
 
 from __future__ import annotations

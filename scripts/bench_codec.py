@@ -1,11 +1,15 @@
-"""How fast and how exact the codecs are: on one core, in GB/s of the float32 values that go through them (by CPU time).
+"""How fast and how exact the codecs are: on one core, in GB/s of the float32 values that go through
+them (by CPU time).
 
-Every codec works chunk by chunk, as in a round: quantise (encode), dequantise (decode), accumulate (weight * decoded, added up), and a
-plain float32 copy beside them as the bound of memory. `exact`: the encoded bytes and the accumulated sums have the bits of a
-plain numpy implementation with the same rounding. `relative_error`: of the mean of eight vectors of Gaussian values, as a round
-makes it, against the mean in float32 (`_2`: of two vectors; `_outliers`: of the other values, when one in a million is 100 times as
-large); with --no-errors that part is left out. `zstd_ratio`: how much shorter zstd makes encoded Gaussian values. int8 is compiled where there
-is a C compiler; int8_torch is the same without. With --device cuda the kernels run there, and `exact` compares them with the CPU.
+Every codec works chunk by chunk, as in a round: quantise (encode), dequantise (decode), accumulate
+(weight * decoded, added up), and a plain float32 copy beside them as the bound of memory. `exact`:
+the encoded bytes and the accumulated sums have the bits of a plain numpy implementation with the
+same rounding. `relative_error`: of the mean of eight vectors of Gaussian values, as a round makes
+it, against the mean in float32 (`_2`: of two vectors; `_outliers`: of the other values, when one in
+a million is 100 times as large); with --no-errors that part is left out. `zstd_ratio`: how much
+shorter zstd makes encoded Gaussian values. int8 is compiled where there is a C compiler; int8_torch
+is the same without. With --device cuda the kernels run there, and `exact` compares them with the
+CPU.
 """
 
 from __future__ import annotations
@@ -142,7 +146,9 @@ def exact(name: str, device: str = "cpu") -> bool:
 
 
 def errors(name: str, elements: int) -> dict[str, float]:
-    """Relative error of a round's result, chunk by chunk so that no more than a few chunks are in memory."""
+    """Relative error of a round's result, chunk by chunk so that no more than a few chunks are in
+    memory.
+    """
     codec, chunk = get_codec(name), chunk_of(name)
     found: dict[str, float] = {}
     for key, peers, outliers in (

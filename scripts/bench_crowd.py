@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
 """What a crowd of idle and slow connections costs a node, and whether a round is lost to it.
 
-Three members of a run, each a node process, commit a round every second. A crowd of strangers comes to the organiser's node, on one of its doors
-(libp2p's port, the lanes' port, the control socket) and in one phase of a conversation: says nothing, or says the rest of a greeting, a
-handshake, a stream's protocol or a frame a byte every two seconds. Who is shown out comes again. In every phase:
+Three members of a run, each a node process, commit a round every second. A crowd of strangers comes
+to the organiser's node, on one of its doors (libp2p's port, the lanes' port, the control socket)
+and in one phase of a conversation: says nothing, or says the rest of a greeting, a handshake, a
+stream's protocol or a frame a byte every two seconds. Who is shown out comes again. In every phase:
 
-cpu_share        of a core that the organiser's node takes while the crowd is there, less what the same rounds took without one (`idle_cpu_share`)
+cpu_share        of a core that the organiser's node takes while the crowd is there, less what the
+same rounds took without one (`idle_cpu_share`)
 arrival_cpu_s    what it took to take the crowd in, all of it, `arrival_s` seconds long
-held             how many of the crowd's connections were open at the end, `made` how many it had made until then
-rounds, lost     rounds in that time, and those that did not count all three
+held             how many of the crowd's connections were open at the end, `made` how many it had
+made until then rounds, lost     rounds in that time, and those that did not count all three
 round_s_max      the slowest of these
-newcomer_s       how long a fourth member took, from its start to a round that counted it, with the crowd there
+newcomer_s       how long a fourth member took, from its start to a round that counted it, with the
+crowd there
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""How fast the DHT stores and finds, with all nodes well, some killed, some frozen or some lying; beside hivemind's.
+"""How fast the DHT stores and finds, with all nodes well, some killed, some frozen or some lying;
+beside hivemind's.
 
-Each node is a process forked from one that has imported everything. One node stores, another looks up (it has no copy of its own), over and
-over. hivemind runs in between, in an environment of its own (made on first use): as many processes, the same pattern.
+Each node is a process forked from one that has imported everything. One node stores, another looks
+up (it has no copy of its own), over and over. hivemind runs in between, in an environment of its
+own (made on first use): as many processes, the same pattern.
 """
 
 from __future__ import annotations
@@ -153,7 +155,9 @@ def start(arguments: argparse.Namespace) -> list[Node]:
 
 
 def operate(nodes: list[Node], arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], float]:
-    """Stores and gets among the living, and the processor milliseconds of all of them for one store."""
+    """Stores and gets among the living, and the processor milliseconds of all of them for one
+    store.
+    """
     writer, reader = nodes[:2]
     runs: list[dict[str, Any]] = []
     cpu = 0.0

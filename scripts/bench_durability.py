@@ -1,15 +1,20 @@
 #!/usr/bin/env python3
-"""What it costs that nothing is said before it is on the medium: milliseconds of a decision, and of a round of training among three nodes.
+"""What it costs that nothing is said before it is on the medium: milliseconds of a decision, and of
+a round of training among three nodes.
 
-A decision: a member's own files force the result's bytes, then promise and vote (one sync), then the entry; on --folder as it is, and as on a
-medium whose syncs take 10 ms at least (the call is wrapped here). A round: three nodes with their own homes on --folder, scripts that train
-for --train-s and contribute --elements numbers; a round lasts until all three were told that all were counted. Each node's syncs are switched
-from round to round, in an order drawn anew for each block: real, none (they return at once; no setting of the product), and, in the rounds
-without training, slow (10 ms). Medians. The last line of stdout is one JSON object.
+A decision: a member's own files force the result's bytes, then promise and vote (one sync), then
+the entry; on --folder as it is, and as on a medium whose syncs take 10 ms at least (the call is
+wrapped here). A round: three nodes with their own homes on --folder, scripts that train for
+--train-s and contribute --elements numbers; a round lasts until all three were told that all were
+counted. Each node's syncs are switched from round to round, in an order drawn anew for each block:
+real, none (they return at once; no setting of the product), and, in the rounds without training,
+slow (10 ms). Medians. The last line of stdout is one JSON object.
 
 round_ratio    median seconds of a round with syncs over those without, at --train-s of training
-extra_ms       of a round without any training: median with real (slow) syncs less the median without
-full_ratio     1 + extra_ms / --train-s: the same for a round with training, from rounds without, whose times vary less
+extra_ms       of a round without any training: median with real (slow) syncs less the median
+without
+full_ratio     1 + extra_ms / --train-s: the same for a round with training, from rounds without,
+whose times vary less
 
     scripts/bench_durability.py --folder ~/somewhere-on-ext4
 """
@@ -51,7 +56,9 @@ WORDS = {"r": "real", "n": "none", "s": "slow"}
 
 
 def decisions(folder: Path, count: int, elements: int) -> dict[str, Any]:
-    """Milliseconds of each forced write of ``count`` rounds, without any training: median and 95th percentile."""
+    """Milliseconds of each forced write of ``count`` rounds, without any training: median and 95th
+    percentile.
+    """
     results, journal = ResultFiles(folder / "results"), FileJournal(folder / "journal")
     config = tuple(Who(PeerId(f"12D3KooW{n:044d}"), 0) for n in range(MEMBERS))
     genesis = entry_of(0, bytes(32), config)

@@ -1,27 +1,37 @@
 #!/usr/bin/env python3
 """What a fault in the middle of a round costs the survivors, and whether what they commit is right.
 
-Real peers, each a script with its node, train together on hosts of a network laboratory (on loopback, where none can be built and the fault
-is one of processes). In every trial a fault strikes one of them at a phase of a round: as soon as the victim's own node says that it is in
-the phase. Which peer that is, its part in the round's plan decides. A trial whose victim was past the phase by the clock when it was struck
-is a miss: it is repeated, and counted apart. The first fault of a cell strikes as the phase begins, the others anywhere in it.
+Real peers, each a script with its node, train together on hosts of a network laboratory (on
+loopback, where none can be built and the fault is one of processes). In every trial a fault strikes
+one of them at a phase of a round: as soon as the victim's own node says that it is in the phase.
+Which peer that is, its part in the round's plan decides. A trial whose victim was past the phase by
+the clock when it was struck is a miss: it is repeated, and counted apart. The first fault of a cell
+strikes as the phase begins, the others anywhere in it.
 
-With --all every cell of the table {fault} × {phase} × {target} is run in one life of the swarm: `table` has these figures for each, and
-`failing` the reasons, the seed and the logs of those that did not pass.
+With --all every cell of the table {fault} × {phase} × {target} is run in one life of the swarm:
+`table` has these figures for each, and `failing` the reasons, the seed and the logs of those that
+did not pass.
 
 trials               trials in which the fault met its phase; `misses` are the others
-exact                ... after which every survivor's anchor was, bit for bit, the one that follows from the contributors they name
+exact                ... after which every survivor's anchor was, bit for bit, the one that follows
+from the contributors they name
 bit_equal            ... survivors at the same round had the same bits
 contributors_right   ... all named the same contributors, with their weights
 committed            ... every survivor committed
-survivors_counted    ... with every survivor's contribution in it (`planned`: how many the plan counted when it was struck)
-next_round_ok        ... the survivors' next round (with the victim, where the fault does not last) and one of all, after its return, were right
-kept                 ... a slow peer was still a member when the round was over, in it or left out of it
-over_fault_free_s_max  by how much the slowest survivor took longer than in a round without faults (the median of some)
+survivors_counted    ... with every survivor's contribution in it (`planned`: how many the plan
+counted when it was struck)
+next_round_ok        ... the survivors' next round (with the victim, where the fault does not last)
+and one of all, after its return, were right
+kept                 ... a slow peer was still a member when the round was over, in it or left out
+of it
+over_fault_free_s_max  by how much the slowest survivor took longer than in a round without faults
+(the median of some)
 since_fault_s_max    from the fault to the slowest survivor's outcome
-extra_s_max          the smaller of the two in each trial, which is held against what is allowed: before the fault, a round may be slow, too
+extra_s_max          the smaller of the two in each trial, which is held against what is allowed:
+before the fault, a round may be slow, too
 bulk_s               of a round without faults: from the plan to the last byte, at the slowest node
-allowed_s            one more bulk time, and half a second for kill and reset, four seconds where silence has to be noticed
+allowed_s            one more bulk time, and half a second for kill and reset, four seconds where
+silence has to be noticed
 """
 
 from __future__ import annotations
@@ -167,8 +177,9 @@ class Bench:
         return result
 
     def _afterwards(self, armed: Armed, told: bool, found: dict[str, Any]) -> bool:
-        """Whether the next rounds work. Notes in ``found`` how long the victim takes from when it may come back: to tell the outcome that it
-        owes ("awake_s"), and until a round counts everybody again ("back_s")."""
+        """Whether the next rounds work. Notes in ``found`` how long the victim takes from when it
+        may come back: to tell the outcome that it owes ("awake_s"), and until a round counts
+        everybody again ("back_s")."""
         others = [peer for peer in self.swarm.all if peer is not armed.victim]
         try:
             if armed.fault.kind not in ("reset", "corrupt"):
@@ -192,7 +203,8 @@ class Bench:
 
 
 def attempt(options: argparse.Namespace, bench: Bench, cell: Cell, tried: Tried) -> Trial:
-    """One trial of a cell. The first, and one after a miss, strike as the phase begins, the others anywhere in it.
+    """One trial of a cell. The first, and one after a miss, strike as the phase begins, the others
+    anywhere in it.
 
     Raises one of BROKEN when the swarm is of no more use.
     """
@@ -252,7 +264,9 @@ def one(options: argparse.Namespace, bench: Bench) -> None:
 
 
 def table(options: argparse.Namespace) -> bool:
-    """All cells that are asked for, as far as one life of a swarm takes them, and further with another; whether all passed."""
+    """All cells that are asked for, as far as one life of a swarm takes them, and further with
+    another; whether all passed.
+    """
     settings = {
         key: value
         for key, value in vars(options).items()
@@ -285,7 +299,9 @@ def table(options: argparse.Namespace) -> bool:
 
 
 def fill(options: argparse.Namespace, bench: Bench, found: Table) -> None:
-    """Trials of all cells in turn until none is left, the time is over, or the swarm is of no more use."""
+    """Trials of all cells in turn until none is left, the time is over, or the swarm is of no more
+    use.
+    """
     broken = ""
     while found.left and not broken and not late(options):
         cell = min(found.left, key=lambda left: found.tried(left).hits)

@@ -1,8 +1,11 @@
-"""Federated methods on digits whose classes are dealt unevenly, in virtual time: accuracy, bytes, who waits; and Flower beside us.
+"""Federated methods on digits whose classes are dealt unevenly, in virtual time: accuracy, bytes,
+who waits; and Flower beside us.
 
-Every client has some classes only (Dirichlet), and a machine of 1 to 5 seconds a step. Synchronous methods make `--rounds` rounds; schemes of arrivals
-have as much virtual time as these take, and so has FedAvg with turns of one pass. Against Flower: its simulation's FedAvg with the same parts, first
-model, batches and learning rate; seconds of both with everything, and of the rounds alone; and the memory that an aggregation adds, in models.
+Every client has some classes only (Dirichlet), and a machine of 1 to 5 seconds a step. Synchronous
+methods make `--rounds` rounds; schemes of arrivals have as much virtual time as these take, and so
+has FedAvg with turns of one pass. Against Flower: its simulation's FedAvg with the same parts,
+first model, batches and learning rate; seconds of both with everything, and of the rounds alone;
+and the memory that an aggregation adds, in models.
 """
 
 from __future__ import annotations
@@ -97,7 +100,9 @@ def mean_curve(results: Sequence[Result], times: Sequence[float]) -> list[float]
 
 
 def planted_groups(base: Spec, seeds: int) -> dict[str, Any]:
-    """Nine sites in three groups that call the same digits by other names: whether clusters are the groups, and what the sites' own models gain."""
+    """Nine sites in three groups that call the same digits by other names: whether clusters are the
+    groups, and what the sites' own models gain.
+    """
     found: list[tuple[float, float, float]] = []
     for seed in range(seeds):
         whole, groups = task(seed), [site % 3 for site in range(9)]
@@ -132,7 +137,9 @@ def planted_groups(base: Spec, seeds: int) -> dict[str, Any]:
 
 
 def ours_memory(clients: int) -> float:
-    """What so many contributions, made one by one, add to a process that holds the anchor, in models; the anchor's step included."""
+    """What so many contributions, made one by one, add to a process that holds the anchor, in
+    models; the anchor's step included.
+    """
     before = _flwr.peak()
     server = Server(METHODS["fedavg"], server_settings("fedavg"), torch.zeros(MEMORY_ELEMENTS))
     for client in range(clients):

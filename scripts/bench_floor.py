@@ -1,12 +1,16 @@
-"""What an all-reduce costs this machine at least: the passes over memory that no implementation of the protocol can leave out.
+"""What an all-reduce costs this machine at least: the passes over memory that no implementation of
+the protocol can leave out.
 
-Each pass is measured alone, at its best: one core, no interpreter between chunks to speak of, buffers that are used again lie in the cache,
-vectors do not. Its speed, times the bytes that all peers together put through it, gives CPU seconds; divided by the cores, the time that the
-machine needs if nothing ever waits. `bench_allreduce.py` on the same machine, with the same arguments, says how far we are from that.
+Each pass is measured alone, at its best: one core, no interpreter between chunks to speak of,
+buffers that are used again lie in the cache, vectors do not. Its speed, times the bytes that all
+peers together put through it, gives CPU seconds; divided by the cores, the time that the machine
+needs if nothing ever waits. `bench_allreduce.py` on the same machine, with the same arguments, says
+how far we are from that.
 
 encode     every peer reads its own vector and checks (fp32) or quantises it
 seal       what goes to others is encrypted, out of the cache into the cache (not with --plain)
-socket     what goes to others passes a TCP connection over loopback: user and system time of both ends (with --plain: to where it stays)
+socket     what goes to others passes a TCP connection over loopback: user and system time of both
+ends (with --plain: to where it stays)
 open       it is decrypted into memory where it stays (not with --plain)
 reduce     the owner of each chunk reads all contributions and writes the result
 hash       every peer hashes the result, with blake3, out of the cache
@@ -119,8 +123,8 @@ def seconds_per_byte(work: Callable[[], int], reps: int) -> float:
 
 
 def socket_seconds_per_byte(places: Sequence[memoryview], total: int = 1 << 29) -> float:
-    """CPU seconds of both ends of a lane's connection, with the engine's socket options, in turns, out of the cache into one place after
-    another; all of one length."""
+    """CPU seconds of both ends of a lane's connection, with the engine's socket options, in turns,
+    out of the cache into one place after another; all of one length."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         one = socket.create_connection(listener.getsockname())
         other, _ = listener.accept()

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""What a member's home holds after many rounds, and how long its next start takes: real files, rounds without training.
+"""What a member's home holds after many rounds, and how long its next start takes: real files,
+rounds without training.
 
-One member's journal, results and checkpoints are written as by a node of a run of --members, --rounds times: promise, vote, result bytes and
-entry, and a checkpoint every 10 rounds, all forced to the medium. Then the process is taken to have been killed, and the next life opens them.
-The last line of stdout is one JSON object.
+One member's journal, results and checkpoints are written as by a node of a run of --members,
+--rounds times: promise, vote, result bytes and entry, and a checkpoint every 10 rounds, all forced
+to the medium. Then the process is taken to have been killed, and the next life opens them. The last
+line of stdout is one JSON object.
 
     scripts/bench_home.py --rounds 10000 --members 3
 """
@@ -45,7 +47,9 @@ def opened(folder: Path) -> RunFiles:
 
 
 def entry_of(round_: int, base: bytes, config: tuple[Member, ...]) -> Entry:
-    """An entry as of a round that counts everybody; digests and ids are as long as real ones, and as little alike."""
+    """An entry as of a round that counts everybody; digests and ids are as long as real ones, and
+    as little alike.
+    """
 
     def hashed(*about: object) -> bytes:
         return blake3(repr((round_, *about)).encode()).digest()

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""What a peer that floods a node with well-formed messages costs it and the rounds of its run, by type of message.
+"""What a peer that floods a node with well-formed messages costs it and the rounds of its run, by
+type of message.
 
-Two honest members commit rounds, each after a second of training; a third node, which was admitted as an observer or is a member, does one thing for
-``--seconds``. What breaks a rule comes last: who did that 16 times is shut out for a minute, whatever it says. By who it is and what it does:
+Two honest members commit rounds, each after a second of training; a third node, which was admitted
+as an observer or is a member, does one thing for ``--seconds``. What breaks a rule comes last: who
+did that 16 times is shut out for a minute, whatever it says. By who it is and what it does:
 
 sent             messages, or deeds, that it got rid of; what the victim does not read stays with it
 refused          how many messages the victim refused meanwhile
@@ -10,9 +12,11 @@ round_s, slower  the median round, training included, and how many times that wi
 lost             rounds that did not count all
 rss, disk        the most bytes that the victim took beyond what it had before
 cpu              of a core that the victim took
-quiet            how many rounds there were without misbehaviour before, and how many of them did not count all
+quiet            how many rounds there were without misbehaviour before, and how many of them did
+not count all
 load             of the machine over the last minute, at the end
-back_s           seconds after the end until memory and disk were within 32 MiB of what they had been before anything; null: not within 30 s
+back_s           seconds after the end until memory and disk were within 32 MiB of what they had
+been before anything; null: not within 30 s
 """
 
 from __future__ import annotations
@@ -81,7 +85,9 @@ def play(member: bool, kinds: list[str], seconds: float) -> list[dict[str, Any]]
 
 
 def main() -> int:
-    """Exit code: 0 where every bound held (1.25 times the rounds' time, none lost, 64 MiB, back in 30 s), else 1."""
+    """Exit code: 0 where every bound held (1.25 times the rounds' time, none lost, 64 MiB, back in
+    30 s), else 1.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

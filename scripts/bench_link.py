@@ -1,18 +1,23 @@
 #!/usr/bin/env python3
-"""How much of its link an all-reduce uses: real peers on hosts whose rate and delay are given, against what the bytes alone would take.
+"""How much of its link an all-reduce uses: real peers on hosts whose rate and delay are given,
+against what the bytes alone would take.
 
-Each peer has ``--mbit`` up and as much down by token buckets (whole Ethernet frames count, so that no TCP payload can use more than 95.6 %),
-and ``--rtt-ms`` to every other. With ``--slow-one M`` the last peer has M Mbit/s. ``seconds`` is the transfer: from the first plan's arrival
-anywhere to the last byte of the result at the slowest peer, the median of the operations; ``end_to_end_s`` is what a script waits. A run says
-how many ``plans`` it took: more than one means that the members changed the plan on the way. ``incomplete`` counts operations that left
-somebody's contribution out: figures come from the others, where there are any.
+Each peer has ``--mbit`` up and as much down by token buckets (whole Ethernet frames count, so that
+no TCP payload can use more than 95.6 %), and ``--rtt-ms`` to every other. With ``--slow-one M`` the
+last peer has M Mbit/s. ``seconds`` is the transfer: from the first plan's arrival anywhere to the
+last byte of the result at the slowest peer, the median of the operations; ``end_to_end_s`` is what
+a script waits. A run says how many ``plans`` it took: more than one means that the members changed
+the plan on the way. ``incomplete`` counts operations that left somebody's contribution out: figures
+come from the others, where there are any.
 
 The vectors are Gaussian noise, which lanes cannot compress to speak of.
 
-bound_s         payload over line rate, at the division among owners that makes it smallest (bisection): nothing can be faster
+bound_s         payload over line rate, at the division among owners that makes it smallest
+(bisection): nothing can be faster
 link_use        bound_s / seconds
 ratio_to_bound  seconds / bound_s
-plain_tcp_use   the same for one plain TCP connection that carries what a peer sends (with --slow-one: between two fast ones)
+plain_tcp_use   the same for one plain TCP connection that carries what a peer sends (with
+--slow-one: between two fast ones)
 valid           pings before and after were on target; figures of a run that was not are void
 """
 
@@ -41,7 +46,8 @@ DEADLINE_S = 300.0
 def bound_s(nbytes: int, mbit: Sequence[float]) -> float:
     """The shortest a butterfly of these peers can take, seconds, counting payload only.
 
-    A peer that owns the share p of the vector sends and receives 1 + (n - 2) p vectors; all shares sum to 1.
+    A peer that owns the share p of the vector sends and receives 1 + (n - 2) p vectors; all shares
+    sum to 1.
     """
     n, rates = len(mbit), [rate * 1e6 / 8 for rate in mbit]
     low, high = nbytes / min(rates), nbytes * n / min(rates)

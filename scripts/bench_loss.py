@@ -1,12 +1,16 @@
 #!/usr/bin/env python3
-"""Rounds over links that lose packets, beside one plain TCP connection of the same kernel over the same links.
+"""Rounds over links that lose packets, beside one plain TCP connection of the same kernel over the
+same links.
 
-Peers on hosts of a network laboratory, ``--mbit`` up and down each and ``--rtt-ms`` between any two; every packet, acknowledgements too, is lost with
-the probability ``--loss``. For ``--seconds`` the peers make rounds of a model of ``--elements`` (int8: as many bytes), then one TCP connection with
-the kernel's congestion control sends without a pause between two of the hosts, and so on in turn. With the default ``--elements`` a round is
-mostly bulk; with 1000 it is only control messages (``--rival none``: there is nothing to compare these with).
+Peers on hosts of a network laboratory, ``--mbit`` up and down each and ``--rtt-ms`` between any
+two; every packet, acknowledgements too, is lost with the probability ``--loss``. For ``--seconds``
+the peers make rounds of a model of ``--elements`` (int8: as many bytes), then one TCP connection
+with the kernel's congestion control sends without a pause between two of the hosts, and so on in
+turn. With the default ``--elements`` a round is mostly bulk; with 1000 it is only control messages
+(``--rival none``: there is nothing to compare these with).
 
-goodput     bytes that a peer must send for its rounds (contributions and results, without records and repetitions) a second, median of the turns
+goodput     bytes that a peer must send for its rounds (contributions and results, without records
+and repetitions) a second, median of the turns
 tcp         bytes that arrived over the connection a second, the same
 ratio       goodput / tcp of each turn, median: 0.5 is "within twice"
 rounds      committed with everybody, of all; longest_s: the longest that one took
@@ -36,7 +40,9 @@ PIECE = bytes(1 << 16)
 
 
 def payload(options: argparse.Namespace) -> float:
-    """Bytes that each peer sends in a round: contributions to the other owners, its own part's result to all others."""
+    """Bytes that each peer sends in a round: contributions to the other owners, its own part's
+    result to all others.
+    """
     nbytes = Grid("int8", options.elements, chunk_elements("int8", options.elements)).nbytes
     return 2 * nbytes * (options.peers - 1) / options.peers
 

@@ -1,11 +1,14 @@
 #!/usr/bin/env python
-"""Methods against synchronous training at equal tokens: held-out loss, bytes, peak bandwidth, waiting. One JSON object on the last line.
+"""Methods against synchronous training at equal tokens: held-out loss, bytes, peak bandwidth,
+waiting. One JSON object on the last line.
 
-Byte-level GPT on the text that ships with Python; four workers, each with the same samples in every arm; the first quarter of the steps is
-synchronous in all of them. Every arm but `ddp` and `solo` (plain torch, one process) runs atoll's public classes with real codecs in a
-LocalSwarm, over simulated links on which an fp32 exchange takes 0.3 of a round's compute.
+Byte-level GPT on the text that ships with Python; four workers, each with the same samples in every
+arm; the first quarter of the steps is synchronous in all of them. Every arm but `ddp` and `solo`
+(plain torch, one process) runs atoll's public classes with real codecs in a LocalSwarm, over
+simulated links on which an fp32 exchange takes 0.3 of a round's compute.
 
-A run is a grid of cells, method and seed; finished cells are kept in a journal, so that a run may be interrupted and gone on with:
+A run is a grid of cells, method and seed; finished cells are kept in a journal, so that a run may
+be interrupted and gone on with:
 
     scripts/bench_methods.py --seeds 3 --methods ddp,diloco,late --journal methods.jsonl
     scripts/bench_methods.py --cells late:0,late@lr=0.9,momentum=0.2:0 --journal methods.jsonl

@@ -1,17 +1,23 @@
 #!/usr/bin/env python3
-"""Two peers behind routers: how often their lanes, or their connections, come up, by which way, and after how long. In a network laboratory.
+"""Two peers behind routers: how often their lanes, or their connections, come up, by which way, and
+after how long. In a network laboratory.
 
-Each try makes ``--lanes`` lanes at once and drops them. The two agree over a line through a public host (two ``--rtt-ms``), which stands in for
-a libp2p circuit; two public hosts observe ports and relay. With ``--connections`` each try is a pair of peers that never met: they talk through
-a circuit, and then without.
+Each try makes ``--lanes`` lanes at once and drops them. The two agree over a line through a public
+host (two ``--rtt-ms``), which stands in for a libp2p circuit; two public hosts observe ports and
+relay. With ``--connections`` each try is a pair of peers that never met: they talk through a
+circuit, and then without.
 
 lanes_direct  tries in which every lane is direct, of ``tries``
-direct        with ``--connections``: pairs that came to a direct libp2p connection within ``PATIENCE_S``, of ``tries``; else null
-median_s      from the wish to a lane that has authenticated, at the peer that drives: median over all lanes; with ``--connections`` from the
+direct        with ``--connections``: pairs that came to a direct libp2p connection within
+``PATIENCE_S``, of ``tries``; else null
+median_s      from the wish to a lane that has authenticated, at the peer that drives: median over
+all lanes; with ``--connections`` from the
               relayed connection to the direct one
-sync_s        the same from the driver's Sync, after which both dial (half a round trip of it is its wait); null without a punched lane
+sync_s        the same from the driver's Sync, after which both dial (half a round trip of it is its
+wait); null without a punched lane
 path          which way lanes or connections took: the commonest; ``paths``: all of them
-valid         pings before and after were on target; times of a run that was not are void, counts are not
+valid         pings before and after were on target; times of a run that was not are void, counts
+are not
 """
 
 from __future__ import annotations

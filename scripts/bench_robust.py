@@ -1,11 +1,14 @@
-"""Robust rules against byzfl's, interleaved in one run, each in its own process: milliseconds of one aggregation, and processor time.
+"""Robust rules against byzfl's, interleaved in one run, each in its own process: milliseconds of
+one aggregation, and processor time.
 
     scripts/bench_robust.py --n 16 --d 1000000 --against byzfl
     scripts/bench_robust.py --n 64 --d 100000
 
-byzfl runs with numpy and with torch, and the better of the two counts; the rows are written anew before every call, on both sides, since some of
-its rules overwrite them, and as in a round, where they have just been decoded. All use as many threads (one, unless told). Our rules run to their
-end where byzfl's do a fixed number of steps (geometric median: 3, centred clipping: 5; `clip_once` against 1).
+byzfl runs with numpy and with torch, and the better of the two counts; the rows are written anew
+before every call, on both sides, since some of its rules overwrite them, and as in a round, where
+they have just been decoded. All use as many threads (one, unless told). Our rules run to their end
+where byzfl's do a fixed number of steps (geometric median: 3, centred clipping: 5; `clip_once`
+against 1).
 """
 
 from __future__ import annotations
@@ -41,8 +44,9 @@ WANTED = {
 
 
 def ours(rows: Tensor, f: int) -> dict[str, Callable[[], object]]:
-    """Every rule and step, from rows to its result. Results of steps go to memory that is there, as in a round; those of clipping and ARC over the
-    rows, as byzfl's (``…_kept``: elsewhere, so that the rows stay)."""
+    """Every rule and step, from rows to its result. Results of steps go to memory that is there, as
+    in a round; those of clipping and ARC over the rows, as byzfl's (``…_kept``: elsewhere, so that
+    the rows stay)."""
     by_name: dict[str, Callable[[], object]] = {}
     for name, rule in BY_COORDINATE.items():
         by_name[name] = lambda rule=rule: rule(rows, f)

@@ -1,9 +1,11 @@
-"""What a robust rule costs: an all-reduce with it beside the mean, turn about, end to end as in bench_allreduce.py.
+"""What a robust rule costs: an all-reduce with it beside the mean, turn about, end to end as in
+bench_allreduce.py.
 
     scripts/bench_robust_swarm.py --rule trimmed_mean,centred_clip,nnm+trimmed_mean
 
-Each peer is a script and its node. Times are those of the slowest peer, CPU seconds those of all processes; medians over the runs, and the ratios
-of these to the mean's. engine_memory_mib is a node's memory beyond what is kept until the decision, after all rules.
+Each peer is a script and its node. Times are those of the slowest peer, CPU seconds those of all
+processes; medians over the runs, and the ratios of these to the mean's. engine_memory_mib is a
+node's memory beyond what is kept until the decision, after all rules.
 """
 
 from __future__ import annotations
@@ -71,7 +73,9 @@ def how(rule: str, f: int) -> dict[str, Any]:
 
 
 def summary(rule: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians of a rule, and how they compare with the mean's; empty where nothing was decided over all peers."""
+    """Medians of a rule, and how they compare with the mean's; empty where nothing was decided over
+    all peers.
+    """
 
     def median(of: str, key: str) -> float:
         return statistics.median(

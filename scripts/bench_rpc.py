@@ -1,7 +1,8 @@
 """Requests and answers between two nodes: how many a second, and how long each takes.
 
-The two nodes are processes. A request is a msgpack message of the given size in a topic of `PeerNetwork`; the other node unpacks it and
-answers with as much. So many are under way at once; then, for the time of one, one at a time.
+The two nodes are processes. A request is a msgpack message of the given size in a topic of
+`PeerNetwork`; the other node unpacks it and answers with as much. So many are under way at once;
+then, for the time of one, one at a time.
 """
 
 from __future__ import annotations

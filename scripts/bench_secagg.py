@@ -1,9 +1,11 @@
-"""Secure aggregation of all members in one process: seconds until a masked sum is unmasked, and whether it is exact.
+"""Secure aggregation of all members in one process: seconds until a masked sum is unmasked, and
+whether it is exact.
 
     scripts/bench_secagg.py --clients 16 --elements 1000000 --dropouts 2
 
-Members that drop out have dealt shares but send no masked vector: the expensive case, since their masks with all others must be calculated anew.
-Members work one after another, on one core; messages are encoded and decoded as for a network. The sum is over what `wrap32` sums.
+Members that drop out have dealt shares but send no masked vector: the expensive case, since their
+masks with all others must be calculated anew. Members work one after another, on one core; messages
+are encoded and decoded as for a network. The sum is over what `wrap32` sums.
 """
 
 from __future__ import annotations

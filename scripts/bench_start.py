@@ -1,16 +1,19 @@
 """How long until nodes that know one bootstrap address form one swarm.
 
-Each node is a real process with a fresh identity, forked from one that has imported everything ("warm": the import, about half a CPU
-second a process, is not a cost of the protocol and is left out). A start counts as joined when every node has learned every
-other member of the run: has its signed record, and can dial it when it has something to say to it. Measured from the moment the last node
-listens, by one clock (CLOCK_MONOTONIC is the same for all processes), to the moment the last node knows all members (`p50_s`, `p99_s`).
-`cpu_s`: processor seconds of all nodes until then, which say more than times do on a machine that has other work (median).
+Each node is a real process with a fresh identity, forked from one that has imported everything
+("warm": the import, about half a CPU second a process, is not a cost of the protocol and is left
+out). A start counts as joined when every node has learned every other member of the run: has its
+signed record, and can dial it when it has something to say to it. Measured from the moment the last
+node listens, by one clock (CLOCK_MONOTONIC is the same for all processes), to the moment the last
+node knows all members (`p50_s`, `p99_s`). `cpu_s`: processor seconds of all nodes until then, which
+say more than times do on a machine that has other work (median).
 
-With `--greet` a start goes on: now that all know all, everybody dials everybody and says a word. `greeted_p50_s`, `greeted_p99_s`: from there
-until the last node has heard all others.
+With `--greet` a start goes on: now that all know all, everybody dials everybody and says a word.
+`greeted_p50_s`, `greeted_p99_s`: from there until the last node has heard all others.
 
-`--simulate N` measures something else, in virtual time: how long a changed record takes until all of N members hold it, and what membership
-costs each of them: bytes a second as they would go over wires, and the processor time of the state machine with real signatures.
+`--simulate N` measures something else, in virtual time: how long a changed record takes until all
+of N members hold it, and what membership costs each of them: bytes a second as they would go over
+wires, and the processor time of the state machine with real signatures.
 """
 
 from __future__ import annotations
@@ -41,7 +44,9 @@ RUN = RunId("bench-start")
 
 @dataclass
 class Node:
-    """A node process: its pid, the pipe on which it reports, and the one on which it is told to greet."""
+    """A node process: its pid, the pipe on which it reports, and the one on which it is told to
+    greet.
+    """
 
     pid: int
     pipe: int
@@ -51,7 +56,9 @@ class Node:
 async def node_main(
     identity: Identity, port: int, bootstrap: list[str], others: int, report: int, orders: int
 ) -> None:
-    """One node: listen, join the run, greet the others when told to; report when it listens, knows all and has heard all."""
+    """One node: listen, join the run, greet the others when told to; report when it listens, knows
+    all and has heard all.
+    """
     begin = resource.getrusage(resource.RUSAGE_SELF)
 
     def tell(event: str) -> None:
@@ -122,7 +129,9 @@ def start_node(identity: Identity, port: int, bootstrap: list[str], others: int)
 
 
 class Reports:
-    """What the nodes have said: times of "listening", "known" and "heard", and processor seconds until then."""
+    """What the nodes have said: times of "listening", "known" and "heard", and processor seconds
+    until then.
+    """
 
     def __init__(self, nodes: list[Node]) -> None:
         self._buffers = {node.pipe: b"" for node in nodes}

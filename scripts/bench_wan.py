@@ -1,15 +1,22 @@
 #!/usr/bin/env python3
-"""What share of the time is training over a slow network, with settings that the planner chose, and what the planner predicted.
+"""What share of the time is training over a slow network, with settings that the planner chose, and
+what the planner predicted.
 
-Peers on hosts of a network laboratory, ``--mbit`` up and down each and ``--rtt-ms`` between any two. The planner is told these, the model's
-size and the step's time, and picks the settings; with ``--overlap off`` they are its settings without overlap, in one piece: the same
-codec, the same number of steps a round. Inner compute is a small real step that waits until ``--step-ms`` are over (`_wan_peer.py`), because
-all peers share this machine's cores; what atoll itself costs is not simulated.
+Peers on hosts of a network laboratory, ``--mbit`` up and down each and ``--rtt-ms`` between any
+two. The planner is told these, the model's size and the step's time, and picks the settings; with
+``--overlap off`` they are its settings without overlap, in one piece: the same codec, the same
+number of steps a round. Inner compute is a small real step that waits until ``--step-ms`` are over
+(`_wan_peer.py`), because all peers share this machine's cores; what atoll itself costs is not
+simulated.
 
-training_share          steps x step time / wall time, the mean over peers; predicted_share: the planner's
-transfer_over_compute   seconds the payload takes at line rate (bound_s of `bench_link.py`), to the seconds of a round's steps
-round_s                 from a contribution to its decision, median; predicted_round_s: the planner's
-valid                   pings before and after were on target, and everybody was counted in nearly every round
+training_share          steps x step time / wall time, the mean over peers; predicted_share: the
+planner's
+transfer_over_compute   seconds the payload takes at line rate (bound_s of `bench_link.py`), to the
+seconds of a round's steps
+round_s                 from a contribution to its decision, median; predicted_round_s: the
+planner's
+valid                   pings before and after were on target, and everybody was counted in nearly
+every round
 """
 
 from __future__ import annotations

@@ -1,22 +1,31 @@
 #!/usr/bin/env python3
-"""Minutes of chaos at real peers: killed, dead for good, homes deleted, homes from a backup, twins, and at last the founder's death.
+"""Minutes of chaos at real peers: killed, dead for good, homes deleted, homes from a backup, twins,
+and at last the founder's death.
 
     scripts/chaos.py --minutes 10 --peers 5
 
-Each peer is a script that trains a toy, with its node, on loopback. A fault strikes once everybody is back from the last one and was counted, so
-a quorum that holds a state always lives: no time between two rounds may be longer than --silence. A member that is dead for good, and one whose
-home was deleted, is replaced by a peer with a new key. After four fifths of the time the founder dies for good; from then on nobody can join
-by its invite, and faults are those after which a peer comes back by itself. Exit code: 0 where all was kept, 1 not.
+Each peer is a script that trains a toy, with its node, on loopback. A fault strikes once everybody
+is back from the last one and was counted, so a quorum that holds a state always lives: no time
+between two rounds may be longer than --silence. A member that is dead for good, and one whose home
+was deleted, is replaced by a peer with a new key. After four fifths of the time the founder dies
+for good; from then on nobody can join by its invite, and faults are those after which a peer comes
+back by itself. Exit code: 0 where all was kept, 1 not.
 
 faults             how many of each kind struck
-happened           of each fault, when it struck, whom, and whether it was seen to its end (a backup's home is in place, twins were found)
-longest_silence_s  between two rounds, as the members told of them; silences: those longer than --silence, each with what had struck last
-                   and, so that want of processor time is told from a stall: ``load``; ``held_s``, the most that any node's control loop
-                   was ready to run and did not get a core in that time, and its longest single wait between two looks (``held_once_s``);
-                   ``answers``, how long each node took to answer for its status meanwhile, and what it said that it waits for
-not_back           peers that no round counted within 60 s of their start, or that did not start within 300 s
+happened           of each fault, when it struck, whom, and whether it was seen to its end (a
+backup's home is in place, twins were found)
+longest_silence_s  between two rounds, as the members told of them; silences: those longer than
+--silence, each with what had struck last
+                   and, so that want of processor time is told from a stall: ``load``; ``held_s``,
+                   the most that any node's control loop was ready to run and did not get a core in
+                   that time, and its longest single wait between two looks (``held_once_s``);
+                   ``answers``, how long each node took to answer for its status meanwhile, and what
+                   it said that it waits for
+not_back           peers that no round counted within 60 s of their start, or that did not start
+within 300 s
 digests_equal      every round had one anchor, the same for everybody who told of it
-twins_found_s      after how long, since the copy's node answers, both had stopped with E308; null where they had not within 30 s
+twins_found_s      after how long, since the copy's node answers, both had stopped with E308; null
+where they had not within 30 s
 double_votes       rounds and ballots in which two copies of a home voted for different entries
 """
 
@@ -51,7 +60,9 @@ ASK_AFTER = 1 / 3  # of --silence: then every node is asked what it waits for
 
 
 class Held:
-    """How long the main threads of nodes, which run their control loops, were ready and had no core, since the last round."""
+    """How long the main threads of nodes, which run their control loops, were ready and had no
+    core, since the last round.
+    """
 
     def __init__(self) -> None:
         self.waited, self.longest_s = dict[int, float](), 0.0
@@ -98,7 +109,9 @@ class Chaos(Soak):
 
     # ---- what is watched
     def watch(self, seconds: float, quiet: bool = False) -> None:
-        """Hear the peers for a while, and measure the time without a round; not while it is still ``quiet``."""
+        """Hear the peers for a while, and measure the time without a round; not while it is still
+        ``quiet``.
+        """
         top, at = self.chronicle.top, self.chronicle.last_round_at
         self.hear(seconds)
         now = time.monotonic()
@@ -128,7 +141,9 @@ class Chaos(Soak):
             self.held.begin()
 
     def _ask_all(self) -> None:
-        """Ask every node, in threads of their own, what it waits for; how long it takes to answer is what its control loop is busy for."""
+        """Ask every node, in threads of their own, what it waits for; how long it takes to answer
+        is what its control loop is busy for.
+        """
         answers = self.answers = {peer.name: {} for peer in self.swarm.all}
 
         def one(peer: Peer) -> None:

@@ -1,8 +1,10 @@
 #!/usr/bin/env python
-"""Look for bytes that break a reader of foreign bytes, guided by coverage (atheris, in an environment of its own).
+"""Look for bytes that break a reader of foreign bytes, guided by coverage (atheris, in an
+environment of its own).
 
-Targets are those of tests/fuzz_targets.py. What is read in ways of its own is kept in tests/corpus, fewest and shortest first, and so is what was
-found; every run of the tests reads them again. Exit status 1 where there are findings.
+Targets are those of tests/fuzz_targets.py. What is read in ways of its own is kept in tests/corpus,
+fewest and shortest first, and so is what was found; every run of the tests reads them again. Exit
+status 1 where there are findings.
 
     scripts/fuzz.py --target dht --seconds 600
     scripts/fuzz.py --target all --seconds 60 --keep no
@@ -81,7 +83,9 @@ def environment() -> str:
 
 
 def fuzz(python: str, target: str, seconds: int) -> dict[str, Any]:
-    """One target for so long, or until the first finding. Raises FailedError where the fuzzer does not run."""
+    """One target for so long, or until the first finding. Raises FailedError where the fuzzer does
+    not run.
+    """
     work, found = FOLDER / "corpus" / target, FOLDER / "found" / target
     for folder in (work, found):
         folder.mkdir(parents=True, exist_ok=True)
@@ -153,7 +157,9 @@ def lines_of(target: str, data: bytes) -> set[tuple[str, int, int]]:
 
 
 def keep(target: str, findings: list[bytes]) -> int:
-    """Write the corpus anew: all findings, and of the rest what adds most for its length; how many inputs it has."""
+    """Write the corpus anew: all findings, and of the rest what adds most for its length; how many
+    inputs it has.
+    """
     file = CORPUS / f"{target}.txt"
     known = (
         [bytes.fromhex(line) for line in file.read_text(encoding="ascii").split()]

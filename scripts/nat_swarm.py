@@ -1,17 +1,21 @@
 #!/usr/bin/env python3
-"""A swarm trains behind home routers, in a network laboratory: rounds of DiLoCo with int8 by one peer behind each router and a public one, which is
-killed on the way.
+"""A swarm trains behind home routers, in a network laboratory: rounds of DiLoCo with int8 by one
+peer behind each router and a public one, which is killed on the way.
 
-The public peer starts the run and is everybody's bootstrap, observer of ports and relay; it is killed (SIGKILL) while round ``--kill`` is under way.
-Then the others have to do without it; with ``--public 2`` there is another one, at which those who need relays have a place, too. Two tables of
+The public peer starts the run and is everybody's bootstrap, observer of ports and relay; it is
+killed (SIGKILL) while round ``--kill`` is under way. Then the others have to do without it; with
+``--public 2`` there is another one, at which those who need relays have a place, too. Two tables of
 paths are printed: before, and at the end.
 
-ok                 every peer that was not killed has gone through all rounds to the same anchor, and contributed to the last one
+ok                 every peer that was not killed has gone through all rounds to the same anchor,
+and contributed to the last one
 anchors_identical  whether the digests of their last anchors are
 rounds             which rounds were committed, and by how many contributions each
-parts              which share of the last rounds each peer added up for all, as its status says: 0 where its link is too slow for one (``--slow``)
+parts              which share of the last rounds each peer added up for all, as its status says: 0
+where its link is too slow for one (``--slow``)
 valid              ping before was on target
-paths              "before" and "after": for every pair how the first is connected to the second, and by which way its lane goes
+paths              "before" and "after": for every pair how the first is connected to the second,
+and by which way its lane goes
 """
 
 from __future__ import annotations
@@ -50,7 +54,9 @@ every = 4
 """
 PATIENCE_S = 120.0
 SETTLE_S = 30.0
-"""So long after the last round a pair may take to come from a relay, or from nothing, to a direct path."""
+"""So long after the last round a pair may take to come from a relay, or from nothing, to a direct
+path.
+"""
 
 
 def roundabout(peers: list[Peer]) -> bool:
@@ -104,7 +110,9 @@ class Rounds:
         self.trained: dict[str, dict[str, Any]] = {}
 
     def follow(self, peers: list[Peer], until: int | None = None) -> None:
-        """Take in what these say until all have trained, or one has committed round ``until``. Raises FailedError."""
+        """Take in what these say until all have trained, or one has committed round ``until``.
+        Raises FailedError.
+        """
         end = time.monotonic() + PATIENCE_S
         while len(self.trained) < len(peers):
             for peer in peers:

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Draw what bench_methods.py printed: held-out loss by inner steps, one line a method, as a small SVG.
+"""Draw what bench_methods.py printed: held-out loss by inner steps, one line a method, as a small
+SVG.
 
-    python scripts/bench_methods.py --params 1m --seeds 1 --methods ddp,diloco,streaming,late_delay > printed.txt
-    python scripts/plot_methods.py printed.txt -o docs/methods-1m.svg
+    python scripts/bench_methods.py --params 1m --seeds 1 --methods ddp,diloco,streaming,late_delay
+    > printed.txt python scripts/plot_methods.py printed.txt -o docs/methods-1m.svg
 
 Reads the last line of a file, or a journal. Needs nothing but Python.
 """

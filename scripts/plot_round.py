@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""A Gantt chart of reductions: when each peer was ready, gave its part, sent its result and voted, as one node saw it.
+"""A Gantt chart of reductions: when each peer was ready, gave its part, sent its result and voted,
+as one node saw it.
 
-    python scripts/plot_round.py --record 3 --save events.jsonl     the next three of a running node (of --home, or the usual one)
-    python scripts/plot_round.py events.jsonl -o round.png          what was recorded
+    python scripts/plot_round.py --record 3 --save events.jsonl     the next three of a running node
+    (of --home, or the usual one) python scripts/plot_round.py events.jsonl -o round.png
+    what was recorded
 
-Reads JSON lines with the ``reduction.timed`` events of a node (others are skipped). The slowest peer of each is marked.
-Needs matplotlib: pip install 'atoll[plot]'.
+Reads JSON lines with the ``reduction.timed`` events of a node (others are skipped). The slowest
+peer of each is marked. Needs matplotlib: pip install 'atoll[plot]'.
 """
 
 from __future__ import annotations
@@ -123,7 +125,9 @@ def describe(event: dict[str, Any]) -> str:
 
 
 def bars(event: dict[str, Any], peer: str) -> list[tuple[str, float, float]]:
-    """(phase, from, to) in seconds, for one peer. A phase begins where what it waits for was complete here."""
+    """(phase, from, to) in seconds, for one peer. A phase begins where what it waits for was
+    complete here.
+    """
     phases, found = event["phases"], list[tuple[str, float, float]]()
     if peer in phases["ready"]:
         found.append(("wait", 0.0, phases["ready"][peer]))

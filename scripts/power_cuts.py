@@ -1,19 +1,24 @@
 #!/usr/bin/env python3
-"""Real power cuts: nodes whose homes lie on a loop image; the image as it is, without a flush, is what they wake up with.
+"""Real power cuts: nodes whose homes lie on a loop image; the image as it is, without a flush, is
+what they wake up with.
 
 scripts/power_cuts.py --cuts 3 --members 1 2 3 5 --filesystem ext4
 
-At a random instant all nodes are stopped (SIGSTOP) and the image's file is copied: what was forced has reached it, what was not is in
-the page cache of the mounted file system. Two copies must be equal, so that no write-back fell between. Then the nodes are killed, the
-copy is mounted in the place of the image (the file system replays its own journal), the boot's name is changed in each home, and all start
-again. Shown: every member goes on by itself, no round is lost that any script was told of, and after one more round all anchors
-are equal. ``--privacy``: a federated run with ``[secure]`` and ``[privacy]``, four members at least; shown as well: what a member's medium
-counts as spent of its privacy is never behind what its node or script was told of, nor behind the vectors that it notes as handed over.
-Needs root and loop devices; exits with 64 and one reason where there are none. The last line is one JSON object.
+At a random instant all nodes are stopped (SIGSTOP) and the image's file is copied: what was forced
+has reached it, what was not is in the page cache of the mounted file system. Two copies must be
+equal, so that no write-back fell between. Then the nodes are killed, the copy is mounted in the
+place of the image (the file system replays its own journal), the boot's name is changed in each
+home, and all start again. Shown: every member goes on by itself, no round is lost that any script
+was told of, and after one more round all anchors are equal. ``--privacy``: a federated run with
+``[secure]`` and ``[privacy]``, four members at least; shown as well: what a member's medium counts
+as spent of its privacy is never behind what its node or script was told of, nor behind the vectors
+that it notes as handed over. Needs root and loop devices; exits with 64 and one reason where there
+are none. The last line is one JSON object.
 
-``--lines FILE`` appends what each cut came to, and leaves out what the file has already from the same commit: a series that was ended goes on.
-A trial that fails before its cut (no first round of all) says nothing about power: it is told as "unplayed", and played again at the
-next start. ``--patience`` bounds hangs; how long it took is in ``again_s``, beside the machine's load.
+``--lines FILE`` appends what each cut came to, and leaves out what the file has already from the
+same commit: a series that was ended goes on. A trial that fails before its cut (no first round of
+all) says nothing about power: it is told as "unplayed", and played again at the next start.
+``--patience`` bounds hangs; how long it took is in ``again_s``, beside the machine's load.
 """
 
 from __future__ import annotations
@@ -79,8 +84,9 @@ every = 3
 
 @dataclass
 class Trial:
-    """``told``: the newest round that a script was told of; ``back``: the rounds that the members woke up with; ``spent``, with privacy:
-    of each member, how many vectors were surely handed over, and how many its medium counts."""
+    """``told``: the newest round that a script was told of; ``back``: the rounds that the members
+    woke up with; ``spent``, with privacy: of each member, how many vectors were surely handed over,
+    and how many its medium counts."""
 
     members: int
     told: int
@@ -134,7 +140,9 @@ def image(path: Path, filesystem: str) -> None:
 
 
 def train(member: Member, told: dict[bytes, int], stop: threading.Event, value: float) -> None:
-    """A script that contributes until its node is gone; ``told`` grows by the contributions that it hears to be counted, with their rounds."""
+    """A script that contributes until its node is gone; ``told`` grows by the contributions that it
+    hears to be counted, with their rounds.
+    """
 
     def fill(out: torch.Tensor) -> None:
         out.fill_(value)
@@ -214,7 +222,9 @@ def asked(members: list[Member]) -> Generator[list[int]]:
 def spent(
     folders: list[Path], told: list[int], counted: list[dict[bytes, int]]
 ) -> list[tuple[int, int]]:
-    """Of each member, vectors that were handed over and what the medium counts. Raises FailedError where that is behind."""
+    """Of each member, vectors that were handed over and what the medium counts. Raises FailedError
+    where that is behind.
+    """
     found = list[tuple[int, int]]()
     for folder, steps, rounds in zip(folders, told, counted, strict=True):
         noted = sum(line.startswith(GIVEN) for line in (folder / "operations").read_text().split())
@@ -234,8 +244,8 @@ def trial(
     patience_s: float,
     times: int = 1,
 ) -> list[Trial]:
-    """So many cuts of all members of a run, one after another. Raises FailedError where something is lost, UnplayedError where it did
-    not come to a cut."""
+    """So many cuts of all members of a run, one after another. Raises FailedError where something
+    is lost, UnplayedError where it did not come to a cut."""
     with tempfile.TemporaryDirectory(
         prefix="atoll-cut-", dir=folder, ignore_cleanup_errors=True
     ) as scratch:
@@ -343,7 +353,9 @@ def force(home: Path) -> None:
 
 @contextlib.contextmanager
 def training(members: list[Member], ends_s: float = 1.0) -> Generator[list[dict[bytes, int]]]:
-    """All contribute meanwhile; of each, which of its contributions it was told to be counted, in which rounds."""
+    """All contribute meanwhile; of each, which of its contributions it was told to be counted, in
+    which rounds.
+    """
     stop, told = threading.Event(), [dict[bytes, int]() for _ in members]
     threads = [
         threading.Thread(target=train, args=(m, told[i], stop, i + 1.0), daemon=True)
@@ -370,8 +382,8 @@ def first_round(members: list[Member], patience_s: float) -> None:
 
 
 def go_on(members: list[Member], target: int, began: float, patience_s: float) -> float:
-    """All train until every one has counted and reached ``target`` rounds; then their anchors are equal. Returns the seconds from ``began`` until
-    the former. Raises FailedError."""
+    """All train until every one has counted and reached ``target`` rounds; then their anchors are
+    equal. Returns the seconds from ``began`` until the former. Raises FailedError."""
     until = time.monotonic() + patience_s
     with training(members, ENDS_S) as told:
         while not (all(told) and min(m.anchor()[0] for m in members) >= target):
@@ -477,7 +489,9 @@ def main() -> int:
 
 
 def series(args: argparse.Namespace, numbers: list[int]) -> list[Cut]:
-    """All cuts that were asked for, the numbers of members in turn; those that the file of lines has are taken from there."""
+    """All cuts that were asked for, the numbers of members in turn; those that the file of lines
+    has are taken from there.
+    """
     now, had, cuts = commit(), dict[tuple[bool, str], list[Cut]](), list[Cut]()
     if args.lines is not None and args.lines.exists():
         for line in args.lines.read_bytes().splitlines():

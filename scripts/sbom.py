@@ -1,8 +1,10 @@
-"""Writes a bill of materials of atoll and its locked dependencies: CycloneDX 1.6, JSON, the same bytes for the same inputs.
+"""Writes a bill of materials of atoll and its locked dependencies: CycloneDX 1.6, JSON, the same
+bytes for the same inputs.
 
     python scripts/sbom.py [FILE]          default: standard output
 
-What is in it: scripts/requirements.lock (versions and hashes of all files), and the torch of scripts/constraints.txt, whose builds differ.
+What is in it: scripts/requirements.lock (versions and hashes of all files), and the torch of
+scripts/constraints.txt, whose builds differ.
 """
 
 from __future__ import annotations

@@ -1,24 +1,31 @@
 #!/usr/bin/env python3
-"""Thousands of seeded swarms in virtual time, with faults, checked by an oracle that recomputes every result.
+"""Thousands of seeded swarms in virtual time, with faults, checked by an oracle that recomputes
+every result.
 
-Each seed is one run of 5 to 9 members, on butterflies, rings or trees of two levels, some with a model in 2 or 3 fragments: the real session
-and data plane of every member on a network that loses, delays, doubles, reorders and partitions, with crashes (also between two writes or
-two sends), freezes, a lost journal, a member that leaves. After the faults all must be repaired: at least two more rounds, everybody back
-at the same round. A seed that fails is printed with its trace hash and fails again in the same way:
+Each seed is one run of 5 to 9 members, on butterflies, rings or trees of two levels, some with a
+model in 2 or 3 fragments: the real session and data plane of every member on a network that loses,
+delays, doubles, reorders and partitions, with crashes (also between two writes or two sends),
+freezes, a lost journal, a member that leaves. After the faults all must be repaired: at least two
+more rounds, everybody back at the same round. A seed that fails is printed with its trace hash and
+fails again in the same way:
 
     scripts/simulate_rounds.py --first SEED --seeds 1
 
---faults all,moment,twin adds faults that aim at the moment at which a bug of what is kept would show, and second processes with a member's key.
+--faults all,moment,twin adds faults that aim at the moment at which a bug of what is kept would
+show, and second processes with a member's key.
 
---grid N is something else: averages of N members on a grid of groups (--churn: which part of them is killed in every step, --rounds: how
-many averages for each of --seeds seeds), and how far the results are from the mean of all, beside the predicted distance. It fails
-when they are further than 1.25 times the prediction, or when members of one group hold different bits.
+--grid N is something else: averages of N members on a grid of groups (--churn: which part of them
+is killed in every step, --rounds: how many averages for each of --seeds seeds), and how far the
+results are from the mean of all, beside the predicted distance. It fails when they are further than
+1.25 times the prediction, or when members of one group hold different bits.
 
     scripts/simulate_rounds.py --grid 200 --churn 0.05 --rounds 5 --seeds 1
 
---plant NAME breaks the code on purpose (in the harness) to see that the checker finds it; --plant list names the plants. With --count all
-seeds are played, and how many it takes in the mean to find the bug is told; --plant all --count does so for every plant, one after another:
-20 seeds each, and up to --most where fewer than three of them found it. The first seed that finds a bug is played again without it.
+--plant NAME breaks the code on purpose (in the harness) to see that the checker finds it; --plant
+list names the plants. With --count all seeds are played, and how many it takes in the mean to find
+the bug is told; --plant all --count does so for every plant, one after another: 20 seeds each, and
+up to --most where fewer than three of them found it. The first seed that finds a bug is played
+again without it.
 
     scripts/simulate_rounds.py --plant all --count --peers 3:5 --rounds 6
 The last line of stdout is one JSON object.
@@ -162,7 +169,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def settle_down() -> None:
-    """Before the first seed of a process: what is loaded stays, so that the collector need not look at it again; nor at each seed's few MB often."""
+    """Before the first seed of a process: what is loaded stays, so that the collector need not look
+    at it again; nor at each seed's few MB often.
+    """
     import torch
 
     from atoll.node.simulation import plants, swarm
@@ -401,7 +410,9 @@ def table(arguments: argparse.Namespace, chosen: list[str]) -> int:
 
 
 def counted(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
-    """One plant. ``without``: the problem that the first seed which finds it has also where the bug is not planted; none, it is hoped."""
+    """One plant. ``without``: the problem that the first seed which finds it has also where the bug
+    is not planted; none, it is hoped.
+    """
     from atoll.node.simulation.plants import PLANTS
 
     peers, liars = (arguments.fewest, arguments.largest), (arguments.lying, arguments.lie)

@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
-"""Hours of a swarm's life in minutes: real peers train a toy while one of them is killed, stopped, sent away or joined every few seconds.
+"""Hours of a swarm's life in minutes: real peers train a toy while one of them is killed, stopped,
+sent away or joined every few seconds.
 
-All peers run on loopback, each a script with its node. The founder is stopped, but never killed: its processes, and those of other peers that
-live through most of the run, are watched for growth. Afterwards the same swarm trains undisturbed for as many rounds (no longer than the first
-run took), for the loss to compare with.
+All peers run on loopback, each a script with its node. The founder is stopped, but never killed:
+its processes, and those of other peers that live through most of the run, are watched for growth.
+Afterwards the same swarm trains undisturbed for as many rounds (no longer than the first run took),
+for the loss to compare with.
 
 rounds             rounds that the swarm committed, as its members saw them
 faults             how many of each kind struck
 stuck              times no round came for 30 s, the first minute aside
-digests_equal      every round had one anchor, the same for everybody who told of it
-rss_growth_mib, fd_growth   of the watched process that grew most, from the second to the last window (each 15 % of the run); runs has them all
-loss, loss_fault_free       of the last anchors; loss_ratio is one by the other
+digests_equal      every round had one anchor, the same for everybody who told of it rss_growth_mib,
+fd_growth   of the watched process that grew most, from the second to the last window (each 15 % of
+the run); runs has them all loss, loss_fault_free       of the last anchors; loss_ratio is one by
+the other
 """
 
 from __future__ import annotations
@@ -91,8 +94,8 @@ class Chronicle:
                 )
 
     def growth(self, began: float, ended: float) -> list[dict[str, Any]]:
-        """Of each process that lived through most of the run: MiB and descriptors in each window of it, the first one left out, and what they
-        grew from the second to the last."""
+        """Of each process that lived through most of the run: MiB and descriptors in each window of
+        it, the first one left out, and what they grew from the second to the last."""
         window, found = WINDOW * (ended - began), list[dict[str, Any]]()
         for pid, rows in self.samples.items():
             windows = [
@@ -234,7 +237,9 @@ class Soak:
             progress(f"STUCK at round {self.chronicle.top}")
 
     def churn(self, seconds: float) -> None:
-        """Trouble for so long; one fault ends before the next begins, so that a majority is always well."""
+        """Trouble for so long; one fault ends before the next begins, so that a majority is always
+        well.
+        """
         began = time.monotonic()
         due, waited = began + min(EARLY_S, seconds) / 4, began
         while time.monotonic() - began < seconds:

@@ -2,10 +2,11 @@
 
     python scripts/trial_twins.py --trials 10
 
-In each trial three peers contribute; one's home is copied while its node lives, and the copy is started at another moment of a
-round. Counted: seconds from when the copy's node answers until both have stopped with E308 and each of the others names the peer as doubled, and
-votes of the two for different entries in one round and ballot, from their journals. One JSON object as the last line. Exit code: 0 where all were
-found and none voted twice.
+In each trial three peers contribute; one's home is copied while its node lives, and the copy is
+started at another moment of a round. Counted: seconds from when the copy's node answers until both
+have stopped with E308 and each of the others names the peer as doubled, and votes of the two for
+different entries in one round and ballot, from their journals. One JSON object as the last line.
+Exit code: 0 where all were found and none voted twice.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ UP_S, WITHIN_S = 180.0, 30.0
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """What one trial came to. ``up_s``: from the copy's start until its node answers; ``found_s``: since then."""
+    """What one trial came to. ``up_s``: from the copy's start until its node answers; ``found_s``:
+    since then.
+    """
 
     moment_s: float
     up_s: float

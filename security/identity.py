@@ -1,6 +1,8 @@
-"""A peer's Ed25519 identity: made once, kept in a file only its owner can read, equal to its libp2p peer id.
+"""A peer's Ed25519 identity: made once, kept in a file only its owner can read, equal to its libp2p
+peer id.
 
-The peer id embeds the public key, so that a signature can be checked with nothing but the id of the signer.
+The peer id embeds the public key, so that a signature can be checked with nothing but the id of the
+signer.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ def encode_base58(data: bytes) -> str:
 
 
 def decode_base58(text: str, most: int = 128) -> bytes:
-    """Bytes of base58 ``text`` of at most ``most`` characters. Raises ValueError when it is not base58."""
+    """Bytes of base58 ``text`` of at most ``most`` characters. Raises ValueError when it is not
+    base58.
+    """
     if len(text) > most:
         raise ValueError("base58 text too long")
     number = 0
@@ -61,7 +65,9 @@ def peer_id_of(public_key: bytes) -> PeerId:
 
 @lru_cache(maxsize=4096)
 def public_key_of(peer: PeerId) -> bytes:
-    """The raw Ed25519 public key (32 bytes) inside a peer id. Raises ValueError when ``peer`` is not the id of such a key."""
+    """The raw Ed25519 public key (32 bytes) inside a peer id. Raises ValueError when ``peer`` is
+    not the id of such a key.
+    """
     data = decode_base58(peer)
     if len(data) != _PEER_ID_BYTES or not data.startswith(_PEER_ID_PREFIX):
         raise ValueError(f"not the peer id of an Ed25519 key: {peer!r}")
@@ -90,7 +96,9 @@ def _verifier(peer: PeerId) -> Ed25519PublicKey:
 
 
 def verify(peer: PeerId, domain: str, data: bytes, signature: bytes) -> bool:
-    """Whether ``signature`` (64 bytes) over ``data`` was made by ``peer`` for ``domain``. Never raises on hostile input."""
+    """Whether ``signature`` (64 bytes) over ``data`` was made by ``peer`` for ``domain``. Never
+    raises on hostile input.
+    """
     if len(signature) != SIGNATURE_BYTES:
         return False
     try:
@@ -101,7 +109,9 @@ def verify(peer: PeerId, domain: str, data: bytes, signature: bytes) -> bool:
 
 
 class Identity:
-    """A private key and the peer id that goes with it. The key never leaves the object except through ``seed``."""
+    """A private key and the peer id that goes with it. The key never leaves the object except
+    through ``seed``.
+    """
 
     def __init__(self, seed: bytes) -> None:
         """``seed``: the 32 bytes of an Ed25519 private key."""
@@ -130,10 +140,12 @@ class Identity:
 
 
 def load_or_create(path: Path) -> Identity:
-    """The identity kept in ``path``, made on first use: file 0600 in a directory 0700, created atomically.
+    """The identity kept in ``path``, made on first use: file 0600 in a directory 0700, created
+    atomically.
 
-    Two processes that start at once end with the same identity. Raises SecurityError E210 when others can read or replace the
-    file, when it belongs to somebody else, or when it does not hold an identity; OSError when it cannot be read or written.
+    Two processes that start at once end with the same identity. Raises SecurityError E210 when
+    others can read or replace the file, when it belongs to somebody else, or when it does not hold
+    an identity; OSError when it cannot be read or written.
     """
     make_folder(path.parent)
     _check_directory(path.parent)
@@ -143,7 +155,9 @@ def load_or_create(path: Path) -> Identity:
 
 
 def load(path: Path) -> Identity:
-    """The identity kept in ``path``. Raises SecurityError E210 as `load_or_create`; FileNotFoundError when there is none."""
+    """The identity kept in ``path``. Raises SecurityError E210 as `load_or_create`;
+    FileNotFoundError when there is none.
+    """
     _check_directory(path.parent)
     try:
         descriptor = os.open(
@@ -203,7 +217,9 @@ def _check_directory(directory: Path) -> None:
 
 
 def _create(path: Path) -> None:
-    """Write a new key beside ``path`` and link it into place, so that the file is complete or absent, and never replaced."""
+    """Write a new key beside ``path`` and link it into place, so that the file is complete or
+    absent, and never replaced.
+    """
     draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:

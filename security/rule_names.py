@@ -1,7 +1,9 @@
-"""Names of the rules that a plan can carry, as ``median:1`` or ``bucketing2+nnm+multi_krum/k2:1``: steps before the rule, the rule, what it is told
-beside (`OPTIONS`), and f, how many contributions may be anything. Loads nothing heavy.
+"""Names of the rules that a plan can carry, as ``median:1`` or ``bucketing2+nnm+multi_krum/k2:1``:
+steps before the rule, the rule, what it is told beside (`OPTIONS`), and f, how many contributions
+may be anything. Loads nothing heavy.
 
-The name is in plans, entries and digests, so all members of a run use the same rule with the same f. A name stands for one rule for ever.
+The name is in plans, entries and digests, so all members of a run use the same rule with the same
+f. A name stands for one rule for ever.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "multi_krum": ("k2", "n1"),
     "centred_clip": (RUNNING,),
 }
-"""What a rule can be told, in this order: ``k2``: keep n - f - 2, in place of n - f; ``n1``: score by the n - f - 1 nearest others, as byzfl, in place
-of n - f - 2; ``running``: clip at the median distance in rounds before."""
+"""What a rule can be told, in this order: ``k2``: keep n - f - 2, in place of n - f; ``n1``: score
+by the n - f - 1 nearest others, as byzfl, in place of n - f - 2; ``running``: clip at the median
+distance in rounds before."""
 
 BY_COORDINATE: tuple[CoordinateRule, ...] = get_args(CoordinateRule)
 BY_GRAM: tuple[GramRule, ...] = get_args(GramRule)
@@ -33,7 +36,9 @@ _STEP = re.compile(
 
 
 class Step(NamedTuple):
-    """A step before a rule. ``number``: of contributions in a bucket, or the length to which longer ones are clipped; 0 for the others."""
+    """A step before a rule. ``number``: of contributions in a bucket, or the length to which longer
+    ones are clipped; 0 for the others.
+    """
 
     kind: str
     number: float
@@ -49,8 +54,8 @@ class RuleName(NamedTuple):
 
     @property
     def least(self) -> int:
-        """How many contributions it needs to outvote f of them: Krum's rules 2 f + 3, the others, and Krum's by byzfl's neighbours, 2 f + 1; of as
-        many buckets."""
+        """How many contributions it needs to outvote f of them: Krum's rules 2 f + 3, the others,
+        and Krum's by byzfl's neighbours, 2 f + 1; of as many buckets."""
         krum = self.rule in ("krum", "multi_krum") and self.options != ("n1",)
         least = 2 * self.f + (3 if krum else 1)
         for step in reversed(self.before):
@@ -62,7 +67,9 @@ class RuleName(NamedTuple):
 
     @property
     def by_coordinate(self) -> bool:
-        """Whether each element's result follows from that element alone: then no Gram matrix is needed."""
+        """Whether each element's result follows from that element alone: then no Gram matrix is
+        needed.
+        """
         return self.rule in BY_COORDINATE and not self.before
 
 
@@ -74,7 +81,9 @@ def reducer_name(
 
 
 def parse_step(text: str) -> Step | None:
-    """A step as manifests name it: ``nnm``, ``arc``, ``bucketing2`` (to 16), ``clipping10`` (or ``clipping0.5``); None for anything else."""
+    """A step as manifests name it: ``nnm``, ``arc``, ``bucketing2`` (to 16), ``clipping10`` (or
+    ``clipping0.5``); None for anything else.
+    """
     found = _STEP.fullmatch(text)
     if found is None or text == "clipping0":
         return None

@@ -1,4 +1,6 @@
-"""For tests of bad input: commands with their exit status, real nodes whose script is the test itself, and what must never be seen: a traceback."""
+"""For tests of bad input: commands with their exit status, real nodes whose script is the test
+itself, and what must never be seen: a traceback.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ def atoll(home: Path, *argv: str, **environment: str) -> Told:
 
 
 def refused(home: Path, code: str, status: int, *argv: str, **environment: str) -> dict[str, Any]:
-    """A command that must fail with this code and status: told to people on stderr, and as one JSON object; the latter's "error"."""
+    """A command that must fail with this code and status: told to people on stderr, and as one JSON
+    object; the latter's "error".
+    """
     told = atoll(home, *argv, "--json", **environment)
     assert told.status == status, told
     error: dict[str, Any] = json.loads(told.out)["error"]
@@ -152,7 +156,9 @@ class Member:
         )
 
     def named(self) -> dict[str, set[str]]:
-        """Whom its node has told of that broke a rule, and why: of the run's events, which are not in what `log` reads."""
+        """Whom its node has told of that broke a rule, and why: of the run's events, which are not
+        in what `log` reads.
+        """
         found = dict[str, set[str]]()
         for line in (self.folder / "events.jsonl").read_text().splitlines(keepends=True):
             if line.endswith("\n") and '"peer.misbehaved"' in line:
@@ -185,7 +191,9 @@ def one_round(*members: Member) -> list[Outcome]:
 
 @contextmanager
 def three_members(folder: Path) -> Iterator[list[RunSwarm]]:
-    """Three members of a new run that all see each other; none of their nodes may have written a traceback."""
+    """Three members of a new run that all see each other; none of their nodes may have written a
+    traceback.
+    """
     run = new_run(folder)
     members = list[Member]()
     try:
@@ -240,7 +248,9 @@ def new_home(home: Path, port: int = 0) -> Path:
 
 
 def new_run(folder: Path, *, every: int = 1, model: str = "", manifest: str = MANIFEST) -> Run:
-    """Make a run and its organiser's home below ``folder``. ``model``: more lines of the manifest's table [model]."""
+    """Make a run and its organiser's home below ``folder``. ``model``: more lines of the manifest's
+    table [model].
+    """
     port = free_port()
     paths = find_paths(new_home(folder / "organiser", port))
     identity = load_or_create(paths.identity_file)

@@ -35,7 +35,9 @@ _started: list[subprocess.Popen[str]] = []
 
 @contextmanager
 def nothing_stays() -> Iterator[None]:
-    """End what a failed test left behind: commands by SIGTERM, so that they end their nodes and scripts."""
+    """End what a failed test left behind: commands by SIGTERM, so that they end their nodes and
+    scripts.
+    """
     yield
     for process in _started:
         if process.poll() is None:

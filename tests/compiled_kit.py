@@ -12,7 +12,9 @@ from house import ROOT
 
 
 def compiled(name: str, folder: Path) -> Path:
-    """The library of the extension ``name``, built in ``folder`` as an installation builds it. Skips where there is no compiler."""
+    """The library of the extension ``name``, built in ``folder`` as an installation builds it.
+    Skips where there is no compiler.
+    """
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler")

@@ -1,8 +1,9 @@
-"""What every test gets: a time limit that fails the test with all stacks, hypothesis without its own deadlines, quiet threads, and one
-width of the terminal.
+"""What every test gets: a time limit that fails the test with all stacks, hypothesis without its
+own deadlines, quiet threads, and one width of the terminal.
 
-The limit is for hangs only, not a measurement: 120 s a test (900 s where marked slow). It works by SIGALRM in the main
-thread; a test that does not come back even then is ended by pytest's faulthandler_timeout (pyproject.toml), stacks first.
+The limit is for hangs only, not a measurement: 120 s a test (900 s where marked slow). It works by
+SIGALRM in the main thread; a test that does not come back even then is ended by pytest's
+faulthandler_timeout (pyproject.toml), stacks first.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import pytest
 LIMIT_S = 120
 SLOW_LIMIT_S = 900
 
-# One thread a process: the suite runs beside itself (real peers, simulations), and sums do not change with the machine.
+# One thread a process: the suite runs beside itself (real peers, simulations), and sums do not
+# change with the machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Nodes of tests that run at the same time must not find each other.
 os.environ.setdefault("ATOLL_NETWORK__LAN_DISCOVERY", "false")
@@ -39,16 +41,17 @@ hypothesis.settings.load_profile("atoll")
 
 _stderr_fd = os.dup(2)  # before pytest captures it
 
-# Under nohup, in a shell's background jobs and in some CI these are ignored, and every process of a test would inherit that; a handler
-# that does nothing is not inherited.
+# Under nohup, in a shell's background jobs and in some CI these are ignored, and every process of a
+# test would inherit that; a handler that does nothing is not inherited.
 for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(_number) == signal.SIG_IGN:
         signal.signal(_number, lambda number, frame: None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where real processes meet real clocks, a test that failed is tried once more, and both tries are shown ("rerun" in the summary: to
-    be looked into). What is decided by seeds and virtual time has one try.
+    """Where real processes meet real clocks, a test that failed is tried once more, and both tries
+    are shown ("rerun" in the summary: to be looked into). What is decided by seeds and virtual time
+    has one try.
     """
     for item in items:
         if {"process", "netns"} & set(item.path.parts):

@@ -1,8 +1,9 @@
 """The contracts of the seams: what every implementation keeps, clause by clause.
 
-A clause is a function of one case: an implementation, and what a test needs beside it. `SWARM`, `JOURNAL`, `STORAGE` and
-`DATA_PLANE` list the clauses of a seam; tests/unit/test_contracts.py plays each on every implementation. To test another one,
-make its case and call the clauses. Codecs and reducers have their own tests (test_codec.py, test_reduce.py).
+A clause is a function of one case: an implementation, and what a test needs beside it. `SWARM`,
+`JOURNAL`, `STORAGE` and `DATA_PLANE` list the clauses of a seam; tests/unit/test_contracts.py plays
+each on every implementation. To test another one, make its case and call the clauses. Codecs and
+reducers have their own tests (test_codec.py, test_reduce.py).
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ LAYOUT = make_layout([("w", (3, 5)), ("b", (4,))])
 N = LAYOUT.numel
 OTHER = make_layout([("w", (3, 6)), ("b", (4,))])
 SETTINGS = RunSettings(sync_every=5, codec="fp32", outer=OuterSettings("sgd", 1.0, 0.0))
-"""With these the outer step is anchor − mean, and nothing is rounded on the way: the bits are known."""
+"""With these the outer step is anchor − mean, and nothing is rounded on the way: the bits are
+known.
+"""
 
 
 def bits(flat: Tensor) -> list[int]:
@@ -60,10 +63,12 @@ def bits(flat: Tensor) -> list[int]:
 
 @dataclass(frozen=True)
 class SwarmCase:
-    """A fresh member of a fresh run with SETTINGS, not yet opened, in which nobody else contributes.
+    """A fresh member of a fresh run with SETTINGS, not yet opened, in which nobody else
+    contributes.
 
-    ``hold(True)``: contributions stay undecided from now on, ``hold(False)``: they are decided again. None: the implementation
-    decides before it returns. ``alone``: rounds of the run are rounds of this member.
+    ``hold(True)``: contributions stay undecided from now on, ``hold(False)``: they are decided
+    again. None: the implementation decides before it returns. ``alone``: rounds of the run are
+    rounds of this member.
     """
 
     swarm: Swarm
@@ -507,7 +512,9 @@ def log_of(count: int) -> list[Certified]:
 
 @dataclass(frozen=True)
 class JournalCase:
-    """``again`` ends the life of the journal it made last, if any, and begins the next one of the same member."""
+    """``again`` ends the life of the journal it made last, if any, and begins the next one of the
+    same member.
+    """
 
     again: Callable[[], Journal]
 
@@ -647,14 +654,16 @@ JOURNAL = (
 
 @dataclass(frozen=True)
 class StorageCase:
-    """``again`` ends the life of the storage it made last, if any, and begins the next one of the same run at the same member (who is
-    not the only one that has the run's state)."""
+    """``again`` ends the life of the storage it made last, if any, and begins the next one of the
+    same run at the same member (who is not the only one that has the run's state)."""
 
     again: Callable[[], Storage]
 
 
 def state_of(seed: int) -> bytes:
-    """Anchor and momentum, with all that floats can be: −0, denormals, infinities, a NaN with a payload."""
+    """Anchor and momentum, with all that floats can be: −0, denormals, infinities, a NaN with a
+    payload.
+    """
     flat = vector(2 * N, seed)
     flat[:4] = torch.tensor([-0.0, 1e-42, float("inf"), -1e-38])
     flat.view(torch.int32)[N] = 0x7FC12345
@@ -748,7 +757,9 @@ def storage_forgets_nothing_newer_than_the_checkpoint(case: StorageCase) -> None
 
 
 def storage_keeps_a_certified_state_and_what_follows(case: StorageCase) -> None:
-    """Until an entry follows the newest checkpoint, the one before it can be had, and all results since."""
+    """Until an entry follows the newest checkpoint, the one before it can be had, and all results
+    since.
+    """
     log = log_of(6)
     storage = case.again()
     for certified in log[:5]:
@@ -778,7 +789,9 @@ def storage_keeps_a_certified_state_and_what_follows(case: StorageCase) -> None:
 
 
 def storage_restores_what_the_journal_reaches(case: StorageCase) -> None:
-    """The newest checkpoint is on the medium and the entry that it is of was lost: the one before it is taken, and results since are kept."""
+    """The newest checkpoint is on the medium and the entry that it is of was lost: the one before
+    it is taken, and results since are kept.
+    """
     log = log_of(6)
     storage = case.again()
     for certified in log[:5]:
@@ -909,8 +922,8 @@ STORAGE = (
 
 @dataclass(frozen=True)
 class PlaneCase:
-    """A data plane of peer ``me`` without lanes. ``event`` gives its next event; ``refusal`` runs a command and gives the error with
-    which it was refused, however the implementation tells that."""
+    """A data plane of peer ``me`` without lanes. ``event`` gives its next event; ``refusal`` runs a
+    command and gives the error with which it was refused, however the implementation tells that."""
 
     me: PeerId
     plane: DataPlane
@@ -939,7 +952,9 @@ def plane_opened(case: PlaneCase, codec: str = "fp32") -> tuple[DataPlane, Tenso
 
 
 def events(case: PlaneCase) -> list[ExchangeEvent]:
-    """All that the commands so far lead to. Found by a small reduction behind them: reductions are done in order."""
+    """All that the commands so far lead to. Found by a small reduction behind them: reductions are
+    done in order.
+    """
     plan = make_plan([(case.me, cid_of(99), 1)], [case.me], 1, 1, "fp32", log="last")
     case.plane.open_round("last", 1, [case.me], 1, 1, "fp32")
     case.plane.freeze("last", 1, cid_of(99), torch.ones(1))
@@ -957,7 +972,9 @@ def events(case: PlaneCase) -> list[ExchangeEvent]:
 
 
 def assert_reduced(found: list[ExchangeEvent], plan: Plan, flat: Tensor) -> None:
-    """These events are the complete result of a plan over this contribution: bytes and digests of an independent computation."""
+    """These events are the complete result of a plan over this contribution: bytes and digests of
+    an independent computation.
+    """
     part, result = found
     data = ref_result(plan, {CID: flat})
     assert part == PartReduced(plan.plan_id, 0, ref_digests(plan, data)[0])

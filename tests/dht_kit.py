@@ -1,7 +1,8 @@
 """A DHT of many nodes in virtual time: real engines, real messages, and nodes that lie.
 
-A hostile node has one way for all it does: it says nothing; it is empty; it names only its friends, with invented peers nearest to
-whatever is asked for; or it keeps an owner's first value for ever. All but the silent acknowledge what they do not keep, and some add forged values.
+A hostile node has one way for all it does: it says nothing; it is empty; it names only its friends,
+with invented peers nearest to whatever is asked for; or it keeps an owner's first value for ever.
+All but the silent acknowledge what they do not keep, and some add forged values.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ class Node:
 
 
 class Swarm:
-    """``count`` nodes, a ``hostile`` share of them liars, each knowing ``known`` others at the start; then all refresh.
+    """``count`` nodes, a ``hostile`` share of them liars, each knowing ``known`` others at the
+    start; then all refresh.
 
     ``slow_s``: what every way takes longer.
     """
@@ -140,7 +142,9 @@ class Swarm:
             self.nodes[other].engine.link_changed(node.peer, False)
 
     def friends(self, key: bytes) -> list[PeerId]:
-        """What the liars agreed to say about a key: ten invented peers nearer than anybody real, then the nearest ones of themselves."""
+        """What the liars agreed to say about a key: ten invented peers nearer than anybody real,
+        then the nearest ones of themselves.
+        """
         return closest(self._invented, position(key), 10) + closest(self._liars, position(key), 10)
 
     def nearest(self, key: bytes, count: int) -> list[PeerId]:

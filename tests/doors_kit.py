@@ -1,4 +1,6 @@
-"""Doors of a run in virtual time, whose certificates are readable: real signatures are the business of tests/unit/test_doors.py."""
+"""Doors of a run in virtual time, whose certificates are readable: real signatures are the business
+of tests/unit/test_doors.py.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def toy_doors(
     shown: dict[str, bytes],
     revoked: set[bytes] | None = None,
 ) -> RunDoors:
-    """Doors of one member, to which these have shown their certificates; ``revoked``: invites of which it has heard so."""
+    """Doors of one member, to which these have shown their certificates; ``revoked``: invites of
+    which it has heard so.
+    """
     heard = set[bytes]() if revoked is None else revoked
     doors = RunDoors(
         organiser,

@@ -1,4 +1,6 @@
-"""Helpers of the exchange and engine tests: plans, an independent numpy reference, and a network of records in any order."""
+"""Helpers of the exchange and engine tests: plans, an independent numpy reference, and a network of
+records in any order.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,9 @@ def grid_of(plan: Plan) -> Grid:
 
 
 def pieces_of(plan: Plan) -> list[tuple[str, int, int]]:
-    """(codec, first element, last element + 1) of every piece, in the order of their bytes: chunks, cut where the codec changes."""
+    """(codec, first element, last element + 1) of every piece, in the order of their bytes: chunks,
+    cut where the codec changes.
+    """
     ranges, at = [], 0
     for piece in plan.codec.split("+"):
         name, _, count = piece.partition(":")
@@ -111,7 +115,9 @@ def ref_result(plan: Plan, vectors: dict[bytes, torch.Tensor]) -> bytes:
 
 
 def ref_tree(plan: Plan, number: int) -> dict[PeerId, list[PeerId]]:
-    """Who sends something to whom for a part, itself included, in the plan's order: written from the words of the protocol's page."""
+    """Who sends something to whom for a part, itself included, in the plan's order: written from
+    the words of the protocol's page.
+    """
     owner, peers = plan.parts[number].owner, [c.member.peer for c in plan.contributors]
     site = (
         dict(zip(peers, plan.topology.groups, strict=True))
@@ -139,7 +145,9 @@ def ref_tree(plan: Plan, number: int) -> dict[PeerId, list[PeerId]]:
 
 
 def ref_sums(plan: Plan, number: int, data: dict[PeerId, bytes], codec: str, n: int) -> bytes:
-    """The encoded result of a piece of a part, sum by sum. ``data``: the encoded contributions to it."""
+    """The encoded result of a piece of a part, sum by sum. ``data``: the encoded contributions to
+    it.
+    """
     tree, owner = ref_tree(plan, number), plan.parts[number].owner
     weight = {c.member.peer: c.weight for c in plan.contributors}
 
@@ -206,7 +214,9 @@ def expected_bytes(plan: Plan) -> int:
 
 @dataclass
 class Net:
-    """N exchanges and the records between them. `step` moves one record of a random pair; any may be lost."""
+    """N exchanges and the records between them. `step` moves one record of a random pair; any may
+    be lost.
+    """
 
     n: int
     seed: int = 0

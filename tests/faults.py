@@ -4,8 +4,8 @@
     fault("stop").of("convener", "script").during("decide").lasting(4)
     fault("slow").of("member").during("reduce", after_s=0.01)
 
-A fault waits for a reduction (a plan names its convener and the owners of its parts), chooses its victim by that plan, waits until the
-victim is in the phase, and strikes. What each fault is:
+A fault waits for a reduction (a plan names its convener and the owners of its parts), chooses its
+victim by that plan, waits until the victim is in the phase, and strikes. What each fault is:
 
 kill       the process is gone at once; it is started again when the fault is over
 stop       SIGSTOP, until the fault is over
@@ -13,11 +13,12 @@ blackhole  nothing gets to the victim or away from it, and nobody is told
 reset      all its connections end by RST, once
 slow       its rate falls to 1 % of what it was
 corrupt    one byte of its bulk traffic is changed on the way, once
-lie        its own part's result is another one for one receiver, once: sealed and sent as if it were right (simulated only)
+lie        its own part's result is another one for one receiver, once: sealed and sent as if it
+were right (simulated only)
 leave      it leaves the run in good order
 
-`Simulated` does them to a `SimSwarm` in virtual time; `real_faults.Armed` to processes, in the namespaces of `netns.lab` where it is about
-the network.
+`Simulated` does them to a `SimSwarm` in virtual time; `real_faults.Armed` to processes, in the
+namespaces of `netns.lab` where it is about the network.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ SLOW_SHARE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault. ``part``: which processes of a real peer are killed or stopped. ``for_s``: how long it lasts where it lasts."""
+    """One fault. ``part``: which processes of a real peer are killed or stopped. ``for_s``: how
+    long it lasts where it lasts.
+    """
 
     kind: Kind
     target: Target = "owner"
@@ -94,8 +97,9 @@ def choose(
 ) -> str | None:
     """The victim by a plan; None when there is none of that kind among those not ``spared``.
 
-    "convener": who made the plan. "owner": owner of a part, somebody else than the convener if possible. "member": neither the convener nor
-    an owner if there is such a contributor, else the owner of the last part that is not the convener's.
+    "convener": who made the plan. "owner": owner of a part, somebody else than the convener if
+    possible. "member": neither the convener nor an owner if there is such a contributor, else the
+    owner of the last part that is not the convener's.
     """
     if target == "convener":
         return None if convener in spared else convener
@@ -120,9 +124,11 @@ class Struck:
 
 
 class Simulated:
-    """Does a script of faults to a simulated swarm, one after the other, each in a later round than the one before.
+    """Does a script of faults to a simulated swarm, one after the other, each in a later round than
+    the one before.
 
-    Give it to a `SimSwarm` that has faults=() before its `run`. ``struck`` tells what happened; ``spare`` are never victims.
+    Give it to a `SimSwarm` that has faults=() before its `run`. ``struck`` tells what happened;
+    ``spare`` are never victims.
     """
 
     ENOUGH = 4  # members: with one less there is still a majority that does not hang on one
@@ -259,7 +265,8 @@ class Simulated:
             return self._send(
                 sender, receiver, channel, (header, bytes([body[0] ^ 0x55]) + body[1:])
             )
-        self._spoil = None  # the record layer refuses a changed byte: the record is lost, and the lane with it
+        # the record layer refuses a changed byte: the record is lost, and the lane with it
+        self._spoil = None
         for up in (False, True):
             self.swarm.world.after(
                 self.RESET_S * (1 + up), lambda up=up: self._link(receiver, sender, up)

@@ -1,7 +1,10 @@
-"""Everything that reads foreign bytes, as functions of bytes alone: each takes them, or refuses with the error that callers catch.
+"""Everything that reads foreign bytes, as functions of bytes alone: each takes them, or refuses
+with the error that callers catch.
 
-Anything else is a defect: another exception, more memory than a bound allows, no end. `scripts/fuzz.py` looks for such bytes; those in ``tests/corpus``
-are read again by every run of the tests. What is signed is signed here by whom it should be, so that what lies behind the signature is read too.
+Anything else is a defect: another exception, more memory than a bound allows, no end.
+`scripts/fuzz.py` looks for such bytes; those in ``tests/corpus`` are read again by every run of the
+tests. What is signed is signed here by whom it should be, so that what lies behind the signature is
+read too.
 """
 
 from __future__ import annotations
@@ -106,7 +109,9 @@ def _grids() -> list[Grid]:
 
 
 def codec_payloads(data: bytes) -> None:
-    """A contribution as each codec has it: any bytes of the right length decode, and are added up, or are refused as no numbers."""
+    """A contribution as each codec has it: any bytes of the right length decode, and are added up,
+    or are refused as no numbers.
+    """
     grid = _grids()[data[0] % len(_grids())] if data else _grids()[0]
     body = bytearray(data[1:].ljust(grid.nbytes, b"\0")[: grid.nbytes])
     for chunk, view in enumerate(grid.views(memoryview(body))):
@@ -159,7 +164,9 @@ def round_messages(data: bytes) -> None:
 
 
 def sessions(data: bytes) -> None:
-    """Messages of a member to one that is in a round: two bytes of length before each. Whatever they are, the session goes on."""
+    """Messages of a member to one that is in a round: two bytes of length before each. Whatever
+    they are, the session goes on.
+    """
     table = Table(3)
     first, liar, _ = table.all_in()
     first.contribute("mine")
@@ -171,7 +178,9 @@ def sessions(data: bytes) -> None:
 
 
 def entries(data: bytes) -> None:
-    """Entries of the log, as they are received: signed, where the first byte says so, by whom they name."""
+    """Entries of the log, as they are received: signed, where the first byte says so, by whom they
+    name.
+    """
     body, signs = data[1:], bool(data) and bool(data[0] & 1)
     with contextlib.suppress(RemoteProtocolError, msgspec.MsgspecError, ValueError, RecursionError):
         certified = msgspec.msgpack.decode(body, type=Certified)
@@ -217,7 +226,9 @@ def invites(data: bytes) -> None:
 
 
 def certificates(data: bytes) -> None:
-    """A capability and a certificate that a newcomer shows, also with the signatures of who may give them."""
+    """A capability and a certificate that a newcomer shows, also with the signatures of who may
+    give them.
+    """
     about = {"run_id": RUN, "organiser": ME.peer, "peer": PEER}
     for shown in (data, *certified(data)):
         with contextlib.suppress(NotAdmittedError):
@@ -226,7 +237,9 @@ def certificates(data: bytes) -> None:
 
 
 def certified(data: bytes) -> Iterator[bytes]:
-    """What ``data`` holds with right signatures, so that what is behind their check is tried as well."""
+    """What ``data`` holds with right signatures, so that what is behind their check is tried as
+    well.
+    """
     with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):
         found = msgspec.msgpack.decode(data, type=Certificate)
         capability = msgspec.structs.replace(
@@ -270,7 +283,9 @@ def _folder() -> Path:
 
 # ---- who is there
 def membership(data: bytes) -> None:
-    """Messages about members: two bytes of length before each; and a record that its member has signed."""
+    """Messages about members: two bytes of length before each; and a record that its member has
+    signed.
+    """
     state = Membership(
         ME.peer,
         RUN,
@@ -358,7 +373,9 @@ class _Deaf:
 
 
 def steps(data: bytes) -> None:
-    """What peers of a run with BTARD say of a step, signed by one of them, and with what it is signed; and evidence against one."""
+    """What peers of a run with BTARD say of a step, signed by one of them, and with what it is
+    signed; and evidence against one.
+    """
     peers = (*(Identity(bytes([index]) * 32).peer for index in range(3)), ME.peer, PEER)
     host: Any = _Deaf()
     peer = btard.Peer(
@@ -400,7 +417,9 @@ def relays(data: bytes) -> None:
 
 
 def neighbours(data: bytes) -> None:
-    """Datagrams and answers of whoever is on the same network: multicast DNS, and routers that lead a port to us."""
+    """Datagrams and answers of whoever is on the same network: multicast DNS, and routers that lead
+    a port to us.
+    """
     with contextlib.suppress(ValueError):
         mdns.read(data)
     for read in (natpmp.address_in, lambda body: natpmp.mapping_in(body, 4150)):
@@ -614,7 +633,9 @@ def _said_of_steps() -> list[Any]:
 
 
 def corpus(target: str) -> list[bytes]:
-    """Good bytes, and all that was kept of what a fuzzer found: bytes that are read in ways of their own, or that were a defect."""
+    """Good bytes, and all that was kept of what a fuzzer found: bytes that are read in ways of
+    their own, or that were a defect.
+    """
     file = CORPUS / f"{target}.txt"
     lines = file.read_text(encoding="ascii").split() if file.exists() else []
     return seeds()[target] + [bytes.fromhex(line) for line in lines]

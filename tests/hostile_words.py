@@ -1,4 +1,6 @@
-"""What somebody who means harm writes where a person will read it, and what may never reach a terminal or a log."""
+"""What somebody who means harm writes where a person will read it, and what may never reach a
+terminal or a log.
+"""
 
 from __future__ import annotations
 

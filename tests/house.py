@@ -48,7 +48,9 @@ def package_name(path: Path) -> str:
 
 
 def imports(path: Path) -> list[tuple[int, int, str]]:
-    """Every import of a file as (line, level, absolute module): also those inside functions, type checks and import_module calls."""
+    """Every import of a file as (line, level, absolute module): also those inside functions, type
+    checks and import_module calls.
+    """
     found: list[tuple[int, int, str]] = []
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
@@ -93,9 +95,25 @@ def _callee(node: ast.Call) -> str:
 
 
 def functions(path: Path) -> list[tuple[str, int, int]]:
-    """Every function and method of a file as (name, first line, number of lines), nested ones too."""
+    """Every function and method of a file as (name, first line, lines), nested ones too.
+
+    Lines of its docstring, and of comments, are not counted: explanations may be long.
+    """
+    comments = {
+        number
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if line.lstrip().startswith("#")
+    }
+
+    def lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+        spent = set(range(node.lineno, (node.end_lineno or node.lineno) + 1)) - comments
+        if ast.get_docstring(node) is not None:
+            first = node.body[0]
+            spent -= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+        return len(spent)
+
     return [
-        (node.name, node.lineno, (node.end_lineno or node.lineno) - node.lineno + 1)
+        (node.name, node.lineno, lines(node))
         for node in ast.walk(tree(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]

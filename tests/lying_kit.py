@@ -15,7 +15,9 @@ from atoll.node.simulation.swarm import Options, SimSwarm
 
 
 class Scene:
-    """Five members in an open round; the test speaks for all but the one that hears. ``owner`` convenes ballot 0, ``next_`` ballot 1."""
+    """Five members in an open round; the test speaks for all but the one that hears. ``owner``
+    convenes ballot 0, ``next_`` ballot 1.
+    """
 
     def __init__(self) -> None:
         swarm = SimSwarm(11, Options(peers=(5, 5), faults=(), rounds=50, lying=1, lies=()))

@@ -1,11 +1,15 @@
-"""All that a round under lying members can do, state by state: docs/protocol.md, "The round under members that lie".
+"""All that a round under lying members can do, state by state: docs/protocol.md, "The round under
+members that lie".
 
-Messages are a soup that only grows: whatever was sent may arrive at any time, any number of times, or never. The liars need no state. What they can
-sign is there from the start: every echo and every vote of theirs, promises that claim nothing, or any value for which there is a
-certificate; and they own every ballot, since an honest convener proposes nothing that a lying one could not. So a state is what honest members
-have on their disks, and what they have signed. A crash takes what is volatile, which is nothing by the rules: it does harm in broken variants.
+Messages are a soup that only grows: whatever was sent may arrive at any time, any number of times,
+or never. The liars need no state. What they can sign is there from the start: every echo and every
+vote of theirs, promises that claim nothing, or any value for which there is a certificate; and they
+own every ballot, since an honest convener proposes nothing that a lying one could not. So a state
+is what honest members have on their disks, and what they have signed. A crash takes what is
+volatile, which is nothing by the rules: it does harm in broken variants.
 
-Values 0 and 1 are valid, 2 is not. Checked in every state: no two values are decided, no ballot has two certificates, nothing invalid is decided.
+Values 0 and 1 are valid, 2 is not. Checked in every state: no two values are decided, no ballot has
+two certificates, nothing invalid is decided.
 """
 
 from __future__ import annotations
@@ -18,7 +22,9 @@ VALUES, INVALID = 3, 2
 SILENT, NOTHING = -2, -1  # a promise that was not given; one that claims no value
 
 Node = tuple[int, int, int, int, int, tuple[int, ...]]
-"""promised, echoed, accepted (slots: ballot * VALUES + value, or NOTHING); signed: echoes and votes (masks of slots), promise for each ballot."""
+"""promised, echoed, accepted (slots: ballot * VALUES + value, or NOTHING); signed: echoes and votes
+(masks of slots), promise for each ballot.
+"""
 State = tuple[Node, ...]
 FIELDS = {"promised": 0, "echoed": 1, "accepted": 2}
 
@@ -57,7 +63,9 @@ def certified(rules: Rules, state: State, slot: int) -> bool:
 
 
 def proposable(rules: Rules, state: State, ballot: int) -> int:
-    """The values (a mask) that a convener can justify in this ballot: by promises of a quorum, or by none in ballot 0."""
+    """The values (a mask) that a convener can justify in this ballot: by promises of a quorum, or
+    by none in ballot 0.
+    """
     free = (1 << VALUES) - 1 if not rules.validated else (1 << VALUES) - 1 - (1 << INVALID)
     if ballot == 0 or not rules.justified:
         return free
@@ -162,9 +170,11 @@ def check(rules: Rules, state: State) -> None:
 
 
 def normal(rules: Rules, state: State) -> State:
-    """The same state for all that can still happen and is checked: without what no longer matters, members and values in one order.
+    """The same state for all that can still happen and is checked: without what no longer matters,
+    members and values in one order.
 
-    Promises for a ballot matter while somebody can echo in it; echoes while they may become a certificate, then only that they have; votes alike.
+    Promises for a ballot matter while somebody can echo in it; echoes while they may become a
+    certificate, then only that they have; votes alike.
     """
     if not rules.volatile and rules.promise_binds:
         echoed = min(
@@ -189,7 +199,9 @@ def normal(rules: Rules, state: State) -> State:
 
 
 def _settled(rules: Rules, state: State, kind: int, first: int) -> tuple[int, int]:
-    """Of what was signed: the slots that may still become complete, as all from ``first`` on may, and those that are."""
+    """Of what was signed: the slots that may still become complete, as all from ``first`` on may,
+    and those that are.
+    """
     counts = [
         sum(node[kind] >> slot & 1 for node in state) for slot in range(rules.ballots * VALUES)
     ]
@@ -224,7 +236,9 @@ def beginning(rules: Rules) -> State:
 
 
 def explore(rules: Rules, *, reduced: bool = True, most: int = 100_000) -> set[State]:
-    """All reachable states; with ``reduced`` one of each kind (`normal`). Raises Wrong, and OverflowError after ``most``."""
+    """All reachable states; with ``reduced`` one of each kind (`normal`). Raises Wrong, and
+    OverflowError after ``most``.
+    """
     first = beginning(rules)
     seen, todo = {first}, [first]
     while todo:

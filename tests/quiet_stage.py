@@ -1,7 +1,8 @@
-"""A simulated swarm for directed schedules: what a test does to it happens at a moment that has what the test needs, not at one of the clock.
+"""A simulated swarm for directed schedules: what a test does to it happens at a moment that has
+what the test needs, not at one of the clock.
 
-So a schedule does not hang on a seed: whatever the seed, and whatever shifts its timing, the members are struck when all of them are in the
-configuration and no round is under way.
+So a schedule does not hang on a seed: whatever the seed, and whatever shifts its timing, the
+members are struck when all of them are in the configuration and no round is under way.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ LOOK_S = 0.005
 
 
 class QuietStage:
-    """``peers`` members and no random faults. The dead come back at ``back_s``: late enough for whatever is struck to have its effect."""
+    """``peers`` members and no random faults. The dead come back at ``back_s``: late enough for
+    whatever is struck to have its effect.
+    """
 
     def __init__(
         self,
@@ -43,7 +46,9 @@ class QuietStage:
         return process.run.sessions
 
     def calm(self) -> bool:
-        """Whether everybody is a member, is where the others are, and has neither a plan nor a vote: in every log."""
+        """Whether everybody is a member, is where the others are, and has neither a plan nor a
+        vote: in every log.
+        """
         if any(self.swarm.members[peer].process is None for peer in self.swarm.names):
             return False
         machines = [session.machine for peer in self.swarm.names for session in self.sessions(peer)]

@@ -1,13 +1,15 @@
-"""The kit of faults (`faults`) on real peers: whoever is to be struck tells by its own events when it is in the phase.
+"""The kit of faults (`faults`) on real peers: whoever is to be struck tells by its own events when
+it is in the phase.
 
     with Armed(swarm, fault("blackhole").of("owner").during("gather")) as armed:
         swarm.contribute(seed)
         …outcomes of those that are not armed.victim…
         armed.revive()
 
-Faults of processes are signals. Faults of the network need peers on hosts of a laboratory; the command that makes one is started before
-and waits for its input, and the victim's node is stopped for the milliseconds that it takes. What was really hit is found out afterwards, by
-the clock of the events.
+Faults of processes are signals. Faults of the network need peers on hosts of a laboratory; the
+command that makes one is started before and waits for its input, and the victim's node is stopped
+for the milliseconds that it takes. What was really hit is found out afterwards, by the clock of the
+events.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ class Seen:
 
 
 class Watch:
-    """Follows the events of some peers' nodes, each in a thread of its own; a context manager. ``take`` is called there."""
+    """Follows the events of some peers' nodes, each in a thread of its own; a context manager.
+    ``take`` is called there.
+    """
 
     def __init__(self, peers: Sequence[Peer], take: Callable[[Seen], None]) -> None:
         self._clients = [NodeClient.connect(find_paths(peer.home)) for peer in peers]
@@ -80,8 +84,8 @@ class Watch:
 
 @dataclass(slots=True)
 class Blow:
-    """A fault that has struck: whom, in which round, and when, by two clocks. By the plan it was aimed by, ``planned`` are counted, and the
-    victim ``owns`` a part or none."""
+    """A fault that has struck: whom, in which round, and when, by two clocks. By the plan it was
+    aimed by, ``planned`` are counted, and the victim ``owns`` a part or none."""
 
     victim: Peer
     convener: str
@@ -93,9 +97,11 @@ class Blow:
 
 
 class Armed:
-    """One fault waiting for its moment; a context manager. ``blow`` is what struck, if anything did.
+    """One fault waiting for its moment; a context manager. ``blow`` is what struck, if anything
+    did.
 
-    ``slow_mbit``: what "slow" leaves of the victim's rate; by default 1 % of its host's. ``spared`` are never victims.
+    ``slow_mbit``: what "slow" leaves of the victim's rate; by default 1 % of its host's. ``spared``
+    are never victims.
     """
 
     def __init__(
@@ -226,7 +232,8 @@ class Armed:
 
     # ---- afterwards
     def outcomes(self, timeout_s: float = BACK_S) -> dict[Peer, dict[str, Any]]:
-        """The next outcome of everybody but the victim (that of the victim too, if it came before it was known who is struck).
+        """The next outcome of everybody but the victim (that of the victim too, if it came before
+        it was known who is struck).
 
         Raises AssertionError when somebody does not tell in time, or tells something else.
         """
@@ -291,7 +298,9 @@ class Armed:
             victim.host.heal()
 
     def revive(self) -> dict[str, Any] | None:
-        """`heal`, and wait until the victim is a whole peer again: its outcome of the round, if it has one to tell."""
+        """`heal`, and wait until the victim is a whole peer again: its outcome of the round, if it
+        has one to tell.
+        """
         victim, fault = self.victim, self.fault
         if victim is None:
             return None
@@ -319,7 +328,9 @@ def _nothing() -> None:
 
 
 class Ledger:
-    """The anchor as it must be, from the contributors that outcomes name. Peers' anchors start at zero, and all rounds must go through it."""
+    """The anchor as it must be, from the contributors that outcomes name. Peers' anchors start at
+    zero, and all rounds must go through it.
+    """
 
     def __init__(self, swarm: Peers) -> None:
         self.swarm = swarm
@@ -331,7 +342,9 @@ class Ledger:
         self._step = OuterStep(OuterSettings(kind="sgd", lr=1.0, momentum=0.0))
 
     def take(self, seed: int, outcomes: Sequence[dict[str, Any]]) -> Judgement:
-        """Judge the outcomes of peers that contributed with this seed; all rounds they tell of are applied."""
+        """Judge the outcomes of peers that contributed with this seed; all rounds they tell of are
+        applied.
+        """
         committed = [outcome for outcome in outcomes if outcome["status"] == "committed"]
         named = {outcome["round"]: outcome["contributors"] for outcome in committed}
         weights = {peer.peer: index + 1 for index, peer in enumerate(self.swarm.all)}
@@ -376,7 +389,9 @@ class Ledger:
         )
 
     def common_round(self, seed: int, tries: int = 30, who: Sequence[Peer] = ()) -> Judgement:
-        """Rounds, until one counts everybody in ``who`` (default: all). Raises AssertionError when that takes too many, or one is not honest."""
+        """Rounds, until one counts everybody in ``who`` (default: all). Raises AssertionError when
+        that takes too many, or one is not honest.
+        """
         peers = list(who or self.swarm.all)
         for attempt in range(tries):
             self.swarm.contribute(seed + 100_000 * attempt, who=peers)

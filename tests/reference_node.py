@@ -1,10 +1,13 @@
-"""The smallest honest node: one member, a log of its own on disk, the real control server. For tests of the client.
+"""The smallest honest node: one member, a log of its own on disk, the real control server. For
+tests of the client.
 
-A round is decided over this member's contribution alone and the outer step is plain SGD with rate 1: anchor ← anchor −
-contribution. Log and anchor are written before anything is told, so a killed node comes back where it was.
+A round is decided over this member's contribution alone and the outer step is plain SGD with rate
+1: anchor ← anchor − contribution. Log and anchor are written before anything is told, so a killed
+node comes back where it was.
 
-As a program it takes the arguments of a private node. Files in its home steer it: ``hold``: contributions stay undecided while
-it exists; ``mute``: they are decided and logged, but the script is not told.
+As a program it takes the arguments of a private node. Files in its home steer it: ``hold``:
+contributions stay undecided while it exists; ``mute``: they are decided and logged, but the script
+is not told.
 """
 
 from __future__ import annotations
@@ -69,7 +72,9 @@ def digest(flat: Tensor) -> str:
 
 
 class ReferenceRun:
-    """The state of the one run: the log (cids), the anchor, what is frozen. Kept in ``home`` if there is one."""
+    """The state of the one run: the log (cids), the anchor, what is frozen. Kept in ``home`` if
+    there is one.
+    """
 
     def __init__(self, home: Path | None) -> None:
         self.home = home
@@ -84,7 +89,8 @@ class ReferenceRun:
         self.spent: Spent | None = None
         self.begun = True  # else its script is kept from training
         if home is not None and (home / "log.json").exists():
-            import torch  # not before it is needed: a node that only starts and ends should do so quickly
+            # not before it is needed: a node that only starts and ends should do so quickly
+            import torch
 
             saved = json.loads((home / "log.json").read_text())
             self.log, self.weights = saved["log"], saved["weights"]

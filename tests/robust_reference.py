@@ -1,4 +1,6 @@
-"""The robust rules again, in plain numpy float64 and without any thought of speed, from the papers and not from security/rules/."""
+"""The robust rules again, in plain numpy float64 and without any thought of speed, from the papers
+and not from security/rules/.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Several members of one run in one process, without a network: each is a complete Swarm; tests decide who is counted, or all are.
+"""Several members of one run in one process, without a network: each is a complete Swarm; tests
+decide who is counted, or all are.
 
-Members may live in threads of their own. With ``auto`` a round commits when every member has contributed; without, when the test
-calls `decide`. A member whose node is "lost" raises SwarmClosedError from everything until it is "found" and opened again.
+Members may live in threads of their own. With ``auto`` a round commits when every member has
+contributed; without, when the test calls `decide`. A member whose node is "lost" raises
+SwarmClosedError from everything until it is "found" and opened again.
 """
 
 from __future__ import annotations
@@ -99,7 +101,9 @@ class RoundTable:
             self.lost.discard(PeerId(peer))
 
     def decide(self, include: Sequence[str]) -> None:
-        """Commit a round over the frozen contributions of these peers; everybody else's is not counted."""
+        """Commit a round over the frozen contributions of these peers; everybody else's is not
+        counted.
+        """
         with self.changed:
             assert self.store is not None
             chosen = [self.offers[PeerId(peer)] for peer in include]

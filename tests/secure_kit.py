@@ -30,7 +30,9 @@ NEAR = 2e-5  # a step of the ring for each of the rounds
 
 
 class Sites:
-    """Each contributes a vector of its own again and again. After `until`, everything that was unmasked has been checked."""
+    """Each contributes a vector of its own again and again. After `until`, everything that was
+    unmasked has been checked.
+    """
 
     def __init__(
         self,
@@ -139,7 +141,9 @@ class Sites:
         )
 
     def check(self) -> None:
-        """No vector in two sums; every round is the mean of one of them; who was told that it counted is in it."""
+        """No vector in two sums; every round is the mean of one of them; who was told that it
+        counted is in it.
+        """
         given = [cid for members in self.sums.values() for cid in members.values()]
         assert len(given) == len(set(given))
         means = {
@@ -172,7 +176,9 @@ class Sites:
         of: Callable[[PeerId], bool],
         then: Callable[[Peer], None] = lambda _: None,
     ) -> list[PeerId]:
-        """Kill the first peer, among those ``of`` says, that sends what ``moment`` names: what it sends then is lost. Returns who it was."""
+        """Kill the first peer, among those ``of`` says, that sends what ``moment`` names: what it
+        sends then is lost. Returns who it was.
+        """
         struck: list[PeerId] = []
 
         def tap(sender: PeerId, receiver: PeerId, channel: str, payload: Any) -> bool:
@@ -206,7 +212,9 @@ def kind_of(sender: PeerId, channel: str, payload: Any) -> str:
 
 
 def replaces_the_copy(peer: Peer) -> None:
-    """From now on it gives the log another vector than the mean that all have unmasked: as owner of parts, and as convener."""
+    """From now on it gives the log another vector than the mean that all have unmasked: as owner of
+    parts, and as convener.
+    """
     rounds: Any = peer.session.secure
     give, told = rounds._give, set[bytes]()
 
@@ -221,7 +229,9 @@ def replaces_the_copy(peer: Peer) -> None:
 
 
 def deals_shares_that_do_not_fit(peer: Peer) -> None:
-    """From now on each share that it deals fits its own hash, and no other share; and it reveals what it has as it should."""
+    """From now on each share that it deals fits its own hash, and no other share; and it reveals
+    what it has as it should.
+    """
     rounds: Any = peer.session.secure
     join = rounds._join
 

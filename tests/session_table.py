@@ -1,4 +1,6 @@
-"""Sessions of one run on a simulated network, played step by step: `Table` has them, each a `Peer` with a disk and lives."""
+"""Sessions of one run on a simulated network, played step by step: `Table` has them, each a `Peer`
+with a disk and lives.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +101,9 @@ class Peer:
 
 
 class Table:
-    """Peers p0, p1, … of one run (of a secure one, or one with BTARD, by their keys); the first founds it."""
+    """Peers p0, p1, … of one run (of a secure one, or one with BTARD, by their keys); the first
+    founds it.
+    """
 
     def __init__(
         self,

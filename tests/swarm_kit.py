@@ -1,5 +1,5 @@
-"""Real peers for fault tests: each a script process and its private node process, killed and frozen by pid, on loopback or on hosts of a
-laboratory (`netns.lab`)."""
+"""Real peers for fault tests: each a script process and its private node process, killed and frozen
+by pid, on loopback or on hosts of a laboratory (`netns.lab`)."""
 
 from __future__ import annotations
 
@@ -147,7 +147,9 @@ class Peer:
         self.process.stdin.flush()
 
     def signal(self, what: str, number: signal.Signals) -> None:
-        """Signal the "node" (the present one: a script starts another when it is killed), the "script" or "both"."""
+        """Signal the "node" (the present one: a script starts another when it is killed), the
+        "script" or "both".
+        """
         node = read_node_file(find_paths(self.home))
         self.node_pid = node.pid if node else self.node_pid
         for pid in {
@@ -178,8 +180,8 @@ class Peer:
 
 
 class Peers:
-    """A swarm of real peers; a context manager. With ``hosts``, one a peer, each has a network of its own. ``sites``: their labels.
-    ``ready_s``: how long a peer may take to start."""
+    """A swarm of real peers; a context manager. With ``hosts``, one a peer, each has a network of
+    its own. ``sites``: their labels. ``ready_s``: how long a peer may take to start."""
 
     def __init__(
         self,
@@ -239,7 +241,9 @@ class Peers:
     def contribute(
         self, seed: int, wait_s: float = 30.0, who: list[Peer] | None = None, *, frozen: bool = True
     ) -> None:
-        """All (or some) contribute; with ``frozen`` returns when every contribution is: a script that may be struck before cannot say so."""
+        """All (or some) contribute; with ``frozen`` returns when every contribution is: a script
+        that may be struck before cannot say so.
+        """
         for peer in who or self.all:
             index = self.all.index(peer)
             peer.say(do="contribute", seed=seed + index, weight=index + 1, wait_s=wait_s)
@@ -259,11 +263,15 @@ class Peers:
         raise AssertionError(f"no common round in {tries} tries")
 
     def mean(self, seed: int, contributors: dict[str, int]) -> torch.Tensor:
-        """What the mean over exactly these contributors must decode to, bit for bit: codec, order and arithmetic by the public functions."""
+        """What the mean over exactly these contributors must decode to, bit for bit: codec, order
+        and arithmetic by the public functions.
+        """
         return unfold(self.folded_mean(seed, contributors), self.numel)
 
     def folded_mean(self, seed: int, contributors: dict[str, int]) -> torch.Tensor:
-        """What `unfold` makes the mean: contributions repeat themselves after `PERIOD` elements, a whole number of the codec's blocks."""
+        """What `unfold` makes the mean: contributions repeat themselves after `PERIOD` elements, a
+        whole number of the codec's blocks.
+        """
         members = sorted((p for p in self.all if p.peer in contributors), key=lambda p: p.peer)
         weights = [contributors[p.peer] for p in members]
         pieces: list[torch.Tensor] = []

@@ -1,4 +1,6 @@
-"""A command at a terminal: what a person sees and types, by real pseudo-terminals; and what the list of processes shows meanwhile."""
+"""A command at a terminal: what a person sees and types, by real pseudo-terminals; and what the
+list of processes shows meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ PATIENCE_S = 90.0  # a hang only; each wait ends with what it waits for
 
 
 class Person:
-    """Runs a command with a terminal for stdin, stdout and stderr, as a context that leaves no process behind."""
+    """Runs a command with a terminal for stdin, stdout and stderr, as a context that leaves no
+    process behind.
+    """
 
     def __init__(self, argv: list[str], environment: dict[str, str], cwd: Path) -> None:
         self.seen = ""

@@ -1,4 +1,6 @@
-"""Two processes that live under one key: a home is copied while its node runs, and the copy is started, too."""
+"""Two processes that live under one key: a home is copied while its node runs, and the copy is
+started, too.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def find(
     within_s: float,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
-    """After how many seconds since ``began`` the two stopped with E308, and each of the others named them; by name."""
+    """After how many seconds since ``began`` the two stopped with E308, and each of the others
+    named them; by name.
+    """
     told = dict[str, float]()
     looks = {peer.name: (lambda peer=peer: trouble(peer) == "E308") for peer in (doubled, twin)}
     looks |= {peer.name: (lambda peer=peer: is_named(peer, doubled)) for peer in others}

@@ -1,4 +1,5 @@
-"""Formats of encoded values, one file a family. Lowest first; nothing here is imported for you, `names` and `mixtures` need no torch:
+"""Formats of encoded values, one file a family. Lowest first; nothing here is imported for you,
+`names` and `mixtures` need no torch:
 
 names       the codecs' names and what is known of them without torch
 mixtures    which elements of a flat vector have which codec, as text

@@ -1,4 +1,6 @@
-"""bits: words of 32 bits that must arrive as they are: whole tensors of any type, masked integers, digests. Never a run's own codec."""
+"""bits: words of 32 bits that must arrive as they are: whole tensors of any type, masked integers,
+digests. Never a run's own codec.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from .wire import Codec, Wire, check_length, view
 
 
 class BitsCodec:
-    """Words carried in float32 tensors that nobody calculates with: every pattern is allowed, NaN or not."""
+    """Words carried in float32 tensors that nobody calculates with: every pattern is allowed, NaN
+    or not.
+    """
 
     name = "bits"
     zero_copy = True

@@ -1,11 +1,15 @@
 """int8, int8_fp16 and int4: integers with a scale a block of values.
 
-    int8        [float32 scale a block of 256][int8 values][padding to 4]                           1.016 bytes a value
-    int8_fp16   [float32 unit][fp16 scale a block of 256, in units][int8 values][padding]           1.008
-    int4        [float32 unit][fp16 scale a block of 64, in units][two values a byte][padding]      0.531
+    int8        [float32 scale a block of 256][int8 values][padding to 4]
+    1.016 bytes a value
+    int8_fp16   [float32 unit][fp16 scale a block of 256, in units][int8 values][padding]
+    1.008
+    int4        [float32 unit][fp16 scale a block of 64, in units][two values a byte][padding]
+    0.531
 
-The unit is the largest scale of the chunk, so that fp16's narrow range does not matter. A scale below 2^-14 units is taken as that: what
-such blocks lose is far below what the chunk's largest block loses anyway.
+The unit is the largest scale of the chunk, so that fp16's narrow range does not matter. A scale
+below 2^-14 units is taken as that: what such blocks lose is far below what the chunk's largest
+block loses anyway.
 """
 
 from __future__ import annotations
@@ -26,7 +30,9 @@ SMALLEST_RATIO = 2.0**-14  # of fp16's normal numbers: below them a scale would 
 
 
 class BlockCodec:
-    """A codec of one block length, kind of scale and number of bits. ``compiled``: kernels for int8, used on the CPU."""
+    """A codec of one block length, kind of scale and number of bits. ``compiled``: kernels for
+    int8, used on the CPU.
+    """
 
     zero_copy = False
 
@@ -92,7 +98,9 @@ class BlockCodec:
         )
 
     def encode(self, x: Tensor, out: Wire) -> bool:
-        """Quantise; False when a value is infinite, NaN, or within 1 % (int4: 13 %) of float32's limit."""
+        """Quantise; False when a value is infinite, NaN, or within 1 % (int4: 13 %) of float32's
+        limit.
+        """
         if self._compiled is not None and isinstance(out, LazyWire):
             return self._compiled.encode(x.contiguous(), self._share, self._limit, out)
         return self._encode(x.contiguous(), out, 1.0)
@@ -105,7 +113,9 @@ class BlockCodec:
             self.accumulate(wire, 1.0, out, first=True)
 
     def encode_chunks(self, x: Tensor, first: Wire, chunks: int) -> bool | None:
-        """`encode` of chunks as long as the first, whose wires lie one after another, in one step; None where there is none."""
+        """`encode` of chunks as long as the first, whose wires lie one after another, in one step;
+        None where there is none.
+        """
         if self._compiled is not None and isinstance(first, LazyWire):
             return self._compiled.encode_chunks(
                 x.contiguous(), chunks, self._share, self._limit, first
@@ -185,7 +195,9 @@ class BlockCodec:
         return self.finite(out)
 
     def _write_scales(self, space: _Space, out: Wire) -> None:
-        """Store exact scales as unit and ratios; afterwards ``space.scales`` are those that a decoder will see."""
+        """Store exact scales as unit and ratios; afterwards ``space.scales`` are those that a
+        decoder will see.
+        """
         unit, ratios = _need(out.unit), _need(out.scales)
         torch.amax(space.scales, 0, keepdim=True, out=unit)
         space.scales.div_(unit)

@@ -1,12 +1,15 @@
-"""codebook8: PRIME's quantiser (arXiv 2412.01152; the same as hivemind's UNIFORM_8BIT), as a compatibility codec.
+"""codebook8: PRIME's quantiser (arXiv 2412.01152; the same as hivemind's UNIFORM_8BIT), as a
+compatibility codec.
 
     [256 float32 means][uint8 bucket of each value][padding to 4]
 
-256 buckets of equal width span 6 σ about zero, from -3 σ to +3 σ, where σ = |x| / sqrt(n - 1) over the chunk; what lies outside falls
-into the outermost ones. A bucket decodes to the mean of the values in it, so their sum is kept. Values in a heavy tail lose their
-detail: `int8` is better for those, and faster.
+256 buckets of equal width span 6 σ about zero, from -3 σ to +3 σ, where σ = |x| / sqrt(n - 1) over
+the chunk; what lies outside falls into the outermost ones. A bucket decodes to the mean of the
+values in it, so their sum is kept. Values in a heavy tail lose their detail: `int8` is better for
+those, and faster.
 
-The means are sums of integers (values in units of 2^-20 buckets), which have the same bits in any order.
+The means are sums of integers (values in units of 2^-20 buckets), which have the same bits in any
+order.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from .wire import Codec, LazyWire, Scratch, Wire, check_length, padded, tail_of,
 
 
 class FloatCodec:
-    """A codec of one floating-point format. A value beyond the range of fp16 counts as not finite. ``compiled``: kernels for fp32 on the
-    CPU."""
+    """A codec of one floating-point format. A value beyond the range of fp16 counts as not finite.
+    ``compiled``: kernels for fp32 on the CPU."""
 
     def __init__(
         self, name: str, dtype: torch.dtype, *, compiled: native.Kernels | None = native.KERNELS
@@ -68,7 +68,9 @@ class FloatCodec:
             out.copy_(wire.values)
 
     def encode_chunks(self, x: Tensor, first: Wire, chunks: int) -> bool | None:
-        """`encode` of chunks as long as the first, whose wires lie one after another, in one step; None where there is none."""
+        """`encode` of chunks as long as the first, whose wires lie one after another, in one step;
+        None where there is none.
+        """
         if self._compiled is not None and isinstance(first, LazyWire):
             return self._compiled.copy_in(x.contiguous(), chunks * first.elements, first)
         return None

@@ -1,12 +1,13 @@
 """The arithmetic of codecs: pure torch, `out=` everywhere, no allocation in the loop.
 
-A block of values shares one scale, absmax/levels (arXiv 2110.02861 calls it block-wise absmax quantisation). The error is at most half a
-scale a value; an outlier only coarsens its own block.
+A block of values shares one scale, absmax/levels (arXiv 2110.02861 calls it block-wise absmax
+quantisation). The error is at most half a scale a value; an outlier only coarsens its own block.
 
-Every operation is elementwise and rounded by itself, or its result does not depend on the order (a maximum, a sum of integers): no fused
-multiply-add, no floating-point sum over many values. So the same input gives the same bits on every CPU and on a GPU. Divisors are
-tensors, since a GPU multiplies by the reciprocal of a Python number. A NaN or an infinity makes its block's scale non-finite,
-which is how it is found without a pass of its own.
+Every operation is elementwise and rounded by itself, or its result does not depend on the order (a
+maximum, a sum of integers): no fused multiply-add, no floating-point sum over many values. So the
+same input gives the same bits on every CPU and on a GPU. Divisors are tensors, since a GPU
+multiplies by the reciprocal of a Python number. A NaN or an infinity makes its block's scale
+non-finite, which is how it is found without a pass of its own.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ import math
 import torch
 from torch import Tensor
 
-TINY = 1e-30  # smallest scale: a block of zeros (or of denormals) decodes to zeros instead of dividing by zero
+# smallest scale: a block of zeros (or of denormals) decodes to zeros instead of dividing by zero
+TINY = 1e-30
 FLOAT_MAX = torch.finfo(torch.float32).max
 NIBBLE = 16.0
 
 
 def absmax(x: Tensor, share: float, scale: Tensor, low: Tensor) -> None:
-    """scale = max(largest magnitude of each row times ``share``, TINY). x: float32 (rows, width); scale and scratch low: (rows, 1)."""
+    """scale = max(largest magnitude of each row times ``share``, TINY). x: float32 (rows, width);
+    scale and scratch low: (rows, 1).
+    """
     torch.amax(x, 1, keepdim=True, out=scale)
     torch.amin(x, 1, keepdim=True, out=low)
     torch.maximum(scale, low.neg_(), out=scale)
@@ -31,14 +35,17 @@ def absmax(x: Tensor, share: float, scale: Tensor, low: Tensor) -> None:
 
 
 def to_codes(x: Tensor, scale: Tensor, factor: Tensor, codes: Tensor) -> None:
-    """codes = x / scale, rounded to integers (float32). x, codes: (rows, width); scale and scratch factor: (rows, 1)."""
+    """codes = x / scale, rounded to integers (float32). x, codes: (rows, width); scale and scratch
+    factor: (rows, 1).
+    """
     torch.reciprocal(scale, out=factor)
     torch.mul(x, factor, out=codes)
     codes.round_()
 
 
 def pack(codes: Tensor, half: Tensor, out: Tensor) -> None:
-    """Two codes of -7 to 7 a byte: the first half of them in the low nibbles, as low + 16 * high. Exact in float32.
+    """Two codes of -7 to 7 a byte: the first half of them in the low nibbles, as low + 16 * high.
+    Exact in float32.
 
     codes: float32 (2 k,); scratch half: float32 (k,); out: int8 (k,).
     """
@@ -49,7 +56,9 @@ def pack(codes: Tensor, half: Tensor, out: Tensor) -> None:
 
 
 def unpack(packed: Tensor, half: Tensor, high: Tensor, out: Tensor) -> None:
-    """The codes again, float32 (n,) with n in (2 k - 1, 2 k). Bytes that `pack` never makes decode to codes of -8 to 8."""
+    """The codes again, float32 (n,) with n in (2 k - 1, 2 k). Bytes that `pack` never makes decode
+    to codes of -8 to 8.
+    """
     count = half.shape[0]
     half.copy_(packed)
     torch.mul(half, 1 / NIBBLE, out=high)
@@ -60,7 +69,9 @@ def unpack(packed: Tensor, half: Tensor, high: Tensor, out: Tensor) -> None:
 
 
 def square_sum(x: Tensor, scratch: Tensor) -> float:
-    """Sum of squares in float64, added up as a tree whose shape follows from the length alone. scratch: float64, 2^k >= len(x)."""
+    """Sum of squares in float64, added up as a tree whose shape follows from the length alone.
+    scratch: float64, 2^k >= len(x).
+    """
     count = x.shape[0]
     scratch[:count].copy_(x)
     scratch[count:].zero_()
@@ -79,7 +90,9 @@ def within(x: Tensor, limit: float) -> bool:
 
 
 def all_finite(x: Tensor) -> bool:
-    """Whether no element is NaN or infinite. One pass: a sum is finite only if all its terms are; only an overflow looks twice."""
+    """Whether no element is NaN or infinite. One pass: a sum is finite only if all its terms are;
+    only an overflow looks twice.
+    """
     if math.isfinite(x.sum(dtype=torch.float32).item()):
         return True
     return bool(torch.isfinite(x).all().item())

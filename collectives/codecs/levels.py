@@ -1,15 +1,18 @@
-"""stat2: a sign and one of two levels a value; and what it has in common with the sparse codecs (`sparse`).
+"""stat2: a sign and one of two levels a value; and what it has in common with the sparse codecs
+(`sparse`).
 
-    stat2       for each block of 256 values: [float32 low, high][four values a byte][padding to 4]                 0.281 bytes a value
+    stat2       for each block of 256 values: [float32 low, high][four values a byte][padding to 4]
+    0.281 bytes a value
 
-Magnitudes above their block's mean decode to the mean of those, the others to the mean of the others: levels are statistics of the values
-and no steps of a scale, with which two bits lose too much (arXiv 2505.23725). Of n bytes, byte j holds the codes of values j, j + n, j + 2n
-and j + 3n.
+Magnitudes above their block's mean decode to the mean of those, the others to the mean of the
+others: levels are statistics of the values and no steps of a scale, with which two bits lose too
+much (arXiv 2505.23725). Of n bytes, byte j holds the codes of values j, j + n, j + 2n and j + 3n.
 
-A mean over contributions lies on no such grid, so it travels in another codec (``results``). What a contribution loses is large, so it is
-carried into the next one (`optim.model.feedback`).
+A mean over contributions lies on no such grid, so it travels in another codec (``results``). What a
+contribution loses is large, so it is carried into the next one (`optim.model.feedback`).
 
-Means are sums of integers (magnitudes in units of 2^-20 of the largest), which have the same bits in any order.
+Means are sums of integers (magnitudes in units of 2^-20 of the largest), which have the same bits
+in any order.
 """
 
 from __future__ import annotations
@@ -29,10 +32,12 @@ FINE = 2.0**-20
 
 
 class RecordCodec(ABC):
-    """Blocks of values as records that begin with two levels: whole blocks' are alike, a shorter one is the last.
+    """Blocks of values as records that begin with two levels: whole blocks' are alike, a shorter
+    one is the last.
 
-    ``results``: the codec of means. Bytes that no encoder makes are not `finite`; what they decode to means nothing. The compiled kernels
-    know ``keep``, how many values of a block are in its record; 0: all.
+    ``results``: the codec of means. Bytes that no encoder makes are not `finite`; what they decode
+    to means nothing. The compiled kernels know ``keep``, how many values of a block are in its
+    record; 0: all.
     """
 
     zero_copy = False
@@ -80,7 +85,9 @@ class RecordCodec(ABC):
         self.accumulate(wire, 1.0, out, first=True)
 
     def accumulate(self, wire: Wire, weight: float, acc: Tensor, *, first: bool = False) -> None:
-        """acc += weight * decoded; the weight is multiplied into the levels. A value that is not in its record leaves acc as it is."""
+        """acc += weight * decoded; the weight is multiplied into the levels. A value that is not in
+        its record leaves acc as it is.
+        """
         if self._compiled is not None and isinstance(wire, LazyWire):
             return self._compiled.records_add(wire, self._keep, weight, acc, first=first)
         if first:
@@ -92,7 +99,9 @@ class RecordCodec(ABC):
     def weighted_mean(
         self, wires: Sequence[Wire], weights: Sequence[float], divisor: float, out: Wire
     ) -> bool:
-        """Sum in float32, then one encoding by ``results``. False also where a wire is not `finite`."""
+        """Sum in float32, then one encoding by ``results``. False also where a wire is not
+        `finite`.
+        """
         if not all(self.finite(wire) for wire in wires):
             return False
         space = self._scratch.get(
@@ -170,7 +179,9 @@ def packed(count: int) -> int:
 
 
 def to_levels(x: Tensor, records: Tensor, at: int) -> None:
-    """Levels of each row of x (float32 (rows, width)) to the head of its record, codes to byte ``at``. records: uint8 (rows, length), zeros."""
+    """Levels of each row of x (float32 (rows, width)) to the head of its record, codes to byte
+    ``at``. records: uint8 (rows, length), zeros.
+    """
     width, scale, low = x.shape[1], x.new_empty(x.shape[0], 1), x.new_empty(x.shape[0], 1)
     kernels.absmax(x, 1.0, scale, low)
     finite = scale <= kernels.FLOAT_MAX

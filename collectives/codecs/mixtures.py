@@ -1,9 +1,11 @@
-"""Which elements of a flat vector have which codec, as text that travels in plans and entries: no torch, no layout needed to read it.
+"""Which elements of a flat vector have which codec, as text that travels in plans and entries: no
+torch, no layout needed to read it.
 
     int8                    all elements
     fp16:40960+int8         the first 40,960 elements fp16, the rest int8
 
-A layout that is arranged by codec (`arranged`) gives a short text whatever the size of the model. `mixture_of` makes the text.
+A layout that is arranged by codec (`arranged`) gives a short text whatever the size of the model.
+`mixture_of` makes the text.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ _PIECE = re.compile(r"([a-z0-9_]+)(?::([1-9][0-9]{0,13}))?")
 
 
 def codec_of(name: str, default: str, patterns: Mapping[str, str]) -> str:
-    """The codec of a tensor. Patterns are shell patterns of names; of several that match, the longest decides, then the last in the alphabet."""
+    """The codec of a tensor. Patterns are shell patterns of names; of several that match, the
+    longest decides, then the last in the alphabet.
+    """
     matching = [pattern for pattern in patterns if fnmatchcase(name, pattern)]
     return (
         patterns[max(matching, key=lambda pattern: (len(pattern), pattern))]
@@ -61,8 +65,8 @@ def has_partial_sums(text: str) -> bool:
 def arranged(
     specs: Iterable[TensorSpec], default: str, patterns: Mapping[str, str]
 ) -> list[TensorSpec]:
-    """Tensors in an order in which those of one role and codec are neighbours, offsets to match; otherwise as they came. Raises ConfigError
-    for a codec that is none."""
+    """Tensors in an order in which those of one role and codec are neighbours, offsets to match;
+    otherwise as they came. Raises ConfigError for a codec that is none."""
     known = (*CODECS, MASKED_CODEC)
     if unknown := [codec for codec in (default, *patterns.values()) if codec not in known]:
         raise ConfigError(
@@ -85,7 +89,9 @@ def arranged(
 
 
 def ranges_of(text: str, numel: int) -> tuple[Range, ...]:
-    """The ranges that a text means for a vector of ``numel`` elements. Raises ConfigError when it means none."""
+    """The ranges that a text means for a vector of ``numel`` elements. Raises ConfigError when it
+    means none.
+    """
     found, at = list[Range](), 0
     pieces = text.split("+")
     for index, piece in enumerate(pieces):

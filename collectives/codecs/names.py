@@ -1,7 +1,8 @@
 """Names of codecs, and what is known of them without torch.
 
-A name stands for one format for ever: the bytes of a codec never change under its name (tests/unit/test_codec.py pins them); a changed
-format gets a new name, such as ``int8_2``. So manifests, plans and entries that carry a name carry its version.
+A name stands for one format for ever: the bytes of a codec never change under its name
+(tests/unit/test_codec.py pins them); a changed format gets a new name, such as ``int8_2``. So
+manifests, plans and entries that carry a name carry its version.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ BYTES_PER_VALUE = {
 """Length of a long encoded vector over its number of values."""
 
 RESULTS = {name: "int4" for name in BYTES_PER_VALUE if name == "stat2" or name.startswith("sparse")}
-"""The codec in which the mean over contributions travels, where that is another. Such a run carries what encoding loses into the next
-contribution, whether its manifest asks for it or not."""
+"""The codec in which the mean over contributions travels, where that is another. Such a run carries
+what encoding loses into the next contribution, whether its manifest asks for it or not."""
 
 CODECS = tuple(BYTES_PER_VALUE)
 """Those a run can have."""
@@ -31,15 +32,18 @@ DEFAULT_CHUNK_ELEMENTS = dict.fromkeys(CODECS, 131_072) | {
     "fp32": 262_144,
     "bits": 65_536,
 }
-"""Chunk lengths of long vectors. Measured for int8 and fp32: a record costs the engine as much Python whatever its length, so half as long
-ones cost a tenth more CPU time; twice as long ones gain little, since they leave the cache. `bits`: for operations, not for runs."""
+"""Chunk lengths of long vectors. Measured for int8 and fp32: a record costs the engine as much
+Python whatever its length, so half as long ones cost a tenth more CPU time; twice as long ones gain
+little, since they leave the cache. `bits`: for operations, not for runs."""
 
 MASKED_CODEC, MASKED_BYTES = "bits", 6.0
-"""Of runs with secure rounds; and bytes a value each way: words of 4 bytes up and down for the masked sum, and the half of that once more
-for the mean."""
+"""Of runs with secure rounds; and bytes a value each way: words of 4 bytes up and down for the
+masked sum, and the half of that once more for the mean."""
 
 MANY_CHUNKS, LEAST_ELEMENTS = 128, 16_384
-LONG_ELEMENTS = 262_144  # a chunk as long as this is worth more to the processor than a few more chunks to a link: half as many do
+# a chunk as long as this is worth more to the processor than a few more chunks to a link: half as
+# many do
+LONG_ELEMENTS = 262_144
 
 
 def round_bytes_per_value(codec: str) -> float:
@@ -50,8 +54,9 @@ def round_bytes_per_value(codec: str) -> float:
 def chunk_elements(codec: str, numel: int) -> int:
     """The chunk length for a vector: the codec's, or less where the vector would have few chunks.
 
-    On a slow link nothing comes back before the first chunk has come from everybody, and parts are whole numbers of chunks: with few of
-    them, links stand idle at both ends of a reduction. (Not for codebooks, of which each chunk has one.)
+    On a slow link nothing comes back before the first chunk has come from everybody, and parts are
+    whole numbers of chunks: with few of them, links stand idle at both ends of a reduction. (Not
+    for codebooks, of which each chunk has one.)
     """
     elements = DEFAULT_CHUNK_ELEMENTS[codec]
     while codec != "codebook8" and elements > LEAST_ELEMENTS:

@@ -1,5 +1,6 @@
-"""Kernels of int8, fp32, stat2 and the sparse codecs, compiled (`native.c`): the same bits as torch's in a third of the time or less. None
-where the package was installed without a C compiler; nothing but speed depends on it."""
+"""Kernels of int8, fp32, stat2 and the sparse codecs, compiled (`native.c`): the same bits as
+torch's in a third of the time or less. None where the package was installed without a C compiler;
+nothing but speed depends on it."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ _ADDRESS, _LENGTH, _FLOAT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_float
 
 
 class Kernels:
-    """The library's functions, for float32 tensors on the CPU, contiguous, and lazy wires. They give up the interpreter lock meanwhile."""
+    """The library's functions, for float32 tensors on the CPU, contiguous, and lazy wires. They
+    give up the interpreter lock meanwhile.
+    """
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
@@ -76,7 +79,9 @@ class Kernels:
         return bool(self._within(wire.address, wire.elements, limit))
 
     def encode(self, x: Tensor, share: float, limit: float, out: LazyWire) -> bool:
-        """Scales of ``share`` of each block's largest magnitude, and codes. Whether all scales are `within` the limit."""
+        """Scales of ``share`` of each block's largest magnitude, and codes. Whether all scales are
+        `within` the limit.
+        """
         return bool(self._encode(address(x, out.elements), out.elements, share, limit, out.address))
 
     def decode(self, wire: LazyWire, out: Tensor, *, cold: bool) -> None:
@@ -112,7 +117,9 @@ class Kernels:
         limit: float,
         out: LazyWire,
     ) -> bool:
-        """Encode (sum of weights[i] * decoded i) / divisor; whether the result is `within` the limit."""
+        """Encode (sum of weights[i] * decoded i) / divisor; whether the result is `within` the
+        limit.
+        """
         count, factors = len(wires), (_FLOAT * len(weights))(*weights)
         return bool(
             self._mean(
@@ -126,7 +133,9 @@ class Kernels:
         return bool(self._finite(wire.address, wire.elements))
 
     def copy_in(self, x: Tensor, elements: int, first: LazyWire) -> bool:
-        """Copy values to the wires that begin with ``first``, past the caches; whether all are finite."""
+        """Copy values to the wires that begin with ``first``, past the caches; whether all are
+        finite.
+        """
         return bool(self._copy(address(x, elements), elements, first.address))
 
     def copy_out(self, first: LazyWire, elements: int, out: Tensor) -> None:

@@ -10,16 +10,20 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
-MAX_SCRATCH = 16  # lengths a codec keeps work space for: a run has one chunk length, a shorter last chunk, and a few mixed ones
+# lengths a codec keeps work space for: a run has one chunk length, a shorter last chunk, and a few
+# mixed ones
+MAX_SCRATCH = 16
 NO_BYTES = memoryview(b"")
 
 
 class Wire:
     """Typed views of one encoded chunk, made once and used often.
 
-    ``data``: its bytes, writable, exactly ``wire_bytes(elements)``; empty when the wire lies in a device's memory. The other fields are
-    the codec's own: ``values`` the encoded values; ``scales`` one a block, or the codebook; ``columns`` the scales as (rows, 1), one
-    tensor a shape of block; ``unit`` what scales are relative to; ``tail`` the padding; ``parts`` the pieces of a mixed chunk.
+    ``data``: its bytes, writable, exactly ``wire_bytes(elements)``; empty when the wire lies in a
+    device's memory. The other fields are the codec's own: ``values`` the encoded values; ``scales``
+    one a block, or the codebook; ``columns`` the scales as (rows, 1), one tensor a shape of block;
+    ``unit`` what scales are relative to; ``tail`` the padding; ``parts`` the pieces of a mixed
+    chunk.
     """
 
     __slots__ = ("columns", "data", "elements", "parts", "scales", "tail", "unit", "values")
@@ -47,7 +51,9 @@ class Wire:
 
 
 class LazyWire(Wire):
-    """A wire whose views are made when somebody looks at them: compiled kernels need only its address, and views cost more than short work."""
+    """A wire whose views are made when somebody looks at them: compiled kernels need only its
+    address, and views cost more than short work.
+    """
 
     __slots__ = ("_make", "address")
 
@@ -67,10 +73,12 @@ class LazyWire(Wire):
 
 
 class Codec(Protocol):
-    """A chunk of float32 values ⇄ wire bytes. Lossy or not, decoding depends on the bytes alone, and any bytes of the right length decode.
+    """A chunk of float32 values ⇄ wire bytes. Lossy or not, decoding depends on the bytes alone,
+    and any bytes of the right length decode.
 
-    Buffers are wrapped once in a `Wire` and used often; nothing is allocated in the loop. A codec owns scratch memory, so it
-    belongs to one thread. Values and wire may both lie in a device's memory; the bits are the same as on the CPU.
+    Buffers are wrapped once in a `Wire` and used often; nothing is allocated in the loop. A codec
+    owns scratch memory, so it belongs to one thread. Values and wire may both lie in a device's
+    memory; the bits are the same as on the CPU.
     """
 
     name: str
@@ -79,7 +87,9 @@ class Codec(Protocol):
 
     @property
     def results(self) -> Codec:
-        """The codec of a mean over encoded values: this one, but where means lie on no grid of its kind."""
+        """The codec of a mean over encoded values: this one, but where means lie on no grid of its
+        kind.
+        """
         ...
 
     def wire_bytes(self, elements: int) -> int:
@@ -87,39 +97,48 @@ class Codec(Protocol):
         ...
 
     def wire(self, data: memoryview | Tensor, elements: int) -> Wire:
-        """Views of exactly ``wire_bytes(elements)`` bytes, aligned to 4: a writable buffer, or a uint8 tensor on any device. No copy."""
+        """Views of exactly ``wire_bytes(elements)`` bytes, aligned to 4: a writable buffer, or a
+        uint8 tensor on any device. No copy.
+        """
         ...
 
     def encode(self, x: Tensor, out: Wire) -> bool:
-        """Encode x (float32, shape (elements,), of any strides). False when an encoded value is not finite: such bytes must not be sent.
+        """Encode x (float32, shape (elements,), of any strides). False when an encoded value is not
+        finite: such bytes must not be sent.
 
-        Raises LocalProtocolError for another type, length or device than the wire's, where a compiled kernel would read it.
+        Raises LocalProtocolError for another type, length or device than the wire's, where a
+        compiled kernel would read it.
         """
         ...
 
     def decode(self, wire: Wire, out: Tensor, *, cold: bool = False) -> None:
-        """Decode into out (float32, shape (elements,), contiguous). ``cold``: nobody will read it soon, so it need not pass the caches.
+        """Decode into out (float32, shape (elements,), contiguous). ``cold``: nobody will read it
+        soon, so it need not pass the caches.
 
-        Raises LocalProtocolError for a target that a compiled kernel cannot write to: another type, length or device, strides.
+        Raises LocalProtocolError for a target that a compiled kernel cannot write to: another type,
+        length or device, strides.
         """
         ...
 
     def accumulate(self, wire: Wire, weight: float, acc: Tensor, *, first: bool = False) -> None:
-        """acc += weight * decoded, each operation rounded by itself; ``first``: acc = weight * decoded. acc: float32 (elements,)."""
+        """acc += weight * decoded, each operation rounded by itself; ``first``: acc = weight *
+        decoded. acc: float32 (elements,).
+        """
         ...
 
     def weighted_mean(
         self, wires: Sequence[Wire], weights: Sequence[float], divisor: float, out: Wire
     ) -> bool:
-        """Encode (sum over i of weights[i] * decoded(wires[i])) / divisor, in this order, as `results` does: ``out`` is a wire of it.
+        """Encode (sum over i of weights[i] * decoded(wires[i])) / divisor, in this order, as
+        `results` does: ``out`` is a wire of it.
 
         False when the result is not finite.
         """
         ...
 
     def finite(self, wire: Wire) -> bool:
-        """Whether all values of an encoded chunk, whoever made it, decode to finite numbers. (False also for bytes that no encoder makes,
-        where a codec can tell.)"""
+        """Whether all values of an encoded chunk, whoever made it, decode to finite numbers. (False
+        also for bytes that no encoder makes, where a codec can tell.)"""
         ...
 
 
@@ -149,7 +168,9 @@ def view(data: memoryview | Tensor, dtype: torch.dtype, count: int, offset: int 
 
 
 def tail_of(data: memoryview | Tensor, used: int) -> Tensor | None:
-    """The padding behind ``used`` bytes, if there is any. It is hashed like the rest, so it is never left to chance."""
+    """The padding behind ``used`` bytes, if there is any. It is hashed like the rest, so it is
+    never left to chance.
+    """
     left = len(data) - used
     return view(data, torch.uint8, left, used) if left else None
 

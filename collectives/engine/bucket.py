@@ -8,8 +8,9 @@ BURST_S, LEAST_BURST = 0.02, 4096
 class Bucket:
     """Holds BURST_S of the rate, in bytes/s, or LEAST_BURST bytes. Rate 0: no limit.
 
-    It gives out what is asked for, or at least half of what it holds: bytes that pass one by one, as they become due, would keep the engine's
-    thread so busy that it never looks at its other sockets.
+    It gives out what is asked for, or at least half of what it holds: bytes that pass one by one,
+    as they become due, would keep the engine's thread so busy that it never looks at its other
+    sockets.
     """
 
     def __init__(self, rate: int) -> None:

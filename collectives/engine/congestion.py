@@ -1,12 +1,15 @@
 """Which congestion control a lane's connection needs: a state machine without I/O.
 
-Lanes begin with cubic, which keeps a little queue in front of the slowest link; so it stays busy while senders and receivers take turns,
-and how much waits there is bounded by `Meter.lead`. Where random losses keep cubic down (1 % at 50 ms leave it a thirtieth of 100 Mbit/s, 0.1 % a
-tenth) or a deep buffer would fill and delay everybody in the house, a connection goes over to bbr, and stays with it.
+Lanes begin with cubic, which keeps a little queue in front of the slowest link; so it stays busy
+while senders and receivers take turns, and how much waits there is bounded by `Meter.lead`. Where
+random losses keep cubic down (1 % at 50 ms leave it a thirtieth of 100 Mbit/s, 0.1 % a tenth) or a
+deep buffer would fill and delay everybody in the house, a connection goes over to bbr, and stays
+with it.
 
-A queue that runs over is told from losses at random by when that happens, since a window that was cut takes thousands of segments to grow back to
-it, and by the round trips, which had become longer: such losses count half. A lane that goes over for no reason gets less than its share
-beside others with cubic, and all wait for it.
+A queue that runs over is told from losses at random by when that happens, since a window that was
+cut takes thousands of segments to grow back to it, and by the round trips, which had become longer:
+such losses count half. A lane that goes over for no reason gets less than its share beside others
+with cubic, and all wait for it.
 """
 
 from __future__ import annotations
@@ -19,10 +22,12 @@ STRETCH = 400  # segments that are judged together
 LOSSY, STRETCHES = (
     0.005,
     2,
-)  # so large a share sent again, in so many stretches in a row: more than a queue that was full once
+    # so large a share sent again, in so many stretches in a row: more than a queue that was full once
+)
 HEAVY, SLOW_S, LEAST = 0.03, 1.0, 3
-"""Where so large a share of the segments is sent again, and at least so many, cubic sends a few a second and would take a minute for a stretch: there
-a stretch is over after so many seconds with bytes under way."""
+"""Where so large a share of the segments is sent again, and at least so many, cubic sends a few a
+second and would take a minute for a stretch: there a stretch is over after so many seconds with
+bytes under way."""
 SPARSE, OFTEN, WINDOW = 0.0004, 3, 8  # ... or a share like this in so many of the last stretches
 QUEUE_S, QUEUE = (
     0.01,
@@ -43,7 +48,9 @@ class Path:
         self._sparse = deque[float](maxlen=WINDOW)
 
     def read(self, reading: Reading) -> bool:
-        """New counters. True when the path has just turned out to be lossy, or to have a deep queue."""
+        """New counters. True when the path has just turned out to be lossy, or to have a deep
+        queue.
+        """
         if self.spoilt:
             return False
         sent, again = reading.segments - self._sent, reading.again - self._again

@@ -1,8 +1,9 @@
 """One lane: a non-blocking socket, the records on it, and whether the other end lives.
 
-On the wire: 48-byte header, then the sealed payload; nothing else (`plain.py`: of a plain lane). A long payload is sealed in segments, each
-under its record's header and a nonce of its own, so that bytes are sent, and opened, while they are still in the processor's cache. The first
-record each way is a heartbeat: it proves that the other end has the keys, and no data is sent before it has come.
+On the wire: 48-byte header, then the sealed payload; nothing else (`plain.py`: of a plain lane). A
+long payload is sealed in segments, each under its record's header and a nonce of its own, so that
+bytes are sent, and opened, while they are still in the processor's cache. The first record each way
+is a heartbeat: it proves that the other end has the keys, and no data is sent before it has come.
 """
 
 from __future__ import annotations
@@ -50,11 +51,15 @@ class RecordSource(Protocol):
 
 
 class PeerFaultError(RemoteProtocolError):
-    """A record that authenticates but breaks a rule: the peer itself did it, not somebody on the path."""
+    """A record that authenticates but breaks a rule: the peer itself did it, not somebody on the
+    path.
+    """
 
 
 class Lane:
-    """A lane to one peer. Methods raise NetworkError when the connection is gone, RemoteProtocolError when a record is not valid."""
+    """A lane to one peer. Methods raise NetworkError when the connection is gone,
+    RemoteProtocolError when a record is not valid.
+    """
 
     plain = False
 
@@ -133,7 +138,9 @@ class Lane:
             self._pending, self.dry = self._tx[: self._append(0, BEAT_HEADER, EMPTY)], False
 
     def retire(self) -> None:
-        """Send what has been begun, then nothing more. The lane is gone when both ends have done so: no record is lost."""
+        """Send what has been begun, then nothing more. The lane is gone when both ends have done
+        so: no record is lost.
+        """
         if not self.retired:
             self.leaving = self.retired = True
             self.dry = False
@@ -148,7 +155,9 @@ class Lane:
             raise PeerLostError(REPLACED, peer=self.peer)
 
     def send(self, source: RecordSource, now: float) -> bool:
-        """Send what the socket takes of one batch of records, or of one long record. True when anything moved."""
+        """Send what the socket takes of one batch of records, or of one long record. True when
+        anything moved.
+        """
         moved = more = self._send(source, now)
         while more and self._unsealed:
             more = self._send(source, now)
@@ -176,7 +185,9 @@ class Lane:
             self.can_write = False
             return False
         except OSError:
-            self._broken = True  # what the other end sent before it went may still be worth reading; that ends with an error soon
+            # what the other end sent before it went may still be worth reading; that ends with an
+            # error soon
+            self._broken = True
             self.can_read = True
             return True
         self.limit_up.take(count)
@@ -203,10 +214,12 @@ class Lane:
         return self.sock.sendmsg((own, self._borrowed[: room - len(own)]))
 
     def receive(self, source: RecordSource, now: float, enough: int = 0) -> bool:
-        """Receive what is there, up to one batch of records, or the end of a long one, once ``enough`` bytes have come. True when anything moved.
+        """Receive what is there, up to one batch of records, or the end of a long one, once
+        ``enough`` bytes have come. True when anything moved.
 
-        Who takes in all that the only other end has sent, before it sends anything itself, leaves that end without anything to do. Among
-        more, that end has others, and going from lane to lane costs more than it brings.
+        Who takes in all that the only other end has sent, before it sends anything itself, leaves
+        that end without anything to do. Among more, that end has others, and going from lane to
+        lane costs more than it brings.
         """
         self._whole, before = False, self.bytes_received
         moved = more = self._receive(source, now)
@@ -340,7 +353,8 @@ class Lane:
             position = end
         rest, total = self._have - position, end - position
         self._next_end = total
-        # Read a segment to its end, and the next header with it: then nearly every one costs one system call.
+        # Read a segment to its end, and the next header with it: then nearly every one costs one
+        # system call.
         limit = max(BATCH_BYTES, total + HEADER_BYTES)
         if limit > len(self._rx):
             grown = memoryview(bytearray(limit))

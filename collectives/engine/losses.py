@@ -1,9 +1,12 @@
-"""How many of the segments to each peer are lost, and for how long a living one may be silent for it: a state machine without I/O.
+"""How many of the segments to each peer are lost, and for how long a living one may be silent for
+it: a state machine without I/O.
 
-TCP sends what was lost again after a pause, and if that is lost, too, after a longer one; all that was sent later waits in the receiver's kernel
-meanwhile. Where a fifth of the packets is lost, a connection is so silent for a second every few seconds, and nobody has died.
-So who is to be called dead is given as long as all but one in RARE losses take to be repaired. A share that is lost is what the kernel has
-sent again of what it sent last, about `MEMORY` segments: of the way to the peer. The way back is taken to be alike.
+TCP sends what was lost again after a pause, and if that is lost, too, after a longer one; all that
+was sent later waits in the receiver's kernel meanwhile. Where a fifth of the packets is lost, a
+connection is so silent for a second every few seconds, and nobody has died. So who is to be called
+dead is given as long as all but one in RARE losses take to be repaired. A share that is lost is
+what the kernel has sent again of what it sent last, about `MEMORY` segments: of the way to the
+peer. The way back is taken to be alike.
 """
 
 from __future__ import annotations
@@ -21,7 +24,9 @@ RARE = 1e-4
 RTO_S = 0.2  # the kernel's least pause, besides a round trip
 MOST_S = 5.0  # of silence: who loses more has no link worth waiting for
 MANY = 0.04, 0.01
-"""More lanes are of use above the first share: one that waits does not hold up what others carry. No more so below the second."""
+"""More lanes are of use above the first share: one that waits does not hold up what others carry.
+No more so below the second.
+"""
 LANES = 8
 
 
@@ -41,7 +46,9 @@ class Losses:
 
     def __init__(self) -> None:
         self.silences: Mapping[PeerId, float] = {}
-        """Seconds that a living peer may be silent, for those from whose lanes something was lost; a new mapping with each change."""
+        """Seconds that a living peer may be silent, for those from whose lanes something was lost;
+        a new mapping with each change.
+        """
         self._before: dict[int, Reading] = {}
         self._counts: dict[PeerId, tuple[float, float]] = {}
         self._rtts: dict[PeerId, float] = {}

@@ -1,10 +1,12 @@
 """What a node's links can carry, from what its lanes carry: a state machine without I/O.
 
-Bytes sent a second do not tell a capacity, as a member that waits for others sends little. So a window counts for the uplink only if some
-lane had unacknowledged bytes all the time and was not held up by its receiver: the network was the limit. Then all lanes together carried
-what the uplink gives, or less where only the other end was slow; therefore the estimate is a maximum, which decays with the time in which
-there was something to measure. Bytes count when the kernel has them acknowledged: the sender's buffers are not in it. Of a downlink nobody
-at its end can say whether more would have come: it is known only where its owner has set a limit.
+Bytes sent a second do not tell a capacity, as a member that waits for others sends little. So a
+window counts for the uplink only if some lane had unacknowledged bytes all the time and was not
+held up by its receiver: the network was the limit. Then all lanes together carried what the uplink
+gives, or less where only the other end was slow; therefore the estimate is a maximum, which decays
+with the time in which there was something to measure. Bytes count when the kernel has them
+acknowledged: the sender's buffers are not in it. Of a downlink nobody at its end can say whether
+more would have come: it is known only where its owner has set a limit.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ WINDOW_S = 0.15
 AHEAD_S = (
     0.08  # of an uplink, besides the round trips: how long a part may take to come back as a result
 )
-STRETCH_S = 0.4  # of them make an estimate of an uplink: acknowledgements come in bunches where the way back has a queue
+# of them make an estimate of an uplink: acknowledgements come in bunches where the way back has a
+# queue
+STRETCH_S = 0.4
 PAUSE_S = 1.0  # a window that became so long says nothing: this process was stopped
 BUSY, HELD_UP = 0.9, 0.1  # shares of a window
 HALF_LIFE_S = 20.0  # of the estimate, in time measured
@@ -36,7 +40,9 @@ _INFO = struct.Struct(
 
 
 class Reading(NamedTuple):
-    """Counters of one lane since it began: bytes acknowledged and received, seconds with bytes under way, and held up by the receiver."""
+    """Counters of one lane since it began: bytes acknowledged and received, seconds with bytes
+    under way, and held up by the receiver.
+    """
 
     acked: int
     received: int
@@ -74,7 +80,9 @@ def read_socket(sock: socket.socket) -> Reading | None:
 
 
 class Meter:
-    """The estimate of one node. ``max_up``, ``max_down``: bytes/s it was told not to exceed, 0 for none."""
+    """The estimate of one node. ``max_up``, ``max_down``: bytes/s it was told not to exceed, 0 for
+    none.
+    """
 
     def __init__(self, max_up: int = 0, max_down: int = 0) -> None:
         self._max_up, self._max_down = max_up, max_down
@@ -129,7 +137,9 @@ class Meter:
 
     @property
     def lead(self) -> Lead:
-        """How far contributions may run ahead so that the uplink stays busy; no limit where it is not known, or too fast to matter."""
+        """How far contributions may run ahead so that the uplink stays busy; no limit where it is
+        not known, or too fast to matter.
+        """
         up = self._brief.said
         if self._max_up:
             up = min(up or self._max_up, self._max_up)

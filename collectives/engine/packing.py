@@ -1,8 +1,10 @@
-"""Compression of the records on a lane, where it is measured to pay: on slow links, and for values that repeat.
+"""Compression of the records on a lane, where it is measured to pay: on slow links, and for values
+that repeat.
 
-A record is packed whole, by zstd, and says so in its header; the lane unpacks it before anybody else sees it. So encoded bytes, hashes and
-results are the same with and without. A packed record says how long it is in full: that must be the length the receiver expects, and is
-checked before anything is unpacked.
+A record is packed whole, by zstd, and says so in its header; the lane unpacks it before anybody
+else sees it. So encoded bytes, hashes and results are the same with and without. A packed record
+says how long it is in full: that must be the length the receiver expects, and is checked before
+anything is unpacked.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from ..identifiers import PeerId
 
 LEVEL = 1  # higher ones never saved enough to be worth their time
 SHORTEST = 4096  # bytes of a payload that may be packed
-FASTEST = 25e6  # bytes/s of a lane above which nothing is tried: int8 never pays there, and a busy processor looks like a slow lane
+# bytes/s of a lane above which nothing is tried: int8 never pays there, and a busy processor looks
+# like a slow lane
+FASTEST = 25e6
 TRY_EVERY = 64  # payloads, while it does not pay
 WORTH = 2.0  # seconds saved on the link for a second of the processor's: it has a model to train
 WINDOW_S, WINDOW_BYTES = 0.2, 262_144  # of uninterrupted sending that give a rate
@@ -88,7 +92,9 @@ def full_length(packed: memoryview, peer: PeerId) -> int:
 
 
 def unpack(packed: memoryview, target: memoryview, peer: PeerId) -> None:
-    """Fill ``target``, which has `full_length`. Raises RemoteProtocolError when the payload is anything else than what it says."""
+    """Fill ``target``, which has `full_length`. Raises RemoteProtocolError when the payload is
+    anything else than what it says.
+    """
     try:
         plain = zstandard.ZstdDecompressor(max_window_size=2 * MAX_PAYLOAD_BYTES).decompress(
             packed, allow_extra_data=False

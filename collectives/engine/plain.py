@@ -1,7 +1,9 @@
-"""A plain lane: only headers are sealed, and payloads go from their memory into the socket, and from there to where they stay.
+"""A plain lane: only headers are sealed, and payloads go from their memory into the socket, and
+from there to where they stay.
 
-On the wire: 48-byte header, the 16 bytes that authenticate it, then the payload. So it is known who sends what, and where it goes, before the
-payload is read. What follows it is read by the same system call.
+On the wire: 48-byte header, the 16 bytes that authenticate it, then the payload. So it is known who
+sends what, and where it goes, before the payload is read. What follows it is read by the same
+system call.
 """
 
 from __future__ import annotations

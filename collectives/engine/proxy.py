@@ -1,4 +1,6 @@
-"""The commands of an `Exchange`, for other threads: each is queued and run in the engine's thread, in order."""
+"""The commands of an `Exchange`, for other threads: each is queued and run in the engine's thread,
+in order.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,11 @@ from ..identifiers import PeerId
 
 
 class EngineExchange:
-    """Same names and meaning as `Exchange`. Nothing is returned or raised; a refused command is reported as `CommandFailed`.
+    """Same names and meaning as `Exchange`. Nothing is returned or raised; a refused command is
+    reported as `CommandFailed`.
 
-    Commands are asynchronous: memory handed over with `freeze`, `provide` or `want` is in use until the engine has run the `release`,
-    `withdraw` or `unwant` (see `EngineThread.sync`).
+    Commands are asynchronous: memory handed over with `freeze`, `provide` or `want` is in use until
+    the engine has run the `release`, `withdraw` or `unwant` (see `EngineThread.sync`).
     """
 
     def __init__(self, submit: Callable[..., None]) -> None:

@@ -23,9 +23,13 @@ class EngineSettings:
     beat_s: float = 0.2  # a lane that sent nothing for this long sends a heartbeat
     dead_after_s: float = 1.0  # a lane that received nothing for this long is dead: five beats
     hello_s: float = 2.0  # the other end's first authenticated record must come within this
-    switch_interval_s: float = 0.0005  # of the interpreter while an engine lives; 5 ms would cost an all-reduce tenfold beside busy Python
+    # of the interpreter while an engine lives; 5 ms would cost an all-reduce tenfold beside busy
+    # Python
+    switch_interval_s: float = 0.0005
     congestion: str | None = (
-        None  # TCP congestion control by name, such as "bbr"; None: the system's. Ignored where unavailable
+        # TCP congestion control by name, such as "bbr"; None: the system's. Ignored where
+        # unavailable
+        None
     )
     bbr: bool = field(
         default_factory=lambda: offers("bbr")
@@ -38,7 +42,9 @@ class EngineSettings:
     resend_after_s: float = (
         0.4  # what a lane took is under way for this long: not sent again, whoever asks
     )
-    user_timeout_s: float = 20.0  # the kernel's own verdict on unacknowledged data; a safety net, longer than any pause of a reader
+    # the kernel's own verdict on unacknowledged data; a safety net, longer than any pause of a
+    # reader
+    user_timeout_s: float = 20.0
 
     def __post_init__(self) -> None:
         if not 0 < self.beat_s <= self.dead_after_s / 2:
@@ -53,12 +59,15 @@ LOSSY: tuple[tuple[str, int], ...] = (
     ("TCP_THIN_LINEAR_TIMEOUTS", 1),
     ("TCP_RTO_MAX_MS", RTO_MOST_MS),
 )
-"""For links that lose packets. TCP doubles its pause before each repetition of the same bytes: after five losses in a row nothing came for 12 s. With
-the first (Linux) few bytes under way are repeated at a constant pause, with the second (Linux 6.15) no pause is longer than a second."""
+"""For links that lose packets. TCP doubles its pause before each repetition of the same bytes:
+after five losses in a row nothing came for 12 s. With the first (Linux) few bytes under way are
+repeated at a constant pause, with the second (Linux 6.15) no pause is longer than a second."""
 
 
 def tune(sock: socket.socket, settings: EngineSettings) -> None:
-    """Prepare a lane's socket. Everything but non-blocking mode is optional: a system or socket family without it is left as it is."""
+    """Prepare a lane's socket. Everything but non-blocking mode is optional: a system or socket
+    family without it is left as it is.
+    """
     sock.setblocking(False)
     options: list[tuple[str, int | bytes]] = [("TCP_NODELAY", 1)]
     if settings.congestion is not None:
@@ -80,7 +89,9 @@ def tune(sock: socket.socket, settings: EngineSettings) -> None:
 
 
 def control(sock: socket.socket, name: str) -> bool:
-    """Use a TCP congestion control, such as "bbr", from now on. False where the system does not allow it: then nothing has changed."""
+    """Use a TCP congestion control, such as "bbr", from now on. False where the system does not
+    allow it: then nothing has changed.
+    """
     number = option_number("TCP_CONGESTION")
     if number is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return False
@@ -92,7 +103,9 @@ def control(sock: socket.socket, name: str) -> bool:
 
 
 def on_this_machine(sock: socket.socket) -> bool:
-    """Whether the other end's address is one of loopback: no link that could be slow, whatever the rate."""
+    """Whether the other end's address is one of loopback: no link that could be slow, whatever the
+    rate.
+    """
     if sock.family not in (socket.AF_INET, socket.AF_INET6):
         return False
     try:

@@ -58,9 +58,9 @@ class LaneStats:
 class EngineThread:
     """Runs an `Exchange` over lanes in a thread of its own, until `stop`. A context manager.
 
-    ``emit`` and ``result_buffer`` are called in the engine's thread: they must hand over quickly and not wait for the engine. Everything
-    else may be called from any thread. ``exchange`` takes the commands. While any engine lives, the interpreter's switch interval is
-    small.
+    ``emit`` and ``result_buffer`` are called in the engine's thread: they must hand over quickly
+    and not wait for the engine. Everything else may be called from any thread. ``exchange`` takes
+    the commands. While any engine lives, the interpreter's switch interval is small.
     """
 
     def __init__(
@@ -117,7 +117,9 @@ class EngineThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """Close all lanes and end the thread; returns when it has ended. Idempotent. Not from inside ``emit``."""
+        """Close all lanes and end the thread; returns when it has ended. Idempotent. Not from
+        inside ``emit``.
+        """
         self._stopping = True
         self._wake()
         if self._thread.ident is not None:
@@ -140,18 +142,22 @@ class EngineThread:
     def add_lane(
         self, peer: PeerId, sock: socket.socket, keys: LaneKeys, path: str, index: int = 0
     ) -> int:
-        """Use a connected stream socket (TCP, or one end of a bridged pair) as a lane to ``peer``; the engine owns it from now on.
+        """Use a connected stream socket (TCP, or one end of a bridged pair) as a lane to ``peer``;
+        the engine owns it from now on.
 
-        `LaneUp` follows when the other end has proved that it holds the keys. Lanes to one peer with several indices share the work: each
-        takes the next record when it has room. The lane with the same index is closed once the new one is up, and loses nothing.
-        Returns its number, by which `LaneDown` tells it from those before and after it.
+        `LaneUp` follows when the other end has proved that it holds the keys. Lanes to one peer
+        with several indices share the work: each takes the next record when it has room. The lane
+        with the same index is closed once the new one is up, and loses nothing. Returns its number,
+        by which `LaneDown` tells it from those before and after it.
         """
         number = next(self._numbers)
         self._submit("+lane", peer, sock, keys, path, number, index)
         return number
 
     def drop_lane(self, peer: PeerId, keep: int = 0) -> None:
-        """Close all lanes to ``peer`` but those of the first ``keep`` indices; `LaneDown` follows for each."""
+        """Close all lanes to ``peer`` but those of the first ``keep`` indices; `LaneDown` follows
+        for each.
+        """
         self._submit("-lane", peer, keep)
 
     @property
@@ -164,7 +170,9 @@ class EngineThread:
         self._submit("-plain")
 
     def sync(self, timeout_s: float | None = None) -> bool:
-        """Wait until everything submitted so far has been run. False after ``timeout_s`` or when the engine has ended."""
+        """Wait until everything submitted so far has been run. False after ``timeout_s`` or when
+        the engine has ended.
+        """
         done = threading.Event()
         self._submit("sync", done)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -189,7 +197,9 @@ class EngineThread:
         return found
 
     def totals(self) -> tuple[int, int]:
-        """Bytes (sent, received) over all lanes there ever were, record layer included. Never falls."""
+        """Bytes (sent, received) over all lanes there ever were, record layer included. Never
+        falls.
+        """
         with self._totals_lock:
             sent, received = self._closed_bytes
             lanes = list(self._order)
@@ -203,7 +213,9 @@ class EngineThread:
         return self.meter.pace._replace(silences=self.losses.silences)
 
     def notify(self, event: threading.Event) -> None:
-        """Set ``event`` when everything submitted so far has been run; never, when the engine ends before."""
+        """Set ``event`` when everything submitted so far has been run; never, when the engine ends
+        before.
+        """
         self._submit("sync", event)
 
     def _submit(self, name: str, *args: Any, **options: Any) -> None:
@@ -215,7 +227,9 @@ class EngineThread:
         self._wake()
 
     def _offload(self, work: Callable[[], Callable[[], None]]) -> None:
-        """Do in a thread of its own what would keep heartbeats waiting, then what it returns in the engine's."""
+        """Do in a thread of its own what would keep heartbeats waiting, then what it returns in the
+        engine's.
+        """
 
         def run() -> None:
             try:
@@ -331,7 +345,9 @@ class EngineThread:
                 lane.beat()
 
     def _measure(self, now: float) -> None:
-        """Read what the lanes have carried. Where the kernel does not tell, a lane whose socket is full counts as busy."""
+        """Read what the lanes have carried. Where the kernel does not tell, a lane whose socket is
+        full counts as busy.
+        """
         readings: dict[int, Reading] = {}
         for lane in self._order:
             if lane.wants_write:
@@ -470,7 +486,9 @@ def _throw(error: Exception) -> None:
 
 
 def _switch_interval(seconds: float | None) -> None:
-    """Set the interpreter's switch interval for one more engine; None: for one less. The last one restores it."""
+    """Set the interpreter's switch interval for one more engine; None: for one less. The last one
+    restores it.
+    """
     with _interval_lock:
         if seconds is not None:
             _interval_saved.append(sys.getswitchinterval())

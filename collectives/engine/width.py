@@ -1,9 +1,11 @@
 """How many lanes a node wants to a peer: a state machine without I/O.
 
-With bbr one lane fills a link, whatever it loses. Where a system does not let us have bbr, every random loss halves a connection's
-window, and several connections carry more: two to begin with, twice as many (up to eight) while more than LOSSY of the segments are
-sent again and the network is the limit. The new ones stay if they make it a fifth faster. If not, the number falls back, and is not
-tried again for RETRY_S, unless the share that is lost has changed by CHANGED: it is then another path.
+With bbr one lane fills a link, whatever it loses. Where a system does not let us have bbr, every
+random loss halves a connection's window, and several connections carry more: two to begin with,
+twice as many (up to eight) while more than LOSSY of the segments are sent again and the network is
+the limit. The new ones stay if they make it a fifth faster. If not, the number falls back, and is
+not tried again for RETRY_S, unless the share that is lost has changed by CHANGED: it is then
+another path.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ FIRST, MOST = 2, 8
 LOSSY = 0.0005
 WORTH = 1.2
 JUDGED_S, SETTLING_S = 3.0, 1.0
-"""So long, of time in which the network was the limit, is judged; and so long after a change nothing is, while new connections speed up."""
+"""So long, of time in which the network was the limit, is judged; and so long after a change
+nothing is, while new connections speed up.
+"""
 RETRY_S = 600.0
 CHANGED = 2.0
 

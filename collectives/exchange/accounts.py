@@ -1,4 +1,6 @@
-"""Accounts of partial sums (`checking`) in one open round: those that others gave, and those made here."""
+"""Accounts of partial sums (`checking`) in one open round: those that others gave, and those made
+here.
+"""
 
 from __future__ import annotations
 

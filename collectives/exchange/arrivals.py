@@ -1,9 +1,11 @@
 """Records on their way in: where a payload goes, and for how long it may.
 
-A lane may fill a place in many steps, while plans are replaced, rounds are closed, and the same chunk comes over another lane. So a place is
-lent, to one lane, and asked for again at every step (`place`): None from then on where its memory is needed for something else. What has
-come in full is judged again as if it came now. Two lanes never have the same memory: a chunk of a result or of a blob that comes over a second
-lane meanwhile goes to memory of its own and is copied; whichever is here first counts, and the other loses its place.
+A lane may fill a place in many steps, while plans are replaced, rounds are closed, and the same
+chunk comes over another lane. So a place is lent, to one lane, and asked for again at every step
+(`place`): None from then on where its memory is needed for something else. What has come in full is
+judged again as if it came now. Two lanes never have the same memory: a chunk of a result or of a
+blob that comes over a second lane meanwhile goes to memory of its own and is copied; whichever is
+here first counts, and the other loses its place.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ Owner = RoundSlot | PlanState | Wanted
 
 @dataclass(slots=True, eq=False)
 class Arrival:
-    """One record on its way in. ``shared``: its view is where the chunk stays, which others could ask for, too."""
+    """One record on its way in. ``shared``: its view is where the chunk stays, which others could
+    ask for, too.
+    """
 
     owner: Owner
     chunk: int
@@ -35,8 +39,8 @@ class Arrival:
 
 
 class Arrivals:
-    """The records that lanes are receiving, one a lane. ``part``, ``result``: a part or an account was stored, the bytes of a result are in place;
-    ``said``: what an owner says of its part."""
+    """The records that lanes are receiving, one a lane. ``part``, ``result``: a part or an account
+    was stored, the bytes of a result are in place; ``said``: what an owner says of its part."""
 
     def __init__(
         self,
@@ -94,7 +98,9 @@ class Arrivals:
             arrival.dropped()
 
     def withdraw(self, owner: Owner | None, chunk: int | None = None) -> None:
-        """The memory of a round, a plan or a blob is somebody else's from now on. ``chunk``: of this one only."""
+        """The memory of a round, a plan or a blob is somebody else's from now on. ``chunk``: of
+        this one only.
+        """
         if self._lent:
             for key, arrival in list(self._lent.items()):
                 if arrival.owner is owner and (

@@ -17,11 +17,15 @@ from .events import BadChunk, BlobComplete, BlobProgress, ExchangeEvent
 from .header import BLOB, MAX_PAYLOAD_BYTES, NO_KEY, blob_key, pack
 from .plans import PlanState
 
-MOST_GAPS = 256  # that are told: who fetches asks for fewer at a time, and looks at all of them each time that a chunk comes
+# that are told: who fetches asks for fewer at a time, and looks at all of them each time that a
+# chunk comes
+MOST_GAPS = 256
 AT_ONCE = 16  # chunks that are copied in one go: some milliseconds, and lanes stand still meanwhile
 
 Bounds = int | tuple[int, ...]
-"""How a blob is cut: the length of a chunk (the last one may be shorter), or where each chunk begins and the last one ends."""
+"""How a blob is cut: the length of a chunk (the last one may be shorter), or where each chunk
+begins and the last one ends.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,9 @@ class Provided:
 
 
 class Wanted:
-    """A blob being fetched. Chunks go straight to their place and count only once their hash is right."""
+    """A blob being fetched. Chunks go straight to their place and count only once their hash is
+    right.
+    """
 
     def __init__(
         self,
@@ -134,7 +140,9 @@ class Wanted:
 
 
 def cut(data: memoryview, bounds: Bounds) -> tuple[int, ...]:
-    """Where the chunks begin, and the end. Raises LocalProtocolError unless the memory is flat bytes and every chunk can travel."""
+    """Where the chunks begin, and the end. Raises LocalProtocolError unless the memory is flat
+    bytes and every chunk can travel.
+    """
     if data.format != "B" or data.ndim != 1 or not data.contiguous:
         raise LocalProtocolError("a blob is a flat memoryview of bytes")
     if isinstance(bounds, int):
@@ -151,7 +159,9 @@ def cut(data: memoryview, bounds: Bounds) -> tuple[int, ...]:
 
 
 class Blobs:
-    """What can be had from me, and what I am fetching. ``post`` gets the events. What came under ``plans`` is not fetched."""
+    """What can be had from me, and what I am fetching. ``post`` gets the events. What came under
+    ``plans`` is not fetched.
+    """
 
     def __init__(
         self, plans: Mapping[bytes, PlanState], post: Callable[[ExchangeEvent], None]
@@ -214,7 +224,9 @@ class Blobs:
         return known
 
     def _copied(self, blob: Wanted) -> Iterator[None]:
-        """Copies what came under the present plans, a chunk a step. Holds no plan meanwhile: its memory is another's once it is gone."""
+        """Copies what came under the present plans, a chunk a step. Holds no plan meanwhile: its
+        memory is another's once it is gone.
+        """
         for plan_id in list(self._plans):
             here = self._plans[plan_id].here_by_hash() if plan_id in self._plans else {}
             for index, digest in enumerate(blob.expected):

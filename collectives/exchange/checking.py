@@ -1,9 +1,12 @@
-"""Partial sums that are checked: two members of a site add up the same and give the owner an account of it, hash by hash.
+"""Partial sums that are checked: two members of a site add up the same and give the owner an
+account of it, hash by hash.
 
-An account of a chunk is the hash of what came of it and that of each thing that was added up, in their order: 32 bytes each. Additions have a fixed
-order and the same bits on every machine, so two honest accounts differ only where somebody sent the two different things. The owner uses a
-partial sum if both accounts of it are the same and it hashes to what they say. If not, the round is planned again without partial sums. Then
-every contribution comes to the owner itself, which adds them up as the two should have, and so finds whose account is not true.
+An account of a chunk is the hash of what came of it and that of each thing that was added up, in
+their order: 32 bytes each. Additions have a fixed order and the same bits on every machine, so two
+honest accounts differ only where somebody sent the two different things. The owner uses a partial
+sum if both accounts of it are the same and it hashes to what they say. If not, the round is planned
+again without partial sums. Then every contribution comes to the owner itself, which adds them up as
+the two should have, and so finds whose account is not true.
 """
 
 from __future__ import annotations
@@ -27,7 +30,9 @@ def account_of(result: Wire, terms: Sequence[Wire]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Dispute:
-    """A chunk of a partial sum that was not used. ``result``: the hash of what its maker sent; ``accounts``: its own, and the witness's."""
+    """A chunk of a partial sum that was not used. ``result``: the hash of what its maker sent;
+    ``accounts``: its own, and the witness's.
+    """
 
     plan_id: bytes
     chunk: int
@@ -46,10 +51,11 @@ class Dispute:
     def settled(
         self, held: Mapping[bytes, Mapping[int, Wire]], codec: Codec, out: Wire
     ) -> Dispute | None:
-        """Who is wrong, where all that was to be added up is here, by cid; else None. ``out``: room for the sum.
+        """Who is wrong, where all that was to be added up is here, by cid; else None. ``out``: room
+        for the sum.
 
-        Whose account has the right terms and another result is wrong, and who sent what its own account does not say. Who says that it was given other
-        terms is not: it may be so.
+        Whose account has the right terms and another result is wrong, and who sent what its own
+        account does not say. Who says that it was given other terms is not: it may be so.
         """
         factors, terms = (
             self.check.of.factors,

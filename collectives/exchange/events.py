@@ -1,4 +1,6 @@
-"""What the data plane reports. Frozen values, delivered by the `emit` callback of the exchange, in its driver's thread."""
+"""What the data plane reports. Frozen values, delivered by the `emit` callback of the exchange, in
+its driver's thread.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ class PartReduced:
 class ResultComplete:
     """All encoded result bytes of a plan are here. ``digests`` were computed here, one a part.
 
-    ``data`` belongs to the receiver of this event from now on; it must keep its content until the next round of the same log is closed,
-    because slower peers are still served from it. The byte counts are payload of this round so far, both kinds of records.
+    ``data`` belongs to the receiver of this event from now on; it must keep its content until the
+    next round of the same log is closed, because slower peers are still served from it. The byte
+    counts are payload of this round so far, both kinds of records.
     """
 
     plan_id: bytes
@@ -35,19 +38,27 @@ class ResultComplete:
     bytes_sent: int = 0
     bytes_received: int = 0
     since: tuple[tuple[Literal["part", "result"], PeerId, float], ...] = ()
-    """How many seconds ago the last chunk of each peer's contribution to my part, and of each owner's result, had come."""
+    """How many seconds ago the last chunk of each peer's contribution to my part, and of each
+    owner's result, had come.
+    """
     weights: tuple[float, ...] = ()
-    """What a rule of whole vectors gave to each contributor, in the plan's order; empty with others."""
+    """What a rule of whole vectors gave to each contributor, in the plan's order; empty with
+    others.
+    """
     spread: float | None = None
-    """The contributions' median distance from the result, where the rule goes by that of rounds before."""
+    """The contributions' median distance from the result, where the rule goes by that of rounds
+    before.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Answer to `Exchange.report`. ``missing``: chunks of my part that lack a contribution, by its cid. ``lacking``: result chunks that
-    have not come, by the owner of their part. ``progress`` counts the useful records received for the plan: when it has not moved since
-    the last report, asking again is in order. ``resumed``: peers whose lane came up since the last report; what was under way on the one
-    before is lost. ``disputed``: why nothing is added up any more under the plan that it names."""
+    """Answer to `Exchange.report`. ``missing``: chunks of my part that lack a contribution, by its
+    cid. ``lacking``: result chunks that have not come, by the owner of their part. ``progress``
+    counts the useful records received for the plan: when it has not moved since the last report,
+    asking again is in order. ``resumed``: peers whose lane came up since the last report; what was
+    under way on the one before is lost. ``disputed``: why nothing is added up any more under the
+    plan that it names."""
 
     plan_id: bytes
     missing: dict[bytes, Spans]
@@ -59,7 +70,9 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class BlobProgress:
-    """``have`` of ``total`` chunks of a wanted blob are here; ``missing``: (some of) those that are not."""
+    """``have`` of ``total`` chunks of a wanted blob are here; ``missing``: (some of) those that are
+    not.
+    """
 
     name: bytes
     have: int
@@ -77,7 +90,9 @@ class BlobComplete:
 
 @dataclass(frozen=True, slots=True)
 class BadChunk:
-    """A chunk from ``peer`` has another hash than it must have. It stays wanted; the peer is not listened to for this blob any more."""
+    """A chunk from ``peer`` has another hash than it must have. It stays wanted; the peer is not
+    listened to for this blob any more.
+    """
 
     peer: PeerId
     name: bytes
@@ -86,7 +101,9 @@ class BadChunk:
 
 @dataclass(frozen=True, slots=True)
 class NonFinite:
-    """My own contribution holds a NaN or an infinity (or a value its codec cannot hold). Nothing more of it is sent."""
+    """My own contribution holds a NaN or an infinity (or a value its codec cannot hold). Nothing
+    more of it is sent.
+    """
 
     cid: bytes
 
@@ -109,7 +126,9 @@ class LaneUp:
 
 @dataclass(frozen=True, slots=True)
 class LaneDown:
-    """The lane to ``peer`` with this ``number`` (of `EngineThread.add_lane`) is gone; others may be there, or have taken its place."""
+    """The lane to ``peer`` with this ``number`` (of `EngineThread.add_lane`) is gone; others may be
+    there, or have taken its place.
+    """
 
     peer: PeerId
     reason: str
@@ -118,7 +137,9 @@ class LaneDown:
 
 @dataclass(frozen=True, slots=True)
 class LanesWanted:
-    """So many lanes to ``peer`` would carry the most, as its lanes have done so far (`engine.width`)."""
+    """So many lanes to ``peer`` would carry the most, as its lanes have done so far
+    (`engine.width`).
+    """
 
     peer: PeerId
     count: int
@@ -126,7 +147,9 @@ class LanesWanted:
 
 @dataclass(frozen=True, slots=True)
 class CommandFailed:
-    """A command handed to an engine thread was refused: a defect on our side (or, for ``command`` "engine", the thread's own end)."""
+    """A command handed to an engine thread was refused: a defect on our side (or, for ``command``
+    "engine", the thread's own end).
+    """
 
     command: str
     reason: str

@@ -1,13 +1,15 @@
 """The data plane without I/O: parts in, results out, blobs beside them.
 
-One driver calls it from one thread: the engine with real lanes, the simulator with virtual ones. For every arriving record the driver
-calls `destination`, fills the view it gets, and calls `received`; if it calls anything else before the view is full, it asks for the `place`
-again. For sending it pulls `next_record` whenever a
-lane has room; chunks are encoded at that moment. Nothing is assumed to have been delivered: the owner of a part and the receiver of a
-result say what they lack (`report`), and the sender sends it again (`resend_parts`, `resend_results`).
+One driver calls it from one thread: the engine with real lanes, the simulator with virtual ones.
+For every arriving record the driver calls `destination`, fills the view it gets, and calls
+`received`; if it calls anything else before the view is full, it asks for the `place` again. For
+sending it pulls `next_record` whenever a lane has room; chunks are encoded at that moment. Nothing
+is assumed to have been delivered: the owner of a part and the receiver of a result say what they
+lack (`report`), and the sender sends it again (`resend_parts`, `resend_results`).
 
-All commands are idempotent, and those about rounds, plans, peers or blobs no longer known do nothing. Events are delivered when the
-outermost call ends, so the receiver of an event may call commands.
+All commands are idempotent, and those about rounds, plans, peers or blobs no longer known do
+nothing. Events are delivered when the outermost call ends, so the receiver of an event may call
+commands.
 """
 
 from __future__ import annotations
@@ -43,12 +45,14 @@ from .ways import Job
 class Exchange:
     """Reduce-scatter and all-gather of many rounds at once, for one peer.
 
-    ``emit`` gets every event. ``result_buffer`` gives the memory for a plan's encoded result: writable, flat, at least its encoded
-    length, aligned to 4, a different one for every plan; by default it is allocated. ``reducers`` finds those that plans may name.
-    ``eager``: reduce as soon as possible, inside the call that made it possible. With False the driver calls `work` in its idle time,
-    so that no call takes longer than a few chunks. What a lane took is under way: not sent again within ``resend_after_s``.
-    ``lead``: how far contributions may run ahead of results (`PlanState.within`). ``beside``: runs what may take a while in another
-    thread, and what that returns in the driver's; by default both at once, here.
+    ``emit`` gets every event. ``result_buffer`` gives the memory for a plan's encoded result:
+    writable, flat, at least its encoded length, aligned to 4, a different one for every plan; by
+    default it is allocated. ``reducers`` finds those that plans may name. ``eager``: reduce as soon
+    as possible, inside the call that made it possible. With False the driver calls `work` in its
+    idle time, so that no call takes longer than a few chunks. What a lane took is under way: not
+    sent again within ``resend_after_s``. ``lead``: how far contributions may run ahead of results
+    (`PlanState.within`). ``beside``: runs what may take a while in another thread, and what that
+    returns in the driver's; by default both at once, here.
     """
 
     def __init__(
@@ -120,13 +124,16 @@ class Exchange:
         codec: str,
         early: int | None = None,
     ) -> None:
-        """From now on accept parts of (log, round) from these peers. A second call may only change the members.
+        """From now on accept parts of (log, round) from these peers. A second call may only change
+        the members.
 
-        ``early``: until my contribution is frozen for it, before a plan, no more bytes of parts than these are kept (one chunk in any case), no
-        results, and under a plan only what it wants from me.
+        ``early``: until my contribution is frozen for it, before a plan, no more bytes of parts
+        than these are kept (one chunk in any case), no results, and under a plan only what it wants
+        from me.
 
-        ``log`` must be unique in this exchange: where several runs share it, put the run into the name. Raises LocalProtocolError
-        for another grid or senseless sizes, ConfigError for an unknown codec.
+        ``log`` must be unique in this exchange: where several runs share it, put the run into the
+        name. Raises LocalProtocolError for another grid or senseless sizes, ConfigError for an
+        unknown codec.
         """
         if numel < 1 or not 1 <= chunk_elements <= 1 << 22 or len(members) > MAX_MEMBERS:
             raise LocalProtocolError(
@@ -144,7 +151,8 @@ class Exchange:
             known.members = slot.members
 
     def freeze(self, log: str, round_: int, cid: bytes, vector: Tensor | EncodedVector) -> None:
-        """Offer my contribution: float32 (numel,), contiguous, on the CPU; or encoded on the round's grid. Untouched until `release`.
+        """Offer my contribution: float32 (numel,), contiguous, on the CPU; or encoded on the
+        round's grid. Untouched until `release`.
 
         Nothing is copied or encoded here. Raises LocalProtocolError for another kind of tensor.
         """
@@ -167,12 +175,14 @@ class Exchange:
         self._frozen.pop(cid, None)
 
     def execute(self, plan: Plan, audience: Sequence[PeerId]) -> None:
-        """Carry out a plan: send my parts on their ways, reduce mine, send results to my share of ``audience`` (all of the configuration).
+        """Carry out a plan: send my parts on their ways, reduce mine, send results to my share of
+        ``audience`` (all of the configuration).
 
-        A plan with a larger (ballot, revision) replaces the one in force for its round: parts that came or were sent stay, an
-        incomplete result is abandoned. A smaller one is ignored. The same plan again only adds to the audience.
-        Raises LocalProtocolError when the plan is not well formed or its round not open with this grid, ConfigError for a reducer
-        that cannot be run (so).
+        A plan with a larger (ballot, revision) replaces the one in force for its round: parts that
+        came or were sent stay, an incomplete result is abandoned. A smaller one is ignored. The
+        same plan again only adds to the audience. Raises LocalProtocolError when the plan is not
+        well formed or its round not open with this grid, ConfigError for a reducer that cannot be
+        run (so).
         """
         slot = slot_for(plan, self._slots)
         old = slot.plan
@@ -189,7 +199,9 @@ class Exchange:
             )
         if old is not None:
             self._abandon(slot, old)
-            del old  # its buffer may be the next one's: two are not held at once, unless somebody was given the first
+            # its buffer may be the next one's: two are not held at once, unless somebody was given
+            # the first
+            del old
         state = PlanState(plan, slot, self.me, reducer, self._result_memory, audience, self._clock)
         if state.own_cid is not None:
             state.take_memory()
@@ -214,8 +226,9 @@ class Exchange:
     def close_round(self, log: str, round_: int, *, linger: bool = True) -> None:
         """The round is decided and its bytes are here: drop cached parts and the plan.
 
-        With ``linger`` the result chunks already queued for peers with a lane are still sent, from the buffer that `ResultComplete`
-        handed over, until the next round of this log is closed. Without, everything goes at once.
+        With ``linger`` the result chunks already queued for peers with a lane are still sent, from
+        the buffer that `ResultComplete` handed over, until the next round of this log is closed.
+        Without, everything goes at once.
         """
         previous = self._lingering.get(log)
         if previous is not None and previous.round != round_:
@@ -253,7 +266,9 @@ class Exchange:
     def resend_parts(
         self, peer: PeerId, plan_id: bytes, cid: bytes, spans: Iterable[tuple[int, int]]
     ) -> None:
-        """Answer to Missing: send these chunks of my contribution, or of a partial sum or an account of mine, again."""
+        """Answer to Missing: send these chunks of my contribution, or of a partial sum or an
+        account of mine, again.
+        """
         state = self._plans.get(plan_id)
         if (
             state is None
@@ -274,7 +289,9 @@ class Exchange:
     def resend_results(
         self, peer: PeerId, plan_id: bytes, spans: Iterable[tuple[int, int]]
     ) -> None:
-        """Answer to Need: send these chunks of the result again, as far as they are here and the peer gets them from me."""
+        """Answer to Need: send these chunks of the result again, as far as they are here and the
+        peer gets them from me.
+        """
         state = self._plans.get(plan_id)
         if state is None or peer == self.me:
             return
@@ -283,7 +300,9 @@ class Exchange:
         self._queue_results(state, (peer,), [c for c in chunks if self._sender.overdue(given, c)])
 
     def report(self, plan_id: bytes) -> None:
-        """Ask what a plan (or a wanted blob, by its name) still lacks; answered by a `Report` (`BlobProgress`) event if it is known."""
+        """Ask what a plan (or a wanted blob, by its name) still lacks; answered by a `Report`
+        (`BlobProgress`) event if it is known.
+        """
         self._blobs.report(plan_id)
         if (state := self._plans.get(plan_id)) is not None:
             self._sender.more(state.slot, *state.audience)  # who waited for what does not come
@@ -293,7 +312,9 @@ class Exchange:
     # ---- blobs
 
     def provide(self, name: bytes, data: memoryview, bounds: Bounds) -> None:
-        """Have these bytes ready for `send_blob`, until `withdraw`. They must not change until then."""
+        """Have these bytes ready for `send_blob`, until `withdraw`. They must not change until
+        then.
+        """
         self._blobs.provide(name, data, bounds)
 
     def withdraw(self, name: bytes) -> None:
@@ -316,11 +337,13 @@ class Exchange:
         hashes: Sequence[bytes],
         sources: Sequence[PeerId],
     ) -> None:
-        """Accept chunks of a blob from ``sources`` into ``destination``. Asking for them is the session's business.
+        """Accept chunks of a blob from ``sources`` into ``destination``. Asking for them is the
+        session's business.
 
-        With ``hashes`` (blake3, one a chunk) every chunk is checked on arrival; an empty sequence takes them as they come, and
-        `BlobComplete` tells the hashes. Again with the same memory and hashes: only the sources change (barred ones come back); nothing, once
-        it is complete, until `unwant`.
+        With ``hashes`` (blake3, one a chunk) every chunk is checked on arrival; an empty sequence
+        takes them as they come, and `BlobComplete` tells the hashes. Again with the same memory and
+        hashes: only the sources change (barred ones come back); nothing, once it is complete, until
+        `unwant`.
         """
         self._arrivals.withdraw(self._blobs.want(name, destination, bounds, hashes, sources))
         self._settle()
@@ -338,7 +361,9 @@ class Exchange:
                 state.resumed.add(peer)
 
     def lane_down(self, peer: PeerId, lane: int = 0) -> None:
-        """A lane is gone, with whatever was in flight on it. What is queued goes over the others, or waits for the next one."""
+        """A lane is gone, with whatever was in flight on it. What is queued goes over the others,
+        or waits for the next one.
+        """
         self._arrivals.drop(peer, lane)
         if self._sender.box(peer).lane_down(lane):
             for state in self._plans.values():
@@ -362,14 +387,17 @@ class Exchange:
     def destination(
         self, peer: PeerId, header: bytes | bytearray | memoryview, lane: int = 0
     ) -> memoryview | None:
-        """Where the payload of an arriving record goes; None: read and discard it. Raises RemoteProtocolError for an invalid header.
+        """Where the payload of an arriving record goes; None: read and discard it. Raises
+        RemoteProtocolError for an invalid header.
 
         The record before it on the same lane, if it was not `received`, is abandoned.
         """
         return self._arrivals.destination(peer, lane, wire_header.parse(header, peer))
 
     def place(self, peer: PeerId, lane: int = 0) -> memoryview | None:
-        """What `destination` returned for the record that is arriving over a lane; None: it must not be written to any more."""
+        """What `destination` returned for the record that is arriving over a lane; None: it must
+        not be written to any more.
+        """
         return self._arrivals.place(peer, lane)
 
     def received(self, peer: PeerId, header: bytes | bytearray | memoryview, lane: int = 0) -> None:
@@ -379,7 +407,9 @@ class Exchange:
             self._settle()
 
     def work(self) -> bool:
-        """Reduce one chunk that is ready, and copy a few of a blob; True when there may be more to do. Only needed when not ``eager``."""
+        """Reduce one chunk that is ready, and copy a few of a blob; True when there may be more to
+        do. Only needed when not ``eager``.
+        """
         while self._ready:
             state, chunk = self._ready.popleft()
             if (
@@ -473,7 +503,9 @@ class Exchange:
         self._queue_parts(state, (chunk,))
 
     def _disputes(self, state: PlanState, job: Job, chunk: int) -> bool:
-        """Whether a partial sum to a chunk of mine is not to be used. Of one that was not, added up here, it may show who was wrong."""
+        """Whether a partial sum to a chunk of mine is not to be used. Of one that was not, added up
+        here, it may show who was wrong.
+        """
         slot = state.slot
         found, dispute = disagreement(state.plan_id, slot, job, chunk), slot.dispute
         if found is not None:

@@ -1,16 +1,17 @@
 """The fixed 48-byte header of every record on a lane.
 
-version u8 | kind u8 | packed u16 | length u32 | chunk u64 | key 16 bytes | sub 16 bytes     (little endian)
+version u8 | kind u8 | packed u16 | length u32 | chunk u64 | key 16 bytes | sub 16 bytes     (little
+endian)
 
-PART     key = slot (log and round), sub = cid of the contribution
-PARTIAL  key = first halves of slot and plan id, sub = the partial sum's id
-RESULT   key = plan id, sub = slot
-MEASURE  key = plan id, sub = slot, chunk = index of the part: what its owner says of it (measuring.py)
-ACCOUNT  key = first halves of slot and plan id, sub = the account's id: what was added up to a partial sum (checking.py)
-BLOB     key = first 16 bytes of blake3(name), sub = zeros
-BEAT     everything zero, no payload; used by the lane itself
+PART     key = slot (log and round), sub = cid of the contribution PARTIAL  key = first halves of
+slot and plan id, sub = the partial sum's id RESULT   key = plan id, sub = slot MEASURE  key = plan
+id, sub = slot, chunk = index of the part: what its owner says of it (measuring.py) ACCOUNT  key =
+first halves of slot and plan id, sub = the account's id: what was added up to a partial sum
+(checking.py) BLOB     key = first 16 bytes of blake3(name), sub = zeros BEAT     everything zero,
+no payload; used by the lane itself
 
-packed   1: the payload is compressed and ``length`` is that of the compressed bytes; the lane unpacks it, nobody else sees such headers
+packed   1: the payload is compressed and ``length`` is that of the compressed bytes; the lane
+unpacks it, nobody else sees such headers
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ KEY_BYTES = 16
 HALF = KEY_BYTES // 2
 NO_KEY = bytes(KEY_BYTES)
 MAX_PAYLOAD_BYTES = 17 << 20
-"""Longest payload: a chunk of 2^22 float32 values, or int8 with its scales; state chunks are at most 4 MiB."""
+"""Longest payload: a chunk of 2^22 float32 values, or int8 with its scales; state chunks are at
+most 4 MiB.
+"""
 
 _layout = struct.Struct("<BBHIQ16s16s")
 _start = struct.Struct("<BBHI")
@@ -62,7 +65,9 @@ BEAT_HEADER = pack(BEAT, 0, 0, NO_KEY, NO_KEY)
 
 
 def payload_length(data: memoryview, start: int, peer: PeerId) -> int:
-    """Length of the payload that follows a header at ``start``, within bounds; the rest is `parse`'s. Raises RemoteProtocolError."""
+    """Length of the payload that follows a header at ``start``, within bounds; the rest is
+    `parse`'s. Raises RemoteProtocolError.
+    """
     version, _, packed, length = _start.unpack_from(data, start)
     if version != VERSION or packed > 1 or length > MAX_PAYLOAD_BYTES:
         raise RemoteProtocolError(f"record of version {version} and {length} bytes", peer=peer)
@@ -72,7 +77,9 @@ def payload_length(data: memoryview, start: int, peer: PeerId) -> int:
 def parse(
     data: bytes | bytearray | memoryview, peer: PeerId, *, packed_too: bool = False
 ) -> Header:
-    """A header from a peer, all fields in bounds; that of a packed record only with ``packed_too``. Raises RemoteProtocolError."""
+    """A header from a peer, all fields in bounds; that of a packed record only with ``packed_too``.
+    Raises RemoteProtocolError.
+    """
     if len(data) != HEADER_BYTES:
         raise RemoteProtocolError(f"record header of {len(data)} bytes", peer=peer)
     version, kind, packed, length, chunk, key, sub = _layout.unpack(data)

@@ -1,7 +1,8 @@
-"""The first phase of plans whose reducer weighs whole vectors: chunks are measured, owners state what that comes to, and everybody weighs.
+"""The first phase of plans whose reducer weighs whole vectors: chunks are measured, owners state
+what that comes to, and everybody weighs.
 
-A statement that cannot be, or that contradicts what this member knows of its own contribution, is its sender's fault: the round is planned again
-without it.
+A statement that cannot be, or that contradicts what this member knows of its own contribution, is
+its sender's fault: the round is planned again without it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ Beside = Callable[[Callable[[], Callable[[], None]]], None]
 
 
 class Blame(Protocol):
-    """Nothing can be reduced under a plan any more: whose fault it is, and what it offered, if anything."""
+    """Nothing can be reduced under a plan any more: whose fault it is, and what it offered, if
+    anything.
+    """
 
     def __call__(self, state: PlanState, peer: PeerId, cid: bytes | None, why: str) -> None:
         """See above."""
@@ -30,7 +33,9 @@ class Blame(Protocol):
 
 
 class FirstPhase:
-    """Of all plans of one exchange; what it learns of others it does through the functions that it is given."""
+    """Of all plans of one exchange; what it learns of others it does through the functions that it
+    is given.
+    """
 
     def __init__(
         self,
@@ -48,7 +53,9 @@ class FirstPhase:
         self._spread, self._weighed, self._beside = spread, weighed, beside
 
     def measure(self, state: PlanState, measuring: Measuring, chunk: int, ready: bool) -> bool:
-        """Measure a chunk: all contributions to one of mine that is ``ready``, the own one to another's. Whether there was something to do."""
+        """Measure a chunk: all contributions to one of mine that is ``ready``, the own one to
+        another's. Whether there was something to do.
+        """
         part, own = state.part_of[chunk], self._usable(state)
         mine = measuring.mine(part)
         if not measuring.wants(chunk, part) or (not ready if mine else own is None):

@@ -26,7 +26,8 @@ Handed = tuple[dict[int, float], int]
 class Outgoing(NamedTuple):
     """One record to send: header bytes and plaintext payload.
 
-    The payload stays valid until the next `next_record` for the same lane, or the next command; copy it, seal it or send it before.
+    The payload stays valid until the next `next_record` for the same lane, or the next command;
+    copy it, seal it or send it before.
     """
 
     header: bytes
@@ -64,7 +65,9 @@ class Flow:
 
 
 class Outbox:
-    """Everything queued for one peer. Rounds take turns; within one, parts and results alternate; blobs come last."""
+    """Everything queued for one peer. Rounds take turns; within one, parts and results alternate;
+    blobs come last.
+    """
 
     def __init__(self) -> None:
         self.ring: deque[Flow] = deque()
@@ -98,7 +101,9 @@ class Outbox:
             flow.clear()
 
     def lane_up(self, lane: int) -> bool:
-        """One more lane. Whether it is the only one: then all that was ever handed out may be sent again at once."""
+        """One more lane. Whether it is the only one: then all that was ever handed out may be sent
+        again at once.
+        """
         first = not self.lanes
         self.lanes.add(lane)
         self.in_hand.pop(lane, None)  # a new lane has nothing
@@ -109,7 +114,9 @@ class Outbox:
         return first
 
     def lane_down(self, lane: int) -> bool:
-        """A lane is gone: what it had may not have come, and may be sent again at once. Whether there are others."""
+        """A lane is gone: what it had may not have come, and may be sent again at once. Whether
+        there are others.
+        """
         self.lanes.discard(lane)
         self.in_hand.pop(lane, None)
         self.workspaces.pop(lane, None)
@@ -147,14 +154,18 @@ class Sender:
         return box
 
     def more(self, slot: RoundSlot, *peers: PeerId) -> None:
-        """These may have room for more parts of a round: something has come from them, or time has passed."""
+        """These may have room for more parts of a round: something has come from them, or time has
+        passed.
+        """
         for box in map(self.box, peers):
             flow = box.flows.get(slot.id)
             if flow is not None and flow.parts:
                 box.wake(flow)
 
     def overdue(self, handed: Mapping[int, float], chunk: int) -> bool:
-        """Whether a chunk, if it was handed out at all, should have come by now: a lane loses nothing while it lasts."""
+        """Whether a chunk, if it was handed out at all, should have come by now: a lane loses
+        nothing while it lasts.
+        """
         return self._clock() - handed.get(chunk, LONG_AGO) >= self._patience_s()
 
     def has_more(self, peer: PeerId) -> bool:
@@ -236,7 +247,8 @@ class Sender:
             )
         refused: dict[
             int, int
-        ] = {}  # by part of the plan: its first chunk that is too far ahead; those behind it are, too
+            # by part of the plan: its first chunk that is too far ahead; those behind it are, too
+        ] = {}
         for part in flow.parts:
             chunk, index = part[1], state.part_of[part[1]]
             if chunk < refused.get(index, NEVER):

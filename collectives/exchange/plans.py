@@ -1,7 +1,8 @@
 """One plan being executed: what of its result is here, and what of mine can be reduced.
 
-Where the reducer has two phases, what the owner of a part says of it is one more chunk of the result, behind the others: of number
-``chunks`` + index of the part. It is sent, asked for and waited for like them.
+Where the reducer has two phases, what the owner of a part says of it is one more chunk of the
+result, behind the others: of number ``chunks`` + index of the part. It is sent, asked for and
+waited for like them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ Source = tuple[Literal["part", "result"], PeerId]
 
 
 def slot_for(plan: Plan, slots: Mapping[bytes, RoundSlot]) -> RoundSlot:
-    """The open round of a plan. Raises LocalProtocolError where there is none like it, or the plan is not well formed."""
+    """The open round of a plan. Raises LocalProtocolError where there is none like it, or the plan
+    is not well formed.
+    """
     fault = check_plan(plan)
     if fault is not None:
         raise LocalProtocolError(
@@ -45,10 +48,11 @@ def slot_for(plan: Plan, slots: Mapping[bytes, RoundSlot]) -> RoundSlot:
 
 
 class PlanState:
-    """The plan in force of a round. ``data`` holds the encoded result, chunk after chunk, and gets its final bytes in place.
+    """The plan in force of a round. ``data`` holds the encoded result, chunk after chunk, and gets
+    its final bytes in place.
 
-    ``memory`` gives it, of a plan and a number of bytes: at once where I contribute, otherwise with the first byte that is to go there. A plan
-    of others alone takes nothing by what it says.
+    ``memory`` gives it, of a plan and a number of bytes: at once where I contribute, otherwise with
+    the first byte that is to go there. A plan of others alone takes nothing by what it says.
     """
 
     def __init__(
@@ -97,7 +101,8 @@ class PlanState:
         )
         self.progress = 0
         self.resumed: set[PeerId] = set()  # whose lanes came up since the last report
-        self.blocked = False  # a contribution turned out to be unusable: nothing more can be reduced under this plan
+        # a contribution turned out to be unusable: nothing more can be reduced under this plan
+        self.blocked = False
         self.waiting: dict[
             int, int
         ] = {}  # chunks I add up and have not: how many contributions of others they lack
@@ -148,8 +153,8 @@ class PlanState:
 
     @property
     def data(self) -> memoryview:
-        """The encoded result. Where there is no memory that can be kept, in memory that cannot: this member reduces for the others all the
-        same, and votes once the bytes can be kept."""
+        """The encoded result. Where there is no memory that can be kept, in memory that cannot:
+        this member reduces for the others all the same, and votes once the bytes can be kept."""
         if self._data is None:
             try:
                 self.take_memory()
@@ -193,7 +198,9 @@ class PlanState:
         return job
 
     def uploads(self, chunk: int) -> list[tuple[bytes, PeerId]]:
-        """(cid, to whom) of what I send for a chunk: my contribution, and a partial sum or an account once it is made."""
+        """(cid, to whom) of what I send for a chunk: my contribution, and a partial sum or an
+        account once it is made.
+        """
         partials, accounts = self.slot.partials, self.slot.accounts.made
         return [
             (upload.cid, upload.to)
@@ -219,7 +226,9 @@ class PlanState:
         )
 
     def check_partial(self, peer: PeerId, record: Header) -> None:
-        """Raises RemoteProtocolError when a partial sum or an account made for this plan is not the one that it wants from the peer."""
+        """Raises RemoteProtocolError when a partial sum or an account made for this plan is not the
+        one that it wants from the peer.
+        """
         if record.key != self.partial_key:
             return
         if record.kind == wire_header.PARTIAL and self.expected(peer, record.chunk) != record.sub:
@@ -275,12 +284,15 @@ class PlanState:
         return new
 
     def within(self, chunk: int, lead: Lead) -> bool:
-        """Whether the owner of a chunk can use my contribution to it soon: not far ahead of the results that have come back from it.
+        """Whether the owner of a chunk can use my contribution to it soon: not far ahead of the
+        results that have come back from it.
 
-        Half of what a member sends are contributions; each owner has its share of them, and three chunks at least. At half that speed
-        they go in any case: a member to which results come slowly must not hold up all others.
-        Without a limit the senders that win the race for an owner's downlink run away from the one that loses it, whom all wait for
-        at the end, while their own uplinks stand idle. (Credits by the receiver, as in pHost and Homa, arXiv 1803.09615; a result is one.)
+        Half of what a member sends are contributions; each owner has its share of them, and three
+        chunks at least. At half that speed they go in any case: a member to which results come
+        slowly must not hold up all others. Without a limit the senders that win the race for an
+        owner's downlink run away from the one that loses it, whom all wait for at the end, while
+        their own uplinks stand idle. (Credits by the receiver, as in pHost and Homa, arXiv
+        1803.09615; a result is one.)
         """
         if (
             lead.rate <= 0 or self.sums or self.measuring is not None
@@ -294,11 +306,13 @@ class PlanState:
         return chunk - part.first - back < LEAST_AHEAD + speed * lead.seconds
 
     def even(self, peer: PeerId, left: int) -> bool:
-        """Whether the exchange of contributions with the only other peer is about even, where I have ``left`` chunks for it: else it has other
-        things to do than to take in mine, its own for me above all, and who runs ahead has to wait for all it sends at the end.
+        """Whether the exchange of contributions with the only other peer is about even, where I
+        have ``left`` chunks for it: else it has other things to do than to take in mine, its own
+        for me above all, and who runs ahead has to wait for all it sends at the end.
 
-        Only while they come: a peer from which nothing has come for a while may be waiting for mine. And only between two: among more, who
-        waits for one does something for another meanwhile.
+        Only while they come: a peer from which nothing has come for a while may be waiting for
+        mine. And only between two: among more, who waits for one does something for another
+        meanwhile.
         """
         incoming, due = self._incoming.get(peer, 0), self._due.get(("part", peer), 0)
         if not incoming or not due or len(self._incoming) > 1:

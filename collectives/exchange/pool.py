@@ -1,7 +1,7 @@
 """Buffers for encoded chunks: made once per codec and length, used again in every round.
 
-A buffer's typed views cost more than the bookkeeping of a whole record, so they stay with it. Memory comes in slabs of anonymous
-mappings, which the system only backs once they are written to.
+A buffer's typed views cost more than the bookkeeping of a whole record, so they stay with it.
+Memory comes in slabs of anonymous mappings, which the system only backs once they are written to.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from ..codec import Codec, Wire, get_codec
 
 SLAB_BYTES = 4 << 20
 ALIGNMENT = 64
-MAX_POOLS = 32  # a run has two lengths, and a few more where its tensors have several codecs; after a change of settings old ones go
+# a run has two lengths, and a few more where its tensors have several codecs; after a change of
+# settings old ones go
+MAX_POOLS = 32
 
 
 class WirePool:
@@ -44,7 +46,9 @@ class WirePool:
 
 
 class Pools:
-    """One pool per codec and chunk length, and one codec per name: the codecs' scratch memory is shared by all rounds of an exchange."""
+    """One pool per codec and chunk length, and one codec per name: the codecs' scratch memory is
+    shared by all rounds of an exchange.
+    """
 
     def __init__(self) -> None:
         self._codecs: dict[str, Codec] = {}

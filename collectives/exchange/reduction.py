@@ -19,7 +19,9 @@ Source = tuple[PeerId, bytes]
 
 
 class ChunkReducer:
-    """Reduces chunks. Owns scratch memory: one encoded chunk for my own contribution, decoded rows only for reducers that need them."""
+    """Reduces chunks. Owns scratch memory: one encoded chunk for my own contribution, decoded rows
+    only for reducers that need them.
+    """
 
     def __init__(self) -> None:
         self._workspace = Workspace()  # for my own contribution
@@ -29,10 +31,11 @@ class ChunkReducer:
     def reduce(
         self, state: PlanState, chunk: int, own: Frozen | None, out: Wire
     ) -> list[Wire] | Source:
-        """Write the encoded result, or partial sum, of a chunk to ``out``. Returns what it is made of, until the next call, or the contribution
-        that made it impossible.
+        """Write the encoded result, or partial sum, of a chunk to ``out``. Returns what it is made
+        of, until the next call, or the contribution that made it impossible.
 
-        My own contribution goes through its encoding like everybody's, so the result depends on encoded bytes alone.
+        My own contribution goes through its encoding like everybody's, so the result depends on
+        encoded bytes alone.
         """
         job = state.job(chunk)
         wires = self._wires(state, job, chunk, own)
@@ -54,7 +57,9 @@ class ChunkReducer:
         return state.reducer.measure(self._decoded(state, chunk, wires))
 
     def measure_own(self, state: PlanState, chunk: int, own: Frozen | None) -> Statistics | Source:
-        """The statistics of my own contribution to a chunk of another's part, or that it is not finite."""
+        """The statistics of my own contribution to a chunk of another's part, or that it is not
+        finite.
+        """
         assert state.reducer.form == "two-phase"
         assert own is not None
         wire, finite = own.wire(state.slot, chunk, self._workspace)
@@ -67,7 +72,9 @@ class ChunkReducer:
     def _wires(
         self, state: PlanState, job: Job, chunk: int, own: Frozen | None
     ) -> list[Wire] | Source:
-        """All that is added up for a chunk, encoded; or who I am, where my own contribution is not finite."""
+        """All that is added up for a chunk, encoded; or who I am, where my own contribution is not
+        finite.
+        """
         wires: list[Wire] = []
         for peer, cid, held in job.sources:
             if cid == job.own_cid:

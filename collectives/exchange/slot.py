@@ -1,4 +1,6 @@
-"""One open round as the data plane sees it: its grid, whose parts are accepted, and the parts that have come."""
+"""One open round as the data plane sees it: its grid, whose parts are accepted, and the parts that
+have come.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,11 @@ MAX_SPANS = 4096  # what a control message may carry
 class RoundSlot:
     """State of (log, round) from `open_round` to `close_round`.
 
-    Received parts are keyed (peer, cid, chunk), not by plan, so that a revised plan finds what an earlier one brought. A peer may
-    have one encoded vector's worth of chunks here, whatever it sends: an honest one sends each owner its part only. (Two where a plan has
-    partial sums: then a chunk of its contribution and one of a sum may both be here.) Partial sums made here are kept in the same way.
+    Received parts are keyed (peer, cid, chunk), not by plan, so that a revised plan finds what an
+    earlier one brought. A peer may have one encoded vector's worth of chunks here, whatever it
+    sends: an honest one sends each owner its part only. (Two where a plan has partial sums: then a
+    chunk of its contribution and one of a sum may both be here.) Partial sums made here are kept in
+    the same way.
     """
 
     def __init__(
@@ -82,7 +86,9 @@ class RoundSlot:
         return pool
 
     def check_record(self, peer: PeerId, chunk: int, length: int, grid: Grid) -> None:
-        """Raises RemoteProtocolError unless a record's chunk exists on the grid, contributions' or results', and has its length."""
+        """Raises RemoteProtocolError unless a record's chunk exists on the grid, contributions' or
+        results', and has its length.
+        """
         if chunk >= self.chunks:
             raise RemoteProtocolError(f"chunk {chunk} of {self.chunks}", peer=peer)
         expected = grid.wire_bytes(chunk)
@@ -94,7 +100,9 @@ class RoundSlot:
     # parts
 
     def takes_part(self, peer: PeerId, cid: bytes, chunk: int) -> bool:
-        """Whether an arriving part is wanted (no duplicate, stranger or refused one). Makes room for it where it can."""
+        """Whether an arriving part is wanted (no duplicate, stranger or refused one). Makes room
+        for it where it can.
+        """
         if peer not in self.members or self.closed or (peer, cid) in self._refused:
             return False
         if chunk in self._parts.get(peer, {}).get(cid, ()):
@@ -175,7 +183,9 @@ class RoundSlot:
         return found
 
     def takes_said(self, plan_id: bytes, peer: PeerId, length: int) -> bool:
-        """Whether what an owner says of a part of a plan that is not known yet is kept: one statement a peer, the last."""
+        """Whether what an owner says of a part of a plan that is not known yet is kept: one
+        statement a peer, the last.
+        """
         most = 8 * (
             len(self.members) * (len(self.members) + 1) // 2
         )  # a number for each pair of contributors
@@ -251,8 +261,9 @@ class Frozen:
     def wire(
         self, slot: RoundSlot, chunk: int, workspace: Workspace, *, look: bool = True
     ) -> tuple[Wire, bool]:
-        """The chunk encoded (as it lies, where that needs no copy, else on ``workspace``), and whether all of it is finite. ``look``: False
-        spares the pass that only a look would need, and says True."""
+        """The chunk encoded (as it lies, where that needs no copy, else on ``workspace``), and
+        whether all of it is finite. ``look``: False spares the pass that only a look would need,
+        and says True."""
         vector, codec = self.vector, slot.grid.codec(chunk)
         if isinstance(vector, EncodedVector):
             wire = vector.wire(chunk)
@@ -293,7 +304,9 @@ def spans(chunks: Iterable[int]) -> Spans:
 
 
 def unfold(ranges: Iterable[tuple[int, int]], limit: int) -> Iterable[int]:
-    """Chunk numbers of ranges, none at or above ``limit``, and not more than ``limit`` of them: who names a chunk again and again asks for less."""
+    """Chunk numbers of ranges, none at or above ``limit``, and not more than ``limit`` of them: who
+    names a chunk again and again asks for less.
+    """
     left = limit
     for first, stop in ranges:
         part = range(max(0, first), min(stop, limit))[:left]

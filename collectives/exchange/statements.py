@@ -1,7 +1,9 @@
-"""What owners say of their parts, under a plan whose reducer weighs whole vectors, and what that comes to.
+"""What owners say of their parts, under a plan whose reducer weighs whole vectors, and what that
+comes to.
 
-An owner adds up the statistics of its chunks, in order, once all are measured, and sends them to everybody. Whoever has those of all parts adds them
-up in the order of the plan and weighs; so all members that hold the same statements come to the same.
+An owner adds up the statistics of its chunks, in order, once all are measured, and sends them to
+everybody. Whoever has those of all parts adds them up in the order of the plan and weighs; so all
+members that hold the same statements come to the same.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ class Measuring:
         return self._plan.parts[part].owner == self._me
 
     def wants(self, chunk: int, part: int) -> bool:
-        """Whether a chunk is to be measured here: all contributions to it, or the own one for comparison."""
+        """Whether a chunk is to be measured here: all contributions to it, or the own one for
+        comparison.
+        """
         return chunk not in self._chunks and (self.mine(part) or self._index is not None)
 
     def measured(self, chunk: int, part: int, statistics: Statistics) -> bool:
@@ -83,11 +87,15 @@ class Measuring:
         return memoryview(data)
 
     def complete(self, *, own: bool) -> bool:
-        """Whether all parts are stated, and all measured here that is to be, if the ``own`` contribution is at hand: this member can weigh."""
+        """Whether all parts are stated, and all measured here that is to be, if the ``own``
+        contribution is at hand: this member can weigh.
+        """
         return None not in self._stated and not (own and any(self._left))
 
     def liar(self) -> PeerId | None:
-        """An owner that says something else of the own contribution than this member knows, as far as it does."""
+        """An owner that says something else of the own contribution than this member knows, as far
+        as it does.
+        """
         if self._index is None or any(self._left):
             return None
         for index, part in enumerate(self._plan.parts):

@@ -1,4 +1,6 @@
-"""One member's view of a plan's ways: what it adds up, what it sends up, and who gives it the result."""
+"""One member's view of a plan's ways: what it adds up, what it sends up, and who gives it the
+result.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,11 @@ from .slot import RoundSlot
 
 
 class Job:
-    """What I add up for the chunks of a part: as its owner, or (``sent``) as a partial sum for the member above, or to check that.
+    """What I add up for the chunks of a part: as its owner, or (``sent``) as a partial sum for the
+    member above, or to check that.
 
-    ``account``: the name of what I say of it. ``checks``: the partial sums among what I add up of which I am given accounts.
+    ``account``: the name of what I say of it. ``checks``: the partial sums among what I add up of
+    which I am given accounts.
     """
 
     def __init__(
@@ -51,7 +55,9 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """What I send for a part: my contribution, or (``made``) what I have for it when I have added up."""
+    """What I send for a part: my contribution, or (``made``) what I have for it when I have added
+    up.
+    """
 
     cid: bytes
     made: bool
@@ -60,7 +66,9 @@ class Upload:
 
 @dataclass(slots=True)
 class Way:
-    """A part as I see it. ``above``: who gives me its result (for the owner: itself). ``tree``: None in a butterfly."""
+    """A part as I see it. ``above``: who gives me its result (for the owner: itself). ``tree``:
+    None in a butterfly.
+    """
 
     owner: PeerId
     above: PeerId
@@ -76,7 +84,9 @@ class Way:
 
 
 def ways_of(plan: Plan, slot: RoundSlot, me: PeerId, reducer: Reducer) -> list[Way]:
-    """My way of each part. Raises ConfigError where the plan wants partial sums of a reducer or codec that has none."""
+    """My way of each part. Raises ConfigError where the plan wants partial sums of a reducer or
+    codec that has none.
+    """
     if plan.topology.kind == "butterfly":
         return _star(plan, slot, me, reducer)
     if reducer.form != "streaming" or slot.results is not slot.grid:

@@ -1,4 +1,5 @@
-"""The acceptor's side of one open round: promises, and votes once all bytes are held. Sans I/O; owned by a RoundMachine.
+"""The acceptor's side of one open round: promises, and votes once all bytes are held. Sans I/O;
+owned by a RoundMachine.
 
 What was promised and voted is in the journal; the rest is volatile.
 """
@@ -125,8 +126,8 @@ class Acceptor:
         self.step(now)
 
     def _chosen_perhaps(self, ballot: int, convener: Member, entry: Entry) -> bool:
-        """Whether another than this convener has voted for the entry in an earlier ballot: then it may be decided, and whatever is held against it
-        comes too late."""
+        """Whether another than this convener has voted for the entry in an earlier ballot: then it
+        may be decided, and whatever is held against it comes too late."""
         return any(
             at < ballot and digest == entry.hash() and not {*votes} <= {convener}
             for (at, digest), votes in self.machine.open.votes.items()
@@ -155,13 +156,17 @@ class Acceptor:
             self.cast(now, ballot, entry)
 
     def may_vote(self, ballot: int, entry: Entry) -> bool:
-        """Whether the session lets this member vote for an entry: where members make results themselves, who has not goes by the others' votes."""
+        """Whether the session lets this member vote for an entry: where members make results
+        themselves, who has not goes by the others' votes.
+        """
         votes = self.machine.open.votes.get((ballot, entry.hash()), {})
         voters = {who.peer for who in votes} - {self.machine.me.peer}
         return not entry.contributors or self.machine.actions.may_vote(entry, voters)
 
     def holds(self, now: float, entry: Entry, holders: Sequence[PeerId]) -> bool:
-        """Whether all bytes of an entry and the state before it are stored here; missing bytes are fetched from ``holders``."""
+        """Whether all bytes of an entry and the state before it are stored here; missing bytes are
+        fetched from ``holders``.
+        """
         machine = self.machine
         if machine.root is None or machine.root != entry.base_state:
             return False
@@ -189,8 +194,9 @@ class Acceptor:
             self.machine.tell(peer, body)
 
     def tick(self, now: float) -> None:
-        """Repair loss: a vote is repeated from the journal, never from a fresh reduction, until the round is decided. Where others vote for an entry
-        that did not come here, one of them may know it as decided by now."""
+        """Repair loss: a vote is repeated from the journal, never from a fresh reduction, until the
+        round is decided. Where others vote for an entry that did not come here, one of them may
+        know it as decided by now."""
         machine, opened = self.machine, self.machine.open
         if opened.decided:
             return

@@ -77,7 +77,9 @@ class Catching:
                 self._ask(machine.rng.choice(targets))
 
     def ask_again(self, now: float, peer: PeerId) -> None:
-        """Ask for the newest entry that is known here: whoever has it, or later ones, answers where it stands."""
+        """Ask for the newest entry that is known here: whoever has it, or later ones, answers where
+        it stands.
+        """
         machine = self.machine
         if now - self._asked.get(peer, -1e9) >= machine.timing.fetch_s:
             self._asked[peer] = now
@@ -93,7 +95,9 @@ class Catching:
                     self._ask(member.peer)
 
     def on_catch(self, now: float, peer: PeerId, body: m.Catch) -> None:
-        """Entries that follow the newest one known are verified and kept; more of them are asked for. Raises RemoteProtocolError."""
+        """Entries that follow the newest one known are verified and kept; more of them are asked
+        for. Raises RemoteProtocolError.
+        """
         machine, last = self.machine, self.machine.tail.entry
         fresh = [certified for certified in body.entries if certified.entry.round > last.round]
         if not fresh or fresh[0].entry.round != last.round + 1:

@@ -1,4 +1,6 @@
-"""Votes and certificates: what is signed, and when a chain of entries may be believed without asking anybody."""
+"""Votes and certificates: what is signed, and when a chain of entries may be believed without
+asking anybody.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,9 @@ Verify = Callable[[PeerId, bytes, bytes], bool]
 def vote_payload(
     run: str, log: str, round_: int, base: bytes, ballot: int, entry_hash: bytes
 ) -> bytes:
-    """The bytes under a vote's signature. ``base``, the hash of the entry before, says of which history the round is: after a disk was lost, or a
-    run founded or recertified anew, the same peer may vote in a round of the same number again."""
+    """The bytes under a vote's signature. ``base``, the hash of the entry before, says of which
+    history the round is: after a disk was lost, or a run founded or recertified anew, the same peer
+    may vote in a round of the same number again."""
     return msgspec.msgpack.encode(("atoll/vote/2", run, log, round_, base, ballot, entry_hash))
 
 
@@ -51,7 +54,9 @@ def recertified_payload(
 def check_genesis(
     certified: Certified, *, run: str, organiser: PeerId, verify: Verify, peer: PeerId
 ) -> None:
-    """Raise RemoteProtocolError unless the organiser signed this genesis of ``run``, and it names a codec that there is."""
+    """Raise RemoteProtocolError unless the organiser signed this genesis of ``run``, and it names a
+    codec that there is.
+    """
     entry = certified.entry
     well_formed = (
         entry.round == 0 and not entry.contributors and entry.next_config and certified.votes
@@ -78,10 +83,12 @@ def check_chain(
     peer: PeerId,
     lying: int = 0,
 ) -> None:
-    """Raise RemoteProtocolError unless ``entries`` continue the log after the entry with hash ``base`` and next_config ``config``.
+    """Raise RemoteProtocolError unless ``entries`` continue the log after the entry with hash
+    ``base`` and next_config ``config``.
 
-    Every entry must carry valid votes of a quorum of its configuration under one ballot, or the organiser's signature over removed members
-    (but for a run in which ``lying`` members may lie: its organiser's word is one of many).
+    Every entry must carry valid votes of a quorum of its configuration under one ballot, or the
+    organiser's signature over removed members (but for a run in which ``lying`` members may lie:
+    its organiser's word is one of many).
     """
     for certified in entries:
         entry = certified.entry

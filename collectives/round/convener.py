@@ -1,6 +1,8 @@
-"""The convener's side of one open round: collect, plan, revise, propose. Sans I/O; owned by a RoundMachine.
+"""The convener's side of one open round: collect, plan, revise, propose. Sans I/O; owned by a
+RoundMachine.
 
-A ballot has one owner whatever anybody thinks of its health. What the convener voted is the only thing it may send in its ballot.
+A ballot has one owner whatever anybody thinks of its health. What the convener voted is the only
+thing it may send in its ballot.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ class Phase(Enum):
 
 
 class Convening:
-    """Convener state of the open round, volatile: after a restart it resends its vote or never uses that ballot again."""
+    """Convener state of the open round, volatile: after a restart it resends its vote or never uses
+    that ballot again.
+    """
 
     def __init__(self, machine: RoundMachine) -> None:
         self.machine = machine
@@ -130,7 +134,9 @@ class Convening:
         return None
 
     def repeat(self, now: float) -> None:
-        """Repair loss: say again what the others may not have heard, and revise a plan that does not come on."""
+        """Repair loss: say again what the others may not have heard, and revise a plan that does
+        not come on.
+        """
         machine = self.machine
         if self.phase is Phase.PREPARE:
             for member in machine.config:
@@ -145,7 +151,9 @@ class Convening:
             self._broadcast(m.Accept(self.ballot, self.entry))
 
     def _repeat_plan(self, now: float, plan: Plan) -> None:
-        """To those who show that they may not have it, and now and then to all. Whoever has a contribution and no plan says so again and again."""
+        """To those who show that they may not have it, and now and then to all. Whoever has a
+        contribution and no plan says so again and again.
+        """
         everybody = (plan.ballot, plan.revision) != (
             0,
             0,
@@ -163,7 +171,9 @@ class Convening:
         self.asking.add(who)
 
     def on_promise(self, now: float, who: Member, promise: m.Promise) -> None:
-        """An acceptor's answer to Prepare. One of a later ballot says that it is on a branch and has promised that much."""
+        """An acceptor's answer to Prepare. One of a later ballot says that it is on a branch and
+        has promised that much.
+        """
         if self.machine.merges:
             self.beyond = max(self.beyond, promise.ballot)
         if self.phase is Phase.PREPARE and promise.ballot == self.ballot:
@@ -186,7 +196,9 @@ class Convening:
                 self._consider_revision(now)
 
     def on_disputed(self, now: float, who: Member, body: m.Disputed) -> None:
-        """An owner does not use a partial sum: contributions come to it one by one, under a plan without any."""
+        """An owner does not use a partial sum: contributions come to it one by one, under a plan
+        without any.
+        """
         if (
             disputes(self.machine, who, body)
             and self.phase is Phase.REDUCE
@@ -245,8 +257,9 @@ class Convening:
             self.phase, self.began_at = Phase.READY, now
 
     def _never_chosen(self, newest: Entry) -> bool:
-        """Whether the entry that was accepted under the highest ballot is decided nowhere: those who may have voted for it, having said so or nothing,
-        are no quorum. Then nothing is decided, and this convener is free."""
+        """Whether the entry that was accepted under the highest ballot is decided nowhere: those
+        who may have voted for it, having said so or nothing, are no quorum. Then nothing is
+        decided, and this convener is free."""
         return not self.machine.quorum(
             [
                 who
@@ -306,15 +319,16 @@ class Convening:
         return None
 
     def _reading(self, offers: list[Contributor]) -> list[Contributor]:
-        """Without those whose members would not read the plan in time, unless too few are left. Where members may lie, what was shown to all is left
-        out by what all can see only."""
+        """Without those whose members would not read the plan in time, unless too few are left.
+        Where members may lie, what was shown to all is left out by what all can see only."""
         machine = self.machine
         reading = [offer for offer in offers if not machine.actions.unread(offer.member.peer)]
         return offers if machine.lying or not machine.enough(reading) else reading
 
     def _grace_is_over(self, now: float, lossy_s: float) -> bool:
-        """Whether those that have said nothing yet were waited for: in ballot 0, or where its convener was given up before it could.
-        ``lossy_s``: for so long they may be silent for lost packets."""
+        """Whether those that have said nothing yet were waited for: in ballot 0, or where its
+        convener was given up before it could. ``lossy_s``: for so long they may be silent for lost
+        packets."""
         timing, opened, first = (
             self.machine.timing,
             self.machine.open,
@@ -367,7 +381,9 @@ class Convening:
         self._broadcast(m.PlanMessage(self.plan))
 
     def _helpers(self) -> list[Member]:
-        """Members that own parts though they contribute nothing: of a star, since other trees go by contributors."""
+        """Members that own parts though they contribute nothing: of a star, since other trees go by
+        contributors.
+        """
         machine, shape = self.machine, self.machine.shape
         if shape.single or shape.reducer == "gather" or shape.topology != "butterfly":
             return []
@@ -429,11 +445,14 @@ class Convening:
         return self._new_plan(now, keep)
 
     def _blame(self, now: float, plan: Plan) -> bool:
-        """Leave out who holds up the others, though it lives. True when that is us: most have what they need, and it does not come here.
+        """Leave out who holds up the others, though it lives. True when that is us: most have what
+        they need, and it does not come here.
 
-        An owner that misses most contributions is slow itself: it is replaced, and the contributions stay. Where all are behind alike,
-        nobody is to blame. A contribution that has not come is left out, and its member owns nothing any more; where it is ours, the next
-        ballot is planned without it. What an owner lacked that has not been heard for a while, and may be dying, is held against nobody.
+        An owner that misses most contributions is slow itself: it is replaced, and the
+        contributions stay. Where all are behind alike, nobody is to blame. A contribution that has
+        not come is left out, and its member owns nothing any more; where it is ours, the next
+        ballot is planned without it. What an owner lacked that has not been heard for a while, and
+        may be dying, is held against nobody.
         """
         machine, me = self.machine, self.machine.me.peer
         owners, since = (
@@ -480,8 +499,8 @@ class Convening:
         return False
 
     def _waiting(self) -> dict[PeerId, set[bytes]]:
-        """What who adds up lacked when it was heard last. What the dead lacked nobody waits for, and may have come to all others; so may what
-        one lacked that is not listened to."""
+        """What who adds up lacked when it was heard last. What the dead lacked nobody waits for,
+        and may have come to all others; so may what one lacked that is not listened to."""
         return {
             peer: cids
             for peer, cids in self.missing.items()
@@ -494,7 +513,9 @@ class Convening:
     # ---- propose
     @property
     def _worth_voting(self) -> bool:
-        """Where branches may be adopted, nothing new is proposed without a quorum in sight: a vote of a few would stand in their way."""
+        """Where branches may be adopted, nothing new is proposed without a quorum in sight: a vote
+        of a few would stand in their way.
+        """
         machine = self.machine
         alive = [who for who in machine.config if machine.heard(who)]
         return not machine.merges or machine.quorum(alive)
@@ -585,7 +606,9 @@ class Convening:
         return machine.welcome(machine.actions.let_in(asking)) if asking else []
 
     def wants_entry(self, now: float) -> bool:
-        """Whether an entry that only changes the configuration is wanted, as far as this member knows."""
+        """Whether an entry that only changes the configuration is wanted, as far as this member
+        knows.
+        """
         machine, ready = self.machine, self.machine.open.ready
         leaves = len(machine.config) > 1 and any(offer.leave for offer in ready.values())
         settle = (machine.draw.whole or machine.draw.hopeless) and any(
@@ -594,7 +617,9 @@ class Convening:
         return leaves or settle or bool(self._joiners(now))
 
     def _next_config(self, now: float, contributing: set[Member]) -> Config:
-        """Leavers go, the silent are evicted, joiners come: at most max(1, staying - 1), so that those who know the log decide."""
+        """Leavers go, the silent are evicted, joiners come: at most max(1, staying - 1), so that
+        those who know the log decide.
+        """
         machine = self.machine
         leaving = {
             who for who, ready in machine.open.ready.items() if ready.leave

@@ -1,12 +1,15 @@
-"""By what peers enter the configuration: whom limited invites have let in, as the log tells, and the seam to what certificates say. Sans I/O.
+"""By what peers enter the configuration: whom limited invites have let in, as the log tells, and
+the seam to what certificates say. Sans I/O.
 
-An entry that lets in a peer which the configuration before does not name carries what that peer has shown (`Admitted`). Every acceptor checks
-that before it votes or echoes, so a convener that lies lets in nobody who does not belong.
+An entry that lets in a peer which the configuration before does not name carries what that peer has
+shown (`Admitted`). Every acceptor checks that before it votes or echoes, so a convener that lies
+lets in nobody who does not belong.
 
-**Tally.** Which peers an invite for so many has let in follows from the log alone: each entry adds to it, and names the hash
-of what came of it. So it is the same at every member, over restarts and transfers. It is bounded: `MOST_TALLIED` peers. When room
-is needed, an invite is forgotten that expired `KEPT_S` before the newest invite in the log was made; the organiser signed both
-times, so no clock of a member has a say in it.
+**Tally.** Which peers an invite for so many has let in follows from the log alone: each entry adds
+to it, and names the hash of what came of it. So it is the same at every member, over restarts and
+transfers. It is bounded: `MOST_TALLIED` peers. When room is needed, an invite is forgotten that
+expired `KEPT_S` before the newest invite in the log was made; the organiser signed both times, so
+no clock of a member has a say in it.
 """
 
 from __future__ import annotations
@@ -27,7 +30,9 @@ from ..identifiers import PeerId
 MOST_TALLIED = 4096
 KEPT_S = 86_400
 MOST_BY_ONE = MAX_MEMBERS * 3 // 4
-"""Members by one invite: who holds its seed can name any number of peers, and leaves places for those whom the organiser invites by another."""
+"""Members by one invite: who holds its seed can name any number of peers, and leaves places for
+those whom the organiser invites by another.
+"""
 PEER_BYTES = 8
 
 
@@ -35,15 +40,21 @@ class Doors(Protocol):
     """What certificates say, by the run's manifest and the organiser's word."""
 
     def warrant(self, peer: PeerId) -> Admitted | None:
-        """By what ``peer`` may enter, as far as it is known here; without a certificate where it needs none; None: it may not."""
+        """By what ``peer`` may enter, as far as it is known here; without a certificate where it
+        needs none; None: it may not.
+        """
         ...
 
     def valid(self, new: Collection[PeerId], admitted: Collection[Admitted]) -> bool:
-        """Whether all these peers, which the configuration before does not name, may enter by this. The same at every node at any time."""
+        """Whether all these peers, which the configuration before does not name, may enter by this.
+        The same at every node at any time.
+        """
         ...
 
     def objection(self, new: Collection[PeerId], admitted: Collection[Admitted]) -> str:
-        """Why one of them may not enter now, as far as is known here (revoked, banned, expired); "" for no reason."""
+        """Why one of them may not enter now, as far as is known here (revoked, banned, expired); ""
+        for no reason.
+        """
         ...
 
 
@@ -108,7 +119,9 @@ class Tally:
         )
 
     def after(self, admitted: Iterable[Admitted]) -> Tally | None:
-        """With these counted, too; None where an invite has no use left, or nothing more can be counted."""
+        """With these counted, too; None where an invite has no use left, or nothing more can be
+        counted.
+        """
         limited = [each for each in admitted if each.uses]
         if not limited:
             return self
@@ -136,7 +149,9 @@ class Tally:
 def crowded(
     came: Mapping[PeerId, bytes], config: Collection[PeerId], admitted: Collection[Admitted]
 ) -> bool:
-    """Whether more than `MOST_BY_ONE` of a configuration would have come by one invite; ``came``: by which each member did, where it needed one."""
+    """Whether more than `MOST_BY_ONE` of a configuration would have come by one invite; ``came``:
+    by which each member did, where it needed one.
+    """
     staying = Counter(came[peer] for peer in config if peer in came)
     new = Counter(each.invite for each in admitted if each.invite)
     return any(staying[invite] + count > MOST_BY_ONE for invite, count in new.items())

@@ -1,7 +1,9 @@
-"""A round that does not wait for everybody: it is made of whoever has come once enough have, or once its time is over.
+"""A round that does not wait for everybody: it is made of whoever has come once enough have, or
+once its time is over.
 
-Nobody hurries for it: members contribute when their turn is done, also on an older anchor, and say by themselves what that is worth
-(`optim.federated.arrivals`). Every member judges by what it knows; the convener's judgement makes the plan, the others' tells them whether it is late.
+Nobody hurries for it: members contribute when their turn is done, also on an older anchor, and say
+by themselves what that is worth (`optim.federated.arrivals`). Every member judges by what it knows;
+the convener's judgement makes the plan, the others' tells them whether it is late.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ if TYPE_CHECKING:
 
 
 def look(machine: RoundMachine, now: float) -> None:
-    """Note whether the open round has what it waits for: `OpenRound.ripe_at`. Nothing, where it waits for all; and
-    whether those that were drawn had their time."""
+    """Note whether the open round has what it waits for: `OpenRound.ripe_at`. Nothing, where it
+    waits for all; and whether those that were drawn had their time."""
     machine.draw.look(now)
     arrivals, opened = machine.shape.arrivals, machine.open
     if arrivals is None or (opened.ripe_at is not None and machine.grouping is None):
@@ -56,7 +58,9 @@ def _awaited(machine: RoundMachine, mine: Set[Member]) -> list[Member]:
 def _look_at_groups(
     machine: RoundMachine, grouping: Grouping, there: Set[Member], now: float
 ) -> None:
-    """What the round waits for can be gone again, when somebody of a group that is there dies: then it waits for another."""
+    """What the round waits for can be gone again, when somebody of a group that is there dies: then
+    it waits for another.
+    """
     opened, awaited = machine.open, [member.peer for member in _awaited(machine, there)]
     opened.due = grouping.ready({member.peer for member in there}, awaited, now)
     if opened.due:
@@ -66,7 +70,9 @@ def _look_at_groups(
 
 
 def elapsed_s(machine: RoundMachine, now: float) -> float | None:
-    """Seconds since the entry before, for the one that is proposed; None where the log needs no time."""
+    """Seconds since the entry before, for the one that is proposed; None where the log needs no
+    time.
+    """
     return None if machine.grouping is None else machine.grouping.elapsed_s(now)
 
 

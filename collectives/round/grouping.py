@@ -1,10 +1,14 @@
-"""FedCompass in a run: who is in which group and makes how many inner steps, as every member that has the log's entries knows it alike.
+"""FedCompass in a run: who is in which group and makes how many inner steps, as every member that
+has the log's entries knows it alike.
 
-No clock is agreed on. Whoever proposes an entry says how many seconds it is after the one before (`Entry.elapsed_s`), and each contributor how many
-an inner step takes it (`group.Reading.lag`). The sum of the former is the log's time, in which turns begin and groups are expected. What is said is
-bounded. An entry takes the log's time at most to when the next other group has been waited for long enough: a false word makes some late, and nothing
-is lost by that. A member that says it is faster or slower than it is gets more or less to do, and is waited for no longer than any. Between entries
-each member adds what its own clock has gone since; that only tells it whether a group has been waited for long enough.
+No clock is agreed on. Whoever proposes an entry says how many seconds it is after the one before
+(`Entry.elapsed_s`), and each contributor how many an inner step takes it (`group.Reading.lag`). The
+sum of the former is the log's time, in which turns begin and groups are expected. What is said is
+bounded. An entry takes the log's time at most to when the next other group has been waited for long
+enough: a false word makes some late, and nothing is lost by that. A member that says it is faster
+or slower than it is gets more or less to do, and is waited for no longer than any. Between entries
+each member adds what its own clock has gone since; that only tells it whether a group has been
+waited for long enough.
 """
 
 from __future__ import annotations
@@ -22,7 +26,9 @@ LONGEST_S = 1e9  # between two entries
 
 
 class Grouping(Compass[None]):
-    """The schedule after the newest entry taken in. Contributions are opaque to it, and where they are it does not know."""
+    """The schedule after the newest entry taken in. Contributions are opaque to it, and where they
+    are it does not know.
+    """
 
     def __init__(self, groups: Groups, entries: Log) -> None:
         super().__init__(groups.least, groups.most, groups.slack, first=groups.first)
@@ -40,17 +46,18 @@ class Grouping(Compass[None]):
         return min(max(now - self._seen_at, 0.0), LONGEST_S)
 
     def steps(self, peer: PeerId) -> int:
-        """How many inner steps a member makes from the round that counted it, or until it is first counted. 0: its group was made without it, and
-        what it contributes now is late."""
+        """How many inner steps a member makes from the round that counted it, or until it is first
+        counted. 0: its group was made without it, and what it contributes now is late."""
         member = self._members.get(peer)
         return self._first if member is None else member.steps if self._expected(peer) else 0
 
     def ready(self, there: Set[PeerId], awaited: Collection[PeerId], now: float) -> Set[PeerId]:
-        """Whose contributions make a round now: of members that come for the first time, of groups that are there or have been waited for long enough,
-        and of those that are late; or nobody's.
+        """Whose contributions make a round now: of members that come for the first time, of groups
+        that are there or have been waited for long enough, and of those that are late; or nobody's.
 
-        ``there``: who has contributed; ``awaited``: who lives and may still. Who is late does not make a round while a group is on its way. A group of
-        which nobody came in time is made with the first that comes.
+        ``there``: who has contributed; ``awaited``: who lives and may still. Who is late does not
+        make a round while a group is on its way. A group of which nobody came in time is made with
+        the first that comes.
         """
         time = self._time + self.elapsed_s(now)
         found = {

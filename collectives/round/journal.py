@@ -1,8 +1,10 @@
 """What a member must not forget: the Journal seam and its in-memory implementation.
 
-A vote means "I hold state r-1 and all bytes of r, and I will not vote for a smaller ballot". Whoever answers Prepare or votes
-writes here first. The node's implementation is `atoll.node.storage`; `MemoryJournal` serves simulations (it survives a simulated
-crash) and free-standing operations (whose votes are volatile, and valid for one process lifetime, unless their callers ask for more).
+A vote means "I hold state r-1 and all bytes of r, and I will not vote for a smaller ballot".
+Whoever answers Prepare or votes writes here first. The node's implementation is
+`atoll.node.storage`; `MemoryJournal` serves simulations (it survives a simulated crash) and
+free-standing operations (whose votes are volatile, and valid for one process lifetime, unless their
+callers ask for more).
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ _certified = msgspec.msgpack.Decoder(Certified)
 
 
 class SealRecord(msgspec.Struct, frozen=True, array_like=True):
-    """The open round was sealed: (``round``, ``base``), where ``removed`` will never vote again. At the organiser: whether it ``asked`` for
-    that and is not done, and what it has ``signed`` for the round."""
+    """The open round was sealed: (``round``, ``base``), where ``removed`` will never vote again. At
+    the organiser: whether it ``asked`` for that and is not done, and what it has ``signed`` for the
+    round."""
 
     round: int
     base: bytes
@@ -29,11 +32,15 @@ class SealRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Journal(Protocol):
-    """Persistent state of one member in one log. Every method returns only when a kill -9 could not undo it."""
+    """Persistent state of one member in one log. Every method returns only when a kill -9 could not
+    undo it.
+    """
 
     incarnation: int
     restarted: bool
-    """Whether an earlier life of this incarnation may have sent messages: such a member never uses ballot 0 of its open round."""
+    """Whether an earlier life of this incarnation may have sent messages: such a member never uses
+    ballot 0 of its open round.
+    """
     entries: Log
     """All of them can be read; few are in memory."""
     promised: int
@@ -52,7 +59,9 @@ class Journal(Protocol):
         ...
 
     def echo(self, ballot: int, entry: Entry) -> None:
-        """Record an echo, where members may lie; the result bytes of ``entry`` are already stored. It promises as a vote does."""
+        """Record an echo, where members may lie; the result bytes of ``entry`` are already stored.
+        It promises as a vote does.
+        """
         ...
 
     def append(self, certified: Certified) -> None:
@@ -60,11 +69,15 @@ class Journal(Protocol):
         ...
 
     def renew(self, incarnation: int) -> None:
-        """Record that this peer goes on as another member: what it has voted as this one is not all known here."""
+        """Record that this peer goes on as another member: what it has voted as this one is not all
+        known here.
+        """
         ...
 
     def seal(self, record: SealRecord) -> None:
-        """Record a seal, in the place of the one before. A power cut must not undo it either: the organiser signs an entry once."""
+        """Record a seal, in the place of the one before. A power cut must not undo it either: the
+        organiser signs an entry once.
+        """
         ...
 
 

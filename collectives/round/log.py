@@ -1,7 +1,9 @@
-"""The decided entries of one log: the newest and the genesis in memory, every other read from where the journal keeps it.
+"""The decided entries of one log: the newest and the genesis in memory, every other read from where
+the journal keeps it.
 
-A run of a year has more entries than memory has room for. The round, those who lag a little and the user's questions need the newest
-ones; who joins, audits or recertifies reads the whole chain, a span at a time.
+A run of a year has more entries than memory has room for. The round, those who lag a little and the
+user's questions need the newest ones; who joins, audits or recertifies reads the whole chain, a
+span at a time.
 """
 
 from __future__ import annotations
@@ -17,13 +19,16 @@ from .entering import Tally
 from .merging import rounds_in, samples_in
 
 RECENT = 128
-"""Entries held in memory: several times the rounds whose results are kept (`Timing.keep_rounds`)."""
+"""Entries held in memory: several times the rounds whose results are kept (`Timing.keep_rounds`).
+"""
 SPAN = 64
 """Entries read at a time when the whole chain is, and between two marks of an index."""
 
 
 class Log(Sequence[Certified]):
-    """Entries by number, the genesis being 0. ``read(first, stop)`` returns older ones, in order; it may raise StorageError."""
+    """Entries by number, the genesis being 0. ``read(first, stop)`` returns older ones, in order;
+    it may raise StorageError.
+    """
 
     def __init__(self, read: Callable[[int, int], Sequence[Certified]]) -> None:
         self._read = read
@@ -38,7 +43,8 @@ class Log(Sequence[Certified]):
         self.tally = Tally()
         """Whom limited invites have let in, after the newest entry."""
         self.came: dict[PeerId, bytes] = {}
-        """By which invite each member of the newest configuration entered, of those who needed one."""
+        """By which invite each member of the newest configuration entered, of those who needed one.
+        """
 
     def append(self, certified: Certified) -> None:
         """The next entry, which the journal has kept."""
@@ -65,7 +71,9 @@ class Log(Sequence[Certified]):
         return len(self._recent) + (self.length > len(self._recent))
 
     def rounds(self, entry: int) -> int:
-        """How many rounds are in the state after entry number ``entry``: those in it and in all before it."""
+        """How many rounds are in the state after entry number ``entry``: those in it and in all
+        before it.
+        """
         if entry >= self.length - 1:
             return self._last_rounds
         if entry < 0:

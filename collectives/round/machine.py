@@ -1,8 +1,9 @@
 """One member of a replicated log: acceptor, learner and contributor of the open round. Sans I/O.
 
-The log decides one entry a round by single-decree Paxos; ballots are attempts, each owned by one convener (`convener.py`).
-Acceptors of entry r are exactly the configuration decided by entry r-1. A vote says "I hold state r-1 and all bytes of r". The
-data plane (`atoll.collectives.exchange`) yields bytes for a plan and safety does not depend on it. Specified in docs/protocol.md.
+The log decides one entry a round by single-decree Paxos; ballots are attempts, each owned by one
+convener (`convener.py`). Acceptors of entry r are exactly the configuration decided by entry r-1. A
+vote says "I hold state r-1 and all bytes of r". The data plane (`atoll.collectives.exchange`)
+yields bytes for a plan and safety does not depend on it. Specified in docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ EARLY_MESSAGES = 512  # messages of the next round kept while this one is being 
 
 
 class RoundMachine:
-    """The state machine of one log at one member. One driver calls it; every input carries ``now`` in seconds."""
+    """The state machine of one log at one member. One driver calls it; every input carries ``now``
+    in seconds.
+    """
 
     def __init__(
         self,
@@ -77,9 +80,11 @@ class RoundMachine:
         unix_offset_s: float = 0.0,
         doors: Doors = OPEN,
     ) -> None:
-        """``site``: the label by which members near each other know that they are. ``merges``: an entry of this log may adopt a branch.
-        ``lying``: how many members of a configuration may do anything (`round.lying`). ``unix_offset_s``: wall clock minus ``now``; it only numbers
-        claims, so that those of a process that was started again have greater numbers. ``doors``: by what peers enter."""
+        """``site``: the label by which members near each other know that they are. ``merges``: an
+        entry of this log may adopt a branch. ``lying``: how many members of a configuration may do
+        anything (`round.lying`). ``unix_offset_s``: wall clock minus ``now``; it only numbers
+        claims, so that those of a process that was started again have greater numbers. ``doors``:
+        by what peers enter."""
         self.doors = doors
         self.site, self.merges, self.lying = site, merges, lying
         self.unix_offset_s = unix_offset_s
@@ -101,12 +106,18 @@ class RoundMachine:
         )
         self.contribution: tuple[bytes, int, Reading] | None = None
         self.leaving = self.idle = False
-        self.unsettled = False  # a script waits for the open round, whatever it decides: so ends what an earlier life offered
-        self.stateless = False  # the entries are known but the state is still being fetched: nothing can be applied or voted on
+        # a script waits for the open round, whatever it decides: so ends what an earlier life
+        # offered
+        self.unsettled = False
+        # the entries are known but the state is still being fetched: nothing can be applied or
+        # voted on
+        self.stateless = False
         self.unasked: set[PeerId] = set()  # who has not answered yet: see `ask_first`
         self._beyond: set[PeerId] = set()  # of them, who knows of later entries
         self._ask_until = now
-        self.forgotten = 0  # the incarnation to go on under: the log knows acts of this member that the journal does not
+        # the incarnation to go on under: the log knows acts of this member that the journal does
+        # not
+        self.forgotten = 0
         self.renewed = False  # it has gone on as another member, and nobody was told yet
         self.joiners: dict[Member, tuple[int, float]] = {}
         self._spoke: dict[
@@ -134,7 +145,9 @@ class RoundMachine:
 
     @property
     def slot(self) -> tuple[str, str, int, bytes]:
-        """What signatures of the open round are bound to: run, log, round, and the hash of the entry before."""
+        """What signatures of the open round are bound to: run, log, round, and the hash of the
+        entry before.
+        """
         return self.run, self.log, self.round, self.base
 
     @property
@@ -158,15 +171,18 @@ class RoundMachine:
         )
 
     def ask_first(self, now: float) -> None:
-        """This process begins with what an earlier one has left. Where this member decides alone, though its configuration has others, nobody
-        else would keep it from deciding again what it has forgotten, if its journal is an old copy: so it takes part only once each of the
-        others has answered that it knows of no later entry, or was not heard for ``ALONE_FIRST_S``."""
+        """This process begins with what an earlier one has left. Where this member decides alone,
+        though its configuration has others, nobody else would keep it from deciding again what it
+        has forgotten, if its journal is an old copy: so it takes part only once each of the others
+        has answered that it knows of no later entry, or was not heard for ``ALONE_FIRST_S``."""
         others = {member.peer for member in self.config if member.peer != self.me.peer}
         if others and not self.lying and self.me in self.config and self.quorum([self.me]):
             self.unasked, self._ask_until = others, now + ALONE_FIRST_S
 
     def _answered(self, peer: PeerId, round_: int) -> None:
-        """The peer's open round is ``round_``. Who is beyond ours is waited for, however long: entries are decided that this member does not know."""
+        """The peer's open round is ``round_``. Who is beyond ours is waited for, however long:
+        entries are decided that this member does not know.
+        """
         if round_ <= self.round:
             self.unasked.discard(peer)
         else:
@@ -179,9 +195,10 @@ class RoundMachine:
             self.catching.ask_again(now, peer)
 
     def look_for_another_past(self, entries: Sequence[Certified]) -> None:
-        """Certified entries that were not known here. Where they hold a vote or a contribution of this member that its journal
-        cannot know of, or a later life of it, the journal is an old copy: what else this member has promised is unknown, so it must not vote as
-        this one again."""
+        """Certified entries that were not known here. Where they hold a vote or a contribution of
+        this member that its journal cannot know of, or a later life of it, the journal is an old
+        copy: what else this member has promised is unknown, so it must not vote as this one again.
+        """
         for certified in entries:
             entry = certified.entry
             later = [m.incarnation for m in entry.next_config if m.peer == self.me.peer]
@@ -199,7 +216,9 @@ class RoundMachine:
                 self.forgotten = max(self.forgotten, newest + 1)
 
     def renew(self) -> None:
-        """Go on as another member, which has voted for nothing yet. Raises StorageError: then it is tried again."""
+        """Go on as another member, which has voted for nothing yet. Raises StorageError: then it is
+        tried again.
+        """
         self.journal.renew(self.forgotten)
         self.me = Member(self.me.peer, self.forgotten)
         self.forgotten, self.renewed = 0, True
@@ -207,12 +226,14 @@ class RoundMachine:
         self.convening.stop()
 
     def silent(self, member: Member) -> bool:
-        """Whether nobody here need wait for a member: it is `lost`, or this member does not listen to it for now."""
+        """Whether nobody here need wait for a member: it is `lost`, or this member does not listen
+        to it for now.
+        """
         return self.lost(member) or self.actions.deaf_to(member.peer)
 
     def lost(self, member: Member) -> bool:
-        """Whether a member will not answer, or is not to be counted on: its peer is suspected, it lost its journal and lives on as another
-        member, or it has lied."""
+        """Whether a member will not answer, or is not to be counted on: its peer is suspected, it
+        lost its journal and lives on as another member, or it has lied."""
         return (
             self.ended(member) or member.peer in self.caught or self.actions.suspected(member.peer)
         )
@@ -222,14 +243,18 @@ class RoundMachine:
         return self._spoke.get(member.peer, 0) > member.incarnation
 
     def heard(self, member: Member) -> bool:
-        """Whether it spoke as this member: a sign of life of its peer's is none of one that lost its journal."""
+        """Whether it spoke as this member: a sign of life of its peer's is none of one that lost
+        its journal.
+        """
         return member == self.me or (
             self._spoke.get(member.peer) == member.incarnation
             and not self.actions.suspected(member.peer)
         )
 
     def heard_votes_for(self, entry: Entry) -> bool:
-        """Whether this process heard a member, perhaps itself, vote for an entry of the open round: who votes does not know it as decided."""
+        """Whether this process heard a member, perhaps itself, vote for an entry of the open round:
+        who votes does not know it as decided.
+        """
         return any(digest == entry.hash() for _, digest in self.open.votes)
 
     @property
@@ -264,7 +289,9 @@ class RoundMachine:
         return order[ballot % len(order)]
 
     def near(self, round_: int) -> bool:
-        """Whether a joiner that holds the state before ``round_`` is close enough: results it lacks are still kept here."""
+        """Whether a joiner that holds the state before ``round_`` is close enough: results it lacks
+        are still kept here.
+        """
         return round_ >= self.round - self.timing.keep_rounds // 2
 
     def has_bytes(self, entry: Entry) -> bool:
@@ -279,7 +306,9 @@ class RoundMachine:
     def contribute(
         self, now: float, cid: bytes, weight: int, reading: Reading = NO_READING
     ) -> None:
-        """Offer a frozen contribution: it must stay untouched until `decided` has told whether it was counted."""
+        """Offer a frozen contribution: it must stay untouched until `decided` has told whether it
+        was counted.
+        """
         self.contribution = (cid, weight, reading)
         if self.open.plan is None:
             self.open.progress_at = now
@@ -294,7 +323,9 @@ class RoundMachine:
             send_ready(self)
 
     def set_unsettled(self, now: float, unsettled: bool) -> None:
-        """Say whether a script waits to hear what became of an earlier life's contribution: any entry tells, one without contributors, too."""
+        """Say whether a script waits to hear what became of an earlier life's contribution: any
+        entry tells, one without contributors, too.
+        """
         self.unsettled = unsettled
         if unsettled:
             self.progress(now)
@@ -346,7 +377,9 @@ class RoundMachine:
         return None
 
     def _asks(self, now: float, who: Member, round_: int) -> None:
-        """Somebody asks to be let in, under its newest life: a peer that asked under many could keep others from being heard."""
+        """Somebody asks to be let in, under its newest life: a peer that asked under many could
+        keep others from being heard.
+        """
         lives = [other for other in self.joiners if other.peer == who.peer]
         if any(other.incarnation > who.incarnation for other in lives):
             return
@@ -371,7 +404,9 @@ class RoundMachine:
                 self.acceptor.on_message(now, who, body)
 
     def on_result(self, now: float, bound: Plan | Entry, digests: tuple[bytes, ...]) -> None:
-        """All result bytes with these part digests are stored here: reduced by a plan, or fetched and checked for an entry."""
+        """All result bytes with these part digests are stored here: reduced by a plan, or fetched
+        and checked for an entry.
+        """
         opened = self.open
         opened.hold(bound, digests)
         if opened.plan is not None and opened.plan == bound:
@@ -394,13 +429,17 @@ class RoundMachine:
         resumed: Collection[PeerId] = (),
         disputed: m.Disputed | None = None,
     ) -> None:
-        """What the data plane waits for: contributions missing in my part, result chunks by owner; whose lane is a new one; what it did not use."""
+        """What the data plane waits for: contributions missing in my part, result chunks by owner;
+        whose lane is a new one; what it did not use.
+        """
         if self.open.plan is not None and self.open.plan.plan_id == plan_id:
             tell_dispute(self, disputed)
             ask_again(self, now, self.open.plan, missing, lacking, resumed)
 
     def on_applied(self, now: float) -> None:
-        """The decided entry's outer step is done (its state root follows by `on_root`): the next round opens."""
+        """The decided entry's outer step is done (its state root follows by `on_root`): the next
+        round opens.
+        """
         decided = self.open.decided
         assert decided is not None
         assert self.open.applying
@@ -413,8 +452,8 @@ class RoundMachine:
         self._open(now)
 
     def resume(self, now: float) -> list[RemoteProtocolError]:
-        """Take up what came early; what of it broke a rule. To be called after `on_applied` or `adopt_snapshot`, once the data plane has opened
-        the new round."""
+        """Take up what came early; what of it broke a rule. To be called after `on_applied` or
+        `adopt_snapshot`, once the data plane has opened the new round."""
         early, self._early = self._early, []
         breaches: list[RemoteProtocolError] = []
         for peer, incarnation, round_, body in early:
@@ -432,7 +471,9 @@ class RoundMachine:
             self._bytes_arrived(now)
 
     def adopt_snapshot(self, now: float, skipped: Sequence[Certified], root: bytes) -> None:
-        """The state after the last of ``skipped`` was installed: take over the entries; they tell which cids were counted."""
+        """The state after the last of ``skipped`` was installed: take over the entries; they tell
+        which cids were counted.
+        """
         for certified in skipped:
             self.journal.append(
                 certified
@@ -537,14 +578,18 @@ class RoundMachine:
 
     # ---- who enters
     def entering(self, config: Config) -> tuple[tuple[Admitted, ...], bytes]:
-        """What an entry with this configuration next says of who is new in it, and the hash of the tally after it."""
+        """What an entry with this configuration next says of who is new in it, and the hash of the
+        tally after it.
+        """
         found = [self.doors.warrant(peer) for peer in sorted(self._new(config))]
         admitted = tuple(each for each in found if each is not None and each.certificate)
         tally = self.journal.entries.tally
         return admitted, (tally.after(admitted) or tally).hash
 
     def welcome(self, joiners: Sequence[Member]) -> list[Member]:
-        """Those of ``joiners`` that an entry of this member's could let in: what they have shown is known here, and their invites have a use left."""
+        """Those of ``joiners`` that an entry of this member's could let in: what they have shown is
+        known here, and their invites have a use left.
+        """
         entries, found, words = self.journal.entries, list[Member](), list[Admitted]()
         inside, new, tally = {each.peer for each in self.config}, self._new(joiners), entries.tally
         for joiner in joiners:
@@ -561,12 +606,16 @@ class RoundMachine:
         return found
 
     def objection(self, entry: Entry) -> str:
-        """What this member has against who enters by an entry, as far as it knows; others may know otherwise."""
+        """What this member has against who enters by an entry, as far as it knows; others may know
+        otherwise.
+        """
         new = self._new(entry.next_config)
         return self.doors.objection(new, entry.admitted) if new else ""
 
     def _admits(self, entry: Entry) -> bool:
-        """Whether an entry proves that who is new in it may enter, and counts it: the same at every member."""
+        """Whether an entry proves that who is new in it may enter, and counts it: the same at every
+        member.
+        """
         new, after = self._new(entry.next_config), self.journal.entries.tally.after(entry.admitted)
         named = [each.peer for each in entry.admitted]
         return (
@@ -622,7 +671,9 @@ class RoundMachine:
         self.convening.step(now)
 
     def _note(self, certified: Certified) -> None:
-        """Tell the session about a decided entry and whether the own frozen contribution is counted in it."""
+        """Tell the session about a decided entry and whether the own frozen contribution is counted
+        in it.
+        """
         counted = self.contribution is not None and certified.entry.counts(
             self.me.peer, self.contribution[0]
         )
@@ -631,7 +682,8 @@ class RoundMachine:
         if (
             certified.entry.contributors
         ):  # counted or not, its round is over: the script re-bases what was not counted
-            self.contribution = None  # (where only the configuration changed, it stands on the same anchor: offered again)
+            # (where only the configuration changed, it stands on the same anchor: offered again)
+            self.contribution = None
 
     def _advance(self, now: float) -> None:
         while self.ahead and self.ahead[0].entry.round < self.round:
@@ -674,13 +726,17 @@ class RoundMachine:
         ]
 
     def offered(self) -> list[Contributor]:
-        """Those that are there for the round, or for a later one; where two call one theirs, one of them lies: the first is taken."""
+        """Those that are there for the round, or for a later one; where two call one theirs, one of
+        them lies: the first is taken.
+        """
         found = self.acceptor.vouched(self.open.offers(self.draw.members, self.shape.kin))
         cids = [offer.cid for offer in found]
         return [offer for at, offer in enumerate(found) if offer.cid not in cids[:at]]
 
     def enough(self, offers: Sequence[Contributor]) -> bool:
-        """Whether a plan can be made of these offers: there are some, and where the reducer needs several, as many from members that live."""
+        """Whether a plan can be made of these offers: there are some, and where the reducer needs
+        several, as many from members that live.
+        """
         least = self.shape.least
         return (
             bool(offers)
@@ -690,7 +746,9 @@ class RoundMachine:
 
     @property
     def waits_for_offers(self) -> bool:
-        """Whether there is a contribution of this member, no plan yet, and too few others are known here for one."""
+        """Whether there is a contribution of this member, no plan yet, and too few others are known
+        here for one.
+        """
         if self.contribution is None or self.open.plan is not None:
             return False
         if self.shape.arrivals is not None:
@@ -708,7 +766,9 @@ class RoundMachine:
 
     @property
     def engaged(self) -> bool:
-        """Whether the open round is under way as far as this member knows; a merely training swarm is not stuck."""
+        """Whether the open round is under way as far as this member knows; a merely training swarm
+        is not stuck.
+        """
         opened, said, waits = (
             self.open,
             self.journal.accepted or self.journal.promised >= 0,
@@ -757,8 +817,9 @@ class RoundMachine:
         self.next_ballot(now)
 
     def next_ballot(self, now: float, *, aside: bool = False) -> None:
-        """Move on to the next ballot whose owner is not suspected; to the own next one where the present owner is only not listened to here, since
-        then nobody else need give it up. ``aside``: the own contribution is not offered in it."""
+        """Move on to the next ballot whose owner is not suspected; to the own next one where the
+        present owner is only not listened to here, since then nobody else need give it up.
+        ``aside``: the own contribution is not offered in it."""
         ballot = max(self.ballot, self.journal.promised) + 1
         convener = self.convener_of(self.ballot)
         alone = not self.lying and self.silent(convener) and not self.lost(convener)
@@ -789,5 +850,7 @@ class RoundMachine:
         self.open.progress_at = now
 
     def tell(self, peer: PeerId, body: m.Body) -> None:
-        """Send within the open round; a message to oneself is delivered by the session like any other."""
+        """Send within the open round; a message to oneself is delivered by the session like any
+        other.
+        """
         self.actions.send(peer, self.log, self.round, body)

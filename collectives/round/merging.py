@@ -1,8 +1,10 @@
-"""Adopting a branch: the certified entry that takes over what was done without a quorum. Pure functions.
+"""Adopting a branch: the certified entry that takes over what was done without a quorum. Pure
+functions.
 
-A branch of entry r is a log of its own, ``branch/...``; its tip is a state (anchor, momentum) and the contributions of all its rounds. The
-entry r+1 that adopts it is an ordinary entry: its result is the tip's state itself, 2 numel float32 values in one part, and its
-reducer names branch and length. Whoever votes for it holds these bytes.
+A branch of entry r is a log of its own, ``branch/...``; its tip is a state (anchor, momentum) and
+the contributions of all its rounds. The entry r+1 that adopts it is an ordinary entry: its result
+is the tip's state itself, 2 numel float32 values in one part, and its reducer names branch and
+length. Whoever votes for it holds these bytes.
 """
 
 from __future__ import annotations
@@ -37,12 +39,16 @@ def adopted_rounds(entry: Entry) -> int:
 
 
 def rounds_in(entry: Entry) -> int:
-    """How many rounds are in an entry: those of a branch that it adopts, else one, or none where nothing was contributed."""
+    """How many rounds are in an entry: those of a branch that it adopts, else one, or none where
+    nothing was contributed.
+    """
     return adopted_rounds(entry) or int(bool(entry.contributors))
 
 
 def samples_in(entry: Entry) -> int:
-    """How many samples are in an entry: those of its contributions, of all rounds of a branch that it adopts."""
+    """How many samples are in an entry: those of its contributions, of all rounds of a branch that
+    it adopts.
+    """
     return sum(contributor.weight for contributor in entry.contributors)
 
 
@@ -71,7 +77,9 @@ def tip_entry(
     admitted: tuple[Admitted, ...] = (),
     tally: bytes = b"",
 ) -> Entry:
-    """An entry whose result is the tip's state. Without the last five it is no proposal: it only names the bytes."""
+    """An entry whose result is the tip's state. Without the last five it is no proposal: it only
+    names the bytes.
+    """
     chunks = -(-2 * shape.numel // shape.chunk_elements)
     part = Part(owner or PeerId("tip"), 0, chunks)
     return Entry(
@@ -93,7 +101,9 @@ def tip_entry(
 
 
 def unproposed(entry: Entry) -> Entry:
-    """The name that members of a branch have for the bytes of an entry that adopts it: `tip_entry` of its tip."""
+    """The name that members of a branch have for the bytes of an entry that adopts it: `tip_entry`
+    of its tip.
+    """
     part = msgspec.structs.replace(entry.parts[0], owner=PeerId("tip"))
     return msgspec.structs.replace(
         entry,
@@ -106,7 +116,9 @@ def unproposed(entry: Entry) -> Entry:
 
 
 def adoption(machine: RoundMachine, tip: m.Tip, config: Config) -> Entry:
-    """What the convener of the open round proposes to take over a branch. The state root must be known."""
+    """What the convener of the open round proposes to take over a branch. The state root must be
+    known.
+    """
     assert machine.root is not None
     admitted, tally = machine.entering(config)
     return tip_entry(
@@ -123,7 +135,9 @@ def adoption(machine: RoundMachine, tip: m.Tip, config: Config) -> Entry:
 
 
 def best_tip(promises: Iterable[m.Promise | m.Sealed], base: bytes) -> m.Tip | None:
-    """Of the branches whose base is the last certified entry itself, that with most samples; ties by name."""
+    """Of the branches whose base is the last certified entry itself, that with most samples; ties
+    by name.
+    """
     tips = [p.tip for p in promises if p.tip is not None and p.tip.base == base]
     return max(
         tips,

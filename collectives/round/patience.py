@@ -1,6 +1,8 @@
-"""How long a reduction may take before somebody is to blame: from measured rates and round-trip times, so that nobody need guess them.
+"""How long a reduction may take before somebody is to blame: from measured rates and round-trip
+times, so that nobody need guess them.
 
-Slow is not dead: on a slow or far link the next chunk takes its time, and asking again, or planning anew, would only add to the load.
+Slow is not dead: on a slow or far link the next chunk takes its time, and asking again, or planning
+anew, would only add to the load.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ RTT_MOST_S = 5.0
 
 
 def rate(said: Ready | Pace) -> int:
-    """What a member's rates are good for, in bytes/s: the smaller of those known, else what it has proven."""
+    """What a member's rates are good for, in bytes/s: the smaller of those known, else what it has
+    proven.
+    """
     return max(
         SLOWEST,
         min(
@@ -41,13 +45,17 @@ def rtt_s(machine: RoundMachine) -> float:
 
 
 def silence_s(machine: RoundMachine, peers: Collection[PeerId]) -> float:
-    """For how long these may be silent while they live, as far as packets are lost on the way; 0 where none are."""
+    """For how long these may be silent while they live, as far as packets are lost on the way; 0
+    where none are.
+    """
     silences = machine.actions.pace().silences
     return max((silences.get(peer, 0.0) for peer in peers), default=0.0) if silences else 0.0
 
 
 def gap_s(machine: RoundMachine) -> float:
-    """The longest that a living source's next chunk takes: where its link, or ours, is shared by lanes to everybody."""
+    """The longest that a living source's next chunk takes: where its link, or ours, is shared by
+    lanes to everybody.
+    """
     slowest = min(
         [
             rate(machine.actions.pace()),
@@ -67,7 +75,9 @@ def stuck_s(machine: RoundMachine) -> float:
 
 
 def silent_s(machine: RoundMachine, pulls: float) -> float:
-    """A source that sent nothing for this long is asked again: after so many pulls, or later on a link that is slow or far."""
+    """A source that sent nothing for this long is asked again: after so many pulls, or later on a
+    link that is slow or far.
+    """
     return max(pulls * machine.timing.pull_s, 2 * gap_s(machine) + 2 * rtt_s(machine))
 
 

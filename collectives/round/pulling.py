@@ -18,7 +18,9 @@ MISSING_SPANS = 256  # of one contribution in one message; the rest is asked for
 PULLS_ALL_BUT = (
     3.0  # where members may lie: results that others already have are late here after so many pulls
 )
-PATIENCE_PULLS = 7.5  # a source that sent nothing for so many pulls is asked again; what is under way would only come twice
+# a source that sent nothing for so many pulls is asked again; what is under way would only come
+# twice
+PATIENCE_PULLS = 7.5
 
 
 def ask_again(
@@ -29,9 +31,11 @@ def ask_again(
     lacking: dict[PeerId, m.Spans],
     resumed: Collection[PeerId],
 ) -> None:
-    """Ask contributors for ``missing`` parts (telling the convener) and owners for ``lacking`` results; less than before is progress.
+    """Ask contributors for ``missing`` parts (telling the convener) and owners for ``lacking``
+    results; less than before is progress.
 
-    Lanes lose nothing while they last, so only sources that have fallen silent are asked, and at once those with a new lane.
+    Lanes lose nothing while they last, so only sources that have fallen silent are asked, and at
+    once those with a new lane.
     """
     opened, senders = machine.open, machine.open.senders
     opened.lacking_owners = frozenset(lacking)
@@ -69,7 +73,9 @@ def ask_again(
 
 
 def tell_dispute(machine: RoundMachine, disputed: m.Disputed | None) -> None:
-    """Tell all why a partial sum is not used, until another plan is in force; and once who was wrong, if that turns out."""
+    """Tell all why a partial sum is not used, until another plan is in force; and once who was
+    wrong, if that turns out.
+    """
     opened = machine.open
     if (
         disputed is None
@@ -85,7 +91,9 @@ def tell_dispute(machine: RoundMachine, disputed: m.Disputed | None) -> None:
 
 
 def on_missing(machine: RoundMachine, now: float, who: Member, body: m.Missing) -> None:
-    """An owner, or a node on the way to one, lacks contributions: send again what goes to it from here."""
+    """An owner, or a node on the way to one, lacks contributions: send again what goes to it from
+    here.
+    """
     machine.convening.on_missing(now, who, body)
     if machine.open.plan and body.plan_id == machine.open.plan.plan_id:
         for cid, spans in body.lacking:
@@ -94,10 +102,12 @@ def on_missing(machine: RoundMachine, now: float, who: Member, body: m.Missing) 
 
 
 def on_the_way(machine: RoundMachine, now: float, entry: Entry) -> bool:
-    """Whether the plan under way still brings the bytes of an entry, so that fetching them from others would bring them twice.
+    """Whether the plan under way still brings the bytes of an entry, so that fetching them from
+    others would bring them twice.
 
-    Who knows the decision has closed the round: it sends what was queued for a lane that lasts, and nothing again over a new one.
-    Where members may lie, an entry is proposed only once all owners have signed their results. An owner whose results are late then is remembered.
+    Who knows the decision has closed the round: it sends what was queued for a lane that lasts, and
+    nothing again over a new one. Where members may lie, an entry is proposed only once all owners
+    have signed their results. An owner whose results are late then is remembered.
     """
     opened, plan = machine.open, machine.open.plan
     if plan is None or (plan.contributors, plan.parts, plan.topology) != (
@@ -124,7 +134,9 @@ def _count(spans: m.Spans) -> int:
 
 
 def _is_silent(machine: RoundMachine, now: float, plan: Plan, source: bytes, left: int) -> bool:
-    """Whether a source's count of chunks outstanding has stood still for a while; True at most once in that while."""
+    """Whether a source's count of chunks outstanding has stood still for a while; True at most once
+    in that while.
+    """
     known = machine.open.waiting.get((plan.plan_id, source))
     if (
         known is not None

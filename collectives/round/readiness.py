@@ -1,4 +1,6 @@
-"""What this member has for the open round, and whom it tells so (Ready); what others say of themselves. Sans I/O."""
+"""What this member has for the open round, and whom it tells so (Ready); what others say of
+themselves. Sans I/O.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +59,8 @@ def send_ready(machine: RoundMachine) -> None:
 
 
 def repeat_ready(machine: RoundMachine, now: float) -> None:
-    """Tell the convener again; and all others now and then while a plan needs more contributions than are known here, or fewer than were drawn
-    give any: each counts them."""
+    """Tell the convener again; and all others now and then while a plan needs more contributions
+    than are known here, or fewer than were drawn give any: each counts them."""
     opened = machine.open
     if not waits(machine):
         send_ready(machine)
@@ -70,7 +72,9 @@ def repeat_ready(machine: RoundMachine, now: float) -> None:
 
 
 def close_round(machine: RoundMachine) -> None:
-    """Say to all that a contribution is there: whoever has something contributes it now. So does who was drawn, and has none."""
+    """Say to all that a contribution is there: whoever has something contributes it now. So does
+    who was drawn, and has none.
+    """
     send_ready(machine)
     ready = my_ready(machine)
     if ready and (machine.contribution or machine.draw.declines) and machine.is_member:
@@ -84,7 +88,9 @@ def ready_fits(machine: RoundMachine, ready: m.Ready) -> bool:
 
 
 def on_ready(machine: RoundMachine, now: float, who: Member, ready: m.Ready) -> None:
-    """A member has a contribution, or will have none. Raises RemoteProtocolError when it is of another round."""
+    """A member has a contribution, or will have none. Raises RemoteProtocolError when it is of
+    another round.
+    """
     opened = machine.open
     if not ready_fits(machine, ready):
         raise RemoteProtocolError(f"Ready for round {machine.round} on another base", peer=who.peer)

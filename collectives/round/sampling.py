@@ -1,11 +1,16 @@
-"""Who takes part in a round of a run that asks some of its members only: drawn by the log, so that everybody draws alike and anybody can check it.
+"""Who takes part in a round of a run that asks some of its members only: drawn by the log, so that
+everybody draws alike and anybody can check it.
 
-The draw of a round is ordered by ``blake3(run, hash of the entry before, peer)``: nobody knows it before that entry is decided, and a member's place in
-it hangs on nobody else. The first of the order take part: a share of the configuration, or a number. Who convenes an entry can choose among the
-contributions that it names, and so among a few draws of the next round: this is chance for everybody else, not a lottery against its organisers.
+The draw of a round is ordered by ``blake3(run, hash of the entry before, peer)``: nobody knows it
+before that entry is decided, and a member's place in it hangs on nobody else. The first of the
+order take part: a share of the configuration, or a number. Who convenes an entry can choose among
+the contributions that it names, and so among a few draws of the next round: this is chance for
+everybody else, not a lottery against its organisers.
 
-Where those that were drawn give too little, an entry without contributors ends their round, and by its hash there is another draw. It is for the log to
-say that, not for whoever convenes: nobody votes for such an entry who does not see by itself that too few can contribute, or that they had their time.
+Where those that were drawn give too little, an entry without contributors ends their round, and by
+its hash there is another draw. It is for the log to say that, not for whoever convenes: nobody
+votes for such an entry who does not see by itself that too few can contribute, or that they had
+their time.
 """
 
 from __future__ import annotations
@@ -24,7 +29,9 @@ if TYPE_CHECKING:
 
 TURNS = 8  # times the last round with contributors: so long those that were drawn have for theirs
 AGAIN = 1.1  # times the draw before: also members that have become that much slower get there
-DELIVERED = 2.0  # times what those that were drawn have: so long what they offered may be on its way, if conveners try in vain
+# times what those that were drawn have: so long what they offered may be on its way, if conveners
+# try in vain
+DELIVERED = 2.0
 SLOWER = (
     2.0  # times the turn before, at most, is what a turn counts as: scripts may have rested in it
 )
@@ -32,8 +39,8 @@ UNKNOWN = 2.0  # as `AGAIN`, where no round was seen here: nobody knows how long
 
 
 def drawn(run: str, base: bytes, config: Config, sample: Sample | None) -> Config:
-    """The members of ``config`` that take part in the round after the entry with hash ``base``, in the configuration's order; all where there is no
-    sample."""
+    """The members of ``config`` that take part in the round after the entry with hash ``base``, in
+    the configuration's order; all where there is no sample."""
     if sample is None:
         return config
 
@@ -78,12 +85,16 @@ class Draw:
 
     @property
     def takes_part(self) -> bool:
-        """Whether this member does; in a run without a sample everybody does, who is a member or not."""
+        """Whether this member does; in a run without a sample everybody does, who is a member or
+        not.
+        """
         return self.machine.shape.sample is None or self.machine.me in self.members
 
     @property
     def declines(self) -> bool:
-        """Whether this member was drawn, others were not, and it has offered nothing: if it will not, all are told."""
+        """Whether this member was drawn, others were not, and it has offered nothing: if it will
+        not, all are told.
+        """
         return (
             not self.whole and self.machine.me in self.members and self.machine.contribution is None
         )
@@ -114,9 +125,10 @@ class Draw:
             send_ready(self.machine)
 
     def allows(self, ballot: int, entry: Entry) -> bool:
-        """Whether an entry may be voted for here. One that does nothing but end the round, and so draw again, only if this member sees why; who
-        convenes the ballot votes last, so that what the others do not want binds no later convener. What was voted for before is voted for again:
-        later conveners must adopt it, and nothing else could be decided."""
+        """Whether an entry may be voted for here. One that does nothing but end the round, and so
+        draw again, only if this member sees why; who convenes the ballot votes last, so that what
+        the others do not want binds no later convener. What was voted for before is voted for
+        again: later conveners must adopt it, and nothing else could be decided."""
         machine, voted = self.machine, self.machine.journal.accepted
         if (
             entry.contributors
@@ -145,7 +157,9 @@ class Draw:
         return sum(self._gives(who, had) for who in self.members) < least
 
     def _gives(self, who: Member, had: float) -> bool:
-        """Whether a member may still contribute, or has done so and what it offered may still come, after so many times `patience_s`."""
+        """Whether a member may still contribute, or has done so and what it offered may still come,
+        after so many times `patience_s`.
+        """
         offer = (
             my_ready(self.machine) if who == self.machine.me else self.machine.open.ready.get(who)
         )

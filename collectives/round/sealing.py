@@ -1,12 +1,14 @@
-"""Recertify: on the organiser's word that some members will never vote again, their round goes on without their votes. Sans I/O.
+"""Recertify: on the organiser's word that some members will never vote again, their round goes on
+without their votes. Sans I/O.
 
-Never automatic where anybody is silent: the silent may be a live majority.
-The organiser seals the open round at every node that it knows outside the removed, and waits for all of them. A sealed
-member votes no more in this round, counts no votes, and listens to nobody removed; it answers what it has accepted and
-where its branch stands, and asks until it has the entry. The organiser then signs one entry: the one accepted under the
-highest ballot, unchanged; where none is, the best branch, or an entry without contributors. Its signature, over the
-removed members, too, stands for the votes of a quorum. A node that is further answers with what was decided, and the
-seal begins anew there.
+Never automatic where anybody is silent: the silent may be a live majority. The organiser seals the
+open round at every node that it knows outside the removed, and waits for all of them. A sealed
+member votes no more in this round, counts no votes, and listens to nobody removed; it answers what
+it has accepted and where its branch stands, and asks until it has the entry. The organiser then
+signs one entry: the one accepted under the highest ballot, unchanged; where none is, the best
+branch, or an entry without contributors. Its signature, over the removed members, too, stands for
+the votes of a quorum. A node that is further answers with what was decided, and the seal begins
+anew there.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ if TYPE_CHECKING:
 
 
 class Sealing:
-    """The seal of the open round at one member; at the organiser also what it collects. Volatile but for the journal's record."""
+    """The seal of the open round at one member; at the organiser also what it collects. Volatile
+    but for the journal's record.
+    """
 
     def __init__(self, machine: RoundMachine) -> None:
         self.machine = machine
@@ -110,7 +114,9 @@ class Sealing:
         ):
             self.ask(
                 ended
-            )  # an entry may have let in a life of a lost peer that nobody here knew of when it was given up
+                # an entry may have let in a life of a lost peer that nobody here knew of when it was
+                # given up
+            )
         record = self.record
         if machine.quorum([member for member in machine.config if member not in record.removed]):
             if not set(record.removed) & set(machine.config):
@@ -234,7 +240,8 @@ class Sealing:
 
     # ---- everybody
     def on_seal(self, now: float, who: Member, round_: int, body: m.Seal) -> None:
-        """The organiser seals its open round, which may be a later one than ours: then we have not voted in it, and never shall.
+        """The organiser seals its open round, which may be a later one than ours: then we have not
+        voted in it, and never shall.
 
         Raises RemoteProtocolError, StorageError.
         """

@@ -17,7 +17,9 @@ Kind = Literal["propose", "echo", "vote"]
 def slot_payload(
     kind: Kind, run: str, log: str, round_: int, base: bytes, ballot: int, entry_hash: bytes
 ) -> bytes:
-    """The bytes under the signature of what a member says once in a ballot: a proposal, an echo, a vote. Two of one slot prove that it lies."""
+    """The bytes under the signature of what a member says once in a ballot: a proposal, an echo, a
+    vote. Two of one slot prove that it lies.
+    """
     if kind == "vote":
         return vote_payload(run, log, round_, base, ballot, entry_hash)
     return msgspec.msgpack.encode((f"atoll/{kind}/2", run, log, round_, base, ballot, entry_hash))
@@ -26,14 +28,18 @@ def slot_payload(
 def pledge_payload(
     run: str, log: str, round_: int, base: bytes, ballot: int, accepted: int, entry_hash: bytes
 ) -> bytes:
-    """The bytes under the signature of a pledge for ``ballot``: what was accepted last, in ballot ``accepted`` (-1: nothing)."""
+    """The bytes under the signature of a pledge for ``ballot``: what was accepted last, in ballot
+    ``accepted`` (-1: nothing).
+    """
     return msgspec.msgpack.encode(
         ("atoll/pledge/2", run, log, round_, base, ballot, accepted, entry_hash)
     )
 
 
 def reduced_payload(run: str, who: PeerId, meaning: bytes, parts: m.PartDigests) -> bytes:
-    """The bytes under the signature of an owner's statement: its parts of a result, by index, which is of what ``meaning`` stands for."""
+    """The bytes under the signature of an owner's statement: its parts of a result, by index, which
+    is of what ``meaning`` stands for.
+    """
     return msgspec.msgpack.encode(("atoll/reduced/1", run, who, meaning, parts))
 
 

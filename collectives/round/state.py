@@ -1,4 +1,6 @@
-"""What a RoundMachine knows and asks for: the volatile state of the open round, the shape of the vector, the actions."""
+"""What a RoundMachine knows and asks for: the volatile state of the open round, the shape of the
+vector, the actions.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,15 @@ KIN_BYTES = 8  # of a cid: what contributions have in common that are copies of 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The flat vector and its encoding on the wire: ``numel`` float32 elements in chunks of ``chunk_elements``.
+    """The flat vector and its encoding on the wire: ``numel`` float32 elements in chunks of
+    ``chunk_elements``.
 
-    ``topology``: the ways that plans are made for. Any may be a butterfly: where a tree was held up and nobody is to blame. It is one where
-    the codec has no partial sums. ``least``: how many contributors the reducer needs. ``kin``: all contributions to an entry are copies of one
-    vector, which their cids begin with. ``single``: one member, the coordinator, adds up everything.
-    ``sample``: how many of the members take part in a round; None: all that can. ``arrivals``: for whom a round waits; None: for all that can.
+    ``topology``: the ways that plans are made for. Any may be a butterfly: where a tree was held up
+    and nobody is to blame. It is one where the codec has no partial sums. ``least``: how many
+    contributors the reducer needs. ``kin``: all contributions to an entry are copies of one vector,
+    which their cids begin with. ``single``: one member, the coordinator, adds up everything.
+    ``sample``: how many of the members take part in a round; None: all that can. ``arrivals``: for
+    whom a round waits; None: for all that can.
     """
 
     numel: int
@@ -44,8 +49,8 @@ class Shape:
             object.__setattr__(self, "topology", "butterfly")
 
     def fits(self, what: Plan | Entry) -> bool:
-        """Whether a plan or an entry is over this vector and over enough contributions, its parts covering it without gaps (none where nothing
-        is contributed)."""
+        """Whether a plan or an entry is over this vector and over enough contributions, its parts
+        covering it without gaps (none where nothing is contributed)."""
         same = (what.numel, what.chunk_elements, what.codec, what.reducer) == (
             self.numel,
             self.chunk_elements,
@@ -69,7 +74,9 @@ class Shape:
 
 
 class RoundActions(Protocol):
-    """What a RoundMachine asks of its session. None of them blocks; answers come back as inputs of the machine."""
+    """What a RoundMachine asks of its session. None of them blocks; answers come back as inputs of
+    the machine.
+    """
 
     def send(self, peer: PeerId, log: str, round_: int, body: m.Body) -> None:
         """Send a control message; one to oneself is delivered like any other."""
@@ -92,7 +99,9 @@ class RoundActions(Protocol):
         ...
 
     def fetch_result(self, entry: Entry, holders: Sequence[PeerId]) -> None:
-        """Fetch the entry's result bytes from any of ``holders``: answered by `on_result`. Repeated calls are one."""
+        """Fetch the entry's result bytes from any of ``holders``: answered by `on_result`. Repeated
+        calls are one.
+        """
         ...
 
     def keep(self, entry: Entry) -> None:
@@ -100,7 +109,9 @@ class RoundActions(Protocol):
         ...
 
     def apply(self, entry: Entry) -> None:
-        """Apply the outer step of a decided entry whose bytes are here: answered by `on_applied`, then `on_root`."""
+        """Apply the outer step of a decided entry whose bytes are here: answered by `on_applied`,
+        then `on_root`.
+        """
         ...
 
     def decided(self, certified: Certified, counted: bool) -> None:
@@ -112,11 +123,15 @@ class RoundActions(Protocol):
         ...
 
     def closing(self, round_: int) -> None:
-        """A contribution to the open round was offered, here or elsewhere: whoever has something contributes it now."""
+        """A contribution to the open round was offered, here or elsewhere: whoever has something
+        contributes it now.
+        """
         ...
 
     def tip(self) -> m.Tip | None:
-        """The branch of the open round that this member is on: another member may adopt it from now on."""
+        """The branch of the open round that this member is on: another member may adopt it from now
+        on.
+        """
         ...
 
     def nodes(self) -> Collection[PeerId]:
@@ -128,11 +143,15 @@ class RoundActions(Protocol):
         ...
 
     def deaf_to(self, peer: PeerId) -> bool:
-        """Whether this member does not listen to the peer for now, or the peer not to it (`unread`), though it may be as alive as any."""
+        """Whether this member does not listen to the peer for now, or the peer not to it
+        (`unread`), though it may be as alive as any.
+        """
         ...
 
     def unread(self, peer: PeerId) -> bool:
-        """Whether the peer does not read for now what this member tells it: nothing that depends on that is to be expected of it."""
+        """Whether the peer does not read for now what this member tells it: nothing that depends on
+        that is to be expected of it.
+        """
         ...
 
     def let_in(self, joiners: Sequence[Member]) -> list[Member]:
@@ -140,11 +159,15 @@ class RoundActions(Protocol):
         ...
 
     def contradicts(self, entry: Entry) -> bool | None:
-        """Whether an entry is not the result that this member has made itself; None: that will be known soon."""
+        """Whether an entry is not the result that this member has made itself; None: that will be
+        known soon.
+        """
         ...
 
     def may_vote(self, entry: Entry, voters: Collection[PeerId]) -> bool:
-        """Whether this member votes for an entry whose bytes are here, and for which these others have voted."""
+        """Whether this member votes for an entry whose bytes are here, and for which these others
+        have voted.
+        """
         ...
 
     def on_false(self, entry: Entry, convener: PeerId, ballot: int) -> None:
@@ -156,14 +179,16 @@ class RoundActions(Protocol):
         ...
 
     def caught(self, peer: PeerId, one: tuple[bytes, bytes], other: tuple[bytes, bytes]) -> None:
-        """A member has signed two payloads (each with its signature) for one slot, where members may lie."""
+        """A member has signed two payloads (each with its signature) for one slot, where members
+        may lie.
+        """
         ...
 
     def relabelled(
         self, peer: PeerId, proposal: tuple[bytes, bytes], entry: Entry, plan: Plan, index: int
     ) -> None:
-        """A member has proposed (payload, signature) an entry whose part ``index`` has the digest of a part of ``plan``, which is another result.
-        The bytes of the plan are here."""
+        """A member has proposed (payload, signature) an entry whose part ``index`` has the digest
+        of a part of ``plan``, which is another result. The bytes of the plan are here."""
         ...
 
     def pace(self) -> Pace:
@@ -188,7 +213,9 @@ class OpenRound:
     ready: dict[Member, m.Ready] = field(default_factory=dict[Member, m.Ready])
     first_ready_at: float | None = None
     ripe_at: float | None = (
-        None  # since when the contributions are there that the round waits for, where it waits for some only
+        # since when the contributions are there that the round waits for, where it waits for some
+        # only
+        None
     )
     due: Set[PeerId] = frozenset()  # whose contributions those are, where members come in groups
     plan: Plan | None = None
@@ -226,10 +253,14 @@ class OpenRound:
     told_at: float = (
         -1e9
     )  # when all others were last told of the own contribution, since too few were known
-    aside: int = -1  # the ballot in which the own contribution is not offered: it held up the others in the one before
+    # the ballot in which the own contribution is not offered: it held up the others in the one
+    # before
+    aside: int = -1
 
     def hold(self, bound: Plan | Entry, digests: tuple[bytes, ...]) -> None:
-        """All result bytes with these part digests are stored here; they were reduced, or checked, for this plan or entry."""
+        """All result bytes with these part digests are stored here; they were reduced, or checked,
+        for this plan or entry.
+        """
         self.held.add((meaning(bound), digests))
 
     def holds(self, entry: Entry) -> bool:
@@ -241,7 +272,9 @@ class OpenRound:
         return self.lacking is None or owner in self.lacking_owners
 
     def offers(self, config: Config, kin: bool = False) -> list[Contributor]:
-        """The frozen contributions offered for this round, in the order of its configuration; with ``kin`` those of the vector most have."""
+        """The frozen contributions offered for this round, in the order of its configuration; with
+        ``kin`` those of the vector most have.
+        """
         ready = [(member, self.ready[member]) for member in config if member in self.ready]
         found = [
             Contributor(member, offer.cid, offer.weight, offer.reading)

@@ -25,13 +25,17 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     quiet_s: float = (
         2.0  # how often a member to which nothing happens asks whether it missed a decision
     )
-    redraw_s: float = 120.0  # a draw is not over sooner, though nobody that was drawn has contributed: scripts start, models compile
+    # a draw is not over sooner, though nobody that was drawn has contributed: scripts start, models
+    # compile
+    redraw_s: float = 120.0
     keep_rounds: int = 8  # result bytes kept for laggards
 
     def grace(self, round_s: float | None, ballot: int = 0) -> float:
-        """How long after the first Ready the convener waits for the others, given the last round's duration.
+        """How long after the first Ready the convener waits for the others, given the last round's
+        duration.
 
-        In a later ballot all have been waited for already. An infinite ``ready_grace_s`` waits for everyone, in every ballot.
+        In a later ballot all have been waited for already. An infinite ``ready_grace_s`` waits for
+        everyone, in every ballot.
         """
         if ballot > 0 and isfinite(self.ready_grace_s):
             return self.pull_s

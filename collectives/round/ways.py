@@ -15,11 +15,15 @@ if TYPE_CHECKING:
     from .machine import RoundMachine
 
 
-APART_ROUNDS = 64  # for so many rounds nobody adds up for a member of whose sums, or doubts, one was not true, nor that member for others
+# for so many rounds nobody adds up for a member of whose sums, or doubts, one was not true, nor
+# that member for others
+APART_ROUNDS = 64
 
 
 def topology_of(machine: RoundMachine, offers: Sequence[Contributor]) -> Topology:
-    """The run's topology over these contributors, grouped by the sites that they name; who names none is alone, and who was in a dispute."""
+    """The run's topology over these contributors, grouped by the sites that they name; who names
+    none is alone, and who was in a dispute.
+    """
     kind, ready = machine.shape.topology, machine.open.ready
     if kind == "butterfly":
         return BUTTERFLY
@@ -47,7 +51,9 @@ def plan_trees(plan: Plan) -> tuple[Tree, ...]:
 def held_up_by(
     plan: Plan, trees: Sequence[Tree], missing: Mapping[PeerId, set[bytes]]
 ) -> dict[PeerId, set[bytes]]:
-    """By who waits: the contributions it waits for. For a partial sum, or an account of one, that of its maker, where that does not wait itself."""
+    """By who waits: the contributions it waits for. For a partial sum, or an account of one, that
+    of its maker, where that does not wait itself.
+    """
     if not trees:
         return dict(missing)
     own = {c.member.peer: c.cid for c in plan.contributors}
@@ -62,8 +68,8 @@ def held_up_by(
 
 
 def disputes(machine: RoundMachine, who: Member, body: m.Disputed) -> bool:
-    """Whether a member's word on a partial sum of the plan in force is for it to give: it owns the part. Head and witness are apart from now on, or who
-    of them was wrong."""
+    """Whether a member's word on a partial sum of the plan in force is for it to give: it owns the
+    part. Head and witness are apart from now on, or who of them was wrong."""
     plan, pair = machine.open.plan, (body.head, body.witness)
     if body.wrong:
         for peer in pair:
@@ -84,7 +90,9 @@ def disputes(machine: RoundMachine, who: Member, body: m.Disputed) -> bool:
 
 
 def broken(machine: RoundMachine, plan: Plan) -> set[PeerId]:
-    """Who keeps results from coming here on the ways of a plan: owners that are gone and whose parts lack; of trees, whoever is gone."""
+    """Who keeps results from coming here on the ways of a plan: owners that are gone and whose
+    parts lack; of trees, whoever is gone.
+    """
     opened, peers = machine.open, {part.owner for part in plan.parts}
     if plan.topology.kind == "butterfly":
         peers = set(filter(opened.lacking_of, peers))

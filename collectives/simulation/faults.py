@@ -1,10 +1,11 @@
 """Seeded plans of faults, and traps.
 
-Faults strike at a time. Traps strike at an event: at the n-th message (or journal write) of a kind, the sender or the receiver
-crashes, freezes, is cut off, or the weather turns. Plain random faults miss most defects of a consensus; traps find them. The
-trap "mid" kills the sender *inside* its call of send, so that of one broadcast some messages are out and the rest never are, and
-whatever the process would have written after it is not written. "whisper" makes a decision known to one member only, which then falls
-silent: the others must find it again from what they accepted.
+Faults strike at a time. Traps strike at an event: at the n-th message (or journal write) of a kind,
+the sender or the receiver crashes, freezes, is cut off, or the weather turns. Plain random faults
+miss most defects of a consensus; traps find them. The trap "mid" kills the sender *inside* its call
+of send, so that of one broadcast some messages are out and the rest never are, and whatever the
+process would have written after it is not written. "whisper" makes a decision known to one member
+only, which then falls silent: the others must find it again from what they accepted.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ ALL_FAULTS: tuple[FaultKind, ...] = (
     "home",
 )
 AIMED: tuple[FaultKind, ...] = ("moment", "twin")
-"""Played where they are asked for: seeds with `ALL_FAULTS` are played as they were before there were these."""
+"""Played where they are asked for: seeds with `ALL_FAULTS` are played as they were before there
+were these.
+"""
 APART: tuple[FaultKind, ...] = ("shatter", "death", "loss", "backup", "disk", "home", *AIMED)
 """Kinds that are planned by themselves, and not struck at a time of `random_plan`."""
 
@@ -81,7 +84,9 @@ ROUND_MESSAGES = (
     "blob",
     "write",
 )
-"""What traps wait for: messages by kind (votes and proposals weigh more), records of the data plane, writes to the journal."""
+"""What traps wait for: messages by kind (votes and proposals weigh more), records of the data
+plane, writes to the journal.
+"""
 LYING_MESSAGES = (
     "propose",
     "propose",
@@ -109,7 +114,9 @@ LYING_MESSAGES = (
 
 
 class ProcessDied(BaseException):
-    """Raised inside a process that is killed in the middle of a call. Not an Exception: nothing in the process may catch it."""
+    """Raised inside a process that is killed in the middle of a call. Not an Exception: nothing in
+    the process may catch it.
+    """
 
     def __init__(self, peer: PeerId, back_after_s: float) -> None:
         super().__init__(peer)
@@ -118,7 +125,9 @@ class ProcessDied(BaseException):
 
 
 class Subject(Protocol):
-    """What faults are done to. All methods are harmless when they do not apply (crashing a dead process, …)."""
+    """What faults are done to. All methods are harmless when they do not apply (crashing a dead
+    process, …).
+    """
 
     def peers(self) -> Sequence[PeerId]:
         """All peers, dead and frozen ones included."""
@@ -191,7 +200,9 @@ def random_plan(
     kinds: Sequence[FaultKind] = ALL_FAULTS,
     messages: Sequence[str] = ROUND_MESSAGES,
 ) -> FaultPlan:
-    """A plan for ``peers``: 1 to 8 faults, up to 4 traps, weather up to 25 % loss, for ``horizon_s`` seconds, at once or a third later."""
+    """A plan for ``peers``: 1 to 8 faults, up to 4 traps, weather up to 25 % loss, for
+    ``horizon_s`` seconds, at once or a third later.
+    """
     start_s = rng.choice((0.0, horizon_s / 3))
     weather = Weather(
         rng.choice((0, 0, 0.02, 0.1, 0.25)),
@@ -236,7 +247,9 @@ def random_plan(
 
 
 def shatter_plan(rng: random.Random, peers: Sequence[PeerId], plan: FaultPlan) -> None:
-    """Add one to three long times in which, most likely, nobody sees a quorum: the swarm falls apart, or most of it is dead."""
+    """Add one to three long times in which, most likely, nobody sees a quorum: the swarm falls
+    apart, or most of it is dead.
+    """
     span = plan.heal_s - plan.start_s
     for _ in range(rng.choice((1, 1, 2, 3))):
         at_s = plan.start_s + rng.random() * 0.7 * span

@@ -1,7 +1,8 @@
-"""Messages between peers in virtual time, over links that delay, lose, double and reorder them, or are cut.
+"""Messages between peers in virtual time, over links that delay, lose, double and reorder them, or
+are cut.
 
-Harsher than the streams of the real node: messages of one pair overtake each other, are lost one by one, and a message sent to a
-process may reach the next process of that peer.
+Harsher than the streams of the real node: messages of one pair overtake each other, are lost one by
+one, and a message sent to a process may reach the next process of that peer.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class Link:
 
 
 class Network:
-    """Peers and the links between them. ``tap`` sees every send before the weather does; True loses it, and it may raise."""
+    """Peers and the links between them. ``tap`` sees every send before the weather does; True loses
+    it, and it may raise.
+    """
 
     def __init__(
         self,
@@ -123,7 +126,9 @@ class Network:
         return link
 
     def send(self, sender: PeerId, receiver: PeerId, channel: str, payload: Payload) -> float:
-        """Put one message on its way and return when the link is free for the next one (virtual seconds)."""
+        """Put one message on its way and return when the link is free for the next one (virtual
+        seconds).
+        """
         lost = self.tap is not None and bool(self.tap(sender, receiver, channel, payload))
         now, link, weather, rng = (
             self.world.now,

@@ -1,4 +1,6 @@
-"""Virtual time: a heap of events, seeded randomness, and a running hash of everything that happened."""
+"""Virtual time: a heap of events, seeded randomness, and a running hash of everything that
+happened.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ Action = Callable[[], None]
 
 
 class Timer:
-    """One event to come. `cancel` makes it a no-op; cancelling twice, or after it fired, is harmless."""
+    """One event to come. `cancel` makes it a no-op; cancelling twice, or after it fired, is
+    harmless.
+    """
 
     __slots__ = ("action", "when")
 
@@ -27,7 +31,8 @@ class Timer:
 class World:
     """A discrete-event scheduler. Events at one instant run in the order in which they were made.
 
-    ``now`` is virtual seconds. Nothing in a world reads a clock, and all chance comes from `stream`, so a seed determines the run.
+    ``now`` is virtual seconds. Nothing in a world reads a clock, and all chance comes from
+    `stream`, so a seed determines the run.
     """
 
     def __init__(self, seed: int | str = 0) -> None:
@@ -69,7 +74,9 @@ class World:
         action()
 
     def run(self, until: float = float("inf"), stop: Callable[[], bool] | None = None) -> bool:
-        """Run events up to virtual second ``until`` or until ``stop()`` (asked after each). True when ``stop`` said so."""
+        """Run events up to virtual second ``until`` or until ``stop()`` (asked after each). True
+        when ``stop`` said so.
+        """
         heap = self._heap
         while heap and heap[0][0] <= until:
             when, _, timer = heappop(heap)

@@ -1,8 +1,10 @@
-"""A session's part in BTARD: inputs for the peer, what it asks of its script and of others, and what the log is given.
+"""A session's part in BTARD: inputs for the peer, what it asks of its script and of others, and
+what the log is given.
 
-The peer's work (signatures, hashes, fixed points) is done beside the control loop, as jobs in the order of their inputs; what it says meanwhile is
-sent when the job is done. Its memory is volatile: a node that begins again in the midst of the run takes no more part, as it could say
-something else than it has said.
+The peer's work (signatures, hashes, fixed points) is done beside the control loop, as jobs in the
+order of their inputs; what it says meanwhile is sent when the job is done. Its memory is volatile:
+a node that begins again in the midst of the run takes no more part, as it could say something else
+than it has said.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ Output = Callable[[float], None]
 
 
 class Found(NamedTuple):
-    """What a step came to: the aggregate, float32 (numel,), and whether this member's vector is in it."""
+    """What a step came to: the aggregate, float32 (numel,), and whether this member's vector is in
+    it.
+    """
 
     step: int
     vector: Tensor
@@ -66,7 +70,9 @@ class Found(NamedTuple):
 
 
 class BtardRounds(Beforehand):
-    """What a session of a run with ``[btard]`` has in place of giving its script's vectors to the log. Is the Host of its peer."""
+    """What a session of a run with ``[btard]`` has in place of giving its script's vectors to the
+    log. Is the Host of its peer.
+    """
 
     prefix = PREFIX
 
@@ -111,7 +117,9 @@ class BtardRounds(Beforehand):
         return self.given is not None
 
     def view(self) -> dict[str, Any]:
-        """For `atoll status`: JSON-able. ``missing``: peers that are no members yet, without which no step begins; ``step``: -1 before the first."""
+        """For `atoll status`: JSON-able. ``missing``: peers that are no members yet, without which
+        no step begins; ``step``: -1 before the first.
+        """
         members = set(self.session.config_peers())
         removed = sorted(self._peer.removed) if self._peer is not None else []
         missing = (
@@ -159,8 +167,9 @@ class BtardRounds(Beforehand):
         return self._barred
 
     def _all_in(self) -> bool:
-        """Whether the run's first step can begin: none of its peers is missing. If so it was before, when this one was an earlier life on a disk that
-        is lost, it may have spoken in that step, and is barred."""
+        """Whether the run's first step can begin: none of its peers is missing. If so it was
+        before, when this one was an earlier life on a disk that is lost, it may have spoken in that
+        step, and is barred."""
         machine = self.session.machine
         assert machine is not None
 
@@ -247,7 +256,9 @@ class BtardRounds(Beforehand):
         values, trail = vector.clone().numpy(), None
         if self.terms.intervals and task.interval < 0:
             if task.step != self.step or not self._states or part > len(self._states) - 1:
-                return  # of a step that is over; or another script's, that was asked again, and is not there yet
+                # of a step that is over; or another script's, that was asked again, and is not
+                # there yet
+                return
             self._states[part + 1 :] = [values]
             if len(self._states) <= self.terms.intervals:
                 return
@@ -381,7 +392,9 @@ class BtardRounds(Beforehand):
         machine.contribute(now, self._copies.cid(), 1)
 
     def decided(self, entry: Entry) -> tuple[bytes | None, bool]:
-        """See Beforehand. Where the step is not over here yet, this member's vector is taken for counted."""
+        """See Beforehand. Where the step is not over here yet, this member's vector is taken for
+        counted.
+        """
         if entry.contributors:
             self._copies.forget()
         if not entry.contributors or self.given is None:

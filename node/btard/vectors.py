@@ -1,5 +1,5 @@
-"""Vectors of steps on their way between peers, over lanes: offered by a control message, asked for, received. What a sender may have under way
-is bounded."""
+"""Vectors of steps on their way between peers, over lanes: offered by a control message, asked for,
+received. What a sender may have under way is bounded."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class _Coming(NamedTuple):
 
 
 class Vectors:
-    """Of one session. ``elements``: of the whole vector; one sender may have as many under way here. ``again_s``: after this long without news of a
-    vector it is asked for again."""
+    """Of one session. ``elements``: of the whole vector; one sender may have as many under way
+    here. ``again_s``: after this long without news of a vector it is asked for again."""
 
     def __init__(self, session: Session, elements: int, again_s: float) -> None:
         self._session, self._elements, self._again_s = session, elements, again_s

@@ -1,4 +1,6 @@
-"""Frames of BTARD as control messages of a run. Vectors go over lanes: they are offered here, and taken. Bytes of a peer: bounded, validated."""
+"""Frames of BTARD as control messages of a run. Vectors go over lanes: they are offered here, and
+taken. Bytes of a peer: bounded, validated.
+"""
 
 from __future__ import annotations
 

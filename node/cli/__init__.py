@@ -30,8 +30,8 @@
     consent            where an invite is taken from, what the run is, whether the owner agrees
     join               join
 
-A command's module is imported when the command runs, and heavy packages inside its functions: ``atoll --help`` loads click and
-nothing else.
+A command's module is imported when the command runs, and heavy packages inside its functions:
+``atoll --help`` loads click and nothing else.
 """
 
 from __future__ import annotations
@@ -197,8 +197,8 @@ def _version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 def cli(ctx: click.Context) -> None:
     """Train PyTorch models together, peer to peer.
 
-    A node is your machine. A run is a signed recipe. An invite is one string that gets a node into a run.
-    See it work: atoll demo
+    A node is your machine. A run is a signed recipe. An invite is one string that gets a node into
+    a run. See it work: atoll demo
     """
     ctx.ensure_object(Terminal)
 

@@ -1,4 +1,6 @@
-"""A node that has met nobody, in words: what was tried, how each try ended, what that means and what to type."""
+"""A node that has met nobody, in words: what was tried, how each try ended, what that means and
+what to type.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def alone(network: Document) -> bool:
 
 
 def alone_rows(network: Document) -> list[Row]:
-    """What was tried. The first row fails where there was somebody to try, and all tries have failed."""
+    """What was tried. The first row fails where there was somebody to try, and all tries have
+    failed.
+    """
     entries: Document = network.get("bootstrap") or {}
     hidden = _reach(network).get("relay_only")
     if not entries:

@@ -1,4 +1,6 @@
-"""audit: check a run's log without asking anybody, hand it over, and compare it with another member's."""
+"""audit: check a run's log without asking anybody, hand it over, and compare it with another
+member's.
+"""
 
 from __future__ import annotations
 
@@ -69,14 +71,17 @@ def audit_command(
 ) -> None:
     """Check every signature in a run's log, and say who decided and who contributed.
 
-    RUN is an id, its beginning, or a name: the log in this machine's journal, and the checkpoint beside it. FILE is what somebody wrote with
+    RUN is an id, its beginning, or a name: the log in this machine's journal, and the checkpoint
+    beside it. FILE is what somebody wrote with
     --export. Nobody is asked, and no node needs to run. Exit status 0: all of it is proven.
 
-    --recompute: where the manifest says [audit] keep_contributions, what members have signed and kept gives the round's result to the bit, or names
-    whose part does not. Each member keeps its own in RUN'S FOLDER/contributions; name copies of the others' with --from.
+    --recompute: where the manifest says [audit] keep_contributions, what members have signed and
+    kept gives the round's result to the bit, or names whose part does not. Each member keeps its
+    own in RUN'S FOLDER/contributions; name copies of the others' with --from.
 
-    --leaning: from the same, whose contributions lean one way for longer than others' do (constancy), or against what the others do. A drift that
-    no round shows looks like this, and so does an honest member whose data are unlike all others': nobody is banned for it.
+    --leaning: from the same, whose contributions lean one way for longer than others' do
+    (constancy), or against what the others do. A drift that no round shows looks like this, and so
+    does an honest member whose data are unlike all others': nobody is banned for it.
     """
     from ..audit import audit, proven_bans, write_archive
 
@@ -161,7 +166,9 @@ def _two_histories(found: Fork) -> AtollError:
 
 
 def _state(source: Source, reports: list[Audited]) -> list[dict[str, Any]]:
-    """For each log with a checkpoint: whether that is the state that the log's next entry was decided on."""
+    """For each log with a checkpoint: whether that is the state that the log's next entry was
+    decided on.
+    """
     from ..audit import root_before
     from ..export import verified_checkpoint
 

@@ -45,10 +45,12 @@ _HERE = click.option("--here", is_flag=True, help="On this machine only, also as
 def ban_command(peer: str, reason: str, revoke_invite: bool, run: str | None, here: bool) -> None:
     """Keep a peer out: of the run, if you are its organiser, else of this machine.
 
-    PEER: an id, or its end as `atoll peers` shows it. Members hand the organiser's bans on to one another, and refuse the peer. It is evicted
-    with the next round; what it has contributed to earlier ones stays. Lift it: atoll unban PEER
+    PEER: an id, or its end as `atoll peers` shows it. Members hand the organiser's bans on to one
+    another, and refuse the peer. It is evicted with the next round; what it has contributed to
+    earlier ones stays. Lift it: atoll unban PEER
 
-    A ban is on a key. Who still holds the invite can come back under a fresh one, until that invite is revoked: you are asked.
+    A ban is on a key. Who still holds the invite can come back under a fresh one, until that invite
+    is revoked: you are asked.
     """
     from ..banning import MAX_REASON, Ban
 
@@ -82,7 +84,9 @@ def _revoked_too(
     given: bool,
     here: bool,
 ) -> str:
-    """By which invite ``peer`` came, and whether it is revoked with the ban: on the flag, or on a yes. What is to be told of it."""
+    """By which invite ``peer`` came, and whether it is revoked with the ban: on the flag, or on a
+    yes. What is to be told of it.
+    """
     from ..capability import capability_name
     from ..manifest import decode_manifest
 
@@ -122,7 +126,9 @@ def _revoked_too(
 
 
 def came_by(terminal: Terminal, run: RunId) -> dict[PeerId, Entrant]:
-    """By which invites peers have come, as far as this machine's node has seen it. Raises StorageError E303."""
+    """By which invites peers have come, as far as this machine's node has seen it. Raises
+    StorageError E303.
+    """
     from ..entrants import Entrants
 
     entrants = Entrants(terminal.paths.run_dir(run))
@@ -194,8 +200,8 @@ def bans_command(run: str | None) -> None:
 def trust_command(peer: str, no_longer: bool, run: str | None, here: bool) -> None:
     """Let a peer in at once: without probation, however many have come this hour.
 
-    Nor is it banned by what others prove of it. For all members, if you are the run's organiser, else on this machine.
-    PEER: an id, or its end as `atoll peers` shows it.
+    Nor is it banned by what others prove of it. For all members, if you are the run's organiser,
+    else on this machine. PEER: an id, or its end as `atoll peers` shows it.
     """
     terminal = current()
     signed, bans = _lists(terminal, run)
@@ -248,7 +254,9 @@ def _lists(terminal: Terminal, run: str | None) -> tuple[SignedManifest, Bans]:
 
 
 def _peer(terminal: Terminal, signed: SignedManifest, bans: Bans, name: str) -> PeerId:
-    """The peer that was named. Raises ConfigError where none is, or several are, and for whom nobody can ban."""
+    """The peer that was named. Raises ConfigError where none is, or several are, and for whom
+    nobody can ban.
+    """
     from ...security.identity import is_peer_id
 
     known, client = bans.peers | bans.trusted, running(terminal)

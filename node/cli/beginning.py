@@ -15,8 +15,8 @@ from .output import current
 def begin_command(run: str | None) -> None:
     """Let a run begin with the members that are there, though its recipe waits for more.
 
-    For a run with [train] start_with, in which this machine's script waits. Its first round then begins it for everybody.
-    RUN: id, its beginning, or name; the only one when left out.
+    For a run with [train] start_with, in which this machine's script waits. Its first round then
+    begins it for everybody. RUN: id, its beginning, or name; the only one when left out.
     """
     terminal = current()
     with connect(terminal) as client:

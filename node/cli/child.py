@@ -1,4 +1,6 @@
-"""The training process that `atoll join` starts: in a process group of its own, so that Ctrl-C asks it to drain and does not cut it off."""
+"""The training process that `atoll join` starts: in a process group of its own, so that Ctrl-C asks
+it to drain and does not cut it off.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,9 @@ from ..ending import GRACE_S, end_signals
 class Child:
     """A running command, as a context.
 
-    The first Ctrl-C (SIGTERM, a closed terminal) reaches it as SIGINT: it finishes or hands over its round. The second kills it. Its stdin stays
-    open until this process ends, in whatever way. ``say`` takes its output line by line; None: it writes to our own stdout and stderr
+    The first Ctrl-C (SIGTERM, a closed terminal) reaches it as SIGINT: it finishes or hands over
+    its round. The second kills it. Its stdin stays open until this process ends, in whatever way.
+    ``say`` takes its output line by line; None: it writes to our own stdout and stderr
     (``to_stderr``: both to stderr, because stdout is for one JSON object).
     """
 
@@ -92,7 +95,9 @@ class Child:
 
     @property
     def exit_status(self) -> int:
-        """130, 143 and 129 after a signal to us, 128 + n after one to the process, else what the process returned."""
+        """130, 143 and 129 after a signal to us, 128 + n after one to the process, else what the
+        process returned.
+        """
         code = self._process.wait()
         if self.interrupted:
             return 128 + self.interrupted

@@ -1,6 +1,8 @@
-"""Words that a shell completes: runs by name or id, from the folders; peers, from the running node. Quick, and silent about whatever is wrong.
+"""Words that a shell completes: runs by name or id, from the folders; peers, from the running node.
+Quick, and silent about whatever is wrong.
 
-Names come from manifests that somebody else may have written, and a shell reads what is printed: only plain ones are offered, by a pattern.
+Names come from manifests that somebody else may have written, and a shell reads what is printed:
+only plain ones are offered, by a pattern.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ _PEER = re.compile(r"[A-Za-z0-9]{16,128}")
 
 
 def runs(paths: Paths, begun: str) -> Iterator[tuple[str, str]]:
-    """What a run that is stored here may be called where ``begun`` is typed, and what it is: its name, or its id where names do not tell it."""
+    """What a run that is stored here may be called where ``begun`` is typed, and what it is: its
+    name, or its id where names do not tell it.
+    """
     known = list(_stored(paths))
     names = [name for _, name in known]
     for run_id, name in known:
@@ -49,7 +53,9 @@ def _stored(paths: Paths) -> Iterator[tuple[str, str]]:
 
 
 def peers(paths: Paths, begun: str) -> Iterator[tuple[str, str]]:
-    """Ids of members, and of who is banned, in all runs of the running node; with their two-word names."""
+    """Ids of members, and of who is banned, in all runs of the running node; with their two-word
+    names.
+    """
     from ..client.link import Link
     from ..control import protocol as p
     from .names import name_of

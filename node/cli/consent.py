@@ -1,4 +1,5 @@
-"""Before anybody is a member: where an invite is taken from, what the run is that it opens, and whether this machine's owner agrees.
+"""Before anybody is a member: where an invite is taken from, what the run is that it opens, and
+whether this machine's owner agrees.
 
 Nothing in here writes a file or starts a node.
 """
@@ -32,7 +33,8 @@ MAX_INVITE_FILE_BYTES = 1 << 16
 
 
 def target_of(terminal: Terminal, given: str | None, file: Path | None) -> str:
-    """The invite or run that is meant: ``given``, or one line of ``file``, of stdin (``given`` is ``-``), of ATOLL_INVITE.
+    """The invite or run that is meant: ``given``, or one line of ``file``, of stdin (``given`` is
+    ``-``), of ATOLL_INVITE.
 
     Raises click.UsageError where nothing or more than one is given, or there is no such line."""
     if given is not None and file is not None:
@@ -62,7 +64,9 @@ def target_of(terminal: Terminal, given: str | None, file: Path | None) -> str:
 
 
 def _from_stdin(terminal: Terminal) -> str:
-    """One invite from stdin. Questions are then asked at the terminal that this process has, if it has one."""
+    """One invite from stdin. Questions are then asked at the terminal that this process has, if it
+    has one.
+    """
     if terminal.interactive:
         return str(click.prompt("Invite", hide_input=True, err=True))
     text = sys.stdin.read(MAX_INVITE_FILE_BYTES)
@@ -75,10 +79,12 @@ def _from_stdin(terminal: Terminal) -> str:
 def preview(
     terminal: Terminal, target: str, config: NodeConfig, *, dry_run: bool
 ) -> tuple[Invite | None, SignedManifest | None]:
-    """The invite, if ``target`` is one, and the run's manifest: stored here, or shown by a member, which leaves no trace on either side.
+    """The invite, if ``target`` is one, and the run's manifest: stored here, or shown by a member,
+    which leaves no trace on either side.
 
-    No manifest: nobody at the invite's addresses shows it, and ``--yes`` was given. Raises NotAdmittedError, NetworkError (E110, E113),
-    ConfigError; click.exceptions.Exit where the owner does not want to ask strangers.
+    No manifest: nobody at the invite's addresses shows it, and ``--yes`` was given. Raises
+    NotAdmittedError, NetworkError (E110, E113), ConfigError; click.exceptions.Exit where the owner
+    does not want to ask strangers.
     """
     from ..invite import is_invite, parse_invite
     from ..manifest import list_runs, load_run

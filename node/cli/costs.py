@@ -1,4 +1,6 @@
-"""What a run asks of a member, from its manifest: parameters, bytes a round, disk, and what the others see."""
+"""What a run asks of a member, from its manifest: parameters, bytes a round, disk, and what the
+others see.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ _DDP_BYTES = (
 
 
 def describe(manifest: Manifest) -> dict[str, Any]:
-    """A run's settings and costs, for JSON. Bytes are those of a round with many members; with n of them (n-1)/n of it."""
+    """A run's settings and costs, for JSON. Bytes are those of a round with many members; with n of
+    them (n-1)/n of it.
+    """
     parameters, settings, federated = (
         manifest.parameters,
         manifest.settings(),
@@ -80,7 +84,9 @@ def describe(manifest: Manifest) -> dict[str, Any]:
 
 
 def _entry_lines(manifest: Manifest) -> list[str]:
-    """Who may enter, where that is not whoever shows an invite; and how a run with newcomers on probation begins."""
+    """Who may enter, where that is not whoever shows an invite; and how a run with newcomers on
+    probation begins.
+    """
     join, least = manifest.join, manifest.least
     if join.policy == "allow":
         return [f"join     the {len(join.allow)} peers that the manifest names, and the organiser"]

@@ -1,4 +1,6 @@
-"""Curves of simulations as a PNG, with matplotlib where it is installed (`pip install atoll[plot]`)."""
+"""Curves of simulations as a PNG, with matplotlib where it is installed (`pip install
+atoll[plot]`).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from typing import Any
 
 
 def draw(curves: Mapping[str, Sequence[Mapping[str, Any]]], file: Path) -> bool:
-    """Accuracy by rounds, by virtual seconds and by bytes, a line for each name. False: matplotlib is not installed, and nothing is written."""
+    """Accuracy by rounds, by virtual seconds and by bytes, a line for each name. False: matplotlib
+    is not installed, and nothing is written.
+    """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

@@ -181,7 +181,9 @@ def up_command(
 
 
 def _take_over(terminal: Terminal, client: NodeClient) -> None:
-    """End a script's private node, which hands its round over; the script then waits some seconds for the node that comes in its place."""
+    """End a script's private node, which hands its round over; the script then waits some seconds
+    for the node that comes in its place.
+    """
     node = client.node
     terminal.say(
         f"taking the place of the private node (process {node.pid}) of script {node.parent_pid}, which trains on with the new one"
@@ -229,7 +231,9 @@ def _start_behind(terminal: Terminal, command: list[str], environment: dict[str,
 
 
 def _wait_ready(process: subprocess.Popen[bytes], notes: socket.socket, log: Path) -> None:
-    """Read notes until READY=1. Raises the error the node names, SwarmClosedError (E161) when it says none."""
+    """Read notes until READY=1. Raises the error the node names, SwarmClosedError (E161) when it
+    says none.
+    """
     from ..notify import MAX_NOTE_BYTES, error_in
 
     waited_s = 0.0
@@ -275,8 +279,8 @@ def _last_line(log: Path) -> str:
 def down_command(now: bool, scripts: bool) -> int:
     """Stop the node; it finishes its round first. Ctrl-C: stop it now.
 
-    A script that trains on this node trains on alone: it waits 20 seconds for a node to be there again and then starts one of its own,
-    with the same key. --scripts ends it first.
+    A script that trains on this node trains on alone: it waits 20 seconds for a node to be there
+    again and then starts one of its own, with the same key. --scripts ends it first.
     """
     terminal = current()
     client = running(terminal)
@@ -332,7 +336,9 @@ def _training(client: NodeClient) -> list[tuple[str, int]]:
 def _end_scripts(
     terminal: Terminal, client: NodeClient, training: Sequence[tuple[str, int]]
 ) -> list[int]:
-    """Interrupt the scripts and wait until none is attached, but not for ever; the processes that have let go."""
+    """Interrupt the scripts and wait until none is attached, but not for ever; the processes that
+    have let go.
+    """
     for _, process in training:
         _interrupt(process, lambda: {known for _, known in _training(client)})
     until = time.monotonic() + SCRIPTS_S
@@ -344,8 +350,9 @@ def _end_scripts(
 
 
 def _interrupt(process: int, attached: Callable[[], set[int]]) -> None:
-    """Interrupt a script if it is still attached. Since the node named it, perhaps before a question was answered, it may have ended, and another
-    process may have its number: ``attached`` is asked once the process is held."""
+    """Interrupt a script if it is still attached. Since the node named it, perhaps before a
+    question was answered, it may have ended, and another process may have its number: ``attached``
+    is asked once the process is held."""
     try:
         held = os.pidfd_open(process)
     except ProcessLookupError:
@@ -366,7 +373,9 @@ def _interrupt(process: int, attached: Callable[[], set[int]]) -> None:
 
 
 def _wait_gone(pid: int) -> None:
-    """Wait until a process that closed its connection has ended, so that its port and its home are free."""
+    """Wait until a process that closed its connection has ended, so that its port and its home are
+    free.
+    """
     for _ in range(round(GONE_S / _SLICE_S)):
         try:
             os.kill(pid, 0)
@@ -471,7 +480,8 @@ def _say_finished(terminal: Terminal, client: NodeClient, run: str) -> None:
 def leave_command(run: str | None, now: bool) -> None:
     """Leave a run; the node finishes its round first.
 
-    It then serves the run's state to nobody. RUN: id, its beginning, or name; the only one when left out.
+    It then serves the run's state to nobody. RUN: id, its beginning, or name; the only one when
+    left out.
     """
     terminal = current()
     with connect(terminal) as client:

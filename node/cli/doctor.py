@@ -29,7 +29,8 @@ Row = tuple[str, str, str]
 )
 @shared_options
 def doctor_command(fix: bool) -> int:
-    """Check this machine as a node: versions, key, disk, the running node, and whether others reach it.
+    """Check this machine as a node: versions, key, disk, the running node, and whether others reach
+    it.
 
     Exit status 1: something is wrong that keeps it from taking part.
     """

@@ -1,4 +1,6 @@
-"""The page of every error code: what ``atoll explain E110`` prints. A test compares the codes with those the source raises."""
+"""The page of every error code: what ``atoll explain E110`` prints. A test compares the codes with
+those the source raises.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""events, logs: what happened in a run, from the file that its node keeps of it; the node's own log."""
+"""events, logs: what happened in a run, from the file that its node keeps of it; the node's own
+log.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ _QUIET = frozenset({"round.phase", "reduction.timed", "state.root", "script.repo
 def events_command(run: str, follow: bool, since: str, everything: bool) -> None:
     """Say what happened in a run, in words, oldest first; with --json one JSON object a line.
 
-    RUN is an id, its beginning, or a name. The file is events.jsonl in the run's folder; a node keeps the last 32 MiB.
+    RUN is an id, its beginning, or a name. The file is events.jsonl in the run's folder; a node
+    keeps the last 32 MiB.
     """
     from .. import diary
     from ..manifest import load_run
@@ -66,7 +69,9 @@ def events_command(run: str, follow: bool, since: str, everything: bool) -> None
 )
 @shared_options
 def logs_command(follow: bool, lines: int) -> None:
-    """Show the node's log: the last lines of the one in the background, or of a script's private node if that wrote last."""
+    """Show the node's log: the last lines of the one in the background, or of a script's private
+    node if that wrote last.
+    """
     terminal = current()
     found = [
         file
@@ -188,7 +193,9 @@ def _when(event: Event) -> str:
 
 
 def _tail(file: Path, lines: int, follow: bool) -> Iterator[str]:
-    """The last ``lines`` of a log, then, with ``follow``, those to come. Reads at most the last MiB to find them."""
+    """The last ``lines`` of a log, then, with ``follow``, those to come. Reads at most the last MiB
+    to find them.
+    """
     with file.open("rb") as log:
         log.seek(max(0, file.stat().st_size - (1 << 20)))
         for line in log.read().decode(errors="replace").splitlines()[-lines:] if lines else ():

@@ -48,7 +48,8 @@ def check_addresses(given: tuple[str, ...]) -> None:
 def addresses_in_use(
     terminal: Terminal, given: tuple[str, ...], signed: SignedManifest | None
 ) -> tuple[str, ...]:
-    """Addresses to put into an invite: given ones, else the running node's, else those of the settings and the manifest.
+    """Addresses to put into an invite: given ones, else the running node's, else those of the
+    settings and the manifest.
 
     Raises ConfigError when there is none.
     """
@@ -83,7 +84,9 @@ def fresh_invite(
     role: Role = "train",
     uses: int = 0,
 ) -> Invite:
-    """An invite to a stored run: the organiser's own, for one ``peer`` only where that is given, or a member's from the one she joined with."""
+    """An invite to a stored run: the organiser's own, for one ``peer`` only where that is given, or
+    a member's from the one she joined with.
+    """
     from ..capability import check_expiry
     from ..invite import make_invite
     from ..standing import load_standing
@@ -161,7 +164,8 @@ def new(
 ) -> None:
     """Print a fresh invite to RUN (id, its beginning, or name; the only one when left out).
 
-    Who enters to observe has the model and no vote; who enters to aggregate votes and adds up for the others, and contributes nothing.
+    Who enters to observe has the model and no vote; who enters to aggregate votes and adds up for
+    the others, and contributes nothing.
     """
     from ...security.identity import is_peer_id
     from ..manifest import decode_manifest, list_runs, load_run
@@ -245,10 +249,12 @@ def inspect(invite: str) -> int:
 @click.option("--evict", is_flag=True, help="Ban whoever came by it, as far as is known here.")
 @shared_options
 def revoke(invite: str, run: str | None, evict: bool) -> None:
-    """Let nobody in by an invite any more, nor by those that members have made of it (organiser only).
+    """Let nobody in by an invite any more, nor by those that members have made of it (organiser
+    only).
 
-    INVITE: the line, or its id, as `atoll invite inspect` and `atoll ban` show it. All certificates under it end with it. Who is a member
-    by it stays one while it is there; with --evict it is banned.
+    INVITE: the line, or its id, as `atoll invite inspect` and `atoll ban` show it. All certificates
+    under it end with it. Who is a member by it stays one while it is there; with --evict it is
+    banned.
     """
     from ..banning import Ban, Bans
     from ..capability import capability_id, capability_name

@@ -110,11 +110,12 @@ def join_command(
 ) -> int:
     """Join a run by invite and train, with a live view.
 
-    An invite lets in whoever holds it, so give it where nobody else reads it: in --invite-file FILE, on stdin (atoll join -), or in
-    ATOLL_INVITE. An argument stands in the shell's history, and for a moment in the list of processes.
+    An invite lets in whoever holds it, so give it where nobody else reads it: in --invite-file
+    FILE, on stdin (atoll join -), or in ATOLL_INVITE. An argument stands in the shell's history,
+    and for a moment in the list of processes.
 
-    A run that this machine knows may be given by its id, the beginning of it, or its name. Ctrl-C once: the round is finished or handed
-    over first. Twice: now.
+    A run that this machine knows may be given by its id, the beginning of it, or its name. Ctrl-C
+    once: the round is finished or handed over first. Twice: now.
     """
     terminal = current()
     arguments += click.get_current_context().meta[_AFTER]
@@ -183,8 +184,8 @@ def _environment(
 
 
 def apart(terminal: Terminal, target: str) -> None:
-    """From now on this command is about a home of the run's own, with a key of its own, which the same run finds again. Raises
-    NotAdmittedError, or ConfigError where ``target`` is no invite."""
+    """From now on this command is about a home of the run's own, with a key of its own, which the
+    same run finds again. Raises NotAdmittedError, or ConfigError where ``target`` is no invite."""
     from ..invite import inspect_invite, is_invite
 
     if not is_invite(target):
@@ -216,7 +217,9 @@ def _request(
 def _node(
     terminal: Terminal, stack: ExitStack, limits: dict[str, str | None]
 ) -> tuple[NodeClient, bool]:
-    """The running node, or a private one with these limits that ends with this command; and whether it is the latter."""
+    """The running node, or a private one with these limits that ends with this command; and whether
+    it is the latter.
+    """
     from ..bandwidth import bytes_per_s
 
     given = {
@@ -311,7 +314,9 @@ def _train(
 
 
 def _again(terminal: Terminal, info: RunInfo, view: TrainingView) -> NodeClient | None:
-    """The node that is there after the one before was lost, once it has taken the run up; None as long as there is none."""
+    """The node that is there after the one before was lost, once it has taken the run up; None as
+    long as there is none.
+    """
     try:
         client = running(terminal)
     except AtollError:  # it is starting or ending
@@ -331,7 +336,9 @@ def _again(terminal: Terminal, info: RunInfo, view: TrainingView) -> NodeClient 
 
 
 def _follow(terminal: Terminal, info: RunInfo, view: TrainingView) -> None:
-    """Feed the view with the node's events, from a thread that ends with the node or with this process."""
+    """Feed the view with the node's events, from a thread that ends with the node or with this
+    process.
+    """
 
     def follow() -> None:
         with contextlib.suppress(AtollError), connect(terminal) as feed:

@@ -1,4 +1,6 @@
-"""What `atoll join` shows while it trains: on a terminal a block that redraws itself, elsewhere one line a round. To stderr."""
+"""What `atoll join` shows while it trains: on a terminal a block that redraws itself, elsewhere one
+line a round. To stderr.
+"""
 
 from __future__ import annotations
 

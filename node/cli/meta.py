@@ -91,7 +91,8 @@ def explain_command(code: str | None) -> None:
 def completion_command(shell: str) -> None:
     """Print a completion script for your shell.
 
-    bash: atoll completion bash >> ~/.bashrc    zsh: the same into ~/.zshrc    fish: into ~/.config/fish/completions/atoll.fish
+    bash: atoll completion bash >> ~/.bashrc    zsh: the same into ~/.zshrc    fish: into
+    ~/.config/fish/completions/atoll.fish
     """
     from click.shell_completion import get_completion_class
 
@@ -128,7 +129,8 @@ def completion_command(shell: str) -> None:
 def demo_command(**options: Any) -> int:
     """Train a small model on this machine with three peers, kill one, let one join.
 
-    Everything is real but the distance: processes, libp2p, DHT, encrypted lanes on 127.0.0.1. Nothing is downloaded.
+    Everything is real but the distance: processes, libp2p, DHT, encrypted lanes on 127.0.0.1.
+    Nothing is downloaded.
     """
     from ..demo import DemoOptions, run_demo
 

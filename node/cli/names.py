@@ -1,4 +1,6 @@
-"""Two-word names for peers, from the hash of their id: easier to say than base58. Never used as an identity."""
+"""Two-word names for peers, from the hash of their id: easier to say than base58. Never used as an
+identity.
+"""
 
 from __future__ import annotations
 

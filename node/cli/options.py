@@ -1,4 +1,6 @@
-"""Options that every command takes, before or after its own arguments; and values that may not be empty."""
+"""Options that every command takes, before or after its own arguments; and values that may not be
+empty.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ _EMPTY = "it is empty. Is a variable of your shell not set?"
 
 
 class _Given(click.types.StringParamType):
-    """Text that is not blank: ``atoll leave "$RUN"`` with RUN unset must not leave whatever run there is."""
+    """Text that is not blank: ``atoll leave "$RUN"`` with RUN unset must not leave whatever run
+    there is.
+    """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The text."""
@@ -24,7 +28,9 @@ class _Given(click.types.StringParamType):
 
 
 class _Named(_Given):
-    """A name that a shell can complete: ``words`` of `completing` gives (word, what it is) for what was typed."""
+    """A name that a shell can complete: ``words`` of `completing` gives (word, what it is) for what
+    was typed.
+    """
 
     def __init__(self, words: str) -> None:
         self._words = words
@@ -61,7 +67,9 @@ class _Data(click.Path):
     name = "path or factory"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path, or the file's absolute path with the name: whoever reads it may run in another folder."""
+        """The path, or the file's absolute path with the name: whoever reads it may run in another
+        folder.
+        """
         from ..own_data import is_factory
 
         if not is_factory(str(value)):

@@ -1,4 +1,6 @@
-"""What a command says and where: data to stdout, talk to stderr, one JSON object with ``--json``, colour only where it is wanted."""
+"""What a command says and where: data to stdout, talk to stderr, one JSON object with ``--json``,
+colour only where it is wanted.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 _COLOUR = f"\x1b{secrets.token_hex(8)}"
-"""Stands for the escape character in colours of ours until they are written, since nobody else can know it."""
+"""Stands for the escape character in colours of ours until they are written, since nobody else can
+know it.
+"""
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -52,7 +56,9 @@ class Terminal:
         return find_paths(self.home, self.environ)
 
     def child_environ(self) -> dict[str, str]:
-        """The environment for processes that this command starts: the settings file that was named is theirs, too."""
+        """The environment for processes that this command starts: the settings file that was named
+        is theirs, too.
+        """
         from ..local_settings import CONFIG_VARIABLE
 
         named = {CONFIG_VARIABLE: os.path.abspath(self.config)} if self.config else {}
@@ -91,20 +97,26 @@ class Terminal:
         return click.style(shown(text), **style).replace("\x1b", _COLOUR)
 
     def say(self, text: str = "", *, level: int = 0) -> None:
-        """Talk, to stderr. Level 0 is silenced by ``--quiet``; levels 1 and 2 need ``-v`` and ``-vv``."""
+        """Talk, to stderr. Level 0 is silenced by ``--quiet``; levels 1 and 2 need ``-v`` and
+        ``-vv``.
+        """
         if level > self.verbose or (self.quiet and level >= 0):
             return
         print(painted(text), file=sys.stderr, flush=True)
 
     def data(self, human: str, machine: Mapping[str, Any]) -> None:
-        """The command's result, to stdout: text for people, or one JSON object. Ends the command when nobody reads it any more."""
+        """The command's result, to stdout: text for people, or one JSON object. Ends the command
+        when nobody reads it any more.
+        """
         try:
             self.print(as_json(machine) if self.json else painted(human))
         except BrokenPipeError:
             raise click.exceptions.Exit(141) from None
 
     def print(self, text: str) -> None:
-        """To stdout, at once. After an OSError nothing more goes there, the interpreter's last flush included, and errors go to stderr."""
+        """To stdout, at once. After an OSError nothing more goes there, the interpreter's last
+        flush included, and errors go to stderr.
+        """
         try:
             print(text, flush=True)
         except OSError:
@@ -143,12 +155,16 @@ def current() -> Terminal:
 
 
 def painted(text: str) -> str:
-    """``text`` as a terminal may have it: the colours that `Terminal.style` put in, and nothing else that a terminal obeys."""
+    """``text`` as a terminal may have it: the colours that `Terminal.style` put in, and nothing
+    else that a terminal obeys.
+    """
     return "\x1b".join(shown(piece) for piece in text.split(_COLOUR))
 
 
 def as_json(machine: Mapping[str, Any]) -> str:
-    """One line of JSON, ``schema`` first. What a terminal would obey is written as JSON's escapes: the values are the same."""
+    """One line of JSON, ``schema`` first. What a terminal would obey is written as JSON's escapes:
+    the values are the same.
+    """
     text = json.dumps({"schema": SCHEMA, **machine}, ensure_ascii=False, default=str)
     if shown(text) == text:
         return text
@@ -173,7 +189,9 @@ def error_object(error: AtollError) -> dict[str, Any]:
 
 
 def show_error(terminal: Terminal, error: AtollError) -> None:
-    """Print an error: what happened, why it probably is so, what to type. As JSON to stdout, if that takes it."""
+    """Print an error: what happened, why it probably is so, what to type. As JSON to stdout, if
+    that takes it.
+    """
     if terminal.json:
         with contextlib.suppress(OSError):
             terminal.print(as_json(error_object(error)))

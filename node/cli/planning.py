@@ -212,9 +212,11 @@ def _rate(text: str, key: str) -> int:
 def _measured(
     terminal: Terminal, client: NodeClient, run: str, step_s: float
 ) -> tuple[list[Peer], float]:
-    """The members of a run, with rates measured over the connections there are, and the longest round trip.
+    """The members of a run, with rates measured over the connections there are, and the longest
+    round trip.
 
-    This node's own link is taken to carry the most that went over it to or from one of them, theirs what went from or to them.
+    This node's own link is taken to carry the most that went over it to or from one of them, theirs
+    what went from or to them.
     """
     from ...optim.planning import Peer
 

@@ -105,7 +105,9 @@ def network_rows(network: Document, clock: Sequence[Document]) -> list[tuple[str
 
 
 def clock_row(clock: Sequence[Document]) -> tuple[str, str, str]:
-    """What peers say of our clock. More than half of them must say that it is wrong before it counts as wrong."""
+    """What peers say of our clock. More than half of them must say that it is wrong before it
+    counts as wrong.
+    """
     ahead_s = [float(row["ahead_s"]) for row in clock]
     found = clock_off(ahead_s)
     if found is None:
@@ -186,7 +188,9 @@ def _by(found: Document) -> str:
 
 
 def network_error(network: Document, clock: Sequence[Document]) -> NetworkError | None:
-    """What is wrong with how this node is connected: E120 (its clock), E110 (nobody answers), E130 (nobody can dial it)."""
+    """What is wrong with how this node is connected: E120 (its clock), E110 (nobody answers), E130
+    (nobody can dial it).
+    """
     wrong = wrong_clock([float(row["ahead_s"]) for row in clock])
     if wrong is not None:
         return wrong

@@ -1,4 +1,6 @@
-"""netcheck, ping, relay: how this node is reached, how a peer is, and being a meeting place for others."""
+"""netcheck, ping, relay: how this node is reached, how a peer is, and being a meeting place for
+others.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,8 @@ def rows_text(terminal: Terminal, rows: list[tuple[str, str, str]]) -> str:
 def netcheck_command(bandwidth: str | None) -> int:
     """Say whether others can reach this node, and what that means.
 
-    Exit status 69: nobody answers (E110), or nobody can reach it and no relay takes it (E130). 75 (E120): this machine's clock is wrong.
+    Exit status 69: nobody answers (E110), or nobody can reach it and no relay takes it (E130). 75
+    (E120): this machine's clock is wrong.
     """
     terminal = current()
     with connect(terminal) as client:
@@ -118,7 +121,9 @@ def findings(rows: Sequence[tuple[str, str, str]]) -> list[dict[str, str]]:
 
 
 def find_peer(status: dict[str, Any], named: str) -> str:
-    """The id of a peer named by its id, the end of it, or its two-word name, among those that the node knows. Raises ConfigError."""
+    """The id of a peer named by its id, the end of it, or its two-word name, among those that the
+    node knows. Raises ConfigError.
+    """
     from .names import name_of
 
     network: dict[str, Any] = status.get("network") or {}
@@ -164,7 +169,8 @@ def ping_command(
 ) -> int:
     """Say how a peer is reached, and how long a round trip takes.
 
-    PEER: its id, the end of it, or its two-word name. Exit status 1: --until-direct, and it still goes through a relay.
+    PEER: its id, the end of it, or its two-word name. Exit status 1: --until-direct, and it still
+    goes through a relay.
     """
     terminal = current()
     if until_direct and context.get_parameter_source("count") == click.core.ParameterSource.DEFAULT:
@@ -242,8 +248,8 @@ def relay_command(
 ) -> None:
     """Be a bootstrap and a relay for others, on a machine with a public address.
 
-    It takes part in no run and sees ciphertext only. Members name it: atoll up --bootstrap ADDRESS, or it goes into invites. Where a firewall
-    is in front of it both ports must be open.
+    It takes part in no run and sees ciphertext only. Members name it: atoll up --bootstrap ADDRESS,
+    or it goes into invites. Where a firewall is in front of it both ports must be open.
     """
     from .identity import identity_of
 

@@ -38,8 +38,9 @@ them is waited for."""
 def recertify_command(run: str | None, without: tuple[str, ...]) -> None:
     """Go on without members that are lost for ever (organiser only).
 
-    Only for a run whose remaining members are too few to decide a round, and never will be more. PEER: an id, or its end as `atoll peers`
-    shows it. RUN: id, its beginning, or name; the only one when left out.
+    Only for a run whose remaining members are too few to decide a round, and never will be more.
+    PEER: an id, or its end as `atoll peers` shows it. RUN: id, its beginning, or name; the only one
+    when left out.
     """
     terminal = current()
     with connect(terminal) as client:

@@ -1,7 +1,9 @@
-"""Runs the user's own training script for `atoll join --script`: as ``python SCRIPT ARGS`` would, but errors of atoll are shown as errors.
+"""Runs the user's own training script for `atoll join --script`: as ``python SCRIPT ARGS`` would,
+but errors of atoll are shown as errors.
 
-``python -m atoll.node.cli.run_script SCRIPT [ARGS…]``. Any other exception of the script keeps its traceback, less the frames that are ours.
-The end of stdin interrupts it: it does not outlive the `atoll join` that started it.
+``python -m atoll.node.cli.run_script SCRIPT [ARGS…]``. Any other exception of the script keeps its
+traceback, less the frames that are ours. The end of stdin interrupts it: it does not outlive the
+`atoll join` that started it.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from .output import Terminal, show_error
 
 
 def main() -> int:
-    """Exit status of the script; that of the error when it ends with an AtollError, 130 after Ctrl-C."""
+    """Exit status of the script; that of the error when it ends with an AtollError, 130 after
+    Ctrl-C.
+    """
     script = sys.argv[1]
     sys.argv = sys.argv[1:]
     folder = os.path.dirname(os.path.abspath(script))
@@ -42,7 +46,9 @@ def main() -> int:
 
 
 def _from(script: str, trace: TracebackType | None) -> TracebackType | None:
-    """The frames from the script's first on; all of them where it has none, as for a script that does not parse."""
+    """The frames from the script's first on; all of them where it has none, as for a script that
+    does not parse.
+    """
     found = trace
     while found is not None and found.tb_frame.f_code.co_filename != script:
         found = found.tb_next

@@ -172,9 +172,11 @@ def new_command(
 ) -> None:
     """Check and sign a run's manifest; print its id and an invite.
 
-    The run is stored on this machine; whoever signed it is its organiser. Nothing starts yet: atoll join RUN
+    The run is stored on this machine; whoever signed it is its organiser. Nothing starts yet: atoll
+    join RUN
 
-    --from: the run begins with that model, not with the parameters that the organiser's script, or the manifest's seed, would give it.
+    --from: the run begins with that model, not with the parameters that the organiser's script, or
+    the manifest's seed, would give it.
     """
     from ..export import keep_start
     from ..manifest import list_runs, load_manifest, save_run, sign_manifest
@@ -273,10 +275,11 @@ def export_command(run: str, folder: Path, force: bool) -> None:
 @asking_options
 @shared_options
 def rm_command(run: str) -> int:
-    """Forget a run that this machine is not in any more: its log, its model and its events are deleted here.
+    """Forget a run that this machine is not in any more: its log, its model and its events are
+    deleted here.
 
-    RUN is an id, its beginning, or a name. Leave it first: atoll leave RUN. What a site has spent of its privacy stays, so that it still
-    counts if the site joins again.
+    RUN is an id, its beginning, or a name. Leave it first: atoll leave RUN. What a site has spent
+    of its privacy stays, so that it still counts if the site joins again.
     """
     from ..manifest import load_run
     from ..paths import storage_error
@@ -310,7 +313,9 @@ def rm_command(run: str) -> int:
 
 
 def _forget(folder: Path) -> list[Path]:
-    """Delete a run's folder but for what counts when it is entered again; what is left. Raises OSError."""
+    """Delete a run's folder but for what counts when it is entered again; what is left. Raises
+    OSError.
+    """
     # Without its manifest a run is none: an interruption leaves files, and no half of a run.
     (folder / "manifest").unlink()
     files = [path for path in folder.rglob("*") if not path.is_dir() or path.is_symlink()]

@@ -1,4 +1,6 @@
-"""The settings a command goes by, and the question whether ``./atoll.toml`` may be among them (`local_settings`)."""
+"""The settings a command goes by, and the question whether ``./atoll.toml`` may be among them
+(`local_settings`).
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,9 @@ if TYPE_CHECKING:
 def settings_of(
     terminal: Terminal, flags: Mapping[str, Any] | None = None, *, ask: bool = False
 ) -> Loaded:
-    """The settings in use; one line is said about a file of the current folder that is not used. ``ask``: whether the person at the
-    terminal may be asked about it. ``--yes`` is no answer to that: it was given for what the command says it does.
+    """The settings in use; one line is said about a file of the current folder that is not used.
+    ``ask``: whether the person at the terminal may be asked about it. ``--yes`` is no answer to
+    that: it was given for what the command says it does.
 
     Raises ConfigError, StorageError."""
     from ..config import load_config

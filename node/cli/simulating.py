@@ -154,9 +154,11 @@ MAX_CLIENTS = 10_000
 def simulate_command(manifest: Path, out: Path | None, task: str | None, **given: Any) -> None:
     """Try federated methods on many clients with uneven data, in virtual time.
 
-    The classes of a real run do the work; no network is used. The server's step is the manifest's, [federated], where it has this method, robust
-    rules are those of [robust] with its f, and what [secure] and [privacy] do to contributions is done to them, noise included. With --attack a run
-    that has [btard] plays its protocol instead, on a small task, with hostile peers among those that the manifest names.
+    The classes of a real run do the work; no network is used. The server's step is the manifest's,
+    [federated], where it has this method, robust rules are those of [robust] with its f, and what
+    [secure] and [privacy] do to contributions is done to them, noise included. With --attack a run
+    that has [btard] plays its protocol instead, on a small task, with hostile peers among those
+    that the manifest names.
     """
     from ..manifest import load_manifest
     from ..recipes.simulated import load_task

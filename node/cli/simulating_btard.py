@@ -1,4 +1,6 @@
-"""simulate --attack in a run with [btard]: hostile peers against the real protocol, in virtual time."""
+"""simulate --attack in a run with [btard]: hostile peers against the real protocol, in virtual
+time.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ NOT_WITH = ("methods", "task", "shards", "trace", "asked", "seconds", "personal"
 
 
 def plays(recipe: Manifest, attack: str | None) -> bool:
-    """Whether an attack is one on this run's protocol: any in a run with [btard]; in others those on messages, which are then refused."""
+    """Whether an attack is one on this run's protocol: any in a run with [btard]; in others those
+    on messages, which are then refused.
+    """
     if attack is None:
         return False
     from ...security.btard.simulation.hostile import ODD_ATTACKS, PROTOCOL_ATTACKS

@@ -50,12 +50,12 @@ def split_command(
 ) -> None:
     """Find clusters of members whose updates point the same way, for a run of each.
 
-    RUN is an id, its beginning, or a name; its manifest says [audit] keep_contributions, and each member keeps its own in
-    RUN'S FOLDER/contributions: name copies of the others' with --from. The newest rounds are clustered in two halves; where these do not agree
-    nothing is written.
+    RUN is an id, its beginning, or a name; its manifest says [audit] keep_contributions, and each
+    member keeps its own in RUN'S FOLDER/contributions: name copies of the others' with --from. The
+    newest rounds are clustered in two halves; where these do not agree nothing is written.
 
-    --out: DIR/NAME-1.toml and so on, each for a run that only members of that cluster may enter, and DIR/model. One of the members begins it:
-    atoll new DIR/NAME-1.toml --from DIR/model
+    --out: DIR/NAME-1.toml and so on, each for a run that only members of that cluster may enter,
+    and DIR/model. One of the members begins it: atoll new DIR/NAME-1.toml --from DIR/model
     """
     from ..audit import audit, of_node
     from ..manifest import load_run

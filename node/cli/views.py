@@ -1,4 +1,6 @@
-"""Documents of the node as text for people. A document may lack any field: nodes of other versions are asked, too."""
+"""Documents of the node as text for people. A document may lack any field: nodes of other versions
+are asked, too.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +129,9 @@ def finished_text(run: Document) -> str:
 
 
 def refusal_text(peer: str, told: Sequence[Any]) -> str:
-    """Who does not let this node in: a member's refusal is one, a stranger's is something that a stranger says."""
+    """Who does not let this node in: a member's refusal is one, a stranger's is something that a
+    stranger says.
+    """
     code, reason, standing, address = [*map(str, told), "", "", "", ""][:4]
     said = f"{quoted(reason)} ({escaped(code, 16)})"
     if standing != "stranger":
@@ -205,7 +209,9 @@ def privacy_text(privacy: Mapping[str, Any]) -> str:
 
 
 def waiting_lines(run: Document) -> list[str]:
-    """What is waited for, of whom, since when and what would end it, once no round was committed for long."""
+    """What is waited for, of whom, since when and what would end it, once no round was committed
+    for long.
+    """
     waiting = run.get("waiting")
     if not isinstance(waiting, Mapping) or not waiting.get("quiet"):
         return []
@@ -230,7 +236,9 @@ def trouble_lines(terminal: Terminal, trouble: Any) -> list[str]:
 
 
 def round_text(run: Document) -> str:
-    """``12/35``; of a model in fragments ``12+11+12/35``, one number each. A dash before the state is known."""
+    """``12/35``; of a model in fragments ``12+11+12/35``, one number each. A dash before the state
+    is known.
+    """
     rounds = [int(round_) for round_ in run.get("fragments") or [run.get("round", -1)]]
     held = "+".join(str(round_) if round_ >= 0 else "–" for round_ in rounds)
     return f"{held}{'/' + str(run['rounds']) if run.get('rounds') else ''}"
@@ -280,7 +288,9 @@ def run_state(run: Document) -> str:
 
 
 def too_few(run: Document) -> str:
-    """How many sites a masked sum waits for that are no members yet; "" where there are enough, or nobody can tell."""
+    """How many sites a masked sum waits for that are no members yet; "" where there are enough, or
+    nobody can tell.
+    """
     members = len(run.get("members") or ())
     more = int((run.get("secure") or {}).get("threshold", 0)) - members
     if not members or more < 1:

@@ -1,4 +1,5 @@
-"""The script's and the command line's side of the node: blocking, without trio and libp2p; torch only where tensors are touched.
+"""The script's and the command line's side of the node: blocking, without trio and libp2p; torch
+only where tensors are touched.
 
 * eager        getting the interpreter soon while others compute in Python
 * link         one connection: requests, answers, descriptors, pushes

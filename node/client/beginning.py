@@ -1,4 +1,6 @@
-"""What a run begins with where its organiser gave a model to start from (`atoll new --from`): that, in place of the script's own parameters."""
+"""What a run begins with where its organiser gave a model to start from (`atoll new --from`): that,
+in place of the script's own parameters.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ START_FILE = "start.safetensors"  # in the run's folder
 def beginning(
     folder: Path, layout: Layout, initial: Callable[[Tensor], None]
 ) -> Callable[[Tensor], None]:
-    """``initial``, which writes float32 (layout.numel,), and then what ``folder`` has to start from, if anything. Sums, which no model has, stay.
+    """``initial``, which writes float32 (layout.numel,), and then what ``folder`` has to start
+    from, if anything. Sums, which no model has, stay.
 
     What is returned raises ModelMismatchError, naming the tensors, and StorageError E303.
     """

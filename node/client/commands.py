@@ -16,8 +16,9 @@ ANSWER_S = 30.0
 
 
 class NodeClient:
-    """A connection for commands; use it with ``with``. All methods raise SwarmClosedError when the node goes away,
-    DeadlineExceededError when it does not answer within ANSWER_S, and what the node refuses with."""
+    """A connection for commands; use it with ``with``. All methods raise SwarmClosedError when the
+    node goes away, DeadlineExceededError when it does not answer within ANSWER_S, and what the node
+    refuses with."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -54,7 +55,9 @@ class NodeClient:
         return self._link.ask(lambda id_: p.Ping(id_, peer), p.Document, timeout_s=ANSWER_S).value
 
     def check(self, bandwidth: str = "") -> dict[str, Any]:
-        """What peers say of this machine's clock, and, with the id of a peer, how fast bytes go to it. See `NodeService.check`."""
+        """What peers say of this machine's clock, and, with the id of a peer, how fast bytes go to
+        it. See `NodeService.check`.
+        """
         return self._link.ask(
             lambda id_: p.Check(id_, bandwidth), p.Document, timeout_s=ANSWER_S
         ).value
@@ -75,7 +78,9 @@ class NodeClient:
         self._link.ask(lambda id_: p.Leave(id_, run, now), p.Done, timeout_s=None)
 
     def recertify(self, run: str, without: Sequence[PeerId]) -> dict[str, Any]:
-        """Go on without members that never vote again: the ``removed``, and ``awaited``, who has not sealed the round yet."""
+        """Go on without members that never vote again: the ``removed``, and ``awaited``, who has
+        not sealed the round yet.
+        """
         return self._link.ask(
             lambda id_: p.Recertify(id_, run, tuple(without)), p.Document, timeout_s=ANSWER_S
         ).value
@@ -98,7 +103,9 @@ class NodeClient:
         self._link.wait_for(lambda: False, None)
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Telemetry events from this call on, until the node ends. This connection is then good for nothing else."""
+        """Telemetry events from this call on, until the node ends. This connection is then good for
+        nothing else.
+        """
         self._link.ask(p.Subscribe, p.Done, timeout_s=ANSWER_S)
         return self._follow()
 

@@ -1,4 +1,6 @@
-"""Getting the interpreter's lock soon, for a thread that waits for the node while others of the process compute in Python."""
+"""Getting the interpreter's lock soon, for a thread that waits for the node while others of the
+process compute in Python.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,9 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 EAGER_S = 0.0002
-"""How long another thread may keep the lock when this one wants it. Every system call and every step of torch gives it up: a reduction has some
-twenty of them, and Python's 5 ms each would be longer than all the rest of it. Shorter than this, the others want it back too soon."""
+"""How long another thread may keep the lock when this one wants it. Every system call and every
+step of torch gives it up: a reduction has some twenty of them, and Python's 5 ms each would be
+longer than all the rest of it. Shorter than this, the others want it back too soon."""
 
 _lock = threading.Lock()
 _inside, _before = 0, 0.0

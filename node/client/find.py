@@ -13,7 +13,8 @@ from ..paths import Paths, find_paths
 from ..private_node import PrivateNode
 from .link import HELLO_S, NOT_RUNNING, Link
 
-DAEMON_GRACE_S = 20.0  # a daemon that was there may be restarted by its supervisor before a private node takes its home
+# a daemon that was there may be restarted by its supervisor before a private node takes its home
+DAEMON_GRACE_S = 20.0
 OWNER_VARIABLE = "ATOLL_NODE_OWNER"  # set by `atoll join` for the script it starts
 GiveUp = Callable[[], bool]
 
@@ -21,7 +22,9 @@ GiveUp = Callable[[], bool]
 def connect_running(
     paths: Paths, *, timeout_s: float = HELLO_S, give_up: GiveUp | None = None
 ) -> Link:
-    """A connection to the node that runs with this home. Raises as `Link.connect`: NetworkError (E003) when there is none."""
+    """A connection to the node that runs with this home. Raises as `Link.connect`: NetworkError
+    (E003) when there is none.
+    """
     node = read_node_file(paths)
     # the node's own word first: its temporary folder, where long paths go, may be another than ours
     if node is not None and node.socket and Path(node.socket) != paths.control_socket:
@@ -34,7 +37,9 @@ def connect_running(
 
 
 def _owners() -> tuple[int, ...]:
-    """Processes whose private node this script may use: its own, and that of the `atoll join` that started it."""
+    """Processes whose private node this script may use: its own, and that of the `atoll join` that
+    started it.
+    """
     named = os.environ.get(OWNER_VARIABLE, "")
     return (os.getpid(), int(named)) if named.isdecimal() else (os.getpid(),)
 
@@ -42,8 +47,8 @@ def _owners() -> tuple[int, ...]:
 class Dial:
     """How one script reaches its node, now and again after it was lost.
 
-    ``private`` None: the running node if there is one, else a private one; True: always a private one; False: never.
-    ``command`` replaces ``python -m atoll.node`` (tests).
+    ``private`` None: the running node if there is one, else a private one; True: always a private
+    one; False: never. ``command`` replaces ``python -m atoll.node`` (tests).
     """
 
     def __init__(
@@ -66,10 +71,12 @@ class Dial:
         return self._node.pid if self._node else None
 
     def reach(self, give_up: GiveUp | None = None) -> Link:
-        """A connection. May start a private node and wait until it is ready; ``give_up`` is asked several times a second.
+        """A connection. May start a private node and wait until it is ready; ``give_up`` is asked
+        several times a second.
 
-        Raises NetworkError (E003), StateError (E102: the home's node belongs to another script), SwarmClosedError (E161: a
-        private node does not start), and what that node says it failed of.
+        Raises NetworkError (E003), StateError (E102: the home's node belongs to another script),
+        SwarmClosedError (E161: a private node does not start), and what that node says it failed
+        of.
         """
         if self._node is not None:
             if self._node.alive() and self._node.socket is not None:

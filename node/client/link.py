@@ -1,7 +1,8 @@
 """One connection to the node, blocking, for use by any number of threads of one process.
 
-There is no reader thread. Whoever waits reads for all: one thread at a time waits on the socket, dispatches what came and
-wakes the others. Pushes that nobody waits for stay in the socket until the next call of anything here.
+There is no reader thread. Whoever waits reads for all: one thread at a time waits on the socket,
+dispatches what came and wakes the others. Pushes that nobody waits for stay in the socket until the
+next call of anything here.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ class Call:
         return self.answer is not None or self.error is not None
 
     def result(self, kind: type[A]) -> A:
-        """The answer. Raises the error that came instead, LocalProtocolError when it is of another kind."""
+        """The answer. Raises the error that came instead, LocalProtocolError when it is of another
+        kind.
+        """
         if self.error is not None:
             raise self.error
         if not isinstance(self.answer, kind):
@@ -73,10 +76,11 @@ class Call:
 
 
 class Link:
-    """A connection after its handshake. ``lost`` is the reason once it is no more; calls then raise it.
+    """A connection after its handshake. ``lost`` is the reason once it is no more; calls then raise
+    it.
 
-    ``on_push`` gets a push and the descriptors beside it, which are its own. It is called with the lock held, from whichever thread reads:
-    it must be quick and not wait.
+    ``on_push`` gets a push and the descriptors beside it, which are its own. It is called with the
+    lock held, from whichever thread reads: it must be quick and not wait.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -101,8 +105,8 @@ class Link:
     ) -> Link:
         """Connect and shake hands.
 
-        Raises NetworkError (E003) when nobody listens at ``path``, NotAdmittedError when somebody else does,
-        VersionMismatchError, DeadlineExceededError when the node does not answer.
+        Raises NetworkError (E003) when nobody listens at ``path``, NotAdmittedError when somebody
+        else does, VersionMismatchError, DeadlineExceededError when the node does not answer.
         """
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -123,7 +127,9 @@ class Link:
         make: Callable[[int], p.Request],
         progress: Callable[[str, int, int], None] | None = None,
     ) -> Call:
-        """Send a request; its answer comes to the returned Call. Raises SwarmClosedError when the link is lost."""
+        """Send a request; its answer comes to the returned Call. Raises SwarmClosedError when the
+        link is lost.
+        """
         call = Call(progress)
         with self._condition, eager():
             id_, self._next_id = self._next_id, self._next_id + 1
@@ -147,7 +153,9 @@ class Link:
         timeout_s: float | None,
         give_up: Callable[[], bool] | None = None,
     ) -> A:
-        """Wait for the answer. Raises what came instead; DeadlineExceededError when nothing came (the call is then abandoned)."""
+        """Wait for the answer. Raises what came instead; DeadlineExceededError when nothing came
+        (the call is then abandoned).
+        """
         if not self.wait_for(lambda: call.done, timeout_s, give_up):
             with self._condition:
                 if not call.done:
@@ -162,7 +170,9 @@ class Link:
         return self.finish(self.submit(make), kind, timeout_s=timeout_s)
 
     def post(self, message: p.Release | p.Report, *, may_drop: bool) -> bool:
-        """Send something that has no answer, without waiting. False when it was dropped (the node reads too slowly, or is lost)."""
+        """Send something that has no answer, without waiting. False when it was dropped (the node
+        reads too slowly, or is lost).
+        """
         with self._condition, eager():
             if self.lost is not None or (may_drop and len(self._unsent) > MAX_UNSENT_BYTES):
                 return False
@@ -185,7 +195,9 @@ class Link:
         timeout_s: float | None,
         give_up: Callable[[], bool] | None = None,
     ) -> bool:
-        """Wait until ``ready()`` (True), or the link is lost, time is up or ``give_up()`` (then ``ready()`` as it is)."""
+        """Wait until ``ready()`` (True), or the link is lost, time is up or ``give_up()`` (then
+        ``ready()`` as it is).
+        """
         until = None if timeout_s is None else time.monotonic() + timeout_s
         with self._condition, eager():
             while not ready() and self.lost is None and not (give_up and give_up()):
@@ -216,7 +228,9 @@ class Link:
             self._read(once=True)
 
     def _read(self, *, once: bool = False) -> None:
-        """Take in what is there; ``once``: what one look brings, when more is looked for soon: every look gives up the interpreter's lock."""
+        """Take in what is there; ``once``: what one look brings, when more is looked for soon:
+        every look gives up the interpreter's lock.
+        """
         while True:
             try:
                 data, ancillary, flags, _ = self._socket.recvmsg(

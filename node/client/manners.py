@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 class Manners:
-    """Methods of a Swarm that are made of its others. What they use of `atoll.optim` loads torch, and is loaded when it is used.
+    """Methods of a Swarm that are made of its others. What they use of `atoll.optim` loads torch,
+    and is loaded when it is used.
 
     ``spent``: of this member's privacy, as `members` last heard; None in a run without noise.
     """

@@ -1,4 +1,6 @@
-"""A script's mappings of an opened run. They outlive the node: a script whose node was killed still reads what it had leased."""
+"""A script's mappings of an opened run. They outlive the node: a script whose node was killed still
+reads what it had leased.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ MAPPED = 8  # mappings kept: contribution and result of a few operations at once
 
 
 class RunMemory:
-    """The contribution buffer of one session, float32 of the whole model, and the anchor slots of each fragment. Takes ``fds`` over.
+    """The contribution buffer of one session, float32 of the whole model, and the anchor slots of
+    each fragment. Takes ``fds`` over.
 
     ``numels``: length of each fragment.
     """
@@ -51,7 +54,9 @@ class Grid(NamedTuple):
 
 
 class ReductionMemory:
-    """A script's mappings of contributions and results of reductions, kept by number: made anew, every page would fault in again."""
+    """A script's mappings of contributions and results of reductions, kept by number: made anew,
+    every page would fault in again.
+    """
 
     def __init__(self) -> None:
         self._mapped: dict[int, tuple[tuple[Grid, bool], EncodedVector]] = {}  # the newest last
@@ -89,7 +94,8 @@ class ReductionMemory:
 class Attached:
     """A connection with an open session, and its memory.
 
-    Attributes: ``dropped``: operations of it that the script has let go of without waiting for them, which the node does not know yet.
+    Attributes: ``dropped``: operations of it that the script has let go of without waiting for
+    them, which the node does not know yet.
     """
 
     def __init__(self, link: Link, memory: RunMemory) -> None:
@@ -100,7 +106,9 @@ class Attached:
 
 
 def copy_range(vector: EncodedVector, destination: Tensor, start: int) -> None:
-    """Decode elements [start, start + destination.numel()) into ``destination``: float32, contiguous, on the CPU or a GPU."""
+    """Decode elements [start, start + destination.numel()) into ``destination``: float32,
+    contiguous, on the CPU or a GPU.
+    """
     import torch  # the caller has it
 
     plain = (
@@ -122,7 +130,9 @@ def copy_range(vector: EncodedVector, destination: Tensor, start: int) -> None:
 
 
 class SlotView:
-    """An AnchorView on one leased slot. The node never writes it before `release`, not even when the connection is lost."""
+    """An AnchorView on one leased slot. The node never writes it before `release`, not even when
+    the connection is lost.
+    """
 
     def __init__(
         self, memory: RunMemory, slot: AnchorSlot, give_back: Callable[[], None], fragment: int = 0
@@ -145,7 +155,9 @@ class SlotView:
 
     @property
     def digest(self) -> str:
-        """blake3 of the anchor's bytes, in hex; computed when first asked for, unless the node knew it."""
+        """blake3 of the anchor's bytes, in hex; computed when first asked for, unless the node knew
+        it.
+        """
         if not self._digest:
             self._digest = self._held().digest()
         return self._digest
@@ -156,7 +168,9 @@ class SlotView:
         return self._floats is None
 
     def copy_into(self, destination: Tensor, start: int = 0) -> None:
-        """See AnchorView. Raises LocalProtocolError after `release`, or when range or destination do not fit."""
+        """See AnchorView. Raises LocalProtocolError after `release`, or when range or destination
+        do not fit.
+        """
         with eager():
             self._held().copy_into(destination, start)
 

@@ -29,7 +29,9 @@ class Waiter(Protocol):
         ...
 
     def wait_until(self, ready: Callable[[], bool], timeout_s: float | None) -> None:
-        """Wait for ``ready()``, for the time to pass, or for the node to be lost, whichever is first."""
+        """Wait for ``ready()``, for the time to pass, or for the node to be lost, whichever is
+        first.
+        """
         ...
 
     def still_open(self) -> Outcome:
@@ -44,16 +46,22 @@ class Hooks(NamedTuple):
     close: Callable[[], None]
     cancel: Callable[[], None]
     settled: Callable[[bool], None] = lambda committed: None
-    """Before its caller hears that the operation is over, or gives it up: what was given is the caller's again."""
+    """Before its caller hears that the operation is over, or gives it up: what was given is the
+    caller's again.
+    """
     dropped: Callable[[], None] = lambda: None
-    """In place of ``close``, where the caller has let go of the ticket: called in whatever thread and moment, it must not talk to the node."""
+    """In place of ``close``, where the caller has let go of the ticket: called in whatever thread
+    and moment, it must not talk to the node.
+    """
 
 
 class Ticket:
-    """A frozen contribution, until the node says what became of it (a Pending[Outcome]). It survives the node.
+    """A frozen contribution, until the node says what became of it (a Pending[Outcome]). It
+    survives the node.
 
-    ``wait`` returns "open" when the time is up, and at once when the node is lost: the contribution may still be counted, so
-    the ticket stays undecided until the next node has looked into the run's log.
+    ``wait`` returns "open" when the time is up, and at once when the node is lost: the contribution
+    may still be counted, so the ticket stays undecided until the next node has looked into the
+    run's log.
     """
 
     def __init__(self, swarm: Waiter, cid: bytes) -> None:
@@ -86,7 +94,9 @@ class Ticket:
 
 
 class ReduceTicket:
-    """A free-standing operation (an Operating). A lost node ends it as "open": its votes do not survive a node."""
+    """A free-standing operation (an Operating). A lost node ends it as "open": its votes do not
+    survive a node.
+    """
 
     def __init__(
         self,

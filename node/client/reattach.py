@@ -24,8 +24,8 @@ Progress = Callable[[str, int, int], None]
 
 
 class Entry:
-    """Which run, and how to get into it: ``request`` the first time (or again, when a new node does not know the run),
-    else by ``run`` (id, unique prefix, name; "" = the only one)."""
+    """Which run, and how to get into it: ``request`` the first time (or again, when a new node does
+    not know the run), else by ``run`` (id, unique prefix, name; "" = the only one)."""
 
     def __init__(self, dial: Dial, request: p.JoinRequest | None, run: str = "") -> None:
         self.dial = dial
@@ -35,7 +35,9 @@ class Entry:
     def enter(
         self, progress: Progress | None = None, give_up: GiveUp | None = None
     ) -> tuple[Link, p.RunInfo]:
-        """A connection to a node that is in the run. Raises as `Dial.reach`, and what the node says against it."""
+        """A connection to a node that is in the run. Raises as `Dial.reach`, and what the node says
+        against it.
+        """
         link = self.dial.reach(give_up)
         try:
             info = self._info(link, progress, give_up)
@@ -72,8 +74,8 @@ def open_session(
     progress: Progress | None = None,
     give_up: GiveUp | None = None,
 ) -> tuple[RunMemory, bool]:
-    """Attach to the run: its memory, and whether this script founds it. Waits for the state as long as it takes. Raises ConfigError where
-    the model cannot be cut into so many fragments."""
+    """Attach to the run: its memory, and whether this script founds it. Waits for the state as long
+    as it takes. Raises ConfigError where the model cannot be cut into so many fragments."""
     numels = [part.numel for part in cut(layout, fragments)]
     call = link.submit(lambda id_: p.Open(id_, run_id, layout), progress)
     opened = link.finish(call, p.Opened, timeout_s=None, give_up=give_up)
@@ -81,7 +83,9 @@ def open_session(
 
 
 class Reattach:
-    """A thread that tries ``attempt(give_up)`` until it succeeds or `stop` is called; ``failed`` hears of each failure."""
+    """A thread that tries ``attempt(give_up)`` until it succeeds or `stop` is called; ``failed``
+    hears of each failure.
+    """
 
     def __init__(
         self, attempt: Callable[[GiveUp], None], failed: Callable[[AtollError], None]

@@ -1,8 +1,9 @@
 """A tensor that the node reads where it lies: `Swarm.buffer`.
 
-The script sees one tensor at one address. What lies behind the address changes: memory of the node, so that an operation need not copy; and
-memory of the script alone, with the same values, once the node may still be reading the old one after the script was told that its
-operation is open. So a contribution that was planned stays frozen, whatever the script writes next.
+The script sees one tensor at one address. What lies behind the address changes: memory of the node,
+so that an operation need not copy; and memory of the script alone, with the same values, once the
+node may still be reading the old one after the script was told that its operation is open. So a
+contribution that was planned stays frozen, whatever the script writes next.
 """
 
 from __future__ import annotations
@@ -36,11 +37,12 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 class SharedFloats:
-    """float32 (numel,), zero at first, behind an address of its own. It lives as long as the tensor; ``ended`` is called after that, in any
-    thread.
+    """float32 (numel,), zero at first, behind an address of its own. It lives as long as the
+    tensor; ``ended`` is called after that, in any thread.
 
-    Attributes: ``home``, ``number``: the connection to the node whose memory it is and the buffer's number there; None and 0: the script's
-    own. ``ticket``: the operation that it was last given to, until it is settled.
+    Attributes: ``home``, ``number``: the connection to the node whose memory it is and the buffer's
+    number there; None and 0: the script's own. ``ticket``: the operation that it was last given to,
+    until it is settled.
     """
 
     def __init__(self, numel: int, ended: Callable[[int], None]) -> None:
@@ -70,7 +72,9 @@ class SharedFloats:
         return torch.frombuffer(memory, dtype=torch.float32)
 
     def move_to(self, home: object, number: int, fd: int) -> None:
-        """Put the node's memory behind the address, with the present values. Takes ``fd`` over. Raises StorageError."""
+        """Put the node's memory behind the address, with the present values. Takes ``fd`` over.
+        Raises StorageError.
+        """
         try:
             self._move(mmap.MAP_SHARED | _POPULATE, fd)
         finally:
@@ -78,7 +82,9 @@ class SharedFloats:
         self.home, self.number = home, number
 
     def detach(self) -> None:
-        """Put memory of the script's own behind the address, with the present values. Raises StorageError."""
+        """Put memory of the script's own behind the address, with the present values. Raises
+        StorageError.
+        """
         if self.home is not None:
             self._move(mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
         self.home, self.number = None, 0
@@ -134,8 +140,8 @@ class Buffers:
             yield self._ended.popleft()
 
     def of(self, call: Call, values: Tensor) -> SharedFloats | None:
-        """The buffer that ``values`` are all of, if the call is of a kind that can read it where it lies. Raises LocalProtocolError
-        while an earlier operation has it."""
+        """The buffer that ``values`` are all of, if the call is of a kind that can read it where it
+        lies. Raises LocalProtocolError while an earlier operation has it."""
         if (
             not call.weight
             or (call.reducer not in REDUCERS and parse_reducer(call.reducer) is None)

@@ -10,7 +10,9 @@ NAME = "site"
 
 
 class FileShelf:
-    """A `collectives.swarm.Shelf`. The file is replaced as a whole and synchronised: a crash leaves the old one or the new one."""
+    """A `collectives.swarm.Shelf`. The file is replaced as a whole and synchronised: a crash leaves
+    the old one or the new one.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / NAME

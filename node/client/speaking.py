@@ -1,10 +1,12 @@
-"""What a plain script says of its run: one line for each happening, on stderr, through `logging`; and how it ends.
+"""What a plain script says of its run: one line for each happening, on stderr, through `logging`;
+and how it ends.
 
-An error of atoll that nobody catches is a page of what happened and what to type, as in `atoll join`, in place of a traceback, and gives
-the exit status; Ctrl-C ends a script without a word.
+An error of atoll that nobody catches is a page of what happened and what to type, as in `atoll
+join`, in place of a traceback, and gives the exit status; Ctrl-C ends a script without a word.
 
-The lines are records of the logger ``atoll``. A script that has set up logging itself decides what becomes of them; for one that has
-not, `join` lets them through. ``join(quiet=True)``, or ``ATOLL_QUIET=1``, leaves warnings only.
+The lines are records of the logger ``atoll``. A script that has set up logging itself decides what
+becomes of them; for one that has not, `join` lets them through. ``join(quiet=True)``, or
+``ATOLL_QUIET=1``, leaves warnings only.
 """
 
 from __future__ import annotations
@@ -32,10 +34,11 @@ class _Unless(logging.StreamHandler[TextIO]):
 
 
 def speak(quiet: bool | None = None) -> None:
-    """Write the records of the logger ``atoll`` to stderr, unless the script has handlers of its own.
+    """Write the records of the logger ``atoll`` to stderr, unless the script has handlers of its
+    own.
 
-    ``quiet``: warnings only; None: as ``ATOLL_QUIET`` says. Called again, it adds no second handler. A level that the script has
-    given the logger stays.
+    ``quiet``: warnings only; None: as ``ATOLL_QUIET`` says. Called again, it adds no second
+    handler. A level that the script has given the logger stays.
     """
     logger = logging.getLogger("atoll")
     if logger.handlers or logging.getLogger().handlers:
@@ -50,13 +53,17 @@ def speak(quiet: bool | None = None) -> None:
 
 
 def end_in_words() -> None:
-    """Let errors of atoll, and Ctrl-C, end this script in words, unless it has a hook for exceptions of its own (as notebooks have)."""
+    """Let errors of atoll, and Ctrl-C, end this script in words, unless it has a hook for
+    exceptions of its own (as notebooks have).
+    """
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _ended
 
 
 def _ended(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """The interpreter's last word on an exception that nobody caught. It takes a SystemExit from here for the exit status."""
+    """The interpreter's last word on an exception that nobody caught. It takes a SystemExit from
+    here for the exit status.
+    """
     if isinstance(error, KeyboardInterrupt):
         raise SystemExit(130)
     if not isinstance(error, AtollError):

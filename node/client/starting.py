@@ -1,4 +1,6 @@
-"""A script that waits with its first step until enough members are there (`[train] start_with`), or somebody says that it begins."""
+"""A script that waits with its first step until enough members are there (`[train] start_with`), or
+somebody says that it begins.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,11 @@ LOOK_S = 0.25  # how often the node is asked
 def await_start(
     ask: Callable[[bool], p.Starting | str], run: str, *, begin: bool, progress: Progress | None
 ) -> None:
-    """Return when the run has begun or may begin. ``begin``: at once; Enter says the same at a terminal that this process owns.
+    """Return when the run has begun or may begin. ``begin``: at once; Enter says the same at a
+    terminal that this process owns.
 
-    ``ask(begin)``: what the node says, or why there is none; another one is waited for. ``progress`` is told what is waited for, whenever that
-    changes.
+    ``ask(begin)``: what the node says, or why there is none; another one is waited for.
+    ``progress`` is told what is waited for, whenever that changes.
     """
     told, pause = "", threading.Event()
     how = "Enter begins without" if owns_terminal() else f"begin without: atoll begin {run[:8]}"
@@ -54,7 +57,9 @@ def waits_text(there: int, wanted: int) -> str:
 
 
 def enter_pressed() -> bool:
-    """Whether a line was typed at stdin, which is then read. Never waits; False where stdin is no terminal that this process owns."""
+    """Whether a line was typed at stdin, which is then read. Never waits; False where stdin is no
+    terminal that this process owns.
+    """
     with contextlib.suppress(OSError, ValueError):
         if owns_terminal() and select.select([sys.stdin], [], [], 0)[0]:
             return os.read(sys.stdin.fileno(), 4096).endswith(b"\n")
@@ -62,7 +67,9 @@ def enter_pressed() -> bool:
 
 
 def owns_terminal() -> bool:
-    """Whether stdin is a terminal and this process in its foreground: others that read it are stopped."""
+    """Whether stdin is a terminal and this process in its foreground: others that read it are
+    stopped.
+    """
     try:
         return sys.stdin.isatty() and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
     except (AttributeError, OSError, ValueError):  # closed, or no terminal at all

@@ -1,18 +1,22 @@
 """RunSwarm: a run, as the script of one member sees it. The Swarm that the node's client offers.
 
-**When the node is lost** (killed, shut down, or silent for longer than ANSWER_S) the script trains on:
+**When the node is lost** (killed, shut down, or silent for longer than ANSWER_S) the script trains
+on:
 
-* `contribute`, `all_reduce`, `anchor` and `open` raise SwarmClosedError (E160) at once, until there is a node again. `members`
-  gives the last known ones, `report` drops, `leave` returns.
-* A contribution that was frozen when the node went stays undecided: its `wait` returns "open" at once, with the reason. Its
-  cid is made here, so the next node finds out from the run's log whether it was counted, and the Pending then resolves by
-  itself: committed, or lost. Until then `contribute` takes no other, so that no work is counted twice.
+* `contribute`, `all_reduce`, `anchor` and `open` raise SwarmClosedError (E160) at once, until there
+  is a node again. `members` gives the last known ones, `report` drops, `leave` returns.
+* A contribution that was frozen when the node went stays undecided: its `wait` returns "open" at
+  once, with the reason. Its cid is made here, so the next node finds out from the run's log whether
+  it was counted, and the Pending then resolves by itself: committed, or lost. Until then
+  `contribute` takes no other, so that no work is counted twice.
 * Views of the anchor stay readable until they are released.
-* A thread looks for a node, with a growing delay: the home's daemon, else (after a while) a private one; it enters the run again
-  with the same layout. Then ``reattached`` has grown by one, ``connected`` is True, and everything works as before, on the
-  run's newest anchor; `open` returns it.
+* A thread looks for a node, with a growing delay: the home's daemon, else (after a while) a private
+  one; it enters the run again with the same layout. Then ``reattached`` has grown by one,
+  ``connected`` is True, and everything works as before, on the run's newest anchor; `open` returns
+  it.
 
-A node that has left the run (`atoll leave`) is lost in the same way, with E162 as the reason, until somebody joins the run again.
+A node that has left the run (`atoll leave`) is lost in the same way, with E162 as the reason, until
+somebody joins the run again.
 
 `join` and the first `open` wait for the node, and raise when there is none.
 """
@@ -78,8 +82,8 @@ class RunSwarm(Manners, SeededWork):
 
     Several threads may call it. In a forked child every call raises SwarmClosedError.
 
-    Attributes: ``peer``, ``run_id``, ``settings`` as in Swarm; ``reattached``: how many times a new connection replaced a lost
-    one.
+    Attributes: ``peer``, ``run_id``, ``settings`` as in Swarm; ``reattached``: how many times a new
+    connection replaced a lost one.
     """
 
     def __init__(
@@ -122,9 +126,10 @@ class RunSwarm(Manners, SeededWork):
     # ── entering ──
 
     def open(self, layout: Layout, initial: Callable[[Tensor], None]) -> SlotView | WholeView:
-        """See Swarm. The first time it waits for the run's state as long as that takes, and for the members that the run
-        is to begin with; Ctrl-C may interrupt it. Raises ModelMismatchError, and what `join` raises. Later it is `anchor`:
-        SwarmClosedError at once while there is no node."""
+        """See Swarm. The first time it waits for the run's state as long as that takes, and for the
+        members that the run is to begin with; Ctrl-C may interrupt it. Raises ModelMismatchError,
+        and what `join` raises. Later it is `anchor`: SwarmClosedError at once while there is no
+        node."""
         self._check_open()
         if self._layout is not None:
             if layout != self._layout:
@@ -204,7 +209,9 @@ class RunSwarm(Manners, SeededWork):
         return self._at is not None
 
     def anchor(self) -> SlotView | WholeView:
-        """See Swarm. Raises SwarmClosedError without a node, LocalProtocolError before `open` or with too many leases."""
+        """See Swarm. Raises SwarmClosedError without a node, LocalProtocolError before `open` or
+        with too many leases.
+        """
         if self.fragments == 1:
             return self.fragment_anchor(0)
         views = list[SlotView]()
@@ -257,8 +264,9 @@ class RunSwarm(Manners, SeededWork):
         loss: float | None = None,
         lag: float | None = None,
     ) -> Ticket:
-        """See Swarm. Does not wait for the node; an exception in ``write`` leaves nothing frozen. Raises SwarmClosedError
-        without a node (``write`` is then not called), LocalProtocolError while another contribution is undecided."""
+        """See Swarm. Does not wait for the node; an exception in ``write`` leaves nothing frozen.
+        Raises SwarmClosedError without a node (``write`` is then not called), LocalProtocolError
+        while another contribution is undecided."""
         if self.fragments > 1:
             raise LocalProtocolError(
                 f"this run is cut into {self.fragments} fragments",
@@ -378,7 +386,9 @@ class RunSwarm(Manners, SeededWork):
         return ticket
 
     def _shared(self, at: Attached, call: Call, values: Tensor) -> SharedFloats | None:
-        """The buffer that a call's values are all of, in memory of the present node. Raises LocalProtocolError when it is in use."""
+        """The buffer that a call's values are all of, in memory of the present node. Raises
+        LocalProtocolError when it is in use.
+        """
         for home, number in self._buffers.ended():
             self._close_buffer(home, number)
         shared = self._buffers.of(call, values)
@@ -389,7 +399,9 @@ class RunSwarm(Manners, SeededWork):
         return shared
 
     def _settled(self, at: Attached, shared: SharedFloats | None, committed: bool) -> None:
-        """An operation is over, as far as the script is concerned. One that is open may still read what it was given."""
+        """An operation is over, as far as the script is concerned. One that is open may still read
+        what it was given.
+        """
         if shared is not None:
             number, shared.ticket = shared.number, None
             if not committed:
@@ -458,7 +470,9 @@ class RunSwarm(Manners, SeededWork):
         return self._ask(self._ready(), lambda id_: p.Tallies(id_, first), p.TallyList).tallies
 
     def report(self, metrics: Mapping[str, float]) -> None:
-        """See Swarm. Values are floats (a tensor on a device would be waited for); at most MAX_METRICS names are kept."""
+        """See Swarm. Values are floats (a tensor on a device would be waited for); at most
+        MAX_METRICS names are kept.
+        """
         for name, value in metrics.items():
             if name in self._metrics or len(self._metrics) < MAX_METRICS:
                 self._metrics[name[:64]] = float(value)
@@ -473,7 +487,9 @@ class RunSwarm(Manners, SeededWork):
             at.link.post(p.Report(metrics), may_drop=True)
 
     def leave(self) -> None:
-        """See Swarm. Returns when the round is finished or handed over, at most LEAVE_S later; at once without a node."""
+        """See Swarm. Returns when the round is finished or handed over, at most LEAVE_S later; at
+        once without a node.
+        """
         at = self._at
         if at is None or self._closed:
             return
@@ -484,7 +500,9 @@ class RunSwarm(Manners, SeededWork):
             self._lose(at, _as_closed(error))
 
     def close(self) -> None:
-        """See Swarm. Waits for a private node's end (it hands over what is open); Ctrl-C then kills it."""
+        """See Swarm. Waits for a private node's end (it hands over what is open); Ctrl-C then kills
+        it.
+        """
         if self._closed or self._owner != os.getpid():
             return
         self._closed = True
@@ -549,7 +567,9 @@ class RunSwarm(Manners, SeededWork):
             )
 
     def _ready(self, fragment: int = 0) -> Attached:
-        """The session. Raises SwarmClosedError while the node is lost, LocalProtocolError before `open` or for a fragment that is none."""
+        """The session. Raises SwarmClosedError while the node is lost, LocalProtocolError before
+        `open` or for a fragment that is none.
+        """
         self._check_open()
         if not 0 <= fragment < self.fragments:
             raise LocalProtocolError(f"fragment {fragment} of {self.fragments}")
@@ -565,7 +585,9 @@ class RunSwarm(Manners, SeededWork):
         return self._at
 
     def _lose(self, at: Attached, error: SwarmClosedError) -> SwarmClosedError:
-        """The connection is of no more use, for the reason that is also returned: enter the run again."""
+        """The connection is of no more use, for the reason that is also returned: enter the run
+        again.
+        """
         at.link.close(error.message)
         with self._lock:
             if self._at is at and not self._closed:

@@ -9,5 +9,6 @@
 * server       the listening socket (trio)
 * parent       a private node's end of the link to its script (trio)
 
-Import the modules by name: ``server``, ``connection`` and ``parent`` load trio, the others must not.
+Import the modules by name: ``server``, ``connection`` and ``parent`` load trio, the others must
+not.
 """

@@ -1,5 +1,5 @@
-"""Whose socket is it? The file permissions of a unix socket already keep other users out; where the platform tells who is at
-the other end, both sides check that too.
+"""Whose socket is it? The file permissions of a unix socket already keep other users out; where the
+platform tells who is at the other end, both sides check that too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ class _HasOptions(Protocol):
 
 
 def peer_uid(sock: _HasOptions) -> int | None:
-    """User id of the process at the other end of a connected unix socket, or None where the platform does not say."""
+    """User id of the process at the other end of a connected unix socket, or None where the
+    platform does not say.
+    """
     option = getattr(socket, "SO_PEERCRED", None)
     if option is not None:
         return _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, option, _UCRED.size))[1]
@@ -34,8 +36,8 @@ def peer_uid(sock: _HasOptions) -> int | None:
 
 
 def peer_pid(sock: _HasOptions) -> int | None:
-    """The process at the other end of a connected unix socket, by the number that it has here: 0 where it has none, as behind a container's wall;
-    None where the platform does not say."""
+    """The process at the other end of a connected unix socket, by the number that it has here: 0
+    where it has none, as behind a container's wall; None where the platform does not say."""
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:
         return None
@@ -43,7 +45,9 @@ def peer_pid(sock: _HasOptions) -> int | None:
 
 
 def check_peer(sock: _HasOptions) -> None:
-    """Raise NotAdmittedError unless the other end is ours (or root's, who could read our memory anyway)."""
+    """Raise NotAdmittedError unless the other end is ours (or root's, who could read our memory
+    anyway).
+    """
     uid = peer_uid(sock)
     if uid is not None and uid not in (0, os.geteuid()):
         raise NotAdmittedError(
@@ -52,9 +56,11 @@ def check_peer(sock: _HasOptions) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Raise NotAdmittedError unless the folder of a socket is a real folder of ours that nobody else can write to.
+    """Raise NotAdmittedError unless the folder of a socket is a real folder of ours that nobody
+    else can write to.
 
-    It matters where the socket lies below the system's temporary folder, in which others may make names too.
+    It matters where the socket lies below the system's temporary folder, in which others may make
+    names too.
     """
     found = path.parent.lstat()
     if (

@@ -1,7 +1,8 @@
 """One accepted connection of the control socket (trio).
 
-Three tasks: the reader turns bytes into requests, the worker does them one after the other, the writer sends answers and
-pushes. Whatever the client sends or fails to read, only its own connection ends.
+Three tasks: the reader turns bytes into requests, the worker does them one after the other, the
+writer sends answers and pushes. Whatever the client sends or fails to read, only its own connection
+ends.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ Defect = Callable[[Exception], None]
 
 
 class Connection:
-    """Serve one client until it closes, breaks a rule or stops reading. ``run`` never raises but for cancellation."""
+    """Serve one client until it closes, breaks a rule or stops reading. ``run`` never raises but
+    for cancellation.
+    """
 
     def __init__(
         self, service: NodeService, sock: trio.socket.SocketType, on_defect: Defect
@@ -48,7 +51,9 @@ class Connection:
         self._failed = False
 
     async def run(self) -> None:
-        """Until the client is gone. Cancellation closes the connection; the session is detached in any case."""
+        """Until the client is gone. Cancellation closes the connection; the session is detached in
+        any case.
+        """
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
@@ -74,7 +79,9 @@ class Connection:
         self._outbox.close()
 
     async def _converse(self, nursery: trio.Nursery) -> None:
-        """Handshake, then requests until the end of the stream; the last error is sent before returning."""
+        """Handshake, then requests until the end of the stream; the last error is sent before
+        returning.
+        """
         frames = p.request_frames()
         try:
             check_peer(self._sock)

@@ -14,7 +14,9 @@ Id = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
 
 class Failure(msgspec.Struct, frozen=True, tag="failure"):
-    """An AtollError of class ``kind``. ``id`` 0: not an answer; the node closes the connection after it."""
+    """An AtollError of class ``kind``. ``id`` 0: not an answer; the node closes the connection
+    after it.
+    """
 
     id: Id
     kind: str

@@ -15,14 +15,18 @@ T = TypeVar("T")
 
 
 class Frames(Generic[T]):
-    """Bytes in, messages out. Holds at most one incomplete frame; refuses a length before any of it is stored."""
+    """Bytes in, messages out. Holds at most one incomplete frame; refuses a length before any of it
+    is stored.
+    """
 
     def __init__(self, decoder: msgspec.msgpack.Decoder[T]) -> None:
         self._decoder = decoder
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[T]:
-        """The messages that ``data`` completes. Raises RemoteProtocolError; the connection is then of no more use."""
+        """The messages that ``data`` completes. Raises RemoteProtocolError; the connection is then
+        of no more use.
+        """
         self._buffer += data
         messages: list[T] = []
         at = 0

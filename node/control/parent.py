@@ -1,7 +1,8 @@
 """A private node ends with its script: how it notices (trio).
 
-Two signs, each enough: the link to the script (`private_node.ParentLink`) reaches its end, or the script's process is gone.
-The second holds where a child of the script, forked behind Python's back, still keeps the link open.
+Two signs, each enough: the link to the script (`private_node.ParentLink`) reaches its end, or the
+script's process is gone. The second holds where a child of the script, forked behind Python's back,
+still keeps the link open.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ GONE_S = 0.5
 
 
 async def watch_parent(link: ParentLink, parent_pid: int) -> str:
-    """Returns why the node should end, as soon as the script closed the link or is dead. Cancellation: nothing happened."""
+    """Returns why the node should end, as soon as the script closed the link or is dead.
+    Cancellation: nothing happened.
+    """
     reasons: list[str] = []
     async with trio.open_nursery() as nursery:
 
@@ -45,7 +48,9 @@ async def _until_gone(pid: int) -> None:
 
 
 async def _until_dead(pid: int) -> None:
-    """Where the system can tell it (Linux), until this process has ended; elsewhere, and when it is no more, it returns at once."""
+    """Where the system can tell it (Linux), until this process has ended; elsewhere, and when it is
+    no more, it returns at once.
+    """
     if not hasattr(os, "pidfd_open"):
         return
     try:

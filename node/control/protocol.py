@@ -1,12 +1,17 @@
-"""Messages and frames of the control socket. Both sides use this file; it does no I/O and loads neither trio nor torch.
+"""Messages and frames of the control socket. Both sides use this file; it does no I/O and loads
+neither trio nor torch.
 
-A frame is a big-endian u32 length and that many bytes of msgpack, at most 1 MiB: one tagged struct below. The client speaks
-first (`Hello`); every request but `Release` and `Report` is answered once, by its ``id``, with a reply or a `Failure`. The
-node handles one connection's requests in order, and sends pushes (`Progress`, `Decided`, `Asked`, `Reduced`, `Event`, `Ending`) at any time.
-Tensors never cross: descriptors of shared memory travel beside the first byte of the frame that announces them (SCM_RIGHTS).
+A frame is a big-endian u32 length and that many bytes of msgpack, at most 1 MiB: one tagged struct
+below. The client speaks first (`Hello`); every request but `Release` and `Report` is answered once,
+by its ``id``, with a reply or a `Failure`. The node handles one connection's requests in order, and
+sends pushes (`Progress`, `Decided`, `Asked`, `Reduced`, `Event`, `Ending`) at any time. Tensors
+never cross: descriptors of shared memory travel beside the first byte of the frame that announces
+them (SCM_RIGHTS).
 
-Script:  Hello → Welcome · Join | FindRun → Joined · Open → (Progress…) Opened + descriptors · Found | Lease → Leased
-         then any of Start, Release, Contribute, Computed, Resume, Lease, Members, Tallies, Report, Reduce…, Depart.
+Script:  Hello → Welcome · Join | FindRun → Joined · Open → (Progress…) Opened + descriptors · Found
+| Lease → Leased
+         then any of Start, Release, Contribute, Computed, Resume, Lease, Members, Tallies, Report,
+         Reduce…, Depart.
 """
 
 from __future__ import annotations
@@ -42,9 +47,11 @@ Fragment = Annotated[int, msgspec.Meta(ge=0, lt=MAX_FRAGMENTS)]
 
 
 class JoinRequest(msgspec.Struct, frozen=True):
-    """How to get into a run: an invite, or the canonical bytes of a signed manifest (one's own run). One of the two.
+    """How to get into a run: an invite, or the canonical bytes of a signed manifest (one's own
+    run). One of the two.
 
-    ``name`` is what other members see; ``contribute`` False means: hold and serve the state, take no part in rounds.
+    ``name`` is what other members see; ``contribute`` False means: hold and serve the state, take
+    no part in rounds.
     """
 
     invite: Annotated[str, msgspec.Meta(max_length=16_384)] = ""
@@ -63,7 +70,8 @@ class RunInfo(msgspec.Struct, frozen=True):
     round: int = 0
 
 
-# ── requests ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── requests
+# ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -87,20 +95,26 @@ class Runs(msgspec.Struct, frozen=True, tag="runs"):
 
 
 class Peers(msgspec.Struct, frozen=True, tag="peers"):
-    """→ Document: ``{"peers": [...]}`` of a run named by id, unique prefix of it, or name ("" = the only one)."""
+    """→ Document: ``{"peers": [...]}`` of a run named by id, unique prefix of it, or name ("" = the
+    only one).
+    """
 
     id: Id
     run: Name
 
 
 class Ping(Status, frozen=True, tag="ping"):
-    """→ Document: how ``peer`` (a whole id) is reached now, and its round-trip time. See `NodeService.ping`."""
+    """→ Document: how ``peer`` (a whole id) is reached now, and its round-trip time. See
+    `NodeService.ping`.
+    """
 
     peer: Name
 
 
 class Check(Status, frozen=True, tag="check"):
-    """→ Document: what peers say of our clock, and how fast bytes go to the peer ``bandwidth`` (a whole id; "" = none). See `NodeService.check`."""
+    """→ Document: what peers say of our clock, and how fast bytes go to the peer ``bandwidth`` (a
+    whole id; "" = none). See `NodeService.check`.
+    """
 
     bandwidth: Name = ""
 
@@ -128,7 +142,9 @@ class Leave(msgspec.Struct, frozen=True, tag="leave"):
 
 
 class Recertify(msgspec.Struct, frozen=True, tag="recertify"):
-    """→ Document: ``{"removed": [...], "awaited": [...]}``. The organiser's user says that these members never vote again."""
+    """→ Document: ``{"removed": [...], "awaited": [...]}``. The organiser's user says that these
+    members never vote again.
+    """
 
     id: Id
     run: Name
@@ -140,7 +156,9 @@ class BeginRun(FindRun, frozen=True, tag="begin_run"):
 
 
 class ReadBans(msgspec.Struct, frozen=True, tag="read_bans"):
-    """→ Document: ``{"banned": {peer: why}}``. The lists of who is banned from a run have changed on this machine's disk."""
+    """→ Document: ``{"banned": {peer: why}}``. The lists of who is banned from a run have changed
+    on this machine's disk.
+    """
 
     id: Id
     run: Name
@@ -160,7 +178,9 @@ class Subscribe(msgspec.Struct, frozen=True, tag="subscribe"):
 
 
 class Open(msgspec.Struct, frozen=True, tag="open"):
-    """→ Opened with descriptors, after Progress pushes while the state is fetched. One session a connection."""
+    """→ Opened with descriptors, after Progress pushes while the state is fetched. One session a
+    connection.
+    """
 
     id: Id
     run_id: RunId
@@ -168,7 +188,9 @@ class Open(msgspec.Struct, frozen=True, tag="open"):
 
 
 class Found(msgspec.Struct, frozen=True, tag="found"):
-    """→ Leased. The initial parameters are in the contribution buffer; only after Opened(founding=True)."""
+    """→ Leased. The initial parameters are in the contribution buffer; only after
+    Opened(founding=True).
+    """
 
     id: Id
 
@@ -188,9 +210,11 @@ class Release(msgspec.Struct, frozen=True, tag="release"):
 
 
 class Contribute(msgspec.Struct, frozen=True, tag="contribute"):
-    """→ Done; later one Decided push. The fragment's part of the contribution buffer is written and frozen until that push.
+    """→ Done; later one Decided push. The fragment's part of the contribution buffer is written and
+    frozen until that push.
 
-    The client makes the cid, so that its outcome can be asked for even when the node died before it answered.
+    The client makes the cid, so that its outcome can be asked for even when the node died before it
+    answered.
     """
 
     id: Id
@@ -206,8 +230,8 @@ class Contribute(msgspec.Struct, frozen=True, tag="contribute"):
 
 
 class Computed(msgspec.Struct, frozen=True, tag="computed"):
-    """→ Done. The contribution buffer holds the vector that Asked ``number`` was for, or its state after interval ``part``; it is free again with the
-    answer."""
+    """→ Done. The contribution buffer holds the vector that Asked ``number`` was for, or its state
+    after interval ``part``; it is free again with the answer."""
 
     id: Id
     number: Positive
@@ -215,14 +239,18 @@ class Computed(msgspec.Struct, frozen=True, tag="computed"):
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
-    """→ Begun. The contribution buffer is to hold the state that the interval of Asked ``number`` begins at, until the next request."""
+    """→ Begun. The contribution buffer is to hold the state that the interval of Asked ``number``
+    begins at, until the next request.
+    """
 
     id: Id
     number: Positive
 
 
 class Resume(msgspec.Struct, frozen=True, tag="resume"):
-    """→ Done; later one Decided push, for a contribution made before the connection, or the node, was lost."""
+    """→ Done; later one Decided push, for a contribution made before the connection, or the node,
+    was lost.
+    """
 
     id: Id
     cid: Cid
@@ -243,7 +271,9 @@ class Tallies(msgspec.Struct, frozen=True, tag="tallies"):
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
-    """→ Starting. May the script make its first step? ``now``: it begins with the members that are there."""
+    """→ Starting. May the script make its first step? ``now``: it begins with the members that are
+    there.
+    """
 
     id: Id
     now: bool = False
@@ -258,29 +288,37 @@ class Report(msgspec.Struct, frozen=True, tag="report"):
 
 
 class Depart(msgspec.Struct, frozen=True, tag="depart"):
-    """→ Done, when the open round is finished or handed over: the script contributes no more, the node seeds."""
+    """→ Done, when the open round is finished or handed over: the script contributes no more, the
+    node seeds.
+    """
 
     id: Id
 
 
 class BufferOpen(msgspec.Struct, frozen=True, tag="buffer_open"):
-    """→ BufferOpened with a descriptor: memory for float32 (numel,) that operations read as it lies."""
+    """→ BufferOpened with a descriptor: memory for float32 (numel,) that operations read as it
+    lies.
+    """
 
     id: Id
     numel: Positive
 
 
 class BufferClose(msgspec.Struct, frozen=True, tag="buffer_close"):
-    """→ Done. The script writes no more to a buffer and calls nothing with it; what is under way with it goes on."""
+    """→ Done. The script writes no more to a buffer and calls nothing with it; what is under way
+    with it goes on.
+    """
 
     id: Id
     number: Positive
 
 
 class ReduceOpen(msgspec.Struct, frozen=True, tag="reduce_open"):
-    """→ ReduceOpened with a descriptor: memory for what this script gives to a free-standing operation, float32 (numel,).
+    """→ ReduceOpened with a descriptor: memory for what this script gives to a free-standing
+    operation, float32 (numel,).
 
-    With a ``buffer`` of this length, what it gives lies there already, and there is no descriptor."""
+    With a ``buffer`` of this length, what it gives lies there already, and there is no descriptor.
+    """
 
     id: Id
     call: Call
@@ -296,7 +334,9 @@ class ReduceStart(msgspec.Struct, frozen=True, tag="reduce_start"):
 
 
 class ReduceCancel(msgspec.Struct, frozen=True, tag="reduce_cancel"):
-    """→ Done. The script waits no longer: unless it is decided, the Reduced push comes now, and says "open"."""
+    """→ Done. The script waits no longer: unless it is decided, the Reduced push comes now, and
+    says "open".
+    """
 
     id: Id
     op_id: Name
@@ -345,11 +385,14 @@ Request = (
     | ReduceClose
 )
 
-# ── replies ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── replies
+# ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """The node and the protocol version both will speak. ``private`` nodes end with the process ``parent_pid``."""
+    """The node and the protocol version both will speak. ``private`` nodes end with the process
+    ``parent_pid``.
+    """
 
     id: Id
     version: int
@@ -387,7 +430,9 @@ class Joined(msgspec.Struct, frozen=True, tag="joined"):
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened"):
-    """The shared memory of the run comes beside this: contribution of the whole model (read-write), anchor slots of each fragment (read-only)."""
+    """The shared memory of the run comes beside this: contribution of the whole model (read-write),
+    anchor slots of each fragment (read-only).
+    """
 
     id: Id
     numel: int
@@ -396,8 +441,9 @@ class Opened(msgspec.Struct, frozen=True, tag="opened"):
 
 
 class Leased(msgspec.Struct, frozen=True, tag="leased"):
-    """Slot ``slot`` holds the anchor after ``round`` committed rounds of ``samples`` in all, the newest with this ``lag``, and is not written until
-    released. ``steps``: this member's from it, where it has a number of its own."""
+    """Slot ``slot`` holds the anchor after ``round`` committed rounds of ``samples`` in all, the
+    newest with this ``lag``, and is not written until released. ``steps``: this member's from it,
+    where it has a number of its own."""
 
     id: Id
     slot: int
@@ -409,7 +455,9 @@ class Leased(msgspec.Struct, frozen=True, tag="leased"):
 
 
 class MemberList(msgspec.Struct, frozen=True, tag="members"):
-    """The members of the current configuration; of a run with noise, also what this one has ``spent``."""
+    """The members of the current configuration; of a run with noise, also what this one has
+    ``spent``.
+    """
 
     id: Id
     members: tuple[PeerView, ...]
@@ -440,8 +488,9 @@ class BufferOpened(msgspec.Struct, frozen=True, tag="buffer_opened"):
 
 
 class ReduceOpened(msgspec.Struct, frozen=True, tag="reduce_opened"):
-    """The contribution's memory comes beside this (read-write), unless it is a buffer: encode it there, chunk after chunk. The same memory
-    whenever ``number`` is the same. ``numel``: length of the whole vector; of a gather, a slot for each of ``members``, who have been asked."""
+    """The contribution's memory comes beside this (read-write), unless it is a buffer: encode it
+    there, chunk after chunk. The same memory whenever ``number`` is the same. ``numel``: length of
+    the whole vector; of a gather, a slot for each of ``members``, who have been asked."""
 
     id: Id
     number: int
@@ -452,11 +501,14 @@ class ReduceOpened(msgspec.Struct, frozen=True, tag="reduce_opened"):
     fds: int = REDUCE_FDS
 
 
-# ── pushes ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── pushes
+# ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
-    """How far the request ``id`` is: ``stage`` ("finding members", "fetching state"…), ``done`` of ``total`` (0: unknown)."""
+    """How far the request ``id`` is: ``stage`` ("finding members", "fetching state"…), ``done`` of
+    ``total`` (0: unknown).
+    """
 
     id: Id
     stage: str
@@ -465,7 +517,9 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
 
 
 class Decided(msgspec.Struct, frozen=True, tag="decided"):
-    """What became of a contribution; its buffer is free again. Exactly once for each Contribute or Resume."""
+    """What became of a contribution; its buffer is free again. Exactly once for each Contribute or
+    Resume.
+    """
 
     cid: Cid
     outcome: Outcome
@@ -479,7 +533,9 @@ class Closing(msgspec.Struct, frozen=True, tag="closing"):
 
 
 class Asked(msgspec.Struct, frozen=True, tag="asked"):
-    """Compute what follows from the anchor of ``round`` and this seed, and say Computed (`collectives.seeded`)."""
+    """Compute what follows from the anchor of ``round`` and this seed, and say Computed
+    (`collectives.seeded`).
+    """
 
     number: Positive
     round: int
@@ -488,8 +544,9 @@ class Asked(msgspec.Struct, frozen=True, tag="asked"):
 
 
 class Reduced(msgspec.Struct, frozen=True, tag="reduced"):
-    """What became of a free-standing reduction. When committed, the memory of the result comes beside this (read-only): the encoded mean,
-    in chunks like the contribution. The same memory whenever ``number`` is the same."""
+    """What became of a free-standing reduction. When committed, the memory of the result comes
+    beside this (read-only): the encoded mean, in chunks like the contribution. The same memory
+    whenever ``number`` is the same."""
 
     op_id: str
     outcome: Outcome
@@ -527,7 +584,8 @@ Reply = (
 Push = Progress | Decided | Closing | Asked | Reduced | Event | Ending
 Answer = Reply | Push
 
-# ── frames ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── frames
+# ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 _encoder = msgspec.msgpack.Encoder()
 

@@ -1,4 +1,5 @@
-"""What each request does: calls into the NodeService and the connection's ScriptSession, and the answers to give.
+"""What each request does: calls into the NodeService and the connection's ScriptSession, and the
+answers to give.
 
 No I/O: the connection (`connection`) brings requests in order and carries the answers away.
 """
@@ -16,7 +17,9 @@ from .failures import failure
 from .service import NodeService, NumberedBuffer, ScriptSession
 
 Post = Callable[[p.Answer, Sequence[int]], None]
-"""Send an answer, with descriptors beside it (duplicated, if they are to outlive the call). Never blocks."""
+"""Send an answer, with descriptors beside it (duplicated, if they are to outlive the call). Never
+blocks.
+"""
 
 
 class Requests:
@@ -68,7 +71,8 @@ class Requests:
         }
 
     def hello(self, message: p.Request, pid: int | None) -> p.Welcome:
-        """The answer to the first message. ``pid``: of the client by the kernel's word, which goes before its own; None where that says nothing.
+        """The answer to the first message. ``pid``: of the client by the kernel's word, which goes
+        before its own; None where that says nothing.
 
         Raises VersionMismatchError, or LocalProtocolError when it is not a Hello.
         """
@@ -82,7 +86,8 @@ class Requests:
                 why="The node and the script or command come from different versions of atoll.",
                 hint="Restart the node: atoll down, then atoll up",
             )
-        # The number that a client in a container has there is another process's here, which `atoll down --scripts` would end.
+        # The number that a client in a container has there is another process's here, which `atoll
+        # down --scripts` would end.
         self._pid = message.pid if pid is None else pid
         service = self._service
         return p.Welcome(

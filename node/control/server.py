@@ -25,7 +25,9 @@ _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 @dataclass(frozen=True, slots=True)
 class ControlDefect(Event):
-    """Serving a client failed in a way that is a defect of ours; ``trace`` is the traceback. The node goes on."""
+    """Serving a client failed in a way that is a defect of ours; ``trace`` is the traceback. The
+    node goes on.
+    """
 
     error: str
     trace: str
@@ -36,7 +38,9 @@ def _emit_defect(error: Exception) -> None:
 
 
 class ControlServer:
-    """Serves a NodeService at ``path``. Hold the home's `NodeLock` before ``run``: a socket file found there is then stale."""
+    """Serves a NodeService at ``path``. Hold the home's `NodeLock` before ``run``: a socket file
+    found there is then stale.
+    """
 
     def __init__(
         self, service: NodeService, path: Path, *, on_defect: Defect = _emit_defect
@@ -48,9 +52,11 @@ class ControlServer:
         self._room = trio.Semaphore(MAX_CONNECTIONS)
 
     async def run(self, *, task_status: trio.TaskStatus[Path] = trio.TASK_STATUS_IGNORED) -> None:
-        """Listen (started with the path) and serve until cancelled; then the socket file is gone and every session detached.
+        """Listen (started with the path) and serve until cancelled; then the socket file is gone
+        and every session detached.
 
-        Raises StorageError when the socket cannot be made, StateError (E102) when another node answers on it.
+        Raises StorageError when the socket cannot be made, StateError (E102) when another node
+        answers on it.
         """
         listener = self._bind()
         inode = self.path.stat().st_ino
@@ -70,7 +76,9 @@ class ControlServer:
             self._unlink(inode)
 
     def announce_end(self, reason: str) -> None:
-        """Tell all clients that the node is shutting down: scripts then know why their connection ends."""
+        """Tell all clients that the node is shutting down: scripts then know why their connection
+        ends.
+        """
         for connection in self._connections:
             connection.end(reason)
 

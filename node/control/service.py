@@ -1,10 +1,12 @@
-"""What the node implements for its control socket. The server (`server`) calls it; everything runs in the node's trio thread.
+"""What the node implements for its control socket. The server (`server`) calls it; everything runs
+in the node's trio thread.
 
-Errors: any method may raise an AtollError; it reaches the client with its class, code, why and hint, and the connection lives
-on. Any other exception is a defect of the node: the client gets E142 and the node goes on.
+Errors: any method may raise an AtollError; it reaches the client with its class, code, why and
+hint, and the connection lives on. Any other exception is a defect of the node: the client gets E142
+and the node goes on.
 
-Cancellation: an ``async`` method is cancelled when its client is gone. It must leave the node as if it had not been
-called, or as if it had finished; `ScriptSession.detached` follows in any case.
+Cancellation: an ``async`` method is cancelled when its client is gone. It must leave the node as if
+it had not been called, or as if it had finished; `ScriptSession.detached` follows in any case.
 """
 
 from __future__ import annotations
@@ -26,17 +28,22 @@ ProgressSink = Callable[[str, int, int], None]
 
 
 class ScriptEvents(Protocol):
-    """How a session tells its script something, at any time until `detached`. Never blocks; after `detached` it does nothing."""
+    """How a session tells its script something, at any time until `detached`. Never blocks; after
+    `detached` it does nothing.
+    """
 
     def decided(self, cid: bytes, outcome: Outcome) -> None:
-        """Exactly once for every `contribute` and `resume`: the round is decided and applied (the anchor is published first),
-        and the node no longer reads the contribution buffer, whether ``outcome.counted`` or not. The script may write the
-        next contribution as soon as it sees this. There is no push for "open": the client tells the time itself.
+        """Exactly once for every `contribute` and `resume`: the round is decided and applied (the
+        anchor is published first), and the node no longer reads the contribution buffer, whether
+        ``outcome.counted`` or not. The script may write the next contribution as soon as it sees
+        this. There is no push for "open": the client tells the time itself.
         """
         ...
 
     def closing(self, round_: int, fragment: int = 0) -> None:
-        """Another member has finished ``round_`` of a fragment, to which this script has contributed nothing yet."""
+        """Another member has finished ``round_`` of a fragment, to which this script has
+        contributed nothing yet.
+        """
         ...
 
     def asked(self, number: int, round_: int, seed: bytes, interval: int = -1) -> None:
@@ -44,17 +51,22 @@ class ScriptEvents(Protocol):
         ...
 
     def reduced(self, op_id: str, outcome: Outcome, result: NumberedBuffer | None = None) -> None:
-        """Exactly once for every `reduce_start`; "open" when the deadline passed. If committed, ``result`` holds the encoded mean, on
-        the grid of the contribution, and is not written until `reduce_close`."""
+        """Exactly once for every `reduce_start`; "open" when the deadline passed. If committed,
+        ``result`` holds the encoded mean, on the grid of the contribution, and is not written until
+        `reduce_close`."""
         ...
 
     def failed(self, error: AtollError) -> None:
-        """The run does not go on at this node: the script is told why and its connection ends. It may enter the run again."""
+        """The run does not go on at this node: the script is told why and its connection ends. It
+        may enter the run again.
+        """
         ...
 
 
 class NumberedBuffer(Protocol):
-    """Shared memory that a script may keep its mapping of: under the same ``number`` (> 0) it is the same memory."""
+    """Shared memory that a script may keep its mapping of: under the same ``number`` (> 0) it is
+    the same memory.
+    """
 
     number: int
 
@@ -70,7 +82,9 @@ class NumberedBuffer(Protocol):
 
 
 class ReduceMemory(NamedTuple):
-    """Memory for the contribution to one free-standing reduction: the script encodes it there, chunk after chunk."""
+    """Memory for the contribution to one free-standing reduction: the script encodes it there,
+    chunk after chunk.
+    """
 
     source: NumberedBuffer
     grid: tuple[str, int, int]
@@ -80,21 +94,28 @@ class ReduceMemory(NamedTuple):
 
 
 class ScriptSession(Protocol):
-    """One script, attached to one run. Made by `NodeService.open_script` when the run's state is known."""
+    """One script, attached to one run. Made by `NodeService.open_script` when the run's state is
+    known.
+    """
 
     founding: bool
-    """The run has no state and this member may found it: the script writes the initial parameters, then calls `found`."""
+    """The run has no state and this member may found it: the script writes the initial parameters,
+    then calls `found`.
+    """
 
     contribution: SharedBuffer
-    """float32 (numel,) of the whole model, written by this script alone. A fresh one a session: what an earlier script froze stays
-    frozen in its own buffer until it is decided."""
+    """float32 (numel,) of the whole model, written by this script alone. A fresh one a session:
+    what an earlier script froze stays frozen in its own buffer until it is decided."""
 
     anchors: Sequence[AnchorSlots]
-    """The anchor slots of each fragment (a model that is not cut is one); the server calls `renew`, `reader_fds`, `lease`, `release` and
-    `abandon` on them, for this script. They outlive the session: one AnchorSlots a fragment of a run."""
+    """The anchor slots of each fragment (a model that is not cut is one); the server calls `renew`,
+    `reader_fds`, `lease`, `release` and `abandon` on them, for this script. They outlive the
+    session: one AnchorSlots a fragment of a run."""
 
     def rounds(self, entry: int, fragment: int = 0) -> int:
-        """How many rounds are in the anchor after log entry ``entry``, as `anchors` number them: what the script is told."""
+        """How many rounds are in the anchor after log entry ``entry``, as `anchors` number them:
+        what the script is told.
+        """
         ...
 
     def samples(self, entry: int, fragment: int = 0) -> int:
@@ -106,14 +127,17 @@ class ScriptSession(Protocol):
         ...
 
     def steps(self) -> int:
-        """How many inner steps the script makes now, where members have each their number (`AnchorView.steps`)."""
+        """How many inner steps the script makes now, where members have each their number
+        (`AnchorView.steps`).
+        """
         ...
 
     async def found(self) -> None:
-        """``contribution`` holds the initial parameters (copy them before returning). Afterwards ``current`` of all anchors is set.
+        """``contribution`` holds the initial parameters (copy them before returning). Afterwards
+        ``current`` of all anchors is set.
 
-        Raises LocalProtocolError when the session is not founding. When another member founded the run meanwhile, adopt
-        that state and return normally.
+        Raises LocalProtocolError when the session is not founding. When another member founded the
+        run meanwhile, adopt that state and return normally.
         """
         ...
 
@@ -125,30 +149,34 @@ class ScriptSession(Protocol):
         fragment: int = 0,
         reading: Reading = NO_READING,
     ) -> None:
-        """The fragment's part of ``contribution`` is written and stays frozen until `ScriptEvents.decided`; offer it under ``cid`` (16 random bytes,
-        made by the client) to the open round, or to the next one where an earlier script's contribution is frozen in it.
+        """The fragment's part of ``contribution`` is written and stays frozen until
+        `ScriptEvents.decided`; offer it under ``cid`` (16 random bytes, made by the client) to the
+        open round, or to the next one where an earlier script's contribution is frozen in it.
 
         Raises LocalProtocolError when this session has an undecided one of this fragment.
         """
         ...
 
     def computed(self, number: int, part: int = 0) -> None:
-        """``contribution`` holds the vector that `ScriptEvents.asked` was for, or its state after interval ``part``: copy it before returning. An
-        unknown number is none."""
+        """``contribution`` holds the vector that `ScriptEvents.asked` was for, or its state after
+        interval ``part``: copy it before returning. An unknown number is none."""
         ...
 
     def begin(self, number: int) -> bool:
-        """Write the state that an interval begins at to ``contribution``. False: nobody wants it any more."""
+        """Write the state that an interval begins at to ``contribution``. False: nobody wants it
+        any more.
+        """
         ...
 
     def resume(self, cid: bytes, fragment: int = 0) -> None:
-        """Say (`ScriptEvents.decided`) what became of a contribution to a fragment, of an earlier session, perhaps of an earlier node.
+        """Say (`ScriptEvents.decided`) what became of a contribution to a fragment, of an earlier
+        session, perhaps of an earlier node.
 
         * Known and undecided: when it is decided.
         * In an entry of the log: committed, counted, that entry's round.
-        * Neither: an earlier node may have offered it to no later round than the one open when *this* node started. When
-          that round is decided without it, it never will be counted: "lost". (A cid that no node has ever seen gets this
-          answer too.)
+        * Neither: an earlier node may have offered it to no later round than the one open when
+          *this* node started. When that round is decided without it, it never will be counted:
+          "lost". (A cid that no node has ever seen gets this answer too.)
         """
         ...
 
@@ -169,8 +197,8 @@ class ScriptSession(Protocol):
         ...
 
     def starts(self, now: bool) -> tuple[int, int]:
-        """Whether the script may make its first step: (0, 0), or how many members are there of how many the run is to begin with. ``now``: it
-        begins with those who are there."""
+        """Whether the script may make its first step: (0, 0), or how many members are there of how
+        many the run is to begin with. ``now``: it begins with those who are there."""
         ...
 
     async def leave(self) -> None:
@@ -178,20 +206,27 @@ class ScriptSession(Protocol):
         ...
 
     def buffer_open(self, numel: int) -> NumberedBuffer:
-        """Memory for float32 (numel,) that operations read as it lies. Raises StorageError, and LocalProtocolError for too many."""
+        """Memory for float32 (numel,) that operations read as it lies. Raises StorageError, and
+        LocalProtocolError for too many.
+        """
         ...
 
     def buffer_close(self, number: int) -> None:
-        """The script does not use a buffer any more; an operation under way goes on with it. Idempotent."""
+        """The script does not use a buffer any more; an operation under way goes on with it.
+        Idempotent.
+        """
         ...
 
     def reduce_open(self, call: Call, numel: int, buffer: int = 0) -> ReduceMemory:
-        """Memory for a contribution, or the number of the buffer that holds it. Raises StorageError, what `Swarm.operate` raises, and
-        LocalProtocolError for a buffer that is unknown, of another length, or in use."""
+        """Memory for a contribution, or the number of the buffer that holds it. Raises
+        StorageError, what `Swarm.operate` raises, and LocalProtocolError for a buffer that is
+        unknown, of another length, or in use."""
         ...
 
     def reduce_cancel(self, op_id: str) -> None:
-        """The script waits no longer: `ScriptEvents.reduced` says "open" now, unless it has said something. Idempotent."""
+        """The script waits no longer: `ScriptEvents.reduced` says "open" now, unless it has said
+        something. Idempotent.
+        """
         ...
 
     def reduce_start(self, op_id: str) -> None:
@@ -199,20 +234,24 @@ class ScriptSession(Protocol):
         ...
 
     def reduce_close(self, op_id: str) -> None:
-        """The memory is no longer needed by the script; a running reduction is not disturbed. Idempotent."""
+        """The memory is no longer needed by the script; a running reduction is not disturbed.
+        Idempotent.
+        """
         ...
 
     def detached(self) -> None:
-        """The script is gone, or closed its connection. Called exactly once, also after a cancelled request.
+        """The script is gone, or closed its connection. Called exactly once, also after a cancelled
+        request.
 
-        Its leases have ended (`AnchorSlots.abandon`). The node keeps seeding; a frozen contribution stays until it is decided.
+        Its leases have ended (`AnchorSlots.abandon`). The node keeps seeding; a frozen contribution
+        stays until it is decided.
         """
         ...
 
 
 class NodeService(Protocol):
-    """The node, as the command line and scripts see it. Runs are named by id, unique prefix of it, or name; "" = the only one
-    (ConfigError when that is not one run)."""
+    """The node, as the command line and scripts see it. Runs are named by id, unique prefix of it,
+    or name; "" = the only one (ConfigError when that is not one run)."""
 
     peer: PeerId
     private: bool
@@ -232,17 +271,21 @@ class NodeService(Protocol):
         ...
 
     async def ping(self, peer: str) -> dict[str, Any]:
-        """JSON-able: how ``peer`` is reached (see `Host.path`) and its round-trip time. Raises NetworkError, ConfigError for a wrong id."""
+        """JSON-able: how ``peer`` is reached (see `Host.path`) and its round-trip time. Raises
+        NetworkError, ConfigError for a wrong id.
+        """
         ...
 
     async def check(self, bandwidth: str) -> dict[str, Any]:
-        """JSON-able: ``clock``, one row a peer that answered (``ahead_s``: ours minus its, right ``within_s``); and of the peer ``bandwidth``,
-        unless it is "", path and bytes a second both ways, which takes about ten seconds. Raises NetworkError, ConfigError for a wrong id."""
+        """JSON-able: ``clock``, one row a peer that answered (``ahead_s``: ours minus its, right
+        ``within_s``); and of the peer ``bandwidth``, unless it is "", path and bytes a second both
+        ways, which takes about ten seconds. Raises NetworkError, ConfigError for a wrong id."""
         ...
 
     async def join(self, request: JoinRequest, progress: ProgressSink) -> RunInfo:
-        """Enter a run; idempotent for a run the node is in. Returns when its manifest is known and verified: its state is
-        waited for in `open_script`. Raises ConfigError, NotAdmittedError, NetworkError."""
+        """Enter a run; idempotent for a run the node is in. Returns when its manifest is known and
+        verified: its state is waited for in `open_script`. Raises ConfigError, NotAdmittedError,
+        NetworkError."""
         ...
 
     async def find_run(self, run: str) -> RunInfo:
@@ -250,41 +293,50 @@ class NodeService(Protocol):
         ...
 
     async def leave(self, run: str, now: bool) -> None:
-        """Leave the run: hand over the open round, say goodbye, stop seeding; ``now`` skips what takes time."""
+        """Leave the run: hand over the open round, say goodbye, stop seeding; ``now`` skips what
+        takes time.
+        """
         ...
 
     async def recertify(self, run: str, without: Sequence[PeerId]) -> dict[str, Any]:
-        """These members of the run never vote again: go on without them. JSON-able: who is removed, whose answer is awaited.
+        """These members of the run never vote again: go on without them. JSON-able: who is removed,
+        whose answer is awaited.
 
         Raises RecertifyError where that cannot be right, StorageError.
         """
         ...
 
     async def begin(self, run: str) -> dict[str, Any]:
-        """Let a run that waits for `[train] start_with` members begin with those who are there. JSON-able: ``run_id``, ``begun`` (False: it had
-        begun already), ``missing`` (members)."""
+        """Let a run that waits for `[train] start_with` members begin with those who are there.
+        JSON-able: ``run_id``, ``begun`` (False: it had begun already), ``missing`` (members)."""
         ...
 
     async def read_bans(self, run: str) -> dict[str, Any]:
-        """Take the lists of who is banned from a run as they are on disk now, and enforce them. JSON-able: ``banned``, why by peer."""
+        """Take the lists of who is banned from a run as they are on disk now, and enforce them.
+        JSON-able: ``banned``, why by peer.
+        """
         ...
 
     def down(self, now: bool) -> None:
-        """Begin to shut down and return; the control server is cancelled last, so that the answer gets out."""
+        """Begin to shut down and return; the control server is cancelled last, so that the answer
+        gets out.
+        """
         ...
 
     def subscribe(self) -> AbstractAsyncContextManager[AsyncIterator[dict[str, Any]]]:
-        """JSON-able telemetry events from now on. The service bounds its queue and counts what did not fit
-        (an event carries that as the key ``missed``)."""
+        """JSON-able telemetry events from now on. The service bounds its queue and counts what did
+        not fit (an event carries that as the key ``missed``)."""
         ...
 
     async def open_script(
         self, run_id: str, layout: Layout, pid: int, events: ScriptEvents, progress: ProgressSink
     ) -> ScriptSession:
-        """Attach a script: wait until the run's state is here (telling progress), or until it is clear that this member founds it.
+        """Attach a script: wait until the run's state is here (telling progress), or until it is
+        clear that this member founds it.
 
-        Raises ModelMismatchError (naming the tensors, `collectives.layout.differences`) when the run has another layout,
-        ConfigError when another live script is attached to the run or the run is unknown. ``layout`` has passed
-        `Layout.check`. On cancellation nothing stays attached and `detached` is not called.
+        Raises ModelMismatchError (naming the tensors, `collectives.layout.differences`) when the
+        run has another layout, ConfigError when another live script is attached to the run or the
+        run is unknown. ``layout`` has passed `Layout.check`. On cancellation nothing stays attached
+        and `detached` is not called.
         """
         ...

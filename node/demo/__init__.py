@@ -1,4 +1,5 @@
-"""The demo: three peers on this machine train together, one is killed, a fourth joins late. Bottom up:
+"""The demo: three peers on this machine train together, one is killed, a fourth joins late. Bottom
+up:
 
 plot      a curve in a terminal: braille plot, sparkline
 board     what the demo knows at a moment
@@ -19,7 +20,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """What ``atoll demo`` takes. ``steps``: inner steps of each peer; None: 700, or 400 with ``quick``."""
+    """What ``atoll demo`` takes. ``steps``: inner steps of each peer; None: 700, or 400 with
+    ``quick``.
+    """
 
     peers: int = 3
     steps: int | None = None

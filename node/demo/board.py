@@ -1,4 +1,6 @@
-"""What the demo knows at a moment: peers, rounds, losses, bytes. Fed with JSON lines and instants; no I/O, no clock of its own."""
+"""What the demo knows at a moment: peers, rounds, losses, bytes. Fed with JSON lines and instants;
+no I/O, no clock of its own.
+"""
 
 from __future__ import annotations
 
@@ -52,15 +54,19 @@ class Happening:
 
 
 def ddp_bytes(contributors: int, params: int) -> float:
-    """Bytes that ``contributors`` peers would send together for one step of plain data-parallel training.
+    """Bytes that ``contributors`` peers would send together for one step of plain data-parallel
+    training.
 
-    The definition: bf16 gradients all-reduced every step by a ring, so each peer sends 2(k-1)/k times 2 bytes a parameter.
+    The definition: bf16 gradients all-reduced every step by a ring, so each peer sends 2(k-1)/k
+    times 2 bytes a parameter.
     """
     return 4.0 * (contributors - 1) * params
 
 
 class Board:
-    """The state of the demo. ``rounds_total`` rounds of ``sync_every`` steps on a model of ``params`` parameters."""
+    """The state of the demo. ``rounds_total`` rounds of ``sync_every`` steps on a model of
+    ``params`` parameters.
+    """
 
     def __init__(
         self, names: list[str], *, rounds_total: int, sync_every: int, params: int
@@ -178,7 +184,9 @@ class Board:
         self.happenings.append(Happening("joined", name, at_s, self.round))
 
     def recovery_s(self) -> float | None:
-        """Seconds from the kill to the next committed round that does without the killed peer; None when there was none."""
+        """Seconds from the kill to the next committed round that does without the killed peer; None
+        when there was none.
+        """
         kill = next(
             (happening for happening in self.happenings if happening.kind == "killed"), None
         )

@@ -1,4 +1,6 @@
-"""Who is started and killed when. Reads what the processes print, keeps the board, and shows it several times a second."""
+"""Who is started and killed when. Reads what the processes print, keeps the board, and shows it
+several times a second.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class Cast:
 
 
 class Director:
-    """Runs one demo on a stage. ``late``: the name of the late peer; ``kill``: whether somebody is killed."""
+    """Runs one demo on a stage. ``late``: the name of the late peer; ``kill``: whether somebody is
+    killed.
+    """
 
     def __init__(
         self,
@@ -135,7 +139,9 @@ class Director:
         return all(row.state in ("finished", "failed", "killed") for row in board.rows.values())
 
     def _strike(self) -> None:
-        """Kill the last of the first peers, never the founder's: a swarm of two whose founder dies has no majority."""
+        """Kill the last of the first peers, never the founder's: a swarm of two whose founder dies
+        has no majority.
+        """
         victim = [name for name in self.board.rows if name != self._late][-1]
         at = kill([self.cast.nodes[victim], self.cast.scripts[victim]])
         self.board.killed(victim, at - self._started)
@@ -165,7 +171,9 @@ class Director:
         what: str,
         moves: Callable[[], object] | None = None,
     ) -> None:
-        """Take in lines and redraw until ``done``. ``limit_s`` starts anew whenever ``moves`` changes. Raises NetworkError."""
+        """Take in lines and redraw until ``done``. ``limit_s`` starts anew whenever ``moves``
+        changes. Raises NetworkError.
+        """
         until, last = self._clock() + limit_s, moves() if moves else None
         while not done():
             self._take_for(REDRAW_S)
@@ -180,7 +188,9 @@ class Director:
                 )
 
     def _take_for(self, seconds: float) -> None:
-        """Take in what comes within this time: drawing once for all of it leaves the processor to the peers."""
+        """Take in what comes within this time: drawing once for all of it leaves the processor to
+        the peers.
+        """
         until = self._clock() + seconds
         while (left := until - self._clock()) > 0:
             self._take(left)

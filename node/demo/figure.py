@@ -10,7 +10,9 @@ _MARKS = {"killed": ("#c0392b", "killed"), "joined": ("#27764a", "joined")}
 
 
 def draw(board: Board, path: Path) -> bool:
-    """Write the plot of held-out loss by round, with marks at kill and join. False where matplotlib is not installed."""
+    """Write the plot of held-out loss by round, with marks at kill and join. False where matplotlib
+    is not installed.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -1,6 +1,8 @@
-"""Held-out losses, measured beside the swarm: of the anchors it wrote, and of one machine that trains alone.
+"""Held-out losses, measured beside the swarm: of the anchors it wrote, and of one machine that
+trains alone.
 
-``python -m atoll.node.demo.measure run.toml anchors DIR`` and ``… run.toml alone STEPS`` print JSON lines, until done or until stdin ends.
+``python -m atoll.node.demo.measure run.toml anchors DIR`` and ``… run.toml alone STEPS`` print JSON
+lines, until done or until stdin ends.
 """
 
 from __future__ import annotations

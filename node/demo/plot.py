@@ -1,4 +1,6 @@
-"""Curves in a terminal: a braille plot with marks, and a one-line sparkline. Pure functions of numbers to text."""
+"""Curves in a terminal: a braille plot with marks, and a one-line sparkline. Pure functions of
+numbers to text.
+"""
 
 from __future__ import annotations
 
@@ -51,9 +53,11 @@ def braille_plot(
     marks: Sequence[Mark] = (),
     x_label: str = "",
 ) -> list[str]:
-    """Lines of text that draw the curves, each a list of (x, y), joined by straight lines. Points that are not finite are left out.
+    """Lines of text that draw the curves, each a list of (x, y), joined by straight lines. Points
+    that are not finite are left out.
 
-    ``marks`` are drawn as dotted vertical lines, their signs in a line above. Without any point the result is one line saying so.
+    ``marks`` are drawn as dotted vertical lines, their signs in a line above. Without any point the
+    result is one line saying so.
     """
     drawn = [found for curve in curves if (found := _finite(curve))]
     if not drawn:
@@ -104,7 +108,9 @@ def _framed(
 
 
 def sparkline(values: Sequence[float], width: int = 24) -> str:
-    """The last ``width`` values as bars between their minimum and maximum; values that are not finite are left out."""
+    """The last ``width`` values as bars between their minimum and maximum; values that are not
+    finite are left out.
+    """
     shown = [value for value in values if math.isfinite(value)][-width:]
     if not shown:
         return ""

@@ -1,4 +1,6 @@
-"""Peers as processes: started in groups of their own, read line by line, killed for good, ended in order."""
+"""Peers as processes: started in groups of their own, read line by line, killed for good, ended in
+order.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ END_S = 20.0  # a node hands over what is open; then it is killed
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A JSON object that a process printed, or ``{"event": "exit", "code": …}``; ``at`` in seconds of the monotonic clock."""
+    """A JSON object that a process printed, or ``{"event": "exit", "code": …}``; ``at`` in seconds
+    of the monotonic clock.
+    """
 
     name: str
     role: str
@@ -32,7 +36,9 @@ Inbox = queue.SimpleQueue[Line]
 
 
 class Child:
-    """One process of the demo. Its stdout is read as JSON lines into the inbox, other lines and its stderr go to the log."""
+    """One process of the demo. Its stdout is read as JSON lines into the inbox, other lines and its
+    stderr go to the log.
+    """
 
     def __init__(
         self,
@@ -49,13 +55,16 @@ class Child:
             self.process = subprocess.Popen(
                 list(command),
                 env={**os.environ, **environment},
-                stdin=subprocess.PIPE,  # stays open while the demo lives: scripts leave at its end, in whatever way that comes
+                # stays open while the demo lives: scripts leave at its end, in whatever way that
+                # comes
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
                 encoding="utf-8",
                 errors="replace",
-                start_new_session=True,  # Ctrl-C is the demo's; and one signal reaches whatever the process has started
+                # Ctrl-C is the demo's; and one signal reaches whatever the process has started
+                start_new_session=True,
             )
         self._reader = threading.Thread(target=self._read, name=f"read {name} {role}", daemon=True)
         self._reader.start()
@@ -131,7 +140,9 @@ def kill(children: Sequence[Child]) -> float:
 
 
 def end(children: Sequence[Child], timeout_s: float = END_S) -> None:
-    """SIGTERM, a while for going in order, then SIGKILL for those that are left. Nothing runs afterwards."""
+    """SIGTERM, a while for going in order, then SIGKILL for those that are left. Nothing runs
+    afterwards.
+    """
     for child in children:
         if child.alive:
             child.signal(signal.SIGTERM)

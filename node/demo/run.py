@@ -27,7 +27,9 @@ from .view import LiveScreen, PlainScreen, Screen
 
 
 def run(options: DemoOptions) -> int:
-    """Run the demo; exit status 0 when every check held, 1 otherwise. Leaves no process behind, Ctrl-C included."""
+    """Run the demo; exit status 0 when every check held, 1 otherwise. Leaves no process behind,
+    Ctrl-C included.
+    """
     steps = options.steps or (QUICK_STEPS if options.quick else STEPS)
     stage = prepare(Path(options.out), steps=steps, seed=options.seed)
     names = [f"peer {number}" for number in range(1, options.peers + 2)]
@@ -64,7 +66,9 @@ def run(options: DemoOptions) -> int:
 
 
 def _counted_bytes(stage: Stage, board: Board) -> None:
-    """What each surviving node says it sent, control messages and state for the joiner included; scripts only know of rounds."""
+    """What each surviving node says it sent, control messages and state for the joiner included;
+    scripts only know of rounds.
+    """
     for name, row in board.rows.items():
         status = stage.status(name) if row.state != "killed" else None
         for entry in (status or {}).get("runs", ()):

@@ -1,4 +1,6 @@
-"""The files and folders of one demo: a home for each peer, the run's manifest, logs. All under the output folder."""
+"""The files and folders of one demo: a home for each peer, the run's manifest, logs. All under the
+output folder.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,9 @@ class Stage:
         return {"ATOLL_HOME": str(self.home(name)), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
     def node(self, name: str, inbox: Inbox) -> Child:
-        """Start a peer's node, on a free port of this machine only. Like all processes of the demo it ends with the demo."""
+        """Start a peer's node, on a free port of this machine only. Like all processes of the demo
+        it ends with the demo.
+        """
         return self._start(
             name,
             "node",
@@ -102,7 +106,9 @@ class Stage:
             return None
 
     def found(self, name: str) -> str:
-        """Make the run on the founder's node, as `atoll new` and `atoll join RUN` do; returns the invite. Raises AtollError."""
+        """Make the run on the founder's node, as `atoll new` and `atoll join RUN` do; returns the
+        invite. Raises AtollError.
+        """
         command = [*PYTHON, "-m", "atoll.node.cli", "new", str(self.manifest), "--json"]
         environment = {**os.environ, **self.environment(name)}
         done = subprocess.run(
@@ -147,7 +153,9 @@ class Stage:
         return self.folder / "anchors" / name.replace(" ", "-")
 
     def anchor_bits(self, name: str, round_: int) -> str:
-        """blake3 of a peer's anchor of a round, as its script saw it: equal only if every bit is. Empty when it is not there."""
+        """blake3 of a peer's anchor of a round, as its script saw it: equal only if every bit is.
+        Empty when it is not there.
+        """
         try:
             return blake3(
                 (self.anchors(name) / f"round-{round_:04}.safetensors").read_bytes()

@@ -1,4 +1,6 @@
-"""What came out of a demo: the checks that decide its exit status, the table for people, the object for machines."""
+"""What came out of a demo: the checks that decide its exit status, the table for people, the object
+for machines.
+"""
 
 from __future__ import annotations
 
@@ -159,7 +161,9 @@ def judge(
     files: tuple[str, ...],
     extra: dict[str, Any],
 ) -> Verdict:
-    """Look at what the peers reported and decide. ``late``: the name of the late peer, None where none was to join."""
+    """Look at what the peers reported and decide. ``late``: the name of the late peer, None where
+    none was to join.
+    """
     rows = survivors(board)
     failures = [
         f"{row.name} did not finish: {row.state} {row.note}".rstrip()

@@ -1,4 +1,6 @@
-"""The demo on a terminal: a block that redraws itself, or one plain line a round where nobody looks at a terminal. To stderr."""
+"""The demo on a terminal: a block that redraws itself, or one plain line a round where nobody looks
+at a terminal. To stderr.
+"""
 
 from __future__ import annotations
 

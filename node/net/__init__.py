@@ -1,4 +1,5 @@
-"""The peer-to-peer network of a node, on libp2p and trio. Only the node process imports it. Lowest first:
+"""The peer-to-peer network of a node, on libp2p and trio. Only the node process imports it. Lowest
+first:
 
 addresses      network addresses as text: parse, validate, list our own
 packed         addresses as the bytes of libp2p's messages
@@ -8,7 +9,8 @@ echoes         whether a peer reads what we say to it
 peer_stream    a libp2p stream behind a small surface
 door           who may stay where there is no room for all who come
 workarounds    everything we do against faults of py-libp2p
-dialling       connections made otherwise than by libp2p: from the listen port, through relays, at the same moment
+dialling       connections made otherwise than by libp2p: from the listen port, through relays, at
+the same moment
 host           the libp2p host behind a small surface
 look           a run's manifest, shown before one is in it
 framing        frames on a byte stream: u32 length, payload, hard limits

@@ -1,7 +1,9 @@
-"""Network addresses as text (multiaddrs such as ``/ip4/192.0.2.7/tcp/4001``): parsing, validating, listing our own.
+"""Network addresses as text (multiaddrs such as ``/ip4/192.0.2.7/tcp/4001``): parsing, validating,
+listing our own.
 
-A peer that nobody can dial is reached through a relay: its address is a circuit, ``/ip4/192.0.2.7/tcp/4001/p2p/RELAY/p2p-circuit``.
-Addresses come from strangers, so that everything here is strict and bounded, and nothing needs libp2p.
+A peer that nobody can dial is reached through a relay: its address is a circuit,
+``/ip4/192.0.2.7/tcp/4001/p2p/RELAY/p2p-circuit``. Addresses come from strangers, so that everything
+here is strict and bounded, and nothing needs libp2p.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ _NO_PORT = {  # errno of bind: why, and what to do
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Host and TCP port of ``/ip4|ip6|dns|dns4|dns6/HOST/tcp/PORT``. Raises ValueError on anything else."""
+    """Host and TCP port of ``/ip4|ip6|dns|dns4|dns6/HOST/tcp/PORT``. Raises ValueError on anything
+    else.
+    """
     fields = address.split("/", 5)
     if len(address) > MAX_ADDRESS_CHARS or len(fields) != 5 or fields[0] or fields[3] != "tcp":
         raise ValueError(f"not a TCP address: {address[:MAX_ADDRESS_CHARS]!r}")
@@ -63,7 +67,9 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 def is_host_name(host: str) -> bool:
-    """Whether ``host`` could be asked for in the DNS. One that ends in a number could not: systems take ``127.1`` for an address."""
+    """Whether ``host`` could be asked for in the DNS. One that ends in a number could not: systems
+    take ``127.1`` for an address.
+    """
     labels = host.removesuffix(".").split(".")
     return (
         len(host) <= 253
@@ -73,7 +79,9 @@ def is_host_name(host: str) -> bool:
 
 
 def is_direct(address: str) -> bool:
-    """Whether another peer could dial ``address`` itself: well formed, a real port, no wildcard, no relay."""
+    """Whether another peer could dial ``address`` itself: well formed, a real port, no wildcard, no
+    relay.
+    """
     try:
         host, port = host_and_port(address)
     except ValueError:
@@ -101,7 +109,9 @@ def split_circuit(address: str) -> tuple[PeerId, str] | None:
 
 
 def is_address(address: str) -> bool:
-    """Whether another peer could get somewhere with ``address``: by dialling it, or through the relay it names."""
+    """Whether another peer could get somewhere with ``address``: by dialling it, or through the
+    relay it names.
+    """
     return is_direct(address) or split_circuit(address) is not None
 
 
@@ -132,7 +142,9 @@ def split_peer(address: str) -> tuple[PeerId, str]:
 
 
 def check_listen(address: str) -> None:
-    """Raise ConfigError unless a node can listen on ``address``: a numeric host and a TCP port, 0 for any."""
+    """Raise ConfigError unless a node can listen on ``address``: a numeric host and a TCP port, 0
+    for any.
+    """
     try:
         ipaddress.ip_address(host_and_port(address)[0])
     except ValueError:
@@ -172,7 +184,9 @@ def is_private(host: str) -> bool:
 
 
 def is_public(host: str) -> bool:
-    """Whether a host is one of the whole internet's. A name may be one; numbers of carrier-grade NATs and of documentation are not."""
+    """Whether a host is one of the whole internet's. A name may be one; numbers of carrier-grade
+    NATs and of documentation are not.
+    """
     try:
         ip = ipaddress.ip_address(host)
     except ValueError:
@@ -193,7 +207,9 @@ def is_loopback(address: str) -> bool:
 
 
 def host_of(address: str) -> str:
-    """The host that is dialled first to get to ``address``: a circuit's is its relay's. Raises ValueError."""
+    """The host that is dialled first to get to ``address``: a circuit's is its relay's. Raises
+    ValueError.
+    """
     found = split_circuit(address)
     return host_and_port(found[1] if found else address)[0]
 
@@ -204,8 +220,9 @@ def is_ipv6(address: str) -> bool:
 
 
 def telling(addresses: Iterable[str]) -> list[str]:
-    """The direct addresses that show where a machine stands: the IPv4 ones, if it has any but loopback. With a private one it stands in a house,
-    whose firewall keeps its IPv6 addresses from strangers, public as they are."""
+    """The direct addresses that show where a machine stands: the IPv4 ones, if it has any but
+    loopback. With a private one it stands in a house, whose firewall keeps its IPv6 addresses from
+    strangers, public as they are."""
     direct = [address for address in addresses if is_direct(address)]
     return [
         address for address in direct if not is_ipv6(address) and not is_loopback(address)
@@ -213,12 +230,16 @@ def telling(addresses: Iterable[str]) -> list[str]:
 
 
 def has_public(addresses: Iterable[str]) -> bool:
-    """Whether a machine with these can, as far as they show, be dialled on the internet, by number and without a relay."""
+    """Whether a machine with these can, as far as they show, be dialled on the internet, by number
+    and without a relay.
+    """
     return any(map(is_internet, telling(addresses)))
 
 
 def at_home(addresses: Iterable[str]) -> bool:
-    """Whether these, each with or without ``/p2p/PEER``, lead nowhere but in one private network, or on one machine: nobody elsewhere can dial them."""
+    """Whether these, each with or without ``/p2p/PEER``, lead nowhere but in one private network,
+    or on one machine: nobody elsewhere can dial them.
+    """
     known = [without_peer(address) for address in addresses]
     return (
         bool(known)
@@ -228,7 +249,9 @@ def at_home(addresses: Iterable[str]) -> bool:
 
 
 def own_hosts() -> list[str]:
-    """Our numeric addresses for a wildcard listener: those of the default routes, then loopback. Sends nothing."""
+    """Our numeric addresses for a wildcard listener: those of the default routes, then loopback.
+    Sends nothing.
+    """
     hosts: list[str] = []
     for family, probe in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
         try:
@@ -253,7 +276,9 @@ def expand(host: str, port: int) -> list[str]:
 
 
 def listening_at(bound: Iterable[tuple[str, int]]) -> list[str]:
-    """The addresses of listeners on these hosts and ports: IPv4, IPv6, then loopback, that of IPv6 only where there is no other."""
+    """The addresses of listeners on these hosts and ports: IPv4, IPv6, then loopback, that of IPv6
+    only where there is no other.
+    """
     found = sorted(
         (address for host, port in bound for address in expand(host, port)),
         key=lambda address: (is_loopback(address), is_ipv6(address)),
@@ -274,8 +299,8 @@ def everywhere(port: int) -> tuple[str, ...]:
 def check_port_free(host: str, port: int) -> None:
     """Raise ConfigError E101 when somebody else listens there already, or nobody here can.
 
-    libp2p listens with SO_REUSEPORT, so that two nodes of one user could silently share a port and each lose half of its
-    connections. Port 0 is always free.
+    libp2p listens with SO_REUSEPORT, so that two nodes of one user could silently share a port and
+    each lose half of its connections. Port 0 is always free.
     """
     if port == 0:
         return

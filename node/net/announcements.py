@@ -1,11 +1,14 @@
-"""Signed announcements "peer P takes part in run R and can be reached at these addresses", and a bounded registry of them.
+"""Signed announcements "peer P takes part in run R and can be reached at these addresses", and a
+bounded registry of them.
 
-Anybody may pass an announcement on; nobody can forge or alter one. It names the run's organiser and carries the certificate by which P
-may enter the run (`capability`); the organiser needs none. Whoever passes one on need not know the run: it checks that certificate,
-organiser, run and peer fit together, and keeps a place of its own for each organiser that is named. Who asks for a run names its
-organiser, too, so that announcements under any other are not among what it gets. Runs without certificates (open ones, or with a
-list) have a place that names nobody. The larger sequence number wins; one without addresses
-says goodbye. What is not renewed expires by the clock of whoever holds it, so that skewed clocks cost little.
+Anybody may pass an announcement on; nobody can forge or alter one. It names the run's organiser and
+carries the certificate by which P may enter the run (`capability`); the organiser needs none.
+Whoever passes one on need not know the run: it checks that certificate, organiser, run and peer fit
+together, and keeps a place of its own for each organiser that is named. Who asks for a run names
+its organiser, too, so that announcements under any other are not among what it gets. Runs without
+certificates (open ones, or with a list) have a place that names nobody. The larger sequence number
+wins; one without addresses says goodbye. What is not renewed expires by the clock of whoever holds
+it, so that skewed clocks cost little.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ RENEW_S = 30.0
 MAX_SKEW_S = 300.0
 """Clocks may differ by so much; records further off are refused."""
 REMEMBER_S = MAX_SKEW_S + LIFE_S
-"""So long after an announcement is over its sequence is remembered: no older one is fresh enough for anybody then."""
+"""So long after an announcement is over its sequence is remembered: no older one is fresh enough
+for anybody then.
+"""
 MAX_PER_RUN = 512
 """For each organiser that is named."""
 MAX_BY_INVITE = MAX_PER_RUN * 3 // 4
@@ -48,7 +53,9 @@ class Place(NamedTuple):
 
 
 class Announcement(msgspec.Struct, frozen=True, array_like=True):
-    """``sequence`` is the time of signing in milliseconds since 1970, so that a restarted peer goes on from a larger one."""
+    """``sequence`` is the time of signing in milliseconds since 1970, so that a restarted peer goes
+    on from a larger one.
+    """
 
     run: Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=PLAIN)]
     peer: Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=PLAIN)]
@@ -75,7 +82,9 @@ class Announcement(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def in_order(self) -> bool:
-        """Whether what it names fits together: the certificate is one of this organiser for this peer and run, and the organiser's has none."""
+        """Whether what it names fits together: the certificate is one of this organiser for this
+        peer and run, and the organiser's has none.
+        """
         if self.organiser in ("", self.peer):
             return not self.certificate
         found = recognise(
@@ -140,14 +149,18 @@ class _Known(NamedTuple):
 
 
 class Registry:
-    """The announcements a node knows. Sans-IO: ``now`` is monotonic, ``unix_s`` the wall clock, both in seconds.
+    """The announcements a node knows. Sans-IO: ``now`` is monotonic, ``unix_s`` the wall clock,
+    both in seconds.
 
-    Keys cost nothing, and so do announcements signed with them. Where there is no room, who has passed on the most makes some for who has passed on
-    less: a flood pushes out itself, and nobody's own announcement.
+    Keys cost nothing, and so do announcements signed with them. Where there is no room, who has
+    passed on the most makes some for who has passed on less: a flood pushes out itself, and
+    nobody's own announcement.
     """
 
     def __init__(self, mine: Collection[Place] = ()) -> None:
-        """``mine``: our own places, for which there is room whatever others fill the rest with; it may change."""
+        """``mine``: our own places, for which there is room whatever others fill the rest with; it
+        may change.
+        """
         self._mine = mine
         self._runs: dict[Place, dict[PeerId, _Known]] = {}
         self._strange: dict[
@@ -158,8 +171,8 @@ class Registry:
     def accept(self, news: Announcement, sender: PeerId, now: float, unix_s: float) -> bool:
         """Take in an announcement that ``sender`` passed on; True when it says something new.
 
-        Raises RemoteProtocolError when it is not validly signed, or its certificate is none for it. One that is too old, or for which there
-        is no room, is ignored.
+        Raises RemoteProtocolError when it is not validly signed, or its certificate is none for it.
+        One that is too old, or for which there is no room, is ignored.
         """
         place = news.place
         peers = self._runs.get(place, {})
@@ -247,7 +260,9 @@ class Registry:
             self._remove(place, peer)
 
     def _room_in_run(self, news: Announcement, sender: PeerId, now: float) -> bool:
-        """Of a run's places one invite has `MAX_BY_INVITE`: who holds its seed can name any number of peers."""
+        """Of a run's places one invite has `MAX_BY_INVITE`: who holds its seed can name any number
+        of peers.
+        """
         place, invite = news.place, news.invite
         if len(self._runs.get(place, {})) >= MAX_BY_INVITE:
             self._expire(place, now, 0.0)

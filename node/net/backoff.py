@@ -1,4 +1,6 @@
-"""Retry delays that grow, with jitter, so that many peers that failed together do not try again together."""
+"""Retry delays that grow, with jitter, so that many peers that failed together do not try again
+together.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,9 @@ import random
 
 
 class Backoff:
-    """Delays ``first_s``, ``first_s * factor``, … up to ``max_s``, each multiplied by a random number in [0.75, 1.25]."""
+    """Delays ``first_s``, ``first_s * factor``, … up to ``max_s``, each multiplied by a random
+    number in [0.75, 1.25].
+    """
 
     def __init__(
         self, first_s: float, max_s: float, rng: random.Random, factor: float = 1.6

@@ -1,6 +1,8 @@
-"""Finding the first peers: every bootstrap address and every cached peer, again and again, for as long as it takes.
+"""Finding the first peers: every bootstrap address and every cached peer, again and again, for as
+long as it takes.
 
-A bootstrap node may be started last, restart, or die for good; nothing here gives up, and nothing here waits for anything.
+A bootstrap node may be started last, restart, or die for good; nothing here gives up, and nothing
+here waits for anything.
 """
 
 from __future__ import annotations
@@ -16,11 +18,15 @@ from .backoff import Backoff
 
 FIRST_S = 0.05
 EAGER_MAX_S = 0.4
-"""Longest delay between tries while the node is alone: a start should take a moment, not a back-off."""
+"""Longest delay between tries while the node is alone: a start should take a moment, not a
+back-off.
+"""
 EAGER_FOR_S = 60.0
 PATIENT_MAX_S = 30.0
 NAMES_AGAIN_S, NAMES_ALONE_S = 600.0, 30.0
-"""A name is looked up again after so long; sooner while nobody is connected, since it may stand for others by now."""
+"""A name is looked up again after so long; sooner while nobody is connected, since it may stand for
+others by now.
+"""
 CACHED_AT_ONCE = 8
 """Cached peers tried per round while nobody is connected."""
 
@@ -38,7 +44,8 @@ class Bootstrap:
         look_up: Callable[[str], Awaitable[Sequence[PeerId]]],
         rng: random.Random,
     ) -> None:
-        """``connect`` raises NetworkError; ``alone()``: no connection at all; ``cached()``: peers of an earlier life.
+        """``connect`` raises NetworkError; ``alone()``: no connection at all; ``cached()``: peers
+        of an earlier life.
 
         ``look_up(name)``: the peers that a ``/dnsaddr/…`` stands for now; raises NetworkError.
         """

@@ -16,8 +16,8 @@ LINGER_S = 5.0
 
 
 async def bridge(stream: PeerStream, first: bytes, far: socket.socket) -> None:
-    """Carry bytes both ways between ``stream`` and ``far`` (one end of a socket pair). The end of one direction is passed on; both are closed when
-    both have ended, or LINGER_S after the first.
+    """Carry bytes both ways between ``stream`` and ``far`` (one end of a socket pair). The end of
+    one direction is passed on; both are closed when both have ended, or LINGER_S after the first.
 
     ``first`` was received from the stream already. Cancelled, it closes both too.
     """

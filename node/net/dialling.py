@@ -1,7 +1,9 @@
-"""How libp2p connections are made besides the library's own way: from the listen port, over a stream, as the answering end, and as a probe.
+"""How libp2p connections are made besides the library's own way: from the listen port, over a
+stream, as the answering end, and as a probe.
 
-A TCP connection that leaves from the port on which we listen shows the other side the very address at which a NAT lets answers to that port
-in. So what a public peer observes of such a connection is our address, if we have one, on NATs that keep ports and on those that do not.
+A TCP connection that leaves from the port on which we listen shows the other side the very address
+at which a NAT lets answers to that port in. So what a public peer observes of such a connection is
+our address, if we have one, on NATs that keep ports and on those that do not.
 """
 
 from __future__ import annotations
@@ -61,8 +63,9 @@ class Dialler:
         """Made before `workarounds.apply`, whose accepted connections have another life."""
         self._swarm, self._upgrade_inbound = swarm, swarm.upgrade_inbound_raw_conn
         self.from_listen: Callable[[str], bool] = lambda host: True
-        """Whether dials to a host of the internet leave from the listen port. Who is behind no NAT learns nothing by it, and two who dial each other at
-        the same moment from their listen ports get one connection with two beginnings."""
+        """Whether dials to a host of the internet leave from the listen port. Who is behind no NAT
+        learns nothing by it, and two who dial each other at the same moment from their listen ports
+        get one connection with two beginnings."""
         self._sources: dict[int, tuple[str, int]] = {}
         self._ways: WeakKeyDictionary[RawConnection, str] = (
             WeakKeyDictionary()
@@ -73,7 +76,9 @@ class Dialler:
         self._sources.setdefault(_family(host), (host, port))
 
     async def dial(self, address: str, target: ID) -> None:
-        """A connection to ``target`` at ``address``, from our listen port if it is one of the internet's. Raises what libp2p raises, or OSError."""
+        """A connection to ``target`` at ``address``, from our listen port if it is one of the
+        internet's. Raises what libp2p raises, or OSError.
+        """
         host, port = host_and_port(address)
         source = (
             self._sources.get(_family(host))
@@ -104,11 +109,12 @@ class Dialler:
         dial: trio.CancelScope,
         pause_s: Callable[[], float],
     ) -> None:
-        """Open a connection at the same moment as ``target`` does, from our listen port. Raises PeerUnreachableError.
+        """Open a connection at the same moment as ``target`` does, from our listen port. Raises
+        PeerUnreachableError.
 
-        ``dial``: what ends the dialling, not the handshake; ``pause_s()``: how long to wait after a router has refused.
-        ``initiator``: which part we play in the handshake, since TCP gives both ends the same. As the other one it returns when the connection
-        ends.
+        ``dial``: what ends the dialling, not the handshake; ``pause_s()``: how long to wait after a
+        router has refused. ``initiator``: which part we play in the handshake, since TCP gives both
+        ends the same. As the other one it returns when the connection ends.
         """
         host, port = host_and_port(address)
         source = self._sources.get(_family(host)) if _numeric(host) else None
@@ -129,7 +135,9 @@ class Dialler:
         await self._accept(raw, address, target)
 
     async def over(self, stream: PeerStream, address: str, target: ID, *, initiator: bool) -> None:
-        """A connection to ``target`` over a stream through a relay. As the answering end it returns when the connection ends."""
+        """A connection to ``target`` over a stream through a relay. As the answering end it returns
+        when the connection ends.
+        """
         raw = RawConnection(_Pipe(stream), initiator, ConnectionType.RELAYED, [Multiaddr(address)])
         self._ways[raw] = "relay"
         if initiator:
@@ -153,7 +161,9 @@ class Dialler:
                 await raw.close()
 
     async def probe(self, host: str, port: int, target: ID) -> bool:
-        """Whether ``target`` answers there, on a connection of its own from a fresh port, which is closed at once."""
+        """Whether ``target`` answers there, on a connection of its own from a fresh port, which is
+        closed at once.
+        """
         with trio.move_on_after(PROBE_S):
             try:
                 stream = await _connect(host, port, None)
@@ -173,7 +183,9 @@ class Dialler:
         return False
 
     def way(self, connection: Any) -> str:
-        """How a connection was made: "relay", "punched", "listen" (from our listen port) or "" (any other way)."""
+        """How a connection was made: "relay", "punched", "listen" (from our listen port) or "" (any
+        other way).
+        """
         raw = _raw(connection)
         return self._ways.get(raw, "") if raw is not None else ""
 
@@ -183,7 +195,9 @@ class Dialler:
         return raw is not None and not raw.is_initiator
 
     def ends(self, connection: Any) -> tuple[str, str] | None:
-        """Our host and the other's, of a connection that is no relayed one; None where they cannot be told."""
+        """Our host and the other's, of a connection that is no relayed one; None where they cannot
+        be told.
+        """
         try:
             sock = _raw(connection).stream.stream.socket  # a relayed one has none
             return _plain(sock.getsockname()[0]), _plain(sock.getpeername()[0])
@@ -192,7 +206,9 @@ class Dialler:
 
 
 def why(error: BaseException) -> str:
-    """Why a dial failed, in few words: the system's where it said something, else who answered in place of the peer."""
+    """Why a dial failed, in few words: the system's where it said something, else who answered in
+    place of the peer.
+    """
     causes = list(_causes(error))
     for cause in causes:
         if isinstance(cause, OSError) and cause.strerror:
@@ -241,7 +257,9 @@ def _numeric(host: str) -> bool:
 async def _connect(
     host: str, port: int, source: tuple[str, int] | None
 ) -> trio.SocketStream | None:
-    """Connect, from ``source`` if it is given; None when that cannot be used (now). Raises OSError. Cancelled, it leaves no socket behind."""
+    """Connect, from ``source`` if it is given; None when that cannot be used (now). Raises OSError.
+    Cancelled, it leaves no socket behind.
+    """
     sock = trio.socket.socket(_family(host), socket.SOCK_STREAM)
     try:
         if source is not None:

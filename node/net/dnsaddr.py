@@ -1,7 +1,9 @@
-"""Names in addresses: ``/dns4/HOST/tcp/PORT``, and ``/dnsaddr/HOST``, which stands for peers that its owner can change at any time.
+"""Names in addresses: ``/dns4/HOST/tcp/PORT``, and ``/dnsaddr/HOST``, which stands for peers that
+its owner can change at any time.
 
-The TXT records of ``_dnsaddr.HOST`` list them, one ``dnsaddr=ADDRESS`` each; an address may be such a name again. With ``/p2p/PEER``
-behind it only that peer's count. What DNS says is no more trusted than any other hint: a peer proves its id when it is dialled.
+The TXT records of ``_dnsaddr.HOST`` list them, one ``dnsaddr=ADDRESS`` each; an address may be such
+a name again. With ``/p2p/PEER`` behind it only that peer's count. What DNS says is no more trusted
+than any other hint: a peer proves its id when it is dialled.
 """
 
 from __future__ import annotations
@@ -70,7 +72,9 @@ async def texts_of(host: str) -> Sequence[str]:
 
 
 async def look_up(address: str, texts: Texts = texts_of) -> list[tuple[PeerId, str]]:
-    """The peers a name stands for, with an address each; at most 32. Raises NetworkError when nobody could be asked, ConfigError on no name."""
+    """The peers a name stands for, with an address each; at most 32. Raises NetworkError when
+    nobody could be asked, ConfigError on no name.
+    """
     split(address)
     found: dict[tuple[PeerId, str], None] = {}
     waiting, asked, failure = [(address, 0)], set[str](), None
@@ -105,7 +109,8 @@ async def look_up(address: str, texts: Texts = texts_of) -> list[tuple[PeerId, s
 async def numeric(addresses: Sequence[str], given: Collection[str]) -> list[str]:
     """``addresses``, their names replaced by what they stand for: libp2p's TCP asks no name server.
 
-    A name that is not among ``given``, what our user told us, is a stranger's: it leads to no private host. One that stands for nothing stays.
+    A name that is not among ``given``, what our user told us, is a stranger's: it leads to no
+    private host. One that stands for nothing stays.
     """
     found: list[str] = []
     for address in addresses:

@@ -1,7 +1,8 @@
 """Who may stay, of those who connect to us, where there is room for so many only. Sans-IO.
 
-A connection costs whoever makes it nothing, and it may be idle for ever: so one machine could take all places, and nobody else would get in. Where
-none is free the machine that has the most gives one up to another that has fewer, its oldest first.
+A connection costs whoever makes it nothing, and it may be idle for ever: so one machine could take
+all places, and nobody else would get in. Where none is free the machine that has the most gives one
+up to another that has fewer, its oldest first.
 """
 
 from __future__ import annotations

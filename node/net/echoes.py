@@ -1,9 +1,11 @@
 """Whether a peer reads what we say to it: a state machine without I/O; ``now``: monotonic seconds.
 
-A peer that reads slowly speaks as fast as any, so nothing that it says tells that our messages wait unread. Its answers to our questions for a
-sign of life do: they come in the order of what was said. While somebody wants to know, a question is always under way.
+A peer that reads slowly speaks as fast as any, so nothing that it says tells that our messages wait
+unread. Its answers to our questions for a sign of life do: they come in the order of what was said.
+While somebody wants to know, a question is always under way.
 
-Nor does it read what was on a stream that it ended: who ends one after another is told little, though it may be told something in between.
+Nor does it read what was on a stream that it ended: who ends one after another is told little,
+though it may be told something in between.
 """
 
 from __future__ import annotations
@@ -15,12 +17,16 @@ ASK_S = 0.5
 WATCHED_S = 30.0
 """So long after somebody wanted to know it is asked that often."""
 UNREAD_S = 2.0
-"""What is answered so late was not read. Who says nothing for one second is suspected already, so a busy machine or lost packets do not
-depend on this."""
+"""What is answered so late was not read. Who says nothing for one second is suspected already, so a
+busy machine or lost packets do not depend on this."""
 AGAIN_S = 0.3
-"""It must be late for so long: who was stopped itself has not taken in the answers that came meanwhile (`Echoes.stopped`)."""
+"""It must be late for so long: who was stopped itself has not taken in the answers that came
+meanwhile (`Echoes.stopped`).
+"""
 ENDS, ENDS_S = 5, 10.0
-"""Who ends so many streams in so many seconds does not read. A node that starts again, or is dialled from both sides, ends one or two."""
+"""Who ends so many streams in so many seconds does not read. A node that starts again, or is
+dialled from both sides, ends one or two.
+"""
 
 
 class Echoes:
@@ -61,7 +67,9 @@ class Echoes:
         self._stopped_at, self._took_s, self._late_since = now, 0.0, None
 
     def unread(self, now: float, rtt_s: float) -> bool:
-        """Whether what we say to the peer is not read for now; ``rtt_s``: the round-trip time to it, as far as it is known."""
+        """Whether what we say to the peer is not read for now; ``rtt_s``: the round-trip time to
+        it, as far as it is known.
+        """
         self._watched_at = now
         if len(self._ends) == ENDS and now - self._ends[0] < ENDS_S:
             return True

@@ -7,7 +7,9 @@ from collections import Counter
 from ...collectives.identifiers import PeerId
 
 LIMIT = 16
-"""Faults within a window before a peer is shut out: an old version or a bug gets some, a flood does not."""
+"""Faults within a window before a peer is shut out: an old version or a bug gets some, a flood does
+not.
+"""
 WINDOW_S = 60.0
 MAX_PEERS = 4096
 

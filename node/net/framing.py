@@ -1,4 +1,6 @@
-"""Frames on a byte stream: u32 length (big-endian), then that many bytes. The length is checked before anything is allocated."""
+"""Frames on a byte stream: u32 length (big-endian), then that many bytes. The length is checked
+before anything is allocated.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ T = TypeVar("T")
 
 
 def frame(payload: bytes) -> bytes:
-    """The frame of a payload (0 to 1 MiB; an empty one means "I am alive"). Raises LocalProtocolError when it is too long."""
+    """The frame of a payload (0 to 1 MiB; an empty one means "I am alive"). Raises
+    LocalProtocolError when it is too long.
+    """
     if len(payload) > MAX_FRAME_BYTES:
         raise LocalProtocolError(f"frame of {len(payload)} bytes, limit {MAX_FRAME_BYTES}")
     return _LENGTH.pack(len(payload)) + payload
@@ -36,9 +40,11 @@ class FrameReader:
         self._buffer = bytearray()
 
     async def next(self, limit: int = MAX_FRAME_BYTES) -> bytes | None:
-        """The next frame's payload; None when the stream has ended (an unfinished frame is dropped).
+        """The next frame's payload; None when the stream has ended (an unfinished frame is
+        dropped).
 
-        Raises RemoteProtocolError when a frame announces more than ``limit`` bytes. Cancellation loses nothing.
+        Raises RemoteProtocolError when a frame announces more than ``limit`` bytes. Cancellation
+        loses nothing.
         """
         while True:
             if len(self._buffer) >= _LENGTH.size:

@@ -1,12 +1,14 @@
 """What is said when a message stream opens (`streams`), and what its two ends share.
 
-The opener says Hello, which names the topic and shows nothing. The other side answers with what shows its own standing. Only where
-that convinces the opener does it show its standing in turn (Proof), and is answered with yes, or no and why. With the yes may come
-the offer of a wire (`wires`) in the stream's place.
+The opener says Hello, which names the topic and shows nothing. The other side answers with what
+shows its own standing. Only where that convinces the opener does it show its standing in turn
+(Proof), and is answered with yes, or no and why. With the yes may come the offer of a wire
+(`wires`) in the stream's place.
 
-The first answer also hands the opener the newest membership record that its own key has signed, as far as it is known there. Two
-processes with one key meet in this way even where each of the others speaks to one of them only: a greeting is answered on the very
-stream that it came on, whichever of the two sent it.
+The first answer also hands the opener the newest membership record that its own key has signed, as
+far as it is known there. Two processes with one key meet in this way even where each of the others
+speaks to one of them only: a greeting is answered on the very stream that it came on, whichever of
+the two sent it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from .wires import WireOffer
 
 PROTOCOL = "/atoll/topic/1"
 VERSION = 2
-"""Version of what is said inside a topic; two peers of different versions refuse each other with E140."""
+"""Version of what is said inside a topic; two peers of different versions refuse each other with
+E140.
+"""
 MAX_TOPIC_CHARS = 128
 MAX_SHOWN_BYTES = 1024
 MAX_HELLO_BYTES = 1024
@@ -34,7 +38,9 @@ MAX_RECALLED_BYTES = 4096 + 128
 MAX_ANSWER_BYTES = MAX_SHOWN_BYTES + MAX_RECALLED_BYTES + 4096
 HELLO_S = 10.0
 PATIENCE_S = 30.0
-"""So long an opener has for its Hello and its Proof. Who is shown out opens the next stream, which costs more than this one does."""
+"""So long an opener has for its Hello and its Proof. Who is shown out opens the next stream, which
+costs more than this one does.
+"""
 NO_TOPIC = "topic"
 """Answer code: the other side has not opened this topic (yet). Not an error to show anybody."""
 NOT_ACCEPTED = "standing"
@@ -65,7 +71,9 @@ class Proof(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """``code`` "" means yes: to the Hello, with what is ``shown`` and ``recalled``; to the Proof, perhaps with a wire."""
+    """``code`` "" means yes: to the Hello, with what is ``shown`` and ``recalled``; to the Proof,
+    perhaps with a wire.
+    """
 
     code: Annotated[str, msgspec.Meta(max_length=16, pattern=PLAIN)]
     reason: Annotated[str, msgspec.Meta(max_length=1024)]

@@ -1,4 +1,5 @@
-"""The libp2p host (TCP, Noise, Yamux) behind a small surface: dial, streams, link events. Errors of libp2p end here.
+"""The libp2p host (TCP, Noise, Yamux) behind a small surface: dial, streams, link events. Errors of
+libp2p end here.
 
 This file, `dialling`, `peer_stream`, `workarounds` and `dht.wire` are all that knows libp2p.
 """
@@ -42,17 +43,20 @@ from .dialling import Dialler, why
 from .peer_stream import PeerStream
 
 DIAL_S = 10.0
-"""A whole dial of one peer, all addresses, handshakes included. Generous: on a busy machine a handshake waits for its CPU, and one
-that is cut off has cost as much as one that succeeds."""
+"""A whole dial of one peer, all addresses, handshakes included. Generous: on a busy machine a
+handshake waits for its CPU, and one that is cut off has cost as much as one that succeeds."""
 STAGGER_S = 0.2
 """Pause before the next address of a peer is tried beside the first (RFC 8305 says 250 ms)."""
 CLOSE_S = 3.0
 PING = "/ipfs/ping/1.0.0"
 DIALS_AT_ONCE = 4
-"""A handshake costs both ends milliseconds of CPU: a node that meets a crowd greets it a few at a time, or all would time out."""
+"""A handshake costs both ends milliseconds of CPU: a node that meets a crowd greets it a few at a
+time, or all would time out.
+"""
 TURN_S = 1.0
-"""A dial that takes longer waits for the network, and no more keeps others from their turn: a few addresses at which nobody answers, of dead
-bootstrap nodes or of the peers of an earlier life, would shut out for 10 s each the one that does."""
+"""A dial that takes longer waits for the network, and no more keeps others from their turn: a few
+addresses at which nobody answers, of dead bootstrap nodes or of the peers of an earlier life, would
+shut out for 10 s each the one that does."""
 
 log = logging.getLogger("atoll.net")
 
@@ -77,9 +81,11 @@ class Host:
         max_connections: int = 300,
         rng: random.Random | None = None,
     ) -> None:
-        """``listen``: addresses such as ``/ip4/0.0.0.0/tcp/0``; ``announce``: what to tell others in their place.
+        """``listen``: addresses such as ``/ip4/0.0.0.0/tcp/0``; ``announce``: what to tell others
+        in their place.
 
-        Set before `run`, if at all: ``advertised()``, what to tell others; ``through``, which makes connections through relays.
+        Set before `run`, if at all: ``advertised()``, what to tell others; ``through``, which makes
+        connections through relays.
         """
         self.peer = identity.peer
         self._listen = list(listen)
@@ -90,7 +96,8 @@ class Host:
             muxer_opt={TProtocol(YAMUX_ID): Yamux},
             listen_addrs=[Multiaddr(address) for address in listen],
             connection_config=workarounds.connection_config(max_connections),
-            disable_identify_address_discovery=True,  # one observer is no evidence; our own address logic decides what to announce
+            # one observer is no evidence; our own address logic decides what to announce
+            disable_identify_address_discovery=True,
         )
         self._swarm: Swarm = self._host.get_network()
         self.dialler = Dialler(self._swarm)
@@ -120,9 +127,10 @@ class Host:
     ) -> None:
         """Listen until cancelled; then every socket is closed and no task is left.
 
-        ``on_link(peer, up)`` is called when the first connection of a peer is there or the last one gone, ``on_path(peer)`` when one came or
-        went beside others, whoever made or closed it, and ``on_end(peer)`` as soon as one ends, 0.2 s before libp2p and the others say so; all in
-        this task.
+        ``on_link(peer, up)`` is called when the first connection of a peer is there or the last one
+        gone, ``on_path(peer)`` when one came or went beside others, whoever made or closed it, and
+        ``on_end(peer)`` as soon as one ends, 0.2 s before libp2p and the others say so; all in this
+        task.
 
         Raises ConfigError E101 when a port is taken.
         """
@@ -146,7 +154,9 @@ class Host:
                 stop.set()
 
     async def _serve(self, ready: trio.Event, stop: trio.Event) -> None:
-        """The life of the libp2p host. Shielded: its closing needs checkpoints, and cancellation must not leave sockets behind."""
+        """The life of the libp2p host. Shielded: its closing needs checkpoints, and cancellation
+        must not leave sockets behind.
+        """
         with trio.CancelScope(shield=True):
             async with self._host.run(
                 listen_addrs=[Multiaddr(address) for address in self._listen]
@@ -186,12 +196,16 @@ class Host:
         return list(self.advertised())
 
     def listening(self) -> list[str]:
-        """Where this machine's interfaces are now, with our port. Looks anew: they may have changed. Raises ConfigError E101."""
+        """Where this machine's interfaces are now, with our port. Looks anew: they may have
+        changed. Raises ConfigError E101.
+        """
         self._addresses = self._listening()
         return self._addresses
 
     def handle(self, protocol: str, handler: Handler) -> None:
-        """Call ``handler`` for each stream a peer opens with ``protocol``. The stream is closed when it returns or raises."""
+        """Call ``handler`` for each stream a peer opens with ``protocol``. The stream is closed
+        when it returns or raises.
+        """
 
         async def serve(stream: Any) -> None:
             wrapped = PeerStream(PeerId(str(stream.muxed_conn.peer_id)), stream)
@@ -225,11 +239,15 @@ class Host:
         return holds(self.path(peer))
 
     async def wait_direct(self, peer: PeerId, patience_s: float) -> bool:
-        """Whether there is a connection to ``peer`` that goes through no relay, within ``patience_s``."""
+        """Whether there is a connection to ``peer`` that goes through no relay, within
+        ``patience_s``.
+        """
         return await self.wait_path(peer, lambda path: path not in ("", "relay"), patience_s)
 
     def path(self, peer: PeerId) -> str:
-        """How ``peer`` is connected: "lan", "direct", "punched" or "relay", the best there is; "" when it is not."""
+        """How ``peer`` is connected: "lan", "direct", "punched" or "relay", the best there is; ""
+        when it is not.
+        """
         found = ""
         for connection in self._open_connections(peer):
             way, ends = self.dialler.way(connection), self.dialler.ends(connection)
@@ -259,7 +277,9 @@ class Host:
         )
 
     def ends(self, peer: PeerId, *, from_listen: bool = False) -> tuple[str, str] | None:
-        """Our host and the peer's, of a connection without a relay; ``from_listen``: of one that left from our listen port."""
+        """Our host and the peer's, of a connection without a relay; ``from_listen``: of one that
+        left from our listen port.
+        """
         for connection in self._open_connections(peer):
             ends = self.dialler.ends(connection)
             if ends and (not from_listen or self.dialler.way(connection) in ("listen", "punched")):
@@ -267,7 +287,9 @@ class Host:
         return None
 
     def heard_at(self, peer: PeerId) -> float:
-        """When something came from ``peer`` over a connection without a relay; trio's time, -inf without such a connection."""
+        """When something came from ``peer`` over a connection without a relay; trio's time, -inf
+        without such a connection.
+        """
         direct = [
             connection
             for connection in self._open_connections(peer)
@@ -284,7 +306,9 @@ class Host:
                 await self._close(connection)
 
     async def close_strays(self, stray: Callable[[str, str], bool]) -> None:
-        """Close connections of which that holds: (our host, the peer's), of connections without a relay. Never raises."""
+        """Close connections of which that holds: (our host, the peer's), of connections without a
+        relay. Never raises.
+        """
         async with trio.open_nursery() as nursery:
             for peer in self.peers():
                 for connection in self._open_connections(peer):
@@ -304,7 +328,9 @@ class Host:
         return peer in self._up
 
     def remote_host(self, peer: PeerId) -> str:
-        """The numeric host at the other end of a connection to ``peer``; "" where there is none, or none is known."""
+        """The numeric host at the other end of a connection to ``peer``; "" where there is none, or
+        none is known.
+        """
         for connection in self._swarm.get_connections(ID.from_base58(peer)):
             with contextlib.suppress(Exception):  # a connection through a relay has none
                 muxed: Any = connection.muxed_conn
@@ -320,10 +346,11 @@ class Host:
     async def connect(
         self, peer: PeerId, addresses: Sequence[str], *, nested: bool = False
     ) -> None:
-        """Make sure there is a connection; several addresses are tried side by side, 0.2 s apart, those through relays last.
+        """Make sure there is a connection; several addresses are tried side by side, 0.2 s apart,
+        those through relays last.
 
-        ``nested``: inside another connect (to its relay), whose turn it shares. Raises PeerUnreachableError when none answers within 10 s.
-        Cancelled, it leaves nothing behind.
+        ``nested``: inside another connect (to its relay), whose turn it shares. Raises
+        PeerUnreachableError when none answers within 10 s. Cancelled, it leaves nothing behind.
         """
         while peer in self._dials:
             await self._dials[peer].wait()
@@ -426,7 +453,8 @@ class Host:
     async def join(
         self, stream: PeerStream, address: str, peer: PeerId, *, initiator: bool
     ) -> None:
-        """A connection to ``peer`` over a stream through a relay. As the answering end it returns when the connection ends.
+        """A connection to ``peer`` over a stream through a relay. As the answering end it returns
+        when the connection ends.
 
         Raises PeerUnreachableError.
         """
@@ -455,7 +483,8 @@ class Host:
     async def open_stream(self, peer: PeerId, protocol: str, timeout_s: float = 10.0) -> PeerStream:
         """A new stream over the existing connection.
 
-        Raises NotSpokenError when the peer does not speak ``protocol``, PeerUnreachableError when there is no connection, or after ``timeout_s``.
+        Raises NotSpokenError when the peer does not speak ``protocol``, PeerUnreachableError when
+        there is no connection, or after ``timeout_s``.
         """
         if not self.has_connection(peer):
             raise PeerUnreachableError(f"not connected to {peer}", peer=peer)
@@ -472,7 +501,9 @@ class Host:
         return PeerStream(peer, stream)
 
     async def ping(self, peer: PeerId) -> float:
-        """The round-trip time over the connection there is, in seconds. Raises PeerUnreachableError, PeerLostError after 10 s."""
+        """The round-trip time over the connection there is, in seconds. Raises
+        PeerUnreachableError, PeerLostError after 10 s.
+        """
         stream, sent = await self.open_stream(peer, PING), secrets.token_bytes(32)
         try:
             began, back = trio.current_time(), b""
@@ -497,7 +528,9 @@ class Host:
                 log.debug("disconnect failed: %r", error)
 
     def lost(self, peer: PeerId) -> bool:
-        """Count a peer as not connected, before libp2p says so: then its next connection is news. False where there is an open one."""
+        """Count a peer as not connected, before libp2p says so: then its next connection is news.
+        False where there is an open one.
+        """
         if self.has_connection(peer):
             return False
         self._up.discard(peer)

@@ -1,8 +1,9 @@
-"""The TCP side of lanes: a listener on its own port, a dial, and the hello that proves both ends know the secrets.
+"""The TCP side of lanes: a listener on its own port, a dial, and the hello that proves both ends
+know the secrets.
 
-The hello: the dialler sends MAGIC, the token (16 bytes) and HMAC-SHA256(secrets, "dial" + token); the listener, if it expects
-that token, answers HMAC-SHA256(secrets, "take" + token). Both leave the socket without a byte unread. Whatever else arrives
-on the port is closed in silence.
+The hello: the dialler sends MAGIC, the token (16 bytes) and HMAC-SHA256(secrets, "dial" + token);
+the listener, if it expects that token, answers HMAC-SHA256(secrets, "take" + token). Both leave the
+socket without a byte unread. Whatever else arrives on the port is closed in silence.
 """
 
 from __future__ import annotations
@@ -28,12 +29,16 @@ HELLO_S = 2.0
 DIAL_S = 3.0
 STAGGER_S = 0.15
 KNOCK_S, KNOCKS = 0.25, 3
-STAYS_S = 0.4  # who keeps a connection for so long is there; below LATE_S, so that many who knock keep nobody out
+# who keeps a connection for so long is there; below LATE_S, so that many who knock keep nobody out
+STAYS_S = 0.4
 MAX_PENDING = 128
-"""Connections that have not said hello yet. Where there are more, whoever has been silent for `LATE_S` makes room, and nobody comes in else."""
+"""Connections that have not said hello yet. Where there are more, whoever has been silent for
+`LATE_S` makes room, and nobody comes in else.
+"""
 LATE_S = 0.5
 USER_TIMEOUT_MS = 20_000
-"""Longer than the longest legitimate pause of a reader: it only catches what the heartbeats miss."""
+"""Longer than the longest legitimate pause of a reader: it only catches what the heartbeats miss.
+"""
 
 
 MayDial = Callable[[PeerId, str], bool]
@@ -62,7 +67,9 @@ def proof(secrets: bytes, role: bytes, token: bytes) -> bytes:
 
 
 def set_options(sock: trio.socket.SocketType) -> None:
-    """What a lane needs, as far as this system has it. Before connect, and on the listener for accepted sockets."""
+    """What a lane needs, as far as this system has it. Before connect, and on the listener for
+    accepted sockets.
+    """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
@@ -90,7 +97,9 @@ def detach(sock: trio.socket.SocketType) -> socket.socket:
 
 
 def path_of(sock: socket.socket, way: str = "direct") -> str:
-    """ "lan" when the other end has a private address, else ``way``: also of a connection that has ended already, which whoever reads it finds out."""
+    """ "lan" when the other end has a private address, else ``way``: also of a connection that has
+    ended already, which whoever reads it finds out.
+    """
     try:
         return "lan" if is_private(sock.getpeername()[0]) else way
     except OSError:
@@ -101,13 +110,17 @@ class LaneListener:
     """Accepts lanes that were agreed on before."""
 
     def __init__(self, hosts: Sequence[str], port: int) -> None:
-        """``hosts``: numeric; at all but the first it listens at the same port if that is free. ``port`` 0 takes any."""
+        """``hosts``: numeric; at all but the first it listens at the same port if that is free.
+        ``port`` 0 takes any.
+        """
         self._host, self._port, self._also = hosts[0], port, {*hosts[1:]} - {hosts[0]}
         self._bound: list[tuple[str, int]] = []
         self._expected: dict[bytes, Expected] = {}
         self._services: dict[bytes, Callable[[trio.socket.SocketType], Awaitable[None]]] = {}
         self._pending: dict[trio.CancelScope, float] = {}
-        """Of those that have not said hello: what ends their waiting, and since when they wait; oldest first."""
+        """Of those that have not said hello: what ends their waiting, and since when they wait;
+        oldest first.
+        """
         self._announce: list[str] = []
         self.hidden = False
         self.outside: Callable[[], list[str]] = list
@@ -121,12 +134,15 @@ class LaneListener:
     def serve(
         self, magic: bytes, service: Callable[[trio.socket.SocketType], Awaitable[None]]
     ) -> None:
-        """Connections that begin with ``magic`` (as long as MAGIC) go to ``service``, which bounds their number and time; they are closed
-        when it returns or raises OSError, unless it has detached them."""
+        """Connections that begin with ``magic`` (as long as MAGIC) go to ``service``, which bounds
+        their number and time; they are closed when it returns or raises OSError, unless it has
+        detached them."""
         self._services[magic] = service
 
     def addresses(self) -> list[str]:
-        """Where the listener can be dialled; empty before `run` has started, and where nobody is to know."""
+        """Where the listener can be dialled; empty before `run` has started, and where nobody is to
+        know.
+        """
         if self.hidden:
             return []
         return [*self.outside(), *self._announce]
@@ -238,7 +254,8 @@ class LaneListener:
 
 
 async def dial(addresses: Sequence[str], token: bytes, secrets: bytes) -> socket.socket | None:
-    """A lane to whichever of the addresses answers first and proves that it knows the secrets; None after 3 s.
+    """A lane to whichever of the addresses answers first and proves that it knows the secrets; None
+    after 3 s.
 
     Cancelled, it leaves no socket behind.
     """
@@ -272,8 +289,10 @@ async def dial(addresses: Sequence[str], token: bytes, secrets: bytes) -> socket
 
 
 async def refuses(host: str, port: int) -> bool:
-    """Whether nobody listens there any more: the machine answers, and refuses the connection. A process that is killed closes its doors one after the
-    other, so what it still took is waited for: when that ends, the answer is another. False where nothing answers for KNOCK_S, or somebody stays."""
+    """Whether nobody listens there any more: the machine answers, and refuses the connection. A
+    process that is killed closes its doors one after the other, so what it still took is waited
+    for: when that ends, the answer is another. False where nothing answers for KNOCK_S, or somebody
+    stays."""
     for _ in range(KNOCKS):
         try:
             if await _stays(host, port):
@@ -284,7 +303,9 @@ async def refuses(host: str, port: int) -> bool:
 
 
 async def _stays(host: str, port: int) -> bool:
-    """Whether somebody there keeps a connection, or nobody answers at all. Raises OSError where it cannot be made."""
+    """Whether somebody there keeps a connection, or nobody answers at all. Raises OSError where it
+    cannot be made.
+    """
     with trio.socket.socket(
         socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM
     ) as sock:

@@ -1,7 +1,7 @@
 """What two peers say to each other about a lane, on a libp2p stream (protocol ``/atoll/lane/1``).
 
-The driver offers, by itself or after Ask or Again; the other side takes or refuses. Then the driver proposes one way after the other
-(`ways`), and says how it ended:
+The driver offers, by itself or after Ask or Again; the other side takes or refuses. Then the driver
+proposes one way after the other (`ways`), and says how it ended:
 
 Reverse            dial me                                       answered by Dialled
 Meet, then Sync    where I am seen; then: dial me, I dial you    Meet is answered by Met
@@ -41,14 +41,18 @@ _Index = Annotated[int, msgspec.Meta(ge=0, lt=MAX_LANES)]
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
-    """Larger to smaller: please make an offer. ``lost`` is the token of the lane that broke (zeros: there was none)."""
+    """Larger to smaller: please make an offer. ``lost`` is the token of the lane that broke (zeros:
+    there was none).
+    """
 
     lost: _Token
     index: _Index
 
 
 class Again(msgspec.Struct, frozen=True, array_like=True, tag="again"):
-    """Larger to smaller: our lane goes a roundabout way. Please see whether there is a better one now."""
+    """Larger to smaller: our lane goes a roundabout way. Please see whether there is a better one
+    now.
+    """
 
     index: _Index
 
@@ -108,7 +112,9 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
 
 
 class Meet(msgspec.Struct, frozen=True, array_like=True, tag="meet"):
-    """Driver: a port of mine is seen there. Where is one of yours? No candidates: not known. ``guesses``: whether I would guess ports."""
+    """Driver: a port of mine is seen there. Where is one of yours? No candidates: not known.
+    ``guesses``: whether I would guess ports.
+    """
 
     candidates: _Addresses
     symmetric: bool
@@ -124,7 +130,9 @@ class Met(msgspec.Struct, frozen=True, array_like=True, tag="met"):
 
 
 class Sync(msgspec.Struct, frozen=True, array_like=True, tag="sync"):
-    """Driver: dial me now. I dial when this has arrived. ``guess``: see `through.punch`; only if both would."""
+    """Driver: dial me now. I dial when this has arrived. ``guess``: see `through.punch`; only if
+    both would.
+    """
 
     guess: bool = False
 

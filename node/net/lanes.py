@@ -1,13 +1,16 @@
-"""Lanes: direct TCP connections for bulk data, agreed on over an authenticated libp2p stream (protocol ``/atoll/lane/1``).
+"""Lanes: direct TCP connections for bulk data, agreed on over an authenticated libp2p stream
+(protocol ``/atoll/lane/1``).
 
-The peer with the smaller id drives. It offers a token, a fresh 32-byte secret and its addresses, and gets a secret and
-addresses back; then it proposes ways to make a connection (`ways`): a dial, a dial by the other side, a simultaneous open through both routers,
-a relay. If nothing works, the libp2p stream itself becomes the lane, bridged to a socket pair, and whoever uses the lane need not care. The
-larger peer asks the smaller one for an offer when it wants a lane. A lane that was lost is offered again, with back-off, as long as it is wanted.
-For one that goes over a relay or the stream a direct way is looked for again (`retry`); the new lane then takes the old one's place.
+The peer with the smaller id drives. It offers a token, a fresh 32-byte secret and its addresses,
+and gets a secret and addresses back; then it proposes ways to make a connection (`ways`): a dial, a
+dial by the other side, a simultaneous open through both routers, a relay. If nothing works, the
+libp2p stream itself becomes the lane, bridged to a socket pair, and whoever uses the lane need not
+care. The larger peer asks the smaller one for an offer when it wants a lane. A lane that was lost
+is offered again, with back-off, as long as it is wanted. For one that goes over a relay or the
+stream a direct way is looked for again (`retry`); the new lane then takes the old one's place.
 
-Several lanes to one peer are told apart by an index, and made each by itself. A lane is plain only if both ends allow it, each by itself;
-both say so on the authenticated stream.
+Several lanes to one peer are told apart by an index, and made each by itself. A lane is plain only
+if both ends allow it, each by itself; both say so on the authenticated stream.
 """
 
 from __future__ import annotations
@@ -48,13 +51,16 @@ PROTOCOL = "/atoll/lane/1"
 PATIENCE_S = 0.25
 """How long the larger peer waits for an offer before it asks for one."""
 PROVEN_S = 10.0
-"""A lane that lived so long has proved its path; one that died sooner makes the next offer wait longer."""
+"""A lane that lived so long has proved its path; one that died sooner makes the next offer wait
+longer.
+"""
 
 OnLane = Callable[[PeerId, socket.socket, bytes, bytes, bool, str, int, bool], None]
-"""(peer, non-blocking socket, my secret, their secret, whether I drove, "lan" | "direct" | "punched" | "relay" | "stream", index, whether it is plain).
+"""(peer, non-blocking socket, my secret, their secret, whether I drove, "lan" | "direct" |
+"punched" | "relay" | "stream", index, whether it is plain).
 
-The callee owns the socket. May be called again for the same peer and index: the new lane replaces the old one, which the other side has
-given up.
+The callee owns the socket. May be called again for the same peer and index: the new lane replaces
+the old one, which the other side has given up.
 """
 
 _Key = tuple[PeerId, int]
@@ -88,7 +94,9 @@ class Lanes:
         faults: Faults,
         rng: random.Random,
     ) -> None:
-        """``admitted(peer)``: whether a lane with this peer is allowed; it may wait for a greeting under way."""
+        """``admitted(peer)``: whether a lane with this peer is allowed; it may wait for a greeting
+        under way.
+        """
         self._host, self._ways, self._connect, self._admitted, self._faults, self._rng = (
             host,
             ways,
@@ -130,7 +138,9 @@ class Lanes:
                 self._nursery.start_soon(self._keep, peer, index, wanted)
 
     def release(self, peer: PeerId, keep: int = 0) -> None:
-        """No more than ``keep`` lanes to ``peer`` are wanted; others that are open are their owner's to close."""
+        """No more than ``keep`` lanes to ``peer`` are wanted; others that are open are their
+        owner's to close.
+        """
         for key in [key for key in self._wanted if key[0] == peer and key[1] >= keep]:
             self._wanted.pop(key).scope.cancel()
         for key in [key for key in self._there if key[0] == peer and key[1] >= keep]:
@@ -156,7 +166,9 @@ class Lanes:
                 wanted.notify()
 
     def moved(self) -> None:
-        """Our addresses, our router's habits or who can help us have changed: roundabout lanes may be direct now."""
+        """Our addresses, our router's habits or who can help us have changed: roundabout lanes may
+        be direct now.
+        """
         for wanted in self._wanted.values():
             wanted.retry.asked(trio.current_time())
             wanted.notify()
@@ -244,8 +256,8 @@ class Lanes:
             await talk.stream.aclose()
 
     async def _offer(self, peer: PeerId, index: int, *, better: bool = False) -> None:
-        """One attempt at a lane; ``better``: there is one already, and only a direct one is worth it. Raises NetworkError, NotAdmittedError,
-        RemoteProtocolError."""
+        """One attempt at a lane; ``better``: there is one already, and only a direct one is worth
+        it. Raises NetworkError, NotAdmittedError, RemoteProtocolError."""
         if (peer, index) in self._busy:
             return
         self._busy.add((peer, index))

@@ -1,16 +1,18 @@
 """libp2p without the native libraries of transports and keys that a node does not speak.
 
-A node speaks TCP, Noise and Yamux with Ed25519 keys. The package libp2p 0.8.1 nevertheless imports, when it is imported itself, all that
-it can do: QUIC and WebTransport (aioquic, pylsqpack), UPnP (miniupnpc), multicast DNS (zeroconf), secp256k1 and ECDSA keys (coincurve,
-fastecdsa), certificates over ACME (requests). That is a dozen libraries in C in the memory of a process that faces the network, for
-nothing. It offers no extra to leave them out, and its `__init__` imports them by name.
+A node speaks TCP, Noise and Yamux with Ed25519 keys. The package libp2p 0.8.1 nevertheless imports,
+when it is imported itself, all that it can do: QUIC and WebTransport (aioquic, pylsqpack), UPnP
+(miniupnpc), multicast DNS (zeroconf), secp256k1 and ECDSA keys (coincurve, fastecdsa), certificates
+over ACME (requests). That is a dozen libraries in C in the memory of a process that faces the
+network, for nothing. It offers no extra to leave them out, and its `__init__` imports them by name.
 
-So while libp2p is imported, these packages are stood in for by modules in which every name is a class that cannot be made. The code
-of libp2p that would use one raises `AbsentError` there; a peer with a secp256k1 or ECDSA key is no peer of ours anyway. Afterwards the
-stand-ins are taken out of `sys.modules`, so whoever else imports one of these packages gets the real one.
+So while libp2p is imported, these packages are stood in for by modules in which every name is a
+class that cannot be made. The code of libp2p that would use one raises `AbsentError` there; a peer
+with a secp256k1 or ECDSA key is no peer of ours anyway. Afterwards the stand-ins are taken out of
+`sys.modules`, so whoever else imports one of these packages gets the real one.
 
-Only the node process does this (`node/__main__.py`), before anything of it imports libp2p. A test reads what a running node has mapped.
-When libp2p can be imported in parts, this file goes.
+Only the node process does this (`node/__main__.py`), before anything of it imports libp2p. A test
+reads what a running node has mapped. When libp2p can be imported in parts, this file goes.
 """
 
 from __future__ import annotations
@@ -28,11 +30,15 @@ UNUSED = frozenset(
 
 
 class AbsentError(ValueError):
-    """Something of libp2p was used that a node does not load. A ValueError, as for a key or an address that means nothing: libp2p expects these."""
+    """Something of libp2p was used that a node does not load. A ValueError, as for a key or an
+    address that means nothing: libp2p expects these.
+    """
 
 
 class _AbsentType(type):
-    """So that a name of a stand-in may be a base class, a constant of an enumeration, an exception, a decorator's argument."""
+    """So that a name of a stand-in may be a base class, a constant of an enumeration, an exception,
+    a decorator's argument.
+    """
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):

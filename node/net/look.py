@@ -1,8 +1,10 @@
-"""A look at a run before anybody joins it: ``/atoll/look/1``. The asker shows a certificate, a member sends the signed manifest.
+"""A look at a run before anybody joins it: ``/atoll/look/1``. The asker shows a certificate, a
+member sends the signed manifest.
 
-One stream, one Look, one Answer. Nothing is kept of it at either end: the asker is announced nowhere and is nobody's member, no topic is
-opened, and an invite that admits so many peers is not used up. The asker therefore takes a key of the moment. Where its invite is for
-one peer only, the certificate is that peer's, whose key signs for the key of the moment (`Look.signature`).
+One stream, one Look, one Answer. Nothing is kept of it at either end: the asker is announced
+nowhere and is nobody's member, no topic is opened, and an invite that admits so many peers is not
+used up. The asker therefore takes a key of the moment. Where its invite is for one peer only, the
+certificate is that peer's, whose key signs for the key of the moment (`Look.signature`).
 
 The manifest proves itself: its hash is the run's id, and its organiser has signed it.
 """
@@ -33,16 +35,22 @@ from .reach.autonat import Window
 PROTOCOL = "/atoll/look/1"
 DOMAIN = "atoll/look/1"
 NOT_HERE, BUSY = "topic", "busy"
-"""Answer codes that are no refusal: this peer is not in the run; it has been looked at too often this minute."""
+"""Answer codes that are no refusal: this peer is not in the run; it has been looked at too often
+this minute.
+"""
 MAX_LOOK_BYTES = 2048
 MAX_ANSWER_BYTES = 72_000
 MAX_CERTIFICATE_BYTES = 1024
 MAX_MANIFEST_BYTES = 66_560
 LOOK_S = 10.0
 AT_ONCE = 32
-"""Open streams; where all are taken the machine that has most of them gives one up to another (`Door`)."""
+"""Open streams; where all are taken the machine that has most of them gives one up to another
+(`Door`).
+"""
 A_MINUTE, A_MINUTE_EACH = 240, 24
-"""Looks that are answered in a minute, over all and by machine: at most some 16 MB a minute are sent."""
+"""Looks that are answered in a minute, over all and by machine: at most some 16 MB a minute are
+sent.
+"""
 
 
 class Look(msgspec.Struct, frozen=True, array_like=True):
@@ -54,7 +62,9 @@ class Look(msgspec.Struct, frozen=True, array_like=True):
     signature: Annotated[bytes, msgspec.Meta(max_length=SIGNATURE_BYTES)] = b""
 
     def bearer(self, asker: PeerId, server: PeerId) -> PeerId:
-        """Whose certificate it is to be: ``asker``'s, or the peer's that has signed for ``asker`` to look here. Raises NotAdmittedError."""
+        """Whose certificate it is to be: ``asker``'s, or the peer's that has signed for ``asker``
+        to look here. Raises NotAdmittedError.
+        """
         if not self.signature:
             return asker
         said = _bound(self.run, asker, server)
@@ -149,7 +159,9 @@ class Looks:
 
 
 async def ask(host: Host, server: PeerId, look: Look) -> Answer:
-    """What a connected peer answers. Raises NetworkError: NotSpokenError where it is no node of this version; RemoteProtocolError."""
+    """What a connected peer answers. Raises NetworkError: NotSpokenError where it is no node of
+    this version; RemoteProtocolError.
+    """
     stream = await host.open_stream(server, PROTOCOL, LOOK_S)
     try:
         with trio.move_on_after(LOOK_S):

@@ -1,8 +1,10 @@
-"""What two connected peers can find out by asking each other: whose clock is right, and how fast bytes go. ``/atoll/measure/1``.
+"""What two connected peers can find out by asking each other: whose clock is right, and how fast
+bytes go. ``/atoll/measure/1``.
 
-A stream begins with one byte. CLOCK: the other end says its time, 8 bytes, microseconds since 1970. UP: we send for a while, then end our
-direction, and are told at how many bytes a second that came. DOWN: the other end sends for a while. Bytes are measured with members of runs we
-know only, seldom, one at a time: a stranger may ask for the time and nothing else.
+A stream begins with one byte. CLOCK: the other end says its time, 8 bytes, microseconds since 1970.
+UP: we send for a while, then end our direction, and are told at how many bytes a second that came.
+DOWN: the other end sends for a while. Bytes are measured with members of runs we know only, seldom,
+one at a time: a stranger may ask for the time and nothing else.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ class Flow:
         self._came.append((now, self.nbytes))
 
     def rate(self) -> int:
-        """Bytes a second over the later half of the time, since a connection begins slowly; 0 where nothing can be said."""
+        """Bytes a second over the later half of the time, since a connection begins slowly; 0 where
+        nothing can be said.
+        """
         if len(self._came) < 4:
             return 0
         (began, _), (ended, total) = self._came[0], self._came[-1]
@@ -62,7 +66,9 @@ class Measuring:
         host.handle(PROTOCOL, self._serve)
 
     async def clock_of(self, peer: PeerId) -> tuple[float, float]:
-        """By how many seconds our clock is ahead of that of ``peer``, and by how many that may be wrong. Raises NetworkError."""
+        """By how many seconds our clock is ahead of that of ``peer``, and by how many that may be
+        wrong. Raises NetworkError.
+        """
         stream = await self._open(peer, CLOCK)
         try:
             asked = self.clock()
@@ -73,7 +79,9 @@ class Measuring:
         return (asked + answered) / 2 - theirs, (answered - asked) / 2
 
     async def bandwidth_to(self, peer: PeerId) -> tuple[int, int]:
-        """Bytes a second to and from ``peer`` over the connection there is, in about ten seconds. Raises NetworkError."""
+        """Bytes a second to and from ``peer`` over the connection there is, in about ten seconds.
+        Raises NetworkError.
+        """
         found: list[int] = []
         for kind in (UP, DOWN):
             stream = await self._open(peer, kind)

@@ -52,7 +52,9 @@ SEARCH_FIRST_S = 0.5
 SEARCH_UNTOLD_S = 5.0
 """Nor is it searched before the bootstrap has answered, or had so long for it."""
 SEARCH_LATER_S = 5.0
-"""The same where that list has named somebody: for so long no more members came. Nobody waits for the DHT then, and a start has enough to do."""
+"""The same where that list has named somebody: for so long no more members came. Nobody waits for
+the DHT then, and a start has enough to do.
+"""
 SEARCH_AT_LAST_S = 30.0
 """A run to which new members come all the time is put into the DHT after so long."""
 SEARCH_AGAIN_S, SEARCH_MAX_S = 2.0, 60.0
@@ -60,17 +62,23 @@ STRANGERS_ASKED = 8
 CLOCKS_S = 3.0
 """How long peers are waited for that are asked for the time."""
 NEIGHBOURS = 4
-"""Peers of our LAN that are dialled just because they are there; the others are known, and dialled when somebody has something to say to them."""
+"""Peers of our LAN that are dialled just because they are there; the others are known, and dialled
+when somebody has something to say to them.
+"""
 
 
 class PeerNetwork:
-    """One node's network. Everything but `run` is called from the trio thread in which `run` runs; nothing blocks.
+    """One node's network. Everything but `run` is called from the trio thread in which `run` runs;
+    nothing blocks.
 
-    Set the callbacks before `run`: ``on_link(peer, up)``; ``on_gone(peer)`` when, after a connection ended, the peer's machine refuses others where
-    it used to take them; ``on_member(run, peer, addresses)`` when a member of a run we announced becomes known or moves (no addresses: it said
-    goodbye); ``on_refused(topic, peer, code, reason)`` when a peer does not admit us (E140: another protocol version; E201 and others: as the
-    peer's `admit` said); ``on_lane(peer, socket, secret_mine, secret_theirs, initiator, path)`` hands over a lane (see `lanes.OnLane`);
-    ``on_path(peer, path)`` when a peer is connected in another way than before (see `Host.path`); ``on_addresses()`` when ours are others.
+    Set the callbacks before `run`: ``on_link(peer, up)``; ``on_gone(peer)`` when, after a
+    connection ended, the peer's machine refuses others where it used to take them; ``on_member(run,
+    peer, addresses)`` when a member of a run we announced becomes known or moves (no addresses: it
+    said goodbye); ``on_refused(topic, peer, code, reason)`` when a peer does not admit us (E140:
+    another protocol version; E201 and others: as the peer's `admit` said); ``on_lane(peer, socket,
+    secret_mine, secret_theirs, initiator, path)`` hands over a lane (see `lanes.OnLane`);
+    ``on_path(peer, path)`` when a peer is connected in another way than before (see `Host.path`);
+    ``on_addresses()`` when ours are others.
     """
 
     def __init__(
@@ -90,11 +98,13 @@ class PeerNetwork:
         lan_discovery: bool = False,
         dht: bool = True,
     ) -> None:
-        """``listen``, ``announce``: ``/ip4/HOST/tcp/PORT``; ``bootstrap``: the same with ``/p2p/PEER``, or ``/dnsaddr/HOST``.
+        """``listen``, ``announce``: ``/ip4/HOST/tcp/PORT``; ``bootstrap``: the same with
+        ``/p2p/PEER``, or ``/dnsaddr/HOST``.
 
-        ``cache``: the peer cache file; ``texts``: where the names among ``bootstrap`` are looked up.
-        ``lan_discovery``: look for peers in the house by multicast DNS, and be found by it (not where ``listen`` is loopback). ``dht``: be part of it.
-        ``lane_port``: TCP port of the lane listener, on the hosts of the listen addresses; 0 takes any. Raises ConfigError.
+        ``cache``: the peer cache file; ``texts``: where the names among ``bootstrap`` are looked
+        up. ``lan_discovery``: look for peers in the house by multicast DNS, and be found by it (not
+        where ``listen`` is loopback). ``dht``: be part of it. ``lane_port``: TCP port of the lane
+        listener, on the hosts of the listen addresses; 0 takes any. Raises ConfigError.
         """
         _ = [*map(check_listen, listen), *map(check_announce, announce)]
         self.peer, self._cache, self._rng = identity.peer, cache, rng or random.Random()
@@ -216,9 +226,11 @@ class PeerNetwork:
         self._lanes.on_lane = handler
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Be part of the network until cancelled; then every socket is closed and the peer cache written.
+        """Be part of the network until cancelled; then every socket is closed and the peer cache
+        written.
 
-        Raises ConfigError E101 when a port is taken. Reports started when it listens; it never waits for any other peer.
+        Raises ConfigError E101 when a port is taken. Reports started when it listens; it never
+        waits for any other peer.
         """
         try:
             async with trio.open_nursery() as outer:
@@ -246,16 +258,22 @@ class PeerNetwork:
             self._save()
 
     def addresses(self) -> list[str]:
-        """Where others can dial us, with our peer id, most useful first; empty before `run` has started."""
+        """Where others can dial us, with our peer id, most useful first; empty before `run` has
+        started.
+        """
         return [join_peer(self.peer, address) for address in self._host.addresses()]
 
     def add_addresses(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """Addresses of a peer, from a membership record, say. With or without ``/p2p/…``; malformed ones are dropped."""
+        """Addresses of a peer, from a membership record, say. With or without ``/p2p/…``; malformed
+        ones are dropped.
+        """
         self.book.add(peer, [without_peer(address) for address in addresses])
         self._unsaved.set()
 
     def add_bootstrap(self, addresses: Sequence[str]) -> None:
-        """More addresses to start from (an invite's), for as long as this node lives. Raises ConfigError."""
+        """More addresses to start from (an invite's), for as long as this node lives. Raises
+        ConfigError.
+        """
         names = [address for address in addresses if address.startswith(dnsaddr.PREFIX)]
         direct = [split_peer(address) for address in addresses if address not in names]
         for name in names:
@@ -296,12 +314,16 @@ class PeerNetwork:
         return ends[1] if ends else ""
 
     async def ping(self, peer: PeerId) -> float:
-        """The round-trip time to ``peer`` in seconds, of a message over its connection, which is made if there is none. Raises NetworkError."""
+        """The round-trip time to ``peer`` in seconds, of a message over its connection, which is
+        made if there is none. Raises NetworkError.
+        """
         await self.connect(peer)
         return await self._host.ping(peer)
 
     async def round_trips(self, peers: Sequence[PeerId]) -> dict[PeerId, float]:
-        """The round-trip times in milliseconds to those of ``peers`` that are connected and answer within a second."""
+        """The round-trip times in milliseconds to those of ``peers`` that are connected and answer
+        within a second.
+        """
         found: dict[PeerId, float] = {}
 
         async def one(peer: PeerId) -> None:
@@ -315,7 +337,9 @@ class PeerNetwork:
         return found
 
     async def clocks(self, peers: Sequence[PeerId]) -> dict[PeerId, tuple[float, float]]:
-        """By how many seconds our clock is ahead of each of these that is connected and answers, and by how many that may be wrong."""
+        """By how many seconds our clock is ahead of each of these that is connected and answers,
+        and by how many that may be wrong.
+        """
         found: dict[PeerId, tuple[float, float]] = {}
 
         async def one(peer: PeerId) -> None:
@@ -348,28 +372,36 @@ class PeerNetwork:
         recall: Callable[[PeerId], bytes] = lambda peer: b"",
         reminded: Callable[[PeerId, bytes], None] = lambda peer, recalled: None,
     ) -> None:
-        """Take part in ``topic`` (a run id): ``handler(peer, message)`` for each message of an admitted peer. What it
-        returns, in seconds, is how long nothing more of that peer's is read.
+        """Take part in ``topic`` (a run id): ``handler(peer, message)`` for each message of an
+        admitted peer. What it returns, in seconds, is how long nothing more of that peer's is read.
 
-        ``greet(peer)`` is what we show a peer of our standing (at most 1 KiB; our certificate). A peer that opens a stream is shown it
-        first. ``accept(peer, shown)`` is asked of what the other side has shown when we open one, before we show ours;
-        ``admit(peer, shown)`` of what an opener shows. Both may raise an AtollError: an opener is told its code and message.
-        ``recall(peer)`` is what an opener gets back of what its key has said of itself (at most 4 KiB), and ``reminded(peer,
-        recalled)`` takes what a peer recalls of us; it must not raise, whatever the bytes are.
-        A handler may raise RemoteProtocolError: the stream is closed and the fault counted.
+        ``greet(peer)`` is what we show a peer of our standing (at most 1 KiB; our certificate). A
+        peer that opens a stream is shown it first. ``accept(peer, shown)`` is asked of what the
+        other side has shown when we open one, before we show ours; ``admit(peer, shown)`` of what
+        an opener shows. Both may raise an AtollError: an opener is told its code and message.
+        ``recall(peer)`` is what an opener gets back of what its key has said of itself (at most 4
+        KiB), and ``reminded(peer, recalled)`` takes what a peer recalls of us; it must not raise,
+        whatever the bytes are. A handler may raise RemoteProtocolError: the stream is closed and
+        the fault counted.
         """
         self._streams.open(topic, Topic(handler, greet, admit, accept, recall, reminded))
 
     async def close_topic(self, topic: str, peer: PeerId | None = None) -> None:
-        """Leave a topic, or end it with ``peer`` only: its streams are closed, what waits to be sent is dropped."""
+        """Leave a topic, or end it with ``peer`` only: its streams are closed, what waits to be
+        sent is dropped.
+        """
         await self._streams.close(topic, peer)
 
     def send(self, topic: str, peer: PeerId, data: bytes) -> None:
-        """Queue a message of 1 byte to 1 MiB; never blocks. Order is kept while a stream lives; a lost stream loses what was on it."""
+        """Queue a message of 1 byte to 1 MiB; never blocks. Order is kept while a stream lives; a
+        lost stream loses what was on it.
+        """
         self._streams.send(topic, peer, data)
 
     def unread(self, topic: str, peer: PeerId, rtt_s: float) -> bool:
-        """Whether what we say to ``peer`` is not read for now; ``rtt_s``: the round-trip time to it, as far as it is known."""
+        """Whether what we say to ``peer`` is not read for now; ``rtt_s``: the round-trip time to
+        it, as far as it is known.
+        """
         return self._streams.unread(topic, peer, rtt_s)
 
     def forget(self, peer: PeerId) -> None:
@@ -380,7 +412,9 @@ class PeerNetwork:
     # --- lanes ---
 
     def ensure_lane(self, peer: PeerId, count: int = 1) -> None:
-        """Keep a lane (or ``count``) to ``peer`` up from now on; `on_lane` is called each time one is made. Idempotent, never blocks."""
+        """Keep a lane (or ``count``) to ``peer`` up from now on; `on_lane` is called each time one
+        is made. Idempotent, never blocks.
+        """
         self._lanes.ensure(peer, count)
 
     def allow_plain_lanes(self, allowed: Callable[[PeerId], bool]) -> None:
@@ -388,11 +422,15 @@ class PeerNetwork:
         self._lanes.allows_plain = allowed
 
     def lane_lost(self, peer: PeerId, index: int = 0) -> None:
-        """The current lane to ``peer`` of this index broke (not one that `on_lane` has replaced): another one is made, with back-off."""
+        """The current lane to ``peer`` of this index broke (not one that `on_lane` has replaced):
+        another one is made, with back-off.
+        """
         self._lanes.lost(peer, index)
 
     def release_lane(self, peer: PeerId, keep: int = 0) -> None:
-        """No more than ``keep`` lanes to ``peer`` are wanted. The sockets of others are their owner's to close."""
+        """No more than ``keep`` lanes to ``peer`` are wanted. The sockets of others are their
+        owner's to close.
+        """
         self._lanes.release(peer, keep)
 
     # --- runs ---
@@ -405,11 +443,13 @@ class PeerNetwork:
         hears: Callable[[PeerId, bytes], bool] = lambda peer, certificate: True,
         free: bool | None = True,
     ) -> None:
-        """Say that we take part in ``run`` (to the bootstrap, to members, in the DHT), and learn who else does, until `withdraw_run`.
+        """Say that we take part in ``run`` (to the bootstrap, to members, in the DHT), and learn
+        who else does, until `withdraw_run`.
 
-        ``organiser``: whose run it is; ``certificate``: ours by it; ``hears(peer, certificate)``: whether a peer that announces itself
-        with that is believed; ``free``: whether peers without a certificate may be of the run, None while that is not known (`settle_run`).
-        Without an organiser whoever announces itself is believed.
+        ``organiser``: whose run it is; ``certificate``: ours by it; ``hears(peer, certificate)``:
+        whether a peer that announces itself with that is believed; ``free``: whether peers without
+        a certificate may be of the run, None while that is not known (`settle_run`). Without an
+        organiser whoever announces itself is believed.
         """
         if run in self._runs:
             return
@@ -440,7 +480,9 @@ class PeerNetwork:
         return [(PeerId(news.peer), news.addresses) for news in self._rendezvous.members(run)]
 
     async def find_members(self, run: RunId) -> list[tuple[PeerId, tuple[str, ...]]]:
-        """`members`, and whoever the DHT names when asked now. Works for runs we take no part in, too."""
+        """`members`, and whoever the DHT names when asked now. Works for runs we take no part in,
+        too.
+        """
         found = dict(await self.dht.find_providers(run_key(run)))
         found.update(self.members(run))
         return sorted(found.items())
@@ -448,7 +490,9 @@ class PeerNetwork:
     async def find_strangers(
         self, run: RunId, organiser: PeerId
     ) -> list[tuple[PeerId, tuple[str, ...]]]:
-        """Who is said to take part in ``run``, by a few connected peers and the DHT. We say nothing; their addresses are hints."""
+        """Who is said to take part in ``run``, by a few connected peers and the DHT. We say
+        nothing; their addresses are hints.
+        """
         found = dict[PeerId, tuple[str, ...]]()
         for peer in self._host.peers()[:STRANGERS_ASKED]:
             with contextlib.suppress(NetworkError, RemoteProtocolError):
@@ -460,7 +504,9 @@ class PeerNetwork:
         return sorted(found.items())
 
     async def look_at(self, peer: PeerId, look: Look) -> Answer:
-        """What ``peer`` shows of a run to who is not in it. Raises NetworkError, RemoteProtocolError."""
+        """What ``peer`` shows of a run to who is not in it. Raises NetworkError,
+        RemoteProtocolError.
+        """
         await self.connect(peer)
         return await ask(self._host, peer, look)
 
@@ -532,7 +578,9 @@ class PeerNetwork:
         self.on_member(RunId(news.run), peer, news.addresses)
 
     def _neighbour(self, peer: PeerId, address: str) -> None:
-        """Somebody in the house. A few are met at once: they know the members of runs, as a bootstrap does."""
+        """Somebody in the house. A few are met at once: they know the members of runs, as a
+        bootstrap does.
+        """
         self.add_addresses(peer, [address])
         near = sum(self._host.path(other) == "lan" for other in self._host.peers())
         if near < NEIGHBOURS and not self.connected(peer) and self._nursery is not None:
@@ -544,7 +592,9 @@ class PeerNetwork:
             self._rendezvous.hint(peer)
 
     async def _search(self, run: RunId) -> None:
-        """Provider records: the way in when no bootstrap knows anybody, and the way out when all of them are dead."""
+        """Provider records: the way in when no bootstrap knows anybody, and the way out when all of
+        them are dead.
+        """
         backoff = Backoff(SEARCH_AGAIN_S, SEARCH_MAX_S, self._rng)
         scope = self._runs.get(run)
         if scope is None or not self.dht.on:  # withdrawn before this task ran
@@ -562,8 +612,8 @@ class PeerNetwork:
                 await trio.sleep(backoff.next_s())
 
     async def _until_quiet(self, run: RunId) -> None:
-        """Until we were told who takes part, and nobody new comes. A lookup asks, and so dials, a dozen peers: all at once at the start they
-        would be most of what it costs."""
+        """Until we were told who takes part, and nobody new comes. A lookup asks, and so dials, a
+        dozen peers: all at once at the start they would be most of what it costs."""
         quiet_s = SEARCH_LATER_S * self._rng.uniform(0.5, 1.5)
         with trio.move_on_after(SEARCH_UNTOLD_S):
             while run not in self._rendezvous.answered:
@@ -576,7 +626,9 @@ class PeerNetwork:
                 await trio.sleep(left)
 
     async def _save_now_and_then(self) -> None:
-        """After every change, soon: a node that is killed must find its peers again without a bootstrap."""
+        """After every change, soon: a node that is killed must find its peers again without a
+        bootstrap.
+        """
         while True:
             await self._unsaved.wait()
             with trio.move_on_after(SAVE_S):

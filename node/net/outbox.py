@@ -43,7 +43,9 @@ if TYPE_CHECKING:
 QUEUE_MESSAGES = 1024
 QUEUE_BYTES = 8 << 20
 BATCH_BYTES = 65_536
-"""Messages that wait are joined into one write of about this size: a write on a stream costs 250 us whatever it carries."""
+"""Messages that wait are joined into one write of about this size: a write on a stream costs 250 us
+whatever it carries.
+"""
 BURST_S = 0.0003
 """Messages that follow one another so soon are joined."""
 STALE_S = 30.0
@@ -51,9 +53,13 @@ STALE_S = 30.0
 REFUSED_S = 20.0
 """Pause after a refusal: asking again is useless until somebody changes something."""
 YIELD_S = 0.06
-"""Two peers that hear of each other want to talk at the same moment: the larger one waits so long for the smaller one to dial."""
+"""Two peers that hear of each other want to talk at the same moment: the larger one waits so long
+for the smaller one to dial.
+"""
 WIRE_AFTER = 8
-"""Messages on a stream before a wire is dialled: who says little need not pay for another connection."""
+"""Messages on a stream before a wire is dialled: who says little need not pay for another
+connection.
+"""
 
 
 class Outbox:
@@ -110,7 +116,9 @@ class Outbox:
             self._drop_oldest()
 
     async def run(self) -> None:
-        """Open a stream whenever something waits, keep it, go on with a wire, open it again when it is lost."""
+        """Open a stream whenever something waits, keep it, go on with a wire, open it again when it
+        is lost.
+        """
         backoff = Backoff(0.03, 3.0, self._owner.rng)
         with self._scope:
             while True:
@@ -131,7 +139,9 @@ class Outbox:
                 self._drop_stale()
 
     async def _pause(self, backoff: Backoff) -> None:
-        """Before the next try. A peer that was away for long, and arrives, has to hear of us at once."""
+        """Before the next try. A peer that was away for long, and arrives, has to hear of us at
+        once.
+        """
         if self._host.connected(self._peer):
             await trio.sleep(backoff.next_s())
         elif await self._host.wait_connected(self._peer, backoff.next_s()):
@@ -150,7 +160,9 @@ class Outbox:
         await trio.sleep(self._owner.rng.uniform(0.8, 1.2) * REFUSED_S)
 
     async def _open(self) -> tuple[PeerStream, FrameReader, _Agreed | None]:
-        """A stream that was admitted, and the wire it may become. Raises NetworkError or RefusedError."""
+        """A stream that was admitted, and the wire it may become. Raises NetworkError or
+        RefusedError.
+        """
         topic = self._owner.topics.get(self._topic)
         if topic is None:
             raise RefusedError(NO_TOPIC, "left")
@@ -189,7 +201,9 @@ class Outbox:
         return answer
 
     def _judge(self, topic: Topic, shown: bytes) -> None:
-        """Whether the other side is one of the run. Raises RefusedError: it is shown nothing of ours."""
+        """Whether the other side is one of the run. Raises RefusedError: it is shown nothing of
+        ours.
+        """
         try:
             accepted = topic.accept(self._peer, shown)
         except RemoteProtocolError:
@@ -229,7 +243,9 @@ class Outbox:
         return None
 
     async def _listen(self, reader: FrameReader, state: _State) -> None:
-        """Notes signs of life. The end of the stream is only noted too: to cancel a write in progress could break the connection."""
+        """Notes signs of life. The end of the stream is only noted too: to cancel a write in
+        progress could break the connection.
+        """
         try:
             while await reader.next(0) is not None:
                 state.heard()
@@ -259,7 +275,9 @@ class Outbox:
             self._wake.set()
 
     async def _write(self, stream: PeerStream | Wire, state: _State) -> None:
-        """Send what waits, joined; ask for a sign of life when nothing does. Returns when the stream ended, or is to end for a wire."""
+        """Send what waits, joined; ask for a sign of life when nothing does. Returns when the
+        stream ended, or is to end for a wire.
+        """
         while not state.ended:
             now = trio.current_time()
             batch = bytearray()

@@ -30,13 +30,15 @@ def _unpack(data: bytes) -> str:
 
 
 def pack(addresses: Iterable[str]) -> list[bytes]:
-    """Addresses as bytes. One that has no such form is left out: libp2p knows no host name with an underscore, say, and our user or a
-    stranger may have named one."""
+    """Addresses as bytes. One that has no such form is left out: libp2p knows no host name with an
+    underscore, say, and our user or a stranger may have named one."""
     return [data for data in map(_pack, addresses) if data]
 
 
 def unpack(entries: Iterable[object], limit: int = MAX_ADDRESSES) -> tuple[str, ...]:
-    """Those among a stranger's ``entries`` that are addresses of ours, without whom they lead to and without duplicates, at most ``limit``."""
+    """Those among a stranger's ``entries`` that are addresses of ours, without whom they lead to
+    and without duplicates, at most ``limit``.
+    """
     found: dict[str, None] = {}
     for count, entry in enumerate(entries):
         if count >= 4 * limit or len(found) >= limit:

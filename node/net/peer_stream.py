@@ -22,7 +22,9 @@ class PeerStream:
 
     @property
     def remote(self) -> tuple[str, int] | None:
-        """Host and port at the other end of the connection it runs on; None where that goes through a relay."""
+        """Host and port at the other end of the connection it runs on; None where that goes through
+        a relay.
+        """
         muxed = self._stream.muxed_conn
         try:
             found = muxed.get_remote_address()
@@ -35,7 +37,9 @@ class PeerStream:
             return None
 
     async def send_all(self, data: bytes) -> None:
-        """Send everything. Raises PeerLostError. Cancelled in the middle it leaves the stream unusable: close it then."""
+        """Send everything. Raises PeerLostError. Cancelled in the middle it leaves the stream
+        unusable: close it then.
+        """
         try:
             await self._stream.write(data)
         except Exception as error:
@@ -44,7 +48,9 @@ class PeerStream:
             ) from None
 
     async def receive_some(self, max_bytes: int = 65_536) -> bytes:
-        """Up to ``max_bytes``; b"" when the stream has ended, in whatever way. Cancellation loses nothing."""
+        """Up to ``max_bytes``; b"" when the stream has ended, in whatever way. Cancellation loses
+        nothing.
+        """
         try:
             return await self._stream.read(max_bytes)
         except Exception:

@@ -1,4 +1,6 @@
-"""Who is where: addresses of peers, and the cache file with which a restarted node finds its swarm without a bootstrap."""
+"""Who is where: addresses of peers, and the cache file with which a restarted node finds its swarm
+without a bootstrap.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,9 @@ class _File(msgspec.Struct, frozen=True):
 class PeerBook:
     """Addresses by peer, most recently confirmed last. Bounded; the stalest entry goes first.
 
-    What our user gave stays. What a peer says of itself comes before what others say of it, and is not forgotten for their sake: else anybody
-    who answers a question of ours could name addresses that lead nowhere, and so many strangers, that we found nobody again.
+    What our user gave stays. What a peer says of itself comes before what others say of it, and is
+    not forgotten for their sake: else anybody who answers a question of ours could name addresses
+    that lead nowhere, and so many strangers, that we found nobody again.
     """
 
     def __init__(self, me: PeerId) -> None:
@@ -97,7 +100,9 @@ class PeerBook:
         save_cache(path, self.cached())
 
     def load(self, path: Path) -> None:
-        """Add what `save` wrote. A missing, oversized or corrupt file is no error: the cache is only a convenience."""
+        """Add what `save` wrote. A missing, oversized or corrupt file is no error: the cache is
+        only a convenience.
+        """
         try:
             with path.open("rb") as file:
                 data = file.read(_MAX_FILE_BYTES)
@@ -112,7 +117,8 @@ class PeerBook:
 def save_cache(path: Path, data: bytes) -> None:
     """Replace the cache file, atomically and on the medium. From any thread. Raises OSError.
 
-    After a power cut of all, members whose own addresses have changed find one another by it, as after a kill.
+    After a power cut of all, members whose own addresses have changed find one another by it, as
+    after a kill.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:

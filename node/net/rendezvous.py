@@ -1,8 +1,10 @@
-"""The members of a run, known to all of them within a round trip or two: signed announcements over ``/atoll/peers/1``.
+"""The members of a run, known to all of them within a round trip or two: signed announcements over
+``/atoll/peers/1``.
 
-A node that takes part in runs keeps a stream to each connected bootstrap, and a while later to two random members, so that
-the death of the bootstrap changes nothing. On the stream both sides say what they know of a run, and from then on what is
-new. Members are *known* first and *connected* only when somebody has something to say to them.
+A node that takes part in runs keeps a stream to each connected bootstrap, and a while later to two
+random members, so that the death of the bootstrap changes nothing. On the stream both sides say
+what they know of a run, and from then on what is new. Members are *known* first and *connected*
+only when somebody has something to say to them.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ ASK_S = 5.0
 AGAIN_S = 0.1
 """Before a peer is asked again."""
 SILENT_FIRST_S, SILENT_MAX_S = 0.5, 60.0
-"""The same where it said nothing: it need not be a node of ours, and there may be hundreds of such."""
+"""The same where it said nothing: it need not be a node of ours, and there may be hundreds of such.
+"""
 FOREIGN_S = 600.0
 """The same where it said that it is none."""
 TURN_S = 1.0
@@ -55,8 +58,8 @@ MAX_HINTS, HINTS_AT_ONCE = 64, 4
 
 @dataclass(slots=True)
 class _Own:
-    """A run of ours. ``hears(peer, certificate)``: whether an announcement counts. ``free``: whether peers without a certificate may be of
-    it; None: that is not known yet."""
+    """A run of ours. ``hears(peer, certificate)``: whether an announcement counts. ``free``:
+    whether peers without a certificate may be of it; None: that is not known yet."""
 
     place: Place
     certificate: bytes
@@ -136,7 +139,9 @@ class Rendezvous:
         faults: Faults,
         rng: random.Random,
     ) -> None:
-        """``connect`` makes sure of a connection or raises NetworkError; ``bootstraps()`` names the peers to ask first."""
+        """``connect`` makes sure of a connection or raises NetworkError; ``bootstraps()`` names the
+        peers to ask first.
+        """
         self._identity, self._host, self._connect, self._bootstraps, self._faults, self._rng = (
             identity,
             host,
@@ -156,7 +161,8 @@ class Rendezvous:
         """Partners that a hint named."""
         self._exchanges: set[_Exchange] = set()
         self._partners: set[PeerId] = set()
-        """Whom we ask, or have asked and ask again after a pause; the latter are `_resting`, too."""
+        """Whom we ask, or have asked and ask again after a pause; the latter are `_resting`, too.
+        """
         self._resting: set[PeerId] = set()
         self._pauses: dict[PeerId, Backoff] = {}
         self._changed = trio.Event()
@@ -171,9 +177,11 @@ class Rendezvous:
         hears: Callable[[PeerId, bytes], bool] = lambda peer, certificate: True,
         free: bool | None = True,
     ) -> None:
-        """Announce that we take part in ``run`` with this certificate, and learn its members, until `leave`.
+        """Announce that we take part in ``run`` with this certificate, and learn its members, until
+        `leave`.
 
-        ``organiser``: whose run it is, "" for one without certificates; others see `PeerNetwork.announce_run`.
+        ``organiser``: whose run it is, "" for one without certificates; others see
+        `PeerNetwork.announce_run`.
         """
         self._mine[run] = _Own(Place(run, organiser), certificate, hears, free)
         self._places |= self._mine[run].places
@@ -218,7 +226,8 @@ class Rendezvous:
     def members(self, run: RunId) -> list[Announcement]:
         """Who is known to take part in ``run``, without ourselves.
 
-        Where it is not known whether the run has certificates, those without count only where there is none with one.
+        Where it is not known whether the run has certificates, those without count only where there
+        is none with one.
         """
         own = self._mine.get(run)
         if own is None:  # what strangers have said, to nobody's use but a test's
@@ -246,7 +255,9 @@ class Rendezvous:
         ]
 
     async def ask(self, peer: PeerId, place: Place) -> list[Announcement]:
-        """What a connected peer has heard of a run in which we take no part; nothing is checked. Raises NetworkError, RemoteProtocolError."""
+        """What a connected peer has heard of a run in which we take no part; nothing is checked.
+        Raises NetworkError, RemoteProtocolError.
+        """
         found = list[Announcement]()
         stream = await self._host.open_stream(peer, PROTOCOL)
         try:
@@ -282,7 +293,9 @@ class Rendezvous:
                     await changed.wait()
 
     def _choose(self, settled: bool) -> list[PeerId]:
-        """With whom to open a stream now: bootstraps; whoever is connected if there is none; hints; later random members."""
+        """With whom to open a stream now: bootstraps; whoever is connected if there is none; hints;
+        later random members.
+        """
         wanted = [peer for peer in self._bootstraps() if self._host.connected(peer)]
         if not wanted:
             others = [peer for peer in self._host.peers() if peer not in self._partners]
@@ -401,7 +414,9 @@ class Rendezvous:
             )
 
     def _take(self, news: Announcement, sender: PeerId) -> None:
-        """Keep an announcement and pass it on to everybody who asked for that run, except to whom it came from."""
+        """Keep an announcement and pass it on to everybody who asked for that run, except to whom
+        it came from.
+        """
         own = self._mine.get(RunId(news.run))
         ours = own is not None and news.place in self._places
         if (
@@ -432,7 +447,9 @@ class Rendezvous:
                     exchange.say(place, self._known(place), asks=True)
 
     def _news(self, own: _Own, addresses: Sequence[str]) -> Announcement:
-        """Our announcement: under the organiser where we can show that we belong there, else under nobody."""
+        """Our announcement: under the organiser where we can show that we belong there, else under
+        nobody.
+        """
         shows = bool(own.certificate) or own.place.organiser == self._host.peer
         return announce(
             self._identity,

@@ -1,4 +1,6 @@
-"""When a lane that goes a roundabout way is tried again for a direct one: a state machine without I/O."""
+"""When a lane that goes a roundabout way is tried again for a direct one: a state machine without
+I/O.
+"""
 
 from __future__ import annotations
 

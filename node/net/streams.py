@@ -1,11 +1,15 @@
-"""Persistent message streams: one per (peer, topic) and direction, opened on demand, with a greeting that must be admitted.
+"""Persistent message streams: one per (peer, topic) and direction, opened on demand, with a
+greeting that must be admitted.
 
-On the wire (protocol ``/atoll/topic/1``): the opener sends a Hello, the other side an Answer that shows its standing; the opener its
-Proof, the other side an Answer (`greeting`); then the opener sends messages, one frame each. An empty frame asks for a sign of life and is
-answered with an empty frame. A lost stream is opened again; messages in flight are lost with it (the protocols above repair loss by asking again).
+On the wire (protocol ``/atoll/topic/1``): the opener sends a Hello, the other side an Answer that
+shows its standing; the opener its Proof, the other side an Answer (`greeting`); then the opener
+sends messages, one frame each. An empty frame asks for a sign of life and is answered with an empty
+frame. A lost stream is opened again; messages in flight are lost with it (the protocols above
+repair loss by asking again).
 
-A stream that is used goes on as a wire (`wires`) where the other side can be dialled: the same frames on a connection of their own. The
-opener dials the offer in the second Answer, waits until all it has said was taken in, ends the stream, and speaks on the wire.
+A stream that is used goes on as a wire (`wires`) where the other side can be dialled: the same
+frames on a connection of their own. The opener dials the offer in the second Answer, waits until
+all it has said was taken in, ends the stream, and speaks on the wire.
 """
 
 from __future__ import annotations
@@ -66,7 +70,9 @@ class TopicStreams:
         may_dial: MayDial,
         version: int = VERSION,
     ) -> None:
-        """``connect`` makes sure of a connection or raises NetworkError; ``listener``: where wires arrive; ``may_dial``: where ours go."""
+        """``connect`` makes sure of a connection or raises NetworkError; ``listener``: where wires
+        arrive; ``may_dial``: where ours go.
+        """
         self._host, self.connect, self.faults, self.rng, self.version = (
             host,
             connect,
@@ -123,7 +129,9 @@ class TopicStreams:
                 await stream.aclose()
 
     def send(self, name: str, peer: PeerId, data: bytes) -> None:
-        """Queue a message (1 byte to 1 MiB). Never blocks; when the queue is full the oldest message is dropped and counted."""
+        """Queue a message (1 byte to 1 MiB). Never blocks; when the queue is full the oldest
+        message is dropped and counted.
+        """
         if name not in self.topics:
             raise LocalProtocolError(f"topic {name!r} is not open")
         if not 0 < len(data) <= MAX_FRAME_BYTES or peer == self._host.peer:
@@ -141,7 +149,9 @@ class TopicStreams:
         return outbox is not None and outbox.echoes.unread(trio.current_time(), rtt_s)
 
     def admitted(self, peer: PeerId) -> bool:
-        """Whether ``peer`` has shown us a greeting we accept (in any topic), on a stream that is open now."""
+        """Whether ``peer`` has shown us a greeting we accept (in any topic), on a stream that is
+        open now.
+        """
         return any(key[0] == peer for key in self._inbound)
 
     async def greeted(self, peer: PeerId) -> bool:
@@ -279,7 +289,9 @@ class TopicStreams:
             del self._greetings[peer]
 
     async def _greet(self, stream: PeerStream, reader: FrameReader) -> tuple[Hello, Topic] | None:
-        """What an opener wants, once both sides have shown their standing; None where it ended. Raises RefusedError."""
+        """What an opener wants, once both sides have shown their standing; None where it ended.
+        Raises RefusedError.
+        """
         greeting = await reader.next(MAX_HELLO_BYTES)
         if greeting is None:
             return None
@@ -342,7 +354,9 @@ class TopicStreams:
 
 
 def _judged(judge: Callable[[PeerId, bytes], bool], peer: PeerId, shown: bytes) -> bool:
-    """Whether ``judge`` is content with what was shown. Raises RefusedError with the code and the message it gives."""
+    """Whether ``judge`` is content with what was shown. Raises RefusedError with the code and the
+    message it gives.
+    """
     try:
         return judge(peer, shown)
     except RemoteProtocolError:

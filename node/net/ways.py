@@ -1,10 +1,12 @@
 """One lane is made: the driver tries way after way, the other side goes along.
 
 lan, direct  one of the two dials the other's lane listener
-punched      both dial at once, each from a port that observers have seen (`through.punch`); where neither has a public address
+punched      both dial at once, each from a port that observers have seen (`through.punch`); where
+neither has a public address
 relay        over a third peer (`through.relaying`)
 
-Where none works the stream itself becomes the lane (`lanes`). The driver asks observers while it dials, so that trying costs no time.
+Where none works the stream itself becomes the lane (`lanes`). The driver asks observers while it
+dials, so that trying costs no time.
 """
 
 from __future__ import annotations
@@ -82,7 +84,9 @@ class Ways:
         may_dial: MayDial,
         rng: random.Random,
     ) -> None:
-        """``run_of``: a run that we have in common with a peer; ``may_dial``: which of its addresses are dialled."""
+        """``run_of``: a run that we have in common with a peer; ``may_dial``: which of its
+        addresses are dialled.
+        """
         self.listener, self.helpers, self._run_of, self._may_dial, self.rng = (
             listener,
             helpers,
@@ -93,16 +97,22 @@ class Ways:
         self.why: dict[PeerId, str] = {}
         """Why the last lane that we drove to a peer is not direct."""
         self.shown: Callable[[], set[str]] | None = None
-        """Of a node that is to be reached through relays only: the hosts that know where it is already. It shows itself to no other."""
+        """Of a node that is to be reached through relays only: the hosts that know where it is
+        already. It shows itself to no other.
+        """
         self.guesses = False
-        """Whether ports are guessed for the first lane where one router is symmetric (`through.punch`)."""
+        """Whether ports are guessed for the first lane where one router is symmetric
+        (`through.punch`).
+        """
 
     def addresses(self) -> tuple[str, ...]:
         """Where the lane listener is; nowhere, where nobody is to know."""
         return tuple(self.listener.addresses()[:MAX_ADDRESSES]) if self.shown is None else ()
 
     def hide(self, host: Host) -> None:
-        """From now on nobody is told where our lane listener is, and circuits are taken only at hosts that we are connected with."""
+        """From now on nobody is told where our lane listener is, and circuits are taken only at
+        hosts that we are connected with.
+        """
         self.listener.hidden = True
         self.shown = lambda: {
             ends[1] for peer in host.peers() if (ends := host.ends(peer)) is not None
@@ -117,7 +127,9 @@ class Ways:
         ]
 
     async def dial(self, peer: PeerId, addresses: Sequence[str], terms: Terms) -> Made | None:
-        """A lane to the listener of ``peer``, which named these addresses; None where it does not answer."""
+        """A lane to the listener of ``peer``, which named these addresses; None where it does not
+        answer.
+        """
         found = await dial(
             [address for address in addresses if self._may_dial(peer, address)],
             terms.token,
@@ -140,7 +152,8 @@ class Ways:
     async def drive(
         self, talk: Talk, terms: Terms, theirs: tuple[str, ...], rtt_s: float, *, relay: bool = True
     ) -> Made | None:
-        """Propose until something works; None: nothing but the stream does. ``relay``: whether one is tried, too.
+        """Propose until something works; None: nothing but the stream does. ``relay``: whether one
+        is tried, too.
 
         Raises NetworkError, RemoteProtocolError.
         """
@@ -231,7 +244,9 @@ class _Drive:
         return Made(sock, path_of(sock)) if sock is not None else None
 
     async def punch(self) -> Made | None:
-        """Both dial at once, half a round trip after we have said so: then our dials leave together."""
+        """Both dial at once, half a round trip after we have said so: then our dials leave
+        together.
+        """
         if self.spot is None:
             return None
         await self._talk.say(Meet(self.spot.candidates, self.spot.symmetric, self._ways.guesses))
@@ -309,7 +324,9 @@ class Follower:
         self._guess = False
 
     async def run(self) -> Made | None:
-        """Go along until the driver is done; None: the stream is the lane. Raises NetworkError, RemoteProtocolError."""
+        """Go along until the driver is done; None: the stream is the lane. Raises NetworkError,
+        RemoteProtocolError.
+        """
         failed: Exception | None = PeerUnreachableError(
             f"{self._talk.peer} took too long over a lane", peer=self._talk.peer
         )
@@ -439,7 +456,9 @@ async def meet(
     *,
     guess: bool,
 ) -> Made:
-    """A simultaneous open of both sides. ``guess``: one of us has another port for every destination. Raises PeerUnreachableError."""
+    """A simultaneous open of both sides. ``guess``: one of us has another port for every
+    destination. Raises PeerUnreachableError.
+    """
     to = targets(offered, spot.candidates)
     if guess and not spot.symmetric:
         to = guesses(to, ways.rng)
@@ -452,7 +471,9 @@ async def meet(
 
 
 async def through_relay(where: Sequence[str], voucher: bytes, terms: Terms) -> socket.socket | None:
-    """Our end of a circuit, once the partner has proved itself at the other; None: it is somebody else. Raises OSError."""
+    """Our end of a circuit, once the partner has proved itself at the other; None: it is somebody
+    else. Raises OSError.
+    """
     with await show(where, voucher) as sock, trio.move_on_after(HELLO_S):
         if await (hello if terms.initiator else be_greeted)(sock, terms.token, terms.both):
             return detach(sock)

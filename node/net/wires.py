@@ -1,12 +1,14 @@
-"""Wires: TCP connections for control messages, beside libp2p. A message on a libp2p stream costs each end a millisecond of Python, on a wire
-a tenth of it.
+"""Wires: TCP connections for control messages, beside libp2p. A message on a libp2p stream costs
+each end a millisecond of Python, on a wire a tenth of it.
 
-A wire takes the place of one message stream (`streams`), whose greeting it was agreed on with: the opener's greeting carries a secret, the
-answer another one, a token and addresses of the lane listener. The opener dials as for a lane. It is never a lane: a message
-must not wait behind bulk data.
+A wire takes the place of one message stream (`streams`), whose greeting it was agreed on with: the
+opener's greeting carries a secret, the answer another one, a token and addresses of the lane
+listener. The opener dials as for a lane. It is never a lane: a message must not wait behind bulk
+data.
 
-On the wire: records of u32 length (big-endian, the associated data) and the sealed bytes of the message stream, at most 64 KiB. Keys, numbers
-and their uniqueness are those of `collectives.record_layer`.
+On the wire: records of u32 length (big-endian, the associated data) and the sealed bytes of the
+message stream, at most 64 KiB. Keys, numbers and their uniqueness are those of
+`collectives.record_layer`.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ class WireOffer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Wire:
-    """Our end of a wire; it owns the socket (connected, non-blocking). Used like a `PeerStream`, from the trio thread only."""
+    """Our end of a wire; it owns the socket (connected, non-blocking). Used like a `PeerStream`,
+    from the trio thread only.
+    """
 
     def __init__(
         self,
@@ -56,7 +60,9 @@ class Wire:
         *,
         opener: bool,
     ) -> None:
-        """``mine``, ``theirs``: the secrets; ``transcript``: who opened which topic at whom, alike at both ends."""
+        """``mine``, ``theirs``: the secrets; ``transcript``: who opened which topic at whom, alike
+        at both ends.
+        """
         keys = derive_lane_keys(mine, theirs, b"wire|" + transcript, initiator=opener)
         self.peer = peer
         self._socket = sock
@@ -107,8 +113,9 @@ class Wire:
         await self.flush()
 
     async def receive_some(self, max_bytes: int = PIECE_BYTES) -> bytes:
-        """What came in one record; b"" when the wire has ended, in whatever way: a record that does not authenticate ends it, too, and is
-        nobody's fault, since anybody on the path could have made it. Cancellation loses nothing."""
+        """What came in one record; b"" when the wire has ended, in whatever way: a record that does
+        not authenticate ends it, too, and is nobody's fault, since anybody on the path could have
+        made it. Cancellation loses nothing."""
         with contextlib.suppress(
             OSError, ValueError, trio.ClosedResourceError, RemoteProtocolError
         ):
@@ -149,7 +156,9 @@ class Wire:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called. To wait for a closed socket leaves trio with a waiter for no descriptor, at which every later one fails."""
+        """Whether `close` was called. To wait for a closed socket leaves trio with a waiter for no
+        descriptor, at which every later one fails.
+        """
         return self._socket.fileno() < 0
 
     def close(self) -> None:

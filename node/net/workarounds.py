@@ -1,4 +1,5 @@
-"""Everything we do against faults of py-libp2p 0.8.1, and nothing else. Each function names the fault it works around.
+"""Everything we do against faults of py-libp2p 0.8.1, and nothing else. Each function names the
+fault it works around.
 
 When libp2p is upgraded, read this file first: whatever was mended upstream goes.
 """
@@ -39,7 +40,9 @@ _read, _init = TrioTCPStream.read, TrioTCPStream.__init__  # the library's, howe
 FRAME_S = 5.0
 """A frame that cannot be handed to TCP for so long means that the peer is frozen or gone."""
 CREDIT_BYTES = 65_536
-"""A quarter of the window that every stream begins with: so much may be held back without anybody having to wait."""
+"""A quarter of the window that every stream begins with: so much may be held back without anybody
+having to wait.
+"""
 
 
 MAX_STREAMS = 256
@@ -50,7 +53,9 @@ SLACK_BYTES = 65_536
 OUTGOING = 100
 """Connections that we may always make, however many others come."""
 OF_ONE_PEER = 6
-"""Connections that a peer needs at most: both dial at once, over a relay, punched, and those of before that nobody knows to be dead."""
+"""Connections that a peer needs at most: both dial at once, over a relay, punched, and those of
+before that nobody knows to be dead.
+"""
 READ_BYTES = 65_536
 
 
@@ -59,7 +64,9 @@ class _FloodError(trio.TooSlowError):
 
 
 class _Unread(bytearray):
-    """What came on a stream and was not read yet. Raises _FloodError where a peer sends more than it was given leave to."""
+    """What came on a stream and was not read yet. Raises _FloodError where a peer sends more than
+    it was given leave to.
+    """
 
     def __init__(self, muxed: OurYamux, stream: int) -> None:
         self._muxed, self._stream = muxed, stream
@@ -89,27 +96,35 @@ class _UnreadOfAll(dict[int, bytearray]):
 
 
 class OurYamux(Yamux):
-    """Six faults of `Yamux`: a cancelled write kills the whole connection, every read tells the sender so, nobody minds a ping without answer,
-    a peer may send more than a window and open streams without end, and the end of a connection is told late.
+    """Six faults of `Yamux`: a cancelled write kills the whole connection, every read tells the
+    sender so, nobody minds a ping without answer, a peer may send more than a window and open
+    streams without end, and the end of a connection is told late.
 
-    `NoiseTransportReadWriter.write_msg` (security/noise/io.py:59) encrypts, which advances the nonce, and only then awaits the
-    socket: when a timeout around any stream operation strikes there, the bytes never leave and the other side can decrypt nothing
-    more. Reads are not safe either, because they send window updates. Under load this closed healthy connections every few
-    seconds. A frame is therefore written whole, whatever is cancelled around it, or the connection is given up.
+    `NoiseTransportReadWriter.write_msg` (security/noise/io.py:59) encrypts, which advances the
+    nonce, and only then awaits the socket: when a timeout around any stream operation strikes
+    there, the bytes never leave and the other side can decrypt nothing more. Reads are not safe
+    either, because they send window updates. Under load this closed healthy connections every few
+    seconds. A frame is therefore written whole, whatever is cancelled around it, or the connection
+    is given up.
 
-    `YamuxStream.read` (stream_muxer/yamux/yamux.py:474) sends a window update each time, also for each byte of the lengths that libp2p reads
-    one by one: they are half of all frames, and a frame costs both ends a quarter of a millisecond. Small ones are therefore held back until
-    they are worth a frame, as in go-yamux.
+    `YamuxStream.read` (stream_muxer/yamux/yamux.py:474) sends a window update each time, also for
+    each byte of the lengths that libp2p reads one by one: they are half of all frames, and a frame
+    costs both ends a quarter of a millisecond. Small ones are therefore held back until they are
+    worth a frame, as in go-yamux.
 
-    `_measure_rtt_loop` (stream_muxer/yamux/yamux.py:702) sends a ping every half a minute, used or not, and goes on when nothing answers: a
-    connection to a machine that froze, or that sleeps, is there for ever. `liveness` says when to ask and when to give up.
+    `_measure_rtt_loop` (stream_muxer/yamux/yamux.py:702) sends a ping every half a minute, used or
+    not, and goes on when nothing answers: a connection to a machine that froze, or that sleeps, is
+    there for ever. `liveness` says when to ask and when to give up.
 
-    `handle_incoming` (stream_muxer/yamux/yamux.py:1528) logs it when a peer sends more than its window, and keeps the bytes: whoever connects could
-    fill our memory. Such a connection is ended. Nor does it count the streams that a peer opens, each of which costs a task: more than `MAX_STREAMS`
-    are reset. What came on a stream that was reset is kept for a minute (:877), and more of it: here it goes at once.
+    `handle_incoming` (stream_muxer/yamux/yamux.py:1528) logs it when a peer sends more than its
+    window, and keeps the bytes: whoever connects could fill our memory. Such a connection is ended.
+    Nor does it count the streams that a peer opens, each of which costs a task: more than
+    `MAX_STREAMS` are reset. What came on a stream that was reset is kept for a minute (:877), and
+    more of it: here it goes at once.
 
-    `close` (:823), and after it `SwarmConn._cleanup` (network/connection/swarm_connection.py:218), sleep for 0.1 s each before anybody is told that the
-    connection has ended. A round that lost a peer takes less than that to be done again. `ended` tells it before.
+    `close` (:823), and after it `SwarmConn._cleanup` (network/connection/swarm_connection.py:218),
+    sleep for 0.1 s each before anybody is told that the connection has ended. A round that lost a
+    peer takes less than that to be done again. `ended` tells it before.
     """
 
     credit: dict[int, int]  # by stream: bytes that were read there and not told yet
@@ -188,7 +203,9 @@ class OurYamux(Yamux):
 
 
 def use_our_yamux(swarm: Swarm, rng: random.Random, ended: Callable[[str], None]) -> None:
-    """`MuxerMultistream.new_conn` (stream_muxer/muxer_multistream.py:135) makes a plain Yamux whatever class it was given."""
+    """`MuxerMultistream.new_conn` (stream_muxer/muxer_multistream.py:135) makes a plain Yamux
+    whatever class it was given.
+    """
     upgrade = swarm.upgrader.upgrade_connection
 
     async def upgrade_and_convert(conn: Any, peer_id: Any) -> Any:
@@ -214,10 +231,13 @@ def use_our_yamux(swarm: Swarm, rng: random.Random, ended: Callable[[str], None]
 def connection_config(max_connections: int) -> ConnectionConfig:
     """Limits and timeouts of the swarm.
 
-    * ``max_connections`` counts dials, too: who fills the places of those who come must not keep us from dialling (see `share_the_door`).
-    * ``max_connections_per_peer=1``: with the stock 3, every dial lasts at least 250 ms, because `Swarm.dial_peer`
-      (network/swarm.py:936) waits for a failure even after success and then goes on dialling.
-    * ``low_watermark=0``: the auto-connector (network/auto_connector.py) otherwise dials every peer it has ever heard of.
+    * ``max_connections`` counts dials, too: who fills the places of those who come must not keep us
+      from dialling (see `share_the_door`).
+    * ``max_connections_per_peer=1``: with the stock 3, every dial lasts at least 250 ms, because
+      `Swarm.dial_peer` (network/swarm.py:936) waits for a failure even after success and then goes
+      on dialling.
+    * ``low_watermark=0``: the auto-connector (network/auto_connector.py) otherwise dials every peer
+      it has ever heard of.
     """
     return ConnectionConfig(
         max_connections=max_connections + OUTGOING,
@@ -229,12 +249,14 @@ def connection_config(max_connections: int) -> ConnectionConfig:
         inbound_upgrade_timeout=10.0,  # garbage on our port holds a slot no longer than this
         outbound_upgrade_timeout=10.0,
         outbound_stream_protocol_negotiation_timeout=10.0,
-        inbound_stream_protocol_negotiation_timeout=30.0,  # whoever is shown out opens the next one, which costs more
+        # whoever is shown out opens the next one, which costs more
+        inbound_stream_protocol_negotiation_timeout=30.0,
     )
 
 
 def dial_once(swarm: Swarm) -> None:
-    """No retries inside a dial: the stock three add 0.7 s to every dead address (network/config.py:59); we have our own back-off.
+    """No retries inside a dial: the stock three add 0.7 s to every dead address
+    (network/config.py:59); we have our own back-off.
 
     `new_host` has no parameter for it.
     """
@@ -242,9 +264,11 @@ def dial_once(swarm: Swarm) -> None:
 
 
 def forget_failed_dials(swarm: Swarm) -> None:
-    """A failed dial locks the peer out for 60 s (`_NegativePeerCache`, network/swarm.py:109, asked at 752).
+    """A failed dial locks the peer out for 60 s (`_NegativePeerCache`, network/swarm.py:109, asked
+    at 752).
 
-    Whoever dials the bootstrap a moment before it listens would be alone for a minute. The cache must hold nothing.
+    Whoever dials the bootstrap a moment before it listens would be alone for a minute. The cache
+    must hold nothing.
     """
     swarm._negative_peer_cache._ttl = 0.0  # pyright: ignore[reportPrivateUsage]
 
@@ -252,19 +276,22 @@ def forget_failed_dials(swarm: Swarm) -> None:
 def drop_resource_manager(swarm: Swarm) -> None:
     """The default resource manager (rcmgr/manager.py) refuses strangers together with friends.
 
-    Its rate limiter counts all connections whose peer is not known yet as one peer (10 a second, `open_connection(None, …)`),
-    its circuit breaker counts failed handshakes, and its memory limit looks at the whole machine: garbage on the port, or a
-    busy machine, would shut everybody out. The swarm's own ``max_connections`` and the limits of our protocols remain.
+    Its rate limiter counts all connections whose peer is not known yet as one peer (10 a second,
+    `open_connection(None, …)`), its circuit breaker counts failed handshakes, and its memory limit
+    looks at the whole machine: garbage on the port, or a busy machine, would shut everybody out.
+    The swarm's own ``max_connections`` and the limits of our protocols remain.
     """
     swarm.set_resource_manager(None)
 
 
 def release_inbound_slots(swarm: Swarm) -> None:
-    """An accepted connection keeps its task, its socket and its slot of the inbound limit until the swarm itself ends.
+    """An accepted connection keeps its task, its socket and its slot of the inbound limit until the
+    swarm itself ends.
 
-    `Swarm._do_handle_inbound_connection` (network/swarm.py:2060) waits for the manager, not for the connection: after
-    ``max_connections`` accepted connections in a node's life it accepts no more. We wait for the connection and then let the
-    handler take its own error path, which closes the socket.
+    `Swarm._do_handle_inbound_connection` (network/swarm.py:2060) waits for the manager, not for the
+    connection: after ``max_connections`` accepted connections in a node's life it accepts no more.
+    We wait for the connection and then let the handler take its own error path, which closes the
+    socket.
     """
     upgrade = swarm.upgrade_inbound_raw_conn
 
@@ -279,8 +306,10 @@ def release_inbound_slots(swarm: Swarm) -> None:
 
 
 def share_the_door(swarm: Swarm, most: int) -> None:
-    """`Swarm._handle_inbound_connection` (network/swarm.py:1981) shuts out whoever comes when all places are taken, whoever it is that has taken them,
-    and `_trim_connections` leaves a peer as many connections as have streams. We keep places for all: see `door`, and `release_inbound_slots`."""
+    """`Swarm._handle_inbound_connection` (network/swarm.py:1981) shuts out whoever comes when all
+    places are taken, whoever it is that has taken them, and `_trim_connections` leaves a peer as
+    many connections as have streams. We keep places for all: see `door`, and
+    `release_inbound_slots`."""
     inner: Any = swarm
     handle, door = inner._handle_inbound_connection, Door(most)
 
@@ -300,9 +329,11 @@ def share_the_door(swarm: Swarm, most: int) -> None:
 
 
 def skip_identify(swarm: Swarm) -> None:
-    """Every connection starts an identify exchange from both ends (`_IdentifyNotifee`, host/basic_host.py), two streams of 3 ms CPU each.
+    """Every connection starts an identify exchange from both ends (`_IdentifyNotifee`,
+    host/basic_host.py), two streams of 3 ms CPU each.
 
-    Nothing of it is used here: our protocols are fixed, and addresses come in signed announcements. We still answer when asked.
+    Nothing of it is used here: our protocols are fixed, and addresses come in signed announcements.
+    We still answer when asked.
     """
     for notifee in [
         notifee for notifee in swarm.notifees if type(notifee).__name__ == "_IdentifyNotifee"
@@ -311,7 +342,9 @@ def skip_identify(swarm: Swarm) -> None:
 
 
 def name_ipv6_remotes() -> None:
-    """`TrioTCPStream.get_remote_address` (io/trio.py:104) takes the four fields of an IPv6 socket's peer for no address at all."""
+    """`TrioTCPStream.get_remote_address` (io/trio.py:104) takes the four fields of an IPv6 socket's
+    peer for no address at all.
+    """
 
     def get_remote_address(self: TrioTCPStream) -> tuple[str, int] | None:
         found: tuple[str, int] | None = getattr(self, "_cached_remote_address", None)
@@ -325,8 +358,8 @@ def name_ipv6_remotes() -> None:
 
 
 def read_in_pieces() -> None:
-    """`read_exactly` (io/utils.py) asks a socket for as many bytes as a stranger says that will come, and the system for as much memory: 2**64 of a
-    greeting, say."""
+    """`read_exactly` (io/utils.py) asks a socket for as many bytes as a stranger says that will
+    come, and the system for as much memory: 2**64 of a greeting, say."""
     read = _read
 
     async def read_a_piece(self: TrioTCPStream, n: int | None = None) -> bytes:
@@ -336,7 +369,9 @@ def read_in_pieces() -> None:
 
 
 def repeat_steadily() -> None:
-    """The library sets no option of a socket. Over links that lose packets its connections wait twice as long with each loss of the same bytes."""
+    """The library sets no option of a socket. Over links that lose packets its connections wait
+    twice as long with each loss of the same bytes.
+    """
 
     def begin(self: TrioTCPStream, stream: trio.SocketStream) -> None:
         _init(self, stream)
@@ -350,12 +385,14 @@ def repeat_steadily() -> None:
 
 
 def quiet_logs() -> None:
-    """libp2p logs what peers do to it, at warning and error level, so that a stranger could fill our terminal.
+    """libp2p logs what peers do to it, at warning and error level, so that a stranger could fill
+    our terminal.
 
-    Failed handshakes, refused streams and "Failed to read …" on each ordinary close are not events of ours; every failure
-    that concerns us reaches us as an exception. It also calls `logging.debug()` of the root logger
-    (network/connection/swarm_connection.py:77), which installs a handler that prints to stderr: the root gets a handler that
-    does nothing, unless the application has installed one.
+    Failed handshakes, refused streams and "Failed to read …" on each ordinary close are not events
+    of ours; every failure that concerns us reaches us as an exception. It also calls
+    `logging.debug()` of the root logger (network/connection/swarm_connection.py:77), which installs
+    a handler that prints to stderr: the root gets a handler that does nothing, unless the
+    application has installed one.
     """
     logging.getLogger("libp2p").setLevel(logging.CRITICAL)
     root = logging.getLogger()
@@ -364,7 +401,9 @@ def quiet_logs() -> None:
 
 
 def apply(swarm: Swarm, rng: random.Random, most: int, ended: Callable[[str], None]) -> None:
-    """All workarounds that concern a swarm. ``most``: connections that others may make; ``ended``: told at once of a peer whose connection ends."""
+    """All workarounds that concern a swarm. ``most``: connections that others may make; ``ended``:
+    told at once of a peer whose connection ends.
+    """
     use_our_yamux(swarm, rng, ended)
     dial_once(swarm)
     forget_failed_dials(swarm)

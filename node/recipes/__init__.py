@@ -1,4 +1,5 @@
-"""Built-in recipes: what ``atoll join`` and the demo train. Bottom up: data, gpt, loop, train, simulated.
+"""Built-in recipes: what ``atoll join`` and the demo train. Bottom up: data, gpt, loop, train,
+simulated.
 
 data    bytes to train on: the text that ships with Python, or a file or folder of one's own
 gpt     a byte-level GPT

@@ -1,5 +1,5 @@
-"""Text to train on, as bytes: the text that ships with Python, a file or folder given by path, or the records of a data set of one's own.
-Nothing is downloaded."""
+"""Text to train on, as bytes: the text that ships with Python, a file or folder given by path, or
+the records of a data set of one's own. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from ...collectives.identifiers import PeerId
 from ..own_data import KEY, is_factory, site_data
 
 BUILTIN = "builtin:stdlib-text"
-STDLIB_BYTES = 500_000  # English first; with it three peers beat one machine by most at equal steps (0.90 of its loss)
+# English first; with it three peers beat one machine by most at equal steps (0.90 of its loss)
+STDLIB_BYTES = 500_000
 MAX_FILE_BYTES = 1 << 30
 BLOCK_BYTES = 4096  # unit of the split between training and held-out text
 HELD_OUT_EVERY = 10
@@ -40,7 +41,9 @@ _TEXT_SUFFIXES = {
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """``training`` and ``held_out``: uint8, shape (bytes,). Nine blocks of ten train, the tenth is held out."""
+    """``training`` and ``held_out``: uint8, shape (bytes,). Nine blocks of ten train, the tenth is
+    held out.
+    """
 
     name: str
     training: Tensor
@@ -48,9 +51,11 @@ class Corpus:
 
 
 def load_corpus(source: str, context: int) -> Corpus:
-    """The corpus named ``builtin:stdlib-text``, the text file or folder at a path, or the records that FILE.py:NAME returns (`site_data`).
+    """The corpus named ``builtin:stdlib-text``, the text file or folder at a path, or the records
+    that FILE.py:NAME returns (`site_data`).
 
-    Raises ConfigError when they cannot be read or hold less text than a few windows of ``context`` bytes.
+    Raises ConfigError when they cannot be read or hold less text than a few windows of ``context``
+    bytes.
     """
     if source == BUILTIN:
         text = _stdlib_text()
@@ -72,7 +77,9 @@ def load_corpus(source: str, context: int) -> Corpus:
 
 
 def split(text: bytes) -> tuple[bytes, bytes]:
-    """Training and held-out bytes: every tenth block of 4 KiB is held out, so that both have the same mixture."""
+    """Training and held-out bytes: every tenth block of 4 KiB is held out, so that both have the
+    same mixture.
+    """
     blocks = [text[start : start + BLOCK_BYTES] for start in range(0, len(text), BLOCK_BYTES)]
     held_out = b"".join(blocks[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY])
     return b"".join(
@@ -81,7 +88,9 @@ def split(text: bytes) -> tuple[bytes, bytes]:
 
 
 def unique_paragraphs(texts: list[str]) -> str:
-    """The texts joined, each paragraph kept where it comes first: repeated boilerplate would leak into the held-out part."""
+    """The texts joined, each paragraph kept where it comes first: repeated boilerplate would leak
+    into the held-out part.
+    """
     return "\n\n".join(
         dict.fromkeys(
             paragraph for text in texts for paragraph in text.split("\n\n") if paragraph.strip()
@@ -105,7 +114,9 @@ def peer_generator(seed: int, peer: PeerId) -> torch.Generator:
 
 
 def _stdlib_text() -> bytes:
-    """Python's own documentation topics, then the sources of its standard library, without repeated paragraphs."""
+    """Python's own documentation topics, then the sources of its standard library, without repeated
+    paragraphs.
+    """
     try:
         topics: dict[str, str] = import_module("pydoc_data.topics").topics
         texts = list(topics.values())

@@ -1,4 +1,6 @@
-"""A byte-level GPT: pre-norm blocks, learned positions, causal attention. The defaults make 865,024 parameters."""
+"""A byte-level GPT: pre-norm blocks, learned positions, causal attention. The defaults make 865,024
+parameters.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,8 @@ class GPT(nn.Module):
 def build(manifest: Manifest) -> GPT:
     """The manifest's model with its initial parameters, the same on every machine with this torch.
 
-    Leaves the global random state as it was. Raises ConfigError, and ModelMismatchError when the count is not the manifest's.
+    Leaves the global random state as it was. Raises ConfigError, and ModelMismatchError when the
+    count is not the manifest's.
     """
     config = gpt_config(manifest.model)
     with torch.random.fork_rng(devices=[]):

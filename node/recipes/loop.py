@@ -1,4 +1,6 @@
-"""The recipe's training loop and its evaluation. It knows no network: a run is attached from outside, by hooks on the optimizer."""
+"""The recipe's training loop and its evaluation. It knows no network: a run is attached from
+outside, by hooks on the optimizer.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,14 @@ def make_optimizer(model: nn.Module, inner: InnerTable) -> torch.optim.Optimizer
 
 
 def lr_at(position: int, inner: InnerTable, own: int | None = None) -> float:
-    """Learning rate at ``position`` of the schedule (from 0): linear warm-up, then constant or half a cosine down to 1 %.
+    """Learning rate at ``position`` of the schedule (from 0): linear warm-up, then constant or half
+    a cosine down to 1 %.
 
-    ``own``: inner steps that this optimizer has made; its moments are young then, wherever the run is, so it warms up by them.
+    ``own``: inner steps that this optimizer has made; its moments are young then, wherever the run
+    is, so it warms up by them.
 
-    It never reaches 0: a step that moves nothing is no step, and members beyond the end must still be able to contribute.
+    It never reaches 0: a step that moves nothing is no step, and members beyond the end must still
+    be able to contribute.
     """
     warmed = (
         min(1.0, ((position if own is None else own) + 1) / inner.warmup) if inner.warmup else 1.0
@@ -55,7 +60,9 @@ def train_step(
     position: int,
     own: int | None = None,
 ) -> float:
-    """One inner step on a random batch of ``tokens`` (uint8, (bytes,)), at the rate of `lr_at`; returns its loss."""
+    """One inner step on a random batch of ``tokens`` (uint8, (bytes,)), at the rate of `lr_at`;
+    returns its loss.
+    """
     for group in optimizer.param_groups:
         group["lr"] = lr_at(position, inner, own)
     inputs, targets = batch(tokens, model.config.context, inner.batch, generator)
@@ -93,7 +100,9 @@ def train(
 
 @torch.no_grad()
 def evaluate(model: GPT, held_out: Tensor) -> float:
-    """Mean loss in nats a byte over fixed windows of held-out text (uint8, (bytes,)); the same windows on every call."""
+    """Mean loss in nats a byte over fixed windows of held-out text (uint8, (bytes,)); the same
+    windows on every call.
+    """
     generator = torch.Generator().manual_seed(EVALUATION_SEED)
     was_training = model.training
     model.eval()

@@ -1,4 +1,6 @@
-"""What `atoll simulate` trains: a run's built-in model on the text that ships with Python, or the task that a file of the user's own makes."""
+"""What `atoll simulate` trains: a run's built-in model on the text that ships with Python, or the
+task that a file of the user's own makes.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ MOST_WINDOWS, TEST_WINDOWS = 20_000, 200
 
 
 def load_task(manifest: Manifest, where: str | None) -> Task:
-    """The task of a manifest; ``where``: FILE.py:NAME, a function without arguments that returns a `Task`. Raises ConfigError."""
+    """The task of a manifest; ``where``: FILE.py:NAME, a function without arguments that returns a
+    `Task`. Raises ConfigError.
+    """
     if where is not None:
         return _from_file(where)
     if manifest.model.entry != "builtin:gpt":

@@ -1,8 +1,10 @@
-"""The recipe attached to a run, as a process of its own: ``python -m atoll.node.recipes.train``. `atoll join` starts it, the demo too.
+"""The recipe attached to a run, as a process of its own: ``python -m atoll.node.recipes.train``.
+`atoll join` starts it, the demo too.
 
-With ``--progress`` it prints one JSON object a line: ``joined`` (peer), ``progress`` (stage, done, total), ``state`` (round), ``step``
-(step, loss), ``round`` (status, round, counted, contributors, bytes…), ``evaluation`` (round, held_out), ``final`` (round, anchor_digest,
-held_out…), ``error``. SIGINT or SIGTERM, or the end of stdin with ``--until-stdin-ends``, makes it leave after its step.
+With ``--progress`` it prints one JSON object a line: ``joined`` (peer), ``progress`` (stage, done,
+total), ``state`` (round), ``step`` (step, loss), ``round`` (status, round, counted, contributors,
+bytes…), ``evaluation`` (round, held_out), ``final`` (round, anchor_digest, held_out…), ``error``.
+SIGINT or SIGTERM, or the end of stdin with ``--until-stdin-ends``, makes it leave after its step.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ from .gpt import GPT, build
 from .loop import evaluate, make_optimizer, train_step
 
 STEP_EVERY = 5  # steps between two ``step`` lines
-SMALL_PARAMETERS = 10_000_000  # below, more threads gain little; on a busy machine they wait for each other and lose a lot
+# below, more threads gain little; on a busy machine they wait for each other and lose a lot
+SMALL_PARAMETERS = 10_000_000
 KEEP_EVERY = 5  # rounds between two anchors in the folder --anchors
 
 Say = Callable[[dict[str, Any]], None]
@@ -42,7 +45,8 @@ Say = Callable[[dict[str, Any]], None]
 
 
 def load_data(manifest: Manifest, path: str | None, home: str | None = None) -> Corpus:
-    """The text to train on: ``path``; or, where the manifest wants one's own, what this machine's settings name (`site_data`), else the built-in one.
+    """The text to train on: ``path``; or, where the manifest wants one's own, what this machine's
+    settings name (`site_data`), else the built-in one.
 
     Raises ConfigError when one's own is asked for and there is none."""
     if path is None and manifest.data.source == "local":
@@ -58,7 +62,9 @@ def load_data(manifest: Manifest, path: str | None, home: str | None = None) -> 
 
 
 class Member:
-    """One member training the recipe: model, optimizer, data and attachment. Give it a Swarm of any kind."""
+    """One member training the recipe: model, optimizer, data and attachment. Give it a Swarm of any
+    kind.
+    """
 
     def __init__(
         self,
@@ -89,9 +95,11 @@ class Member:
 
     @property
     def position(self) -> int:
-        """Where in the learning-rate schedule this member is: a late joiner enters where the run is.
+        """Where in the learning-rate schedule this member is: a late joiner enters where the run
+        is.
 
-        With ``samples`` it goes by what all members together have trained on, however many they are."""
+        With ``samples`` it goes by what all members together have trained on, however many they
+        are."""
         sync_every, inner = self.swarm.settings.sync_every, self.inner
         if inner.samples is not None and inner.steps is not None:
             return inner.steps * self.attachment.position // inner.samples
@@ -102,7 +110,9 @@ class Member:
         )
 
     def finished(self, steps: int | None) -> bool:
-        """Whether to end: the run is done, ``steps`` own steps are made, or (without a number of rounds) the schedule is over."""
+        """Whether to end: the run is done, ``steps`` own steps are made, or (without a number of
+        rounds) the schedule is over.
+        """
         if self.attachment.done or (steps is not None and self.steps >= steps):
             return True
         return (
@@ -118,7 +128,9 @@ class Member:
         stop: Callable[[], bool] = lambda: False,
         evaluate_every: int | None = None,
     ) -> None:
-        """Train until `finished` or ``stop()``; evaluates the anchor every ``evaluate_every`` rounds if that is given."""
+        """Train until `finished` or ``stop()``; evaluates the anchor every ``evaluate_every``
+        rounds if that is given.
+        """
         evaluated = kept = self.attachment.round
         if kept == 0:
             self.keep_anchor()
@@ -155,7 +167,9 @@ class Member:
                 self.keep_anchor()
 
     def keep_anchor(self) -> None:
-        """Write the newest anchor to the folder ``anchors``, if one was given; it costs milliseconds, unlike an evaluation."""
+        """Write the newest anchor to the folder ``anchors``, if one was given; it costs
+        milliseconds, unlike an evaluation.
+        """
         if self.anchors is not None:
             with self.attachment.evaluate_anchor() as view:
                 save_file(
@@ -163,14 +177,18 @@ class Member:
                 )
 
     def evaluate_anchor(self) -> tuple[int, str, float]:
-        """(round, digest, held-out loss in nats a byte) of the newest anchor; also said as ``evaluation``."""
+        """(round, digest, held-out loss in nats a byte) of the newest anchor; also said as
+        ``evaluation``.
+        """
         with self.attachment.evaluate_anchor() as view:
             found = (view.round, view.digest, evaluate(self.model, self.corpus.held_out))
         self.say({"event": "evaluation", "round": found[0], "held_out": round(found[2], 5)})
         return found
 
     def finish(self) -> dict[str, Any]:
-        """Evaluate (and keep) the anchor, take the hooks off, and return (and say) the ``final`` record."""
+        """Evaluate (and keep) the anchor, take the hooks off, and return (and say) the ``final``
+        record.
+        """
         self.keep_anchor()
         round_, digest, loss = self.evaluate_anchor()
         stats = self.attachment.stats
@@ -295,7 +313,9 @@ def run(options: argparse.Namespace, say: Say, stop: threading.Event) -> dict[st
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 done, 130 stopped, that of the error otherwise (it is said, and printed to stderr without a traceback)."""
+    """Exit status: 0 done, 130 stopped, that of the error otherwise (it is said, and printed to
+    stderr without a traceback).
+    """
     options = _options(sys.argv[1:] if argv is None else argv)
     say, stop = _printer(options.progress), _stopper(options.until_stdin_ends)
     try:

@@ -1,7 +1,8 @@
-"""What this member has spent of its privacy in a run: durable, counted before its vector is handed over, so never below what others can know.
+"""What this member has spent of its privacy in a run: durable, counted before its vector is handed
+over, so never below what others can know.
 
-Every vector handed over counts as one step of the Gaussian mechanism without subsampling: who takes part in a round is known to all members, so chance
-in choosing them hides nothing from these.
+Every vector handed over counts as one step of the Gaussian mechanism without subsampling: who takes
+part in a round is known to all members, so chance in choosing them hides nothing from these.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class Budget:
         return self._accountant.room(RATE, self.terms.noise)
 
     def record(self) -> None:
-        """One more is about to be handed over: it is on the medium when this returns. Waits for the disk; from any thread. Raises StorageError:
-        then it must not be."""
+        """One more is about to be handed over: it is on the medium when this returns. Waits for the
+        disk; from any thread. Raises StorageError: then it must not be."""
         self._storage.spend_noisy()
 
     def spend(self) -> None:

@@ -1,8 +1,9 @@
-"""One attempt at a masking, at one member: who has said what, what is missing, what comes next. Sans I/O and without a clock of its own.
+"""One attempt at a masking, at one member: who has said what, what is missing, what comes next.
+Sans I/O and without a clock of its own.
 
-One member leads the attempt: it says whose keys count, then whose shares. That it said the same to all needs no trust: the sum's operation
-is named by all that was said (`digest`), so that members who were told different things do not meet in one sum, and too small a sum is never
-unmasked.
+One member leads the attempt: it says whose keys count, then whose shares. That it said the same to
+all needs no trust: the sum's operation is named by all that was said (`digest`), so that members
+who were told different things do not meet in one sum, and too small a sum is never unmasked.
 """
 
 from __future__ import annotations
@@ -77,7 +78,9 @@ class Masking:
         return {peer: self.said[1][peer] for peer in self.fixed[1]}  # type: ignore[misc]
 
     def buckets(self, terms: SecureSettings) -> Buckets:
-        """Whose vectors are added up together: by all that was said, so the same at all who meet in one sum."""
+        """Whose vectors are added up together: by all that was said, so the same at all who meet in
+        one sum.
+        """
         assert self.digest is not None
         if terms.buckets == 1:
             return Buckets.one(self.deals)
@@ -118,7 +121,9 @@ class Masking:
         return True
 
     def refuse(self, stage: Stage, author: PeerId) -> None:
-        """What a member said does not hold: it is taken out, and nothing else of its is taken, nor asked for."""
+        """What a member said does not hold: it is taken out, and nothing else of its is taken, nor
+        asked for.
+        """
         self.said[stage].pop(author, None)
         self.refused.add((stage, author))
 
@@ -132,7 +137,9 @@ class Masking:
         ]
 
     def fix(self, sender: PeerId, fixed: Fixed) -> bool:
-        """The leader says whose words count. Whether it is news. Raises RemoteProtocolError where it cannot be."""
+        """The leader says whose words count. Whether it is news. Raises RemoteProtocolError where
+        it cannot be.
+        """
         if sender != self.leader or fixed.stage != len(self.fixed):
             return False
         roster, numbers = self.binding.roster, fixed.numbers
@@ -148,7 +155,9 @@ class Masking:
         return True
 
     def lead(self, silent: Iterable[PeerId], bad: Iterable[PeerId], late: bool) -> bool:
-        """As the leader: fix the next set once all that can be expected is here, or it is ``late`` and enough is. Whether it did."""
+        """As the leader: fix the next set once all that can be expected is here, or it is ``late``
+        and enough is. Whether it did.
+        """
         stage = len(self.fixed)
         if self.me != self.leader or stage > 1:
             return False
@@ -169,7 +178,9 @@ class Masking:
 
     # ---- progress
     def advance(self) -> None:
-        """Deal shares once it is known whose keys count and they are here; know what is masked once the shares are here."""
+        """Deal shares once it is known whose keys count and they are here; know what is masked once
+        the shares are here.
+        """
         if self.client is None:
             return
         if (
@@ -244,7 +255,9 @@ class Masking:
         return (wanted[0], numbers) if numbers else None
 
     def ask(self, helper: PeerId) -> None:
-        """Ask for what is missing: its authors, and one who may have it: the leader, who needs all of it, or else ``helper``."""
+        """Ask for what is missing: its authors, and one who may have it: the leader, who needs all
+        of it, or else ``helper``.
+        """
         lacked = self.missing()
         if lacked is None:
             return

@@ -1,7 +1,9 @@
-"""A session's part in secure rounds: attempts at a masking, the operation that adds up, what must be remembered, what the script is told.
+"""A session's part in secure rounds: attempts at a masking, the operation that adds up, what must
+be remembered, what the script is told.
 
-A vector is given for unmasking once, ever. Before that an attempt that comes to nothing is followed by another one, with fresh masks; after
-it, a sum that could not be unmasked takes its vectors with it: their members are told, go back to the anchor and train anew.
+A vector is given for unmasking once, ever. Before that an attempt that comes to nothing is followed
+by another one, with fresh masks; after it, a sum that could not be unmasked takes its vectors with
+it: their members are told, go back to the anchor and train anew.
 """
 
 from __future__ import annotations
@@ -45,14 +47,17 @@ if TYPE_CHECKING:
     from ...security.identity import Identity
     from ..session.session import Session
 
-OPERATION = "masking/"  # how the operations of secure rounds are called, at greater length than any script's
+# how the operations of secure rounds are called, at greater length than any script's
+OPERATION = "masking/"
 BEGUN, GIVEN = (
     "begun/",
     "given/",
 )  # in what storage remembers: attempts, and vectors that were handed over masked
 MOST_AHEAD = (
     1 << 16
-)  # attempts at a round that are followed at once: to the last that can be said, one member could lead all
+    # attempts at a round that are followed at once: to the last that can be said, one member could lead
+    # all
+)
 REPEAT_S = 0.4
 SUM_S = 30.0  # how long a sum, or its unmasking, may stand still
 ENOUGH_VOTERS = 2  # whom a member follows that has no mean of its own: one of them does not lie
@@ -91,7 +96,8 @@ class SecureRounds(Beforehand):
         self._memory: Memory | None = None
         self._budget: Budget | None = None
         self._left_out = False  # its bucket is decided to stay masked
-        self._handed = False  # the vector was handed over, masked: unless it is decided otherwise, it may be in a sum
+        # the vector was handed over, masked: unless it is decided otherwise, it may be in a sum
+        self._handed = False
         self._number = 0
         self._total: Words | None = None
         self._busy = False
@@ -132,7 +138,9 @@ class SecureRounds(Beforehand):
         return self._budget
 
     def gave(self, cid: bytes) -> bool:
-        """Whether an earlier life handed over this vector: it may be in a sum, and is not to be in another."""
+        """Whether an earlier life handed over this vector: it may be in a sum, and is not to be in
+        another.
+        """
         return cid in self.memory.consented
 
     # ---- the script's vector
@@ -175,7 +183,9 @@ class SecureRounds(Beforehand):
             machine.contribute(now, cid, 1, reading)
 
     def decided(self, entry: Entry) -> tuple[bytes | None, bool]:
-        """A round is over: the script's cid, if one is free again, and whether its vector is in the result."""
+        """A round is over: the script's cid, if one is free again, and whether its vector is in the
+        result.
+        """
         masking, given = self.masking, self.given
         if not entry.contributors:
             return None, False
@@ -184,7 +194,8 @@ class SecureRounds(Beforehand):
             and masking.digest is not None
             and entry.contributors[0].cid[:KIN_BYTES] == masking.digest[:KIN_BYTES]
         )
-        # where the sum is not known here, a vector that was handed over for it is taken for counted: counting it twice would be wrong
+        # where the sum is not known here, a vector that was handed over for it is taken for
+        # counted: counting it twice would be wrong
         counted = same and self._handed and not self._left_out
         burnt = self._handed and not counted
         if self.mean is not None:
@@ -207,7 +218,9 @@ class SecureRounds(Beforehand):
 
     # ---- the log
     def execute(self, plan: Plan) -> bool:
-        """See Beforehand: who has the mean makes the result itself; it travels only where a member has none."""
+        """See Beforehand: who has the mean makes the result itself; it travels only where a member
+        has none.
+        """
         self._copies.look(plan)
         members = set(self.session.config_peers())
         return self._copies.are(plan) and members <= {c.member.peer for c in plan.contributors}
@@ -227,8 +240,9 @@ class SecureRounds(Beforehand):
         return self._copies.contradict(entry)
 
     def may_vote(self, entry: Entry, voters: Collection[PeerId]) -> bool:
-        """See Beforehand: for the mean that is here; who has none (it sat out, or began again) goes by members who have, and one may lie. Where
-        nobody else is left who could vote, too, it follows a single one after a while: else the round would never end."""
+        """See Beforehand: for the mean that is here; who has none (it sat out, or began again) goes
+        by members who have, and one may lie. Where nobody else is left who could vote, too, it
+        follows a single one after a while: else the round would never end."""
         if self._copies.are(entry):
             return self._copies.digests(entry) == entry.part_digests
         digest, now = entry.hash(), self.session.clock()
@@ -238,7 +252,9 @@ class SecureRounds(Beforehand):
         return len(voters) >= ENOUGH_VOTERS or patient
 
     def on_false(self, entry: Entry, convener: PeerId, ballot: int) -> None:
-        """See Beforehand. In a later ballot it may have been made to adopt what another has voted for."""
+        """See Beforehand. In a later ballot it may have been made to adopt what another has voted
+        for.
+        """
         if ballot == 0 and any(convener == c.member.peer for c in entry.contributors):
             self._name(convener, "it proposes another mean than was unmasked")
 
@@ -249,7 +265,9 @@ class SecureRounds(Beforehand):
         return self._copies.are(plan)
 
     def _name(self, peer: PeerId, what: str) -> None:
-        """It signed nothing of that, so this is no proof; and left out of sums it would cost the others more time than its ballots do."""
+        """It signed nothing of that, so this is no proof; and left out of sums it would cost the
+        others more time than its ballots do.
+        """
         self.session.ports.emit(ev.PeerMisbehaved(peer, what))
 
     # ---- attempts
@@ -314,7 +332,9 @@ class SecureRounds(Beforehand):
         self._tried = 0
 
     def _fail(self, now: float, reason: str) -> None:
-        """The attempt came to nothing: another one, with fresh masks; and with another vector, where this one may be in a sum."""
+        """The attempt came to nothing: another one, with fresh masks; and with another vector,
+        where this one may be in a sum.
+        """
         masking, given = self.masking, self.given
         assert masking is not None
         self.session.ports.emit(ev.MaskingFailed(*masking.key, reason))
@@ -534,7 +554,9 @@ class SecureRounds(Beforehand):
         self.session.settle(now)
 
     def _hand_over(self, now: float, masking: Masking, given: Given, words: Words) -> None:
-        """Into the sum, once what is spent of the privacy by it is on the medium. That is waited for beside the loop."""
+        """Into the sum, once what is spent of the privacy by it is on the medium. That is waited
+        for beside the loop.
+        """
         budget = self.budget
         if budget is None:
             return self._start(now, masking, given, words)
@@ -719,8 +741,9 @@ class SecureRounds(Beforehand):
         self.session.settle(now)
 
     def _misdealt(self, now: float, masking: Masking, error: DealerError) -> None:
-        """Shares of one dealer do not fit each other. It is named once, with the proof; with the shares of all who can still tell theirs, some may do:
-        else its mask stays on the sum, and the next attempt is without it."""
+        """Shares of one dealer do not fit each other. It is named once, with the proof; with the
+        shares of all who can still tell theirs, some may do: else its mask stays on the sum, and
+        the next attempt is without it."""
         peer, told = PeerId(error.peer), len(masking.reveals())
         if peer not in self.bad:
             self.bad.add(peer)

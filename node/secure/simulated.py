@@ -1,4 +1,6 @@
-"""What comes out of secure rounds, for simulations: vectors as of a real one, bounded, rounded, with noise; added up without masks, which cancel."""
+"""What comes out of secure rounds, for simulations: vectors as of a real one, bounded, rounded,
+with noise; added up without masks, which cancel.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from .vectors import Summed, Vectors, least_buckets, threshold_of
 
 
 class SecureMeans:
-    """Round after round of ``members`` sites that are asked. ``seed`` in place of the members' secret chances."""
+    """Round after round of ``members`` sites that are asked. ``seed`` in place of the members'
+    secret chances.
+    """
 
     def __init__(
         self, terms: SecureSettings, privacy: PrivacySettings | None, members: int, seed: int
@@ -31,7 +35,9 @@ class SecureMeans:
         self._bound = privacy.clip if privacy is not None else 0.0
 
     def __call__(self, rows: Sequence[Tensor], samples: Sequence[int]) -> Tensor | None:
-        """What the outer step gets of contributions, float32 (numel,) each. None: there are too few, and nothing is unmasked."""
+        """What the outer step gets of contributions, float32 (numel,) each. None: there are too
+        few, and nothing is unmasked.
+        """
         if not rows:
             return None
         enough = threshold_of(self._terms, self._members)

@@ -1,9 +1,12 @@
-"""A member's vector on its way into a masked sum: bounded, with noise where the manifest asks for it, as whole numbers. Heavy: run beside.
+"""A member's vector on its way into a masked sum: bounded, with noise where the manifest asks for
+it, as whole numbers. Heavy: run beside.
 
-Metrics of the members travel in the same vector, behind the same masks: of each name two elements, the value and that there is one, both times
-the member's weight. Who has none puts chance into both, so that nothing is known of the others' either: else the mean over a single one that has
-would be its own. So what is known of them is their mean over all of the sum's members, and below the threshold nothing. Where the bound follows
-a quantile, one more element says whether the vector was within it, half a unit up or down, with noise of its own.
+Metrics of the members travel in the same vector, behind the same masks: of each name two elements,
+the value and that there is one, both times the member's weight. Who has none puts chance into both,
+so that nothing is known of the others' either: else the mean over a single one that has would be
+its own. So what is known of them is their mean over all of the sum's members, and below the
+threshold nothing. Where the bound follows a quantile, one more element says whether the vector was
+within it, half a unit up or down, with noise of its own.
 """
 
 from __future__ import annotations
@@ -29,13 +32,15 @@ from ...security.rules.reducers import ByCoordinate, find_reducer
 from .bound import rule
 
 HALF = 1 << 16  # steps in the half by which the count of those within the bound moves
-ROOM = 0.5  # share of the ring's room that is left to noise: ten deviations of the sum's need a quarter of it
+# share of the ring's room that is left to noise: ten deviations of the sum's need a quarter of it
+ROOM = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Summed:
-    """What a sum without masks says. ``mean``: float32 (numel,). ``weight``: of all its members together. ``metrics``: the mean of each, by weight,
-    of those that all members had. ``within``: the noisy sum of (1 if within the bound else 0) - ½, of a bound that moves."""
+    """What a sum without masks says. ``mean``: float32 (numel,). ``weight``: of all its members
+    together. ``metrics``: the mean of each, by weight, of those that all members had. ``within``:
+    the noisy sum of (1 if within the bound else 0) - ½, of a bound that moves."""
 
     mean: Tensor
     weight: int
@@ -44,7 +49,9 @@ class Summed:
 
 
 def threshold_of(terms: SecureSettings, members: int) -> int:
-    """How many vectors a round over so many members needs: what the manifest asks for, for each bucket a rule needs, and more than two thirds."""
+    """How many vectors a round over so many members needs: what the manifest asks for, for each
+    bucket a rule needs, and more than two thirds.
+    """
     return max(terms.threshold * least_buckets(terms), 2 * members // 3 + 1)
 
 
@@ -70,7 +77,9 @@ def apart(words: Words, bucket: int, buckets: int) -> NDArray[np.uint32]:
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """How the vectors of one attempt lie on their ring: the same at all members. ``threshold``: of the attempt. ``bound``: of a run with privacy."""
+    """How the vectors of one attempt lie on their ring: the same at all members. ``threshold``: of
+    the attempt. ``bound``: of a run with privacy.
+    """
 
     terms: SecureSettings
     privacy: PrivacySettings | None
@@ -86,13 +95,17 @@ class Vectors:
 
     @property
     def multiplier(self) -> float:
-        """Of the noise on the vectors: more than is accounted, where the count costs a part of that."""
+        """Of the noise on the vectors: more than is accounted, where the count costs a part of
+        that.
+        """
         assert self.privacy is not None
         return self.moving.vector_noise(self.privacy.noise) if self.moving else self.privacy.noise
 
     @property
     def heaviest(self) -> int:
-        """What a member counts at most: what the manifest says, as far as there is room for so many members."""
+        """What a member counts at most: what the manifest says, as far as there is room for so many
+        members.
+        """
         return min(self.terms.max_weight, most_weight(self.members))
 
     @property
@@ -105,7 +118,9 @@ class Vectors:
 
     @property
     def noise(self) -> NoisePlan | None:
-        """What each member adds: so much that those who survive and do not collude add what is accounted."""
+        """What each member adds: so much that those who survive and do not collude add what is
+        accounted.
+        """
         if self.privacy is None:
             return None
         honest = self.threshold - self.privacy.colluding
@@ -165,8 +180,8 @@ class Vectors:
         return self.ring.encode(multiples, 1)
 
     def ruled(self, totals: Sequence[Words]) -> Summed:
-        """What a robust rule makes of the means of buckets, each from a sum without masks. One that honest members cannot have is as good as any other
-        hostile one."""
+        """What a robust rule makes of the means of buckets, each from a sum without masks. One that
+        honest members cannot have is as good as any other hostile one."""
         rows, weight = torch.zeros(len(totals), self.numel), 0
         for row, total in zip(rows, totals, strict=True):
             with suppress(SecurityError):
@@ -179,7 +194,9 @@ class Vectors:
         return Summed(out, weight, {})
 
     def summed(self, total: Words) -> Summed:
-        """What a sum without masks says. Raises SecurityError for one that honest members cannot have."""
+        """What a sum without masks says. Raises SecurityError for one that honest members cannot
+        have.
+        """
         means, weight = self.ring.decode(total)
         mean = torch.from_numpy(means[: self.numel].astype(np.float32))
         if self.moving is not None:

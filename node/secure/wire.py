@@ -1,4 +1,6 @@
-"""What members tell each other of a masking. Bytes of a peer: bounded, validated, signed by whom they are of, whoever handed them on."""
+"""What members tell each other of a masking. Bytes of a peer: bounded, validated, signed by whom
+they are of, whoever handed them on.
+"""
 
 from __future__ import annotations
 

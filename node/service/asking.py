@@ -1,4 +1,6 @@
-"""Whom a newcomer asks for a run's manifest, and when: a few members at a time, so that a large run is not flooded. Sans I/O."""
+"""Whom a newcomer asks for a run's manifest, and when: a few members at a time, so that a large run
+is not flooded. Sans I/O.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ FIRST_S, LONGEST_S = 0.25, 4.0
 
 
 class Asking:
-    """In each period every member is asked at most once, and no more than AT_ONCE are waited for. Periods grow once somebody was asked."""
+    """In each period every member is asked at most once, and no more than AT_ONCE are waited for.
+    Periods grow once somebody was asked.
+    """
 
     def __init__(self, rng: random.Random) -> None:
         self.again_at = -math.inf
@@ -26,7 +30,9 @@ class Asking:
         self._waiting: set[PeerId] = set()
 
     def whom(self, now: float, members: Sequence[PeerId]) -> list[PeerId]:
-        """Whom to ask now, those first who were asked least. To be called at ``again_at``, and when a member becomes known or refuses."""
+        """Whom to ask now, those first who were asked least. To be called at ``again_at``, and when
+        a member becomes known or refuses.
+        """
         if now >= self.again_at:
             if not self._asked:
                 self._periods.reset()

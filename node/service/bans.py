@@ -28,7 +28,9 @@ MOST_PROOFS = (
 
 
 class Banning:
-    """Of one RunService. ``lists``: who is banned; everybody else is told the organiser's list on connecting, and when it changes."""
+    """Of one RunService. ``lists``: who is banned; everybody else is told the organiser's list on
+    connecting, and when it changes.
+    """
 
     def __init__(self, run: RunService) -> None:
         self._run = run
@@ -36,7 +38,9 @@ class Banning:
         self._useless = Counter[PeerId]()
 
     def load(self) -> None:
-        """Read the lists on this machine's disk; a damaged one is told. Ends the run where the organiser has banned this node."""
+        """Read the lists on this machine's disk; a damaged one is told. Ends the run where the
+        organiser has banned this node.
+        """
         if self._run.signed is not None:
             self.begin(self._run.signed.open())
         try:
@@ -57,7 +61,9 @@ class Banning:
         return [run.node.identity.peer, *members]
 
     def follow(self) -> None:
-        """The configuration may have changed: the organiser's list counts against whom it has evicted."""
+        """The configuration may have changed: the organiser's list counts against whom it has
+        evicted.
+        """
         session = self._run.session
         if session is None or not self.lists.of_run:
             return
@@ -79,7 +85,9 @@ class Banning:
             self._run.node.nursery.start_soon(self._expel)
 
     def take_proof(self, sender: PeerId, data: bytes) -> None:
-        """Evidence against a peer, from anybody; it is checked, counts here, and is handed on. Raises RemoteProtocolError."""
+        """Evidence against a peer, from anybody; it is checked, counts here, and is handed on.
+        Raises RemoteProtocolError.
+        """
         about = accused(data)
         if self._useless[sender] >= MOST_PROOFS or (
             about is not None and not self.lists.can_convict(about)

@@ -1,7 +1,8 @@
 """Memory shared with scripts, used again: contributions and results of free-standing operations.
 
-A fresh mapping costs a page fault and a zeroed page for every 4 KiB, as much as receiving them. Memory comes back by itself when the last
-view of it is gone, whoever held it: nobody has to say so, and nobody can say so too early.
+A fresh mapping costs a page fault and a zeroed page for every 4 KiB, as much as receiving them.
+Memory comes back by itself when the last view of it is gone, whoever held it: nobody has to say so,
+and nobody can say so too early.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ def next_number() -> int:
 
 
 class PooledBuffer(SharedBuffer):
-    """Memory of a pool. ``number`` is its own in the life of the process: a script keeps its mapping by it."""
+    """Memory of a pool. ``number`` is its own in the life of the process: a script keeps its
+    mapping by it.
+    """
 
     def __init__(self, nbytes: int, folder: Path | None) -> None:
         super().__init__(nbytes, folder=folder)
@@ -59,7 +62,9 @@ class BufferPool:
         self._lent: dict[int, PooledBuffer] = {}
 
     def take(self, nbytes: int) -> memoryview:
-        """A flat view of ``nbytes`` > 0 writable bytes, aligned to a page. Raises StorageError when there is no room."""
+        """A flat view of ``nbytes`` > 0 writable bytes, aligned to a page. Raises StorageError when
+        there is no room.
+        """
         buffer = self._find(nbytes) or PooledBuffer(nbytes, self._folder)
         array = np.frombuffer(buffer.view(), dtype=np.uint8)
         self._lent[id(array)] = buffer

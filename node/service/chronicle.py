@@ -1,4 +1,6 @@
-"""What happened in a run, as its sessions tell it: published to whoever subscribed, and kept for its status."""
+"""What happened in a run, as its sessions tell it: published to whoever subscribed, and kept for
+its status.
+"""
 
 from __future__ import annotations
 
@@ -204,7 +206,9 @@ class Chronicle:
                 pass
 
     def part(self, peer: PeerId) -> float | None:
-        """Which share of the newest round of each fragment, on the mean, ``peer`` added up; None where it contributed to none of them."""
+        """Which share of the newest round of each fragment, on the mean, ``peer`` added up; None
+        where it contributed to none of them.
+        """
         newest = {row["fragment"]: row for row in self.rounds if row["contributors"]}
         found = [row["parts"][peer] for row in newest.values() if peer in row["parts"]]
         return sum(found) / len(found) if found else None
@@ -243,7 +247,9 @@ class Chronicle:
 
 
 def parts_of(contributors: Sequence[Share], parts: Sequence[Part]) -> dict[PeerId, float]:
-    """Which share of a round each contributor added up for all: 0 where its link can carry none. Without those for whom there was no chunk."""
+    """Which share of a round each contributor added up for all: 0 where its link can carry none.
+    Without those for whom there was no chunk.
+    """
     chunks = parts[-1].stop if parts else 0
     added = Counter[PeerId]()
     for part in parts:

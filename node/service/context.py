@@ -31,7 +31,9 @@ class NodeContext:
     publish: Callable[[dict[str, Any]], None]
     """Tell subscribers of the control socket: a JSON-able event."""
     results: BufferPool
-    """Memory that the engine receives results of free-standing operations in; scripts read them there."""
+    """Memory that the engine receives results of free-standing operations in; scripts read them
+    there.
+    """
     site: str = ""
     """The label of the place where this node is."""
     lanes_per_peer: int = 1

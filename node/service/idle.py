@@ -27,7 +27,9 @@ class Idle:
         self._since = None
 
     def look(self, now: float) -> None:
-        """Tell it, once, after AFTER_S. Long rounds of slow steps are no fault, so it is no trouble."""
+        """Tell it, once, after AFTER_S. Long rounds of slow steps are no fault, so it is no
+        trouble.
+        """
         if self._since is None or self._told or now - self._since < AFTER_S:
             return
         self._told = True

@@ -1,9 +1,12 @@
-"""Which lanes a node keeps open: to every member of a small configuration, in a large one to those that plans and transfers need.
+"""Which lanes a node keeps open: to every member of a small configuration, in a large one to those
+that plans and transfers need.
 
-A lane costs a heartbeat five times a second at both ends and a place in the engine's turn, so that hundreds of them are not free; and who
-averages in groups talks with few. In a configuration of at most KEPT others nothing is waited for: all lanes are open before anybody asks.
-Beyond that a lane is opened when a plan or a transfer first names the peer. Those that nobody has used for a while stay, the
-KEPT used last; an idle lane that is lost is not made again, so that the other end may let go of it, too.
+A lane costs a heartbeat five times a second at both ends and a place in the engine's turn, so that
+hundreds of them are not free; and who averages in groups talks with few. In a configuration of at
+most KEPT others nothing is waited for: all lanes are open before anybody asks. Beyond that a lane
+is opened when a plan or a transfer first names the peer. Those that nobody has used for a while
+stay, the KEPT used last; an idle lane that is lost is not made again, so that the other end may let
+go of it, too.
 """
 
 from __future__ import annotations
@@ -26,7 +29,9 @@ HOLD_S = 30.0
 
 
 class LaneKeeper:
-    """For all runs of a node. ``keep(peer)`` opens and keeps a lane; ``let_go(peer)`` closes and forgets it. Sans I/O."""
+    """For all runs of a node. ``keep(peer)`` opens and keeps a lane; ``let_go(peer)`` closes and
+    forgets it. Sans I/O.
+    """
 
     def __init__(
         self,
@@ -125,8 +130,8 @@ class LaneKeeper:
 
 
 def neighbours(plan: Plan, audience: Iterable[PeerId], me: PeerId) -> frozenset[PeerId]:
-    """With whom a member exchanges records of a plan whose result goes to ``audience``: those above and below it in the tree of any part, and those
-    in whose checks it is."""
+    """With whom a member exchanges records of a plan whose result goes to ``audience``: those above
+    and below it in the tree of any part, and those in whose checks it is."""
     owners, peers = [part.owner for part in plan.parts], [c.member.peer for c in plan.contributors]
     found, everybody = set[PeerId](), {*peers, *audience}
     for owner, parents in zip(owners, parents_of(plan.topology, peers, owners), strict=True):
@@ -147,7 +152,9 @@ def neighbours(plan: Plan, audience: Iterable[PeerId], me: PeerId) -> frozenset[
 
 
 class LanedPlane:
-    """The data plane of a run, as its sessions command it: a lane is asked for with every command that needs one. See `DataPlane`."""
+    """The data plane of a run, as its sessions command it: a lane is asked for with every command
+    that needs one. See `DataPlane`.
+    """
 
     def __init__(self, plane: DataPlane, lanes: LaneKeeper, me: PeerId) -> None:
         self._plane, self._lanes, self._me = plane, lanes, me

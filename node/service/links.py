@@ -1,4 +1,6 @@
-"""What a node says of its connections when somebody asks: paths, round trips, rates, clocks, bandwidth. JSON-able."""
+"""What a node says of its connections when somebody asks: paths, round trips, rates, clocks,
+bandwidth. JSON-able.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class Links:
             await trio.sleep(STEP_S)
 
     async def of(self, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """``rows`` of members, each with how it is connected: path of messages, round trip, bytes a second; None where not known."""
+        """``rows`` of members, each with how it is connected: path of messages, round trip, bytes a
+        second; None where not known.
+        """
         times = await self._network.round_trips(
             [row["peer"] for row in rows if not row["you"]][:PINGED]
         )

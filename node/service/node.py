@@ -57,7 +57,9 @@ ADMISSION_PATIENCE_S = (
 
 
 LEFT = "left"
-"""A file in a run's folder: it was left, and this node does not enter it again until somebody joins it."""
+"""A file in a run's folder: it was left, and this node does not enter it again until somebody joins
+it.
+"""
 
 
 def left(run_id: RunId, name: str) -> SwarmClosedError:
@@ -102,7 +104,9 @@ class Node:
 
     # ---- events
     def publish(self, event: dict[str, Any]) -> None:
-        """Tell subscribers, of whom the slow lose events, counted; what concerns a run goes into its diary."""
+        """Tell subscribers, of whom the slow lose events, counted; what concerns a run goes into
+        its diary.
+        """
         event = {"at": time.time(), **event}
         self._subscribers.publish(event)
         run = self.by_id.get(event.get("run", ""))
@@ -153,7 +157,9 @@ class Node:
         return await self.links.check(bandwidth)
 
     async def find_run(self, run: str) -> RunInfo:
-        """A run that this node is in, or one that is stored here and is entered now. Raises SwarmClosedError (E162) for one that was left."""
+        """A run that this node is in, or one that is stored here and is entered now. Raises
+        SwarmClosedError (E162) for one that was left.
+        """
         await trio.lowlevel.checkpoint()
         try:
             found = self._find(run)
@@ -263,7 +269,9 @@ class Node:
     async def _enter(
         self, run_id: RunId, organiser: PeerId, signed: SignedManifest | None, standing: Standing
     ) -> RunService:
-        """The run, if this node is in it; else, and when it failed, it is entered as soon as its last life is over."""
+        """The run, if this node is in it; else, and when it failed, it is entered as soon as its
+        last life is over.
+        """
         run = self.by_id.get(run_id)
         if run is not None and run.error is not None:
             self._drop(run)
@@ -297,7 +305,9 @@ class Node:
             self._begin(run_id, signed.organiser, signed, load_standing(self.paths, run_id))
 
     async def _wrong_clock(self) -> AtollError | None:
-        """E120, where the peers that are connected agree on it: members may be there and refused for their records' times."""
+        """E120, where the peers that are connected agree on it: members may be there and refused
+        for their records' times.
+        """
         asked = await self.links.check("")
         return wrong_clock([row["ahead_s"] for row in asked["clock"]])
 
@@ -392,8 +402,8 @@ class Node:
     async def drain(self) -> None:
         """Leave nothing half done: frozen contributions are decided, then the runs end.
 
-        A private node leaves the configurations, since its script may never come back and the others must not wait for its
-        vote; a daemon stays a member for its return.
+        A private node leaves the configurations, since its script may never come back and the
+        others must not wait for its vote; a daemon stays a member for its return.
         """
         if not self.end_now:
             with trio.move_on_after(DRAIN_S):
@@ -410,7 +420,9 @@ class Node:
     async def open_script(
         self, run_id: str, layout: Layout, pid: int, events: ScriptEvents, progress: ProgressSink
     ) -> AttachedScript:
-        """Attach a script once the state is here, or once it is clear that this member founds the run."""
+        """Attach a script once the state is here, or once it is clear that this member founds the
+        run.
+        """
         run = self.by_id.get(RunId(run_id))
         if run is not None and run.error is not None:
             raise run.error
@@ -496,7 +508,9 @@ class Node:
 
     @property
     def plain_lanes(self) -> bool:
-        """Whether the manifests of all its runs (as far as they are known, and at least one) want lanes that are not encrypted."""
+        """Whether the manifests of all its runs (as far as they are known, and at least one) want
+        lanes that are not encrypted.
+        """
         known = [run.manifest for run in self.by_id.values() if run.manifest is not None]
         return bool(known) and not any(manifest.lanes.encrypt for manifest in known)
 

@@ -1,8 +1,11 @@
-"""How far each reduction is at this node: what `atoll` shows, plots and scripts that follow a run subscribe to.
+"""How far each reduction is at this node: what `atoll` shows, plots and scripts that follow a run
+subscribe to.
 
-A reduction has three phases here. "reduce": a plan has come, contributions travel to the owners of parts. "gather": the part that this
-node owns is reduced, results travel to everybody (an owner sends chunk by chunk, so that the two overlap; a node that owns nothing has
-no such moment). "decide": all result bytes are here, the members vote. Then the round, or the operation, is committed.
+A reduction has three phases here. "reduce": a plan has come, contributions travel to the owners of
+parts. "gather": the part that this node owns is reduced, results travel to everybody (an owner
+sends chunk by chunk, so that the two overlap; a node that owns nothing has no such moment).
+"decide": all result bytes are here, the members vote. Then the round, or the operation, is
+committed.
 """
 
 from __future__ import annotations

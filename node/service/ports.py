@@ -1,4 +1,6 @@
-"""The node's implementation of `SessionPorts`: libp2p streams, the engine thread, files and worker threads."""
+"""The node's implementation of `SessionPorts`: libp2p streams, the engine thread, files and worker
+threads.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ class RunPorts:
         self._barrier = Barrier(storages, self.persist)
 
     def send(self, peer: PeerId, data: bytes) -> None:
-        """Queue a control message, after what it depends on is on the medium; nothing goes to a peer that is banned."""
+        """Queue a control message, after what it depends on is on the medium; nothing goes to a
+        peer that is banned.
+        """
         if not self._barrier.hold(lambda _: self._send(peer, data)):
             self._send(peer, data)
 
@@ -95,11 +99,15 @@ class RunPorts:
         return True
 
     def persist(self, work: Callable[[], T], done: Callable[[float, T], None]) -> None:
-        """Queue a job that waits for the disk: a vote must not wait for an outer step, nor for a checkpoint."""
+        """Queue a job that waits for the disk: a vote must not wait for an outer step, nor for a
+        checkpoint.
+        """
         self._forcing.put(work, done)
 
     async def worker(self) -> None:
-        """Run jobs one at a time of each queue. What a job raises ends the run: after a sync that failed nobody knows what is on the medium."""
+        """Run jobs one at a time of each queue. What a job raises ends the run: after a sync that
+        failed nobody knows what is on the medium.
+        """
         async with trio.open_nursery() as nursery:
             for jobs in (self._service, self._forcing, self._rounds):
                 nursery.start_soon(jobs.run)

@@ -1,7 +1,9 @@
-"""What a run is, seen before this machine has anything to do with it: nothing is stored, announced, or joined.
+"""What a run is, seen before this machine has anything to do with it: nothing is stored, announced,
+or joined.
 
-`at_addresses` connects to the addresses that an invite names and nowhere else. `among_strangers` looks for other members, in the DHT and
-at bootstrap nodes, and announces nothing either. Both use a key of the moment (`net.look`), no files, and no running node. Blocking.
+`at_addresses` connects to the addresses that an invite names and nowhere else. `among_strangers`
+looks for other members, in the DHT and at bootstrap nodes, and announces nothing either. Both use a
+key of the moment (`net.look`), no files, and no running node. Blocking.
 """
 
 from __future__ import annotations
@@ -46,8 +48,8 @@ LookAt = Callable[[PeerId, look.Look], Awaitable[look.Answer]]
 
 @dataclass(slots=True)
 class Seen:
-    """What came of it. ``refusal``: a member's, where nobody showed the manifest. ``answered``: whether any node of ours was met.
-    ``tried``: peer or name → how that ended."""
+    """What came of it. ``refusal``: a member's, where nobody showed the manifest. ``answered``:
+    whether any node of ours was met. ``tried``: peer or name → how that ended."""
 
     signed: SignedManifest | None = None
     answered: bool = False
@@ -56,7 +58,8 @@ class Seen:
 
 
 def at_addresses(invite: Invite, own: Identity | None) -> Seen:
-    """Ask the peers at the invite's addresses. ``own``: this machine's key if it has one; it is shown only where the invite is for it.
+    """Ask the peers at the invite's addresses. ``own``: this machine's key if it has one; it is
+    shown only where the invite is for it.
 
     Raises NotAdmittedError where the invite is for another peer."""
     return trio.run(_Preview(invite, own).at_addresses)
@@ -106,7 +109,9 @@ class _Preview:
         return self._seen
 
     async def _named(self) -> dict[PeerId, list[str]]:
-        """The peers that the invite names, with their addresses; relays before those who are called through them."""
+        """The peers that the invite names, with their addresses; relays before those who are called
+        through them.
+        """
         found, behind = dict[PeerId, list[str]](), dict[PeerId, list[str]]()
         for address in self._invite.bootstrap:
             try:

@@ -1,4 +1,6 @@
-"""The node process: network, engine and control socket under one nursery, from start to a clean end."""
+"""The node process: network, engine and control socket under one nursery, from start to a clean
+end.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ log = logging.getLogger("atoll")
 
 @dataclass(frozen=True, slots=True)
 class NodeOptions:
-    """How a node is started. ``listen``: ``/ip4/HOST/tcp/PORT``; ``bootstrap``: the same with ``/p2p/PEER``."""
+    """How a node is started. ``listen``: ``/ip4/HOST/tcp/PORT``; ``bootstrap``: the same with
+    ``/p2p/PEER``.
+    """
 
     home: str | None = None
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
@@ -77,11 +81,13 @@ class NodeOptions:
 def run_node(
     options: NodeOptions, on_ready: Callable[[Node, Path], None] = lambda node, path: None
 ) -> None:
-    """Run a node until it is told to end. Raises AtollError when it cannot start; leaves no process and no socket file."""
+    """Run a node until it is told to end. Raises AtollError when it cannot start; leaves no process
+    and no socket file.
+    """
     link = ParentLink(options.parent_fd) if options.parent_fd >= 0 else None
     lock: NodeLock | None = None
-    # The node computes in small pieces beside training: more threads would wait for each other and take cores from the script. With one
-    # thread torch computes in the thread that calls it.
+    # The node computes in small pieces beside training: more threads would wait for each other and
+    # take cores from the script. With one thread torch computes in the thread that calls it.
     torch.set_num_threads(1)
     sys.setswitchinterval(
         0.0005
@@ -94,7 +100,8 @@ def run_node(
             identity = load_or_create(paths.identity_file)
         except OSError as error:
             raise storage_error(f"cannot use {paths.identity_file}", error) from None
-        paths.tighten()  # after the key was looked at: one that others could read is refused, not mended
+        # after the key was looked at: one that others could read is refused, not mended
+        paths.tighten()
         trio.run(_main, options, paths, identity, lock, link, on_ready)
     except* Exception as group:
         error = coded(group, "the node")
@@ -193,7 +200,9 @@ async def _main(
                     link.ready(path)
                     nursery.start_soon(_follow_parent, link, options.parent_pid, node)
                 nursery.start_soon(node.links.run)
-                gc.freeze()  # what is loaded now stays; the collector need not walk it again and again while an engine works
+                # what is loaded now stays; the collector need not walk it again and again while an
+                # engine works
+                gc.freeze()
                 on_ready(node, path)
                 await node.ending.wait()
                 notify("STOPPING=1")

@@ -49,7 +49,9 @@ class Reductions:
         self._sources = BufferPool(run.node.paths.run_dir(run.run_id))
 
     def buffer_open(self, numel: int) -> PooledBuffer:
-        """Memory for float32 (numel,) that operations read as it lies. Raises StorageError, LocalProtocolError."""
+        """Memory for float32 (numel,) that operations read as it lies. Raises StorageError,
+        LocalProtocolError.
+        """
         if len(self._buffers) >= MAX_BUFFERS:
             raise LocalProtocolError(
                 f"the script holds {MAX_BUFFERS} buffers already",
@@ -74,7 +76,9 @@ class Reductions:
         return buffer
 
     def open(self, call: Call, numel: int, number: int = 0) -> ReduceMemory:
-        """Memory for a contribution, or buffer ``number``, that holds it. Raises StorageError, and what `Operations.prepare` raises."""
+        """Memory for a contribution, or buffer ``number``, that holds it. Raises StorageError, and
+        what `Operations.prepare` raises.
+        """
         if call.op_id in self._open:
             raise LocalProtocolError(
                 f"{call.name} is open already", hint="give every operation its own op_id"
@@ -178,7 +182,9 @@ class Reductions:
             self._end(event.op_id, reduction, event.reason)
 
     def done(self, event: ev.OperationDone) -> None:
-        """An operation is decided: the script decodes its result, out of the memory it was received in."""
+        """An operation is decided: the script decodes its result, out of the memory it was received
+        in.
+        """
         reduction = self._open.get(event.op_id)
         if reduction is None or not reduction.running:
             return
@@ -227,7 +233,9 @@ class Reductions:
         return sent - reduction.traffic[0], received - reduction.traffic[1]
 
     def close(self, op_id: str) -> None:
-        """The script no longer needs the memory. A running operation is not disturbed: the engine keeps what it reads. Idempotent."""
+        """The script no longer needs the memory. A running operation is not disturbed: the engine
+        keeps what it reads. Idempotent.
+        """
         self._open.pop(op_id, None)
 
     def detached(self) -> None:

@@ -1,7 +1,8 @@
 """Peers that do not let us in: who said so, and what that is worth.
 
-A member's refusal is a verdict, and so is that of a peer which the invite or the settings name, as long as nobody knows who the
-members are. Anybody else can say anything, so its words are told as its words and end nothing.
+A member's refusal is a verdict, and so is that of a peer which the invite or the settings name, as
+long as nobody knows who the members are. Anybody else can say anything, so its words are told as
+its words and end nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ _WHO = {
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """``code`` and ``reason`` are the peer's own words; ``address``: where it was met, "" where that is not known."""
+    """``code`` and ``reason`` are the peer's own words; ``address``: where it was met, "" where
+    that is not known.
+    """
 
     code: str
     reason: str
@@ -40,7 +43,9 @@ class Refusal:
         return f"{who} {verb} {quoted(self.reason)}"
 
     def verdict(self, peer: PeerId) -> AtollError | None:
-        """The refusal as an error that ends an attempt to join; None where it proves nothing, or its code is none of a refusal's."""
+        """The refusal as an error that ends an attempt to join; None where it proves nothing, or
+        its code is none of a refusal's.
+        """
         if self.standing == STRANGER:
             return None
         if self.code == "E140":

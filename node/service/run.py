@@ -78,7 +78,9 @@ class RunService:
         *,
         seeding: bool = True,
     ) -> None:
-        """``certificate``: what lets this node in, empty for the organiser's. ``seeding``: take part also while no script is attached."""
+        """``certificate``: what lets this node in, empty for the organiser's. ``seeding``: take
+        part also while no script is attached.
+        """
         self.node, self.run_id, self.organiser, self.seeding = node, run_id, organiser, seeding
         self.signed, self.certificate = signed, certificate
         self.entrants = Entrants(node.paths.run_dir(run_id))
@@ -107,7 +109,9 @@ class RunService:
         self.timings = Timings(run_id, node.publish, self._lane_bytes)
         self.start = Start(self)
         self.idle = Idle(run_id, node.publish)
-        self.over = False  # the session is let go of, and its files are about to be closed: nothing reaches it any more
+        # the session is let go of, and its files are about to be closed: nothing reaches it any
+        # more
+        self.over = False
         self.ended = trio.Event()  # `run` has returned, and everything of the run is closed
         self._asking = Asking(random.Random(node.rng.random()))
         self._slots: dict[int, AnchorSlots] = {}  # by fragment
@@ -119,7 +123,9 @@ class RunService:
 
     # ---- life
     async def run(self) -> None:
-        """Take part in the run until `stop`. Whatever fails ends this run only, never the node: `error` says why."""
+        """Take part in the run until `stop`. Whatever fails ends this run only, never the node:
+        `error` says why.
+        """
         try:
             with self._scope:
                 try:
@@ -177,7 +183,9 @@ class RunService:
 
     @property
     def session(self) -> Session | None:
-        """The session, of a run in fragments that of the first: membership and free-standing operations are the same for all."""
+        """The session, of a run in fragments that of the first: membership and free-standing
+        operations are the same for all.
+        """
         return self.whole.sessions[0] if self.whole is not None else None
 
     @property
@@ -187,7 +195,9 @@ class RunService:
 
     @property
     def driven(self) -> Session | Fragments:
-        """What a script's command is given to. Raises the error the run failed of, SwarmClosedError once it is over."""
+        """What a script's command is given to. Raises the error the run failed of, SwarmClosedError
+        once it is over.
+        """
         if self.error is not None:
             raise self.error
         if self.over:
@@ -218,7 +228,9 @@ class RunService:
 
     @property
     def decidable(self) -> bool:
-        """Whether waiting for a decision makes sense: the run goes on here, and it is not known that too few members are there."""
+        """Whether waiting for a decision makes sense: the run goes on here, and it is not known
+        that too few members are there.
+        """
         if self.error is not None or self.over:
             return False
         there = quorum(self)
@@ -234,7 +246,9 @@ class RunService:
         self._scope.cancel()
 
     def fail(self, error: BaseException) -> None:
-        """This run cannot go on at this node. Its script is told and may enter it again; the node lives on."""
+        """This run cannot go on at this node. Its script is told and may enter it again; the node
+        lives on.
+        """
         if self.error is not None:
             return
         self.error = coded(error, f"run {self.run_id}")
@@ -243,9 +257,11 @@ class RunService:
         self.stop(self.error)
 
     def guard(self, act: Callable[[], object]) -> None:
-        """Do something with the session: what the disk refuses is trouble and will be tried again; anything else ends this run.
+        """Do something with the session: what the disk refuses is trouble and will be tried again;
+        anything else ends this run.
 
-        Every input goes through here but the script's commands (`driven`): after the end of the run nothing is done.
+        Every input goes through here but the script's commands (`driven`): after the end of the run
+        nothing is done.
         """
         if self.error is not None or self.over:
             return
@@ -274,7 +290,8 @@ class RunService:
         self.doors.policy, self.doors.allow = self.gate.policy, self.gate.allow
         self.node.network.settle_run(self.run_id, self.gate.policy != "invite")
         if self.manifest.lanes.encrypt:
-            self.node.engine.drop_plain_lanes()  # made for other runs: encrypted ones take their place
+            # made for other runs: encrypted ones take their place
+            self.node.engine.drop_plain_lanes()
         self.node.lanes_per_peer = max(self.node.lanes_per_peer, self.manifest.lanes.per_peer)
         save_run(self.node.paths, self.signed)
         now = trio.current_time()
@@ -389,7 +406,9 @@ class RunService:
         self._wake.set()
 
     def _tend_lanes(self) -> None:
-        """Keep a lane to every member of a small configuration; let go of lanes that nobody has used."""
+        """Keep a lane to every member of a small configuration; let go of lanes that nobody has
+        used.
+        """
         assert self.whole is not None
         now, me = trio.current_time(), self.node.identity.peer
         self.node.lanes.members(
@@ -402,7 +421,9 @@ class RunService:
         return self.certificate
 
     def _show(self, asker: PeerId, look: Look) -> bytes:
-        """The manifest, for somebody who thinks about joining: nothing is kept of it. Raises NotAdmittedError for whom it is not."""
+        """The manifest, for somebody who thinks about joining: nothing is kept of it. Raises
+        NotAdmittedError for whom it is not.
+        """
         assert self.signed is not None
         who = look.bearer(asker, self.node.identity.peer)
         self.gate.shows(who, look.certificate, time.time())
@@ -425,7 +446,9 @@ class RunService:
         return True
 
     def _let_in(self, told: ev.LetIn) -> None:
-        """A member need not have shown its certificate to this node: the log has it, and so what its invite is for."""
+        """A member need not have shown its certificate to this node: the log has it, and so what
+        its invite is for.
+        """
         for each in told.admitted:
             if (found := self.gate.recognise(each.peer, each.certificate)) is not None:
                 try:
@@ -435,7 +458,9 @@ class RunService:
         self._shut_out({each.invite for each in told.admitted if each.uses})
 
     def _shut_out(self, limited: Collection[bytes]) -> None:
-        """Two members may let in two keys by an invite for one, before the log knows of either: who is not the one in the log is let go of."""
+        """Two members may let in two keys by an invite for one, before the log knows of either: who
+        is not the one in the log is let go of.
+        """
         session = self.session
         if session is None or session.machine is None:
             return
@@ -486,7 +511,9 @@ class RunService:
         return self.entrants.roles
 
     def on_refused(self, peer: PeerId, code: str, reason: str) -> None:
-        """A peer does not let us in. What a member says of us is a verdict; what a stranger says is told as a stranger's words."""
+        """A peer does not let us in. What a member says of us is a verdict; what a stranger says is
+        told as a stranger's words.
+        """
         self.refusals.pop(peer, None)
         while len(self.refusals) >= MOST_REFUSALS:
             del self.refusals[next(iter(self.refusals))]
@@ -520,7 +547,9 @@ class RunService:
         return "; ".join(said[:3])
 
     def _standing(self, peer: PeerId) -> str:
-        """Whose words a peer's are: its own only, unless it is the organiser, a member, or named by our invite or settings."""
+        """Whose words a peer's are: its own only, unless it is the organiser, a member, or named by
+        our invite or settings.
+        """
         members = self._members()
         if peer == self.organiser or peer in members:
             return MEMBER
@@ -603,7 +632,9 @@ class RunService:
 
     # ---- memory
     def slots(self, numel: int, fragment: int = 0) -> AnchorSlots:
-        """A fragment's anchor slots, made once there is a state; before, for the script that would found the run."""
+        """A fragment's anchor slots, made once there is a state; before, for the script that would
+        found the run.
+        """
         slots = self._slots.get(fragment)
         if slots is not None and slots.current is None and slots.numel != numel:
             slots.close()  # an earlier script would have founded it with another model
@@ -628,8 +659,9 @@ class RunService:
 
     # ---- traffic
     def traffic(self) -> tuple[int, int]:
-        """Bytes (sent, received) since this run was entered: lanes with their encryption, and control messages. Lanes belong to the
-        node: where it is in several runs, each shows the traffic of all."""
+        """Bytes (sent, received) since this run was entered: lanes with their encryption, and
+        control messages. Lanes belong to the node: where it is in several runs, each shows the
+        traffic of all."""
         sent, received = self._node_traffic()
         return sent - self._traffic_before[0], received - self._traffic_before[1]
 

@@ -1,4 +1,6 @@
-"""A script attached to a run: the node's side of `Swarm`. Implements `control.service.ScriptSession`."""
+"""A script attached to a run: the node's side of `Swarm`. Implements
+`control.service.ScriptSession`.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ LOOK_S = 0.5  # how often a script that leaves looks whether there still is a qu
 
 
 def check_size(manifest: Manifest, layout: Layout) -> None:
-    """Raise ModelMismatchError when the model of a script that would found the run is not the one that the manifest promises."""
+    """Raise ModelMismatchError when the model of a script that would found the run is not the one
+    that the manifest promises.
+    """
     if manifest.parameters not in (None, layout.model_numel):
         raise ModelMismatchError(
             f"your model has {layout.model_numel:,} parameters, the run's manifest promises {manifest.model.entry} with {manifest.parameters:,}",
@@ -194,7 +198,9 @@ class AttachedScript:
         return self.run.start.look()
 
     async def leave(self) -> None:
-        """Contribute no more once the frozen contribution is decided, or cannot be for want of a quorum; keep seeding."""
+        """Contribute no more once the frozen contribution is decided, or cannot be for want of a
+        quorum; keep seeding.
+        """
         with trio.move_on_after(LEAVE_S):
             while self._frozen and self.run.decidable:
                 with trio.move_on_after(LOOK_S):
@@ -218,7 +224,9 @@ class AttachedScript:
             self.run.listeners.remove(on_event)
 
     def detached(self) -> None:
-        """The script is gone, and with it its memory; what the engine still reads goes when the engine lets go of it."""
+        """The script is gone, and with it its memory; what the engine still reads goes when the
+        engine lets go of it.
+        """
         self.run.listeners.remove(self._on_event)
         self.run.idle.over()
         self.run.start.leave()

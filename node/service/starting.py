@@ -1,8 +1,9 @@
-"""When a run's first round begins here: `[train] start_with` keeps a script from training until so many members are there.
+"""When a run's first round begins here: `[train] start_with` keeps a script from training until so
+many members are there.
 
-It is each node's own affair, and no rule of the log: a member that waits has a script that contributes nothing yet, which a round may
-always have. Once a round with contributions is committed the run has begun, for everybody and for good (docs/protocol.md, "Join, leave,
-restart").
+It is each node's own affair, and no rule of the log: a member that waits has a script that
+contributes nothing yet, which a round may always have. Once a round with contributions is committed
+the run has begun, for everybody and for good (docs/protocol.md, "Join, leave, restart").
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ class Start:
         return not was
 
     def look(self) -> tuple[int, int]:
-        """The script asks whether it may train: (members there, members wanted), or (0, 0) when it may. Each change is told as an event."""
+        """The script asks whether it may train: (members there, members wanted), or (0, 0) when it
+        may. Each change is told as an event.
+        """
         if self.begun:
             self.leave()
             return 0, 0

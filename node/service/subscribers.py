@@ -12,7 +12,9 @@ EVENT_QUEUE = 1024
 
 
 class Subscribers:
-    """Each has a queue of its own. What does not fit into it is dropped and counted: the next event that fits says so as ``missed``."""
+    """Each has a queue of its own. What does not fit into it is dropped and counted: the next event
+    that fits says so as ``missed``.
+    """
 
     def __init__(self) -> None:
         self._missed: dict[trio.MemorySendChannel[dict[str, Any]], int] = {}

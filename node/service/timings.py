@@ -34,7 +34,9 @@ class Timings:
             self._before.popitem(last=False)
 
     def timed(self, now: float, event: ev.Timed) -> None:
-        """A reduction is over. ``lanes``: bytes on each lane meanwhile, encryption and other reductions at the same time included."""
+        """A reduction is over. ``lanes``: bytes on each lane meanwhile, encryption and other
+        reductions at the same time included.
+        """
         timing = event.timing
         before = self._before.pop((timing.log, timing.round), {})
         lanes = dict[PeerId, dict[str, int]]()

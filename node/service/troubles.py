@@ -1,4 +1,6 @@
-"""What is wrong with one run at this node: for `atoll status`, subscribers and the log. And how an exception becomes a coded error."""
+"""What is wrong with one run at this node: for `atoll status`, subscribers and the log. And how an
+exception becomes a coded error.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ class Troubles:
             self._token.run_sync_soon(self.tell, error)
             return
         self.current = error
-        # A full disk fails one file after another, and small writes succeed in between: it is one trouble.
+        # A full disk fails one file after another, and small writes succeed in between: it is one
+        # trouble.
         now, what = time.monotonic(), error.code if error.code == "E501" else error.message
         if now - self._told_at.get(what, -REPEAT_S) < REPEAT_S:
             return
@@ -103,7 +106,8 @@ def described(error: AtollError) -> dict[str, Any]:
 
 
 def coded(error: BaseException, where: str) -> AtollError:
-    """An AtollError as it is; anything else is a defect of ours: logged with its traceback, and E142 for everybody else.
+    """An AtollError as it is; anything else is a defect of ours: logged with its traceback, and
+    E142 for everybody else.
 
     Of an exception group the first AtollError counts, else the first of all.
     """

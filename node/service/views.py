@@ -1,4 +1,6 @@
-"""A run at this node as documents: for `atoll status`, `atoll peers` and whoever else asks. JSON-able."""
+"""A run at this node as documents: for `atoll status`, `atoll peers` and whoever else asks.
+JSON-able.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
 
 
 def status_of(run: RunService) -> dict[str, Any]:
-    """One run. ``fragments``: rounds in the anchor of each, where the model is cut into several; ``round`` is that of the one behind."""
+    """One run. ``fragments``: rounds in the anchor of each, where the model is cut into several;
+    ``round`` is that of the one behind.
+    """
     session, progress = run.whole, run.chronicle.progress
     config = session.config_peers() if session else []
     fetching = session is not None and session.phase == "fetching"
@@ -83,7 +87,9 @@ def finished(run: RunService) -> bool:
 
 
 def _drawn(run: RunService) -> list[PeerId]:
-    """Who takes part in the open round, in a run that asks some of its members only; else nobody is named."""
+    """Who takes part in the open round, in a run that asks some of its members only; else nobody is
+    named.
+    """
     machine = run.session.machine if run.session else None
     return (
         []
@@ -103,7 +109,9 @@ def _join(run: RunService) -> dict[str, Any]:
 
 
 def _newcomer(run: RunService, peer: PeerId) -> dict[str, Any]:
-    """Of a peer that is no member: in how many rounds its work was found to be in order here, of how many; nothing without probation."""
+    """Of a peer that is no member: in how many rounds its work was found to be in order here, of
+    how many; nothing without probation.
+    """
     probation = run.manifest.join.probation if run.manifest else 0
     if (
         not probation
@@ -121,7 +129,9 @@ def _btard(run: RunService) -> dict[str, Any] | None:
 
 
 def _secure(run: RunService) -> dict[str, Any] | None:
-    """How many contributions a sum needs with the present members, and whose were in the newest; None where they are not masked."""
+    """How many contributions a sum needs with the present members, and whose were in the newest;
+    None where they are not masked.
+    """
     if run.session is None or run.session.secure is None:
         return None
     return {"threshold": run.session.secure.needed, "last": run.chronicle.unmasked}
@@ -150,7 +160,9 @@ def spent(run: RunService) -> Spent | None:
 
 
 def quorum(run: RunService) -> dict[str, Any] | None:
-    """Of the open round; of a run in fragments, of one that cannot be decided, if there is one. None where this node cannot tell."""
+    """Of the open round; of a run in fragments, of one that cannot be decided, if there is one.
+    None where this node cannot tell.
+    """
     rows, sessions = run.peers(), run.whole.sessions if run.whole is not None else []
     configs = [set(session.config_peers()) for session in sessions]
     least = max(
@@ -168,7 +180,9 @@ def quorum(run: RunService) -> dict[str, Any] | None:
 
 
 def sealed(run: RunService) -> dict[str, Any] | None:
-    """Without whom open rounds are being recertified, and whose answers the organiser waits for; None where none is."""
+    """Without whom open rounds are being recertified, and whose answers the organiser waits for;
+    None where none is.
+    """
     views = [
         view
         for session in (run.whole.sessions if run.whole else ())
@@ -183,7 +197,9 @@ def sealed(run: RunService) -> dict[str, Any] | None:
 
 
 def waiting_of(run: RunService) -> dict[str, Any] | None:
-    """What is waited for; of a run in fragments, in the one whose log has stood still for longest. ``quiet``: for longer than rounds take."""
+    """What is waited for; of a run in fragments, in the one whose log has stood still for longest.
+    ``quiet``: for longer than rounds take.
+    """
     if run.whole is None or run.error:
         return None
     now = trio.current_time()
@@ -193,7 +209,9 @@ def waiting_of(run: RunService) -> dict[str, Any] | None:
 
 
 def _branch(run: RunService) -> dict[str, Any]:
-    """Rounds in the anchor that are uncertified, with whom; and what branches have cost this member so far."""
+    """Rounds in the anchor that are uncertified, with whom; and what branches have cost this member
+    so far.
+    """
     if run.session is None:
         return {"rounds": 0, "members": [], "lost": 0, "lost_samples": 0}
     branching = run.session.branching

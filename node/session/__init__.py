@@ -1,4 +1,5 @@
-"""One run at one member, sans I/O. Driven by the node with sockets and threads, by the simulator in virtual time.
+"""One run at one member, sans I/O. Driven by the node with sockets and threads, by the simulator in
+virtual time.
 
 events          what a session tells its script and its observers
 barrier         what is said waits until what it depends on is on the medium
@@ -11,15 +12,18 @@ timeline        where the time of a reduction goes
 actions         what the log's state machine asks of the session
 naming          names of free-standing operations: what all their callers must agree in
 volatile        what logs beside the run have in common; their journal, which is not kept
-kept            operations whose votes outlive the process: their journal, what storage keeps of them
+kept            operations whose votes outlive the process: their journal, what storage keeps of
+them
 operation       one free-standing operation
 operations      all of them
 record          what must not be forgotten of branches
 branch          a branch of the log, at one of its members
 branching       without a quorum: forks, the branch, and its end
 retaining       what is kept and signed to recompute a round
-beforehand      the seam to what members do together before anything is given to the log: secure rounds, BTARD
-copies          results that members make themselves, where all contributions are copies of one vector
+beforehand      the seam to what members do together before anything is given to the log: secure
+rounds, BTARD
+copies          results that members make themselves, where all contributions are copies of one
+vector
 offering        contributions of the script, until they are frozen
 distances       how far contributions lay from results, where the rule goes by it
 recertifying    the organiser's word that members are lost for ever: checked, and how far it is

@@ -77,7 +77,9 @@ class LogActions:
         self.send(peer, self.session.log, round_, body)
 
     def timeline(self, round_: int) -> Timeline:
-        """That of a round of the main log; one that nobody looks at for rounds that are not open soon."""
+        """That of a round of the main log; one that nobody looks at for rounds that are not open
+        soon.
+        """
         machine = self.session.machine
         if machine is None or not machine.round <= round_ <= machine.round + 1:
             return Timeline()
@@ -110,7 +112,9 @@ class LogActions:
         digests: tuple[bytes, ...],
         data: memoryview,
     ) -> None:
-        """Result bytes of the open round are here, of this plan or entry: once they are on the medium, too, they may be voted on."""
+        """Result bytes of the open round are here, of this plan or entry: once they are on the
+        medium, too, they may be voted on.
+        """
         session, storage = self.session, self.session.ports.storage
         machine = session.machine
         assert machine is not None
@@ -293,7 +297,9 @@ class LogActions:
         return self.session.membership.suspected(self.session.clock(), peer)
 
     def deaf_to(self, peer: PeerId) -> bool:
-        """Whether the peer is shut out, has used up what it may say, or does not read what it is told."""
+        """Whether the peer is shut out, has used up what it may say, or does not read what it is
+        told.
+        """
         return self.session.budgets.deaf_to(self.session.clock(), peer) or self.unread(peer)
 
     def unread(self, peer: PeerId) -> bool:
@@ -301,7 +307,9 @@ class LogActions:
         return self.session.ports.unread(peer)
 
     def unheard(self, peer: PeerId) -> bool:
-        """Whether nothing is to be expected of the peer for now: it is believed dead, or not listened to."""
+        """Whether nothing is to be expected of the peer for now: it is believed dead, or not
+        listened to.
+        """
         return self.suspected(peer) or self.deaf_to(peer)
 
     def let_in(self, joiners: Sequence[Member]) -> list[Member]:
@@ -334,7 +342,9 @@ class LogActions:
     def relabelled(
         self, peer: PeerId, proposal: tuple[bytes, bytes], entry: Entry, plan: Plan, index: int
     ) -> None:
-        """A member has proposed an entry over bytes that are another result: a preimage of the digest proves it."""
+        """A member has proposed an entry over bytes that are another result: a preimage of the
+        digest proves it.
+        """
         data = next(
             (data for of, data in self.results.items() if entry.part_digests[index] in of), None
         )
@@ -412,15 +422,17 @@ class LogActions:
         return self.session.machine is not None and round_ >= self.least_state()
 
     def offered_in_vain(self, peer: PeerId, round_: int) -> None:
-        """Ask it for the result of the open entry: who came to that state by replay still has it, and a result needs no trust."""
+        """Ask it for the result of the open entry: who came to that state by replay still has it,
+        and a result needs no trust.
+        """
         machine = self.session.machine
         decided = machine.open.decided if machine is not None else None
         if decided is not None and decided.entry.contributors and decided.entry.round <= round_:
             self.fetch_result(decided.entry, [peer])
 
     def least_state(self) -> int:
-        """The oldest entry whose state would: any where there is none here, that before the open round where it is another one than was
-        decided on."""
+        """The oldest entry whose state would: any where there is none here, that before the open
+        round where it is another one than was decided on."""
         machine = self.session.machine
         if machine is None:
             return 0

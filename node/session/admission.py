@@ -1,14 +1,18 @@
-"""Whom a session hears, of those who may speak in its run: roles of invites, probation of newcomers, and how many may enter an hour.
+"""Whom a session hears, of those who may speak in its run: roles of invites, probation of
+newcomers, and how many may enter an hour.
 
-All that is held against a peer here is known at every member alike, or each sees for itself: a convener lets in whom it has seen
-do good work. By what certificate a peer enters, and how many an invite has let in, is in the entry, and every acceptor checks it
-(`collectives.round.entering`). Probation and how many enter an hour are the convener's word (docs/threat-model.md).
+All that is held against a peer here is known at every member alike, or each sees for itself: a
+convener lets in whom it has seen do good work. By what certificate a peer enters, and how many an
+invite has let in, is in the entry, and every acceptor checks it (`collectives.round.entering`).
+Probation and how many enter an hour are the convener's word (docs/threat-model.md).
 
-**Probation.** Who is on probation takes the state and trains like a member, but is none: it owns no part, has no vote, and what it contributes
-is not counted. Instead it is looked into. While a round is open the newcomer says by hashes what it would contribute to it (Trial). Once the
-round is decided, the entry's hash says which chunk of that is to be shown, so nobody could know before, and to whom (Sample): its hash must be
-the one that was said, its values finite, not all zero, and not longer than an honest contribution's can be beside the result. A round in which
-they are is one of those it needs; one in which they are not begins the count anew.
+**Probation.** Who is on probation takes the state and trains like a member, but is none: it owns no
+part, has no vote, and what it contributes is not counted. Instead it is looked into. While a round
+is open the newcomer says by hashes what it would contribute to it (Trial). Once the round is
+decided, the entry's hash says which chunk of that is to be shown, so nobody could know before, and
+to whom (Sample): its hash must be the one that was said, its values finite, not all zero, and not
+longer than an honest contribution's can be beside the result. A round in which they are is one of
+those it needs; one in which they are not begins the count anew.
 """
 
 from __future__ import annotations
@@ -53,7 +57,9 @@ class _Trial:
 
 
 class Admission:
-    """Of one session. ``probation``: how many good rounds a newcomer needs; ``per_hour``: how many may enter; 0: no such bound."""
+    """Of one session. ``probation``: how many good rounds a newcomer needs; ``per_hour``: how many
+    may enter; 0: no such bound.
+    """
 
     def __init__(self, session: Session, probation: int, per_hour: int) -> None:
         self.session, self.probation, self.per_hour = session, probation, per_hour
@@ -92,7 +98,9 @@ class Admission:
         return self.session.membership.roles.get(peer, "train")
 
     def bars(self, now: float, peer: PeerId, envelope: m.Envelope) -> bool:
-        """Whether a message of the main log is not listened to (now). Raises RemoteProtocolError where its sender may never say it."""
+        """Whether a message of the main log is not listened to (now). Raises RemoteProtocolError
+        where its sender may never say it.
+        """
         if peer == self.session.me:
             return False
         match envelope.body:
@@ -147,8 +155,9 @@ class Admission:
                 )
 
     def let_in(self, now: float, joiners: Sequence[Member]) -> list[Member]:
-        """Who of those that ask, and are not banned, may become a member now: who was one, whom the organiser trusts, and of the others who has
-        shown good work, as many as there is room for in this hour."""
+        """Who of those that ask, and are not banned, may become a member now: who was one, whom the
+        organiser trusts, and of the others who has shown good work, as many as there is room for in
+        this hour."""
         while self._entered and now - self._entered[0] > HOUR_S:
             self._entered.popleft()
         room = self.per_hour - len(self._entered) if self.per_hour else len(joiners)
@@ -203,7 +212,9 @@ class Admission:
 
     # ---- the newcomer
     def offered(self, cid: bytes, vector: Tensor | EncodedVector) -> None:
-        """The own contribution is frozen for the open round; where this is no member, the members are told what it is."""
+        """The own contribution is frozen for the open round; where this is no member, the members
+        are told what it is.
+        """
         session, machine = self.session, self.session.machine
         if (
             not self.probation
@@ -298,8 +309,8 @@ def judge(
 ) -> str:
     """What is wrong with a newcomer's chunk beside the round's result; "" for nothing.
 
-    With n contributions that are one vector and independent noise each, one of them is at most √n times as long as their mean; thrice that
-    is allowed.
+    With n contributions that are one vector and independent noise each, one of them is at most √n
+    times as long as their mean; thrice that is allowed.
     """
     grid = Grid(entry.codec, entry.numel, entry.chunk_elements)
     if (

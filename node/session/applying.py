@@ -1,4 +1,6 @@
-"""A decided entry is applied here: it is recorded, its state is hashed and saved beside, and the next round opens."""
+"""A decided entry is applied here: it is recorded, its state is hashed and saved beside, and the
+next round opens.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class Applying:
         return self._unrecorded is not None
 
     def applied(self, now: float, entry: Entry) -> None:
-        """The outer step of the decided entry is done: the next round opens. Raises StorageError: then `retry` comes back to it."""
+        """The outer step of the decided entry is done: the next round opens. Raises StorageError:
+        then `retry` comes back to it.
+        """
         session, machine, replica = self.session, self.session.machine, self.session.replica
         assert machine is not None
         assert replica is not None
@@ -73,7 +77,9 @@ class Applying:
         )
 
     def diverged(self, entry: Entry, mine: bytes) -> None:
-        """Our state is not the one the others decided on: it must never happen; fetch the state anew."""
+        """Our state is not the one the others decided on: it must never happen; fetch the state
+        anew.
+        """
         session = self.session
         if not session.transfer.seeking_state:
             session.ports.emit(ev.StateDiverged(entry.round, mine, entry.base_state))

@@ -1,9 +1,12 @@
-"""What is said waits until what it depends on is on the medium: the write-ahead rule of a run, for whoever drives its session.
+"""What is said waits until what it depends on is on the medium: the write-ahead rule of a run, for
+whoever drives its session.
 
-A session writes promises, votes and entries, and sends messages that tell of them. A message is handed to the network only once every
-record that was written before it has been forced to the medium. So what a power cut takes was never said to anybody, and a member that
-comes back with what its medium holds is the same voter as before. Messages stay in order; all that wait for one sync are released
-together, and everything that was written while a sync was under way shares the next one (a group commit).
+A session writes promises, votes and entries, and sends messages that tell of them. A message is
+handed to the network only once every record that was written before it has been forced to the
+medium. So what a power cut takes was never said to anybody, and a member that comes back with what
+its medium holds is the same voter as before. Messages stay in order; all that wait for one sync are
+released together, and everything that was written while a sync was under way shares the next one (a
+group commit).
 """
 
 from __future__ import annotations

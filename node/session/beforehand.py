@@ -1,6 +1,8 @@
-"""What members do together before anything is given to the log: the seam between a session and secure rounds (`node.secure`), or BTARD (`node.btard`).
+"""What members do together before anything is given to the log: the seam between a session and
+secure rounds (`node.secure`), or BTARD (`node.btard`).
 
-Both end with one vector that all who took part have, and each of them contributes a copy of it: cids that begin alike (`round.KIN_BYTES`).
+Both end with one vector that all who took part have, and each of them contributes a copy of it:
+cids that begin alike (`round.KIN_BYTES`).
 """
 
 from __future__ import annotations
@@ -40,11 +42,15 @@ class Beforehand(Protocol):
         ...
 
     def decided(self, entry: Entry) -> tuple[bytes | None, bool]:
-        """A round is over: the script's cid, if one is free again, and whether its vector is in the result."""
+        """A round is over: the script's cid, if one is free again, and whether its vector is in the
+        result.
+        """
         ...
 
     def gave(self, cid: bytes) -> bool:
-        """Whether an earlier life handed over this vector: it may be in a result, and is not to be in another."""
+        """Whether an earlier life handed over this vector: it may be in a result, and is not to be
+        in another.
+        """
         return False
 
     def execute(self, plan: Plan) -> bool:
@@ -60,14 +66,18 @@ class Beforehand(Protocol):
         return False
 
     def may_vote(self, entry: Entry, voters: Collection[PeerId]) -> bool:
-        """Whether this member votes for an entry whose bytes are here, and for which these others have voted."""
+        """Whether this member votes for an entry whose bytes are here, and for which these others
+        have voted.
+        """
         return True
 
     def on_false(self, entry: Entry, convener: PeerId, ballot: int) -> None:
         """A convener proposes what contradicts this member's own result."""
 
     def on_result(self, plan: Plan, digests: tuple[bytes, ...]) -> bool:
-        """The owners of a plan's parts have stated its result; whether it is not needed, as it is made here."""
+        """The owners of a plan's parts have stated its result; whether it is not needed, as it is
+        made here.
+        """
         return False
 
     def on_blob(self, now: float, event: BlobProgress) -> bool:
@@ -75,10 +85,14 @@ class Beforehand(Protocol):
         return False
 
     def computed(self, now: float, number: int, vector: Tensor, part: int = 0) -> None:
-        """The script has computed what it was asked for, or ``part`` of it; ``vector``, float32 (numel,), is copied."""
+        """The script has computed what it was asked for, or ``part`` of it; ``vector``, float32
+        (numel,), is copied.
+        """
 
     def starts(self, number: int) -> Tensor | None:
-        """What the work begins at that the script was asked for, where that is no anchor; None: nobody wants it any more."""
+        """What the work begins at that the script was asked for, where that is no anchor; None:
+        nobody wants it any more.
+        """
         return None
 
     def drop_all(self) -> None:

@@ -33,7 +33,9 @@ def make_genesis(
     reducer: str,
     sign: Callable[[bytes], bytes],
 ) -> Certified:
-    """The first entry of a run: binds its model (``base`` is the layout's digest), its initial state and its first member."""
+    """The first entry of a run: binds its model (``base`` is the layout's digest), its initial
+    state and its first member.
+    """
     layout, root = replica.layout, merkle_root(replica.hashes())
     entry = Entry(
         log,
@@ -84,7 +86,8 @@ def found(session: Session, now: float, layout: Layout, initial: Tensor) -> None
 
 
 def restore(session: Session, now: float) -> None:
-    """The journal, the checkpoint and the results since; where something of it is missing, the state is sought among the others.
+    """The journal, the checkpoint and the results since; where something of it is missing, the
+    state is sought among the others.
 
     Raises StorageError where storage says that nobody else can have it.
     """
@@ -118,7 +121,9 @@ def restore(session: Session, now: float) -> None:
 def replay(
     storage: Storage, replica: Replica, entries: Log, matches: Callable[[Entry, memoryview], bool]
 ) -> bool:
-    """Bring a restored replica to the end of the log by kept results; False when one is missing or damaged."""
+    """Bring a restored replica to the end of the log by kept results; False when one is missing or
+    damaged.
+    """
     for certified in entries.since(replica.generation + 1):
         entry = certified.entry
         data = storage.kept(entry) if entry.contributors else None

@@ -1,7 +1,9 @@
-"""A branch at one of its members: a log of its own for the time without a quorum, over the members that can be reached.
+"""A branch at one of its members: a log of its own for the time without a quorum, over the members
+that can be reached.
 
-It is decided by the round's rules among its own members. Its votes are volatile: a member that restarts does not vote in it again, but
-holds its tip, from which the members fork once more. Each of its rounds moves the replica; the certified state is put aside.
+It is decided by the round's rules among its own members. Its votes are volatile: a member that
+restarts does not vote in it again, but holds its tip, from which the members fork once more. Each
+of its rounds moves the replica; the certified state is put aside.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ class Branch(BesideRun):
         self.branching, self.session = branching, session
         self.genesis, self.log, self.path, self.tip_now = genesis, genesis.entry.log, path, path
         self.began_at = self.moved_at = now
-        self.over = False  # entry r+1 is certified, or this member went on to another branch: nothing of it happens any more
+        # entry r+1 is certified, or this member went on to another branch: nothing of it happens
+        # any more
+        self.over = False
         self.seen: set[PeerId] = {session.me}  # who takes part as far as we heard
         self.results: dict[tuple[bytes, ...], memoryview] = {}  # of the open round
         self._waiting: Step | None = None  # it found no room on the disk
@@ -119,7 +123,9 @@ class Branch(BesideRun):
         self.session.ports.exchange.execute(plan, audience)
 
     def apply(self, entry: Entry) -> None:
-        """Outer step of a decided round of the branch; its state is kept before anybody hears of it."""
+        """Outer step of a decided round of the branch; its state is kept before anybody hears of
+        it.
+        """
         session, branching, replica = self.session, self.branching, self.session.replica
         main = session.machine
         assert replica is not None

@@ -1,9 +1,12 @@
-"""Without a quorum: forks, the branch this member is on, and what becomes of it once entry r+1 is certified.
+"""Without a quorum: forks, the branch this member is on, and what becomes of it once entry r+1 is
+certified.
 
-All members in sight agree unanimously on a fork; its log (`branch.py`) goes on from the certified state of entry r, or from the tip of
-the branch that whoever proposes it is on. The certified log stays untouched: its state is put aside, its votes and promises hold, and
-the contribution frozen for it stays frozen and is offered in both, for only one of the two can be certified. Once entry r+1 is
-certified, all branches of entry r end: what it names is counted, what this member gave to other branches is lost, and said to be.
+All members in sight agree unanimously on a fork; its log (`branch.py`) goes on from the certified
+state of entry r, or from the tip of the branch that whoever proposes it is on. The certified log
+stays untouched: its state is put aside, its votes and promises hold, and the contribution frozen
+for it stays frozen and is offered in both, for only one of the two can be certified. Once entry r+1
+is certified, all branches of entry r end: what it names is counted, what this member gave to other
+branches is lost, and said to be.
 """
 
 from __future__ import annotations
@@ -39,7 +42,9 @@ class _Proposal(msgspec.Struct):
 
 
 class Branching:
-    """Forks and branches of one run at one member. ``after_s``: how long no quorum may be in sight; None: the run pauses."""
+    """Forks and branches of one run at one member. ``after_s``: how long no quorum may be in sight;
+    None: the run pauses.
+    """
 
     def __init__(self, session: Session, after_s: float | None) -> None:
         self.session, self.after_s = session, after_s
@@ -60,7 +65,8 @@ class Branching:
         self.promised_at = (
             -1e9
         )  # when the tip was last reported: it stays for a while, so that it can be adopted
-        self.at = b""  # digest of the tip that the replica is at; b"": the certified state. Changed by jobs only
+        # digest of the tip that the replica is at; b"": the certified state. Changed by jobs only
+        self.at = b""
         self._unsaved = False
 
     # ---- views
@@ -104,7 +110,9 @@ class Branching:
 
     # ---- life
     def restore(self) -> None:
-        """What the last life left: the branch's tip, if its bytes are here; its members fork again from there."""
+        """What the last life left: the branch's tip, if its bytes are here; its members fork again
+        from there.
+        """
         session, machine = self.session, self.session.machine
         self.record = session.ports.storage.branch() or self.record
         tip = self.record.tip
@@ -193,7 +201,9 @@ class Branching:
             self._tend(now, self.branch)
 
     def _held(self, now: float) -> bool:
-        """Whether the branch stands still: its tip was just reported to somebody who may adopt it, and a quorum is in sight."""
+        """Whether the branch stands still: its tip was just reported to somebody who may adopt it,
+        and a quorum is in sight.
+        """
         machine = self.session.machine
         assert machine is not None
         promised = now - self.promised_at < 8 * self.session.timing.takeover_s and machine.quorum(
@@ -298,7 +308,9 @@ class Branching:
             )
 
     def _fits(self, who: Member, genesis: Entry, path: m.Tip | None) -> bool:
-        """Whether a fork is one of the open round, for this member. Raises RemoteProtocolError where it contradicts itself."""
+        """Whether a fork is one of the open round, for this member. Raises RemoteProtocolError
+        where it contradicts itself.
+        """
         machine = self.session.machine
         assert machine is not None
         shape, members = machine.shape, genesis.next_config
@@ -485,7 +497,9 @@ class Branching:
         session.settle(now)
 
     def _take_frozen(self) -> None:
-        """What is frozen for the certified round stays so in memory of our own: the script may soon write its next contribution."""
+        """What is frozen for the certified round stays so in memory of our own: the script may soon
+        write its next contribution.
+        """
         session, machine, branch = self.session, self.session.machine, self.branch
         assert machine is not None
         assert branch is not None
@@ -532,7 +546,9 @@ class Branching:
         replica.publish(machine.round - 1 + tip.length)
 
     def decided(self, entry: Entry, counted: bool) -> None:
-        """A round of the branch is decided and applied: tell the script. What is frozen for the certified round may yet be counted there."""
+        """A round of the branch is decided and applied: tell the script. What is frozen for the
+        certified round may yet be counted there.
+        """
         if self.given is None or not entry.contributors:
             return
         if counted or self.frozen is None or self.given[0] != self.frozen[0]:
@@ -577,19 +593,25 @@ class Branching:
 
     # ---- the end
     def drop_all(self) -> None:
-        """The end of this session: the data plane lets go of what it holds for a branch. The tip stays on the disk."""
+        """The end of this session: the data plane lets go of what it holds for a branch. The tip
+        stays on the disk.
+        """
         self.halt()
         for held in (self.frozen, self.given):
             if held is not None:
                 self.session.ports.exchange.release(held[0])
 
     def halt(self) -> None:
-        """An entry of the certified log is being applied, or a state after it installed: the branch goes no further."""
+        """An entry of the certified log is being applied, or a state after it installed: the branch
+        goes no further.
+        """
         if self.branch is not None:
             self.branch.end()
 
     def come_back(self) -> None:
-        """Put the certified state into the replica again. Runs beside the control loop, before the step that needs it."""
+        """Put the certified state into the replica again. Runs beside the control loop, before the
+        step that needs it.
+        """
         replica, machine = self.session.replica, self.session.machine
         if self.base_state is not None and replica is not None and machine is not None:
             replica.install(self.base_state, machine.round - 1)

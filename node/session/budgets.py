@@ -1,15 +1,20 @@
-"""What one peer may ask of this node in one run: token buckets by peer and kind of message. Sans I/O: callers pass ``now`` in seconds.
+"""What one peer may ask of this node in one run: token buckets by peer and kind of message. Sans
+I/O: callers pass ``now`` in seconds.
 
-A message is counted twice. Before it is decoded it takes one message and its bytes from its sender's buckets; decoded, it takes one of its type.
-What a bucket does not hold is refused and counted, and the reader of the peer's stream pauses until the bucket has been refilled: TCP
-then slows the sender down, and what it sends costs this node no more than its budget. (A member's stream pauses only where it sends too
-much of everything, or goes on with what is refused.) Nothing is lost by that but time, since every loss is repaired by asking again.
+A message is counted twice. Before it is decoded it takes one message and its bytes from its
+sender's buckets; decoded, it takes one of its type. What a bucket does not hold is refused and
+counted, and the reader of the peer's stream pauses until the bucket has been refilled: TCP then
+slows the sender down, and what it sends costs this node no more than its budget. (A member's stream
+pauses only where it sends too much of everything, or goes on with what is refused.) Nothing is lost
+by that but time, since every loss is repaired by asking again.
 
-Who breaks rules (`net.faults`) is not listened to for a minute. What such a peer says now is dropped, and what a peer says whose stream
-pauses comes late: rounds do not wait for either (`Accountant.deaf_to`), and it is as alive as any.
+Who breaks rules (`net.faults`) is not listened to for a minute. What such a peer says now is
+dropped, and what a peer says whose stream pauses comes late: rounds do not wait for either
+(`Accountant.deaf_to`), and it is as alive as any.
 
-Members have larger buckets than those who are only admitted. Free-standing operations are as many as scripts call: each call of the own script pays
-for what its peers say about as many operations, beyond the little that they may say of operations that nobody here has called.
+Members have larger buckets than those who are only admitted. Free-standing operations are as many
+as scripts call: each call of the own script pays for what its peers say about as many operations,
+beyond the little that they may say of operations that nobody here has called.
 """
 
 from __future__ import annotations
@@ -23,9 +28,13 @@ from ..net.faults import Faults
 MAX_PEERS = 1024  # of which buckets are kept; full ones are as good as none
 MAX_PAUSE_S = 1.0  # a stream that is read no more for longer would be taken for a silent one
 SHUT_OUT_PAUSE_S = 0.005
-"""Between two messages of a peer that is shut out: to read them costs this node more than to send them costs the peer."""
+"""Between two messages of a peer that is shut out: to read them costs this node more than to send
+them costs the peer.
+"""
 BEHIND_S = 1.0
-"""So long after a message was refused for want of the budget of all its kinds, a peer's other messages wait behind such ones."""
+"""So long after a message was refused for want of the budget of all its kinds, a peer's other
+messages wait behind such ones.
+"""
 SHUT_OUT = "shut_out"  # the kind of all that a peer says which is not listened to
 MADE = "operation"  # the kind that an operation takes which a peer's message makes known here
 
@@ -63,9 +72,13 @@ REQUESTS: dict[str, Rate] = {
     MADE: Rate(32, 64),
 }
 ROUND = Rate(1024, 4096)
-"""Of each other type of the round's messages: some of a round, and of a fast run hundreds of rounds a second."""
+"""Of each other type of the round's messages: some of a round, and of a fast run hundreds of rounds
+a second.
+"""
 REFUSED = Rate(128, 2048)
-"""Of a member's messages that are refused, of all kinds: to read and drop them costs processor time, too."""
+"""Of a member's messages that are refused, of all kinds: to read and drop them costs processor
+time, too.
+"""
 OPERATION = Rate(256, 1024)
 """All messages about free-standing operations."""
 A_CALL = 32.0
@@ -88,7 +101,9 @@ class _Bucket:
         self._left, self._at = rate.burst, now
 
     def take(self, rate: Rate, now: float, amount: float) -> float:
-        """0.0 where there was as much; otherwise nothing is taken, and it is how many seconds until there is."""
+        """0.0 where there was as much; otherwise nothing is taken, and it is how many seconds until
+        there is.
+        """
         self._left = min(rate.burst, self._left + max(0.0, now - self._at) * rate.per_s)
         self._at = now
         if self._left >= amount:
@@ -136,7 +151,9 @@ class Accountant:
         )
 
     def request(self, now: float, peer: PeerId, kind: str, nbytes: int = 0) -> bool:
-        """Whether one more message of this type is listened to; one of many ``nbytes`` of spans of chunks is as several."""
+        """Whether one more message of this type is listened to; one of many ``nbytes`` of spans of
+        chunks is as several.
+        """
         rate = REQUESTS.get(kind, ROUND)
         return self._take(now, peer, kind, rate, _weight(rate, nbytes))
 
@@ -145,7 +162,9 @@ class Accountant:
         self._breaches.count(peer, now)
 
     def deaf_to(self, now: float, peer: PeerId) -> bool:
-        """Whether what ``peer`` says now does not come here, or comes late: it is shut out, or has used up what it may say."""
+        """Whether what ``peer`` says now does not come here, or comes late: it is shut out, or has
+        used up what it may say.
+        """
         account = self._accounts.get(peer)
         return (account is not None and now < account.behind_until) or self._breaches.shut_out(
             peer, now
@@ -185,7 +204,9 @@ class Accountant:
         self._account(now, peer).refused[kind] += 1
 
     def pause_s(self) -> float:
-        """How long the stream that the last message came on is not to be read, in seconds. Asking sets it to 0."""
+        """How long the stream that the last message came on is not to be read, in seconds. Asking
+        sets it to 0.
+        """
         pause, self._pause = self._pause, 0.0
         return pause
 

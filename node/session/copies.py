@@ -1,8 +1,10 @@
-"""Results that members make themselves: of rounds whose contributions are copies of one vector, which each of them has.
+"""Results that members make themselves: of rounds whose contributions are copies of one vector,
+which each of them has.
 
-Secure rounds and BTARD end with one vector, alike at all who took part, and the log only decides that it is this one. So its bytes
-need not come from an owner of parts, who could state others: whoever has the vector encodes it as the plan or the entry says, and
-votes for no other bytes of these contributors.
+Secure rounds and BTARD end with one vector, alike at all who took part, and the log only decides
+that it is this one. So its bytes need not come from an owner of parts, who could state others:
+whoever has the vector encodes it as the plan or the entry says, and votes for no other bytes of
+these contributors.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ class Copies:
         self._made: dict[bytes, tuple[bytes, ...]] = {}  # part digests, by what they mean
 
     def have(self, kin: bytes, vector: Tensor) -> None:
-        """The round's vector, float32 (numel,), which stays as it is; the cids of its copies begin with ``kin``."""
+        """The round's vector, float32 (numel,), which stays as it is; the cids of its copies begin
+        with ``kin``.
+        """
         self._kin, self._vector = kin, vector
         if self._wanted is not None:
             self.look(self._wanted)
@@ -56,7 +60,9 @@ class Copies:
         return self._kin + own
 
     def are(self, what: Plan | Entry) -> bool:
-        """Whether the contributions that a plan or an entry names are copies of the vector that is here."""
+        """Whether the contributions that a plan or an entry names are copies of the vector that is
+        here.
+        """
         return (
             self._vector is not None
             and bool(what.contributors)
@@ -68,7 +74,9 @@ class Copies:
         return self._made.get(meaning(what))
 
     def contradict(self, entry: Entry) -> bool | None:
-        """Whether an entry has other digests than the vector that is here; None: that is not known yet, but will be."""
+        """Whether an entry has other digests than the vector that is here; None: that is not known
+        yet, but will be.
+        """
         if not self.are(entry):
             return False
         digests = self.digests(entry)
@@ -77,7 +85,9 @@ class Copies:
         return None if digests is None else digests != entry.part_digests
 
     def otherwise(self, plan: Plan, stated: tuple[bytes, ...]) -> set[PeerId]:
-        """Owners who stated other parts of a plan's result than those made here; nobody as long as none are made."""
+        """Owners who stated other parts of a plan's result than those made here; nobody as long as
+        none are made.
+        """
         own = self.digests(plan) or stated
         return {
             part.owner
@@ -86,7 +96,9 @@ class Copies:
         }
 
     def look(self, what: Plan | Entry) -> None:
-        """Make the bytes of a plan or an entry, if it is of this vector and of the open round; they are stored as those of any result."""
+        """Make the bytes of a plan or an entry, if it is of this vector and of the open round; they
+        are stored as those of any result.
+        """
         self._wanted = what
         session, machine, vector = self._session, self._session.machine, self._vector
         if machine is None or vector is None or what.round != machine.round or not self.are(what):

@@ -1,8 +1,10 @@
-"""How far contributions lay from the results of past rounds, where the run's rule goes by it (centred clipping with the running median as its radius).
+"""How far contributions lay from the results of past rounds, where the run's rule goes by it
+(centred clipping with the running median as its radius).
 
-Who weighs a round's contributions knows their median distance from its result. Each member keeps that of the rounds it weighed, in memory, and states
-the median with its next contribution (`group.Reading.norm`). The plan carries what all state, so everybody who carries it out has the same radius,
-whichever rounds each of them was in (`security.rules.centre.common_radius`).
+Who weighs a round's contributions knows their median distance from its result. Each member keeps
+that of the rounds it weighed, in memory, and states the median with its next contribution
+(`group.Reading.norm`). The plan carries what all state, so everybody who carries it out has the
+same radius, whichever rounds each of them was in (`security.rules.centre.common_radius`).
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ class Distances:
         ] = {}  # in the open round, by the digests of the result's parts
 
     def weighed(self, digests: tuple[bytes, ...], spread: float | None) -> None:
-        """A plan of the open round is carried out: the contributions' median distance from its result."""
+        """A plan of the open round is carried out: the contributions' median distance from its
+        result.
+        """
         if self._asked and spread is not None:
             self._weighed[digests] = spread
 

@@ -1,7 +1,9 @@
-"""What became of contributions that an earlier life of this node offered: the run's log tells, once their round is decided.
+"""What became of contributions that an earlier life of this node offered: the run's log tells, once
+their round is decided.
 
-The buffer died with that life, so no plan after the open round can name them. Where every script waits like this, nobody would offer
-anything to that round: the members ask for an entry without contributors instead.
+The buffer died with that life, so no plan after the open round can name them. Where every script
+waits like this, nobody would offer anything to that round: the members ask for an entry without
+contributors instead.
 """
 
 from __future__ import annotations
@@ -43,10 +45,12 @@ class Earlier:
 
         That it does not count it settles it only where no later entry of the log can:
 
-        * this process heard somebody vote for the entry. Entries that it was merely handed may be from before its home came back from
-          a backup, and the run may be further, with the contribution in it;
+        * this process heard somebody vote for the entry. Entries that it was merely handed may be
+          from before its home came back from a backup, and the run may be further, with the
+          contribution in it;
         * no later entry is known, and the journal is not known to be an old copy;
-        * this member is in the configuration. One that is kept out may be kept in under the incarnation that offered.
+        * this member is in the configuration. One that is kept out may be kept in under the
+          incarnation that offered.
 
         Otherwise the next entry is waited for, and asked for if need be.
         """

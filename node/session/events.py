@@ -1,6 +1,8 @@
-"""What a session tells its script and its observers. Frozen values, no messages: sinks make words of them.
+"""What a session tells its script and its observers. Frozen values, no messages: sinks make words
+of them.
 
-``round`` counts entries with contributors, which is what scripts and people call a round; ``entry`` is a number in the log.
+``round`` counts entries with contributors, which is what scripts and people call a round; ``entry``
+is a number in the log.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RoundCommitted:
-    """An entry is decided and applied: the anchor of ``round`` is current. Without contributors it is no round of its own.
+    """An entry is decided and applied: the anchor of ``round`` is current. Without contributors it
+    is no round of its own.
 
-    ``cid``: the own contribution that was frozen for it, if any; it is free again, ``counted`` or not. ``parts``: who added up what.
+    ``cid``: the own contribution that was frozen for it, if any; it is free again, ``counted`` or
+    not. ``parts``: who added up what.
     """
 
     round: int
@@ -39,7 +43,9 @@ class RoundCommitted:
 
 @dataclass(frozen=True, slots=True)
 class Recertified:
-    """Entry ``entry`` is certified by the organiser's word instead of votes: the ``removed`` never vote again."""
+    """Entry ``entry`` is certified by the organiser's word instead of votes: the ``removed`` never
+    vote again.
+    """
 
     entry: int
     removed: tuple[PeerId, ...]
@@ -54,8 +60,8 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class Renewed:
-    """The log holds votes of this member that its journal does not know: its home is an old copy. It goes on as a new member, which never
-    voted, of this incarnation."""
+    """The log holds votes of this member that its journal does not know: its home is an old copy.
+    It goes on as a new member, which never voted, of this incarnation."""
 
     incarnation: int
 
@@ -75,7 +81,9 @@ class InFragment:
 
 @dataclass(frozen=True, slots=True)
 class BranchBegun:
-    """No quorum is in sight: the ``members`` that are go on without certainty in a log of their own. ``moved``: with another anchor."""
+    """No quorum is in sight: the ``members`` that are go on without certainty in a log of their
+    own. ``moved``: with another anchor.
+    """
 
     log: str
     members: tuple[PeerId, ...]
@@ -85,7 +93,9 @@ class BranchBegun:
 
 @dataclass(frozen=True, slots=True)
 class BranchAdvanced:
-    """A round of the branch is applied: uncertified. ``cid``: the own contribution that was frozen for it; it is free again."""
+    """A round of the branch is applied: uncertified. ``cid``: the own contribution that was frozen
+    for it; it is free again.
+    """
 
     round: int
     contributors: tuple[Share, ...]
@@ -95,8 +105,9 @@ class BranchAdvanced:
 
 @dataclass(frozen=True, slots=True)
 class BranchEnded:
-    """The next certified entry ended all branches. ``adopted``: it took over this member's; ``lost``: own contributions that it names not,
-    of ``samples`` in all. No entry will ever count them."""
+    """The next certified entry ended all branches. ``adopted``: it took over this member's;
+    ``lost``: own contributions that it names not, of ``samples`` in all. No entry will ever count
+    them."""
 
     adopted: bool
     lost: tuple[bytes, ...]
@@ -105,7 +116,9 @@ class BranchEnded:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """No entry was decided for several times as long as usual: what this member waits for. Told again when that changes."""
+    """No entry was decided for several times as long as usual: what this member waits for. Told
+    again when that changes.
+    """
 
     waiting: Waiting
 
@@ -141,7 +154,8 @@ class StateRoot:
 
 @dataclass(frozen=True, slots=True)
 class StateDiverged:
-    """A decided entry names another root for the state before it than this member holds: it must never happen.
+    """A decided entry names another root for the state before it than this member holds: it must
+    never happen.
 
     The state is fetched anew.
     """
@@ -161,7 +175,9 @@ class PeerMisbehaved:
 
 @dataclass(frozen=True, slots=True)
 class SumDisputed:
-    """The owner of a part says that these stated another sum of their site than its members' contributions make: its word only."""
+    """The owner of a part says that these stated another sum of their site than its members'
+    contributions make: its word only.
+    """
 
     owner: PeerId
     wrong: tuple[PeerId, ...]
@@ -169,15 +185,17 @@ class SumDisputed:
 
 @dataclass(frozen=True, slots=True)
 class LetIn:
-    """Decided entries have let these in, by certificates that every acceptor has checked: one that is decided now; at the start those of the journal
-    that are in memory."""
+    """Decided entries have let these in, by certificates that every acceptor has checked: one that
+    is decided now; at the start those of the journal that are in memory."""
 
     admitted: tuple[Admitted, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class WorkJudged:
-    """A newcomer's work for an entry was looked into: ``fault`` says what is wrong with it, "" for nothing; ``good``: rounds in a row."""
+    """A newcomer's work for an entry was looked into: ``fault`` says what is wrong with it, "" for
+    nothing; ``good``: rounds in a row.
+    """
 
     peer: PeerId
     entry: int
@@ -187,7 +205,9 @@ class WorkJudged:
 
 @dataclass(frozen=True, slots=True)
 class Equivocated:
-    """A member has signed two values for one slot: ``evidence`` proves it to anybody (`node/evidence.py`)."""
+    """A member has signed two values for one slot: ``evidence`` proves it to anybody
+    (`node/evidence.py`).
+    """
 
     peer: PeerId
     evidence: bytes
@@ -195,7 +215,9 @@ class Equivocated:
 
 @dataclass(frozen=True, slots=True)
 class AnotherHistory:
-    """A peer's log begins with another genesis that the organiser signed: the run was founded twice. Told once a peer."""
+    """A peer's log begins with another genesis that the organiser signed: the run was founded
+    twice. Told once a peer.
+    """
 
     peer: PeerId
 
@@ -229,10 +251,11 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Unmasked:
-    """The masks are off a sum of ``members``' vectors; fewer than ``threshold`` would not have been unmasked. ``round`` is an entry's number.
+    """The masks are off a sum of ``members``' vectors; fewer than ``threshold`` would not have been
+    unmasked. ``round`` is an entry's number.
 
-    ``weight``: of all of them together; ``metrics``: the mean of each, by weight; ``bound``: on the norms of the next vectors, if it moves;
-    ``sums``: whose vectors were in each, one or several."""
+    ``weight``: of all of them together; ``metrics``: the mean of each, by weight; ``bound``: on the
+    norms of the next vectors, if it moves; ``sums``: whose vectors were in each, one or several."""
 
     round: int
     attempt: int
@@ -246,7 +269,9 @@ class Unmasked:
 
 @dataclass(frozen=True, slots=True)
 class PrivacySpent:
-    """A contribution with noise is handed over: so much is spent now, and ``left`` more contributions stay within the limit."""
+    """A contribution with noise is handed over: so much is spent now, and ``left`` more
+    contributions stay within the limit.
+    """
 
     epsilon: float
     steps: int
@@ -255,7 +280,9 @@ class PrivacySpent:
 
 @dataclass(frozen=True, slots=True)
 class MaskingFailed:
-    """An attempt at a secure round came to nothing; the next one has fresh masks. ``round`` is an entry's number."""
+    """An attempt at a secure round came to nothing; the next one has fresh masks. ``round`` is an
+    entry's number.
+    """
 
     round: int
     attempt: int
@@ -264,7 +291,9 @@ class MaskingFailed:
 
 @dataclass(frozen=True, slots=True)
 class PlanTaken:
-    """A plan of ``convener`` is being carried out here, for a training round or for the operation ``op_id`` (if our script called it)."""
+    """A plan of ``convener`` is being carried out here, for a training round or for the operation
+    ``op_id`` (if our script called it).
+    """
 
     plan: Plan
     convener: PeerId
@@ -273,7 +302,9 @@ class PlanTaken:
 
 @dataclass(frozen=True, slots=True)
 class OperationRefused:
-    """A free-standing operation of the script cannot be decided: others have called something else under its id."""
+    """A free-standing operation of the script cannot be decided: others have called something else
+    under its id.
+    """
 
     op_id: str
     reason: str
@@ -281,14 +312,18 @@ class OperationRefused:
 
 @dataclass(frozen=True, slots=True)
 class RoundClosing:
-    """Another member has offered its contribution to round ``round``: whoever has something contributes it now."""
+    """Another member has offered its contribution to round ``round``: whoever has something
+    contributes it now.
+    """
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
 class WorkAsked:
-    """The script is to compute a vector: what follows from the anchor of ``round`` and ``seed``; ``interval``: see `collectives.seeded.Work`."""
+    """The script is to compute a vector: what follows from the anchor of ``round`` and ``seed``;
+    ``interval``: see `collectives.seeded.Work`.
+    """
 
     number: int
     round: int
@@ -298,7 +333,9 @@ class WorkAsked:
 
 @dataclass(frozen=True, slots=True)
 class EarlierSettled:
-    """What became of a contribution that an earlier life of this node had offered, when the entry that tells was decided."""
+    """What became of a contribution that an earlier life of this node had offered, when the entry
+    that tells was decided.
+    """
 
     cid: bytes
     round: int
@@ -308,8 +345,8 @@ class EarlierSettled:
 
 @dataclass(frozen=True, slots=True)
 class ContributionRefused:
-    """The own contribution was not offered: it holds NaN, infinity or a value too large for its codec (the reason names the tensor), or it
-    was made on an older anchor."""
+    """The own contribution was not offered: it holds NaN, infinity or a value too large for its
+    codec (the reason names the tensor), or it was made on an older anchor."""
 
     cid: bytes
     reason: str

@@ -1,9 +1,12 @@
-"""A run in fragments: one log for each part of the model, with one membership, one data plane and the same code for each.
+"""A run in fragments: one log for each part of the model, with one membership, one data plane and
+the same code for each.
 
-The flat vector is cut between tensors (`collectives.layout.cut`). Each fragment is a `Session` with a log, a configuration chain, a state and a
-storage of its own; a member asks to join all of them. Any number of rounds may be under way, never two of one fragment. Nothing
-orders the rounds of different fragments: what a member holds is a cut, {fragment: rounds}, and every fragment's storage goes back to a
-state of its own. Free-standing operations are those of the first fragment: its configuration is theirs.
+The flat vector is cut between tensors (`collectives.layout.cut`). Each fragment is a `Session` with
+a log, a configuration chain, a state and a storage of its own; a member asks to join all of them.
+Any number of rounds may be under way, never two of one fragment. Nothing orders the rounds of
+different fragments: what a member holds is a cut, {fragment: rounds}, and every fragment's storage
+goes back to a state of its own. Free-standing operations are those of the first fragment: its
+configuration is theirs.
 
 What the sessions tell comes as `InFragment`.
 """
@@ -65,7 +68,9 @@ def logs_of(run: str, fragments: int) -> list[str]:
 
 
 class FragmentPlane:
-    """The data plane as one fragment sees it: content has names of its own, since states of two fragments may hold the same bytes."""
+    """The data plane as one fragment sees it: content has names of its own, since states of two
+    fragments may hold the same bytes.
+    """
 
     def __init__(self, plane: DataPlane, number: int) -> None:
         self._plane = plane
@@ -179,7 +184,9 @@ class Fragments:
         budgets: Accountant | None = None,
         doors: Doors = OPEN,
     ) -> None:
-        """``storages``: one a fragment; that of ``ports`` is not used. Raises ConfigError where branches are wanted, too."""
+        """``storages``: one a fragment; that of ``ports`` is not used. Raises ConfigError where
+        branches are wanted, too.
+        """
         if not storages or branch_after_s is not None:
             raise ConfigError(
                 "a run of no fragments" if not storages else "a run in fragments has no branches",
@@ -258,7 +265,9 @@ class Fragments:
         self._each(lambda session, _: session.start(now))
 
     def found(self, now: float, layout: Layout, initial: Tensor) -> None:
-        """See Session: all fragments, each with its part of ``initial``, but those that an earlier life has founded before it was killed."""
+        """See Session: all fragments, each with its part of ``initial``, but those that an earlier
+        life has founded before it was killed.
+        """
         parts, bounds = cut(layout, len(self.sessions)), self.bounds(layout)
         for number, session in enumerate(self.sessions):
             if session.machine is None:

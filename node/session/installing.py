@@ -1,7 +1,9 @@
-"""A fetched state replaces the own one: beside the control loop, never while an entry is being applied, again where the disk was full.
+"""A fetched state replaces the own one: beside the control loop, never while an entry is being
+applied, again where the disk was full.
 
-Where the journal knows entries that follow the state (the last life's state is lost, or results that followed its checkpoint are), their results
-are fetched one after the other and applied, before the member takes part again. It is the same life: what it promised and voted is known.
+Where the journal knows entries that follow the state (the last life's state is lost, or results
+that followed its checkpoint are), their results are fetched one after the other and applied, before
+the member takes part again. It is the same life: what it promised and voted is known.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ class Installing:
         storage, rounds = session.ports.storage, session.rounds(round_)
         replica = session.replica or self._replica or storage.replica(layout, restore=False)
         self.under_way = True
-        session.branching.halt()  # the entry after its base is certified: a round of it would be added to the state that comes
+        # the entry after its base is certified: a round of it would be added to the state that
+        # comes
+        session.branching.halt()
 
         def install() -> None:
             session.branching.abandon()
@@ -133,7 +137,9 @@ class Installing:
         session.installed(now, replica)
 
     def retry(self, now: float) -> None:
-        """What had to wait for another job, for room on the disk, or for a member that has a result."""
+        """What had to wait for another job, for room on the disk, or for a member that has a
+        result.
+        """
         if self._replica is not None and not (self.busy or self._applying):
             entry = self._next(self._replica)
             if entry.hash() not in self.session.transfer.fetching:

@@ -1,4 +1,6 @@
-"""Free-standing operations whose votes outlive the process: what is kept of them, and how they are taken up again."""
+"""Free-standing operations whose votes outlive the process: what is kept of them, and how they are
+taken up again.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,11 @@ from .volatile import VolatileJournal
 
 
 class KeptVote(msgspec.Struct, frozen=True, array_like=True):
-    """Where a member stands in an operation's ``log``, called under ``config``: what it promised last (-1: nothing) and voted for.
+    """Where a member stands in an operation's ``log``, called under ``config``: what it promised
+    last (-1: nothing) and voted for.
 
-    ``served``: the result's bytes are not kept any more: a script that calls it once more is told that it was called already.
+    ``served``: the result's bytes are not kept any more: a script that calls it once more is told
+    that it was called already.
     """
 
     log: str
@@ -25,18 +29,24 @@ class KeptVote(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Votes(Protocol):
-    """Operations with durable votes, as storage keeps them. A kill -9 undoes nothing of it once a method has returned."""
+    """Operations with durable votes, as storage keeps them. A kill -9 undoes nothing of it once a
+    method has returned.
+    """
 
     def store(self, log: str, digests: tuple[bytes, ...], data: memoryview) -> None:
         """Result bytes with these part digests. Heavy, called from any thread. Raises StorageError."""
         ...
 
     def record(self, vote: KeptVote) -> None:
-        """Replace what is known of an operation; it is on the medium after the storage's next `sync`. Raises StorageError."""
+        """Replace what is known of an operation; it is on the medium after the storage's next
+        `sync`. Raises StorageError.
+        """
         ...
 
     def recall(self) -> list[tuple[KeptVote, memoryview | None]]:
-        """All operations that were recorded, and the bytes of what was voted for, where they are kept. Raises StorageError."""
+        """All operations that were recorded, and the bytes of what was voted for, where they are
+        kept. Raises StorageError.
+        """
         ...
 
     def drop(self, log: str) -> None:

@@ -54,7 +54,9 @@ class MemoryVotes:
 
 
 class MemoryStorage:
-    """Implements `ports.Storage`. A simulated crash keeps the object; `restart` is called before the next life uses it."""
+    """Implements `ports.Storage`. A simulated crash keeps the object; `restart` is called before
+    the next life uses it.
+    """
 
     def __init__(self, outer: OuterSettings, incarnation: int = 0) -> None:
         self._outer = outer
@@ -166,8 +168,9 @@ class MemoryStorage:
         return replica
 
     def _fill(self, replica: ModelReplica, restore: bool) -> None:
-        """With ``restore``: from the newest checkpoint that the journal reaches. A power cut may lose the entry of the newest, which is
-        recorded but not forced when its checkpoint is on the medium; the vote for it and results since the one before are there."""
+        """With ``restore``: from the newest checkpoint that the journal reaches. A power cut may
+        lose the entry of the newest, which is recorded but not forced when its checkpoint is on the
+        medium; the vote for it and results since the one before are there."""
         for kept in (self._checkpoint, self._before):
             if restore and kept is not None and kept[0] < len(self._journal.entries):
                 replica.install(memoryview(kept[1]), kept[0])

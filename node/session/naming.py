@@ -1,4 +1,6 @@
-"""Names of free-standing operations: what a member must know to take part in one without having called it."""
+"""Names of free-standing operations: what a member must know to take part in one without having
+called it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ MASKED_SUM = "wrap32"  # the reducer of secure rounds' sums
 
 
 def shape_of(numel: int, chunk: int, codec: str, name: str, topology: TopologyKind) -> Shape:
-    """The vector and how it is reduced, by the name of a reducer: on trees only where it has partial sums. Raises VersionMismatchError."""
+    """The vector and how it is reduced, by the name of a reducer: on trees only where it has
+    partial sums. Raises VersionMismatchError.
+    """
     reducer = find_reducer(name)
     if reducer is None:
         raise VersionMismatchError(
@@ -58,7 +62,9 @@ def _named(what: object) -> str:
 
 
 class Spec(NamedTuple):
-    """What all callers of an operation must agree in. ``numel``: what each of them gives, in float32 values or words of 32 bits."""
+    """What all callers of an operation must agree in. ``numel``: what each of them gives, in
+    float32 values or words of 32 bits.
+    """
 
     numel: int
     codec: str
@@ -73,8 +79,8 @@ class Spec(NamedTuple):
         return group_of(self.group, config, me, key) if self.group else config
 
     def log_name(self, key: str, config: Config, acceptors: Config) -> str:
-        """Name of the operation's log under a configuration: at most 157 characters. A group's holds the whole configuration, too: the same
-        group of another grid is another."""
+        """Name of the operation's log under a configuration: at most 157 characters. A group's
+        holds the whole configuration, too: the same group of another grid is another."""
         kind = (
             f"{'all' if self.everyone else 'any'}{self.tag}{f'@{self.group}' if self.group else ''}"
         )
@@ -82,7 +88,9 @@ class Spec(NamedTuple):
         return f"{KEPT if self.durable else VOLATILE}/{self.numel}/{self.codec}/{self.reducer}/{kind}/{key}/{members}"
 
     def shape(self, config: Config, topology: TopologyKind = "butterfly") -> Shape:
-        """The vector that is reduced, on the run's ways where it has partial sums. A gather's has a slot for each member, of whole chunks."""
+        """The vector that is reduced, on the run's ways where it has partial sums. A gather's has a
+        slot for each member, of whole chunks.
+        """
         if self.reducer != "gather":
             chunk = chunk_elements(self.codec, self.numel)
             return shape_of(self.numel, chunk, self.codec, self.reducer, topology)
@@ -128,7 +136,9 @@ def is_operation(log: str) -> bool:
 
 
 def parse(log: str) -> tuple[Spec, str, str] | None:
-    """(spec, key, name of configuration and group) of an operation's log; None for anything else. Bytes of a peer: hostile."""
+    """(spec, key, name of configuration and group) of an operation's log; None for anything else.
+    Bytes of a peer: hostile.
+    """
     fields = log.split("/")
     if (
         len(fields) != 7

@@ -1,4 +1,6 @@
-"""What the attached script has offered: one contribution at a time is given to the open round, or to the branch this member is on."""
+"""What the attached script has offered: one contribution at a time is given to the open round, or
+to the branch this member is on.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ class Offering:
         self._waiting: deque[tuple[Given, int | None]] = deque()
 
     def put(self, given: Given, base: int | None) -> None:
-        """The script offers another one, made on the anchor of round ``base`` if it says so. One of no samples only waits for the round's end.
+        """The script offers another one, made on the anchor of round ``base`` if it says so. One of
+        no samples only waits for the round's end.
 
         Raises LocalProtocolError for one of no samples where all members take part."""
         machine = self.session.machine
@@ -44,7 +47,9 @@ class Offering:
         return machine is None or machine.draw.takes_part
 
     def opened(self, now: float) -> None:
-        """A round opened. What was offered to the one before, where that had no contributors, stands: it is signed anew, for this one."""
+        """A round opened. What was offered to the one before, where that had no contributors,
+        stands: it is signed anew, for this one.
+        """
         session, machine = self.session, self.session.machine
         if (
             machine is not None
@@ -89,8 +94,8 @@ class Offering:
         return self.take() if self.first() is not None else None
 
     def first(self) -> Given | None:
-        """The first one, which stays; None where there is none. One that comes too late is refused; one of a member that takes no part in the round
-        waits until that is over."""
+        """The first one, which stays; None where there is none. One that comes too late is refused;
+        one of a member that takes no part in the round waits until that is over."""
         if not self._waiting:
             return None
         (given, base), session, why = self._waiting[0], self.session, ""
@@ -107,7 +112,9 @@ class Offering:
         return session.ports.emit(ev.ContributionRefused(given[0], why))
 
     def refuse(self, now: float, cid: bytes) -> None:
-        """The data plane found NaN, infinity, or what its codec cannot hold, in a contribution: it is in no round. Why is told once known."""
+        """The data plane found NaN, infinity, or what its codec cannot hold, in a contribution: it
+        is in no round. Why is told once known.
+        """
         session, machine, replica = self.session, self.session.machine, self.session.replica
         flat = session.branching.refuse(cid)
         if (

@@ -164,7 +164,9 @@ class Operation(BesideRun):
     def call(
         self, now: float, op_id: str, cid: bytes, weight: int, vector: Tensor | EncodedVector
     ) -> None:
-        """This member's script calls. The others hear of it: those who have nothing to add say so at once. Weight 0: it only listens."""
+        """This member's script calls. The others hear of it: those who have nothing to add say so
+        at once. Weight 0: it only listens.
+        """
         self.op_id, self.touched_at, self.given = op_id, now, (cid, weight, vector)
         self._take_up_plan()
         if not weight:
@@ -199,7 +201,9 @@ class Operation(BesideRun):
 
     @property
     def bound(self) -> bool:
-        """Whether this member has called, promised or voted here: it cannot take part in another log of the operation."""
+        """Whether this member has called, promised or voted here: it cannot take part in another
+        log of the operation.
+        """
         return (
             self.op_id is not None
             or self.done
@@ -214,7 +218,9 @@ class Operation(BesideRun):
 
     @property
     def hopeless(self) -> bool:
-        """Whether those who called something else leave no quorum for this; or of a group, those who are gone."""
+        """Whether those who called something else leave no quorum for this; or of a group, those
+        who are gone.
+        """
         machine, others = (
             self.machine,
             {peer for peer, log in self.others.items() if self.pinned or not self.alike(log)},
@@ -324,7 +330,9 @@ class Operation(BesideRun):
         self.session.actions.send(peer, log, round_, body)
 
     def execute(self, plan: Plan, audience: Sequence[PeerId]) -> None:
-        """Carry out a plan, where it fits into what others may take here; once the own script has called it, in any case."""
+        """Carry out a plan, where it fits into what others may take here; once the own script has
+        called it, in any case.
+        """
         grid = Grid(plan.codec, plan.numel, plan.chunk_elements)
         own = sum(part.stop - part.first for part in plan.parts if part.owner == self.session.me)
         parts = len(plan.contributors) * own * grid.nbytes // max(1, grid.chunks)
@@ -369,7 +377,9 @@ class Operation(BesideRun):
         session.operations.trim()
 
     def _say_held(self, now: float, entry: Entry) -> None:
-        """Who learned the decision before the proposal has not voted: the others keep the result for it until they hear that it has it, too."""
+        """Who learned the decision before the proposal has not voted: the others keep the result
+        for it until they hear that it has it, too.
+        """
         decided, journal = self.machine.open.decided, self.journal
         assert decided is not None
         ballot = decided.votes[0].ballot

@@ -1,16 +1,20 @@
-"""Free-standing operations: each is a log of one entry over the configuration of the run, with volatile votes or, on request, durable ones.
+"""Free-standing operations: each is a log of one entry over the configuration of the run, with
+volatile votes or, on request, durable ones.
 
-The log's name (`naming.py`) says all that a member must know to take part as an acceptor without having called: length, codec, reducer, a
-hash of the operation's id and one of the configuration. A member takes part in one log of an operation only, so that two views of the
-configuration, or callers who want different things under one id, do not give two results. Until it has called, promised or voted it may
-change over to the log that more others have called. One that restarts remembers (through `Storage.spend`) in which operations its
-earlier life promised or voted, and never takes part in those again, but for those whose votes were written down (`kept.py`).
+The log's name (`naming.py`) says all that a member must know to take part as an acceptor without
+having called: length, codec, reducer, a hash of the operation's id and one of the configuration. A
+member takes part in one log of an operation only, so that two views of the configuration, or
+callers who want different things under one id, do not give two results. Until it has called,
+promised or voted it may change over to the log that more others have called. One that restarts
+remembers (through `Storage.spend`) in which operations its earlier life promised or voted, and
+never takes part in those again, but for those whose votes were written down (`kept.py`).
 
-An operation of groups is one log for each group: its members alone vote, exchange and hold the result. Where one of them is lost, the
-first of the group decides a tie, and a group that lost its quorum is given up at once: its callers have other groups to go to.
+An operation of groups is one log for each group: its members alone vote, exchange and hold the
+result. Where one of them is lost, the first of the group decides a tie, and a group that lost its
+quorum is given up at once: its callers have other groups to go to.
 
-A caller that is late, after the others have committed, gets their result, uncounted. One whose deadline passes takes its contribution back
-where no plan names it yet.
+A caller that is late, after the others have committed, gets their result, uncounted. One whose
+deadline passes takes its contribution back where no plan names it yet.
 """
 
 from __future__ import annotations
@@ -39,17 +43,22 @@ if TYPE_CHECKING:
 MAX_REFUSED = 64
 SHARE = 3, 4  # of all operations at once: as many may be known here by one peer's messages alone
 ACCOUNTS = 4  # so many members' bytes the operations of all others may take together
-UNCALLED_S = 20.0  # how long one is remembered that nobody here has called or voted in, once nothing is heard of it
+# how long one is remembered that nobody here has called or voted in, once nothing is heard of it
+UNCALLED_S = 20.0
 UNCALLED_KEPT = 32 << 20  # bytes of results that nobody here has called, kept for longer than that
 LIFETIME_S = 120.0  # how long a decided or abandoned operation is remembered for laggards
 KEPT_BYTES = (
     256 << 20
-)  # results of decided operations that somebody may still lack; the newest is kept whatever its size
-RECENT_CONFIGS = 4  # entries whose configurations an operation may be called under: a caller may be that far behind
+    # results of decided operations that somebody may still lack; the newest is kept whatever its size
+)
+# entries whose configurations an operation may be called under: a caller may be that far behind
+RECENT_CONFIGS = 4
 
 
 class Operations:
-    """The operations of one run that this member takes part in, as caller or only as acceptor. Bounded in number, memory and life."""
+    """The operations of one run that this member takes part in, as caller or only as acceptor.
+    Bounded in number, memory and life.
+    """
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -83,10 +92,12 @@ class Operations:
 
     # ---- the script
     def prepare(self, now: float, call: Call, numel: int) -> Operation:
-        """The operation that a call is about: its configuration and the vector's shape are fixed from now on.
+        """The operation that a call is about: its configuration and the vector's shape are fixed
+        from now on.
 
-        Raises NotEnoughPeersError while this peer is not a member, ConfigError, and LocalProtocolError when it was called already, otherwise
-        by other members, or when too many are under way.
+        Raises NotEnoughPeersError while this peer is not a member, ConfigError, and
+        LocalProtocolError when it was called already, otherwise by other members, or when too many
+        are under way.
         """
         main = self.session.machine
         if main is None or not main.is_member:
@@ -146,7 +157,9 @@ class Operations:
     def start(
         self, now: float, call: Call, numel: int, vector: Tensor | EncodedVector, cid: bytes
     ) -> None:
-        """Call an operation that `prepare` made, with ``vector`` of its shape, untouched until OperationDone or `abandon`."""
+        """Call an operation that `prepare` made, with ``vector`` of its shape, untouched until
+        OperationDone or `abandon`.
+        """
         operation = self.prepare(now, call, numel)
         self.session.budgets.called()
         if vector.numel() != operation.machine.shape.numel:
@@ -162,13 +175,17 @@ class Operations:
             self._give_up(now, operation)
 
     def keeps(self, log: str) -> bool:
-        """Whether it is the log of an operation with durable votes that this member takes part in. From any thread."""
+        """Whether it is the log of an operation with durable votes that this member takes part in.
+        From any thread.
+        """
         found = parse(log) if log.startswith(KEPT) else None
         known = self.by_key.get(found[1]) if found else None
         return known is not None and known.log == log
 
     def abandon(self, now: float, op_id: str) -> str:
-        """The caller no longer waits. The operation goes on without it; its promises and votes hold. Returns why it is open."""
+        """The caller no longer waits. The operation goes on without it; its promises and votes
+        hold. Returns why it is open.
+        """
         for operation in self.by_key.values():
             if operation.op_id == op_id and not operation.done:
                 says = operation.standing()
@@ -183,7 +200,9 @@ class Operations:
                 operation.machine.set_idle(now, True)
 
     def _give_up(self, now: float, operation: Operation) -> None:
-        """Tell the caller of an operation that cannot be decided any more, since others want something else under its id."""
+        """Tell the caller of an operation that cannot be decided any more, since others want
+        something else under its id.
+        """
         if (
             operation.op_id is not None
             and (operation.spec.group or operation.machine.open.plan is None)
@@ -241,8 +260,8 @@ class Operations:
     def _of(
         self, now: float, log: str, caller: PeerId | None = None, by: PeerId | None = None
     ) -> Operation | None:
-        """The operation of a log; made when it is one that this member can take part in. ``caller``: who calls it just now; ``by``: who says
-        something of it."""
+        """The operation of a log; made when it is one that this member can take part in.
+        ``caller``: who calls it just now; ``by``: who says something of it."""
         main, found = self.session.machine, parse(log)
         if main is None or found is None:
             return None
@@ -290,7 +309,9 @@ class Operations:
         )
 
     def _follow(self, now: float, known: Operation) -> None:
-        """Others called the operation under the configuration that is the newest by now: come along, unless this one is under way."""
+        """Others called the operation under the configuration that is the newest by now: come
+        along, unless this one is under way.
+        """
         main = self.session.machine
         under_way = known.done or known.journal.spent or known.machine.open.plan is not None
         if (
@@ -336,7 +357,9 @@ class Operations:
             self._forget(known)
 
     def restore(self, now: float) -> None:
-        """Take part again in operations whose votes an earlier life of this member wrote down. Raises StorageError."""
+        """Take part again in operations whose votes an earlier life of this member wrote down.
+        Raises StorageError.
+        """
         votes, main = self.session.ports.storage.votes, self.session.machine
         for vote, data in votes.recall():
             found = parse(vote.log)
@@ -364,7 +387,9 @@ class Operations:
         ours: bool = False,
         by: PeerId | None = None,
     ) -> Operation | None:
-        """None when too many are under way, or it is too long. ``ours``: our script is about to call it; ``by``: who speaks of it."""
+        """None when too many are under way, or it is too long. ``ours``: our script is about to
+        call it; ``by``: who speaks of it.
+        """
         me = self.session.machine.me if self.session.machine is not None else None
         if by is not None and (
             me is None
@@ -387,7 +412,9 @@ class Operations:
         return operation
 
     def _make_room(self, by: PeerId) -> bool:
-        """Where one peer's messages have made known as many operations as may be, its oldest gives its place, if nothing was promised in it."""
+        """Where one peer's messages have made known as many operations as may be, its oldest gives
+        its place, if nothing was promised in it.
+        """
         most = self.limits.operations * SHARE[0] // SHARE[1]
         theirs = [
             operation
@@ -402,7 +429,9 @@ class Operations:
         return least is not None
 
     def affordable(self, operation: Operation, nbytes: int) -> bool:
-        """Whether an operation may take ``nbytes`` here: where the own script has called it, it may; else on the account of who spoke of it last."""
+        """Whether an operation may take ``nbytes`` here: where the own script has called it, it
+        may; else on the account of who spoke of it last.
+        """
         peer = operation.speaker or operation.by
         if operation.called or peer is None:
             operation.charged = None
@@ -420,8 +449,8 @@ class Operations:
         return True
 
     def _least(self, ours: bool) -> Operation | None:
-        """The oldest that may give its place to another: decided; or only heard of; or, for a call of our script, one that it waits for no
-        longer (what was promised there is spent)."""
+        """The oldest that may give its place to another: decided; or only heard of; or, for a call
+        of our script, one that it waits for no longer (what was promised there is spent)."""
         known = self.by_key.values()
         over = [operation for operation in known if operation.done] or [
             operation for operation in known if not operation.bound

@@ -1,8 +1,10 @@
-"""Whom a session asks: for the log while there is none, for admission, and whether they are on this history of the run at all.
+"""Whom a session asks: for the log while there is none, for admission, and whether they are on this
+history of the run at all.
 
-Only the organiser can found a run. One that lost its state and founds it again makes a second history that no vote joins with the first:
-so it asks whoever is not in its configuration for the first entry. A genesis that it signed itself and that is not this one is the
-proof; each side then tells its own, and neither counts on the other any more.
+Only the organiser can found a run. One that lost its state and founds it again makes a second
+history that no vote joins with the first: so it asks whoever is not in its configuration for the
+first entry. A genesis that it signed itself and that is not this one is the proof; each side then
+tells its own, and neither counts on the other any more.
 """
 
 from __future__ import annotations
@@ -54,8 +56,9 @@ class Others:
         ]
 
     def knock(self, now: float, targets: Sequence[PeerId]) -> None:
-        """Ask for the log while there is none, or nobody is heard of those who would have the rest of it; for admission while this member is not
-        in the configuration; strangers for their history."""
+        """Ask for the log while there is none, or nobody is heard of those who would have the rest
+        of it; for admission while this member is not in the configuration; strangers for their
+        history."""
         session = self.session
         machine = session.machine
         if session.left:
@@ -82,13 +85,17 @@ class Others:
             self._compare(now, targets)
 
     def _deserted(self, now: float) -> bool:
-        """Whether nobody else of the configuration that is known here is heard. The log may go on under a later one, of whom they let in since."""
+        """Whether nobody else of the configuration that is known here is heard. The log may go on
+        under a later one, of whom they let in since.
+        """
         session = self.session
         others = [peer for peer in session.config_peers() if peer != session.me]
         return bool(others) and not any(session.membership.live(now, peer) for peer in others)
 
     def _belongs(self) -> bool:
-        """Whether this member may ask to be let in: a script of another model would be counted in quorums, and then end."""
+        """Whether this member may ask to be let in: a script of another model would be counted in
+        quorums, and then end.
+        """
         session = self.session
         if session.recertifying.removed or not session.admission.may_enter():
             return False
@@ -99,8 +106,8 @@ class Others:
         )
 
     def there(self, now: float, peer: PeerId) -> bool | None:
-        """Whether a decision can count on a member; None where that is not known yet. Not on one that lost its journal and has not been let
-        in again under its new incarnation."""
+        """Whether a decision can count on a member; None where that is not known yet. Not on one
+        that lost its journal and has not been let in again under its new incarnation."""
         membership, machine = self.session.membership, self.session.machine
         if machine is not None and any(
             member.peer == peer and member.incarnation < self._lives.get(peer, 0)
@@ -116,7 +123,9 @@ class Others:
         )
 
     def lives_on(self, peer: PeerId, machine: RoundMachine) -> bool:
-        """Whether a peer of the configuration is there, but as a later life than the one that counts."""
+        """Whether a peer of the configuration is there, but as a later life than the one that
+        counts.
+        """
         newest = machine.me.incarnation if peer == self.session.me else self._lives.get(peer, 0)
         return any(who.peer == peer and who.incarnation < newest for who in machine.config)
 
@@ -137,7 +146,9 @@ class Others:
             self.session.actions.tell(peer, 0, m.Fetch())
 
     def ignores(self, peer: PeerId, envelope: m.Envelope) -> bool:
-        """Whether a message of the main log comes from another history, or proves that its sender is on one. Raises RemoteProtocolError."""
+        """Whether a message of the main log comes from another history, or proves that its sender
+        is on one. Raises RemoteProtocolError.
+        """
         session, body = self.session, envelope.body
         machine, foreign = session.machine, session.membership.foreign
         if machine is None:

@@ -1,4 +1,6 @@
-"""What a session needs from its driver: the seams between the sans-I/O session and the node (or the simulator)."""
+"""What a session needs from its driver: the seams between the sans-I/O session and the node (or the
+simulator).
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ T = TypeVar("T")
 
 
 class DataPlane(Protocol):
-    """Commands to the exchange (`atoll.collectives.exchange.Exchange`, or the engine thread's proxy of it). All idempotent."""
+    """Commands to the exchange (`atoll.collectives.exchange.Exchange`, or the engine thread's proxy
+    of it). All idempotent.
+    """
 
     def open_round(
         self,
@@ -37,7 +41,9 @@ class DataPlane(Protocol):
         codec: str,
         early: int | None = None,
     ) -> None:
-        """Accept parts of (log, round) from these members from now on; ``early``: no more bytes of them before my own contribution or a plan."""
+        """Accept parts of (log, round) from these members from now on; ``early``: no more bytes of
+        them before my own contribution or a plan.
+        """
         ...
 
     def freeze(self, log: str, round_: int, cid: bytes, vector: Tensor | EncodedVector) -> None:
@@ -115,7 +121,9 @@ class Replica(Protocol):
         ...
 
     def apply(self, entry: Entry, result: memoryview | None) -> None:
-        """Outer step into the next generation. Heavy: run through `offload`. Visible only after `publish`."""
+        """Outer step into the next generation. Heavy: run through `offload`. Visible only after
+        `publish`.
+        """
         ...
 
     def publish(self, round_: int) -> None:
@@ -143,7 +151,9 @@ class Contributions(Protocol):
         ...
 
     def forget(self, entry: int, but: Iterable[PeerId]) -> None:
-        """The entry is decided and counts these: what others have signed goes, and the oldest entries."""
+        """The entry is decided and counts these: what others have signed goes, and the oldest
+        entries.
+        """
         ...
 
 
@@ -166,23 +176,28 @@ class Storage(Protocol):
 
     @property
     def written(self) -> int:
-        """How many records were written that others may come to depend on: promises, votes, entries, operations. It only grows."""
+        """How many records were written that others may come to depend on: promises, votes,
+        entries, operations. It only grows.
+        """
         ...
 
     def sync(self) -> None:
-        """All records written before are on the medium when this returns. Heavy; from any thread. Raises StorageError: then nobody knows
-        what is there, and nothing more may be said."""
+        """All records written before are on the medium when this returns. Heavy; from any thread.
+        Raises StorageError: then nobody knows what is there, and nothing more may be said."""
         ...
 
     @property
     def forces_results(self) -> bool:
-        """Whether the bytes of a result have to be on the medium (`force_result`) before they are voted on."""
+        """Whether the bytes of a result have to be on the medium (`force_result`) before they are
+        voted on.
+        """
         ...
 
     def force_result(
         self, log: str, round_: int, digests: tuple[bytes, ...], data: memoryview
     ) -> None:
-        """These bytes (from `allocate`) may become the result of this round: they are kept, and on the medium when this returns.
+        """These bytes (from `allocate`) may become the result of this round: they are kept, and on
+        the medium when this returns.
 
         Heavy; from any thread. Raises StorageError.
         """
@@ -201,11 +216,15 @@ class Storage(Protocol):
         ...
 
     def allocate(self, nbytes: int) -> memoryview:
-        """Where an encoded result is to be received: bytes written there survive a kill -9. Called from any thread."""
+        """Where an encoded result is to be received: bytes written there survive a kill -9. Called
+        from any thread.
+        """
         ...
 
     def keep_result(self, entry: Entry, data: memoryview) -> None:
-        """These bytes (from `allocate`) are the result of this entry, voted on or decided; keep them until `forget_results`."""
+        """These bytes (from `allocate`) are the result of this entry, voted on or decided; keep
+        them until `forget_results`.
+        """
         ...
 
     def kept(self, entry: Entry) -> memoryview | None:
@@ -229,19 +248,27 @@ class Storage(Protocol):
         ...
 
     def forget_results(self, before: int) -> None:
-        """Results of older rounds may go (never those newer than the last complete checkpoint that a later entry certifies)."""
+        """Results of older rounds may go (never those newer than the last complete checkpoint that
+        a later entry certifies).
+        """
         ...
 
     def installed(self, round_: int) -> None:
-        """A fetched state replaced everything up to this round: results of older rounds are not here."""
+        """A fetched state replaced everything up to this round: results of older rounds are not
+        here.
+        """
         ...
 
     def replica(self, layout: Layout, *, restore: bool) -> Replica:
-        """Memory for a replica of this layout; with ``restore`` filled from the newest checkpoint that the journal reaches, if there is one."""
+        """Memory for a replica of this layout; with ``restore`` filled from the newest checkpoint
+        that the journal reaches, if there is one.
+        """
         ...
 
     def found(self, replica: Replica, genesis: Certified) -> None:
-        """Keep layout, initial state and genesis of a run that is founded here, all on the medium, or nothing at all (StorageError)."""
+        """Keep layout, initial state and genesis of a run that is founded here, all on the medium,
+        or nothing at all (StorageError).
+        """
         ...
 
     def checkpoint(self, replica: Replica, entry: Certified, rounds: int) -> None:
@@ -252,10 +279,11 @@ class Storage(Protocol):
         ...
 
     def saved(self, before: int) -> tuple[int, memoryview] | None:
-        """The newest checkpoint of an entry older than ``before``: its entry and the state's bytes. Heavy; also while one is written.
+        """The newest checkpoint of an entry older than ``before``: its entry and the state's bytes.
+        Heavy; also while one is written.
 
-        None where there is none, or results since are missing. Until an entry follows the newest checkpoint, and so certifies it, the
-        one before it and all results since are kept.
+        None where there is none, or results since are missing. Until an entry follows the newest
+        checkpoint, and so certifies it, the one before it and all results since are kept.
         """
         ...
 
@@ -264,7 +292,9 @@ class Storage(Protocol):
         ...
 
     def spend(self, key: str) -> None:
-        """This member promises or votes in the free-standing operation ``key``, whose votes are not kept: never again in a later life."""
+        """This member promises or votes in the free-standing operation ``key``, whose votes are not
+        kept: never again in a later life.
+        """
         ...
 
     def noisy(self) -> int:
@@ -272,11 +302,15 @@ class Storage(Protocol):
         ...
 
     def spend_noisy(self) -> None:
-        """A contribution with noise is about to be handed over: it counts against this member's privacy."""
+        """A contribution with noise is about to be handed over: it counts against this member's
+        privacy.
+        """
         ...
 
     def lacks_results(self) -> None:
-        """Results that followed the checkpoint are missing or changed. Raises StorageError E303 where nobody else can have them."""
+        """Results that followed the checkpoint are missing or changed. Raises StorageError E303
+        where nobody else can have them.
+        """
         ...
 
     def reset(self) -> None:
@@ -291,24 +325,32 @@ class SessionPorts(Protocol):
     storage: Storage
 
     def send(self, peer: PeerId, data: bytes) -> None:
-        """Send a control message, once all records that storage has written before are on the medium; may be lost; never blocks."""
+        """Send a control message, once all records that storage has written before are on the
+        medium; may be lost; never blocks.
+        """
         ...
 
     def after_sync(self, act: Callable[[float], None]) -> bool:
-        """Call ``act(now)`` once all records that storage has written before are on the medium, in order with `send`. False: they are, and
-        ``act`` is not called."""
+        """Call ``act(now)`` once all records that storage has written before are on the medium, in
+        order with `send`. False: they are, and ``act`` is not called."""
         ...
 
     def persist(self, work: Callable[[], T], done: Callable[[float, T], None]) -> None:
-        """Run ``work``, which waits for the disk, beside the control loop and beside `offload`, and call ``done(now, result)`` in it. In order."""
+        """Run ``work``, which waits for the disk, beside the control loop and beside `offload`, and
+        call ``done(now, result)`` in it. In order.
+        """
         ...
 
     def offload(self, work: Callable[[], T], done: Callable[[float, T], None]) -> None:
-        """Run ``work`` beside the control loop and call ``done(now, result)`` in it. One session's jobs run one at a time, in order."""
+        """Run ``work`` beside the control loop and call ``done(now, result)`` in it. One session's
+        jobs run one at a time, in order.
+        """
         ...
 
     def serve(self, work: Callable[[], T], done: Callable[[float, T], None]) -> bool:
-        """As `offload`, for what another peer asks for: in a bounded queue of its own, that no round waits for. False where it is full."""
+        """As `offload`, for what another peer asks for: in a bounded queue of its own, that no
+        round waits for. False where it is full.
+        """
         ...
 
     def emit(self, event: object) -> None:
@@ -316,7 +358,9 @@ class SessionPorts(Protocol):
         ...
 
     def unread(self, peer: PeerId) -> bool:
-        """Whether what was sent to the peer waits there, or on the way, unread for now. False: it does not, or nobody knows."""
+        """Whether what was sent to the peer waits there, or on the way, unread for now. False: it
+        does not, or nobody knows.
+        """
         ...
 
     def pace(self) -> Pace:

@@ -1,4 +1,6 @@
-"""Recertify: who may be removed on the organiser's word, and how far the seal is (`collectives.round.sealing`)."""
+"""Recertify: who may be removed on the organiser's word, and how far the seal is
+(`collectives.round.sealing`).
+"""
 
 from __future__ import annotations
 
@@ -16,22 +18,27 @@ if TYPE_CHECKING:
     from .session import Session
 
 
-ALONE_S = 10.0  # another process under the same key is heard of sooner: until then an earlier life may still live
+# another process under the same key is heard of sooner: until then an earlier life may still live
+ALONE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class SealView:
-    """The open round is sealed here. ``removed``: whose votes never come; ``awaited``: at the organiser, whose answers are not here yet."""
+    """The open round is sealed here. ``removed``: whose votes never come; ``awaited``: at the
+    organiser, whose answers are not here yet.
+    """
 
     removed: tuple[PeerId, ...]
     awaited: tuple[PeerId, ...]
 
 
 def recertify(sessions: Sequence[Session], now: float, peers: Collection[PeerId]) -> None:
-    """The organiser's user says: these never vote again, go on without them. Nothing is known here that could prove it.
+    """The organiser's user says: these never vote again, go on without them. Nothing is known here
+    that could prove it.
 
-    ``sessions``: of all fragments of the run. The word holds for the logs of all of them, or is refused for all: one that can be decided
-    without these members goes on and evicts them. Raises RecertifyError (E306) where it cannot be right, StorageError.
+    ``sessions``: of all fragments of the run. The word holds for the logs of all of them, or is
+    refused for all: one that can be decided without these members goes on and evicts them. Raises
+    RecertifyError (E306) where it cannot be right, StorageError.
     """
     first = sessions[0]
     if first.me != first.organiser:
@@ -88,7 +95,9 @@ class Recertifying:
         self.session = session
 
     def view(self) -> SealView | None:
-        """The seal of the open round, or one that was asked for and is to come; None where there is none."""
+        """The seal of the open round, or one that was asked for and is to come; None where there is
+        none.
+        """
         machine = self.session.machine
         if machine is None:
             return None
@@ -102,8 +111,9 @@ class Recertifying:
         return SealView(tuple(member.peer for member in removed), tuple(sorted(awaited)))
 
     def lives(self, peers: Collection[PeerId]) -> list[Member]:
-        """The newest life of each of these peers that was ever a member of this log, or asks to be: an entry that was accepted may admit it.
-        And this node's, where it is an earlier one: after a reboot or a lost disk nobody votes in it any more."""
+        """The newest life of each of these peers that was ever a member of this log, or asks to be:
+        an entry that was accepted may admit it. And this node's, where it is an earlier one: after
+        a reboot or a lost disk nobody votes in it any more."""
         machine = self.session.machine
         assert machine is not None
         found = {who.peer: who for who in sorted(machine.joiners) if who.peer in peers}
@@ -116,7 +126,9 @@ class Recertifying:
         return sorted(who for who in found.values() if who != machine.me)
 
     def there(self, now: float, who: Member) -> bool:
-        """Whether this life answers at this moment. (A member that lost this log's journal is in another one.)"""
+        """Whether this life answers at this moment. (A member that lost this log's journal is in
+        another one.)
+        """
         session = self.session
         return (
             who.peer != session.me
@@ -125,7 +137,9 @@ class Recertifying:
         )
 
     def enough(self, removed: Collection[Member]) -> str:
-        """Why there is nothing to recertify: the others decide; "" where they do not, or a seal is under way."""
+        """Why there is nothing to recertify: the others decide; "" where they do not, or a seal is
+        under way.
+        """
         machine = self.session.machine
         assert machine is not None
         rest = [member for member in machine.config if member not in removed]
@@ -134,8 +148,9 @@ class Recertifying:
         return f"the other {len(rest)} of {len(machine.config)} members are enough to decide: they go on, and evict who is silent"
 
     def tick(self, now: float) -> None:
-        """Tell that this member goes on as a new one. The organiser's gives its own earlier life up by itself, where that was one of two: nobody else
-        can know that it never votes again, and everybody who may have heard its votes lives and is asked."""
+        """Tell that this member goes on as a new one. The organiser's gives its own earlier life up
+        by itself, where that was one of two: nobody else can know that it never votes again, and
+        everybody who may have heard its votes lives and is asked."""
         session, machine = self.session, self.session.machine
         assert machine is not None
         if machine.renewed:
@@ -166,7 +181,9 @@ class Recertifying:
         self.session.settle(now)
 
     def decided(self, certified: Certified) -> None:
-        """An entry is applied: tell where it was certified without votes, and whether this member is removed by it."""
+        """An entry is applied: tell where it was certified without votes, and whether this member
+        is removed by it.
+        """
         session, machine = self.session, self.session.machine
         if certified.removed and machine is not None:
             session.ports.emit(

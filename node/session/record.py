@@ -12,8 +12,9 @@ MAX_SPENT = 4096
 
 
 class BranchRecord(msgspec.Struct, frozen=True, array_like=True):
-    """``base``: hash of the certified entry that was forked from (b"": none); ``tip``: where the branch stands; ``left``: own
-    contributions to branches that were left; ``lost``: contributions, and their samples, that no certified entry will ever count."""
+    """``base``: hash of the certified entry that was forked from (b"": none); ``tip``: where the
+    branch stands; ``left``: own contributions to branches that were left; ``lost``: contributions,
+    and their samples, that no certified entry will ever count."""
 
     base: bytes = b""
     tip: m.Tip | None = None

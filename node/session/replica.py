@@ -22,12 +22,16 @@ MIB = 1 << 20
 
 
 def state_chunk_bytes(numel: int) -> int:
-    """Chunk size of a state in transfer: 1 MiB, 4 MiB above 64M parameters (so that its hashes fit one message)."""
+    """Chunk size of a state in transfer: 1 MiB, 4 MiB above 64M parameters (so that its hashes fit
+    one message).
+    """
     return MIB if numel <= 64 * MIB else 4 * MIB
 
 
 class Slots(Protocol):
-    """Three generations of the anchor, float32 (numel,); a leased one is never written (`node.shared_memory.AnchorSlots`)."""
+    """Three generations of the anchor, float32 (numel,); a leased one is never written
+    (`node.shared_memory.AnchorSlots`).
+    """
 
     def next_slot(self) -> int:
         """A slot that is neither current nor leased."""
@@ -48,7 +52,9 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 
 class ModelReplica:
-    """State of one run at one node: anchor generations in ``slots``, the outer step's state beside them. Implements `ports.Replica`."""
+    """State of one run at one node: anchor generations in ``slots``, the outer step's state beside
+    them. Implements `ports.Replica`.
+    """
 
     def __init__(self, layout: Layout, outer: OuterSettings, slots: Slots) -> None:
         self.layout, self.slots = layout, slots
@@ -76,7 +82,9 @@ class ModelReplica:
         self.applied = 0
 
     def apply(self, entry: Entry, result: memoryview | None) -> None:
-        """Outer step of a decided entry, chunk by chunk, in a fixed order of separately rounded operations."""
+        """Outer step of a decided entry, chunk by chunk, in a fixed order of separately rounded
+        operations.
+        """
         target = self.slots.next_slot()
         if result is None:
             self.slots.tensor(target).copy_(self.anchor)  # only the configuration changed
@@ -131,7 +139,9 @@ class ModelReplica:
         return copy.data
 
     def install(self, data: memoryview, round_: int) -> None:
-        """Take over a state that was received and verified. Raises DigestMismatchError when its length is wrong."""
+        """Take over a state that was received and verified. Raises DigestMismatchError when its
+        length is wrong.
+        """
         size = 4 * self.layout.numel
         if len(data) != self._step.state_bytes(self.layout.numel):
             raise DigestMismatchError(

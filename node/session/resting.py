@@ -1,4 +1,6 @@
-"""When a member has nothing to repair: training takes minutes, and a look at the clock twenty times a second for nothing takes from it."""
+"""When a member has nothing to repair: training takes minutes, and a look at the clock twenty times
+a second for nothing takes from it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ def look_s(session: Session) -> float:
 
 
 def resting(session: Session) -> bool:
-    """Whether nothing is under way as far as this member knows, no round, no operation and no transfer, and it waits for nobody."""
+    """Whether nothing is under way as far as this member knows, no round, no operation and no
+    transfer, and it waits for nobody.
+    """
     machine, transfer = session.machine, session.transfer
     if (
         machine is None or machine.contribution is not None or session.operations.under_way

@@ -1,7 +1,9 @@
-"""Keeps what is needed to recompute a round: the own contribution as it is encoded, and what each member has signed of its own (`[audit]`).
+"""Keeps what is needed to recompute a round: the own contribution as it is encoded, and what each
+member has signed of its own (`[audit]`).
 
-A member says by its signature what its contribution is (Retained) while the round is open. So nobody can hand over another one afterwards, and an
-owner whose result is not the rule of what was signed is found out by whoever has the values.
+A member says by its signature what its contribution is (Retained) while the round is open. So
+nobody can hand over another one afterwards, and an owner whose result is not the rule of what was
+signed is found out by whoever has the values.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ MOST_SAID = (
 
 
 class Statement(msgspec.Struct, frozen=True, array_like=True):
-    """``peer`` has signed that its contribution ``cid`` to entry ``entry`` encodes to chunks with this Merkle root."""
+    """``peer`` has signed that its contribution ``cid`` to entry ``entry`` encodes to chunks with
+    this Merkle root.
+    """
 
     peer: Peer
     log: LogName
@@ -59,7 +63,9 @@ class Retaining:
         ] = {}  # of the open round and the one before, by member and cid
 
     def offered(self, cid: bytes, vector: Tensor | EncodedVector) -> None:
-        """The own contribution is frozen for the open round: encode, keep, sign and tell it. Where the disk refuses, nothing is told."""
+        """The own contribution is frozen for the open round: encode, keep, sign and tell it. Where
+        the disk refuses, nothing is told.
+        """
         session, machine = self._session, self._session.machine
         files = session.ports.storage.contributions
         if files is None or machine is None or not machine.is_member:

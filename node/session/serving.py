@@ -1,4 +1,6 @@
-"""Answering other members: results of past rounds, and the state, from a copy so that nobody is paused."""
+"""Answering other members: results of past rounds, and the state, from a copy so that nobody is
+paused.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ class Snapshot:
 
 
 class Provided(NamedTuple):
-    """A result that is served: of which log and round, and the hashes of its chunks, joined; empty where nobody has asked for them yet."""
+    """A result that is served: of which log and round, and the hashes of its chunks, joined; empty
+    where nobody has asked for them yet.
+    """
 
     log: str
     round: int
@@ -53,7 +57,9 @@ class Provided(NamedTuple):
 
 
 class Serving:
-    """What this member serves of one run. Bounded: two snapshots, and results as long as storage keeps them."""
+    """What this member serves of one run. Bounded: two snapshots, and results as long as storage
+    keeps them.
+    """
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -157,7 +163,9 @@ class Serving:
 
     # ---- state
     def on_ask_state(self, now: float, peer: PeerId, body: m.AskState) -> None:
-        """A member asks which state it can have; ``certified``: it was offered one that nothing certifies yet."""
+        """A member asks which state it can have; ``certified``: it was offered one that nothing
+        certifies yet.
+        """
         session = self.session
         if body.certified and session.round > 0 and session.replica is not None:
             self._asking_certified[peer] = body
@@ -217,7 +225,9 @@ class Serving:
             self._offer_state(peer, made_now)
 
     def _offer_saved(self) -> None:
-        """Offer the newest state on disk that a later entry names as the state before it: results since it are kept, too."""
+        """Offer the newest state on disk that a later entry names as the state before it: results
+        since it are kept, too.
+        """
         session, replica = self.session, self.session.replica
         assert replica is not None
         before = session.round

@@ -1,8 +1,9 @@
-"""One run at one member: membership, the log, the data plane and the state, tied together. Sans I/O.
+"""One run at one member: membership, the log, the data plane and the state, tied together. Sans
+I/O.
 
-Inputs carry ``now`` in seconds; outputs go through `SessionPorts`. The node drives it with sockets and threads, the simulator in
-virtual time; the code is the same. A member is in one of four phases: "seeking" (no genesis known), "fetching" (entries known,
-state on its way), "running", and "left".
+Inputs carry ``now`` in seconds; outputs go through `SessionPorts`. The node drives it with sockets
+and threads, the simulator in virtual time; the code is the same. A member is in one of four phases:
+"seeking" (no genesis known), "fetching" (entries known, state on its way), "running", and "left".
 """
 
 from __future__ import annotations
@@ -110,13 +111,15 @@ class Session:
         budgets: Accountant | None = None,
         doors: Doors = OPEN,
     ) -> None:
-        """With ``seeding`` this member takes part also while no script is attached. ``site``: the label of the place where it is.
+        """With ``seeding`` this member takes part also while no script is attached. ``site``: the
+        label of the place where it is.
 
-        ``branch_after_s``: those who see no quorum for so long go on together, uncertified; None: the run waits for one.
-        ``log`` and ``membership``: of a fragment, whose run has others, with the same membership. ``identity``: ``me``'s, for secure rounds and BTARD;
-        ``secrets``: what makes their secrets in a simulation. ``probation``, ``per_hour``: see `Admission`.
-        ``budgets``: of the run's peers; fragments have the same. ``doors``: by what peers enter the configuration.
-        Raises LocalProtocolError for a secure run without an identity.
+        ``branch_after_s``: those who see no quorum for so long go on together, uncertified; None:
+        the run waits for one. ``log`` and ``membership``: of a fragment, whose run has others, with
+        the same membership. ``identity``: ``me``'s, for secure rounds and BTARD; ``secrets``: what
+        makes their secrets in a simulation. ``probation``, ``per_hour``: see `Admission`.
+        ``budgets``: of the run's peers; fragments have the same. ``doors``: by what peers enter the
+        configuration. Raises LocalProtocolError for a secure run without an identity.
         """
         self.run, self.me, self.organiser, self.settings, self.ports, self.rng = (
             run,
@@ -197,11 +200,14 @@ class Session:
 
     @property
     def round(self) -> int:
-        """Number of applied entries after the genesis: the entry whose anchor is current; -1 before there is a state."""
+        """Number of applied entries after the genesis: the entry whose anchor is current; -1 before
+        there is a state.
+        """
         return self.machine.round - 1 if self.machine and not self.machine.stateless else -1
 
     def rounds(self, entry: int) -> int:
-        """How many rounds are in the state after log entry ``entry``: entries with contributors; the others only change the configuration.
+        """How many rounds are in the state after log entry ``entry``: entries with contributors;
+        the others only change the configuration.
 
         Scripts and people count rounds, the log its entries; a run ends by rounds.
         """
@@ -218,7 +224,9 @@ class Session:
         return applied.rounds(entry) + sum(map(rounds_in, ahead))
 
     def samples(self, entry: int) -> int:
-        """How many samples were contributed to the state after log entry ``entry``, or to the newest of a branch."""
+        """How many samples were contributed to the state after log entry ``entry``, or to the
+        newest of a branch.
+        """
         if self.machine is None:
             return 0
         if entry > self.round >= 0 and (tip := self.branching.reached) is not None:
@@ -256,13 +264,17 @@ class Session:
 
     # ---- life
     def start(self, now: float) -> None:
-        """Take up what storage holds. A run that was never entered begins empty. Raises StorageError."""
+        """Take up what storage holds. A run that was never entered begins empty. Raises
+        StorageError.
+        """
         self._now = now
         restore(self, now)
         self.branching.restore()
 
     def found(self, now: float, layout: Layout, initial: Tensor) -> None:
-        """Found the run with these parameters (float32, (numel,)): only its organiser may, once. Raises StorageError, ConfigError."""
+        """Found the run with these parameters (float32, (numel,)): only its organiser may, once.
+        Raises StorageError, ConfigError.
+        """
         self._now = now
         found(self, now, layout, initial)
         self._drain(now)
@@ -325,7 +337,8 @@ class Session:
 
     # ---- the script
     def attach(self, now: float, layout: Layout) -> bool:
-        """A script with this model attaches. False: nobody has the state yet and this member may found the run.
+        """A script with this model attaches. False: nobody has the state yet and this member may
+        found the run.
 
         Raises ModelMismatchError naming the tensors.
         """
@@ -340,7 +353,9 @@ class Session:
         return known is not None
 
     def detach(self, now: float) -> None:
-        """The script is gone: nothing will be contributed; a frozen contribution stays until its round is decided."""
+        """The script is gone: nothing will be contributed; a frozen contribution stays until its
+        round is decided.
+        """
         self._now = now
         self.script = None
         self.operations.detach(now)
@@ -358,10 +373,12 @@ class Session:
         base: int | None = None,
         reading: Reading = NO_READING,
     ) -> None:
-        """Offer ``vector`` (float32, (numel,), untouched until RoundCommitted) to the open round, or to the next one.
+        """Offer ``vector`` (float32, (numel,), untouched until RoundCommitted) to the open round,
+        or to the next one.
 
-        With ``base``, the rounds in the anchor it was made on, it is refused (ContributionRefused) once that anchor is no longer current. Of no samples
-        it waits for the end of a round that this member was not drawn for.
+        With ``base``, the rounds in the anchor it was made on, it is refused (ContributionRefused)
+        once that anchor is no longer current. Of no samples it waits for the end of a round that
+        this member was not drawn for.
         """
         self._now = now
         self.admission.may_contribute()
@@ -387,8 +404,9 @@ class Session:
 
     # ---- inputs
     def add_contacts(self, now: float, peers: Iterable[PeerId]) -> None:
-        """The peers that discovery says take part in the run now. Who is not named any more is no contact any more; of too many, those stay that
-        have been heard, and of the others some that are drawn anew each time."""
+        """The peers that discovery says take part in the run now. Who is not named any more is no
+        contact any more; of too many, those stay that have been heard, and of the others some that
+        are drawn anew each time."""
         self._now = now
         before = set(self.contacts)
         named = [peer for peer in dict.fromkeys(peers) if peer != self.me]
@@ -407,13 +425,17 @@ class Session:
         self._drain(now)
 
     def on_gone(self, now: float, peer: PeerId) -> None:
-        """The process behind a connection that ended is no more: what waits for it is looked at now, not at the next `tick` that is due."""
+        """The process behind a connection that ended is no more: what waits for it is looked at
+        now, not at the next `tick` that is due.
+        """
         self.membership.gone(peer)
         self._ticked_at = -1e9
         self.tick(now)
 
     def on_message(self, now: float, peer: PeerId, data: bytes) -> None:
-        """A control message of an authenticated peer. Breaches are reported, never raised; what exceeds the peer's budget is dropped."""
+        """A control message of an authenticated peer. Breaches are reported, never raised; what
+        exceeds the peer's budget is dropped.
+        """
         self._now = now
         self.membership.heard(now, peer)
         if not self.budgets.message(now, peer, len(data), member=peer in self.config_peers()):
@@ -439,7 +461,9 @@ class Session:
         self.ports.emit(ev.PeerMisbehaved(peer, reason))
 
     def _affordable(self, now: float, peer: PeerId, what: m.Outline) -> bool:
-        """Asked before a message is decoded: to decode thousands of spans costs more than to send them."""
+        """Asked before a message is decoded: to decode thousands of spans costs more than to send
+        them.
+        """
         nbytes = what.nbytes if what.tag in OF_SPANS else 0
         if is_operation(what.log):
             return self.budgets.operation(now, peer, nbytes)
@@ -467,7 +491,9 @@ class Session:
         elif self.branching.on_message(now, peer, envelope) or (
             isinstance(body, m.Seal) and self.installing.under_way
         ):
-            pass  # (a seal forgets entries that the state being installed may be of; the organiser repeats it)
+            # (a seal forgets entries that the state being installed may be of; the organiser
+            # repeats it)
+            pass
         elif self.machine is not None:
             self.actions.timeline(envelope.round).heard(now, peer, body)
             self.machine.on_message(now, peer, envelope.incarnation, envelope.round, body)
@@ -580,13 +606,17 @@ class Session:
         self._drain(now)
 
     def next_due(self) -> float:
-        """When `tick` wants to be called next; after any input perhaps earlier than was said before."""
+        """When `tick` wants to be called next; after any input perhaps earlier than was said
+        before.
+        """
         beat, soon = self.membership.next_due(), self._ticked_at + self.timing.pull_s
         return beat if beat <= soon else min(beat, self._ticked_at + look_s(self))
 
     # ---- progress
     def adopt(self, now: float, round_: int, root: bytes) -> None:
-        """A fetched state is in the replica: take over the entries up to it. Raises StorageError, and may be called again then."""
+        """A fetched state is in the replica: take over the entries up to it. Raises StorageError,
+        and may be called again then.
+        """
         self._now = now
         machine = self.machine
         assert machine is not None
@@ -682,7 +712,9 @@ class Session:
         self.recertifying.decided(certified)
 
     def opened(self, now: float) -> None:
-        """A round opened: let the data plane accept its parts, watch its configuration, offer what waits."""
+        """A round opened: let the data plane accept its parts, watch its configuration, offer what
+        waits.
+        """
         machine = self.machine
         assert machine is not None
         if machine.stateless:

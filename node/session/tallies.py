@@ -1,4 +1,6 @@
-"""What the log says to scripts: who was counted, of the data, which they read by lease (`optim.data.leases`), and of how long rounds take."""
+"""What the log says to scripts: who was counted, of the data, which they read by lease
+(`optim.data.leases`), and of how long rounds take.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def shares_of(
 
 
 def tallies(session: Session, first: int) -> list[Tally]:
-    """Of the applied entries from number ``first`` on, as many as are told at once. Raises StorageError."""
+    """Of the applied entries from number ``first`` on, as many as are told at once. Raises
+    StorageError.
+    """
     if session.machine is None:
         return []
     entries = session.machine.journal.entries
@@ -47,8 +51,8 @@ def tallies(session: Session, first: int) -> list[Tally]:
 
 
 def newest_readings(session: Session, entry: int) -> list[Reading]:
-    """What contributors say of the newest round that is in the state after log entry ``entry``; empty before the first. That of the last
-    certified one on a branch."""
+    """What contributors say of the newest round that is in the state after log entry ``entry``;
+    empty before the first. That of the last certified one on a branch."""
     if session.machine is None:
         return []
     entries = session.machine.journal.entries
@@ -61,11 +65,15 @@ def newest_readings(session: Session, entry: int) -> list[Reading]:
 
 
 def steps(session: Session) -> int:
-    """How many inner steps this member's script makes now, where members come in groups (`AnchorView.steps`)."""
+    """How many inner steps this member's script makes now, where members come in groups
+    (`AnchorView.steps`).
+    """
     machine = session.machine
     return 0 if machine is None or machine.grouping is None else machine.grouping.steps(session.me)
 
 
 def lag(session: Session, entry: int) -> float:
-    """How many inner steps that round took to be decided: the median of what its contributors say, 0 where none does."""
+    """How many inner steps that round took to be decided: the median of what its contributors say,
+    0 where none does.
+    """
     return median_lag(newest_readings(session, entry))

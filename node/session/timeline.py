@@ -1,4 +1,6 @@
-"""Where the time of a reduction goes: when each member was ready, gave its part, sent its result and voted, as seen from here."""
+"""Where the time of a reduction goes: when each member was ready, gave its part, sent its result
+and voted, as seen from here.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from ...collectives.telemetry import PHASES, ReductionTimed
 
 
 class Timeline:
-    """Of one decision of one log. Times are the session's; `finish` gives them relative to the first contribution offered."""
+    """Of one decision of one log. Times are the session's; `finish` gives them relative to the
+    first contribution offered.
+    """
 
     def __init__(self) -> None:
         self.plan: Plan | None = None
@@ -52,7 +56,9 @@ class Timeline:
     def finish(
         self, now: float, me: PeerId, decided_at: float, op_id: str = ""
     ) -> tuple[float, ReductionTimed] | None:
-        """(when it began, where the time went), or None where this member took no part in the reduction."""
+        """(when it began, where the time went), or None where this member took no part in the
+        reduction.
+        """
         plan = self.plan
         if plan is None or not self._reduced_at:
             return None

@@ -1,8 +1,10 @@
-"""Content from other members: results of past rounds and whole states, in hashed chunks, from several members at once. Sans I/O.
+"""Content from other members: results of past rounds and whole states, in hashed chunks, from
+several members at once. Sans I/O.
 
-A result is verified against the part digests of its decided entry. A state (anchor, momentum) is verified against its Merkle root:
-the one a decided entry names as the state before it, or the one a quorum of the newest configuration offers alike. Where a state is
-offered that neither holds of, the next question is for a certified one: every holder has one that is older, and all results since, so
+A result is verified against the part digests of its decided entry. A state (anchor, momentum) is
+verified against its Merkle root: the one a decided entry names as the state before it, or the one a
+quorum of the newest configuration offers alike. Where a state is offered that neither holds of, the
+next question is for a certified one: every holder has one that is older, and all results since, so
 that one holder is enough. Nobody is paused: a member serves from a copy.
 """
 
@@ -28,8 +30,12 @@ from .replica import state_chunk_bytes
 
 SPAN_CHUNKS = 8  # chunks asked of one source at a time
 WINDOW_CHUNKS = 64  # chunks asked for and not yet here
-UNBELIEVED_S = 1.0  # a quorum that offers one state alike has done so within this time; then a certified one is asked for
-STALLED_S = 30.0  # nothing came of a state for so long, whoever was asked: its sources are dead, or have no link. Some have a slow one
+# a quorum that offers one state alike has done so within this time; then a certified one is asked
+# for
+UNBELIEVED_S = 1.0
+# nothing came of a state for so long, whoever was asked: its sources are dead, or have no link.
+# Some have a slow one
+STALLED_S = 30.0
 
 
 class TransferActions(Protocol):
@@ -77,7 +83,9 @@ class TransferActions(Protocol):
         ...
 
     def offered_in_vain(self, peer: PeerId, round_: int) -> None:
-        """This peer offers a state after entry ``round_`` that cannot be believed alone. It may have the results that led to it."""
+        """This peer offers a state after entry ``round_`` that cannot be believed alone. It may
+        have the results that led to it.
+        """
         ...
 
     def least_state(self) -> int:
@@ -134,7 +142,9 @@ class Transfer:
 
     # ---- wanted by the session
     def fetch_result(self, now: float, entry: Entry, holders: Sequence[PeerId]) -> None:
-        """Fetch the result bytes of a decided (or proposed) entry from any of ``holders``. Repeated calls are one."""
+        """Fetch the result bytes of a decided (or proposed) entry from any of ``holders``. Repeated
+        calls are one.
+        """
         name = entry.hash()
         known = self.fetching.get(name)
         if known is None:
@@ -171,14 +181,18 @@ class Transfer:
 
     @property
     def unbelieved(self) -> tuple[PeerId, ...]:
-        """Who offers a state that neither an entry certifies nor a quorum offers alike; none where one is believed."""
+        """Who offers a state that neither an entry certifies nor a quorum offers alike; none where
+        one is believed.
+        """
         if self._unbelieved_at is None:
             return ()
         return tuple(sorted({peer for offers in self.offers.values() for peer in offers}))
 
     # ---- inputs
     def on_offer(self, now: float, peer: PeerId, round_: int, offer: m.Offer) -> None:
-        """Chunk hashes from a peer. Raises RemoteProtocolError when they do not fit what they are offered for."""
+        """Chunk hashes from a peer. Raises RemoteProtocolError when they do not fit what they are
+        offered for.
+        """
         if len(offer.hashes) % HASH_BYTES:
             raise RemoteProtocolError("hash list is not a multiple of 32 bytes", peer=peer)
         item = self.fetching.get(offer.name)
@@ -208,7 +222,9 @@ class Transfer:
             self.actions.result_gone(item.entry)
 
     def on_blob(self, now: float, name: bytes, have: int, missing: Sequence[m.Span]) -> None:
-        """Progress of content on its way; without any, this answers the report that `tick` asked for."""
+        """Progress of content on its way; without any, this answers the report that `tick` asked
+        for.
+        """
         item = self.fetching.get(name)
         if item is None or item.data is None:
             return
@@ -310,7 +326,9 @@ class Transfer:
         self._want(now, item)
 
     def _state_comes(self, now: float) -> bool:
-        """Whether a state is on its way. Whoever joins watches nobody, and a source that died says nothing."""
+        """Whether a state is on its way. Whoever joins watches nobody, and a source that died says
+        nothing.
+        """
         return any(
             item.layout is not None and now - item.moved_at <= STALLED_S
             for item in self.fetching.values()
@@ -336,7 +354,9 @@ class Transfer:
         )  # answered by `on_blob`: what came before need not be asked for
 
     def _ask(self, now: float, item: Fetching) -> None:
-        """Ask one source for the chunk hashes; a new source of what is already coming is told to the data plane."""
+        """Ask one source for the chunk hashes; a new source of what is already coming is told to
+        the data plane.
+        """
         item.asked_at = now
         if item.data is not None:
             self.actions.exchange.want(item.name, item.data, item.bounds, item.hashes, item.sources)
@@ -367,7 +387,9 @@ class Transfer:
             self.actions.tell(source, item.round, m.Get(item.name, tuple(pieces)))
 
     def _next_source(self, item: Fetching) -> PeerId | None:
-        """In turn: of those who live, if there are any; what a dead one is asked for is asked for again only after a pause without progress."""
+        """In turn: of those who live, if there are any; what a dead one is asked for is asked for
+        again only after a pause without progress.
+        """
         alive = [peer for peer in item.sources if not self.actions.unheard(peer)] or item.sources
         sources = [peer for peer in alive if peer not in item.refused] or alive
         item.turn += 1

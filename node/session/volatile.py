@@ -1,4 +1,6 @@
-"""What the rounds of logs beside a run's have instead of the run's: votes that are not kept, and perhaps all the time of the world."""
+"""What the rounds of logs beside a run's have instead of the run's: votes that are not kept, and
+perhaps all the time of the world.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def patient(timing: Timing) -> Timing:
 
 
 class VolatileJournal(MemoryJournal):
-    """Tells before the first promise or vote: from then on forgetting what was said could decide twice."""
+    """Tells before the first promise or vote: from then on forgetting what was said could decide
+    twice.
+    """
 
     def __init__(self, incarnation: int, spend: Callable[[], None]) -> None:
         super().__init__(incarnation)
@@ -48,7 +52,9 @@ class VolatileJournal(MemoryJournal):
 
 
 class BesideRun:
-    """The part of `RoundActions` that is the same for every log beside the run's: branches and operations."""
+    """The part of `RoundActions` that is the same for every log beside the run's: branches and
+    operations.
+    """
 
     session: Session
 

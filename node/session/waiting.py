@@ -1,7 +1,8 @@
-"""What a member waits for: one typed value, from which status, log and events are drawn. Nobody waits in silence.
+"""What a member waits for: one typed value, from which status, log and events are drawn. Nobody
+waits in silence.
 
-`Waits.look` names it at any time; `Waits.tick` tells it as an event once no round was committed for several times as long as rounds take,
-again when it changes, and that it is over.
+`Waits.look` names it at any time; `Waits.tick` tells it as an event once no round was committed for
+several times as long as rounds take, again when it changes, and that it is over.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ QUIET_S = 5.0  # and for at least so long
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """``what`` is waited for, ``of`` whom, and what ``ends`` it; ``since``: seconds of the session's clock, when this began.
+    """``what`` is waited for, ``of`` whom, and what ``ends`` it; ``since``: seconds of the
+    session's clock, when this began.
 
     ``round_open_s``: for how long no entry was decided.
     """

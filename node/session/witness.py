@@ -14,7 +14,8 @@ from . import events as ev
 if TYPE_CHECKING:
     from .session import Session
 
-BALLOTS = 4  # of one member that are remembered: of the newest, the others are of no use to a liar any more
+# of one member that are remembered: of the newest, the others are of no use to a liar any more
+BALLOTS = 4
 
 
 class Witness:
@@ -28,7 +29,9 @@ class Witness:
         ] = {}  # by ballot: what was voted for, and the signature
 
     def heard(self, peer: PeerId, round_: int, vote: m.Accepted) -> None:
-        """A vote has come from ``peer`` itself. Raises RemoteProtocolError where it is not signed, and another for this ballot is known."""
+        """A vote has come from ``peer`` itself. Raises RemoteProtocolError where it is not signed,
+        and another for this ballot is known.
+        """
         session = self._session
         if (
             session.machine is None

@@ -1,4 +1,5 @@
-"""The whole swarm in virtual time: the real session and the real data plane of every member, on a network that fails as told.
+"""The whole swarm in virtual time: the real session and the real data plane of every member, on a
+network that fails as told.
 
 medium    a disk that loses, tears and reorders what was not synced when power goes
 storage   what a simulated member keeps over the life of its process

@@ -1,7 +1,9 @@
-"""Averages of a large swarm on a grid, under churn: what they err, beside what `collectives.averaging` predicts.
+"""Averages of a large swarm on a grid, under churn: what they err, beside what
+`collectives.averaging` predicts.
 
-A `LocalSwarm`: the real sessions, operations and data planes of all members. Each round is an average of fresh random values; at the beginning of
-each step, or in the middle of it, some members are killed, node and script. They come back, from their disks, before the next round.
+A `LocalSwarm`: the real sessions, operations and data planes of all members. Each round is an
+average of fresh random values; at the beginning of each step, or in the middle of it, some members
+are killed, node and script. They come back, from their disks, before the next round.
 """
 
 from __future__ import annotations
@@ -27,14 +29,16 @@ TIMING = Timing(
 )
 """Heartbeats are what a simulation of n members costs: n squared of them in every interval."""
 BEGIN_S = 20.0  # by then all have joined
-STEP_S = 9.0  # longer than the grace for a member that does not call, and than to find out that one is dead
+# longer than the grace for a member that does not call, and than to find out that one is dead
+STEP_S = 9.0
 BACK_S = 4.0  # what was killed is back so long before the next round
 
 
 @dataclass(frozen=True, slots=True)
 class GridVerdict:
-    """``seen`` and ``predicted``: root mean square distance of the members' results from the mean of all members' values, in standard
-    deviations of these; for each round, and for all. ``told``: what the results themselves say that they err."""
+    """``seen`` and ``predicted``: root mean square distance of the members' results from the mean
+    of all members' values, in standard deviations of these; for each round, and for all. ``told``:
+    what the results themselves say that they err."""
 
     members: int
     dims: tuple[int, ...]
@@ -47,7 +51,9 @@ class GridVerdict:
     results: int
     exact: int
     split: int
-    """Members that hold other bits than another one of the same group of the last step: there must be none."""
+    """Members that hold other bits than another one of the same group of the last step: there must
+    be none.
+    """
     largest_degree: int
     """With how many others a member exchanged values, at most, from the first round on."""
     virtual_s: float

@@ -1,4 +1,6 @@
-"""A signed message with one field changed, whatever message it is: for liars that leave everything else true."""
+"""A signed message with one field changed, whatever message it is: for liars that leave everything
+else true.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ DEEPEST = 6
 
 
 def paths(value: object, before: Path = ()) -> list[Path]:
-    """Where something can be changed in a message: of its structs the fields, of its tuples the whole and a few elements."""
+    """Where something can be changed in a message: of its structs the fields, of its tuples the
+    whole and a few elements.
+    """
     found: list[Path] = [before] if before else []
     if len(before) >= DEEPEST:
         return found
@@ -29,7 +33,9 @@ def paths(value: object, before: Path = ()) -> list[Path]:
 
 
 def bent(body: Any, dice: Random) -> tuple[Any, str]:
-    """The message with one field changed, and which one. It may be one that cannot be encoded or decoded."""
+    """The message with one field changed, and which one. It may be one that cannot be encoded or
+    decoded.
+    """
     path = dice.choice(paths(body))
     return _put(body, path, dice), ".".join(str(step) for step in path if isinstance(step, str))
 

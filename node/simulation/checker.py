@@ -1,8 +1,10 @@
-"""The oracle: what must hold whatever happens. It trusts nothing a member says and recomputes every result from its inputs.
+"""The oracle: what must hold whatever happens. It trusts nothing a member says and recomputes every
+result from its inputs.
 
-The predicates are those of docs/protocol.md ("The round"): agreement, honest outcome, nothing lost, one entry a ballot,
-durability, contiguity; where the organiser recertifies, that a chosen value is lost only if nobody who is left voted for it or applied it.
-Liveness after healing is checked by `swarm`.
+The predicates are those of docs/protocol.md ("The round"): agreement, honest outcome, nothing lost,
+one entry a ballot, durability, contiguity; where the organiser recertifies, that a chosen value is
+lost only if nobody who is left voted for it or applied it. Liveness after healing is checked by
+`swarm`.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ MOST_BALLOTS = 1000  # of a round in which honest members turn by their clocks
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """A contribution as its script froze it. ``units``: the units of work in it; ``weight`` samples."""
+    """A contribution as its script froze it. ``units``: the units of work in it; ``weight``
+    samples.
+    """
 
     peer: PeerId
     life: int
@@ -64,7 +68,9 @@ class Frozen:
 
 @dataclass(frozen=True, slots=True)
 class Tip:
-    """Where a branch of the certified entry ``base`` stands: its contributions and the state they lead to."""
+    """Where a branch of the certified entry ``base`` stands: its contributions and the state they
+    lead to.
+    """
 
     base: bytes
     path: tuple[Contributor, ...]
@@ -73,7 +79,9 @@ class Tip:
 
 
 Holders = Callable[[Entry], Collection[Member]]
-"""Members whose disk holds now all bytes of this entry, the state before it, and their vote (or the applied entry)."""
+"""Members whose disk holds now all bytes of this entry, the state before it, and their vote (or the
+applied entry).
+"""
 
 
 class Checker:
@@ -89,7 +97,9 @@ class Checker:
         liars: Collection[PeerId] = (),
         stored: Callable[[Entry], memoryview | None] = lambda entry: None,
     ) -> None:
-        """``lying``: how many members of a configuration may lie; ``liars``: who does; ``stored``: an entry's bytes as members hold them."""
+        """``lying``: how many members of a configuration may lie; ``liars``: who does; ``stored``:
+        an entry's bytes as members hold them.
+        """
         self.lying, self.liars, self._stored = lying, liars, stored
         self.organiser, self.outer, self._holders = organiser, outer, holders
         self.entries: list[Certified] = []  # as first applied by anybody; [0] is the genesis
@@ -124,7 +134,9 @@ class Checker:
         self.frozen[cid] = contribution
 
     def settled(self, who: PeerId, cid: bytes, counted: bool) -> None:
-        """A script that outlived its node is told whether an earlier contribution is counted, so that it may contribute the work again."""
+        """A script that outlived its node is told whether an earlier contribution is counted, so
+        that it may contribute the work again.
+        """
         if counted != any(
             c.cid == cid for certified in self.entries for c in certified.entry.contributors
         ):
@@ -138,7 +150,9 @@ class Checker:
     def voted(
         self, who: Member, ballot: int, entry: Entry, *, holds_bytes: bool, generation: int
     ) -> None:
-        """A member records a vote: with all bytes and the state before stored, as a member of the configuration."""
+        """A member records a vote: with all bytes and the state before stored, as a member of the
+        configuration.
+        """
         self._one_entry(entry.round, ballot, entry, who.peer)
         if who in self.retired:
             raise Violation(
@@ -190,7 +204,9 @@ class Checker:
         self._appliers.setdefault(entry.round, set()).add(who)
 
     def branched(self, who: PeerId, tip: TipMessage, decided: Certified, genesis: Entry) -> None:
-        """A member applies a round of a branch: with a quorum of the branch, over what its contributors froze, named all in its tip."""
+        """A member applies a round of a branch: with a quorum of the branch, over what its
+        contributors froze, named all in its tip.
+        """
         entry = decided.entry
         if tip.digest in self.tips:
             return
@@ -254,7 +270,9 @@ class Checker:
         destroyed: Collection[int],
         log: int,
     ) -> None:
-        """At the end: every unit of work is in one entry, or still held, or was destroyed with its process."""
+        """At the end: every unit of work is in one entry, or still held, or was destroyed with its
+        process.
+        """
         for unit in produced:
             used = self.used.get(unit)
             if used is None and unit not in held and unit not in destroyed:
@@ -267,7 +285,9 @@ class Checker:
 
     # ---- recertifying
     def _lost_only_with_the_removed(self, certified: Certified) -> None:
-        """No value that was chosen in this round is passed over, unless all who voted for it are removed."""
+        """No value that was chosen in this round is passed over, unless all who voted for it are
+        removed.
+        """
         entry, config = certified.entry, self._config(certified.entry.round)
         if not set(certified.removed) <= self.retired or [
             vote.member.peer for vote in certified.votes
@@ -383,7 +403,9 @@ class Checker:
         self._momenta.append(momentum)
 
     def _adopted(self, entry: Entry) -> tuple[Tensor, Tensor]:
-        """The state of the branch that an entry takes over; raises unless it is one of the entry before."""
+        """The state of the branch that an entry takes over; raises unless it is one of the entry
+        before.
+        """
         tip = self.tips.get(entry.part_digests[0])
         if tip is None or tip.base != entry.base:
             raise Violation(
@@ -417,7 +439,9 @@ class Checker:
                 self.used[unit] = entry.round
 
     def _honest(self, entry: Entry) -> bytes:
-        """The result's bytes, recomputed from exactly the named contributions; raises unless the entry's digests are theirs."""
+        """The result's bytes, recomputed from exactly the named contributions; raises unless the
+        entry's digests are theirs.
+        """
         if not entry.contributors:
             return b""
         robust = find_reducer(entry.reducer) if parse_reducer(entry.reducer) else None
@@ -459,7 +483,9 @@ class Checker:
         return bytes(result)
 
     def _as_stated(self, grid: Grid, entry: Entry, part: Part, result: bytearray) -> bool:
-        """Of a part that a liar owns the bytes are the liar's: they are put into ``result`` as members hold them. Whether they have its digest."""
+        """Of a part that a liar owns the bytes are the liar's: they are put into ``result`` as
+        members hold them. Whether they have its digest.
+        """
         stored = self._stored(entry)
         if stored is None:
             return False

@@ -1,9 +1,11 @@
-"""Members that die for good, at any time, also long after the network is mended; and what the law of liveness promises whoever is left.
+"""Members that die for good, at any time, also long after the network is mended; and what the law
+of liveness promises whoever is left.
 
-Of some the home was deleted ("home"): their machines start again a little later, as peers that nobody has met.
+Of some the home was deleted ("home"): their machines start again a little later, as peers that
+nobody has met.
 
-docs/protocol.md, "The law of liveness": the living of a log go on if they are a quorum of the newest configuration that one of them knows
-to be decided. Who is no quorum waits, and says why.
+docs/protocol.md, "The law of liveness": the living of a log go on if they are a quorum of the
+newest configuration that one of them knows to be decided. Who is no quorum waits, and says why.
 """
 
 from __future__ import annotations
@@ -44,8 +46,9 @@ class Deaths:
         self.relay: Relay | None = None
 
     def plan(self, share: float, kinds: Sequence[FaultKind]) -> None:
-        """In ``share`` of the seeds with deaths: some members, perhaps all but one, each at a time of its own. Where ``lying`` members lie
-        a few only: a quorum needs so many that rounds would hardly ever go on."""
+        """In ``share`` of the seeds with deaths: some members, perhaps all but one, each at a time
+        of its own. Where ``lying`` members lie a few only: a quorum needs so many that rounds would
+        hardly ever go on."""
         if "death" not in kinds or self.rng.random() >= share:
             return
         names, plan = self.swarm.names, self.swarm.faults.plan
@@ -59,7 +62,9 @@ class Deaths:
             self._plan_heirs(self.swarm.world.stream("heirs"))
 
     def plan_relay(self, share: float) -> None:
-        """In half of ``share`` of the seeds of four members and more, a `Relay` in place of the others."""
+        """In half of ``share`` of the seeds of four members and more, a `Relay` in place of the
+        others.
+        """
         rng, names = self.swarm.world.stream("relay"), self.swarm.names
         if rng.random() >= share / 2 or len(names) < 4:
             return
@@ -125,8 +130,9 @@ class Deaths:
         )
 
     def promised(self, watch: Watch) -> bool:
-        """Whether the law says that this log goes on: the living are a quorum of the newest configuration that one of them knows, and as many
-        as the rule takes. Liars need not help, and a run that bears them has rounds only once it is founded."""
+        """Whether the law says that this log goes on: the living are a quorum of the newest
+        configuration that one of them knows, and as many as the rule takes. Liars need not help,
+        and a run that bears them has rounds only once it is founded."""
         config, lying, liars = self.newest(watch), self.swarm.options.lying, self.swarm.liars
         living = {
             disk.me
@@ -142,7 +148,9 @@ class Deaths:
         return founded and enough and is_quorum(config, living, self.swarm.organiser, lying)
 
     def silent(self) -> list[str]:
-        """Living members in whose log nothing was decided for long, and that have not said what they wait for."""
+        """Living members in whose log nothing was decided for long, and that have not said what
+        they wait for.
+        """
         now, found = self.swarm.world.now, list[str]()
         for member in self.swarm.members.values():
             process = member.process
@@ -168,8 +176,9 @@ class Deaths:
 
 
 class Relay:
-    """Once the network is mended, all but three die for good, one after another. Of these one is away until it lacks more than anybody keeps
-    results of; as it comes back another one dies, so that the third, no quorum by itself, is the only one that has the newest state."""
+    """Once the network is mended, all but three die for good, one after another. Of these one is
+    away until it lacks more than anybody keeps results of; as it comes back another one dies, so
+    that the third, no quorum by itself, is the only one that has the newest state."""
 
     def __init__(self, deaths: Deaths, left: Sequence[PeerId], rng: random.Random) -> None:
         self.deaths, self.swarm = deaths, deaths.swarm
@@ -199,7 +208,9 @@ class Relay:
         self.swarm.restart(self.late)
 
     def _leave_three(self) -> None:
-        """Where the living are the configuration and stand at the same round, the next one dies; at last one of the three goes away."""
+        """Where the living are the configuration and stand at the same round, the next one dies; at
+        last one of the three goes away.
+        """
         swarm = self.swarm
         living = [member for member in swarm.members.values() if not member.buried]
         peers = [member.peer for member in living]

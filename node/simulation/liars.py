@@ -1,6 +1,8 @@
-"""Members that lie, in virtual time: real nodes whose control messages are bent on the way out. What they sign is theirs; nobody can forge.
+"""Members that lie, in virtual time: real nodes whose control messages are bent on the way out.
+What they sign is theirs; nobody can forge.
 
-Lies begin once the run is founded: until then the organiser's member is believed, and bears no liar.
+Lies begin once the run is founded: until then the organiser's member is believed, and bears no
+liar.
 """
 
 from __future__ import annotations
@@ -64,7 +66,9 @@ REMEMBERED = 200
 
 
 class LyingProcess(NodeProcess):
-    """A node of a liar. All ``lies`` are told, or of all there are as many as the seed says; ``tell`` hears of each."""
+    """A node of a liar. All ``lies`` are told, or of all there are as many as the seed says;
+    ``tell`` hears of each.
+    """
 
     def __init__(
         self, *args: Any, lies: tuple[Lie, ...] = LIES, tell: Callable[[str], None], **kwargs: Any
@@ -76,7 +80,9 @@ class LyingProcess(NodeProcess):
         self.met = Counter[PeerId]()  # how often a peer has come back
         self._tell = tell
         self.stands_by: dict[tuple[str, int, int], bytes] = {}
-        """What it echoes and votes for in the place of what its own node does: by log, round and ballot."""
+        """What it echoes and votes for in the place of what its own node does: by log, round and
+        ballot.
+        """
         self.life = 0  # how many later ones it has asked in under
         self._asked_at = self._slandered_at = 0.0
         bent: dict[type[Any], Callable[[RoundMachine, PeerId, Any], list[m.Body]]] = {
@@ -163,7 +169,9 @@ class LyingProcess(NodeProcess):
         machine.offers = chosen  # type: ignore[method-assign]
 
     def _bend(self, machine: RoundMachine, peer: PeerId, body: Any) -> Any:
-        """One field of it is another, the signature is right; now and then, and for some of the others."""
+        """One field of it is another, the signature is right; now and then, and for some of the
+        others.
+        """
         kind = type(body).__name__
         dice = Random(f"bend/{machine.log}/{machine.round}/{kind}/{self.peer}")
         if dice.random() < 0.5 or not self._other_side(machine, peer, kind):
@@ -340,7 +348,9 @@ class LyingProcess(NodeProcess):
         return said
 
     def _relabelled(self, machine: RoundMachine, entry: Entry, dice: Random) -> Entry:
-        """The bytes are what they are; whose they are said to be is not. Under the digests that the others have, or under new ones."""
+        """The bytes are what they are; whose they are said to be is not. Under the digests that the
+        others have, or under new ones.
+        """
         honest = [c for c in entry.contributors if c.member.peer not in self.place.liars]
         offered = {c.cid: c for c in machine.offered() if c.member.peer not in self.place.liars}
         more = [offered[cid] for cid in offered if cid not in {c.cid for c in entry.contributors}]

@@ -1,4 +1,6 @@
-"""Known bugs of what `losses` and `deaths` play: homes from a backup, disks that fail, members that die for good."""
+"""Known bugs of what `losses` and `deaths` play: homes from a backup, disks that fail, members that
+die for good.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +40,17 @@ class _HastyEarlier(Earlier):
 
 
 class VerdictOfBackup(Plant):
-    """A node that came back from a backup says that work is not counted before it knows the entries that count it."""
+    """A node that came back from a backup says that work is not counted before it knows the entries
+    that count it.
+    """
 
     losing, earlier = 1.0, _HastyEarlier
 
 
 class BallotZeroAgain(Plant):
-    """A process that was started again convenes ballot 0 of the open round, as its earlier life may have."""
+    """A process that was started again convenes ballot 0 of the open round, as its earlier life may
+    have.
+    """
 
     def crashed(self, storage: SimStorage) -> None:
         """Nothing says that there was an earlier life."""
@@ -127,7 +133,9 @@ class _OtherSync(Plant):
 
 
 class SyncFailureIgnored(_OtherSync):
-    """A sync that failed counts as one that succeeded: what was voted is told, and is gone with the power."""
+    """A sync that failed counts as one that succeeded: what was voted is told, and is gone with the
+    power.
+    """
 
     losing = 1.0
 

@@ -1,13 +1,17 @@
-"""What else real members meet: loss that never ends, homes that come back from a backup, disks that fail or are full at any call.
+"""What else real members meet: loss that never ends, homes that come back from a backup, disks that
+fail or are full at any call.
 
 Each kind is drawn from a stream of its own, so that a seed without it is played as it always was.
 
-* "loss": 20 to 30 % of all messages are lost from the first moment to the last, also while rounds must go on at the end; some are doubled or late.
-  Half as many where the model is in fragments, which wait for each other: such seeds would cost as much as ten others.
-* "backup": a copy is made of a member's disks; some time later its process is killed, and the copy is what the next one finds. As of a journal that
-  is lost, a majority must hold without it all that was decided; and the log must have an act of the member that the copy cannot know, or the member
+* "loss": 20 to 30 % of all messages are lost from the first moment to the last, also while rounds
+  must go on at the end; some are doubled or late. Half as many where the model is in fragments,
+  which wait for each other: such seeds would cost as much as ten others.
+* "backup": a copy is made of a member's disks; some time later its process is killed, and the copy
+  is what the next one finds. As of a journal that is lost, a majority must hold without it all that
+  was decided; and the log must have an act of the member that the copy cannot know, or the member
   has promised nothing since (docs/protocol.md, the second assumption of the law of liveness).
-* "disk": calls that change something on a member's disk fail with ENOSPC or EIO, until the faults are healed.
+* "disk": calls that change something on a member's disk fail with ENOSPC or EIO, until the faults
+  are healed.
 """
 
 from __future__ import annotations
@@ -31,7 +35,9 @@ SHARE = 0.25  # of the seeds in which each of these kinds is drawn
 LATEST = 0.9  # a backup comes back by this part of the time in which faults strike
 AGAIN_S = 0.2  # where it may not come back at its time, it may soon after
 AWAY_S = (0.0, 0.05, 0.5, 2.0)  # so long after the kill the process begins on the copy
-SLOWER = 4  # times the patience where loss never ends: fragments are at different rounds, and the slowest is waited for
+# times the patience where loss never ends: fragments are at different rounds, and the slowest is
+# waited for
+SLOWER = 4
 LOSSY_ROUNDS = 4  # are asked for then
 FAIL_EVERY = (60, 200, 1000)  # calls between two failures of a disk, in the mean
 
@@ -122,7 +128,9 @@ class Losses:
         return None
 
     def assumed(self, disk: Disk, copy: Backup) -> bool:
-        """Whether the log tells a copy from the life that went on: an act of this life in it, or none since."""
+        """Whether the log tells a copy from the life that went on: an act of this life in it, or
+        none since.
+        """
         me, journal = disk.me, disk.storage.journal()
         log, others = (
             disk.checker.entries,
@@ -135,7 +143,8 @@ class Losses:
         config = log[copy.entries - 1].entry.next_config
         ignorant = {who for who in config if who not in {other.me for other in others}}
         if is_quorum(config, ignorant, disk.swarm.organiser):
-            return False  # a founder that was alone then, say: it could decide before it hears of anybody
+            # a founder that was alone then, say: it could decide before it hears of anybody
+            return False
         if copy.incarnation != me.incarnation:
             return any(
                 me.peer == other.peer and copy.incarnation < other.incarnation

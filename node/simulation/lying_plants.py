@@ -66,7 +66,9 @@ class _NoOwners(Judge):
 
 
 class BytesNotBound(LyingPlant):
-    """Votes are for digests, whatever contributors the entry says they are of; a member whose plan was hidden can get them from nobody."""
+    """Votes are for digests, whatever contributors the entry says they are of; a member whose plan
+    was hidden can get them from nobody.
+    """
 
     machine, judge = _AnyBytes, _NoOwners
     lies = ("hide",)
@@ -85,7 +87,9 @@ class ContributorAdded(BytesNotBound):
 
 
 class OwnersNotAsked(LyingPlant):
-    """A convener hands out bytes of its own under digests that fit them, in the name of the parts' owners."""
+    """A convener hands out bytes of its own under digests that fit them, in the name of the parts'
+    owners.
+    """
 
     judge = _NoOwners
     lies = ("subset", "superset")
@@ -208,7 +212,9 @@ class PledgedValueIgnored(LyingPlant):
 
 
 class EchoForgotten(LyingPlant):
-    """A crash takes echo and promise along: the next life echoes another value in the same ballot, and has signed two."""
+    """A crash takes echo and promise along: the next life echoes another value in the same ballot,
+    and has signed two.
+    """
 
     lies = ("equivocate",)
 
@@ -279,4 +285,6 @@ DEAR_PLANTS: dict[str, type[Plant]] = {
     "lives-cost-nothing": LivesCostNothing,
     "retractions-ignored": RetractionsIgnored,
 }
-"""Of these no history is wrong: liars cost the others more than they should. Tests of what they cost find them."""
+"""Of these no history is wrong: liars cost the others more than they should. Tests of what they
+cost find them.
+"""

@@ -1,8 +1,10 @@
-"""A disk that forgets: what was not synced is lost, torn and reordered when power goes, as ALICE and CrashMonkey found real ones do it.
+"""A disk that forgets: what was not synced is lost, torn and reordered when power goes, as ALICE
+and CrashMonkey found real ones do it.
 
-A file is a list of writes on top of what is on the medium. At a power cut each 512 bytes of each write that was not synced may or may not
-have arrived, in any order; the file's length may have grown without its bytes (zeros). Names are apart from files: making, renaming and
-removing them is pending until `sync_folder`, and any of them may or may not have arrived. A kill loses nothing.
+A file is a list of writes on top of what is on the medium. At a power cut each 512 bytes of each
+write that was not synced may or may not have arrived, in any order; the file's length may have
+grown without its bytes (zeros). Names are apart from files: making, renaming and removing them is
+pending until `sync_folder`, and any of them may or may not have arrived. A kill loses nothing.
 """
 
 from __future__ import annotations
@@ -33,11 +35,15 @@ class _Names:
     now: dict[str, _File] = field(default_factory=dict[str, _File])
     medium: dict[str, _File] = field(default_factory=dict[str, _File])
     changes: list[dict[str, _File | None]] = field(default_factory=list[dict[str, "_File | None"]])
-    """Each arrives as a whole or not at all: a rename is one of a name that goes and one that comes."""
+    """Each arrives as a whole or not at all: a rename is one of a name that goes and one that
+    comes.
+    """
 
 
 class SimMedium:
-    """Implements `atoll.node.storage.medium.Medium`. ``skip``: the names of files, or "folder", whose sync does nothing: a planted bug."""
+    """Implements `atoll.node.storage.medium.Medium`. ``skip``: the names of files, or "folder",
+    whose sync does nothing: a planted bug.
+    """
 
     def __init__(self, rng: Random, skip: str = "") -> None:
         self._rng, self._skip = rng, skip
@@ -48,7 +54,9 @@ class SimMedium:
         self.boots = 0
         """How often power went: part of the boot's name."""
         self.fail: dict[int, int] = {}
-        """The call number at which an error is raised -> its errno. Calls that change something are counted."""
+        """The call number at which an error is raised -> its errno. Calls that change something are
+        counted.
+        """
         self.calls = 0
         self.failed = 0
         self.whole = False

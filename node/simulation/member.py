@@ -1,4 +1,6 @@
-"""One simulated peer: disks that stay, one for each log, and processes that come and go, each with scripts; all of it watched by checkers."""
+"""One simulated peer: disks that stay, one for each log, and processes that come and go, each with
+scripts; all of it watched by checkers.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ class SimMember:
 
     # ---- life
     def boot(self, died: Callable[[], None] | None = None) -> None:
-        """Start a process. ``died``: a trap killed it inside a call; it comes back after a while, unless something else is given."""
+        """Start a process. ``died``: a trap killed it inside a call; it comes back after a while,
+        unless something else is given.
+        """
         if self.process is not None or self.buried:
             return
         swarm, self.life = self.swarm, self.life + 1
@@ -86,7 +90,9 @@ class SimMember:
                 process.run.leave(now)
 
     def die(self, *, power: bool = False) -> None:
-        """End the process at once; with ``power`` the machine, and what was not forced to the medium is lost, torn and reordered."""
+        """End the process at once; with ``power`` the machine, and what was not forced to the
+        medium is lost, torn and reordered.
+        """
         if self.process is not None:
             self.process.end()
             self.process = None
@@ -129,7 +135,9 @@ class Disk(Observer):
 
     @property
     def me(self) -> Member:
-        """The member in its present incarnation, in this log: a backup may be found out in one fragment and not in another."""
+        """The member in its present incarnation, in this log: a backup may be found out in one
+        fragment and not in another.
+        """
         return Member(self.peer, self.storage.incarnation)
 
     @property
@@ -157,7 +165,9 @@ class Disk(Observer):
         self.swarm.plant.crashed(self.storage)
 
     def restore(self, copy: Backup) -> None:
-        """A backup comes back: what was made since is on no disk. What the log had of it by then is still the member's."""
+        """A backup comes back: what was made since is on no disk. What the log had of it by then is
+        still the member's.
+        """
         self.storage.restore_backup(copy)
 
     def wipe(self) -> None:

@@ -1,12 +1,17 @@
-"""Faults that aim at the one moment at which a bug of what is kept can show; at random times they hardly ever meet it.
+"""Faults that aim at the one moment at which a bug of what is kept can show; at random times they
+hardly ever meet it.
 
-* *A lapse*: a machine loses power just after one of its messages has left. What that message told must be on the medium.
-* *A usurpation*: a convener is cut off with its proposal, together with too few others. The rest go on to a later ballot. One of them
-  promises that ballot; at this moment its process is killed, or its machine loses power, or an old copy of its home takes the place of its
-  disk, and the next process hears the cut-off convener alone. If it votes for the proposal, which its promise forbids, the convener decides,
-  tells nobody and is cut off again; the rest, who count on the promise, decide otherwise.
+* *A lapse*: a machine loses power just after one of its messages has left. What that message told
+  must be on the medium.
+* *A usurpation*: a convener is cut off with its proposal, together with too few others. The rest go
+  on to a later ballot. One of them promises that ballot; at this moment its process is killed, or
+  its machine loses power, or an old copy of its home takes the place of its disk, and the next
+  process hears the cut-off convener alone. If it votes for the proposal, which its promise forbids,
+  the convener decides, tells nobody and is cut off again; the rest, who count on the promise,
+  decide otherwise.
 
-Drawn from a stream of its own: a seed without them is played as it always was. `deaths.Relay` has the third kind, of members that die for good.
+Drawn from a stream of its own: a seed without them is played as it always was. `deaths.Relay` has
+the third kind, of members that die for good.
 """
 
 from __future__ import annotations
@@ -33,7 +38,9 @@ HEARD_S = 3.0  # so long the next process hears the cut-off convener, unless it 
 AWAY_S = (0.02, 0.1, 0.3)  # so long after its end the next process begins
 APART_S = (2.5, 4.0)  # so long the rest have for a decision of their own
 LONGER_S = 5.0  # so much later the faults end: a usurpation takes several ballots
-CALM = 0.7  # share of the seeds with usurpations in which nothing else parts members, so that they come to their end
+# share of the seeds with usurpations in which nothing else parts members, so that they come to
+# their end
+CALM = 0.7
 WAYS = (
     "crash",
     "power",
@@ -48,7 +55,9 @@ LAPSES = ("promise", "promise", "accepted", "ready", "catch")  # what has just b
 
 @dataclass(slots=True)
 class Lapse:
-    """After the ``left``-th message of a kind from now on, ``delay_s`` later, its sender's machine loses power."""
+    """After the ``left``-th message of a kind from now on, ``delay_s`` later, its sender's machine
+    loses power.
+    """
 
     kind: str
     left: int
@@ -164,7 +173,9 @@ class Moments:
         return False
 
     def _arm(self, round_: int, convener: PeerId) -> None:
-        """Cut off the convener of a plan with so many others that one more makes them a quorum, while the rest with that one are a quorum, too."""
+        """Cut off the convener of a plan with so many others that one more makes them a quorum,
+        while the rest with that one are a quorum, too.
+        """
         config = self.swarm.watches[0].config
         self._plans = self.rng.randint(1, self.rng.choice(PLANS))
         few = self._chosen(config, convener)

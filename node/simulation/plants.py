@@ -1,6 +1,8 @@
-"""Known bugs, planted in the harness to see that the checker finds them. Production code has no switch for any of them.
+"""Known bugs, planted in the harness to see that the checker finds them. Production code has no
+switch for any of them.
 
-Each plant overrides what it breaks, for the time of one run. scripts/simulate_rounds.py --plant NAME.
+Each plant overrides what it breaks, for the time of one run. scripts/simulate_rounds.py --plant
+NAME.
 """
 
 from __future__ import annotations
@@ -86,7 +88,8 @@ class ToldBeforeForced(Plant):
 class _IgnoresAccepted(convener_module.Convening):
     def on_promise(self, now: float, who: Member, promise: m.Promise) -> None:
         if self.phase is convener_module.Phase.PREPARE:
-            self.machine.open.reduced = None  # nor does it take up what an earlier plan brought: that would be the same value again
+            # nor does it take up what an earlier plan brought: that would be the same value again
+            self.machine.open.reduced = None
         super().on_promise(now, who, m.Promise(promise.ballot, None, promise.ready))
 
 
@@ -177,7 +180,9 @@ class ConvenerByLiveness(Plant):
 
 
 class ContributionWithoutCid(Plant):
-    """Contributions are named by peer and count, so a restarted process uses a name again for other content."""
+    """Contributions are named by peer and count, so a restarted process uses a name again for other
+    content.
+    """
 
     def cid(self, rng: Random, script: Script) -> bytes:
         """The same names in every life."""
@@ -218,7 +223,9 @@ class RepeatedPlanAsProgress(Plant):
 
 
 class BufferReused(Plant):
-    """A script that has waited long enough writes its next contribution into the buffer of one that is still undecided."""
+    """A script that has waited long enough writes its next contribution into the buffer of one that
+    is still undecided.
+    """
 
     def late(self, vector: Tensor) -> None:
         """Write over it."""
@@ -227,7 +234,9 @@ class BufferReused(Plant):
 
 class _SilentSnapshot(machine_module.RoundMachine):
     def adopt_snapshot(self, now: float, skipped: Sequence[Certified], root: bytes) -> None:
-        """The state without the entries it skips: nobody asks whether one's own contribution is in them."""
+        """The state without the entries it skips: nobody asks whether one's own contribution is in
+        them.
+        """
         cid = self.contribution[0] if self.contribution else None
         blind = [
             Certified(_without(certified.entry, cid), certified.votes) for certified in skipped
@@ -251,7 +260,9 @@ def _without(entry: Entry, cid: bytes | None) -> Entry:
 
 
 class SnapshotWithoutEntries(Plant):
-    """A member that takes a snapshot does not look whether the entries it skips counted its contribution."""
+    """A member that takes a snapshot does not look whether the entries it skips counted its
+    contribution.
+    """
 
     machine = _SilentSnapshot
 

@@ -1,4 +1,6 @@
-"""One life of a node in virtual time: the real Session and the real Exchange on a World and a Network. No script, no checker."""
+"""One life of a node in virtual time: the real Session and the real Exchange on a World and a
+Network. No script, no checker.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,9 @@ def verify_as(peer: PeerId, payload: bytes, signature: bytes) -> bool:
 
 
 class Input:
-    """Around every input of a process: what follows from it happens at its end (`NodeProcess.settle`). A trap may end it all."""
+    """Around every input of a process: what follows from it happens at its end
+    (`NodeProcess.settle`). A trap may end it all.
+    """
 
     __slots__ = ("_process", "_pulled")
 
@@ -113,9 +117,11 @@ class Input:
 
 
 class NodeProcess:
-    """Drives a Session (or Fragments) and an Exchange; implements `SessionPorts`. After `end` nothing of it happens any more.
+    """Drives a Session (or Fragments) and an Exchange; implements `SessionPorts`. After `end`
+    nothing of it happens any more.
 
-    ``emit`` hears the session's events, ``died(back_after_s)`` that a trap killed the process inside a call.
+    ``emit`` hears the session's events, ``died(back_after_s)`` that a trap killed the process
+    inside a call.
     """
 
     def __init__(
@@ -129,7 +135,9 @@ class NodeProcess:
         died: Callable[[float], None],
         others: Sequence[Storage] = (),
     ) -> None:
-        """``others``: storages of the second and all further fragments of a run that is cut into fragments."""
+        """``others``: storages of the second and all further fragments of a run that is cut into
+        fragments.
+        """
         self.place, self.peer = place, peer
         self.storage: Storage = storage
         self.world, self.network = place.world, place.network
@@ -215,13 +223,17 @@ class NodeProcess:
                 self.world.at(self.world.now, action)
 
     def runs(self, action: Callable[[], None]) -> bool:
-        """Whether ``action`` may happen now: not when the process has ended, and at the thaw when it is frozen."""
+        """Whether ``action`` may happen now: not when the process has ended, and at the thaw when
+        it is frozen.
+        """
         if self.frozen:
             self._late.append(action)
         return not self.ended and not self.frozen
 
     def alive(self, *, pulled: bool = True) -> Input:
-        """Around every input: see `Input`. Without ``pulled`` no records are pulled: for inputs that cannot have made any."""
+        """Around every input: see `Input`. Without ``pulled`` no records are pulled: for inputs
+        that cannot have made any.
+        """
         return self._input if pulled else self._hearing
 
     def settle(self, pulled: bool) -> None:
@@ -323,7 +335,9 @@ class NodeProcess:
         return self.barrier.hold(act)
 
     def persist(self, work: Callable[[], T], done: Callable[[float, T], None]) -> None:
-        """Jobs that wait for the disk, one at a time: each takes as long as the medium takes for a sync, and is done at the end of that."""
+        """Jobs that wait for the disk, one at a time: each takes as long as the medium takes for a
+        sync, and is done at the end of that.
+        """
         self._forcing.append((work, done))
         if len(self._forcing) == 1:
             self.world.after(self.place.sync_s, self._force)
@@ -348,7 +362,9 @@ class NodeProcess:
             raise ProcessDied(self.peer, FAILED_S) from error
 
     def offload(self, work: Callable[[], T], done: Callable[[float, T], None]) -> None:
-        """Jobs run one at a time, in order; each takes a moment of virtual time, in which other things happen."""
+        """Jobs run one at a time, in order; each takes a moment of virtual time, in which other
+        things happen.
+        """
         self._put(self._jobs, work, done)
 
     def serve(self, work: Callable[[], T], done: Callable[[float, T], None]) -> bool:

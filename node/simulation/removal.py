@@ -1,4 +1,6 @@
-"""A quorum is lost for ever, and the organiser recertifies: what its user does, with what happens around it."""
+"""A quorum is lost for ever, and the organiser recertifies: what its user does, with what happens
+around it.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,9 @@ REBOOTS = 0.25  # in so many of the seeds the organiser's machine loses power, t
 
 
 class Removal:
-    """Kills members until no quorum is left, some cut off from the organiser first, so that they may decide what it never hears of; waits;
-    then whoever is dead is declared so, loses its disk, and is removed. Once a run."""
+    """Kills members until no quorum is left, some cut off from the organiser first, so that they
+    may decide what it never hears of; waits; then whoever is dead is declared so, loses its disk,
+    and is removed. Once a run."""
 
     def __init__(self, swarm: SimSwarm, rng: random.Random) -> None:
         self.swarm, self.rng = swarm, rng
@@ -107,14 +110,18 @@ class Removal:
                 disk.undecided.clear()
 
     def _say(self, process: NodeProcess, dead: Sequence[SimMember]) -> bool:
-        """Whether the word was given, for one fragment at least: where the organiser died before it was for all, its user repeats it."""
+        """Whether the word was given, for one fragment at least: where the organiser died before it
+        was for all, its user repeats it.
+        """
         try:
             with process.alive():
                 recertify(
                     process.run.sessions, self.swarm.world.now, [member.peer for member in dead]
                 )
         except RecertifyError:
-            return False  # the others are enough, or one of the dead still seems to be there, or was never a member
+            # the others are enough, or one of the dead still seems to be there, or was never a
+            # member
+            return False
         if process.ended:
             self.swarm.world.after(AGAIN_S, self._repeat)
         disks = self.swarm.members[self.swarm.organiser].disks

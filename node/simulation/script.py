@@ -1,7 +1,9 @@
-"""A training script reduced to what the round protocol sees of it: units of work that must not be lost nor counted twice.
+"""A training script reduced to what the round protocol sees of it: units of work that must not be
+lost nor counted twice.
 
-A unit is a stretch of training. The script trains, freezes all units it holds into one contribution, and goes on training. When a
-round is committed, the units counted are gone and the rest goes into the next contribution.
+A unit is a stretch of training. The script trains, freezes all units it holds into one
+contribution, and goes on training. When a round is committed, the units counted are gone and the
+rest goes into the next contribution.
 """
 
 from __future__ import annotations
@@ -122,7 +124,9 @@ class Script:
             self.scene.plant.late(vector)
 
     def die(self) -> None:
-        """The process ends; what was not counted is gone with it (unless it turns out to be counted)."""
+        """The process ends; what was not counted is gone with it (unless it turns out to be
+        counted).
+        """
         self.stopped = True
         self.units.destroyed.update(self.held)
         if self._timer:

@@ -70,7 +70,9 @@ class BranchBeforeAccepted(SealPlant):
 
 class _Automatic(sealing_module.Sealing):
     def tick(self, now: float) -> bool:
-        """Whoever is silent when no quorum is in sight for a while is removed, without anybody's word."""
+        """Whoever is silent when no quorum is in sight for a while is removed, without anybody's
+        word.
+        """
         machine = self.machine
         if (
             machine.me.peer == machine.organiser

@@ -1,8 +1,9 @@
 """Blocking scripts in virtual time: each in a thread of its own, exactly one running at a time.
 
-The baton is with the world or with one actor. An actor keeps it until it waits; the world moves on only when all actors wait. So
-the order of everything is a function of the seed, and a script needs no change to run here. Each actor has its own global random
-state (torch, numpy, random), as if it were a process.
+The baton is with the world or with one actor. An actor keeps it until it waits; the world moves on
+only when all actors wait. So the order of everything is a function of the seed, and a script needs
+no change to run here. Each actor has its own global random state (torch, numpy, random), as if it
+were a process.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class Actor:
 
     # ---- called by the script's thread
     def wait(self, until: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Give the baton away until ``until()`` holds (asked when poked) or the time has passed; returns ``until()``."""
+        """Give the baton away until ``until()`` holds (asked when poked) or the time has passed;
+        returns ``until()``.
+        """
         if self._dismissed:
             raise Dismissed
         if until():

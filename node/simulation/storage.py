@@ -1,6 +1,8 @@
-"""What a simulated member keeps over the life of its process: journal, results, checkpoint. Lost only with the disk itself.
+"""What a simulated member keeps over the life of its process: journal, results, checkpoint. Lost
+only with the disk itself.
 
-Every write first goes past ``before_write``, where a trap may kill the process: what was not written then never will be.
+Every write first goes past ``before_write``, where a trap may kill the process: what was not
+written then never will be.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ class Observer:
 
 
 class SimJournal(FileJournal):
-    """The node's journal, on a simulated disk; it tells an observer. A vote is told once it is on the medium: before, nobody has heard it."""
+    """The node's journal, on a simulated disk; it tells an observer. A vote is told once it is on
+    the medium: before, nobody has heard it.
+    """
 
     WASTE = 2_000
 
@@ -139,7 +143,9 @@ class SimJournal(FileJournal):
         self.told = (len(self.entries), self.promised)
 
     def forget_votes(self) -> None:
-        """What `[durability] sync = "none"` risks: the log is here, and what was said in the open round is not known."""
+        """What `[durability] sync = "none"` risks: the log is here, and what was said in the open
+        round is not known.
+        """
         self._write_vote(-1, None, (), None)
         self.told = (
             self.told[0],
@@ -190,7 +196,8 @@ class SimReplica(ModelReplica):
 
 
 class SimStorage(MemoryStorage):
-    """The disk of one simulated member: the node's journal and checkpoints on a `SimMedium`; the rest in memory, as if it were forced at once.
+    """The disk of one simulated member: the node's journal and checkpoints on a `SimMedium`; the
+    rest in memory, as if it were forced at once.
 
     Result bytes that were not forced may be lost with the power.
     """
@@ -206,7 +213,9 @@ class SimStorage(MemoryStorage):
         self.replica_now: SimReplica | None = None
         self._numel = 0  # elements of the checkpoints' anchors
         self._begun: list[tuple[int, bytes]] = []
-        """Checkpoints since the newest that was told to be kept: the disk failed somewhere in them, and each may be there or not."""
+        """Checkpoints since the newest that was told to be kept: the disk failed somewhere in them,
+        and each may be there or not.
+        """
 
     # ---- for the harness
     @property
@@ -242,7 +251,9 @@ class SimStorage(MemoryStorage):
         )
 
     def restore_backup(self, backup: Backup) -> None:
-        """A copy takes the place of the disk, of a dead member, on the same machine. Who restores one makes room for it: no call of it fails."""
+        """A copy takes the place of the disk, of a dead member, on the same machine. Who restores
+        one makes room for it: no call of it fails.
+        """
         fail, self.medium.fail = self.medium.fail, {}
         self.medium.fill(backup.files)
         for name, value in backup.kept.items():
@@ -251,7 +262,9 @@ class SimStorage(MemoryStorage):
         self.medium.fail = fail
 
     def reboot(self) -> None:
-        """The machine lost power, and votes were not forced: the next life is a new one with the same log."""
+        """The machine lost power, and votes were not forced: the next life is a new one with the
+        same log.
+        """
         self.journal().forget_votes()
 
     def end_of_life(self, *, power: bool = False) -> None:
@@ -320,7 +333,9 @@ class SimStorage(MemoryStorage):
         super().keep_branch(record)
 
     def replica(self, layout: Layout, *, restore: bool) -> Replica:
-        """A replica of this layout, with ``restore`` filled from the newest checkpoint that the journal reaches."""
+        """A replica of this layout, with ``restore`` filled from the newest checkpoint that the
+        journal reaches.
+        """
         replica = self.replica_now = SimReplica(layout, self._outer, self.observer)
         self._fill(replica, restore)
         return replica

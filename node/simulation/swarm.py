@@ -55,7 +55,8 @@ RECERTIFIED = (
     0.15  # share of the seeds in which a quorum is lost for ever, and the organiser recertifies
 )
 CHECKED = 0.5  # share of the seeds with two levels in which heads of sites are checked
-DYING = 0.5  # share of the seeds in which members die for good, of those where nothing else is lost for ever
+# share of the seeds in which members die for good, of those where nothing else is lost for ever
+DYING = 0.5
 POWER = 0.4  # share of the seeds in which half of the deaths are power cuts
 SYNCS_S = (0.0005, 0.002, 0.01, 0.03)  # what media take for a sync, in such seeds
 BRANCHED = 0.4  # share of the seeds in which members without a quorum go on in branches
@@ -72,10 +73,11 @@ TIMING = Timing(pull_s=0.1, heartbeat_s=0.25, keep_rounds=4)
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a seed is run with. ``rounds``: entries that must be decided; ``patience_s``: how long after healing, virtual; ``plan``: the
-    topology of its plans, ``fragments``: into how many the model is cut; both by the seed where they are None; ``reducer``: what becomes of
-    contributions; ``lying``: so many members tell ``lies``; ``losing``: the share of the seeds with each of the kinds of `losses`,
-    and of faults that aim, where these are asked for."""
+    """What a seed is run with. ``rounds``: entries that must be decided; ``patience_s``: how long
+    after healing, virtual; ``plan``: the topology of its plans, ``fragments``: into how many the
+    model is cut; both by the seed where they are None; ``reducer``: what becomes of contributions;
+    ``lying``: so many members tell ``lies``; ``losing``: the share of the seeds with each of the
+    kinds of `losses`, and of faults that aim, where these are asked for."""
 
     peers: tuple[int, int] = (5, 9)
     rounds: int = 10
@@ -108,7 +110,9 @@ _head = msgspec.msgpack.Decoder(_Head)
 
 @dataclass(slots=True)
 class Verdict:
-    """What became of a seed. ``problem`` is "" when all predicates held; ``unfinished`` when only liveness failed."""
+    """What became of a seed. ``problem`` is "" when all predicates held; ``unfinished`` when only
+    liveness failed.
+    """
 
     seed: int
     problem: str
@@ -440,7 +444,9 @@ class SimSwarm:
         return self.names
 
     def crash(self, peer: PeerId, *, amnesia: bool = False) -> bool:
-        """Kill a process; with amnesia its disk is lost too (once a run, only where a quorum is left, and no other home forgot its votes)."""
+        """Kill a process; with amnesia its disk is lost too (once a run, only where a quorum is
+        left, and no other home forgot its votes).
+        """
         member = self.members[peer]
         if member.process is None:
             return False
@@ -470,7 +476,9 @@ class SimSwarm:
             watch.checker.retired.add(disk.me)
 
     def reboot(self, peer: PeerId) -> None:
-        """A machine whose votes were not forced loses power and starts again: its node goes on in a new life."""
+        """A machine whose votes were not forced loses power and starts again: its node goes on in a
+        new life.
+        """
         member = self.members[peer]
         if self.crash(peer):
             self._retire(member)
@@ -489,9 +497,11 @@ class SimSwarm:
             self.restart(member.peer)
 
     def expendable(self, peer: PeerId) -> bool:
-        """Whether majorities of all configurations hold all that was decided without this peer's disks (the organiser may decide alone).
+        """Whether majorities of all configurations hold all that was decided without this peer's
+        disks (the organiser may decide alone).
 
-        Of those that were voted on as well: a vote may still be adopted, with a configuration of two that counts on the lost one."""
+        Of those that were voted on as well: a vote may still be adopted, with a configuration of
+        two that counts on the lost one."""
         held = all(2 * len(watch.holding(peer)) > len(watch.config) >= 3 for watch in self.watches)
         configs = [config for watch in self.watches for config in watch.proposed()]
         return held and all(
@@ -504,7 +514,9 @@ class SimSwarm:
         self.world.after(back_after_s, lambda: self.restart(peer))
 
     def kill(self, member: SimMember, *, power: bool | None = None) -> None:
-        """End its process, as kill -9 does, or with the power of its machine; which of them is drawn, or given."""
+        """End its process, as kill -9 does, or with the power of its machine; which of them is
+        drawn, or given.
+        """
         member.die(power=self.powered and self.power.random() < 0.5 if power is None else power)
         self.twins.hear()
         for other in self.members.values():

@@ -1,7 +1,8 @@
 """Twins: at any moment a second process begins from a copy of a live member's home, with its key.
 
-Both hear all that is sent to that peer. Neither may ever vote for what the other did not (the checker has one entry a ballot); both must say
-that there are two, as all others must (E308); and the others go on without them as the law of liveness says. Drawn from a stream of its own.
+Both hear all that is sent to that peer. Neither may ever vote for what the other did not (the
+checker has one entry a ballot); both must say that there are two, as all others must (E308); and
+the others go on without them as the law of liveness says. Drawn from a stream of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ KNOWN_S = 20.0  # so long after both are there and the network is mended all kno
 
 
 class Twins:
-    """Whether a seed has them, and what becomes of them: once a run, since both stay mute until their user ends one and starts the other again."""
+    """Whether a seed has them, and what becomes of them: once a run, since both stay mute until
+    their user ends one and starts the other again.
+    """
 
     def __init__(self, swarm: SimSwarm) -> None:
         self.swarm = swarm
@@ -77,7 +80,9 @@ class Twins:
         return found
 
     def hear(self) -> None:
-        """Both processes hear what is sent to their peer; called whenever one of them has begun or ended."""
+        """Both processes hear what is sent to their peer; called whenever one of them has begun or
+        ended.
+        """
         if self.peer is None or self.twin is None:
             return
         both = [self.swarm.members[self.peer].process, self.twin.process]

@@ -1,4 +1,6 @@
-"""One log of a simulated run, as it is watched: its checker, who voted for what, and what the scripts that contribute to it share."""
+"""One log of a simulated run, as it is watched: its checker, who voted for what, and what the
+scripts that contribute to it share.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +115,9 @@ class Watch:
         ]
 
     def settled(self) -> bool:
-        """Whether every member that lives (but one that leaves) has so many entries and is in the configuration."""
+        """Whether every member that lives (but one that leaves) has so many entries and is in the
+        configuration.
+        """
         top = self.config
         for disk in self.disks:
             member = disk.member

@@ -1,8 +1,10 @@
-"""The state of a run on disk: `state.safetensors` (anchor and momentum, float32 (numel,)) and `atoll.json` (what they mean).
+"""The state of a run on disk: `state.safetensors` (anchor and momentum, float32 (numel,)) and
+`atoll.json` (what they mean).
 
-Two generations: the one before is `before.safetensors`. A checkpoint is written, forced, renamed, and its name forced; at every instant at
-least one whole generation is on the medium. Until an entry follows the newest, no certificate names that one's root, and a member that lags
-could not believe it: then the one before it is what can be proved.
+Two generations: the one before is `before.safetensors`. A checkpoint is written, forced, renamed,
+and its name forced; at every instant at least one whole generation is on the medium. Until an entry
+follows the newest, no certificate names that one's root, and a member that lags could not believe
+it: then the one before it is what can be proved.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ MAX_HEAD_BYTES = 1 << 20
 
 
 class Saved(NamedTuple):
-    """A checkpoint: the state after log entry ``entry``, which holds ``rounds`` rounds; ``root`` is its Merkle root."""
+    """A checkpoint: the state after log entry ``entry``, which holds ``rounds`` rounds; ``root`` is
+    its Merkle root.
+    """
 
     entry: int
     rounds: int
@@ -44,11 +48,13 @@ def save(
     medium: Medium = REAL,
     keep_newest: bool = True,
 ) -> None:
-    """Write a checkpoint beside the last one, which stays: a kill, a full disk or a power cut leaves one of the two. Raises StorageError.
+    """Write a checkpoint beside the last one, which stays: a kill, a full disk or a power cut
+    leaves one of the two. Raises StorageError.
 
     Without ``keep_newest`` the last one is of no use, and the one before stays instead.
 
-    It is on the medium when this returns. Large files are forced in pieces, so that a vote never waits for all of one.
+    It is on the medium when this returns. Large files are forced in pieces, so that a vote never
+    waits for all of one.
     """
     counts = {"entry": saved.entry, "round": saved.rounds}
     meta = {
@@ -74,7 +80,9 @@ def save(
 
 
 def _write(medium: Medium, path: Path, tensors: dict[str, Tensor], meta: dict[str, str]) -> None:
-    """Float32 vectors as safetensors, from where they lie: the library's own way copies them first. Raises OSError."""
+    """Float32 vectors as safetensors, from where they lie: the library's own way copies them first.
+    Raises OSError.
+    """
     header: dict[str, object] = {"__metadata__": meta}
     end = 0
     for name, tensor in tensors.items():
@@ -113,7 +121,8 @@ def load(
     medium: Medium = REAL,
     name: str = "",
 ) -> Saved | None:
-    """The last checkpoint, or that in the file ``name``; None when there is none. Its root is not checked.
+    """The last checkpoint, or that in the file ``name``; None when there is none. Its root is not
+    checked.
 
     Raises StorageError E303 when it cannot be read (``alone``: see `damaged`).
     """
@@ -135,7 +144,9 @@ def load(
 
 
 def entry_of(folder: Path, name: str, medium: Medium = REAL) -> int | None:
-    """The log entry that a checkpoint is of, by its header; None where there is none that can be read."""
+    """The log entry that a checkpoint is of, by its header; None where there is none that can be
+    read.
+    """
     try:
         file = medium.open(folder / name) if medium.exists(folder / name) else -1
         if file < 0:
@@ -179,7 +190,9 @@ def _read(medium: Medium, path: Path) -> tuple[dict[str, str], dict[str, Tensor]
 
 
 class AheadError(StorageError):
-    """A whole checkpoint is of an entry that the journal has not: power went before that was on the medium. ``alone``: see `damaged`."""
+    """A whole checkpoint is of an entry that the journal has not: power went before that was on the
+    medium. ``alone``: see `damaged`.
+    """
 
     def __init__(self, path: Path, entry: int, *, alone: bool) -> None:
         super().__init__(
@@ -196,7 +209,9 @@ class AheadError(StorageError):
 
 
 def damaged(path: Path, why: str, *, alone: bool = False) -> StorageError:
-    """The coded error for local state that cannot be used; ``alone``: no other member is known from whom to fetch it."""
+    """The coded error for local state that cannot be used; ``alone``: no other member is known from
+    whom to fetch it.
+    """
     return StorageError(
         f"{path} is damaged: {why}",
         code="E303",

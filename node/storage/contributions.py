@@ -1,6 +1,8 @@
-"""Contributions that are kept, so that rounds can be recomputed: this member's own, encoded, and what all have signed of theirs.
+"""Contributions that are kept, so that rounds can be recomputed: this member's own, encoded, and
+what all have signed of theirs.
 
-A folder for each entry of the log: ``PEER.signed``, the statement, and of those whose values are here ``PEER.data``. The newest rounds only are kept.
+A folder for each entry of the log: ``PEER.signed``, the statement, and of those whose values are
+here ``PEER.data``. The newest rounds only are kept.
 """
 
 from __future__ import annotations
@@ -23,13 +25,17 @@ _decoder = msgspec.msgpack.Decoder(Statement)
 
 
 class ContributionFiles:
-    """Of one log, at most ``most`` entries of it. Implements `session.ports.Contributions`; ``trouble`` hears what the disk refuses."""
+    """Of one log, at most ``most`` entries of it. Implements `session.ports.Contributions`;
+    ``trouble`` hears what the disk refuses.
+    """
 
     def __init__(self, folder: Path, most: int, trouble: Callable[[StorageError], None]) -> None:
         self._folder, self._most, self._trouble = folder / FOLDER, most, trouble
 
     def keep(self, statement: Statement, data: memoryview | None = None) -> bool:
-        """Keep what somebody has signed; ``data``: the values, where they are here. Whether it is kept."""
+        """Keep what somebody has signed; ``data``: the values, where they are here. Whether it is
+        kept.
+        """
         place = self._folder / f"{statement.entry:08}"
         try:
             make_private(place)
@@ -46,7 +52,9 @@ class ContributionFiles:
         return True
 
     def forget(self, entry: int, but: Iterable[PeerId]) -> None:
-        """Entry ``entry`` is decided: it counts these. What others have signed goes, and the oldest entries."""
+        """Entry ``entry`` is decided: it counts these. What others have signed goes, and the oldest
+        entries.
+        """
         counted = set(but)
         try:
             for path in (self._folder / f"{entry:08}").glob("*"):
@@ -67,7 +75,9 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 def find_kept(folders: Iterable[Path], entry: int) -> dict[bytes, Kept]:
-    """By cid: all statements about an entry below these folders. Raises StorageError for one that is damaged."""
+    """By cid: all statements about an entry below these folders. Raises StorageError for one that
+    is damaged.
+    """
     found = dict[bytes, Kept]()
     for folder in folders:
         for path in sorted(folder.rglob(f"{entry:08}/*{SIGNED}")):

@@ -1,4 +1,6 @@
-"""Frames: length, blake3 check, body. The journal's entries lie in them, and what an audit hands over."""
+"""Frames: length, blake3 check, body. The journal's entries lie in them, and what an audit hands
+over.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ def framed(data: bytes) -> bytes:
 
 
 def read_frames(file: BinaryIO, path: Path, *, growing: bool = False) -> Iterator[bytes]:
-    """The bodies of all frames from where ``file`` stands; of a ``growing`` file without a last one that is being written.
+    """The bodies of all frames from where ``file`` stands; of a ``growing`` file without a last one
+    that is being written.
 
     Raises StorageError E303 for a frame that is cut short, too long, or fails its check.
     """

@@ -1,20 +1,25 @@
 """The journal of one log on disk: a write-ahead log of everything that a member must not forget.
 
-`entries`: append-only frames (length, blake3 check, body), of two kinds: a decided entry, and what was promised and voted in the open round.
-What is said by a message is written here first, and the message waits until `sync` has forced it to the medium (`session.barrier`). So
-whatever a power cut takes from the end of the file was never said to anybody: the tail is cut off, and the member goes on as the same
-life. Each frame tells up to which byte the file was on the medium when it was written: what is broken before that byte is damage, not a
-tail. `../seal`: one frame, replaced at once; it outlives the journal, since what an organiser has signed stands whatever else is lost.
-`meta.json`: incarnation, boot id, whether the last life ended cleanly, and whether it was ``synced``: without (`[durability] sync = "none"`)
-votes may be gone after a reboot, so the peer takes a new incarnation and may never vote under the old one.
+`entries`: append-only frames (length, blake3 check, body), of two kinds: a decided entry, and what
+was promised and voted in the open round. What is said by a message is written here first, and the
+message waits until `sync` has forced it to the medium (`session.barrier`). So whatever a power cut
+takes from the end of the file was never said to anybody: the tail is cut off, and the member goes
+on as the same life. Each frame tells up to which byte the file was on the medium when it was
+written: what is broken before that byte is damage, not a tail. `../seal`: one frame, replaced at
+once; it outlives the journal, since what an organiser has signed stands whatever else is lost.
+`meta.json`: incarnation, boot id, whether the last life ended cleanly, and whether it was
+``synced``: without (`[durability] sync = "none"`) votes may be gone after a reboot, so the peer
+takes a new incarnation and may never vote under the old one.
 
-Votes of rounds that are over are left out at a start where they take more than a quarter of what the entries take: the file is written anew beside,
-forced, and renamed, so that a cut leaves the one or the other. Entries are all kept: whoever joins verifies the chain from the genesis on.
+Votes of rounds that are over are left out at a start where they take more than a quarter of what
+the entries take: the file is written anew beside, forced, and renamed, so that a cut leaves the one
+or the other. Entries are all kept: whoever joins verifies the chain from the genesis on.
 
-All frames are checked at the start; in memory are the newest entries, and where every 64th begins. A write that fails (a full disk) leaves
-the file as it was, so that the same write can be tried again. What does not fit its check is ``damaged``, in words, with the byte at
-which it begins; nothing on the disk is changed then. Broken votes of rounds that are over are of no use to anybody: they are told
-(``blemish``) and passed over.
+All frames are checked at the start; in memory are the newest entries, and where every 64th begins.
+A write that fails (a full disk) leaves the file as it was, so that the same write can be tried
+again. What does not fit its check is ``damaged``, in words, with the byte at which it begins;
+nothing on the disk is changed then. Broken votes of rounds that are over are of no use to anybody:
+they are told (``blemish``) and passed over.
 """
 
 from __future__ import annotations
@@ -67,7 +72,9 @@ _vote = msgspec.msgpack.Decoder(_Vote)
 
 
 def boot_id() -> str:
-    """Identifies this boot of the machine; "" where the platform does not tell (then every restart counts as the same boot)."""
+    """Identifies this boot of the machine; "" where the platform does not tell (then every restart
+    counts as the same boot).
+    """
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -75,7 +82,9 @@ def boot_id() -> str:
 
 
 def stored_entries(folder: Path) -> Iterator[Certified]:
-    """The entries in the journal of ``folder``, read without opening it: a node may be writing there. Raises StorageError."""
+    """The entries in the journal of ``folder``, read without opening it: a node may be writing
+    there. Raises StorageError.
+    """
     path = folder / "entries"
     try:
         with open(path, "rb") as file:
@@ -95,7 +104,9 @@ def stored_entries(folder: Path) -> Iterator[Certified]:
 
 
 class FileJournal:
-    """Implements `collectives.round.Journal`. Raises StorageError when it cannot write; nothing is answered then."""
+    """Implements `collectives.round.Journal`. Raises StorageError when it cannot write; nothing is
+    answered then.
+    """
 
     WASTE = 1 << 20
     """Bytes of votes of rounds that are over that are never worth writing the file anew."""
@@ -109,7 +120,9 @@ class FileJournal:
         synced: bool = True,
         boot: str | None = None,
     ) -> None:
-        """``synced``: whether this life's messages wait until what they say is on the medium. ``boot``: in place of `boot_id`."""
+        """``synced``: whether this life's messages wait until what they say is on the medium.
+        ``boot``: in place of `boot_id`.
+        """
         self._boot = boot_id() if boot is None else boot
         self._folder, self.incarnation = folder, incarnation
         self._medium, self._waits = medium, synced
@@ -127,7 +140,9 @@ class FileJournal:
         self.sealed: SealRecord | None = None
         self.damaged = self.blemish = ""
         self.lost_bytes = 0
-        """How much of the end the last life had not forced to the medium, and a power cut has broken."""
+        """How much of the end the last life had not forced to the medium, and a power cut has
+        broken.
+        """
         self.written = 0
         """How many records were written in this life: see `sync`."""
         self._end = self._on_medium = 0  # of the whole frames in `entries`
@@ -177,7 +192,9 @@ class FileJournal:
         self.proof, self.echoed = (), None
 
     def seal(self, record: SealRecord) -> None:
-        """Record a seal. The control loop waits for the disk: no round in its usual course is sealed."""
+        """Record a seal. The control loop waits for the disk: no round in its usual course is
+        sealed.
+        """
         write_atomically(
             self._folder.with_name("seal"),
             framed(msgspec.msgpack.encode(record)),
@@ -186,8 +203,9 @@ class FileJournal:
         self.sealed = record
 
     def sync(self) -> None:
-        """All that was written before is on the medium when this returns. From any thread. Raises StorageError: then nobody knows what is
-        there (after a failed sync the system forgets what it could not write), and this life must say nothing more."""
+        """All that was written before is on the medium when this returns. From any thread. Raises
+        StorageError: then nobody knows what is there (after a failed sync the system forgets what
+        it could not write), and this life must say nothing more."""
         with self._lock:  # so that the file is not closed meanwhile
             end = self._end
             if self._log < 0 or end == self._on_medium:
@@ -200,8 +218,9 @@ class FileJournal:
 
     # ---- life
     def go_on(self, *, anew: bool) -> None:
-        """To be called after a reboot without a clean stop. ``anew``: in a new incarnation, since votes may have been lost with the page cache;
-        the entries that are here are as good as before. Raises StorageError."""
+        """To be called after a reboot without a clean stop. ``anew``: in a new incarnation, since
+        votes may have been lost with the page cache; the entries that are here are as good as
+        before. Raises StorageError."""
         self.incarnation += anew
         self._save_meta(clean=False)
 
@@ -247,11 +266,14 @@ class FileJournal:
             self._unknown_life("meta.json is missing")
 
     def _unknown_life(self, why: str) -> None:
-        """Which incarnations were used cannot be told: the next one must be larger than any that counted from 0, or from a clock."""
+        """Which incarnations were used cannot be told: the next one must be larger than any that
+        counted from 0, or from a clock.
+        """
         self.damaged, self.incarnation = why, int(time.time())
 
     def _save_meta(self, *, clean: bool) -> None:
-        # The control loop waits for this: at the start of a life, before anything is said in it, and at its end.
+        # The control loop waits for this: at the start of a life, before anything is said in it,
+        # and at its end.
         meta = {
             "incarnation": self.incarnation,
             "boot_id": self._boot,
@@ -263,7 +285,9 @@ class FileJournal:
 
     # ---- reading
     def _load(self) -> None:
-        """Check all frames. A broken end that was never forced is cut off; anything else that does not fit is damage."""
+        """Check all frames. A broken end that was never forced is cut off; anything else that does
+        not fit is damage.
+        """
         total, at, forced = self._medium.size(self._log), 0, self._was_long * self._was_clean
         whole_from = -1  # where the last whole frame begins
         broken: int | None = None  # the first broken byte, unless it is known to do no harm
@@ -323,7 +347,8 @@ class FileJournal:
         return whole and self._over > max(self.WASTE, (self._end - self._over) // 4)
 
     def _compact(self) -> None:
-        """Write the entries, and what was promised and voted in the open round, to a file that takes the place of this one. Raises OSError.
+        """Write the entries, and what was promised and voted in the open round, to a file that
+        takes the place of this one. Raises OSError.
 
         Where the disk has no room for it, all stays as it is.
         """

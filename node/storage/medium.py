@@ -1,7 +1,9 @@
-"""The file system as the storage of a run uses it: the seam between journal, votes and checkpoints and the disk.
+"""The file system as the storage of a run uses it: the seam between journal, votes and checkpoints
+and the disk.
 
-`RealMedium` is the operating system's. `atoll.node.simulation.medium` has one that loses, tears and reorders what was not synced, as a
-power cut does. A write or a rename is on the medium once `sync` of the file, or `sync_folder` of its folder, has returned; not before.
+`RealMedium` is the operating system's. `atoll.node.simulation.medium` has one that loses, tears and
+reorders what was not synced, as a power cut does. A write or a rename is on the medium once `sync`
+of the file, or `sync_folder` of its folder, has returned; not before.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from ...collectives.errors import StorageError
 from ..paths import storage_error as about
 
 PIECE_BYTES = 8 << 20
-"""What is written at a time of a large file, and forced before the next: what is small and urgent never waits for all of it."""
+"""What is written at a time of a large file, and forced before the next: what is small and urgent
+never waits for all of it.
+"""
 
 
 class Medium(Protocol):
@@ -143,8 +147,8 @@ REAL: Medium = RealMedium()
 def write_atomically(
     path: Path, data: bytes, *, forced: bool = True, medium: Medium = REAL
 ) -> None:
-    """Replace a file's content at once. After a power cut there is the old content or the new one, and, ``forced``, the new one; without, only
-    a kill is provided for. Raises StorageError."""
+    """Replace a file's content at once. After a power cut there is the old content or the new one,
+    and, ``forced``, the new one; without, only a kill is provided for. Raises StorageError."""
     temporary = path.with_name(path.name + ".new")
     try:
         medium.remove(temporary)
@@ -165,7 +169,9 @@ def write_atomically(
 
 
 def make_folder(folder: Path, medium: Medium = REAL) -> None:
-    """A folder whose name is on the medium: what is forced in it could not be found again otherwise. Raises OSError."""
+    """A folder whose name is on the medium: what is forced in it could not be found again
+    otherwise. Raises OSError.
+    """
     made = not medium.exists(folder)
     medium.make_folder(folder)
     if made:

@@ -1,7 +1,9 @@
-"""Result bytes in a ring of preallocated files, mapped and shared: what is received into them survives a kill -9.
+"""Result bytes in a ring of preallocated files, mapped and shared: what is received into them
+survives a kill -9.
 
-A mapping costs no copy; preallocation turns a full disk into a StorageError instead of a bus error. Behind the bytes each file says what
-they are (a trailer: name, round, length, with a check), so that one sync of one file puts both on the medium.
+A mapping costs no copy; preallocation turns a full disk into a StorageError instead of a bus error.
+Behind the bytes each file says what they are (a trailer: name, round, length, with a check), so
+that one sync of one file puts both on the medium.
 """
 
 from __future__ import annotations
@@ -139,7 +141,9 @@ class ResultFiles:
             return memoryview(self._map(self._free(), nbytes).data)[:nbytes]
 
     def _free(self) -> int:
-        """A file nobody uses, which says no more what it held; with the lock held. Raises StorageError."""
+        """A file nobody uses, which says no more what it held; with the lock held. Raises
+        StorageError.
+        """
         kept = {number for _, number, _ in self._index.values()}
         for number in range(MAX_FILES):
             reference = self._mapped.get(number)
@@ -168,7 +172,8 @@ class ResultFiles:
     def keep(self, name: str, round_: int, data: memoryview, *, forced: bool) -> None:
         """Name the bytes in a buffer of `allocate`; those of elsewhere are written to a file.
 
-        ``forced``: they are on the medium when this returns, which is heavy; without, they survive a kill only. Raises StorageError.
+        ``forced``: they are on the medium when this returns, which is heavy; without, they survive
+        a kill only. Raises StorageError.
         """
         with self._lock:
             if name in self._index:
@@ -201,7 +206,9 @@ class ResultFiles:
             os.close(fd)
 
     def _write(self, data: memoryview) -> int:
-        """Bytes from elsewhere, into a free file: a third of what it costs to copy them into a mapping, whose every page is a fault."""
+        """Bytes from elsewhere, into a free file: a third of what it costs to copy them into a
+        mapping, whose every page is a fault.
+        """
         number = self._free()
         path = self._path(number)
         fd = self._open(path)
@@ -245,7 +252,9 @@ class ResultFiles:
             ]
 
     def forget(self, before: int, keep: set[str]) -> None:
-        """Names of older rounds are dropped, except ``keep``; their files are used again once nobody reads them."""
+        """Names of older rounds are dropped, except ``keep``; their files are used again once
+        nobody reads them.
+        """
         with self._lock:
             self._drop(
                 name
@@ -259,7 +268,9 @@ class ResultFiles:
             self._drop(name for name in self._index if name.startswith(prefix))
 
     def give_back(self) -> None:
-        """Remove the files that nobody reads and nothing is kept in; they would be used again, at the price of making them anew."""
+        """Remove the files that nobody reads and nothing is kept in; they would be used again, at
+        the price of making them anew.
+        """
         with self._lock:
             self._warm.clear()
             kept = {number for _, number, _ in self._index.values()}

@@ -32,8 +32,9 @@ from .votes import VoteFiles
 log = logging.getLogger("atoll")
 SET_ASIDE = "set-aside"
 Sync = Literal["all", "votes", "none"]
-"""`[durability] sync`: what is on the medium before anything is said that depends on it. ``all``: promises, votes, entries and the bytes of
-results; ``votes``: not the bytes; ``none``: nothing, and who lost power is somebody new."""
+"""`[durability] sync`: what is on the medium before anything is said that depends on it. ``all``:
+promises, votes, entries and the bytes of results; ``votes``: not the bytes; ``none``: nothing, and
+who lost power is somebody new."""
 _layout = msgspec.msgpack.Decoder(Layout)
 _branch = msgspec.msgpack.Decoder(BranchRecord)
 
@@ -48,14 +49,16 @@ def _name_of(entry: Entry) -> str:
 
 
 class RunFiles:
-    """Implements `session.ports.Storage` under one folder. ``slots`` makes the memory for anchor generations.
+    """Implements `session.ports.Storage` under one folder. ``slots`` makes the memory for anchor
+    generations.
 
-    ``trouble`` is told (from any thread) when damaged local state cannot be used, or the state could not be written. Damaged state is
-    set aside and fetched anew; but where ``me`` is the only member known, nothing is touched and StorageError E303 is raised, by the
-    constructor or later by `reset` and `check`. ``founded``: the file that says that this organiser has founded the run.
+    ``trouble`` is told (from any thread) when damaged local state cannot be used, or the state
+    could not be written. Damaged state is set aside and fetched anew; but where ``me`` is the only
+    member known, nothing is touched and StorageError E303 is raised, by the constructor or later by
+    `reset` and `check`. ``founded``: the file that says that this organiser has founded the run.
     ``sync``: see `Sync`.
-    ``first_life``: the incarnation to begin with where nothing is on disk, larger than that of any earlier folder: what a lost journal has
-    voted for is not known any more.
+    ``first_life``: the incarnation to begin with where nothing is on disk, larger than that of any
+    earlier folder: what a lost journal has voted for is not known any more.
     """
 
     def __init__(
@@ -164,12 +167,16 @@ class RunFiles:
         return {member.peer for member in newest.entry.next_config} <= {self._me}
 
     def check(self) -> None:
-        """To be called when the state is not here after the start. Raises StorageError E303 where nobody else can have it."""
+        """To be called when the state is not here after the start. Raises StorageError E303 where
+        nobody else can have it.
+        """
         if self.alone:
             raise self.lost()
 
     def lost(self) -> StorageError:
-        """The error for an organiser whose run was founded here, whose state is gone, and who reaches no other member."""
+        """The error for an organiser whose run was founded here, whose state is gone, and who
+        reaches no other member.
+        """
         return self.damage or StorageError(
             f"this run was founded here and its state is missing: {self._folder / 'journal'}",
             code="E303",
@@ -206,7 +213,9 @@ class RunFiles:
             return copy
 
     def save_layout(self, layout: Layout) -> None:
-        """Keep the layout. The control loop waits for the disk: once a life, before the state is fetched."""
+        """Keep the layout. The control loop waits for the disk: once a life, before the state is
+        fetched.
+        """
         write_atomically(self._folder / "layout", msgspec.msgpack.encode(layout))
         self._mark_founded()
 
@@ -239,7 +248,9 @@ class RunFiles:
 
     # ---- branches
     def branch(self) -> BranchRecord | None:
-        """What `keep_branch` wrote; damaged, it is told and left out: only work without certainty was in it."""
+        """What `keep_branch` wrote; damaged, it is told and left out: only work without certainty
+        was in it.
+        """
         try:
             return _branch.decode((self._folder / "branch").read_bytes())
         except FileNotFoundError:
@@ -251,8 +262,8 @@ class RunFiles:
     def keep_branch(self, record: BranchRecord) -> None:
         """Replace it at once. Raises StorageError.
 
-        The control loop waits for the disk: a branch exists while there is no quorum, so no certified round waits with it, and its
-        owner takes the record up only where this returns.
+        The control loop waits for the disk: a branch exists while there is no quorum, so no
+        certified round waits with it, and its owner takes the record up only where this returns.
         """
         write_atomically(self._folder / "branch", msgspec.msgpack.encode(record))
 
@@ -261,7 +272,9 @@ class RunFiles:
         return self._from
 
     def forget_results(self, before: int) -> None:
-        """Older results may go, but none newer than the older checkpoint: it is as good as the newer one only with them."""
+        """Older results may go, but none newer than the older checkpoint: it is as good as the
+        newer one only with them.
+        """
         limit = min(before, (self._saved[0] if self._saved else -1) + 1)
         self._from = max(self._from, limit)
         try:
@@ -282,9 +295,11 @@ class RunFiles:
         return OuterStep(self._outer, layout).state_bytes(layout.numel)
 
     def replica(self, layout: Layout, *, restore: bool) -> Replica:
-        """A replica, with ``restore`` filled from the checkpoint; a damaged checkpoint is told and left out.
+        """A replica, with ``restore`` filled from the checkpoint; a damaged checkpoint is told and
+        left out.
 
-        One that is ahead of the journal is no damage, and only noted. Where nobody else has the state, `check` raises it.
+        One that is ahead of the journal is no damage, and only noted. Where nobody else has the
+        state, `check` raises it.
         """
         replica = ModelReplica(layout, self._outer, self._slots(layout.numel))
         if restore:
@@ -300,8 +315,9 @@ class RunFiles:
     def _restore(self, replica: ModelReplica) -> None:
         """From the newest checkpoint that is whole and that the journal reaches.
 
-        A power cut may leave a newest one that the journal does not reach yet, or none between two renames: that is noted where the
-        one before serves. The other one is told where it is damaged. Raises StorageError where neither serves.
+        A power cut may leave a newest one that the journal does not reach yet, or none between two
+        renames: that is noted where the one before serves. The other one is told where it is
+        damaged. Raises StorageError where neither serves.
         """
         folder = self._folder / "checkpoint"
         damage, ahead = list[StorageError](), list[cp.AheadError]()
@@ -334,7 +350,9 @@ class RunFiles:
         raise next(iter([*damage, *ahead]), cp.damaged(folder, "it is missing", alone=self.alone))
 
     def _load(self, replica: ModelReplica, name: str) -> cp.Saved | None:
-        """Fill a replica from one checkpoint; None where there is none. Raises StorageError, `cp.AheadError`."""
+        """Fill a replica from one checkpoint; None where there is none. Raises StorageError,
+        `cp.AheadError`.
+        """
         folder = self._folder / "checkpoint"
         saved = cp.load(
             folder, replica.layout.numel, replica.momentum.numel(), alone=self.alone, name=name
@@ -357,10 +375,11 @@ class RunFiles:
         )
 
     def saved(self, before: int) -> tuple[int, memoryview] | None:
-        """See Storage. What the newest file holds is kept for the time in which the one before it is sought.
+        """See Storage. What the newest file holds is kept for the time in which the one before it
+        is sought.
 
-        A checkpoint that is written meanwhile renames the files that are read here: each is read through one descriptor, and judged by
-        what it says itself.
+        A checkpoint that is written meanwhile renames the files that are read here: each is read
+        through one descriptor, and judged by what it says itself.
         """
         folder, layout = self._folder / "checkpoint", self.layout()
         if layout is None:
@@ -384,9 +403,11 @@ class RunFiles:
         return OuterStep(self._outer, layout).state_numel(layout.numel)
 
     def found(self, replica: Replica, genesis: Certified) -> None:
-        """Initial state, layout and genesis, all on the medium, or nothing. The mark that it was founded comes last.
+        """Initial state, layout and genesis, all on the medium, or nothing. The mark that it was
+        founded comes last.
 
-        The control loop waits for it: once in a run's life, before there is a round or another member, and what follows stands on it.
+        The control loop waits for it: once in a run's life, before there is a round or another
+        member, and what follows stands on it.
         """
         try:
             self._save(replica, genesis, 0)
@@ -421,7 +442,9 @@ class RunFiles:
             self._saved = [*self._saved[-1:], saved.entry]
 
     def checkpoint(self, replica: Replica, entry: Certified, rounds: int) -> None:
-        """Write the current state to disk; told, not raised, when that fails: the last checkpoint and all later results stay."""
+        """Write the current state to disk; told, not raised, when that fails: the last checkpoint
+        and all later results stay.
+        """
         try:
             self._save(replica, entry, rounds)
         except StorageError as error:
@@ -432,7 +455,9 @@ class RunFiles:
 
     # ---- operations
     def spent(self) -> list[str]:
-        """Operations voted in; the file is cut to the newest when it is read, and as often as so many were added."""
+        """Operations voted in; the file is cut to the newest when it is read, and as often as so
+        many were added.
+        """
         file = self._folder / "operations"
         try:
             lines = file.read_text(encoding="ascii", errors="replace").split()
@@ -468,7 +493,9 @@ class RunFiles:
 
     # ---- life
     def lacks_results(self) -> None:
-        """They are fetched, if there is somebody to have them; votes and promises are all here, so it is the same life."""
+        """They are fetched, if there is somebody to have them; votes and promises are all here, so
+        it is the same life.
+        """
         self._damaged(
             cp.damaged(
                 self._folder / "results",
@@ -483,7 +510,9 @@ class RunFiles:
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        """Set the state aside, take a new incarnation. The old state stays until a new one has been fetched."""
+        """Set the state aside, take a new incarnation. The old state stays until a new one has been
+        fetched.
+        """
         self.check()
         incarnation, aside = self._journal.incarnation + 1, self._folder / SET_ASIDE
         self._journal.close(clean=False)
@@ -518,7 +547,9 @@ class RunFiles:
             return self._first_life
 
     def close(self) -> None:
-        """End of the run at this node; nothing on disk changes but the journal's end. Raises StorageError."""
+        """End of the run at this node; nothing on disk changes but the journal's end. Raises
+        StorageError.
+        """
         self._results.close()
         self.votes.close()
         self._journal.close()

@@ -1,4 +1,6 @@
-"""How often a member has handed over a contribution with noise: its privacy, counted on the medium before each."""
+"""How often a member has handed over a contribution with noise: its privacy, counted on the medium
+before each.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ class Spent:
         self._path, self._medium = path, medium
 
     def count(self) -> int:
-        """So many were handed over, or more. Raises StorageError where that is not known: then none may be."""
+        """So many were handed over, or more. Raises StorageError where that is not known: then none
+        may be.
+        """
         try:
             if (steps := int(self._medium.contents(self._path))) >= 0:
                 return steps
@@ -33,7 +37,9 @@ class Spent:
             ) from None
 
     def add(self) -> None:
-        """One more is about to be handed over: it is on the medium when this returns. Raises StorageError: then it must not be."""
+        """One more is about to be handed over: it is on the medium when this returns. Raises
+        StorageError: then it must not be.
+        """
         try:
             make_folder(self._path.parent, self._medium)
         except OSError as error:

@@ -1,7 +1,9 @@
-"""Free-standing operations with durable votes, in one folder: a small file for each, and their results in a ring of files.
+"""Free-standing operations with durable votes, in one folder: a small file for each, and their
+results in a ring of files.
 
-A vote is written to a file of its own, `.new`, which a kill leaves behind and the next life takes up. `sync`, beside the loop, forces it and
-puts it in the place of what was there. What a message says waits for that (`session.barrier`).
+A vote is written to a file of its own, `.new`, which a kill leaves behind and the next life takes
+up. `sync`, beside the loop, forces it and puts it in the place of what was there. What a message
+says waits for that (`session.barrier`).
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ class VoteFiles:
         self._number = max((int(each) for each in found if each.isdecimal()), default=0)
 
     def allocate(self, nbytes: int) -> memoryview:
-        """Memory for a result, whose `store` need not write it once more. From any thread. Raises StorageError."""
+        """Memory for a result, whose `store` need not write it once more. From any thread. Raises
+        StorageError.
+        """
         return self._results.allocate(nbytes)
 
     def file_of(self, data: memoryview) -> Path | None:
@@ -66,7 +70,9 @@ class VoteFiles:
         return self._results.file_of(data)
 
     def abandon(self, data: memoryview) -> None:
-        """Somebody who cannot be asked may read it for ever: where it is memory of `allocate`, that is not given out again."""
+        """Somebody who cannot be asked may read it for ever: where it is memory of `allocate`, that
+        is not given out again.
+        """
         if self.file_of(data) is not None:
             self._abandoned.append(data)
 
@@ -75,7 +81,9 @@ class VoteFiles:
         self._results.keep(_result(log, digests), 0, data, forced=self._forced)
 
     def record(self, vote: KeptVote) -> None:
-        """No kill undoes it when this returns; it is on the medium once a `sync` that begins afterwards has returned."""
+        """No kill undoes it when this returns; it is on the medium once a `sync` that begins
+        afterwards has returned.
+        """
         data = framed(msgspec.msgpack.encode(vote))
         if not self._forced:
             return write_atomically(self._path(vote.log), data, forced=False)
@@ -119,7 +127,9 @@ class VoteFiles:
             raise storage_error(path, error) from error
 
     def recall(self) -> list[tuple[KeptVote, memoryview | None]]:
-        """What an earlier life left. A file that cannot be read is as if it had not been written: the operation is only left alone then."""
+        """What an earlier life left. A file that cannot be read is as if it had not been written:
+        the operation is only left alone then.
+        """
         found = list[tuple[KeptVote, memoryview | None]]()
         self._take_up()
         for path in sorted(self._folder.glob(f"*{SUFFIX}")):
@@ -146,7 +156,9 @@ class VoteFiles:
         return found
 
     def _take_up(self) -> None:
-        """What was recorded and not forced when the process was killed. A power cut leaves parts of it, that were never said."""
+        """What was recorded and not forced when the process was killed. A power cut leaves parts of
+        it, that were never said.
+        """
         with self._lock:
             known = {path for path, _ in self._queue}
             for path in sorted(self._folder.glob(f"*{NEW}")):

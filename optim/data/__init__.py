@@ -1,4 +1,5 @@
-"""Whose turn each sample is: a run's members read one data set together, and no two of them the same part. Files, lowest first:
+"""Whose turn each sample is: a run's members read one data set together, and no two of them the
+same part. Files, lowest first:
 
 order    a sample for every position of an endless sequence: one keyed permutation an epoch
 spans    sets of positions as sorted spans

@@ -1,16 +1,23 @@
-"""Which positions of the sample sequence are whose: a function of the certified log, so that all members compute the same.
+"""Which positions of the sample sequence are whose: a function of the certified log, so that all
+members compute the same.
 
-Positions 0, 1, 2, … go on for ever (`order` makes samples of them). After any entry of the log, each member of the configuration has a
-**stream**: first what it *keeps*, then its turns at what nobody has: the pool is dealt in blocks, one to each member in turn, without end. So
-streams of one entry never meet, and a member that trains for hours without hearing of anybody does not run out.
+Positions 0, 1, 2, … go on for ever (`order` makes samples of them). After any entry of the log,
+each member of the configuration has a
+**stream**: first what it *keeps*, then its turns at what nobody has: the pool is dealt in blocks,
+one to each member in turn, without end. So streams of one entry never meet, and a member that
+trains for hours without hearing of anybody does not run out.
 
-An entry says how many samples of each contributor it counts. These are the first of its stream, and are done. Of what follows the contributor
-keeps as much as it may have begun by the time it hears of the entry: twice its largest contribution, which is forgotten by an eighth an
-entry. All else returns to the pool, also what a member kept that is no longer in the configuration. So
+An entry says how many samples of each contributor it counts. These are the first of its stream, and
+are done. Of what follows the contributor keeps as much as it may have begun by the time it hears of
+the entry: twice its largest contribution, which is forgotten by an eighth an entry. All else
+returns to the pool, also what a member kept that is no longer in the configuration. So
 
-* where nobody trains on more than it keeps before it hears of an entry, no sample is counted twice and none is left out;
-* samples of work that was not counted (its member is gone, or dropped it) are read again, by whoever gets them;
-* who trained further than that, cut off from the others, has read samples that others were given meanwhile, too.
+* where nobody trains on more than it keeps before it hears of an entry, no sample is counted twice
+  and none is left out;
+* samples of work that was not counted (its member is gone, or dropped it) are read again, by
+  whoever gets them;
+* who trained further than that, cut off from the others, has read samples that others were given
+  meanwhile, too.
 """
 
 from __future__ import annotations
@@ -24,16 +31,22 @@ from .spans import Cursor, Span, united, without
 
 END = 1 << 62
 MARGIN = 2
-"""Contributions a member may have begun since the last one counted: one that is under way, one that is trained."""
+"""Contributions a member may have begun since the last one counted: one that is under way, one that
+is trained.
+"""
 MAX_BLOCKS = 1 << 12
-"""Blocks that one contribution uses up at most: a bound for members that count something else than samples."""
+"""Blocks that one contribution uses up at most: a bound for members that count something else than
+samples.
+"""
 
 
 class Leases:
     """After an entry of the log; `decided` goes on to the next."""
 
     def __init__(self, first: int) -> None:
-        """``first``: positions that a member keeps, and blocks hold, while no contribution is known."""
+        """``first``: positions that a member keeps, and blocks hold, while no contribution is
+        known.
+        """
         self.entry = -1
         self.members: tuple[Member, ...] = ()
         self._first = self._block = max(1, first)
@@ -43,7 +56,9 @@ class Leases:
         self._keep: dict[Member, int] = {}  # how many
 
     def stream(self, member: Member | None) -> Cursor:
-        """The positions of a member. Of one that has none, those of the first: what it reads is displaced once it is a member again."""
+        """The positions of a member. Of one that has none, those of the first: what it reads is
+        displaced once it is a member again.
+        """
         if member is None or member not in self.members:
             return Cursor(self._turns(0))
         return Cursor(chain(self._kept.get(member, []), self._turns(self.members.index(member))))

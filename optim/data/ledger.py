@@ -21,7 +21,9 @@ class Ledger:
         )
 
     def step(self, declared: int | None) -> int:
-        """The samples of a step; ``declared``: what the script says. Raises ConfigError where that is more than it was given."""
+        """The samples of a step; ``declared``: what the script says. Raises ConfigError where that
+        is more than it was given.
+        """
         if not self.used:
             if declared is not None:
                 return declared

@@ -1,8 +1,10 @@
-"""The order of samples: position p of an endless sequence is sample ``order(p)``, every sample once an epoch, shuffled anew in each.
+"""The order of samples: position p of an endless sequence is sample ``order(p)``, every sample once
+an epoch, shuffled anew in each.
 
-A Feistel network over the smallest even number of bits that holds a sample's number, walked until it is one (format-preserving encryption by
-cycle walking, Black and Rogaway 2002). So any position's sample is computed by itself, with the same result on every machine: nothing is
-stored, sent or shuffled in memory.
+A Feistel network over the smallest even number of bits that holds a sample's number, walked until
+it is one (format-preserving encryption by cycle walking, Black and Rogaway 2002). So any position's
+sample is computed by itself, with the same result on every machine: nothing is stored, sent or
+shuffled in memory.
 """
 
 from __future__ import annotations

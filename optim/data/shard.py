@@ -2,14 +2,16 @@
 
     data = swarm.shard(DataLoader(dataset, batch_size=32, num_workers=2))
     while not attachment.done:
-        for batch in data:                      # one pass: all members together read every sample once
+        for batch in data:                      # one pass: all members together read every sample
+        once
             loss = model(batch); loss.backward(); optimizer.step(); optimizer.zero_grad()
             if attachment.done:
                 break
 
-Nothing is agreed on for it: the order of samples follows from the run's id (`order`), whose they are from its log (`leases`), and where this
-member stands from what its attachment has not yet had counted. So there is nothing to save beside the attachment either, and a state that
-is resumed exactly goes on with the very next sample.
+Nothing is agreed on for it: the order of samples follows from the run's id (`order`), whose they
+are from its log (`leases`), and where this member stands from what its attachment has not yet had
+counted. So there is nothing to save beside the attachment either, and a state that is resumed
+exactly goes on with the very next sample.
 """
 
 from __future__ import annotations
@@ -42,17 +44,21 @@ _END = object()
 
 
 class Shard:
-    """Batches of one member. Iterating is a pass: it ends where the member's next sample is of another epoch than its first one was.
+    """Batches of one member. Iterating is a pass: it ends where the member's next sample is of
+    another epoch than its first one was.
 
-    Batches are always full: the last one of a pass may hold the first samples of the next. What a DataLoader's workers have read ahead is
-    thrown away where a round gave it to others. In a job of several ranks each has its part of a batch of them all, and all iterate alike.
+    Batches are always full: the last one of a pass may hold the first samples of the next. What a
+    DataLoader's workers have read ahead is thrown away where a round gave it to others. In a job of
+    several ranks each has its part of a batch of them all, and all iterate alike.
     """
 
     def __init__(self, swarm: Swarm, source: Any) -> None:
-        """``source``: a DataLoader over a map-style data set, or such a data set, which is then read a sample at a time.
+        """``source``: a DataLoader over a map-style data set, or such a data set, which is then
+        read a sample at a time.
 
-        Every member brings the same data set. Raises ConfigError for what has no order of its own to give up: streams, samplers that
-        choose, batch samplers; and in a run with ``[secure]``, whose members do not learn how many samples a contribution stands for.
+        Every member brings the same data set. Raises ConfigError for what has no order of its own
+        to give up: streams, samplers that choose, batch samplers; and in a run with ``[secure]``,
+        whose members do not learn how many samples a contribution stands for.
         """
         if swarm.settings.secure is not None:
             raise ConfigError(
@@ -107,8 +113,8 @@ class Shard:
 
     @property
     def displaced(self) -> int:
-        """Samples that this member had begun when it heard that others were to read them: as many may be missing from its epoch. In a job
-        of several ranks all ask, or none."""
+        """Samples that this member had begun when it heard that others were to read them: as many
+        may be missing from its epoch. In a job of several ranks all ask, or none."""
         if (attachment := self._attached()) is not None:
             self._catch_up(attachment)
         return self._displaced
@@ -151,7 +157,9 @@ class Shard:
         self._next = begun + ledger.given * self._ranks
 
     def _news(self, round_: int) -> Iterator[Tally]:
-        """The entries after the newest that is known, as far as the script has adopted them: they are in the anchor of ``round_``."""
+        """The entries after the newest that is known, as far as the script has adopted them: they
+        are in the anchor of ``round_``.
+        """
         entry = self._leases.entry
         while found := self._swarm.tallies(entry + 1):
             for tally in found:
@@ -161,7 +169,9 @@ class Shard:
                 yield tally
 
     def _learn(self, news: list[Tally], begun: int, ledger: Ledger) -> None:
-        """Go on to the newest of these entries. ``begun`` samples of this member are in none of them."""
+        """Go on to the newest of these entries. ``begun`` samples of this member are in none of
+        them.
+        """
         me, known = self._swarm.peer, self._leases.entry >= 0
         counts = [
             sum(samples for member, samples in tally.shares if member.peer == me) for tally in news
@@ -253,7 +263,9 @@ def _check(loader: DataLoader[Any]) -> None:
 
 
 def _reordered(loader: DataLoader[Any], shard: Shard) -> DataLoader[Any]:
-    """The same loader, of the samples that ``shard`` draws. It takes nothing from torch's global random numbers."""
+    """The same loader, of the samples that ``shard`` draws. It takes nothing from torch's global
+    random numbers.
+    """
     draws: Any = _Draws(shard, collated=loader.batch_size is not None)
     how: dict[str, Any] = (
         {"batch_sampler": draws}

@@ -1,7 +1,9 @@
-"""Asynchronous rounds: what a contribution counts that was made on an older anchor, or that comes more or less often than others. Pure functions.
+"""Asynchronous rounds: what a contribution counts that was made on an older anchor, or that comes
+more or less often than others. Pure functions.
 
-Staleness is the number of outer steps since the anchor that a contribution was made on. Factors never grow with it: one public framework has the
-exponent's sign wrong, so that the stalest updates count most.
+Staleness is the number of outer steps since the anchor that a contribution was made on. Factors
+never grow with it: one public framework has the exponent's sign wrong, so that the stalest updates
+count most.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ Staleness = Literal["constant", "polynomial", "hinge"]
 
 
 def staleness_factor(kind: Staleness, staleness: int, a: float | None = None, b: int = 4) -> float:
-    """FedAsync's (arXiv 1903.03934), in 0 to 1, 1 for a fresh one: ``(1 + u)^-a``, a = 0.5; hinge: 1 up to b, then ``1 / (a (u - b) + 1)``, a = 10."""
+    """FedAsync's (arXiv 1903.03934), in 0 to 1, 1 for a fresh one: ``(1 + u)^-a``, a = 0.5; hinge:
+    1 up to b, then ``1 / (a (u - b) + 1)``, a = 10.
+    """
     if staleness < 0:
         raise ConfigError(f"a contribution of {-staleness} steps in the future")
     value = {"constant": 0.0, "polynomial": 0.5, "hinge": 10.0}[kind] if a is None else a
@@ -49,12 +53,16 @@ def mixed(anchor: Tensor, parameters: Tensor, share: float) -> Tensor:
 
 
 def buffered_factor(staleness: int) -> float:
-    """FedBuff's scale of a contribution in the buffer (arXiv 2106.06639): ``1 / sqrt(1 + u)``; the buffer's mean is one outer step."""
+    """FedBuff's scale of a contribution in the buffer (arXiv 2106.06639): ``1 / sqrt(1 + u)``; the
+    buffer's mean is one outer step.
+    """
     return staleness_factor("polynomial", staleness, 0.5)
 
 
 def check_shares(shares: Mapping[PeerId, float]) -> None:
-    """Raises ConfigError unless shares of members (of the samples, say) are above 0 and add up to 1."""
+    """Raises ConfigError unless shares of members (of the samples, say) are above 0 and add up to
+    1.
+    """
     if not shares or min(shares.values()) <= 0 or abs(math.fsum(shares.values()) - 1) > 1e-9:
         raise ConfigError("shares of members must be above 0 and add up to 1", key="shares")
 
@@ -62,11 +70,14 @@ def check_shares(shares: Mapping[PeerId, float]) -> None:
 def fixed_weights(
     shares: Mapping[PeerId, float], seconds: Mapping[PeerId, float], period: float
 ) -> dict[PeerId, float]:
-    """FedFix (arXiv 2206.10189): weights of those that arrive within a step every ``period`` seconds: ``ceil(T_i / period) p_i``.
+    """FedFix (arXiv 2206.10189): weights of those that arrive within a step every ``period``
+    seconds: ``ceil(T_i / period) p_i``.
 
-    On average every member moves the anchor by its share then, however slow it is; equal weights lead to an optimum weighted by speed.
-    ``seconds``: T_i, of a member's round, as measured. A long period is synchronous (weights are the shares), a short one asynchronous. Running
-    statistics of normalisation layers are averaged by the shares p_i: a weight above 1 would carry a variance past zero.
+    On average every member moves the anchor by its share then, however slow it is; equal weights
+    lead to an optimum weighted by speed. ``seconds``: T_i, of a member's round, as measured. A long
+    period is synchronous (weights are the shares), a short one asynchronous. Running statistics of
+    normalisation layers are averaged by the shares p_i: a weight above 1 would carry a variance
+    past zero.
     """
     _check_times(shares, seconds)
     return {peer: fixed_weight(share, seconds[peer], period) for peer, share in shares.items()}
@@ -91,8 +102,8 @@ def async_weights(
 def buffer_weights(
     shares: Mapping[PeerId, float], present: Mapping[PeerId, float]
 ) -> dict[PeerId, float]:
-    """The same for FedBuff: ``p_i / P(i is in the buffer)``; ``present``: how often it is there on average, as measured, above 1 for one that comes
-    more than once a step."""
+    """The same for FedBuff: ``p_i / P(i is in the buffer)``; ``present``: how often it is there on
+    average, as measured, above 1 for one that comes more than once a step."""
     check_shares(shares)
     if any(not present.get(peer, 0) > 0 for peer in shares):
         raise ConfigError(

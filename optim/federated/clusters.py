@@ -1,7 +1,9 @@
-"""Members in clusters by the direction of their updates, whose names stay from one clustering to the next.
+"""Members in clusters by the direction of their updates, whose names stay from one clustering to
+the next.
 
-Agglomerative, average linkage (Briggs et al. 2020, arXiv 2004.11791), on 1 - cosine. What is clustered are contributions in the clear: this does not
-go with secure aggregation. Hostile members at worst are clusters of their own.
+Agglomerative, average linkage (Briggs et al. 2020, arXiv 2004.11791), on 1 - cosine. What is
+clustered are contributions in the clear: this does not go with secure aggregation. Hostile members
+at worst are clusters of their own.
 """
 
 from __future__ import annotations
@@ -15,14 +17,18 @@ from torch import Tensor
 from ...collectives.errors import ConfigError
 from ...security.rules.gram import gram
 
-APART = 0.1  # on average, in 1 - cosine: what is nearer is one cluster; two halves of one site's data lie nearer in the first rounds
+# on average, in 1 - cosine: what is nearer is one cluster; two halves of one site's data lie nearer
+# in the first rounds
+APART = 0.1
 
 
 def clusters(deltas: Tensor, *, count: int | None = None, apart: float = APART) -> list[int]:
-    """The cluster of every row, numbered as they come. deltas: float32 (n, d), finite, none of them zero.
+    """The cluster of every row, numbered as they come. deltas: float32 (n, d), finite, none of them
+    zero.
 
-    Clusters are joined, the nearest two first, until ``count`` are left. Without a count: where the distance at which the next two would be joined
-    grows most, if that is by more than ``apart``; else all are one.
+    Clusters are joined, the nearest two first, until ``count`` are left. Without a count: where the
+    distance at which the next two would be joined grows most, if that is by more than ``apart``;
+    else all are one.
     """
     n = len(deltas)
     if count is not None and not 1 <= count <= n:
@@ -36,7 +42,9 @@ def clusters(deltas: Tensor, *, count: int | None = None, apart: float = APART) 
 
 
 def same_names(before: Sequence[int], after: Sequence[int]) -> list[int]:
-    """``after`` with the numbers of ``before``: the pair that has most members in common first; clusters that are new get new numbers."""
+    """``after`` with the numbers of ``before``: the pair that has most members in common first;
+    clusters that are new get new numbers.
+    """
     if len(before) != len(after):
         raise ConfigError(f"{len(after)} members in clusters, {len(before)} before", key="after")
     names: dict[int, int] = {}
@@ -53,7 +61,9 @@ def same_names(before: Sequence[int], after: Sequence[int]) -> list[int]:
 
 
 def alike(deltas: Tensor, found: Sequence[int]) -> tuple[float | None, float | None]:
-    """How clear clusters are: the mean cosine of two rows of one cluster, and of two of different ones; None where there are no such two."""
+    """How clear clusters are: the mean cosine of two rows of one cluster, and of two of different
+    ones; None where there are no such two.
+    """
     cosines, names = 1 - _distances(deltas), np.asarray(found)
     same = names[:, None] == names[None, :]
     pairs = np.triu(np.ones_like(same), 1).astype(bool)
@@ -64,7 +74,9 @@ def alike(deltas: Tensor, found: Sequence[int]) -> tuple[float | None, float | N
 
 
 def adjusted_rand(a: Sequence[int], b: Sequence[int]) -> float:
-    """How far two clusterings agree: 1 where they are the same but for names, 0 on average by chance (Hubert and Arabie 1985)."""
+    """How far two clusterings agree: 1 where they are the same but for names, 0 on average by
+    chance (Hubert and Arabie 1985).
+    """
 
     def pairs(counts: Counter[object]) -> int:
         return sum(count * (count - 1) // 2 for count in counts.values())
@@ -89,7 +101,9 @@ def _distances(deltas: Tensor) -> np.ndarray:
 
 
 def _joined(distance: np.ndarray) -> tuple[list[float], list[list[int]]]:
-    """At which distance each two were joined, and the clustering before the first joining and after each."""
+    """At which distance each two were joined, and the clustering before the first joining and after
+    each.
+    """
     groups = [[i] for i in range(len(distance))]
     heights: list[float] = []
     states = [_numbered(groups)]

@@ -1,9 +1,11 @@
-"""Differential privacy of single examples in a site's own inner steps: DP-SGD (Abadi et al. 2016, arXiv 1607.00133).
+"""Differential privacy of single examples in a site's own inner steps: DP-SGD (Abadi et al. 2016,
+arXiv 1607.00133).
 
-Beside `[privacy]`, which protects all data of a site together against everybody else; this protects one example against whoever sees what the site
-trained, the others' noise or not. Each example's gradient is clipped, and their sum gets noise: discrete Gaussian on a grid of clip / 2^20, so that
-nothing leaks through low bits. **A batch is a Poisson sample**: each example by itself with the same probability; fixed batches of a shuffled
-loader are not, and spend more than is accounted here.
+Beside `[privacy]`, which protects all data of a site together against everybody else; this protects
+one example against whoever sees what the site trained, the others' noise or not. Each example's
+gradient is clipped, and their sum gets noise: discrete Gaussian on a grid of clip / 2^20, so that
+nothing leaks through low bits. **A batch is a Poisson sample**: each example by itself with the
+same probability; fixed batches of a shuffled loader are not, and spend more than is accounted here.
 """
 
 from __future__ import annotations
@@ -24,14 +26,15 @@ GRID = 1 << 20  # steps in the clipping bound
 class PrivateExamples:
     """One site's examples, numbered from 0 to ``count`` - 1, and what steps on them have spent.
 
-        private = PrivateExamples(len(data), rate=0.01, noise=1.1, bound=1.0, delta=1e-6, stop_at_epsilon=8.0)
-        while private.allows:
-            private.step(model, [data[i] for i in private.batch()], lambda example: loss(model, example))
-            optimizer.step()
+        private = PrivateExamples(len(data), rate=0.01, noise=1.1, bound=1.0, delta=1e-6,
+        stop_at_epsilon=8.0) while private.allows:
+            private.step(model, [data[i] for i in private.batch()], lambda example: loss(model,
+            example)) optimizer.step()
 
-    ``rate``: an example's probability of being in a batch. ``noise``: deviation in units of ``bound``, the largest norm of an example's gradient.
-    The count of steps, `accountant.steps`, is the caller's to keep over restarts. ``chance``: None, outside tests: `random.SystemRandom()`. Raises
-    ConfigError for values that promise nothing.
+    ``rate``: an example's probability of being in a batch. ``noise``: deviation in units of
+    ``bound``, the largest norm of an example's gradient. The count of steps, `accountant.steps`, is
+    the caller's to keep over restarts. ``chance``: None, outside tests: `random.SystemRandom()`.
+    Raises ConfigError for values that promise nothing.
     """
 
     def __init__(
@@ -69,9 +72,11 @@ class PrivateExamples:
     def step(
         self, model: nn.Module, examples: Sequence[object], loss: Callable[[object], Tensor]
     ) -> None:
-        """Fill ``grad`` of the model's parameters: the noisy sum over ``examples`` by the batch's expected size. ``loss``: of one example, a scalar.
+        """Fill ``grad`` of the model's parameters: the noisy sum over ``examples`` by the batch's
+        expected size. ``loss``: of one example, a scalar.
 
-        Raises ConfigError where it would pass the limit, ValueError for a gradient that is not finite; then ``grad`` is as it was.
+        Raises ConfigError where it would pass the limit, ValueError for a gradient that is not
+        finite; then ``grad`` is as it was.
         """
         if not self.allows:
             raise ConfigError(

@@ -1,4 +1,6 @@
-"""A member's turn in a round of any method: each gradient corrected, and what is kept afterwards. Pure; for real runs and simulations alike."""
+"""A member's turn in a round of any method: each gradient corrected, and what is kept afterwards.
+Pure; for real runs and simulations alike.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,9 @@ from .methods import Method
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a member gets for a turn. ``anchor``: the flat model, (numel,). The others are as long as its parameters, which come first in it, or
-    None where the method has none: SCAFFOLD's c, the mean direction G of the round before, the anchor before. ``version``: outer steps so far."""
+    """What a member gets for a turn. ``anchor``: the flat model, (numel,). The others are as long
+    as its parameters, which come first in it, or None where the method has none: SCAFFOLD's c, the
+    mean direction G of the round before, the anchor before. ``version``: outer steps so far."""
 
     anchor: Tensor
     common: Tensor | None = None
@@ -33,8 +36,8 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Knobs:
-    """A run's values for inner steps: learning rate, FedProx' mu, the share beta of the own direction in those of FedAvg-M and SCAFFOLD-M,
-    Per-FedAvg's step ahead."""
+    """A run's values for inner steps: learning rate, FedProx' mu, the share beta of the own
+    direction in those of FedAvg-M and SCAFFOLD-M, Per-FedAvg's step ahead."""
 
     lr: float = 0.1
     mu: float = 0.01
@@ -54,14 +57,17 @@ class Turn:
         )
 
     def second_at(self, gradient: Tensor, live: Tensor) -> Tensor | None:
-        """Where the method wants another gradient of the same batch, the first being ``gradient`` at ``live``: variance reduced ones at the anchor
-        before, Per-FedAvg further down. None: it wants none."""
+        """Where the method wants another gradient of the same batch, the first being ``gradient``
+        at ``live``: variance reduced ones at the anchor before, Per-FedAvg further down. None: it
+        wants none."""
         if self._method.ahead:
             return met_ahead(live, gradient, self._knobs.ahead)
         return self._served.before if self._method.reduced else None
 
     def direction(self, gradient: Tensor, live: Tensor, second: Tensor | None = None) -> Tensor:
-        """What to step along, from the gradient at ``live``; ``second``: the one at `second_at`, where the method wants it. None is changed."""
+        """What to step along, from the gradient at ``live``; ``second``: the one at `second_at`,
+        where the method wants it. None is changed.
+        """
         method, knobs, served = self._method, self._knobs, self._served
         if method.ahead:
             assert second is not None
@@ -90,8 +96,8 @@ class Turn:
         return d
 
     def control(self, pseudo: Tensor, steps: int, lr: float | None = None) -> Tensor | None:
-        """The c_i of afterwards, from anchor - parameters after so many steps, of ``lr`` on average (None: the knobs'). None where the method keeps
-        none."""
+        """The c_i of afterwards, from anchor - parameters after so many steps, of ``lr`` on average
+        (None: the knobs'). None where the method keeps none."""
         method, knobs, served, own = self._method, self._knobs, self._served, self._own
         lr = knobs.lr if lr is None else lr
         if not method.control:

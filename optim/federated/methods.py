@@ -1,4 +1,6 @@
-"""Federated methods by name: how each fills the frame. What is sent decides the bytes of a round, what is kept decides what must survive a restart."""
+"""Federated methods by name: how each fills the frame. What is sent decides the bytes of a round,
+what is kept decides what must survive a restart.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,11 @@ from ...collectives.swarm import OuterSettings
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One row. ``down``, ``up``: vectors as long as the model that a member gets and sends in a round. ``kept``: vectors that a member keeps for itself
-    (SCAFFOLD's c_i). ``momentum``, ``control``: which corrections its inner steps have (`inner`). ``proximal``: FedProx' mu applies. ``reduced``: two
-    gradients a step, the second at the anchor before; ``ahead``: at a step further down."""
+    """One row. ``down``, ``up``: vectors as long as the model that a member gets and sends in a
+    round. ``kept``: vectors that a member keeps for itself (SCAFFOLD's c_i). ``momentum``,
+    ``control``: which corrections its inner steps have (`inner`). ``proximal``: FedProx' mu
+    applies. ``reduced``: two gradients a step, the second at the anchor before; ``ahead``: at a
+    step further down."""
 
     name: str
     source: str
@@ -68,16 +72,22 @@ METHODS: dict[str, Method] = {
 
 
 ARRIVING = ("fedasync", "fedbuff", "fedfix", "fedcompass")
-"""Schemes of arrivals, whose members make FedAvg's steps and whose outer step is FedAvg's (`arrivals`, `compass`)."""
+"""Schemes of arrivals, whose members make FedAvg's steps and whose outer step is FedAvg's
+(`arrivals`, `compass`).
+"""
 
 
 def method_of_steps(name: str) -> Method:
-    """What the members of a method, or of a scheme of arrivals, do in a turn. Raises KeyError for neither."""
+    """What the members of a method, or of a scheme of arrivals, do in a turn. Raises KeyError for
+    neither.
+    """
     return METHODS["fedavg" if name in ARRIVING else name]
 
 
 SUMS = ("atoll.controls", "atoll.clients")
-"""What travels beside the model in runs with control variates: the sum of all c_i, and how many members have one in it."""
+"""What travels beside the model in runs with control variates: the sum of all c_i, and how many
+members have one in it.
+"""
 
 
 def server_settings(
@@ -89,9 +99,11 @@ def server_settings(
     epsilon: float = 1e-3,
     bias_correction: bool = False,
 ) -> OuterSettings:
-    """The outer step of a method's server. lr, momentum, beta2, epsilon (the papers' tau): only those that its rule reads count.
+    """The outer step of a method's server. lr, momentum, beta2, epsilon (the papers' tau): only
+    those that its rule reads count.
 
-    ``bias_correction`` is fedadam's, as torch's Adam has it; the paper has none. Raises ConfigError for a name or a combination that is none.
+    ``bias_correction`` is fedadam's, as torch's Adam has it; the paper has none. Raises ConfigError
+    for a name or a combination that is none.
     """
     if name not in METHODS and name not in ARRIVING:
         raise ConfigError(

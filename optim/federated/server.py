@@ -1,6 +1,8 @@
-"""What a run of any method keeps between rounds, and what a round makes of it. Pure; contributions are added up as they come, and none is kept.
+"""What a run of any method keeps between rounds, and what a round makes of it. Pure; contributions
+are added up as they come, and none is kept.
 
-Memory: the anchor, the outer step's state, one sum, and the vectors of the method (c, G, the anchor before), however many members there are.
+Memory: the anchor, the outer step's state, one sum, and the vectors of the method (c, G, the anchor
+before), however many members there are.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ from .methods import Method
 class Server:
     """The anchor of a run, from contribution to contribution and from step to step.
 
-    ``anchor``: float32 (numel,), or float64 where the outer step is plain, of lr 1; parameters first. ``layout`` says what in it are running
-    statistics, which are averaged. `add` what members contribute, then `step` once; or, where a mean was made elsewhere (by a rule, by arrivals),
+    ``anchor``: float32 (numel,), or float64 where the outer step is plain, of lr 1; parameters
+    first. ``layout`` says what in it are running statistics, which are averaged. `add` what members
+    contribute, then `step` once; or, where a mean was made elsewhere (by a rule, by arrivals),
     `step_with` it.
     """
 
@@ -64,12 +67,16 @@ class Server:
         self._weight += weight
 
     def note(self, change: Tensor, share: float) -> None:
-        """c_i' - c_i of a member with this share of all, contributing or not: so c stays the mean of all c_i by these shares."""
+        """c_i' - c_i of a member with this share of all, contributing or not: so c stays the mean
+        of all c_i by these shares.
+        """
         assert self.common is not None
         self.common.add_(change, alpha=share)
 
     def step(self, steps: float = 1, lr: float = 1.0) -> None:
-        """The outer step with the mean of what was added; nothing where nothing was. ``steps`` inner steps of ``lr`` made it, on average."""
+        """The outer step with the mean of what was added; nothing where nothing was. ``steps``
+        inner steps of ``lr`` made it, on average.
+        """
         if self._weight:
             mean = self._sum.div_(self._weight)
             self.step_with(mean, steps, lr)

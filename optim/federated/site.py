@@ -1,10 +1,13 @@
-"""What a member of a real run keeps for itself from round to round, and across its lives. Pure, but for `Kept.pack`'s bytes, which go on a shelf.
+"""What a member of a real run keeps for itself from round to round, and across its lives. Pure, but
+for `Kept.pack`'s bytes, which go on a shelf.
 
-A control variate must be in the run's sum exactly once. So what a member keeps says which anchor its newest contribution was made on, and holds its
-c_i with that contribution and without it: the run's log tells which of the two it is (`Kept.resolve`), whoever was killed in between. Until it does
-the member offers the same change again.
+A control variate must be in the run's sum exactly once. So what a member keeps says which anchor
+its newest contribution was made on, and holds its c_i with that contribution and without it: the
+run's log tells which of the two it is (`Kept.resolve`), whoever was killed in between. Until it
+does the member offers the same change again.
 
-The sum over all members travels in the flat vector, beside the model (`sums_beside`), and is decided with it.
+The sum over all members travels in the flat vector, beside the model (`sums_beside`), and is
+decided with it.
 """
 
 from __future__ import annotations
@@ -37,7 +40,9 @@ def knobs_of(site: SiteSettings) -> Knobs:
 
 
 def sums_beside(settings: RunSettings, parameters: int) -> dict[str, Tensor]:
-    """What the run's flat vector has beside a model of so many parameters, by name, float32 and zero at first: nothing, or SCAFFOLD's sums."""
+    """What the run's flat vector has beside a model of so many parameters, by name, float32 and
+    zero at first: nothing, or SCAFFOLD's sums.
+    """
     if settings.site is None or not method_of(settings.site).control:
         return {}
     return {
@@ -48,12 +53,14 @@ def sums_beside(settings: RunSettings, parameters: int) -> dict[str, Tensor]:
 
 @dataclass(slots=True)
 class Kept:
-    """A member's own state. Vectors: float32 (parameters,) on the CPU, None where the method has none.
+    """A member's own state. Vectors: float32 (parameters,) on the CPU, None where the method has
+    none.
 
-    ``round``: of the anchor that the newest contribution was made on, -1 before the first; ``open``: whether it is not known to be decided.
-    ``own``: c_i without it, ``next``: with it; ``member``: whether this member is among the `CLIENTS` without it. ``anchor``: parameters of that
-    anchor, ``before``: of the one before; ``rate``: inner steps times learning rate of that contribution, by which a difference of anchors is a mean
-    direction. ``personal``: Ditto's model.
+    ``round``: of the anchor that the newest contribution was made on, -1 before the first;
+    ``open``: whether it is not known to be decided. ``own``: c_i without it, ``next``: with it;
+    ``member``: whether this member is among the `CLIENTS` without it. ``anchor``: parameters of
+    that anchor, ``before``: of the one before; ``rate``: inner steps times learning rate of that
+    contribution, by which a difference of anchors is a mean direction. ``personal``: Ditto's model.
     """
 
     round: int = -1
@@ -108,7 +115,9 @@ class _Numbers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def unpack(data: bytes, parameters: int) -> Kept:
-    """The inverse of `Kept.pack`. Raises StateError for anything else, and for vectors of another length than ``parameters``."""
+    """The inverse of `Kept.pack`. Raises StateError for anything else, and for vectors of another
+    length than ``parameters``.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load
 

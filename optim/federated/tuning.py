@@ -1,4 +1,6 @@
-"""A site's own model in a run, from its anchor: fine-tuning after FedAvg, Reptile or Per-FedAvg. Nothing of it leaves the site."""
+"""A site's own model in a run, from its anchor: fine-tuning after FedAvg, Reptile or Per-FedAvg.
+Nothing of it leaves the site.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,13 @@ def fine_tuned_model(
     steps: int,
     lr: float,
 ) -> nn.Module:
-    """A copy of ``model`` with the newest anchor's values, after ``steps`` steps of plain SGD on ``loss(copy, batch)``, a scalar; batches are taken
-    round and round. `personal.fine_tuned` with a module: what a site uses after Reptile or ``per_fedavg``.
+    """A copy of ``model`` with the newest anchor's values, after ``steps`` steps of plain SGD on
+    ``loss(copy, batch)``, a scalar; batches are taken round and round. `personal.fine_tuned` with a
+    module: what a site uses after Reptile or ``per_fedavg``.
 
-    ``model`` is the attached one, whose live values, optimizer and contribution stay as they are. Raises ConfigError for less than 0 steps, a rate
-    that is not above 0, no batches; interrupted, it leaves nothing behind.
+    ``model`` is the attached one, whose live values, optimizer and contribution stay as they are.
+    Raises ConfigError for less than 0 steps, a rate that is not above 0, no batches; interrupted,
+    it leaves nothing behind.
     """
     if steps < 0 or not lr > 0:
         raise ConfigError(

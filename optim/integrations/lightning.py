@@ -1,4 +1,5 @@
-"""AtollLightningCallback: Lightning's Trainer as a member of a swarm. Needs ``pip install 'atoll[lightning]'``.
+"""AtollLightningCallback: Lightning's Trainer as a member of a swarm. Needs ``pip install
+'atoll[lightning]'``.
 
 lightning.Trainer(max_epochs=3, callbacks=[AtollLightningCallback(join(INVITE))]).fit(module, data)
 """
@@ -25,7 +26,9 @@ except ImportError as error:
 
 
 def batch_size(batch: Any) -> int:
-    """Length of the first tensor in ``batch`` (a tensor, or a mapping or sequence that holds one); 1 when there is none."""
+    """Length of the first tensor in ``batch`` (a tensor, or a mapping or sequence that holds one);
+    1 when there is none.
+    """
     found = _first(batch)
     return len(found) if found is not None and found.dim() else 1
 
@@ -44,11 +47,13 @@ def _first(batch: Any) -> Tensor | None:
 
 
 class AtollLightningCallback(Callback):
-    """Attaches the module and its one optimizer for the length of a `fit()`, and ends that when the run is done.
+    """Attaches the module and its one optimizer for the length of a `fit()`, and ends that when the
+    run is done.
 
-    Training starts from the run's anchor, also where Lightning resumes: from its checkpoint come the inner optimizer and the schedule. At the
-    end progress is contributed (`Attachment.sync`). ``samples(batch)`` says how many samples a batch has; by default `batch_size`.
-    ``attachment``: the newest one, None before the first `fit()`; it stays readable after the end.
+    Training starts from the run's anchor, also where Lightning resumes: from its checkpoint come
+    the inner optimizer and the schedule. At the end progress is contributed (`Attachment.sync`).
+    ``samples(batch)`` says how many samples a batch has; by default `batch_size`. ``attachment``:
+    the newest one, None before the first `fit()`; it stays readable after the end.
     """
 
     def __init__(
@@ -59,7 +64,9 @@ class AtollLightningCallback(Callback):
         on_round: Callable[[Outcome], None] | None = None,
         strict: bool = False,
     ) -> None:
-        """As for `attach`, which is called when training begins and raises there (under torchrun: None in all ranks but the first)."""
+        """As for `attach`, which is called when training begins and raises there (under torchrun:
+        None in all ranks but the first).
+        """
         self.attachment: Attachment | None = None
         self._swarm, self._samples, self._on_round, self._strict = swarm, samples, on_round, strict
 

@@ -1,4 +1,5 @@
-"""AtollCallback: transformers' Trainer as a member of a swarm. Needs ``pip install 'atoll[trainer]'``.
+"""AtollCallback: transformers' Trainer as a member of a swarm. Needs ``pip install
+'atoll[trainer]'``.
 
     trainer = Trainer(model, args, train_dataset=data, callbacks=[AtollCallback(join(INVITE))])
     trainer.train()
@@ -26,11 +27,13 @@ except ImportError as error:
 
 
 class AtollCallback(TrainerCallback):
-    """Attaches the Trainer's model and optimizer for the length of a `train()`, and ends that when the run is done.
+    """Attaches the Trainer's model and optimizer for the length of a `train()`, and ends that when
+    the run is done.
 
-    Training starts from the run's anchor, also where Trainer resumes: from its checkpoint come the inner optimizer and the schedule. At the end
-    progress is contributed (`Attachment.sync`). A step counts as ``per_device_train_batch_size × gradient_accumulation_steps``
-    samples. ``attachment``: the newest one, None before the first `train()`; it stays readable after the end.
+    Training starts from the run's anchor, also where Trainer resumes: from its checkpoint come the
+    inner optimizer and the schedule. At the end progress is contributed (`Attachment.sync`). A step
+    counts as ``per_device_train_batch_size × gradient_accumulation_steps`` samples. ``attachment``:
+    the newest one, None before the first `train()`; it stays readable after the end.
     """
 
     def __init__(
@@ -40,7 +43,9 @@ class AtollCallback(TrainerCallback):
         on_round: Callable[[Outcome], None] | None = None,
         strict: bool = False,
     ) -> None:
-        """As for `attach`, which is called when training begins and raises there (under torchrun: None in all ranks but the first)."""
+        """As for `attach`, which is called when training begins and raises there (under torchrun:
+        None in all ranks but the first).
+        """
         self.attachment: Attachment | None = None
         self._swarm, self._on_round, self._strict = swarm, on_round, strict
 

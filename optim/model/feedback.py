@@ -1,9 +1,11 @@
-"""Error feedback: what a codec loses of a contribution is carried into the next one (arXiv 1901.09847).
+"""Error feedback: what a codec loses of a contribution is carried into the next one (arXiv
+1901.09847).
 
-c = Δ + β e is contributed; the node encodes it to Q(c); if it is counted ``e ← c - Q(c)``, else e stays as it is and Δ comes again. β is 1,
-or less where old losses shall fade (SparseLoCo, arXiv 2508.15706: 0.95). Codecs are deterministic, so a member finds Q(c) by itself. e is
-its own: nobody else has it, it is not sent, and it is nobody's when it leaves. It belongs to one history of the anchor, so it is zeroed
-when a foreign anchor is adopted.
+c = Δ + β e is contributed; the node encodes it to Q(c); if it is counted ``e ← c - Q(c)``, else e
+stays as it is and Δ comes again. β is 1, or less where old losses shall fade (SparseLoCo, arXiv
+2508.15706: 0.95). Codecs are deterministic, so a member finds Q(c) by itself. e is its own: nobody
+else has it, it is not sent, and it is nobody's when it leaves. It belongs to one history of the
+anchor, so it is zeroed when a foreign anchor is adopted.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from ...collectives.swarm import RunSettings
 
 
 def has_feedback(settings: RunSettings) -> bool:
-    """Whether members of a run carry what encoding loses: where its manifest says so, or a codec loses most of it."""
+    """Whether members of a run carry what encoding loses: where its manifest says so, or a codec
+    loses most of it.
+    """
     return settings.feedback or not RESULTS.keys().isdisjoint(
         {settings.codec, *settings.codecs.values()}
     )
@@ -53,8 +57,9 @@ def _decoded(grid: Grid, contribution: Tensor) -> Iterator[tuple[slice, Tensor]]
 
 
 class Feedback:
-    """The residual of one vector: float32 (numel,). What encoding loses is computed when a contribution was counted, from the contribution as
-    it still lies where it was offered: so there is never a second vector of its length."""
+    """The residual of one vector: float32 (numel,). What encoding loses is computed when a
+    contribution was counted, from the contribution as it still lies where it was offered: so there
+    is never a second vector of its length."""
 
     def __init__(self, layout: Layout, settings: RunSettings) -> None:
         self._grid = contribution_grid(layout, settings)
@@ -64,7 +69,9 @@ class Feedback:
 
     @torch.no_grad()
     def add_to(self, contribution: Tensor) -> None:
-        """Add the residual to a contribution (float32 (numel,)), in place. Nobody may write to it any more until `settle`."""
+        """Add the residual to a contribution (float32 (numel,)), in place. Nobody may write to it
+        any more until `settle`.
+        """
         for into, residual in zip(
             contribution.split(self._grid.chunk_elements),
             self.residual.split(self._grid.chunk_elements),

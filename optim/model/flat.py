@@ -1,16 +1,19 @@
 """The model as one float32 vector.
 
-What it holds, in this order: every parameter that requires a gradient when the vector is made, then the running means and
-variances of normalisation layers that track them (BatchNorm, InstanceNorm, SyncBatchNorm). What it leaves out: frozen
-parameters (every member must construct the same values), integer buffers such as ``num_batches_tracked``, and all other
-buffers, which are constants or a peer's own. A tensor used in several places (tied weights) is there once, under its first
-name. Later changes of ``requires_grad`` do not change the vector. Where the run's settings give tensors codecs of their own, those of one
-codec are neighbours, parameters and statistics each for themselves. In a run whose method has them, sums that no model has come beside it
+What it holds, in this order: every parameter that requires a gradient when the vector is made, then
+the running means and variances of normalisation layers that track them (BatchNorm, InstanceNorm,
+SyncBatchNorm). What it leaves out: frozen parameters (every member must construct the same values),
+integer buffers such as ``num_batches_tracked``, and all other buffers, which are constants or a
+peer's own. A tensor used in several places (tied weights) is there once, under its first name.
+Later changes of ``requires_grad`` do not change the vector. Where the run's settings give tensors
+codecs of their own, those of one codec are neighbours, parameters and statistics each for
+themselves. In a run whose method has them, sums that no model has come beside it
 (`optim.federated.site`).
 
 Values cross in segments through one small scratch, so no second copy of the model is made. Models
-of float16 and bfloat16 have a float32 vector: progress is measured against what the live tensors really started from, the
-anchor rounded to their type (`FlatVector.round_to_live`). float64 crosses as float32.
+of float16 and bfloat16 have a float32 vector: progress is measured against what the live tensors
+really started from, the anchor rounded to their type (`FlatVector.round_to_live`). float64 crosses
+as float32.
 """
 
 from __future__ import annotations
@@ -50,7 +53,9 @@ class Source(Protocol):
     """Anything that can copy ranges of a flat vector: an AnchorView, or `FlatTensor`."""
 
     def copy_into(self, destination: Tensor, start: int = 0) -> None:
-        """Copy elements [start, start + destination.numel()) into ``destination`` (float32, contiguous, on the CPU)."""
+        """Copy elements [start, start + destination.numel()) into ``destination`` (float32,
+        contiguous, on the CPU).
+        """
         ...
 
 
@@ -67,7 +72,9 @@ class FlatTensor:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Elements [start, stop) of a segment and the live tensor, or the flat view of a range of it, they belong to."""
+    """Elements [start, stop) of a segment and the live tensor, or the flat view of a range of it,
+    they belong to.
+    """
 
     start: int
     stop: int
@@ -89,15 +96,19 @@ class Segment:
 
 
 class FlatVector:
-    """The flat vector of ``model`` in a run with these settings. Refuses with ConfigError what it cannot represent.
+    """The flat vector of ``model`` in a run with these settings. Refuses with ConfigError what it
+    cannot represent.
 
-    ``layout`` names the tensors; ``tensors`` are the live ones, in its order. Nothing is copied when it is made.
+    ``layout`` names the tensors; ``tensors`` are the live ones, in its order. Nothing is copied
+    when it is made.
     """
 
     def __init__(
         self, model: nn.Module, settings: RunSettings | None = None, *, sharded: bool = False
     ) -> None:
-        """``sharded``: DTensors are taken, for `optim.ranks` to cut; such a vector itself can only be described."""
+        """``sharded``: DTensors are taken, for `optim.ranks` to cut; such a vector itself can only
+        be described.
+        """
         named = list(_named_tensors(model))
         if not any(role == "parameter" for _, _, role in named):
             raise ConfigError(
@@ -148,7 +159,9 @@ class FlatVector:
         )  # a vector that was made of tensors has none to follow
 
     def cut(self, fragments: int) -> list[FlatVector]:
-        """The vector in so many fragments (`collectives.layout.cut`), each a vector of its own over the same live tensors."""
+        """The vector in so many fragments (`collectives.layout.cut`), each a vector of its own over
+        the same live tensors.
+        """
         tensors = iter(self.tensors)
         self._parts = [
             FlatVector.of(layout, [next(tensors) for _ in layout.tensors])
@@ -157,8 +170,9 @@ class FlatVector:
         return self._parts
 
     def follow(self) -> None:
-        """Take up the tensors that the model has now under the names of the layout: `Module.to` replaces buffers. Says once which are trained by
-        now and not in the vector. Raises ConfigError where a tensor is gone or of another shape."""
+        """Take up the tensors that the model has now under the names of the layout: `Module.to`
+        replaces buffers. Says once which are trained by now and not in the vector. Raises
+        ConfigError where a tensor is gone or of another shape."""
         if (model := self._model()) is None:
             return
         inner = unwrap(model)
@@ -189,7 +203,9 @@ class FlatVector:
             )
 
     def segments(self) -> Iterator[Segment]:
-        """The vector cut into segments of at most `SEGMENT_ELEMENTS` elements (`HOST_ELEMENTS` on the CPU), or one tensor that is not contiguous."""
+        """The vector cut into segments of at most `SEGMENT_ELEMENTS` elements (`HOST_ELEMENTS` on
+        the CPU), or one tensor that is not contiguous.
+        """
         pieces: list[Piece] = []
         begin = end = 0
         for spec, tensor in zip(self.layout.tensors, self.tensors, strict=True):
@@ -216,10 +232,12 @@ class FlatVector:
 
     @torch.no_grad()
     def pull(self) -> Iterator[tuple[Segment, Tensor]]:
-        """Each segment with its live values: float32, shape (segment.numel,), contiguous, on the CPU.
+        """Each segment with its live values: float32, shape (segment.numel,), contiguous, on the
+        CPU.
 
-        The values are a scratch copy the caller may overwrite and `push` back before it asks for the next. From a CUDA device
-        the next segment is on its way, on a side stream, while the caller works on this one.
+        The values are a scratch copy the caller may overwrite and `push` back before it asks for
+        the next. From a CUDA device the next segment is on its way, on a side stream, while the
+        caller works on this one.
         """
         waiting: tuple[Segment, _Slot] | None = None
         for index, segment in enumerate(self.segments()):
@@ -250,7 +268,9 @@ class FlatVector:
                     _shaped(out[segment.start : segment.stop], piece).copy_(piece.live)
 
     def write_initial(self, out: Tensor) -> None:
-        """Write the live values as the first anchor of a run. Raises ConfigError where they hold NaN or infinity: every member would start there."""
+        """Write the live values as the first anchor of a run. Raises ConfigError where they hold
+        NaN or infinity: every member would start there.
+        """
         if bad := self.not_finite():
             raise ConfigError(
                 f"{bad} holds NaN or infinity",
@@ -262,7 +282,9 @@ class FlatVector:
 
     @torch.no_grad()
     def read_from(self, source: Source) -> None:
-        """Make the live values those of ``source``, exactly (rounded to the live type where that is narrower)."""
+        """Make the live values those of ``source``, exactly (rounded to the live type where that is
+        narrower).
+        """
         for index, segment in enumerate(self.segments()):
             slot = self._slots[index % 2]
             values = slot.host(segment)
@@ -272,7 +294,9 @@ class FlatVector:
 
     @torch.no_grad()
     def round_to_live(self, segment: Segment, values: Tensor) -> None:
-        """Round ``values`` in place to what the segment's live tensors would hold; nothing happens to float32 and float64."""
+        """Round ``values`` in place to what the segment's live tensors would hold; nothing happens
+        to float32 and float64.
+        """
         for piece in segment.pieces:
             if piece.live.dtype in (torch.bfloat16, torch.float16):
                 part = values[piece.start : piece.stop]
@@ -280,7 +304,9 @@ class FlatVector:
 
     @torch.no_grad()
     def not_finite(self) -> str:
-        """The first tensor that holds NaN or infinity, "" when none does. One pass over the live values; a CUDA device is waited for once."""
+        """The first tensor that holds NaN or infinity, "" when none does. One pass over the live
+        values; a CUDA device is waited for once.
+        """
         bounds: dict[torch.device, list[tuple[int, Tensor]]] = {}
         for index, tensor in enumerate(self.tensors):
             if tensor.numel():
@@ -295,7 +321,9 @@ class FlatVector:
         return self.agreed(self.layout.tensors[min(bad)].name if bad else "")
 
     def agreed(self, found: str) -> str:
-        """What was found in this vector; in a job of several ranks, in the vector of any of them ("": nothing)."""
+        """What was found in this vector; in a job of several ranks, in the vector of any of them
+        ("": nothing).
+        """
         return found
 
     def _settle(self) -> None:
@@ -305,7 +333,9 @@ class FlatVector:
 
 @contextmanager
 def showing(flat: FlatVector, source: Source, replaced: Callable[[], None]) -> Generator[None]:
-    """The live values are those of ``source`` for a with block, and come back after it, bit for bit. ``replaced`` hears of both."""
+    """The live values are those of ``source`` for a with block, and come back after it, bit for
+    bit. ``replaced`` hears of both.
+    """
     live = [tensor.detach().to("cpu", copy=True) for tensor in flat.tensors]
     try:
         flat.read_from(source)
@@ -349,7 +379,9 @@ class _Slot:
         self._copy(segment, [(piece.live, _shaped(values, piece)) for piece in segment.pieces])
 
     def _copy(self, segment: Segment, pairs: list[tuple[Tensor, Tensor]]) -> None:
-        """Copy (destination, source) pairs; on CUDA on a side stream, after what the model's stream has queued so far."""
+        """Copy (destination, source) pairs; on CUDA on a side stream, after what the model's stream
+        has queued so far.
+        """
         device = segment.pieces[0].live.device
         if device.type != "cuda":
             for destination, source in pairs:
@@ -378,7 +410,9 @@ def _shaped(values: Tensor, piece: Piece) -> Tensor:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The user's own module inside DistributedDataParallel, DataParallel and torch.compile, so that names agree between peers."""
+    """The user's own module inside DistributedDataParallel, DataParallel and torch.compile, so that
+    names agree between peers.
+    """
     while True:
         inner = getattr(model, "_orig_mod", None)
         if inner is None and isinstance(

@@ -1,8 +1,10 @@
-"""Worker momentum in a run (`[robust] momentum`): what a member contributes is the running mean of what it would have contributed.
+"""Worker momentum in a run (`[robust] momentum`): what a member contributes is the running mean of
+what it would have contributed.
 
-Of parameters only: running statistics follow their differences to the anchor directly. The mean is this member's own state, like a residual: nobody
-else has it, and a contribution that is not counted leaves it as it was, since its progress comes again, or is dropped. It is of no one anchor, so
-it stays when another is adopted.
+Of parameters only: running statistics follow their differences to the anchor directly. The mean is
+this member's own state, like a residual: nobody else has it, and a contribution that is not counted
+leaves it as it was, since its progress comes again, or is dropped. It is of no one anchor, so it
+stays when another is adopted.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from ...security.rules import WorkerMomentum
 
 
 class Momentum:
-    """Of one vector, whose first ``numel`` elements are parameters. Holds two vectors of that length: the mean, and that with what is under way."""
+    """Of one vector, whose first ``numel`` elements are parameters. Holds two vectors of that
+    length: the mean, and that with what is under way.
+    """
 
     def __init__(self, numel: int, beta: float) -> None:
         self.value = torch.zeros(numel, dtype=torch.float32, device="cpu")

@@ -1,18 +1,23 @@
-"""What live parameters become when an anchor moves. All pure: they read sources and write the live tensors.
+"""What live parameters become when an anchor moves. All pure: they read sources and write the live
+tensors.
 
 With A the new anchor, L the live values and S where their uncounted progress starts:
 
 * contribution counted, nothing trained since it was frozen: ``L ← A``, an exact copy (`adopt`);
-* counted, trained on since: ``L ← A + (L - S)``, S = the live values when training went on (`rebase`);
+* counted, trained on since: ``L ← A + (L - S)``, S = the live values when training went on
+  (`rebase`);
 * not counted, and the anchor has not moved: ``L`` stays as it is and is contributed again;
-* not counted, and the others' round went on without it: what they did is mostly what one did oneself, and taking both whole would be a step too
-  long. ``L ← L + (1 - α)·(A - S)``, S = the live values when it was frozen, α = `LOST_SHARE` (`mix`): a share of its distance to the new
-  anchor stays, with all that was trained since, and is contributed again. With 30 % of contributions lost this costs 1 % of loss and not
-  5 (docs/benchmarks-training.md);
-* either, in a run that mixes: ``L ← α·L + (1 - α)·A`` with an α of its own (Streaming DiLoCo, arXiv 2501.18512).
+* not counted, and the others' round went on without it: what they did is mostly what one did
+  oneself, and taking both whole would be a step too long. ``L ← L + (1 - α)·(A - S)``, S = the live
+  values when it was frozen, α = `LOST_SHARE` (`mix`): a share of its distance to the new anchor
+  stays, with all that was trained since, and is contributed again. With 30 % of contributions lost
+  this costs 1 % of loss and not 5 (docs/benchmarks-training.md);
+* either, in a run that mixes: ``L ← α·L + (1 - α)·A`` with an α of its own (Streaming DiLoCo, arXiv
+  2501.18512).
 
-So each sample is in the log once or is still to be contributed, never both. What members train on while a round is under way is another
-matter: their own values as they are, or what they expect of the round (`expect`).
+So each sample is in the log once or is still to be contributed, never both. What members train on
+while a round is under way is another matter: their own values as they are, or what they expect of
+the round (`expect`).
 """
 
 from __future__ import annotations
@@ -34,7 +39,8 @@ def adopt(flat: FlatVector, new: Source) -> None:
 def rebase(flat: FlatVector, new: Source, start: Source) -> None:
     """``live ← new + (live - start)``, computed in float32, in segments.
 
-    ``start`` is an anchor or a snapshot of the live values; both are taken as the live tensors would hold them.
+    ``start`` is an anchor or a snapshot of the live values; both are taken as the live tensors
+    would hold them.
     """
     scratch = _Scratch()
     for segment, live in flat.pull():
@@ -49,7 +55,9 @@ def rebase(flat: FlatVector, new: Source, start: Source) -> None:
 
 @torch.no_grad()
 def mix(flat: FlatVector, new: Source, share: float, start: Tensor | None = None) -> None:
-    """``live ← share·live + (1 - share)·new``; with ``start`` that of ``start`` plus what was trained since: ``live + (1 - share)·(new - start)``."""
+    """``live ← share·live + (1 - share)·new``; with ``start`` that of ``start`` plus what was
+    trained since: ``live + (1 - share)·(new - start)``.
+    """
     scratch = _Scratch()
     for segment, live in flat.pull():
         part = scratch.of(segment.numel)
@@ -63,12 +71,15 @@ def mix(flat: FlatVector, new: Source, share: float, start: Tensor | None = None
 
 @torch.no_grad()
 def expect(flat: FlatVector, base: Source, own: Tensor, rate: float, momentum: float) -> None:
-    """Replace one's whole progress since the anchor ``base`` by what the outer step will make of one's share in the mean.
+    """Replace one's whole progress since the anchor ``base`` by what the outer step will make of
+    one's share in the mean.
 
-    With Δ = base - live: ``own ← momentum·own + Δ``; ``live ← base - rate·(Δ + momentum·own)``. This is eager DiLoCo (arXiv 2502.12996) with
-    an anchor that all members share. There every member steps an anchor of its own by gᵣ = Δᵣ/k + (mean - Δ/k)ᵣ₋₁; those sums telescope, and
-    Nesterov is linear, so that anchor is the common one of a round ago less Nesterov's step on one's own Δ/k, with a momentum ``own`` of
-    one's own. float32 (numel,), zero at first; ``rate``: the outer learning rate times one's share of the samples.
+    With Δ = base - live: ``own ← momentum·own + Δ``; ``live ← base - rate·(Δ + momentum·own)``.
+    This is eager DiLoCo (arXiv 2502.12996) with an anchor that all members share. There every
+    member steps an anchor of its own by gᵣ = Δᵣ/k + (mean - Δ/k)ᵣ₋₁; those sums telescope, and
+    Nesterov is linear, so that anchor is the common one of a round ago less Nesterov's step on
+    one's own Δ/k, with a momentum ``own`` of one's own. float32 (numel,), zero at first; ``rate``:
+    the outer learning rate times one's share of the samples.
     """
     scratch = _Scratch()
     for segment, live in flat.pull():

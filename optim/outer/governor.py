@@ -1,7 +1,9 @@
-"""The governor: when the update's norm or the loss jumps, momentum restarts and the rate is halved for some rounds.
+"""The governor: when the update's norm or the loss jumps, momentum restarts and the rate is halved
+for some rounds.
 
-A function of the log alone, so that all members act alike: it sees the norm of each committed mean and the median of the losses that its
-contributors told, and keeps what it remembers in the state vector beside the momentum, which is transferred, checked and stored with it.
+A function of the log alone, so that all members act alike: it sees the norm of each committed mean
+and the median of the losses that its contributors told, and keeps what it remembers in the state
+vector beside the momentum, which is transferred, checked and stored with it.
 """
 
 from __future__ import annotations
@@ -27,14 +29,18 @@ SHARES = {
 CALM_ROUNDS = 8
 NUMBERS = (
     2 * (1 + WINDOW) + 2
-)  # of norms, then of losses: how many, and these, newest first; rounds left at half rate; how often it acted
+    # of norms, then of losses: how many, and these, newest first; rounds left at half rate; how often
+    # it acted
+)
 
 Kind = Literal["norm", "loss"]
 
 
 @dataclass(frozen=True, slots=True)
 class Governed(Event):
-    """The outer step restarted its momentum and halves its rate: a round's ``value`` of ``what`` is far above the ``median`` of the last rounds."""
+    """The outer step restarted its momentum and halves its rate: a round's ``value`` of ``what`` is
+    far above the ``median`` of the last rounds.
+    """
 
     what: Kind
     value: float
@@ -42,7 +48,8 @@ class Governed(Event):
 
 
 def judge(numbers: Tensor, norm: float, loss: float | None = None) -> tuple[float, Governed | None]:
-    """What to do in a round whose mean has this norm, and whose contributors told this loss: (factor of the rate, whether it jumped).
+    """What to do in a round whose mean has this norm, and whose contributors told this loss:
+    (factor of the rate, whether it jumped).
 
     ``numbers``: float32 (NUMBERS,), updated.
     """
@@ -69,7 +76,9 @@ def judge(numbers: Tensor, norm: float, loss: float | None = None) -> tuple[floa
 
 
 def _see(what: Kind, window: list[float], value: float) -> Governed | None:
-    """Remember a value; whether it is a jump. What is usual does not follow a jump: then the median is remembered."""
+    """Remember a value; whether it is a jump. What is usual does not follow a jump: then the median
+    is remembered.
+    """
     count, event = int(window[0]), None
     known = window[1 : 1 + count]
     if count >= LEAST:

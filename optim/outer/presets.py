@@ -1,8 +1,11 @@
-"""Outer values that are known to work, by what governs them: peers, inner steps a round, rounds; and where each comes from.
+"""Outer values that are known to work, by what governs them: peers, inner steps a round, rounds;
+and where each comes from.
 
-Nesterov's first step moves lr·(1+μ) times the mean, and a constant mean is amplified lr/(1-μ) times, 7 times at 0.7/0.9: a short run has no
-time to damp that. So published values are for long runs, and those for short ones were tried (`scripts/bench_methods.py`; the table is in
-docs/benchmarks-training.md). The size of the model hardly matters (scaling laws of DiLoCo, arXiv 2503.09799).
+Nesterov's first step moves lr·(1+μ) times the mean, and a constant mean is amplified lr/(1-μ)
+times, 7 times at 0.7/0.9: a short run has no time to damp that. So published values are for long
+runs, and those for short ones were tried (`scripts/bench_methods.py`; the table is in
+docs/benchmarks-training.md). The size of the model hardly matters (scaling laws of DiLoCo, arXiv
+2503.09799).
 """
 
 from __future__ import annotations
@@ -140,7 +143,9 @@ def choose(
     delay: int | None = None,
     worker_momentum: bool = False,
 ) -> Preset:
-    """The preset for a run of so many rounds (None: open-ended) and peers, H = ``sync_every`` inner steps (None: it ends rounds otherwise)."""
+    """The preset for a run of so many rounds (None: open-ended) and peers, H = ``sync_every`` inner
+    steps (None: it ends rounds otherwise).
+    """
     return next(
         preset
         for preset in PRESETS

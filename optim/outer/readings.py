@@ -1,7 +1,8 @@
 """What a member says of its contribution beside the vector, and what an outer step makes of it.
 
-The log records each contributor's word (`group.Reading`), so that all members know the same of a round. A word may be false. What comes of it
-is therefore bounded: a stretch lies between 1 and √k, of losses the median counts.
+The log records each contributor's word (`group.Reading`), so that all members know the same of a
+round. A word may be false. What comes of it is therefore bounded: a stretch lies between 1 and √k,
+of losses the median counts.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def reading_of(
     loss: float | None,
     lag: float | None = None,
 ) -> Reading:
-    """What the run wants to know of a contribution, float32 (numel,): of what its outer step does not ask for, nothing."""
+    """What the run wants to know of a contribution, float32 (numel,): of what its outer step does
+    not ask for, nothing.
+    """
     norm = None
     if outer.stretch:
         pieces = [
@@ -49,9 +52,11 @@ def _sayable(value: float | None) -> float | None:
 
 
 def stretch(said: Said, norm: float) -> float:
-    """By what a mean of this norm is to be multiplied, so that it is as long as the contributions are on average (by samples).
+    """By what a mean of this norm is to be multiplied, so that it is as long as the contributions
+    are on average (by samples).
 
-    At least 1; at most √k for k contributions: what they need that stand at right angles to one another.
+    At least 1; at most √k for k contributions: what they need that stand at right angles to one
+    another.
     """
     told = [(weight, reading.norm) for weight, reading in said if reading.norm is not None]
     if not told or not norm > 0:
@@ -74,7 +79,9 @@ def median_loss(said: Said) -> float | None:
 
 
 def median_lag(readings: Sequence[Reading]) -> float:
-    """The median of the lags that were told, 0 where none was: half of the contributors have to lie to move it far."""
+    """The median of the lags that were told, 0 where none was: half of the contributors have to lie
+    to move it far.
+    """
     return statistics.median(
         [reading.lag for reading in readings if reading.lag is not None] or [0.0]
     )

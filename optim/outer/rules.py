@@ -1,12 +1,16 @@
-"""Outer optimizers: what each does to a range of the anchor. A new one is a class and its row in `RULES`.
+"""Outer optimizers: what each does to a range of the anchor. A new one is a class and its row in
+`RULES`.
 
-Every operation is one separately rounded multiplication, addition, subtraction, division or square root on a whole range, in one
-fixed order; nothing fused is used (`add(alpha=)`, `addcmul`, `addcdiv`, `lerp`), whose rounding differs by CPU and by position in the
-tensor; nor torch's square root, whose library rounds some values otherwise than IEEE does: numpy's is the CPU's own. Norms are sums of
-squares over whole tensors, as a tree whose shape follows from the length (`kernels.square_sum`). So neither the instruction set nor
-the number of threads nor the cuts change a bit.
+Every operation is one separately rounded multiplication, addition, subtraction, division or square
+root on a whole range, in one fixed order; nothing fused is used (`add(alpha=)`, `addcmul`,
+`addcdiv`, `lerp`), whose rounding differs by CPU and by position in the tensor; nor torch's square
+root, whose library rounds some values otherwise than IEEE does: numpy's is the CPU's own. Norms are
+sums of squares over whole tensors, as a tree whose shape follows from the length
+(`kernels.square_sum`). So neither the instruction set nor the number of threads nor the cuts change
+a bit.
 
-g: mean pseudo-gradient, θ: anchor, lr: learning rate, μ: momentum, m and v: state vectors, zero at first.
+g: mean pseudo-gradient, θ: anchor, lr: learning rate, μ: momentum, m and v: state vectors, zero at
+first.
 """
 
 from __future__ import annotations
@@ -28,13 +32,16 @@ TINY = 1e-12
 
 
 def as_float32(value: float) -> float:
-    """``value`` rounded to float32, so that scalar factors are the same number wherever they are applied."""
+    """``value`` rounded to float32, so that scalar factors are the same number wherever they are
+    applied.
+    """
     return struct.unpack("<f", struct.pack("<f", value))[0]
 
 
 class Rule(Protocol):
-    """One outer optimizer. ``vectors``: state vectors as long as the anchor, of which the first ``momenta`` hold past steps: a governor
-    restarts these. ``whole``: ranges are whole tensors, of which each has ``numbers`` more numbers of state."""
+    """One outer optimizer. ``vectors``: state vectors as long as the anchor, of which the first
+    ``momenta`` hold past steps: a governor restarts these. ``whole``: ranges are whole tensors, of
+    which each has ``numbers`` more numbers of state."""
 
     vectors: int
     momenta: int
@@ -50,7 +57,9 @@ class Rule(Protocol):
         lr: float,
         scratch: Sequence[Tensor],
     ) -> None:
-        """Write ``new`` from ``old`` and ``g``; update ``state``. All float32 (n,), as are the two scratch vectors."""
+        """Write ``new`` from ``old`` and ``g``; update ``state``. All float32 (n,), as are the two
+        scratch vectors.
+        """
         ...
 
 
@@ -128,7 +137,9 @@ class Momentum(Nesterov):
 
 
 class Adam:
-    """``m ← μ·m + (1-μ)·g``; ``v ← β·v + (1-β)·g²``; ``θ ← θ - lr·m / (√v + ε)``, without bias correction (FedAdam, arXiv 2003.00295)."""
+    """``m ← μ·m + (1-μ)·g``; ``v ← β·v + (1-β)·g²``; ``θ ← θ - lr·m / (√v + ε)``, without bias
+    correction (FedAdam, arXiv 2003.00295).
+    """
 
     vectors, momenta, whole, numbers = 2, 1, False, 0
 
@@ -209,11 +220,13 @@ def _divided(
 
 
 class Co2:
-    """``m ← μ·m + g/Λ``; m is clipped; ``θ ← θ - lr·m`` (CO2, arXiv 2401.16265), for contributions that are a round late.
+    """``m ← μ·m + g/Λ``; m is clipped; ``θ ← θ - lr·m`` (CO2, arXiv 2401.16265), for contributions
+    that are a round late.
 
-    A tensor at a time. Λ = 1 + gap / (mean gap so far), the gap being how far the last step moved the anchor away from what contributions
-    were made on; ‖m‖ is clipped to ``clip`` times its mean so far. Both means are exponential, and the first step sets them. (The
-    public implementation has a constant Λ and a clip that drops its result, so published values cannot be taken over.)
+    A tensor at a time. Λ = 1 + gap / (mean gap so far), the gap being how far the last step moved
+    the anchor away from what contributions were made on; ‖m‖ is clipped to ``clip`` times its mean
+    so far. Both means are exponential, and the first step sets them. (The public implementation has
+    a constant Λ and a clip that drops its result, so published values cannot be taken over.)
     """
 
     vectors, momenta, whole = 1, 1, True
@@ -254,7 +267,9 @@ class Co2:
 
 
 class AdamW:
-    """torch's AdamW, bias correction and all (arXiv 1711.05101), for runs whose members contribute gradients. A tensor at a time."""
+    """torch's AdamW, bias correction and all (arXiv 1711.05101), for runs whose members contribute
+    gradients. A tensor at a time.
+    """
 
     vectors, momenta, whole = 2, 1, True
     numbers = 2  # 1 - μᵗ, 1 - βᵗ

@@ -1,6 +1,8 @@
-"""The outer step of a round: a rule over the whole anchor, running statistics averaged. Pure, on float32, the same bits on every machine.
+"""The outer step of a round: a rule over the whole anchor, running statistics averaged. Pure, on
+float32, the same bits on every machine.
 
-See `rules` for why. The ranges in which a step is applied do not change a bit either, where the rule allows ranges at all.
+See `rules` for why. The ranges in which a step is applied do not change a bit either, where the
+rule allows ranges at all.
 """
 
 from __future__ import annotations
@@ -22,31 +24,39 @@ from .rules import RULES, as_float32, norm
 
 logger = logging.getLogger("atoll")
 
-BLOCK_ELEMENTS = 65_536  # four float32 arrays of it are 1 MiB: they stay in the L2 cache between the operations of a rule
+# four float32 arrays of it are 1 MiB: they stay in the L2 cache between the operations of a rule
+BLOCK_ELEMENTS = 65_536
 
 PLAIN = OuterSettings(kind="sgd", lr=1.0, momentum=0.0)
 
 
 def effective_outer(settings: RunSettings) -> OuterSettings:
-    """The outer optimizer a run really uses: plain averaging for the method "local_sgd", else ``settings.outer``."""
+    """The outer optimizer a run really uses: plain averaging for the method "local_sgd", else
+    ``settings.outer``.
+    """
     return PLAIN if settings.method == "local_sgd" else settings.outer
 
 
 class OuterStep:
-    """The rule of ``settings`` on the anchor (`rules.RULES`), on a mean that is stretched first and with a governor, where the settings say so.
+    """The rule of ``settings`` on the anchor (`rules.RULES`), on a mean that is stretched first and
+    with a governor, where the settings say so.
 
-    Ranges of running statistics (see `Layout`) take ``θ ← θ - g`` whatever the rule: they are averaged, since momentum would
-    carry a variance past zero. A variance is held at or above zero, which a lossy codec could miss. Sums take ``θ ← θ - W·g``, W being the weight of
-    all that were counted: each contributes minus its change over its own weight.
+    Ranges of running statistics (see `Layout`) take ``θ ← θ - g`` whatever the rule: they are
+    averaged, since momentum would carry a variance past zero. A variance is held at or above zero,
+    which a lossy codec could miss. Sums take ``θ ← θ - W·g``, W being the weight of all that were
+    counted: each contributes minus its change over its own weight.
 
-    **State** is one float32 vector of `state_numel` elements, zero at first: the rule's vectors one after another, then what is kept a
-    tensor or a round. A rule without any still has one vector, which nothing reads or writes: so every state has room for momentum.
+    **State** is one float32 vector of `state_numel` elements, zero at first: the rule's vectors one
+    after another, then what is kept a tensor or a round. A rule without any still has one vector,
+    which nothing reads or writes: so every state has room for momentum.
 
     A step holds scratch and is used by one thread at a time.
     """
 
     def __init__(self, settings: OuterSettings, layout: Layout | None = None) -> None:
-        """Raises ConfigError for values no rule takes. Without a layout all elements are parameters, of one tensor."""
+        """Raises ConfigError for values no rule takes. Without a layout all elements are
+        parameters, of one tensor.
+        """
         check_outer(settings)
         self.settings = settings
         self._rule = RULES[settings.kind](settings)
@@ -89,8 +99,8 @@ class OuterStep:
         anchor_out: Tensor,
         said: Said = (),
     ) -> None:
-        """The step of a round whose mean comes in pieces: (first element, float32 values), which cover the vector in order. ``said``: what its
-        contributors say."""
+        """The step of a round whose mean comes in pieces: (first element, float32 values), which
+        cover the vector in order. ``said``: what its contributors say."""
         if (
             not self.whole and anchor_in.numel() > BLOCK_ELEMENTS
         ):  # of a short one the pieces are so small that calls outweigh arithmetic
@@ -113,8 +123,8 @@ class OuterStep:
         anchor_out: Tensor,
         said: Said = (),
     ) -> None:
-        """One step on whole vectors, all float32, contiguous, on the CPU; see `apply_range` and `run`. A ``mean`` to be stretched is scaled
-        in place."""
+        """One step on whole vectors, all float32, contiguous, on the CPU; see `apply_range` and
+        `run`. A ``mean`` to be stretched is scaled in place."""
         numel = anchor_in.numel()
         if not self.whole:
             return self.apply_range(anchor_in, mean, state, anchor_out, 0, numel, said)
@@ -157,9 +167,11 @@ class OuterStep:
     ) -> None:
         """One step on elements [start, stop), where the step is not `whole`.
 
-        ``anchor_in`` (read) and ``anchor_out`` (written) are whole vectors, float32, shape (numel,), ``state`` (updated in place; None
-        where the rule has none) has `state_numel` elements; ``mean`` (read) holds only the range, shape (stop - start,). ``anchor_out`` is
-        another buffer than ``anchor_in``. Each element must be covered exactly once a round; order and cuts are free.
+        ``anchor_in`` (read) and ``anchor_out`` (written) are whole vectors, float32, shape
+        (numel,), ``state`` (updated in place; None where the rule has none) has `state_numel`
+        elements; ``mean`` (read) holds only the range, shape (stop - start,). ``anchor_out`` is
+        another buffer than ``anchor_in``. Each element must be covered exactly once a round; order
+        and cuts are free.
         """
         if mean.numel() != stop - start:
             raise ValueError(f"mean of {mean.numel()} elements for a range of {stop - start}")
@@ -229,7 +241,9 @@ class OuterStep:
         return [(spec.offset, spec.offset + spec.numel) for spec in self._tensors] or [(0, numel)]
 
     def _norm(self, mean: Tensor) -> float:
-        """The norm of the parameters' part, tensor by tensor. (`sum` of floats adds otherwise in Python 3.12 than before.)"""
+        """The norm of the parameters' part, tensor by tensor. (`sum` of floats adds otherwise in
+        Python 3.12 than before.)
+        """
         norms = [norm(mean[first:last]) for first, last in self._whole_tensors(mean.numel())]
         return math.sqrt(math.fsum(each * each for each in norms))
 
@@ -250,7 +264,9 @@ class OuterStep:
 
 
 def check_outer(settings: OuterSettings) -> None:
-    """Raise ConfigError for values outside lr > 0, 0 <= momentum < 1, 0 <= beta2 < 1, epsilon > 0, clip > 0."""
+    """Raise ConfigError for values outside lr > 0, 0 <= momentum < 1, 0 <= beta2 < 1, epsilon > 0,
+    clip > 0.
+    """
     positive = {"lr": settings.lr, "epsilon": settings.epsilon, "clip": settings.clip}
     for name, value in positive.items():
         if not (math.isfinite(value) and value > 0):

@@ -1,4 +1,5 @@
-"""The planner: from step time, rates and round-trip times to the settings of a run. Pure functions, without torch.
+"""The planner: from step time, rates and round-trip times to the settings of a run. Pure functions,
+without torch.
 
 conditions   what is known of the peers, checked
 estimate     how long a round of given settings takes, and what share of the time is training

@@ -1,9 +1,12 @@
-"""The plan again at every boundary: how long the next round is, from what the log says of the last one.
+"""The plan again at every boundary: how long the next round is, from what the log says of the last
+one.
 
-Every contribution carries how many inner steps its member's rounds last took to be decided, medians of eight; the log records it, so the median
-over a round's contributors, the **lag** of the anchor after it, is the same for all members. The plan is a pure function of it and of the
-manifest: whoever starts from an anchor, whenever and wherever, has the same plan until the next one. A word may be false: half of the
-contributors have to lie to move the median far, and the plan stays between bounds that the manifest sets.
+Every contribution carries how many inner steps its member's rounds last took to be decided, medians
+of eight; the log records it, so the median over a round's contributors, the **lag** of the anchor
+after it, is the same for all members. The plan is a pure function of it and of the manifest:
+whoever starts from an anchor, whenever and wherever, has the same plan until the next one. A word
+may be false: half of the contributors have to lie to move the median far, and the plan stays
+between bounds that the manifest sets.
 """
 
 from __future__ import annotations
@@ -22,17 +25,21 @@ REMEMBERED = 8  # rounds
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Inner steps of a round, and from a contribution to its result where training goes on meanwhile (None: to the end of the next round)."""
+    """Inner steps of a round, and from a contribution to its result where training goes on
+    meanwhile (None: to the end of the next round).
+    """
 
     steps: int
     delay: int | None
 
 
 def again(settings: RunSettings, parameters: int, lag: float) -> Pace:
-    """The plan for training that starts from an anchor with this lag, in a run whose rounds end by steps.
+    """The plan for training that starts from an anchor with this lag, in a run whose rounds end by
+    steps.
 
-    Waiting, the shortest round of which the wanted share is training, from `LEAST_STEPS` on. With overlap, results are due when they are
-    there, with a quarter to spare, and rounds are as long as the manifest says, or as long as that takes.
+    Waiting, the shortest round of which the wanted share is training, from `LEAST_STEPS` on. With
+    overlap, results are due when they are there, with a quarter to spare, and rounds are as long as
+    the manifest says, or as long as that takes.
     """
     first = settings.sync_every
     assert first is not None
@@ -51,7 +58,9 @@ def again(settings: RunSettings, parameters: int, lag: float) -> Pace:
 
 @dataclass(slots=True)
 class Lag:
-    """What one member measures of its own rounds: seconds of an inner step, and from a contribution to its result."""
+    """What one member measures of its own rounds: seconds of an inner step, and from a contribution
+    to its result.
+    """
 
     _step_s: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     _round_s: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))

@@ -12,13 +12,16 @@ from ...collectives.group import MAX_MEMBERS
 MAX_PARAMETERS = 1 << 40
 LARGE = 100_000_000  # parameters
 MAX_STEPS, MAX_STEPS_SMALL = 500, 100
-"""The longest round, in inner steps, of models above and below LARGE. The published runs lose about 3 % from H = 50 to 1000 (arXiv 2311.08105),
-and small models more: 2 % at 10, 3 % at 20, 4 to 5 % at 50 (measured on 42k parameters)."""
+"""The longest round, in inner steps, of models above and below LARGE. The published runs lose about
+3 % from H = 50 to 1000 (arXiv 2311.08105), and small models more: 2 % at 10, 3 % at 20, 4 to 5 % at
+50 (measured on 42k parameters)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One peer: bytes/s that its link carries to and from all others together, and seconds that its inner step takes."""
+    """One peer: bytes/s that its link carries to and from all others together, and seconds that its
+    inner step takes.
+    """
 
     name: str
     up: float
@@ -28,9 +31,10 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """``rtt_s``: the longest round trip between two peers. ``share``: of wall time to be spent on training. ``max_steps``: the longest round
-    that the model's quality allows, in inner steps (None: by its size). ``links``: bytes/s of single links (from, to), where one carries less
-    than its ends do, such as a relayed one.
+    """``rtt_s``: the longest round trip between two peers. ``share``: of wall time to be spent on
+    training. ``max_steps``: the longest round that the model's quality allows, in inner steps
+    (None: by its size). ``links``: bytes/s of single links (from, to), where one carries less than
+    its ends do, such as a relayed one.
 
     Raises ConfigError with the argument's name in ``key``.
     """

@@ -1,14 +1,17 @@
-"""How long a round takes, and what share of the time is training: the model of costs behind every plan.
+"""How long a round takes, and what share of the time is training: the model of costs behind every
+plan.
 
 A round costs its member what the data plane moves, some round trips, and passes over memory:
 
-    transfer  the slowest of all peers' links: who owns the share p of the vector sends and receives 1 + (n-2)p encoded vectors
-              (`collectives/partition.py`, which divides by bandwidth; the same division is used here)
+    transfer  the slowest of all peers' links: who owns the share p of the vector sends and receives
+    1 + (n-2)p encoded vectors
+              (`collectives/partition.py`, which divides by bandwidth; the same division is used
+              here)
     latency   ROUND_TRIPS between the furthest two: ready, plan, the first bytes, votes, decision
     work      encoding, decoding and summing, hashing, the outer step: a time per value
 
-Waiting for a round costs all of it. With overlap a script waits for what is left when the result is due, and pays in any case for
-the passes over its own parameters.
+Waiting for a round costs all of it. With overlap a script waits for what is left when the result is
+due, and pays in any case for the passes over its own parameters.
 """
 
 from __future__ import annotations
@@ -22,12 +25,17 @@ from ...collectives.identifiers import PeerId
 from ...collectives.partition import comparable, parts_for
 from .conditions import Conditions
 
-EFFICIENCY = 0.92  # of the line that payload gets: frames' heads take 4.4 %, records and the rest the others (measured, `scripts/bench_link.py`)
+# of the line that payload gets: frames' heads take 4.4 %, records and the rest the others
+# (measured, `scripts/bench_link.py`)
+EFFICIENCY = 0.92
 ROUND_TRIPS = 3.0
 WORK_S = 20e-9  # a value, in the node (measured, `scripts/bench_wan.py`)
 SCRIPT_S = 4e-9  # a value, in the script: making the contribution and taking over the anchor
-LATE_S = 6e-9  # a value more with overlap: a snapshot when training goes on, and what was trained since on top of the anchor
-ASK_S = 4e-3  # a round, in the script: what it asks its node (these three measured, `scripts/bench_wan.py`)
+# a value more with overlap: a snapshot when training goes on, and what was trained since on top of
+# the anchor
+LATE_S = 6e-9
+# a round, in the script: what it asks its node (these three measured, `scripts/bench_wan.py`)
+ASK_S = 4e-3
 LATE_SHARE = 0.5  # of a step by which the others come after the fastest, on the mean
 
 
@@ -44,7 +52,9 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one round of one fragment costs, in seconds; ``bound``: what decided the transfer; ``nbytes``: the most that one peer sends."""
+    """What one round of one fragment costs, in seconds; ``bound``: what decided the transfer;
+    ``nbytes``: the most that one peer sends.
+    """
 
     transfer_s: float
     latency_s: float
@@ -60,7 +70,9 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What `sync_every` steps of training cost. ``share``: of the time that is training; ``busy``: of the time that links are in use."""
+    """What `sync_every` steps of training cost. ``share``: of the time that is training; ``busy``:
+    of the time that links are in use.
+    """
 
     compute_s: float
     round: Round

@@ -1,14 +1,17 @@
-"""Which settings a run should have: the ladder of `plan`, and every step of it in words. Pure: equal conditions give equal plans anywhere.
+"""Which settings a run should have: the ladder of `plan`, and every step of it in words. Pure:
+equal conditions give equal plans anywhere.
 
-Each rung takes the shortest round that keeps training at the wanted share of the time; what is too long for the model's quality goes to
-the next rung, which costs quality in another way:
+Each rung takes the shortest round that keeps training at the wanted share of the time; what is too
+long for the model's quality goes to the next rung, which costs quality in another way:
 
     1  int8, waiting for each round         free of loss (measured)
     2  int4, waiting                        within 0.5 % of fp32 (measured)
-    3  int8, training on meanwhile          results come late: 1 % more than waiting, in fragments, too (measured)
+    3  int8, training on meanwhile          results come late: 1 % more than waiting, in fragments,
+    too (measured)
     4  int4, training on meanwhile
 
-Where no rung fits, the one with the largest share at the longest round is taken, and said to fall short.
+Where no rung fits, the one with the largest share at the longest round is taken, and said to fall
+short.
 """
 
 from __future__ import annotations
@@ -22,8 +25,11 @@ from ...collectives.layout import MAX_FRAGMENTS
 from .conditions import Conditions
 from .estimate import Choice, Estimate, estimate, round_of
 
-LEAST_STEPS = 10  # shorter rounds did not come closer to synchronous training (5 against 10, measured on 42k parameters)
-MARGIN = 1.25  # results are due this much later than estimated: links are never exactly as fast as they were
+# shorter rounds did not come closer to synchronous training (5 against 10, measured on 42k
+# parameters)
+LEAST_STEPS = 10
+# results are due this much later than estimated: links are never exactly as fast as they were
+MARGIN = 1.25
 HARMLESS_STEPS = 5  # of delay (arXiv 2501.18512)
 LEAST_VALUES = 1_000_000  # of a fragment: below, round trips cost more than what is saved
 GAIN = 2 / 3  # twice as many fragments must bring the delay down to this part of it
@@ -31,7 +37,9 @@ GAIN = 2 / 3  # twice as many fragments must bring the delay down to this part o
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``group``: who should be in the run; ``why``: the sentences behind it; ``reached``: whether the wanted share is."""
+    """``group``: who should be in the run; ``why``: the sentences behind it; ``reached``: whether
+    the wanted share is.
+    """
 
     choice: Choice
     estimate: Estimate
@@ -106,7 +114,9 @@ def _waiting(conditions: Conditions, codec: str) -> tuple[Choice, str]:
 
 
 def _overlapped(conditions: Conditions, codec: str) -> tuple[Choice, str]:
-    """The shortest round in which results arrive before they are due; in fragments where that makes them come sooner."""
+    """The shortest round in which results arrive before they are due; in fragments where that makes
+    them come sooner.
+    """
     found = _in_fragments(conditions, codec, 1)
     while (count := 2 * found.fragments) <= MAX_FRAGMENTS and (found.delay or 0) > HARMLESS_STEPS:
         finer = _in_fragments(conditions, codec, count)
@@ -155,7 +165,8 @@ def _speed(conditions: Conditions, found: Plan) -> float:
     return found.estimate.share * sum(1 / peer.step_s for peer in conditions.peers)
 
 
-# ── words ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── words
+# ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _given(conditions: Conditions) -> Sequence[str]:

@@ -1,6 +1,7 @@
 """Which part of each tensor a rank holds: all of it (DDP), or a box of it (FSDP2).
 
-A box has the first index and the length in each dimension. Boxes that several ranks hold alike are written by the first of them.
+A box has the first index and the length in each dimension. Boxes that several ranks hold alike are
+written by the first of them.
 """
 
 from __future__ import annotations
@@ -69,8 +70,9 @@ class Slices:
         )
 
     def put(self, rank: int, values: Tensor, out: Tensor) -> str:
-        """Write what this rank is to write into the whole vector ``out``. Returns the first parameter of which it has other values than the rank
-        before it that holds the same, or ""."""
+        """Write what this rank is to write into the whole vector ``out``. Returns the first
+        parameter of which it has other values than the rank before it that holds the same, or "".
+        """
         at, other = 0, ""
         for spec, box, written in zip(
             self.layout.tensors, self._boxes[rank], self._written[rank], strict=True
@@ -91,7 +93,9 @@ class Slices:
         return other
 
     def cut(self, rank: int, source: Any, out: Tensor) -> None:
-        """Read a rank's slices of a `Source` of the whole vector into ``out``; needs room for the longest tensor."""
+        """Read a rank's slices of a `Source` of the whole vector into ``out``; needs room for the
+        longest tensor.
+        """
         at = 0
         for spec, box in zip(self.layout.tensors, self._boxes[rank], strict=True):
             if numel := _numel(box):
@@ -115,7 +119,9 @@ def _part(tensor: Tensor, box: Box) -> Tensor:
 
 
 def slice_model(model: nn.Module, flat: FlatVector, ranks: Ranks) -> tuple[Slices, RankVector]:
-    """What each rank holds of the whole vector ``flat``, and this rank's own. Raises ConfigError (at all ranks) for what is not DDP or FSDP2."""
+    """What each rank holds of the whole vector ``flat``, and this rank's own. Raises ConfigError
+    (at all ranks) for what is not DDP or FSDP2.
+    """
     fault = next(
         (why for name, tensor in _dtensors(model) if (why := _why_refused(model, name, tensor))), ""
     )

@@ -41,7 +41,9 @@ class _Head(msgspec.Struct):
 
 
 class RankView:
-    """One rank's slices of an anchor; an AnchorView. `digest` is the whole anchor's, and asked by all ranks."""
+    """One rank's slices of an anchor; an AnchorView. `digest` is the whole anchor's, and asked by
+    all ranks.
+    """
 
     def __init__(
         self,
@@ -95,7 +97,9 @@ class RankPending:
 
 
 class RankSwarm:
-    """A Swarm of the job's slices (`place` first). Each call is one of all ranks, but for `report` and `close`, which are rank 0's."""
+    """A Swarm of the job's slices (`place` first). Each call is one of all ranks, but for `report`
+    and `close`, which are rank 0's.
+    """
 
     def __init__(self, swarm: Swarm | None, ranks: Ranks) -> None:
         """``swarm``: rank 0's; None at the others, or ConfigError is raised at all ranks."""
@@ -120,8 +124,8 @@ class RankSwarm:
         self._newest: tuple[tuple[int, int, float, int], Tensor] | None = None
 
     def place(self, model: nn.Module, flat: FlatVector) -> RankVector:
-        """Cut ``flat``, the vector of the whole model: returns this rank's slices. Raises ConfigError at all ranks for what cannot be cut, or for
-        settings that need whole vectors."""
+        """Cut ``flat``, the vector of the whole model: returns this rank's slices. Raises
+        ConfigError at all ranks for what cannot be cut, or for settings that need whole vectors."""
         self._model = model
         self._slices, mine = slice_model(model, flat, self.ranks)
         settings, several, cut = self.settings, "job of several ranks", "sharded model"
@@ -170,7 +174,9 @@ class RankSwarm:
         loss: float | None = None,
         lag: float | None = None,
     ) -> RankPending:
-        """See Swarm; ``write`` fills the vector of this rank's slices, ``samples`` are those of all ranks."""
+        """See Swarm; ``write`` fills the vector of this rank's slices, ``samples`` are those of all
+        ranks.
+        """
         pending = self._written(
             lambda whole: self._at_rank_0.contribute(
                 samples=samples, write=whole, base=base, loss=loss, lag=lag
@@ -216,7 +222,9 @@ class RankSwarm:
         return lambda: self.ranks.tell(clock, float)
 
     def written(self) -> None:
-        """The live parameters were replaced in mid-training, where a forward may have left gathered ones."""
+        """The live parameters were replaced in mid-training, where a forward may have left gathered
+        ones.
+        """
         if self._model is not None:
             reshard(self._model)
 
@@ -282,7 +290,9 @@ class RankSwarm:
     def _written(
         self, ask: Callable[[Callable[[Tensor], None]], Any], write: Callable[[Tensor], None]
     ) -> Any:
-        """Rank 0 asks with a writer of the whole vector; when that is called, every rank writes its slices. What rank 0 gets; None elsewhere."""
+        """Rank 0 asks with a writer of the whole vector; when that is called, every rank writes its
+        slices. What rank 0 gets; None elsewhere.
+        """
         ranks, slices, found = self.ranks, self._sliced(), list[Any]()
         mine = torch.empty(slices.mine.numel, dtype=torch.float32, device="cpu")
 
@@ -340,7 +350,9 @@ class RankSwarm:
 
 
 def rank_swarm(swarm: Swarm | None, check: Callable[[object], None]) -> RankSwarm:
-    """The RankSwarm of this job. ``check`` is asked of rank 0's swarm; what it raises, all ranks raise."""
+    """The RankSwarm of this job. ``check`` is asked of rank 0's swarm; what it raises, all ranks
+    raise.
+    """
     ranks = Ranks()
     ranks.tell(lambda: check(swarm), None)
     return RankSwarm(swarm, ranks)

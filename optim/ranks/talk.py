@@ -1,6 +1,7 @@
 """What rank 0 says is heard by all ranks: the answers to its questions, and the errors that it met.
 
-Over a gloo group of its own, in msgpack. Every call is one of all ranks, in the same order, as torch's own collectives are.
+Over a gloo group of its own, in msgpack. Every call is one of all ranks, in the same order, as
+torch's own collectives are.
 """
 
 from __future__ import annotations
@@ -54,14 +55,18 @@ class _Failed(msgspec.Struct, array_like=True):
 
 
 class Ranks:
-    """The processes of this job. ``rank`` and ``size`` are those of torch.distributed's default group, which must be there."""
+    """The processes of this job. ``rank`` and ``size`` are those of torch.distributed's default
+    group, which must be there.
+    """
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._group: Any = dist.new_group(backend="gloo", timeout=WAIT)
 
     def tell(self, ask: Callable[[], T], kind: Any) -> T:
-        """What ``ask`` returns at rank 0, or raises there (AtollError), at all ranks. ``kind``: its type, for msgspec."""
+        """What ``ask`` returns at rank 0, or raises there (AtollError), at all ranks. ``kind``: its
+        type, for msgspec.
+        """
         if self.rank:
             return self.hear(kind)
         try:
@@ -85,7 +90,9 @@ class Ranks:
             )
 
     def hear(self, kind: Any) -> Any:
-        """The other ranks: rank 0's next message, of type ``kind``. Raises the error that it carries."""
+        """The other ranks: rank 0's next message, of type ``kind``. Raises the error that it
+        carries.
+        """
         first = torch.zeros(FIRST_BYTES, dtype=torch.uint8, device="cpu")
         dist.broadcast(first, 0, group=self._group)
         head = first.numpy().tobytes()

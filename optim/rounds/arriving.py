@@ -1,8 +1,11 @@
-"""A replica of a federated run whose rounds do not wait for everybody: FedAsync (arXiv 1903.03934), FedBuff (2106.06639) and FedFix (2206.10189).
+"""A replica of a federated run whose rounds do not wait for everybody: FedAsync (arXiv 1903.03934),
+FedBuff (2106.06639) and FedFix (2206.10189).
 
-A turn is ``sync_every`` inner steps from an anchor, whichever anchors are decided meanwhile. What came of it, anchor - parameters, is scaled by what it
-is worth in the round that it is offered for (`federated.arrivals`, as in simulations), and offered until a round counts it; each time anew, since it
-gets staler. Then the next turn begins, at the newest anchor. So a member is in no round twice, and its contribution in one at most.
+A turn is ``sync_every`` inner steps from an anchor, whichever anchors are decided meanwhile. What
+came of it, anchor - parameters, is scaled by what it is worth in the round that it is offered for
+(`federated.arrivals`, as in simulations), and offered until a round counts it; each time anew,
+since it gets staler. Then the next turn begins, at the newest anchor. So a member is in no round
+twice, and its contribution in one at most.
 """
 
 from __future__ import annotations
@@ -24,8 +27,9 @@ OVER = "the run was complete before they were counted"
 
 
 class ArrivingReplica(Replica):
-    """See the module. FedBuff's and FedAsync's members have a weight in the mean by their samples, and FedFix' each the same share. What a member of
-    FedAsync offers goes from the newest anchor to its parameters: it is mixed in, not added."""
+    """See the module. FedBuff's and FedAsync's members have a weight in the mean by their samples,
+    and FedFix' each the same share. What a member of FedAsync offers goes from the newest anchor to
+    its parameters: it is mixed in, not added."""
 
     resumes = False
     follows = False
@@ -52,7 +56,9 @@ class ArrivingReplica(Replica):
     def turn(
         self, deadline_s: float, decidable: Callable[[], bool] = lambda: True
     ) -> Iterator[Look]:
-        """See Replica: offers until a round counts it, or the wait is over; a period is waited for in any case."""
+        """See Replica: offers until a round counts it, or the wait is over; a period is waited for
+        in any case.
+        """
         left_s = max(deadline_s, 2 * (self._arrivals.period_s or 0.0))
         if self.frozen is not None:
             yield (look := self.settle(0.0, decidable))
@@ -71,7 +77,9 @@ class ArrivingReplica(Replica):
                 return  # training goes on; the latter was refused for a reason that holds still
 
     def _offered_on(self) -> int:
-        """See Replica: the newest anchor's round, for which it is scaled; where another was decided meanwhile it is refused."""
+        """See Replica: the newest anchor's round, for which it is scaled; where another was decided
+        meanwhile it is refused.
+        """
         newest = self._newest_round()
         self._took_s = self._took_s or max(self._clock() - self._began, 1e-9)
         self._factor = self._weighed(newest - self.base.round)

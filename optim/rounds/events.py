@@ -37,7 +37,9 @@ class QuorumSeen(Event):
 
 @dataclass(frozen=True, slots=True)
 class ProgressDropped(Event):
-    """Work of ``samples`` samples will not be contributed (or its fate is unknown); ``reason`` says why."""
+    """Work of ``samples`` samples will not be contributed (or its fate is unknown); ``reason`` says
+    why.
+    """
 
     run_id: str
     samples: int

@@ -1,8 +1,10 @@
-"""A replica that contributes gradients: synchronous training on one large batch, whoever brings which part of it.
+"""A replica that contributes gradients: synchronous training on one large batch, whoever brings
+which part of it.
 
-Members accumulate gradients at the anchor, and the run's outer step is the optimizer (DeDLOC, arXiv 2106.10207, with the optimizer's state in
-the log instead of in every script: who joins has it, and all have the same bits). The live parameters are the anchor all the time; a
-gradient of an anchor that is past is dropped, since it is no part of any large batch.
+Members accumulate gradients at the anchor, and the run's outer step is the optimizer (DeDLOC, arXiv
+2106.10207, with the optimizer's state in the log instead of in every script: who joins has it, and
+all have the same bits). The live parameters are the anchor all the time; a gradient of an anchor
+that is past is dropped, since it is no part of any large batch.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ PAST = "their gradients are of an anchor that is past"
 
 
 class GradientReplica(Replica):
-    """See the module. Sums stay on their parameters' devices until they are contributed; 4 bytes a parameter there."""
+    """See the module. Sums stay on their parameters' devices until they are contributed; 4 bytes a
+    parameter there.
+    """
 
     def __init__(
         self,

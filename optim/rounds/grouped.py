@@ -1,9 +1,11 @@
-"""A replica of a FedCompass run (arXiv 2309.14675): as many inner steps as let its group arrive together, which the log says (`round.grouping`).
+"""A replica of a FedCompass run (arXiv 2309.14675): as many inner steps as let its group arrive
+together, which the log says (`round.grouping`).
 
-Whose group was counted without it is late. It does not wait: it offers what it has, takes the newest anchor and trains on, and what it makes until
-the offer is counted goes on from the anchor that counts it; so does who has waited for its group up to the deadline. A round that was decided
-meanwhile without it makes both one contribution, the late one and what was trained since, as old as the late one: nothing is lost, and nothing
-counts more than it should.
+Whose group was counted without it is late. It does not wait: it offers what it has, takes the
+newest anchor and trains on, and what it makes until the offer is counted goes on from the anchor
+that counts it; so does who has waited for its group up to the deadline. A round that was decided
+meanwhile without it makes both one contribution, the late one and what was trained since, as old as
+the late one: nothing is lost, and nothing counts more than it should.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from .replica import Turn as Look
 
 
 class GroupedReplica(ArrivingReplica):
-    """See the module. A member says with each contribution how long a step takes it; it has the same share as each other."""
+    """See the module. A member says with each contribution how long a step takes it; it has the
+    same share as each other.
+    """
 
     def __init__(
         self,

@@ -1,12 +1,15 @@
-"""Live parameters between two anchors: freeze a contribution, wait for its outcome, adopt what was decided.
+"""Live parameters between two anchors: freeze a contribution, wait for its outcome, adopt what was
+decided.
 
-A replica always knows where each unit of its work is: in a frozen contribution (at most one), or in the live parameters as the
-difference to ``base``, the leased anchor it started from. ``unsent`` is the number of samples of the latter. A snapshot of the
-live values is taken only when training goes on while a contribution is undecided.
+A replica always knows where each unit of its work is: in a frozen contribution (at most one), or in
+the live parameters as the difference to ``base``, the leased anchor it started from. ``unsent`` is
+the number of samples of the latter. A snapshot of the live values is taken only when training goes
+on while a contribution is undecided.
 
-With **overlap** training always goes on: a contribution is not waited for when it is offered but when the next one is due, or some
-inner steps later (`settle`). "late": members train on from their own values, which get what the others did one round late. "eager": from
-the anchor and what they expect of the round, their own share of it taken, the others' to come (`reconcile.expect`).
+With **overlap** training always goes on: a contribution is not waited for when it is offered but
+when the next one is due, or some inner steps later (`settle`). "late": members train on from their
+own values, which get what the others did one round late. "eager": from the anchor and what they
+expect of the round, their own share of it taken, the others' to come (`reconcile.expect`).
 """
 
 from __future__ import annotations
@@ -79,13 +82,16 @@ class Log(Protocol):
 
 
 class Replica:
-    """The member's copy of the model. Methods raise what the swarm raises; the replica stays consistent when they do."""
+    """The member's copy of the model. Methods raise what the swarm raises; the replica stays
+    consistent when they do.
+    """
 
     base: AnchorView
     drawn = True  # whether this member takes part in the round; else it waits for its end
     follows = True  # whether a round that another member has finished is over here, too
     steps: int | None = None  # inner steps of this turn, where each member has its number
-    settled = False  # whether a contribution under way was decided, and is to be looked at before the turn's end
+    # whether a contribution under way was decided, and is to be looked at before the turn's end
+    settled = False
     resumes = True  # whether a saved attachment's progress since the anchor can be gone on from
 
     def __init__(
@@ -124,14 +130,18 @@ class Replica:
         return self.settings.overlap != "none"
 
     def enter(self) -> None:
-        """Open the run; the live parameters become its anchor (the founder's own parameters become the anchor)."""
+        """Open the run; the live parameters become its anchor (the founder's own parameters become
+        the anchor).
+        """
         self.base = self.swarm.open(self.flat.layout, self.flat.write_initial)
         adopt(self.flat, self.base)
 
     def reenter(self) -> Turn | None:
-        """Open the run again after the node was lost, keeping what was trained meanwhile; returns what a frozen contribution met.
+        """Open the run again after the node was lost, keeping what was trained meanwhile; returns
+        what a frozen contribution met.
 
-        One whose fate the new node cannot tell is taken for counted: counting it twice would be wrong, dropping it is merely a loss.
+        One whose fate the new node cannot tell is taken for counted: counting it twice would be
+        wrong, dropping it is merely a loss.
         """
         new = self.swarm.open(self.flat.layout, self.base.copy_into)
         frozen = self.frozen
@@ -156,8 +166,9 @@ class Replica:
     def turn(
         self, deadline_s: float, decidable: Callable[[], bool] = lambda: True
     ) -> Iterator[Turn]:
-        """One boundary: look at what is frozen; once that is decided, offer what was trained since and wait up to ``deadline_s``, but no
-        longer than `FLOOR_S` at a time once it is not ``decidable``."""
+        """One boundary: look at what is frozen; once that is decided, offer what was trained since
+        and wait up to ``deadline_s``, but no longer than `FLOOR_S` at a time once it is not
+        ``decidable``."""
         if self.frozen is not None:
             yield (turn := self.settle(deadline_s if self.overlap else 0.0, decidable))
             if turn.outcome.status == "open":
@@ -173,7 +184,9 @@ class Replica:
             yield self._offer(deadline_s, decidable)
 
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        """An inner step is about to be made. Returns other arguments of ``optimizer.step`` in its place (args, kwargs), None: these."""
+        """An inner step is about to be made. Returns other arguments of ``optimizer.step`` in its
+        place (args, kwargs), None: these.
+        """
 
     def stepped(self, samples: int) -> None:
         """An inner step on ``samples`` samples was made."""
@@ -207,7 +220,9 @@ class Replica:
         return Turn(outcome, frozen.samples, self._clock() - started)
 
     def drop(self, new: AnchorView, reason: str) -> None:
-        """Give up what was not sent and make the live parameters the anchor ``new``, which the replica takes over."""
+        """Give up what was not sent and make the live parameters the anchor ``new``, which the
+        replica takes over.
+        """
         samples, self.unsent = self.unsent, 0
         adopt(self.flat, new)
         self._take(new)
@@ -320,7 +335,9 @@ class Replica:
         return True
 
     def _restore(self, frozen: Frozen) -> None:
-        """Take back what was expected of a round: the progress that was not counted is the live parameters' again."""
+        """Take back what was expected of a round: the progress that was not counted is the live
+        parameters' again.
+        """
         if frozen.own is not None and frozen.snapshot is not None:
             rebase(self.flat, FlatTensor(frozen.own), FlatTensor(frozen.snapshot))
             self.own = None
@@ -334,13 +351,17 @@ class Replica:
         self._take(new)
 
     def _is_base(self, new: AnchorView) -> bool:
-        """One run has one anchor a round; a branch that is lost may have had as many rounds as the one that was adopted."""
+        """One run has one anchor a round; a branch that is lost may have had as many rounds as the
+        one that was adopted.
+        """
         return new.round == self.base.round and not (
             self._on_branch and new.digest != self.base.digest
         )
 
     def _carry(self, new: AnchorView, frozen: Tensor | None = None) -> None:
-        """Make live parameters with progress that was not counted start from ``new``; ``frozen``: live values that had some of it, and no other."""
+        """Make live parameters with progress that was not counted start from ``new``; ``frozen``:
+        live values that had some of it, and no other.
+        """
         if (
             new.round == self.base.round
         ):  # what the node gave for it may be another view, of the same values

@@ -1,4 +1,6 @@
-"""When a round ends, what counts as an inner step, and how long a script waits for the others. Clocks are passed in."""
+"""When a round ends, what counts as an inner step, and how long a script waits for the others.
+Clocks are passed in.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ REMEMBERED = 8
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Real inner steps and their samples since the counter was cleared, and steps that GradScaler skipped."""
+    """Real inner steps and their samples since the counter was cleared, and steps that GradScaler
+    skipped.
+    """
 
     steps: int
     samples: int
@@ -33,8 +37,9 @@ class Counted:
 class StepCounter:
     """Counts inner steps and samples, leaving out steps that did not happen.
 
-    A fused optimizer under GradScaler runs `step` also when it skips, with ``optimizer.found_inf`` set. On a GPU that flag is
-    added to a counter on the device and read only when a round may be over, so counting never waits for the device.
+    A fused optimizer under GradScaler runs `step` also when it skips, with ``optimizer.found_inf``
+    set. On a GPU that flag is added to a counter on the device and read only when a round may be
+    over, so counting never waits for the device.
     """
 
     def __init__(self) -> None:
@@ -49,7 +54,9 @@ class StepCounter:
         return self._steps
 
     def count(self, samples: int, found_inf: Tensor | None = None) -> None:
-        """One call of `optimizer.step` that processed ``samples``; ``found_inf`` not zero means it changed nothing."""
+        """One call of `optimizer.step` that processed ``samples``; ``found_inf`` not zero means it
+        changed nothing.
+        """
         if found_inf is not None and found_inf.device.type == "cpu":
             if bool((found_inf != 0).any()):
                 self._skipped += 1
@@ -121,8 +128,9 @@ def _less(one: Counted, other: Counted) -> Counted:
 def expected_share(share: float, among: int, members: int) -> float:
     """This member's part of the samples of the next entry, estimated: 0 < part <= 1.
 
-    ``share``: its part of the last entry that counted it, 0 for none yet; ``among``: how many members there were then, 0 where that is
-    not known; ``members``: how many there are now, this one included. Who came since is taken for an average member, who left as well.
+    ``share``: its part of the last entry that counted it, 0 for none yet; ``among``: how many
+    members there were then, 0 where that is not known; ``members``: how many there are now, this
+    one included. Who came since is taken for an average member, who left as well.
     """
     members = max(1, members)
     if not share:
@@ -131,12 +139,13 @@ def expected_share(share: float, among: int, members: int) -> float:
 
 
 class Schedule:
-    """Whether a round is over: after ``sync_every`` real inner steps, or ``round_s`` seconds with at least one step, or when all
-    members together have ``target_samples``.
+    """Whether a round is over: after ``sync_every`` real inner steps, or ``round_s`` seconds with
+    at least one step, or when all members together have ``target_samples``.
 
-    How many samples the others have is not asked of them: each has the share of the target that it had of the last round. Whoever is
-    there first contributes, and the others follow (`Swarm.closing`), so an estimate that is off costs little. Before the first
-    round the share is one of ``members`` (`expected_share`).
+    How many samples the others have is not asked of them: each has the share of the target that it
+    had of the last round. Whoever is there first contributes, and the others follow
+    (`Swarm.closing`), so an estimate that is off costs little. Before the first round the share is
+    one of ``members`` (`expected_share`).
     """
 
     share = 0.0  # of the samples of the last round; 0: not known yet
@@ -170,7 +179,9 @@ class Schedule:
         return self._clock() - self._started
 
     def due(self, counter: StepCounter | Since, round_: int = 0, steps: int | None = None) -> bool:
-        """Whether to synchronise after the step just counted; ``round_``: rounds committed so far; ``steps``: the round's, where planned again."""
+        """Whether to synchronise after the step just counted; ``round_``: rounds committed so far;
+        ``steps``: the round's, where planned again.
+        """
         if round_ < self._local_after:
             return counter.fired > 0 and counter.settle().steps > 0
         if (steps := steps or self._sync_every) is not None:
@@ -185,8 +196,9 @@ class Schedule:
 class WaitBudget:
     """How long a script waits for a round before it trains on.
 
-    The manifest's ``deadline_s`` if it gives one; else 4 times the slowest of the last 8 rounds, between 5 s and 10 minutes;
-    60 s before anything was measured. It always ends: no wait is for ever.
+    The manifest's ``deadline_s`` if it gives one; else 4 times the slowest of the last 8 rounds,
+    between 5 s and 10 minutes; 60 s before anything was measured. It always ends: no wait is for
+    ever.
     """
 
     def __init__(self, deadline_s: float | None) -> None:

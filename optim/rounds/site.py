@@ -1,11 +1,15 @@
-"""A replica of a federated run whose method corrects inner steps, or whose members keep something for themselves.
+"""A replica of a federated run whose method corrects inner steps, or whose members keep something
+for themselves.
 
-Each round begins at the anchor: what SCAFFOLD's and FedAvg-M's formulas say of a round's steps holds of no others. So work that was not counted is
-given up, unlike in `replica`, and so is what was trained while a contribution was undecided. The corrections are those of `federated.member.Turn`,
-which simulations use, too; what is kept is `federated.site.Kept`, saved before each contribution.
+Each round begins at the anchor: what SCAFFOLD's and FedAvg-M's formulas say of a round's steps
+holds of no others. So work that was not counted is given up, unlike in `replica`, and so is what
+was trained while a contribution was undecided. The corrections are those of
+`federated.member.Turn`, which simulations use, too; what is kept is `federated.site.Kept`, saved
+before each contribution.
 
-Corrections need the optimizer's hook: `before_step` changes the gradients at the parameters. Methods with more than one gradient a step need the
-closure that ``optimizer.step(closure)`` takes: it clears gradients, computes the loss of one batch, calls backward and returns the loss.
+Corrections need the optimizer's hook: `before_step` changes the gradients at the parameters.
+Methods with more than one gradient a step need the closure that ``optimizer.step(closure)`` takes:
+it clears gradients, computes the loss of one batch, calls backward and returns the loss.
 """
 
 from __future__ import annotations
@@ -40,7 +44,9 @@ Closure = Callable[[], Any]
 
 
 class SiteReplica(Replica):
-    """See the module. float32 vectors as long as the parameters, on their device: the anchor, and what the method has (docs/federated.md)."""
+    """See the module. float32 vectors as long as the parameters, on their device: the anchor, and
+    what the method has (docs/federated.md).
+    """
 
     resumes = False
 
@@ -52,7 +58,9 @@ class SiteReplica(Replica):
         dropped: Callable[[int, str], None],
         settings: RunSettings,
     ) -> None:
-        """As for Replica. Raises ConfigError for a swarm without a shelf, StateError and StorageError for what lies on it."""
+        """As for Replica. Raises ConfigError for a swarm without a shelf, StateError and
+        StorageError for what lies on it.
+        """
         super().__init__(flat, swarm, clock, dropped, settings)
         if not isinstance(swarm, Shelved):
             raise ConfigError(
@@ -141,8 +149,9 @@ class SiteReplica(Replica):
         )
 
     def _direction(self, before: Tensor | None) -> tuple[Tensor, Tensor]:
-        """What an inner step was on average in the round that led here, the server's step taken out of it, and the anchor before. Where that is not
-        known (at first, or after an absence) it is this anchor, and the direction 0."""
+        """What an inner step was on average in the round that led here, the server's step taken out
+        of it, and the anchor before. Where that is not known (at first, or after an absence) it is
+        this anchor, and the direction 0."""
         if before is None or not self.kept.rate:
             return torch.zeros_like(self._anchor), self._anchor
         before = before.to(self._device)
@@ -251,7 +260,9 @@ class SiteReplica(Replica):
         ]
 
     def own_model(self) -> Source:
-        """The personal model, with the anchor's running statistics. Raises ConfigError in a run without."""
+        """The personal model, with the anchor's running statistics. Raises ConfigError in a run
+        without.
+        """
         if self._site.pull is None:
             return super().own_model()
         return _Personal(self._personal.to("cpu"), self.base)
@@ -275,7 +286,9 @@ class SiteReplica(Replica):
 
     @torch.no_grad()
     def _keep(self) -> None:
-        """Save what is kept, with the contribution that is about to be made and without. Raises StorageError: then nothing has changed."""
+        """Save what is kept, with the contribution that is about to be made and without. Raises
+        StorageError: then nothing has changed.
+        """
         kept, turn, base = self.kept, self._inner, self.base
         assert turn is not None
         new = Kept(base.round, True, kept.member, kept.rate, kept.own)
@@ -315,7 +328,9 @@ class SiteReplica(Replica):
         return self._counted_in(self.kept.round + 1)
 
     def _counted_in(self, round_: int) -> bool:
-        """Whether this member is among those that this round counted. Its entry's number is not below the round's."""
+        """Whether this member is among those that this round counted. Its entry's number is not
+        below the round's.
+        """
         return any(
             tally.round == round_ and self._in(tally.shares)
             for tally in self._tallies(round_, round_)

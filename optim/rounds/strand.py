@@ -1,7 +1,7 @@
 """A strand: the rounds of one fragment in this script, or of the whole model where there is one.
 
-Strands of a model in fragments end their rounds one after another, H/P inner steps apart, so that each has the link to itself (Streaming
-DiLoCo, arXiv 2501.18512).
+Strands of a model in fragments end their rounds one after another, H/P inner steps apart, so that
+each has the link to itself (Streaming DiLoCo, arXiv 2501.18512).
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ class FragmentLog:
 
 
 class Bases:
-    """The anchors that a script's fragments started from, as one AnchorView; it is of no round that the run was ever at."""
+    """The anchors that a script's fragments started from, as one AnchorView; it is of no round that
+    the run was ever at.
+    """
 
     digest = ""
 
@@ -109,12 +111,16 @@ class Strand:
 
     @property
     def pace(self) -> Pace:
-        """How long this round is: a plan by the anchor that training started from, so all that did have the same."""
+        """How long this round is: a plan by the anchor that training started from, so all that did
+        have the same.
+        """
         return again(self.replica.settings, self.replica.flat.layout.numel, self.replica.base.lag)
 
     @property
     def due(self) -> bool:
-        """Whether the round is over after the step just counted: by the schedule, or because another member has finished it."""
+        """Whether the round is over after the step just counted: by the schedule, or because
+        another member has finished it.
+        """
         replica = self.replica
         if not replica.drawn and self.since.fired > 0:
             return replica.frozen is None or replica.frozen.pending.done()
@@ -157,7 +163,9 @@ class Strand:
 
     @property
     def position(self) -> int:
-        """Samples of all members together: those in the anchor, and what this member's undecided ones make by its share."""
+        """Samples of all members together: those in the anchor, and what this member's undecided
+        ones make by its share.
+        """
         share = expected_share(self.schedule.share, self.schedule.among, self.schedule.members)
         return self.replica.base.samples + round(self.unsent / share)
 

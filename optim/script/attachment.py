@@ -7,7 +7,8 @@
         attachment.log(loss=loss)
         if attachment.done: break
 
-The optimizer keeps its class, its state and its state_dict(); a step hook counts its steps and synchronises when a round is over.
+The optimizer keeps its class, its state and its state_dict(); a step hook counts its steps and
+synchronises when a round is over.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("atoll")
 
-RETRY_FACTOR = 10.0  # after a failed attempt to re-enter that took t seconds, train at least 10 t before the next
+# after a failed attempt to re-enter that took t seconds, train at least 10 t before the next
+RETRY_FACTOR = 10.0
 
 _attached: weakref.WeakKeyDictionary[Any, weakref.ref[Attachment]] = (
     weakref.WeakKeyDictionary()
@@ -79,22 +81,26 @@ def attach(
 ) -> Attachment:
     """Make ``model`` and its ``optimizer`` a member of ``swarm``'s run; returns the `Attachment`.
 
-    The model's parameters become the run's anchor (the founder's own parameters found it), so load weights and make data
-    loaders before, and load checkpoints of the attachment after. ``optimizer`` is any torch optimizer over parameters of the
-    model, also inside accelerate's wrapper, or a list of them, such as [muon, adamw]: then an inner step is over when each has stepped. With None
-    nothing is hooked and `Attachment.step` is called by hand. ``batch_size`` is the number of samples of an inner step (of this rank's), by which
-    members are weighted; `Attachment.samples` tells it step by step, and with `Swarm.shard` it is known. ``sync_every`` (inner
-    steps) and ``round_s`` (seconds) may repeat what the run's manifest says; the manifest has authority. ``on_round`` hears every
-    Outcome. ``clock`` is for tests.
+    The model's parameters become the run's anchor (the founder's own parameters found it), so load
+    weights and make data loaders before, and load checkpoints of the attachment after.
+    ``optimizer`` is any torch optimizer over parameters of the model, also inside accelerate's
+    wrapper, or a list of them, such as [muon, adamw]: then an inner step is over when each has
+    stepped. With None nothing is hooked and `Attachment.step` is called by hand. ``batch_size`` is
+    the number of samples of an inner step (of this rank's), by which members are weighted;
+    `Attachment.samples` tells it step by step, and with `Swarm.shard` it is known. ``sync_every``
+    (inner steps) and ``round_s`` (seconds) may repeat what the run's manifest says; the manifest
+    has authority. ``on_round`` hears every Outcome. ``clock`` is for tests.
 
-    In a job of several ranks (torchrun with DistributedDataParallel or fully_shard) all ranks attach: rank 0 with the swarm that it joined,
-    the others with None. The job is one peer. Whatever one rank asks of its attachment all ranks must, as with torch's own
-    collectives.
+    In a job of several ranks (torchrun with DistributedDataParallel or fully_shard) all ranks
+    attach: rank 0 with the swarm that it joined, the others with None. The job is one peer.
+    Whatever one rank asks of its attachment all ranks must, as with torch's own collectives.
 
-    After this call nothing the network or the node does raises, unless ``strict``: then a round that misses its deadline raises
-    DeadlineExceededError and a lost node SwarmClosedError, with training state intact.
+    After this call nothing the network or the node does raises, unless ``strict``: then a round
+    that misses its deadline raises DeadlineExceededError and a lost node SwarmClosedError, with
+    training state intact.
 
-    Raises ConfigError (the argument's name in ``key``) for what cannot be attached, ModelMismatchError when the run's model is another.
+    Raises ConfigError (the argument's name in ``key``) for what cannot be attached,
+    ModelMismatchError when the run's model is another.
     """
     if in_job(model):
         from ..ranks.swarm import rank_swarm  # loads what a script on one process does not need
@@ -136,7 +142,9 @@ def attach(
 
 
 def _optimizers(given: Any) -> tuple[Optimizer, ...]:
-    """The torch optimizers in what a script gives: one, a list of them, or None. Raises ConfigError."""
+    """The torch optimizers in what a script gives: one, a list of them, or None. Raises
+    ConfigError.
+    """
     if given is None:
         return ()
     if not isinstance(given, list | tuple):
@@ -152,7 +160,9 @@ def _optimizers(given: Any) -> tuple[Optimizer, ...]:
 
 
 class Attachment:
-    """A model's membership in a run. Made by `attach`. Obeys torch's Stateful: put it into a checkpoint beside model and optimizer."""
+    """A model's membership in a run. Made by `attach`. Obeys torch's Stateful: put it into a
+    checkpoint beside model and optimizer.
+    """
 
     def __init__(
         self,
@@ -189,7 +199,8 @@ class Attachment:
         self._resuming: Resume | None = None
         enter(swarm, self._flat, self._strands)
         self._hooks: list[Any] = []
-        # A compiled function around optimizer.step() must break its graph here, not trace through a round.
+        # A compiled function around optimizer.step() must break its graph here, not trace through a
+        # round.
         before, after = (
             cast("Any", torch.compiler.disable(hook))
             for hook in (self._before_step, self._after_step)
@@ -205,11 +216,12 @@ class Attachment:
         if self.done:
             self._lookout.tell_finished()
 
-    # ---- counting -------------------------------------------------------------------------------------------------------
+    # ---- counting
+    # -------------------------------------------------------------------------------------------------------
 
     def samples(self, count: int) -> None:
-        """The step under way processes ``count`` more samples (default: `attach`'s ``batch_size``, else 1; with a shard, those it gave). Members
-        are weighted by their samples."""
+        """The step under way processes ``count`` more samples (default: `attach`'s ``batch_size``,
+        else 1; with a shard, those it gave). Members are weighted by their samples."""
         count = sample_count(count)
         if count < 0:
             raise ConfigError(
@@ -218,7 +230,9 @@ class Attachment:
         self._declared = (self._declared or 0) + count
 
     def step(self) -> None:
-        """Count one inner step by hand; only for an attachment without an optimizer, after each step."""
+        """Count one inner step by hand; only for an attachment without an optimizer, after each
+        step.
+        """
         if self._hooks:
             raise ConfigError(
                 "the optimizer's hook counts its steps already",
@@ -263,14 +277,17 @@ class Attachment:
         elif late := [strand for strand in self._strands if strand.late]:
             self._sync(late, only_settle=True)
 
-    # ---- rounds ---------------------------------------------------------------------------------------------------------
+    # ---- rounds
+    # ---------------------------------------------------------------------------------------------------------
 
     def sync(self) -> Outcome | None:
-        """End the round now: contribute what was trained since the last one and adopt what was decided.
+        """End the round now: contribute what was trained since the last one and adopt what was
+        decided.
 
-        Waits at most for the deadline (`stats`["deadline_s"]), and 5 s where too few members are there to decide anything. Returns the
-        last Outcome, None when there was nothing to contribute or no node. Called by the hook; call it by hand at any point between two
-        steps, such as before a final evaluation.
+        Waits at most for the deadline (`stats`["deadline_s"]), and 5 s where too few members are
+        there to decide anything. Returns the last Outcome, None when there was nothing to
+        contribute or no node. Called by the hook; call it by hand at any point between two steps,
+        such as before a final evaluation.
         """
         if self._detached:
             raise LocalProtocolError("this attachment was detached")
@@ -278,10 +295,12 @@ class Attachment:
         return None if self.done else self._sync(self._strands)
 
     def settle(self) -> Outcome | None:
-        """Wait for what is under way and adopt it, without contributing anything; None when there was nothing.
+        """Wait for what is under way and adopt it, without contributing anything; None when there
+        was nothing.
 
-        In a run with overlap call it before model and attachment are saved: such a checkpoint is resumed exactly. Waits as `sync` does;
-        the outcome is "open" when that was not long enough, and the contribution is still under way.
+        In a run with overlap call it before model and attachment are saved: such a checkpoint is
+        resumed exactly. Waits as `sync` does; the outcome is "open" when that was not long enough,
+        and the contribution is still under way.
         """
         self._outside("settle()")
         under_way = [strand for strand in self._strands if strand.replica.frozen is not None]
@@ -291,7 +310,9 @@ class Attachment:
         mode=False
     )  # snapshots outlive the with block of a script that synchronises before it evaluates
     def _sync(self, strands: Sequence[Strand], *, only_settle: bool = False) -> Outcome | None:
-        """A boundary of these strands: adopt what was decided and contribute; or, some steps into a round, adopt only."""
+        """A boundary of these strands: adopt what was decided and contribute; or, some steps into a
+        round, adopt only.
+        """
         self._flat.follow()
         self._collect()
         if self.ledger.guessed and self._lookout.peers and not self._warned:
@@ -458,8 +479,8 @@ class Attachment:
             strand.schedule.members = strand.replica.members = self._lookout.peers + 1
 
     def _count_members_again(self) -> None:
-        """Before the first round, at steps 1, 2, 4, 8, …: members may have attached before they knew one another, and the target is for
-        all of them."""
+        """Before the first round, at steps 1, 2, 4, 8, …: members may have attached before they
+        knew one another, and the target is for all of them."""
         steps = self._counter.fired
         if not any(strand.schedule.share for strand in self._strands) and not steps & (steps - 1):
             self._count_members()
@@ -473,38 +494,48 @@ class Attachment:
             for strand in self._strands:
                 strand.schedule.members = strand.replica.members = self._lookout.peers + 1
 
-    # ---- what a script sees ---------------------------------------------------------------------------------------------
+    # ---- what a script sees
+    # ---------------------------------------------------------------------------------------------
 
     @property
     def done(self) -> bool:
-        """Whether the run has committed as many rounds as its manifest asks for. Later steps are no longer counted."""
+        """Whether the run has committed as many rounds as its manifest asks for. Later steps are no
+        longer counted.
+        """
         return all(strand.replica.finished for strand in self._strands)
 
     @property
     def round(self) -> int:
-        """Committed rounds of the anchor the model started from; in fragments, of the one that is behind."""
+        """Committed rounds of the anchor the model started from; in fragments, of the one that is
+        behind.
+        """
         return min(strand.replica.base.round for strand in self._strands)
 
     @property
     def position(self) -> int:
-        """Samples that all members together have trained on, as far as is known here: those in the anchor that the model started from, and
-        for what is under way this member's samples over its share of the last round. What a learning-rate schedule should follow: it
-        keeps its pace whoever comes or goes, and a late joiner starts where the run is.
+        """Samples that all members together have trained on, as far as is known here: those in the
+        anchor that the model started from, and for what is under way this member's samples over its
+        share of the last round. What a learning-rate schedule should follow: it keeps its pace
+        whoever comes or goes, and a late joiner starts where the run is.
 
-            scheduler = LambdaLR(optimizer, lambda _: max(0.01, 1 - attachment.position / total_samples))
+            scheduler = LambdaLR(optimizer, lambda _: max(0.01, 1 - attachment.position /
+            total_samples))
         """
         return min(strand.position for strand in self._strands)
 
     @property
     def begun(self) -> tuple[int, int]:
-        """Committed rounds in the model's anchor, and samples trained since that no decided contribution counts; of the first fragment."""
+        """Committed rounds in the model's anchor, and samples trained since that no decided
+        contribution counts; of the first fragment.
+        """
         self._finish_resume()
         return self._strands[0].replica.base.round, self._strands[0].unsent
 
     @property
     def stats(self) -> dict[str, Any]:
-        """Numbers for any tracker: totals, the last round, who is there, the last round's means of `log`, and what of its privacy this
-        member has spent (`Spent`; None in a run without noise)."""
+        """Numbers for any tracker: totals, the last round, who is there, the last round's means of
+        `log`, and what of its privacy this member has spent (`Spent`; None in a run without noise).
+        """
         totals, last, since = self._totals, self._last, self._uncollected.settle()
         return {
             "run": self.swarm.run_id,
@@ -533,18 +564,21 @@ class Attachment:
     def log(self, **metrics: Any) -> None:
         """Tell the node about training, such as ``loss=loss``: a number or a tensor of one element.
 
-        Tensors are summed where they are and read once a round, so this never waits for a device. The mean of each over the round is
-        what `atoll status` shows and `stats`["metrics"] holds; that of ``loss`` is what a run's governor goes by. Raises ConfigError for anything else.
+        Tensors are summed where they are and read once a round, so this never waits for a device.
+        The mean of each over the round is what `atoll status` shows and `stats`["metrics"] holds;
+        that of ``loss`` is what a run's governor goes by. Raises ConfigError for anything else.
         """
         for name, value in metrics.items():
             self._lookout.add(name, value)
 
     @contextmanager
     def evaluate_anchor(self, *, own: bool = False) -> Generator[AnchorView]:
-        """Put the newest anchor into the model for a with block; the live values come back after it, bit for bit.
+        """Put the newest anchor into the model for a with block; the live values come back after
+        it, bit for bit.
 
-        Yields the anchor's view (round, digest). ``own``: put this member's personal model there, in a run that has them (ConfigError else). Costs a
-        copy of the model in host memory. optimizer.step() inside raises ConfigError.
+        Yields the anchor's view (round, digest). ``own``: put this member's personal model there,
+        in a run that has them (ConfigError else). Costs a copy of the model in host memory.
+        optimizer.step() inside raises ConfigError.
         """
         self._outside("evaluate_anchor()")
         source = self._strands[0].replica.own_model() if own else None
@@ -577,7 +611,9 @@ class Attachment:
         return (bases[0] if len(bases) == 1 else Bases(bases)), False
 
     def detach(self) -> None:
-        """Take the hooks off and give the anchor back. The model keeps its live parameters, the swarm stays open. Idempotent."""
+        """Take the hooks off and give the anchor back. The model keeps its live parameters, the
+        swarm stays open. Idempotent.
+        """
         if self._detached:
             return
         self._detached = True
@@ -588,13 +624,16 @@ class Attachment:
         for strand in self._strands:
             strand.replica.base.release()
 
-    # ---- checkpoints ----------------------------------------------------------------------------------------------------
+    # ---- checkpoints
+    # ----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this member is: run, round and digest of its anchor, counters and what was not sent. See `load_state_dict`.
+        """Where this member is: run, round and digest of its anchor, counters and what was not
+        sent. See `load_state_dict`.
 
-        Numbers and strings; tensors with feedback (residuals), worker momentum and overlap "eager"; a `SoloSwarm` adds its anchor and momentum under
-        "swarm". Save the model and the optimizer with it, and with overlap call `settle` before all of them.
+        Numbers and strings; tensors with feedback (residuals), worker momentum and overlap "eager";
+        a `SoloSwarm` adds its anchor and momentum under "swarm". Save the model and the optimizer
+        with it, and with overlap call `settle` before all of them.
         """
         if self._detached:
             raise LocalProtocolError("this attachment was detached", hint="Save before detach().")
@@ -607,11 +646,13 @@ class Attachment:
         return save(self.swarm, self._strands, self._totals)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a saved state; the model and the optimizer are loaded beside it, in any order, after `attach`.
+        """Go on from a saved state; the model and the optimizer are loaded beside it, in any order,
+        after `attach`.
 
-        When the run still has the anchor of the saved state, training goes on exactly where it was. When the run has moved on, the
-        model takes the newest anchor before its next step and what was not sent is dropped, with a warning. A contribution
-        that was undecided is dropped here too: the node may still count it. Raises OutOfDateError when the saved state is not in the
+        When the run still has the anchor of the saved state, training goes on exactly where it was.
+        When the run has moved on, the model takes the newest anchor before its next step and what
+        was not sent is dropped, with a warning. A contribution that was undecided is dropped here
+        too: the node may still count it. Raises OutOfDateError when the saved state is not in the
         run's past, StateError for a damaged one.
         """
         self._resuming = Resume(self.swarm, self._strands, state_dict)
@@ -621,7 +662,9 @@ class Attachment:
         self._declared = None
 
     def _finish_resume(self) -> None:
-        """The part of `load_state_dict` that needs the model, which a checkpoint may load after this attachment."""
+        """The part of `load_state_dict` that needs the model, which a checkpoint may load after
+        this attachment.
+        """
         resuming, self._resuming = self._resuming, None
         if resuming is not None:
             resuming.finish(self._drop)

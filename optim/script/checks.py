@@ -17,7 +17,9 @@ BY_HAND = "attach(model, None, swarm), then call attachment.step() after each op
 
 
 def innermost(optimizer: object) -> Optimizer:
-    """The torch optimizer inside wrappers that keep it under ``.optimizer`` (accelerate does). ConfigError when there is none."""
+    """The torch optimizer inside wrappers that keep it under ``.optimizer`` (accelerate does).
+    ConfigError when there is none.
+    """
     seen = {id(optimizer)}
     while (inner := getattr(optimizer, "optimizer", None)) is not None and id(inner) not in seen:
         if not isinstance(inner, Optimizer) and not hasattr(inner, "optimizer"):
@@ -35,7 +37,9 @@ def innermost(optimizer: object) -> Optimizer:
 
 
 def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
-    """Raise ConfigError when steps of ``optimizer`` do not reach the hook, or do not train ``model``."""
+    """Raise ConfigError when steps of ``optimizer`` do not reach the hook, or do not train
+    ``model``.
+    """
     if not isinstance(getattr(optimizer, "state", None), dict) or not getattr(
         optimizer, "param_groups", None
     ):
@@ -85,7 +89,9 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
 
 
 def check_capture(optimizer: Optimizer) -> None:
-    """Raise ConfigError when a step is being captured into a CUDA graph, which optimizers without state can be without being capturable."""
+    """Raise ConfigError when a step is being captured into a CUDA graph, which optimizers without
+    state can be without being capturable.
+    """
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         raise ConfigError(
             f"a step of {type(optimizer).__name__} is being captured into a CUDA graph",
@@ -96,8 +102,8 @@ def check_capture(optimizer: Optimizer) -> None:
 
 
 def check_method(settings: RunSettings) -> None:
-    """Raise ConfigError when the run's members contribute gradients: an optimizer of the script's own would move the model between them; or what
-    follows from seeds."""
+    """Raise ConfigError when the run's members contribute gradients: an optimizer of the script's
+    own would move the model between them; or what follows from seeds."""
     if settings.btard is not None:
         raise ConfigError(
             "the run has [btard]: what its members contribute follows from public seeds",
@@ -156,7 +162,9 @@ def in_job(model: nn.Module) -> bool:
 
 
 def check_alone(model: nn.Module, name: str) -> None:
-    """Raise ConfigError, at all ranks, in a job of several: ``name`` is an optimizer of one process."""
+    """Raise ConfigError, at all ranks, in a job of several: ``name`` is an optimizer of one
+    process.
+    """
     if in_job(model):
         raise ConfigError(
             f"{name} is for a job of one process",
@@ -167,7 +175,9 @@ def check_alone(model: nn.Module, name: str) -> None:
 
 
 def check_arguments(settings: RunSettings, given: dict[str, Any]) -> None:
-    """Raise ConfigError for an argument that differs from the run's manifest, which has authority (None means "as the run says")."""
+    """Raise ConfigError for an argument that differs from the run's manifest, which has authority
+    (None means "as the run says").
+    """
     for name, value in given.items():
         agreed = getattr(settings, name)
         if value is not None and value != agreed:
@@ -207,8 +217,10 @@ def _is_compiled(optimizer: Optimizer) -> bool:
 
 
 def moves_nothing(optimizer: Optimizer) -> bool:
-    """Whether every learning rate and every gradient is 0, as far as that can be seen without asking other ranks. Where there was no state before,
-    such a step is how torch.distributed.checkpoint makes it; at the end of a schedule that falls to 0 a step is a step."""
+    """Whether every learning rate and every gradient is 0, as far as that can be seen without
+    asking other ranks. Where there was no state before, such a step is how
+    torch.distributed.checkpoint makes it; at the end of a schedule that falls to 0 a step is a
+    step."""
     for group in optimizer.param_groups:
         lr = group.get("lr")
         if lr is None or (isinstance(lr, Tensor) and lr.device.type != "cpu") or float(lr) != 0.0:

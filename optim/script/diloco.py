@@ -18,8 +18,9 @@ from .checks import check_alone
 class SwarmOptimizer(Optimizer):
     """An optimizer that steps an inner one and synchronises with a swarm when a round is over.
 
-    ``param_groups``, ``state``, ``defaults`` and so ``state_dict()`` are those of ``inner``: learning-rate schedulers, GradScaler and
-    torch.distributed.checkpoint work on either. What belongs to the swarm is in `attachment`, which is Stateful by itself.
+    ``param_groups``, ``state``, ``defaults`` and so ``state_dict()`` are those of ``inner``:
+    learning-rate schedulers, GradScaler and torch.distributed.checkpoint work on either. What
+    belongs to the swarm is in `attachment`, which is Stateful by itself.
     """
 
     method: ClassVar[str]
@@ -37,9 +38,11 @@ class SwarmOptimizer(Optimizer):
         strict: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``params`` are the parameters of ``inner``, in the same groups or as one list; the rest is as for `attach`.
+        """``params`` are the parameters of ``inner``, in the same groups or as one list; the rest
+        is as for `attach`.
 
-        Raises ConfigError when they differ, when the run's method is another one, or for what `attach` refuses.
+        Raises ConfigError when they differ, when the run's method is another one, or for what
+        `attach` refuses.
         """
         check_alone(model, type(self).__name__)
         self._inner: Optimizer | None = None
@@ -90,7 +93,9 @@ class SwarmOptimizer(Optimizer):
 
     @property
     def attachment(self) -> Attachment:
-        """The membership: stats, done, log, sync, evaluate_anchor, and the state to save beside this optimizer's."""
+        """The membership: stats, done, log, sync, evaluate_anchor, and the state to save beside
+        this optimizer's.
+        """
         return self._attachment
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -155,12 +160,14 @@ class SwarmOptimizer(Optimizer):
 
 
 class DiLoCo(SwarmOptimizer):
-    """DiLoCo (Douillard et al. 2023, arXiv 2311.08105): H inner steps, then Nesterov momentum on the mean of anchor - parameters.
+    """DiLoCo (Douillard et al. 2023, arXiv 2311.08105): H inner steps, then Nesterov momentum on
+    the mean of anchor - parameters.
 
         inner = torch.optim.AdamW(model.parameters(), lr=4e-4)
         opt = DiLoCo(model.parameters(), inner, swarm=swarm, model=model)
 
-    H and the outer values are the run's (its manifest); the outer step runs in the node, on the anchor.
+    H and the outer values are the run's (its manifest); the outer step runs in the node, on the
+    anchor.
     """
 
     method = "diloco"

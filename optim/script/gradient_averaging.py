@@ -17,13 +17,15 @@ from .checks import check_alone
 
 
 class GradientAveraging(Optimizer):
-    """`step` adds the gradients to this round's; when the swarm has its batch, the run's outer optimizer steps on their mean.
+    """`step` adds the gradients to this round's; when the swarm has its batch, the run's outer
+    optimizer steps on their mean.
 
         opt = GradientAveraging(model.parameters(), swarm=swarm, model=model)
 
-    The same results as one large batch, whoever brought which part of it and whoever came or went (hivemind.Optimizer's job, and that
-    of DeDLOC, arXiv 2106.10207). How large the batch is, and which optimizer, says the manifest: ``[train] target_samples``, ``[train.outer]``.
-    Tell `Attachment.samples` of each step's: gradients at the parameters are taken for means over them.
+    The same results as one large batch, whoever brought which part of it and whoever came or went
+    (hivemind.Optimizer's job, and that of DeDLOC, arXiv 2106.10207). How large the batch is, and
+    which optimizer, says the manifest: ``[train] target_samples``, ``[train.outer]``. Tell
+    `Attachment.samples` of each step's: gradients at the parameters are taken for means over them.
     """
 
     def __init__(
@@ -36,8 +38,9 @@ class GradientAveraging(Optimizer):
         strict: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``params`` are all parameters of ``model`` that require a gradient. Raises ConfigError for others, for options of theirs, when the run's
-        method is another one, or for what `attach` refuses."""
+        """``params`` are all parameters of ``model`` that require a gradient. Raises ConfigError
+        for others, for options of theirs, when the run's method is another one, or for what
+        `attach` refuses."""
         check_alone(model, type(self).__name__)
         super().__init__(params, {})  # type: ignore[arg-type]
         _check_groups(self.param_groups, model)
@@ -66,7 +69,9 @@ class GradientAveraging(Optimizer):
 
 
 def _check_groups(groups: list[dict[str, Any]], model: nn.Module) -> None:
-    """Raise ConfigError where the groups would say something else than what the run's outer optimizer does."""
+    """Raise ConfigError where the groups would say something else than what the run's outer
+    optimizer does.
+    """
     given = {
         id(parameter)
         for group in groups

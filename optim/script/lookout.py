@@ -1,4 +1,6 @@
-"""Who is there, and what the node is shown of training: words for people, once each, and metrics, once a round."""
+"""Who is there, and what the node is shown of training: words for people, once each, and metrics,
+once a round.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class Lookout:
         self._seen: dict[PeerId, bool] = {}  # whether each other member lived when last looked at
 
     def add(self, name: str, value: Any) -> None:
-        """One more value of a metric: a number, or a tensor of one element, which stays where it is until the round ends."""
+        """One more value of a metric: a number, or a tensor of one element, which stays where it is
+        until the round ends.
+        """
         try:
             value = (
                 value.detach().reshape(()).to(torch.float32)
@@ -61,7 +65,9 @@ class Lookout:
         return float(total) / count if count else None
 
     def contributing(self) -> float | None:
-        """A contribution is about to be made. Returns the loss where a governor goes by it; tells the node what is added up with a masked vector."""
+        """A contribution is about to be made. Returns the loss where a governor goes by it; tells
+        the node what is added up with a masked vector.
+        """
         settings = self.swarm.settings
         wanted = settings.secure.metrics if settings.secure else ()
         if told := {name: value for name in wanted if (value := self.so_far(name)) is not None}:
@@ -99,7 +105,9 @@ class Lookout:
         self._seen = others
 
     def tell_finished(self) -> None:
-        """Say, also to a script without logging, that the run has all its rounds and what there is to do with it."""
+        """Say, also to a script without logging, that the run has all its rounds and what there is
+        to do with it.
+        """
         run = self.swarm.run_id[:8]
         logger.warning(
             "run %s is finished: all its %s rounds are committed, and later steps are not counted. "
@@ -126,7 +134,9 @@ class Lookout:
         logger.info("%s", told)
 
     def look(self, report: dict[str, float], *, undecided: bool) -> None:
-        """See who is there and say what has changed; tell the node ``report``. ``undecided``: a round was waited for in vain."""
+        """See who is there and say what has changed; tell the node ``report``. ``undecided``: a
+        round was waited for in vain.
+        """
         members = self.count()
         self.privacy = msgspec.to_builtins(getattr(self.swarm, "spent", None))  # a node tells it
         self.swarm.report({**report, **self.metrics})
@@ -140,7 +150,9 @@ class Lookout:
             emit(TrainingAlone(self.swarm.run_id, node_lost=False))
 
     def _tell_quorum(self, there: Reach, undecided: bool) -> None:
-        """Say once that the open round cannot be decided, when one was waited for in vain; and once that it can be again."""
+        """Say once that the open round cannot be decided, when one was waited for in vain; and once
+        that it can be again.
+        """
         if there.quorum != self._said_no_quorum:
             return
         if there.quorum:

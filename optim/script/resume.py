@@ -19,7 +19,9 @@ NOT_LOADED = "the model was not loaded after attach(), so the progress is not in
 
 
 def save(swarm: Swarm, strands: list[Strand], totals: Totals) -> dict[str, Any]:
-    """The state to keep. Resuming by it is exact where nothing is under way (`Attachment.settle`); what is, is dropped."""
+    """The state to keep. Resuming by it is exact where nothing is under way (`Attachment.settle`);
+    what is, is dropped.
+    """
     saved = Saved(swarm.run_id, tuple(_saved(strand) for strand in strands), totals).pack()
     for index, strand in enumerate(strands):
         if strand.replica.feedback is not None:
@@ -52,10 +54,14 @@ def _saved(strand: Strand) -> SavedStrand:
 
 
 class Resume:
-    """What is left to do of a load when the model, which a checkpoint may load later, is there: one finish a strand."""
+    """What is left to do of a load when the model, which a checkpoint may load later, is there: one
+    finish a strand.
+    """
 
     def __init__(self, swarm: Swarm, strands: list[Strand], state: Mapping[str, Any]) -> None:
-        """Take the anchors. Raises OutOfDateError when the saved state is not in the run's past, StateError for a damaged one."""
+        """Take the anchors. Raises OutOfDateError when the saved state is not in the run's past,
+        StateError for a damaged one.
+        """
         if any(strand.replica.frozen is not None for strand in strands):
             raise LocalProtocolError(
                 "a contribution is undecided", hint="Load the state right after attach()."

@@ -1,18 +1,22 @@
-"""Training that anybody can do again: a script of a run with BTARD (docs/protocol.md; Gorbunov et al. 2022, arXiv 2106.11257).
+"""Training that anybody can do again: a script of a run with BTARD (docs/protocol.md; Gorbunov et
+al. 2022, arXiv 2106.11257).
 
     model = Net()
 
-    def work(seed: int) -> None:            # all that is random follows from the seed: batches, dropout, order
+    def work(seed: int) -> None:            # all that is random follows from the seed: batches,
+    dropout, order
         torch.manual_seed(seed)
         for batch in batches(seed):
-            ...                             # plain steps; an optimizer made here, so that nothing is left from before
+            ...                             # plain steps; an optimizer made here, so that nothing
+            is left from before
 
     training = SeededTraining(model, swarm, work)
     while not training.done:                # [train] rounds
         training.step()
 
-The same work, with the seed of another peer and from the anchor before, is done where that peer is looked into. In a run with ``[btard] intervals``
-one interval of it is: then work is a function of seed and interval.
+The same work, with the seed of another peer and from the anchor before, is done where that peer is
+looked into. In a run with ``[btard] intervals`` one interval of it is: then work is a function of
+seed and interval.
 """
 
 from __future__ import annotations
@@ -37,15 +41,17 @@ KEPT = 2  # anchors: work is asked for from the newest and from the one before
 class SeededTraining:
     """A member's part in the rounds of one run with ``[btard]``.
 
-    ``round``: committed rounds in the model. Methods raise what the swarm raises; the model is then undefined. A node that is lost takes this peer's
-    part in the run with it (SwarmClosedError): it cannot know what it has said before.
+    ``round``: committed rounds in the model. Methods raise what the swarm raises; the model is then
+    undefined. A node that is lost takes this peer's part in the run with it (SwarmClosedError): it
+    cannot know what it has said before.
     """
 
     def __init__(self, model: nn.Module, swarm: Swarm, work: Callable[..., None]) -> None:
-        """Enter the run; the model becomes its anchor. ``work(seed)`` trains ``model`` in place from the parameters it finds; what it does must
-        follow from these and the seed, an int of 63 bits. In a run with ``[btard] intervals`` it is ``work(seed, interval)``: one of so many parts,
-        which begins where the one before ended and takes nothing else from it. Raises ConfigError in a run without BTARD, and what `Swarm.open`
-        raises."""
+        """Enter the run; the model becomes its anchor. ``work(seed)`` trains ``model`` in place
+        from the parameters it finds; what it does must follow from these and the seed, an int of 63
+        bits. In a run with ``[btard] intervals`` it is ``work(seed, interval)``: one of so many
+        parts, which begins where the one before ended and takes nothing else from it. Raises
+        ConfigError in a run without BTARD, and what `Swarm.open` raises."""
         if swarm.settings.btard is None or not isinstance(swarm, Seeded):
             raise ConfigError(
                 "this run has no [btard]",
@@ -82,10 +88,12 @@ class SeededTraining:
         return rounds is not None and self.round >= rounds
 
     def step(self) -> Outcome:
-        """Take part in a round until it is committed: compute what the node asks for, own work and others'. The model is then the new anchor.
+        """Take part in a round until it is committed: compute what the node asks for, own work and
+        others'. The model is then the new anchor.
 
-        ``Outcome.counted``: whether this peer's work is in it (a validator's is not). Raises StateError where work has left NaN or infinity,
-        NotAdmittedError where this peer takes no part in the run any more.
+        ``Outcome.counted``: whether this peer's work is in it (a validator's is not). Raises
+        StateError where work has left NaN or infinity, NotAdmittedError where this peer takes no
+        part in the run any more.
         """
         pending = self._swarm.contribute(samples=1, write=_nothing, base=self.round)
         while not pending.done():
@@ -122,8 +130,9 @@ class SeededTraining:
                 self._seeded.answer(work, self.flat.write_to, interval)
 
     def _looked(self, work: Work) -> Callable[[Tensor], None]:
-        """Compute an interval from what another peer has shown; what writes the answer. Whatever comes of it is one, NaN too; and where the work fails
-        on that, which may be its aim, it is taken for wrong: on what an honest peer has passed through, work does not fail."""
+        """Compute an interval from what another peer has shown; what writes the answer. Whatever
+        comes of it is one, NaN too; and where the work fails on that, which may be its aim, it is
+        taken for wrong: on what an honest peer has passed through, work does not fail."""
         try:
             self._work(_number(work.seed), work.interval)
         except Exception as error:

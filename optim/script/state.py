@@ -1,8 +1,9 @@
 """What a checkpoint of an attachment holds, and how an old one relates to the run as it is now.
 
-Numbers and strings: the anchor and the outer state are in the run's log, unsent progress is in the model. Tensors only where they are
-nowhere else: the residuals of a run with feedback, worker momentum, the momentum of what eager members expect, and the own state of swarms
-without a log (`SoloSwarm`). The keys never vary in one run, as torch.distributed.checkpoint needs it.
+Numbers and strings: the anchor and the outer state are in the run's log, unsent progress is in the
+model. Tensors only where they are nowhere else: the residuals of a run with feedback, worker
+momentum, the momentum of what eager members expect, and the own state of swarms without a log
+(`SoloSwarm`). The keys never vary in one run, as torch.distributed.checkpoint needs it.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ class Saved:
 
 
 def unpack(state: Mapping[str, Any], strands: int) -> Saved:
-    """The inverse of `Saved.pack`. Raises StateError for anything else, also for another number of strands."""
+    """The inverse of `Saved.pack`. Raises StateError for anything else, also for another number of
+    strands.
+    """
     try:
         if int(state["version"]) != VERSION:
             raise StateError(
@@ -111,8 +114,8 @@ def _strand(state: Mapping[str, Any]) -> SavedStrand:
 def is_current(saved: SavedStrand, round_: int, digest: str) -> bool:
     """Whether the run still has the anchor of ``saved``; False when it has moved on since.
 
-    Raises OutOfDateError when the two cannot be related: a run that is behind the saved state, or another anchor in the same round. A log is
-    never rewound.
+    Raises OutOfDateError when the two cannot be related: a run that is behind the saved state, or
+    another anchor in the same round. A log is never rewound.
     """
     if saved.round > round_:
         raise OutOfDateError(

@@ -1,4 +1,5 @@
-"""A peer of several ranks: torchrun --nproc-per-node 2 fsdp2.py INVITE, or without one. Peers of any number of ranks train together.
+"""A peer of several ranks: torchrun --nproc-per-node 2 fsdp2.py INVITE, or without one. Peers of
+any number of ranks train together.
 
 Rank 0 alone joins; every rank attaches, and contributes its slices of the parameters.
 """

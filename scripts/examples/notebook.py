@@ -1,4 +1,6 @@
-"""Cells of a notebook (# %%): look at the run between rounds, and train on. Paste an invite into the first cell, or stay alone."""
+"""Cells of a notebook (# %%): look at the run between rounds, and train on. Paste an invite into
+the first cell, or stay alone.
+"""
 
 # %% join
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""transformers' Trainer in a swarm: python trainer.py INVITE, or alone without one. Needs atoll[trainer]."""
+"""transformers' Trainer in a swarm: python trainer.py INVITE, or alone without one. Needs
+atoll[trainer].
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,13 @@
-"""What hostile members send: pure functions for tests, benchmarks and simulations. Nothing here is used by a node.
+"""What hostile members send: pure functions for tests, benchmarks and simulations. Nothing here is
+used by a node.
 
-An attacker is omniscient: it sees what all honest members of a round have. All hostile members send the same, unless something else is said.
+An attacker is omniscient: it sees what all honest members of a round have. All hostile members send
+the same, unless something else is said.
 
-vectors   attacks on one round, from the honest contributions: sign flip, IPM, ALIE, mimic, random direction, Gaussian, huge, no numbers; drift
-          and reverse, which stay within the honest spread; and the factors that do most harm to a rule
+vectors   attacks on one round, from the honest contributions: sign flip, IPM, ALIE, mimic, random
+direction, Gaussian, huge, no numbers; drift
+          and reverse, which stay within the honest spread; and the factors that do most harm to a
+          rule
 habits    attacks that last: delayed contributions; labels that are flipped
 """
 

@@ -1,4 +1,6 @@
-"""Attacks that are no function of one round: contributions that come late, and data with other labels."""
+"""Attacks that are no function of one round: contributions that come late, and data with other
+labels.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,17 @@ class Delayed:
         self._kept: deque[Tensor] = deque(maxlen=steps + 1)
 
     def send(self, own: Tensor) -> Tensor:
-        """What is sent in the round in which an honest member would send ``own``; a copy of that is kept."""
+        """What is sent in the round in which an honest member would send ``own``; a copy of that is
+        kept.
+        """
         self._kept.append(own.clone())
         return self._kept[0]
 
 
 def flipped_labels(labels: Tensor, classes: int) -> Tensor:
-    """Every label y becomes classes - 1 - y: an honest procedure on poisoned data. Raises ConfigError for labels of other classes."""
+    """Every label y becomes classes - 1 - y: an honest procedure on poisoned data. Raises
+    ConfigError for labels of other classes.
+    """
     if labels.numel() and (int(labels.min()) < 0 or int(labels.max()) >= classes):
         raise ConfigError(
             f"labels from {int(labels.min())} to {int(labels.max())} of {classes} classes",

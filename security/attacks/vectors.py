@@ -1,4 +1,6 @@
-"""Attacks on one round, as functions of what the honest members have: float32 (h, d), not modified -> what each hostile one sends, float32 (d,)."""
+"""Attacks on one round, as functions of what the honest members have: float32 (h, d), not modified
+-> what each hostile one sends, float32 (d,).
+"""
 
 from __future__ import annotations
 
@@ -21,20 +23,24 @@ def sign_flip(honest: Tensor, scale: float = 1.0) -> Tensor:
 
 
 def ipm(honest: Tensor, epsilon: float = 0.1) -> Tensor:
-    """Inner product manipulation: -epsilon times the mean, so that the result points the other way, or nowhere. "Fall of empires" is this with a
-    large epsilon. Xie et al. 2019, arXiv 1903.03936."""
+    """Inner product manipulation: -epsilon times the mean, so that the result points the other way,
+    or nowhere. "Fall of empires" is this with a large epsilon. Xie et al. 2019, arXiv 1903.03936.
+    """
     return sign_flip(honest, epsilon)
 
 
 def alie(honest: Tensor, z: float = 1.5) -> Tensor:
-    """A little is enough: the mean less z standard deviations (over h - 1) of each coordinate. Baruch et al. 2019, arXiv 1902.06156."""
+    """A little is enough: the mean less z standard deviations (over h - 1) of each coordinate.
+    Baruch et al. 2019, arXiv 1902.06156.
+    """
     wide = honest.double()
     deviation = wide.std(0, correction=1) if len(honest) > 1 else torch.zeros_like(wide[0])
     return (_mean(honest) - z * deviation).float()
 
 
 def alie_factor(n: int, f: int) -> float:
-    """The paper's z for f hostile of n: as far as the attackers, with the honest ones beyond them, are a majority. Below 0.3 it hardly is an attack.
+    """The paper's z for f hostile of n: as far as the attackers, with the honest ones beyond them,
+    are a majority. Below 0.3 it hardly is an attack.
 
     Raises ConfigError unless 0 < f < n / 2.
     """
@@ -49,7 +55,9 @@ def alie_factor(n: int, f: int) -> float:
 
 
 def mimic(honest: Tensor, row: int = 0) -> Tensor:
-    """A copy of one honest member, who then counts too much. Karimireddy et al. 2022, arXiv 2006.09365."""
+    """A copy of one honest member, who then counts too much. Karimireddy et al. 2022, arXiv
+    2006.09365.
+    """
     return honest[row].clone()
 
 
@@ -62,12 +70,16 @@ def random_direction(honest: Tensor, seed: int = 0, scale: float = 1000.0) -> Te
 
 
 def honest_radius(honest: Tensor) -> float:
-    """The honest members' root mean square distance from their mean: the length that `drift` and `reverse` count in."""
+    """The honest members' root mean square distance from their mean: the length that `drift` and
+    `reverse` count in.
+    """
     return float((honest.double() - _mean(honest)).norm() / len(honest) ** 0.5)
 
 
 def drift(honest: Tensor, radii: float = 0.9, seed: int = 0) -> Tensor:
-    """The mean and, in every round, the same random direction, ``radii`` of `honest_radius` long: no round shows it, and it adds up over rounds."""
+    """The mean and, in every round, the same random direction, ``radii`` of `honest_radius` long:
+    no round shows it, and it adds up over rounds.
+    """
     direction = torch.randn(
         honest.shape[1], generator=torch.Generator().manual_seed(seed), dtype=torch.float64
     )
@@ -75,7 +87,9 @@ def drift(honest: Tensor, radii: float = 0.9, seed: int = 0) -> Tensor:
 
 
 def reverse(honest: Tensor, radii: float = 0.9) -> Tensor:
-    """The mean less ``radii`` of `honest_radius` along itself: where the honest differ more than they agree, that is backwards."""
+    """The mean less ``radii`` of `honest_radius` along itself: where the honest differ more than
+    they agree, that is backwards.
+    """
     mean = _mean(honest)
     return (mean - radii * honest_radius(honest) * mean / max(float(mean.norm()), 1e-30)).float()
 
@@ -98,7 +112,9 @@ def no_number(honest: Tensor, value: float = float("nan")) -> Tensor:
 
 
 def optimised_alie(honest: Tensor, f: int, rule: Rule, evaluations: int = 20) -> Tensor:
-    """`alie` with the z, of both signs, that moves the result of ``rule`` farthest from the honest mean."""
+    """`alie` with the z, of both signs, that moves the result of ``rule`` farthest from the honest
+    mean.
+    """
     return _worst(honest, f, rule, lambda z: alie(honest, z), evaluations)
 
 
@@ -110,7 +126,9 @@ def optimised_ipm(honest: Tensor, f: int, rule: Rule, evaluations: int = 20) -> 
 def _worst(
     honest: Tensor, f: int, rule: Rule, attack: Callable[[float], Tensor], evaluations: int
 ) -> Tensor:
-    """A grid over half of the evaluations, then a search around the best of it: the harm need not have one peak."""
+    """A grid over half of the evaluations, then a search around the best of it: the harm need not
+    have one peak.
+    """
     mean = _mean(honest)
 
     def harm(factor: float) -> float:

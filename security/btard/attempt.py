@@ -1,16 +1,21 @@
-"""One attempt at a step, by one peer: the algorithm of the paper, stage by stage. Who is removed ends it, and the step is begun again without it.
+"""One attempt at a step, by one peer: the algorithm of the paper, stage by stage. Who is removed
+ends it, and the step is begun again without it.
 
     stage        until all have said or sent   then
     commits      commitments to parts          send parts to their owners
-    parts        parts of one's own            clip them about their fixed point; commit to that, and to a share of the draw
+    parts        parts of one's own            clip them about their fixed point; commit to that,
+    and to a share of the draw
     results      those commitments             send the aggregate to all; reveal the share
-    reveals      shares, aggregates            draw; project clipped residuals on the drawn directions
+    reveals      shares, aggregates            draw; project clipped residuals on the drawn
+    directions
     residuals    projections and norms         verify them; accuse
     checks       accusations                   the step is over; or, where something is open:
     exhibits     parts that it is about        look at them; judge
-    judgements   whom they find guilty         remove whom more than half find guilty, or the step is over
+    judgements   whom they find guilty         remove whom more than half find guilty, or the step
+    is over
 
-A peer that lacks something asks all for it, and then testifies that it is missing (`waiting`). No clock, no network: drivers give times and frames.
+A peer that lacks something asks all for it, and then testifies that it is missing (`waiting`). No
+clock, no network: drivers give times and frames.
 """
 
 from __future__ import annotations
@@ -241,7 +246,9 @@ class Attempt:
     # What it hears.
 
     def on_signed(self, now: float, signed: Signed) -> bool:
-        """A message of this attempt, from whomever. False for one that its sender did not sign, which is dropped."""
+        """A message of this attempt, from whomever. False for one that its sender did not sign,
+        which is dropped.
+        """
         body = decode(signed.body)
         if self.knows(signed) or (
             isinstance(body, Ask | Lacking) and self._questions.answered(signed.sender, body)
@@ -282,7 +289,9 @@ class Attempt:
             self.advance(now)
 
     def _welcome(self, item: Item) -> bool:
-        """Whether this peer has a use for a vector; it keeps some parts of others that come before it hears what they are for."""
+        """Whether this peer has a use for a vector; it keeps some parts of others that come before
+        it hears what they are for.
+        """
         if item[0] == Kind.STATES:
             return bool(self.around.settings.intervals) and any(
                 self.roster[item[1] % len(self.roster)] == each for each in self.targets.values()
@@ -302,7 +311,9 @@ class Attempt:
         return False
 
     def appealed(self, now: float, item: Item, by: int) -> None:
-        """Everybody is owed a part that its owner asks for. One that came before the question, and was dropped, is asked for again."""
+        """Everybody is owed a part that its owner asks for. One that came before the question, and
+        was dropped, is asked for again.
+        """
         self._waiting.appealed(now, item, by)
         if item in self._dropped:
             self._dropped.discard(item)
@@ -373,7 +384,9 @@ class Attempt:
                 self.sentence(now)
 
     def _closed_elsewhere(self) -> bool:
-        """Whether this attempt, which another has replaced here, ended for somebody who has everybody's last word in it, this peer's included."""
+        """Whether this attempt, which another has replaced here, ended for somebody who has
+        everybody's last word in it, this peer's included.
+        """
         if self.stage < Stage.CHECKS or not self._unanimous(Kind.CHECKS):
             return False
         return not open_cases(self).any() or (
@@ -412,7 +425,9 @@ class Attempt:
         return [item for item in items if item not in self.vectors.held]
 
     def acceptable(self, kind: Kind, sender: int) -> bool:
-        """Whether somebody has said what it can say with the views that this peer has. Where views differ, each shows the other its own."""
+        """Whether somebody has said what it can say with the views that this peer has. Where views
+        differ, each shows the other its own.
+        """
         body = self.table.said(kind, sender)
         contributes = sender in self.contributors
         if body is None:
@@ -433,7 +448,9 @@ class Attempt:
         return not isinstance(body, Residuals) or bool(body.norms) == contributes
 
     def tick(self, now: float) -> None:
-        """Look at the time; every half of `timeout_s`, or more often. Who has not committed itself waits for nobody."""
+        """Look at the time; every half of `timeout_s`, or more often. Who has not committed itself
+        waits for nobody.
+        """
         if self.over or self.muted or self._since == float("inf"):
             return
         asks, testimonies = self._waiting.look(now, self.lacking(), self._since, self._further)
@@ -480,7 +497,9 @@ class Attempt:
         return self.around.gradient[self.bounds[part] : self.bounds[part + 1]]
 
     def centre(self, part: int) -> Vector:
-        """The aggregate of a part; zeros where its owner sent what is no number, which is not the fixed point either."""
+        """The aggregate of a part; zeros where its owner sent what is no number, which is not the
+        fixed point either.
+        """
         return readable(self.vectors.held[Kind.AGGREGATE, part, 0])
 
     def residual_of(self, row: Vector, part: int) -> Residual:

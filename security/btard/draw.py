@@ -1,8 +1,10 @@
-"""What is committed to, and what follows from the draw: directions, seeds, validators. Hashes throughout, so the same on every machine.
+"""What is committed to, and what follows from the draw: directions, seeds, validators. Hashes
+throughout, so the same on every machine.
 
-The draw of an attempt is a hash of a share of each peer, all committed to before any is revealed: nobody chooses it, and who does not reveal is
-removed and the attempt made anew with fresh shares. It comes after aggregates are committed to, so that nobody knows the directions in which
-residuals are looked at, nor the next validators, while it can still change what they look at.
+The draw of an attempt is a hash of a share of each peer, all committed to before any is revealed:
+nobody chooses it, and who does not reveal is removed and the attempt made anew with fresh shares.
+It comes after aggregates are committed to, so that nobody knows the directions in which residuals
+are looked at, nor the next validators, while it can still change what they look at.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ _ROOT3 = 3.0**0.5
 
 
 def part_commitment(context: Context, maker: PeerId, part: int, values: Vector) -> bytes:
-    """Of the part of a gradient. It binds its maker: who copies another's commitment cannot open it."""
+    """Of the part of a gradient. It binds its maker: who copies another's commitment cannot open
+    it.
+    """
     return _hash(b"part", context.digest, maker.encode(), part.to_bytes(2, "big"), _raw(values))
 
 
@@ -50,7 +54,9 @@ def seed_of(draw: bytes, step: int, peer: PeerId) -> bytes:
 
 
 def direction(draw: bytes, part: int, length: int) -> NDArray[np.float64]:
-    """The direction on which residuals of a part are projected: independent, uniform, of variance 1. Not normal as the paper's: these are exact."""
+    """The direction on which residuals of a part are projected: independent, uniform, of variance
+    1. Not normal as the paper's: these are exact.
+    """
     data = blake3(b"atoll/btard/direction\0" + draw + part.to_bytes(2, "big")).digest(
         length=4 * length
     )
@@ -60,7 +66,9 @@ def direction(draw: bytes, part: int, length: int) -> NDArray[np.float64]:
 def validators(
     draw: bytes, roster: Sequence[PeerId], contributors: Collection[PeerId], count: int
 ) -> dict[PeerId, PeerId]:
-    """Who computes no gradient in the next step but checks whose last one; all arguments are of the step that is over."""
+    """Who computes no gradient in the next step but checks whose last one; all arguments are of the
+    step that is over.
+    """
     chosen = sorted(roster, key=lambda peer: _hash(b"validator", draw, peer.encode()))[
         : min(count, (len(roster) - 1) // 2)
     ]

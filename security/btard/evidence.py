@@ -1,9 +1,10 @@
-"""Evidence: signed messages of one attempt from which anybody can see, offline, that a peer was rightly removed.
+"""Evidence: signed messages of one attempt from which anybody can see, offline, that a peer was
+rightly removed.
 
-Some faults prove themselves: two messages for one slot, a share that is not the one committed to, signed bytes that are no message. All others
-are certificates: more than half of the attempt's peers, each of which has looked for itself, signed that something was withheld, or that
-somebody is guilty.
-Fewer than half lie, so one of them is honest; that is the assumption of the whole protocol.
+Some faults prove themselves: two messages for one slot, a share that is not the one committed to,
+signed bytes that are no message. All others are certificates: more than half of the attempt's
+peers, each of which has looked for itself, signed that something was withheld, or that somebody is
+guilty. Fewer than half lie, so one of them is honest; that is the assumption of the whole protocol.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ def verify_evidence(bundle: Bundle, verify: Verify) -> PeerId:
 def verify_removals(
     run: RunId, roster: Sequence[PeerId], bundles: Iterable[Bundle], verify: Verify
 ) -> dict[PeerId, Fault]:
-    """All removals of a run that began with ``roster``: each was in an attempt from which nobody was missing but who had been removed before it.
+    """All removals of a run that began with ``roster``: each was in an attempt from which nobody
+    was missing but who had been removed before it.
 
     Raises SecurityError E203 at the first that was not proven.
     """
@@ -76,7 +78,9 @@ def verify_removals(
 def belongs(
     context: Context, run: RunId, roster: Iterable[PeerId], removed: Iterable[PeerId]
 ) -> bool:
-    """Whether an attempt of this run can have these peers: all that the run began with, but for some of those that were removed."""
+    """Whether an attempt of this run can have these peers: all that the run began with, but for
+    some of those that were removed.
+    """
     there, first = set(context.roster), set(roster)
     return context.run == run and there <= first and first - there <= set(removed)
 

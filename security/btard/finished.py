@@ -15,8 +15,9 @@ from .trail import interval_error, interval_of, opens
 
 
 class Finished(NamedTuple):
-    """``draw``: of this step; ``seeds``: of the one before, from which its gradients' seeds came. ``residuals``: what each contributor said;
-    ``trails``: to which states it committed; ``start``: what they begin with (the last two where there are local steps: ``intervals``)."""
+    """``draw``: of this step; ``seeds``: of the one before, from which its gradients' seeds came.
+    ``residuals``: what each contributor said; ``trails``: to which states it committed; ``start``:
+    what they begin with (the last two where there are local steps: ``intervals``)."""
 
     context: Context
     seeds: bytes
@@ -34,7 +35,9 @@ class Finished(NamedTuple):
         return np.concatenate(self.centres)
 
     def validators(self, count: int) -> dict[PeerId, PeerId]:
-        """Who checks whose gradient of this step in the next one, whoever is removed in between: all know this step's peers alike."""
+        """Who checks whose gradient of this step in the next one, whoever is removed in between:
+        all know this step's peers alike.
+        """
         return validators(self.draw, self.context.roster, self.residuals.keys(), count)
 
     def seed(self, peer: PeerId) -> bytes:
@@ -52,16 +55,20 @@ class Finished(NamedTuple):
         )
 
     def interval_error(self, peer: PeerId, values: Vector, end: Vector) -> float:
-        """How far the interval that ``peer`` has shown is from the right one, which ends at ``end``; the last must also end where its gradient says."""
+        """How far the interval that ``peer`` has shown is from the right one, which ends at
+        ``end``; the last must also end where its gradient says.
+        """
         found = interval_error(values, end)
         if self.interval(peer) < self.intervals - 1:
             return found
         return max(found, self.error(peer, self.start - values[len(end) :]))
 
     def error(self, peer: PeerId, gradient: Vector) -> float:
-        """How far the gradient that ``peer`` committed to is from the right one, relative to its norm; from what it had to say after the draw.
+        """How far the gradient that ``peer`` committed to is from the right one, relative to its
+        norm; from what it had to say after the draw.
 
-        No vector is asked for: the owners of the parts have seen that what it said is so for the committed bytes, or have accused it.
+        No vector is asked for: the owners of the parts have seen that what it said is so for the
+        committed bytes, or have accused it.
         """
         found: list[Residual] = []
         start = 0

@@ -1,4 +1,6 @@
-"""What earlier steps tell all peers alike: how far contributions lie from their aggregate, and so where to clip, and what is too far."""
+"""What earlier steps tell all peers alike: how far contributions lie from their aggregate, and so
+where to clip, and what is too far.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class Distances:
         return (median_low(self._seen) if self._seen else self._first) * math.sqrt(length)
 
     def too_far(self, length: int) -> float:
-        """Delta max: more than half of the norms beyond it are looked into. Infinite before the first step."""
+        """Delta max: more than half of the norms beyond it are looked into. Infinite before the
+        first step.
+        """
         return TOO_FAR * median_low(self._seen) * math.sqrt(length) if self._seen else math.inf
 
     def saw(self, norms: Iterable[tuple[float, int]]) -> None:

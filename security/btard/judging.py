@@ -1,8 +1,9 @@
 """What is open after the checks of an attempt, who is found guilty, and of whom that is proven.
 
-What is open follows from messages that all have, so all look at the same. An accuser who is wrong pays with its own place. Whoever is unsure at the
-edge of rounding convicts nobody: accusers need `ACCUSED` roundings (or the tolerance), judges `CONVICTED` (or half of it), so what one honest
-peer accuses all honest ones convict.
+What is open follows from messages that all have, so all look at the same. An accuser who is wrong
+pays with its own place. Whoever is unsure at the edge of rounding convicts nobody: accusers need
+`ACCUSED` roundings (or the tolerance), judges `CONVICTED` (or half of it), so what one honest peer
+accuses all honest ones convict.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
 
 
 class Cases(msgspec.Struct):
-    """By numbers in the roster. ``residuals``, ``gradients``: (accuser, accused); ``columns``: owners whose aggregate is looked into;
-    ``impossible``: who said what no vector has; ``void``: who accused where it had no say."""
+    """By numbers in the roster. ``residuals``, ``gradients``: (accuser, accused); ``columns``:
+    owners whose aggregate is looked into; ``impossible``: who said what no vector has; ``void``:
+    who accused where it had no say."""
 
     residuals: set[tuple[int, int]] = msgspec.field(default_factory=set)
     gradients: set[tuple[int, int]] = msgspec.field(default_factory=set)
@@ -44,7 +46,9 @@ class Cases(msgspec.Struct):
 
 
 def open_cases(attempt: Attempt) -> Cases:
-    """Accusations; Verification 2: projections that do not add up to zero; Verification 3: a part from which most are too far."""
+    """Accusations; Verification 2: projections that do not add up to zero; Verification 3: a part
+    from which most are too far.
+    """
     cases = Cases()
     for accuser, checks in enumerate(attempt.table.all(Kind.CHECKS, Checks)):
         target = attempt.targets.get(attempt.roster[accuser])

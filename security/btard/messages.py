@@ -1,7 +1,9 @@
-"""What peers say in a step of BTARD: typed, bounded, signed. Peers are named by their number in the roster of the attempt.
+"""What peers say in a step of BTARD: typed, bounded, signed. Peers are named by their number in the
+roster of the attempt.
 
-Each of `Commit` to `Judgement` has one slot per sender and attempt: two that differ, signed by one peer for one attempt, convict it. From the second on
-each names the view that its sender has of the messages of the stage before (`Table.view`), so that who was told something else is found at once.
+Each of `Commit` to `Judgement` has one slot per sender and attempt: two that differ, signed by one
+peer for one attempt, convict it. From the second on each names the view that its sender has of the
+messages of the stage before (`Table.view`), so that who was told something else is found at once.
 """
 
 from __future__ import annotations
@@ -65,7 +67,9 @@ class Fault(IntEnum):
 
 
 class Context(msgspec.Struct, frozen=True, array_like=True, dict=True):
-    """What all signatures of an attempt are bound to: run, step, the hash of the state it starts from, and its peers in order."""
+    """What all signatures of an attempt are bound to: run, step, the hash of the state it starts
+    from, and its peers in order.
+    """
 
     run: Annotated[RunId, msgspec.Meta(max_length=64, pattern=PLAIN)]
     step: Step
@@ -87,8 +91,8 @@ class Context(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
 
 class Commit(msgspec.Struct, frozen=True, array_like=True, tag=int(Kind.COMMIT)):
-    """Commitments to the parts of the sender's gradient, in the order of their owners; empty from a validator. ``trail``: to
-    its states on the way, where there are local steps."""
+    """Commitments to the parts of the sender's gradient, in the order of their owners; empty from a
+    validator. ``trail``: to its states on the way, where there are local steps."""
 
     parts: Annotated[bytes, msgspec.Meta(max_length=HASH_BYTES * MAX_PEERS)]
     trail: Annotated[bytes, msgspec.Meta(max_length=HASH_BYTES)] = b""
@@ -110,7 +114,9 @@ class Reveal(msgspec.Struct, frozen=True, array_like=True, tag=int(Kind.REVEAL))
 
 
 class Residuals(msgspec.Struct, frozen=True, array_like=True, tag=int(Kind.RESIDUALS)):
-    """By part, float32: projections of the sender's clipped residual on the drawn direction, and norms of the residual; empty from a validator."""
+    """By part, float32: projections of the sender's clipped residual on the drawn direction, and
+    norms of the residual; empty from a validator.
+    """
 
     seen: Hash
     projections: Floats
@@ -118,8 +124,9 @@ class Residuals(msgspec.Struct, frozen=True, array_like=True, tag=int(Kind.RESID
 
 
 class Accusation(msgspec.Struct, frozen=True, array_like=True):
-    """The sender of the Checks says that a peer's residual of the sender's part is wrong, or the last gradient of its target. Everybody looks
-    at the bytes: who is wrong leaves, the accused or the accuser."""
+    """The sender of the Checks says that a peer's residual of the sender's part is wrong, or the
+    last gradient of its target. Everybody looks at the bytes: who is wrong leaves, the accused or
+    the accuser."""
 
     fault: Annotated[int, msgspec.Meta(ge=int(Fault.RESIDUAL), le=int(Fault.ACCUSATION))]
     whom: Number
@@ -163,7 +170,9 @@ Body = Slotted | Ask | Lacking
 
 
 class Signed(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """One message. ``tag``: of its attempt's context; what the signature covers is the context itself."""
+    """One message. ``tag``: of its attempt's context; what the signature covers is the context
+    itself.
+    """
 
     step: Step
     tag: Annotated[bytes, msgspec.Meta(min_length=TAG_BYTES, max_length=TAG_BYTES)]
@@ -173,7 +182,9 @@ class Signed(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Bundle(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """Evidence: messages of one attempt that prove a fault of peer number ``whom`` (`evidence.verify_evidence`)."""
+    """Evidence: messages of one attempt that prove a fault of peer number ``whom``
+    (`evidence.verify_evidence`).
+    """
 
     context: Context
     fault: Annotated[int, msgspec.Meta(ge=1, le=8)]
@@ -183,7 +194,9 @@ class Bundle(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Piece(NamedTuple):
-    """A vector, for which its commitment vouches. ``path``: of states on a trail, the hashes of all its states."""
+    """A vector, for which its commitment vouches. ``path``: of states on a trail, the hashes of all
+    its states.
+    """
 
     step: int
     tag: bytes

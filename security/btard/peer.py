@@ -1,8 +1,11 @@
-"""One peer over all its steps: who is removed and on what evidence, which attempt is open, what the next one needs.
+"""One peer over all its steps: who is removed and on what evidence, which attempt is open, what the
+next one needs.
 
-Evidence is a set that only grows and that anybody can check, so peers that have the same of it have the same roster, and an attempt is named
-by its roster. Who hears of a fault in an open step begins it again without the peer at fault, with the same gradient and a fresh draw.
-Who is spoken to in an attempt that it has left sends the evidence; who is behind is sent the last messages of the step that it has not finished.
+Evidence is a set that only grows and that anybody can check, so peers that have the same of it have
+the same roster, and an attempt is named by its roster. Who hears of a fault in an open step begins
+it again without the peer at fault, with the same gradient and a fresh draw. Who is spoken to in an
+attempt that it has left sends the evidence; who is behind is sent the last messages of the step
+that it has not finished.
 """
 
 from __future__ import annotations
@@ -28,12 +31,13 @@ from .trail import Trail
 from .waiting import Late
 
 EARLY = 32  # messages kept of each peer that is ahead
-MOST_OFFENCES = 16  # of one peer in a step: what it sends is checked no more, as that costs more than to send it
+# of one peer in a step: what it sends is checked no more, as that costs more than to send it
+MOST_OFFENCES = 16
 
 
 class Task(NamedTuple):
-    """A gradient to compute at the state before ``step``, from a public seed; or the state at the end of one interval of its local steps, from the one
-    at the interval's start."""
+    """A gradient to compute at the state before ``step``, from a public seed; or the state at the
+    end of one interval of its local steps, from the one at the interval's start."""
 
     step: int
     peer: PeerId
@@ -50,7 +54,9 @@ class Host(Protocol):
         ...
 
     def compute(self, task: Task) -> None:
-        """Compute this and call `Peer.computed`, but not from here; states of the last two steps are needed."""
+        """Compute this and call `Peer.computed`, but not from here; states of the last two steps
+        are needed.
+        """
         ...
 
     def finished(self, now: float, step: Finished) -> None:
@@ -82,7 +88,9 @@ class Peer:
         host: Host,
         rng: Random,
     ) -> None:
-        """``roster``: all that the run begins with; ``size``: values of a gradient; ``rng``: unpredictable to others."""
+        """``roster``: all that the run begins with; ``size``: values of a gradient; ``rng``:
+        unpredictable to others.
+        """
         self.run, self.signer, self.verify, self.settings, self.host, self.rng = (
             run,
             signer,
@@ -120,7 +128,9 @@ class Peer:
         return tuple(peer for peer in self.first if peer not in self.removed)
 
     def begin(self, now: float, step: int, state: bytes, start: Vector | None = None) -> None:
-        """The next step: ``state`` is the hash of what its gradients are computed at. ``start``: what trails begin with."""
+        """The next step: ``state`` is the hash of what its gradients are computed at. ``start``:
+        what trails begin with.
+        """
         self.step, self._state = step, state
         self.start = self.gradient if start is None else start
         self._trails = [self._trails[1], None]
@@ -134,7 +144,9 @@ class Peer:
     def computed(
         self, now: float, task: Task, gradient: Vector, trail: Trail | None = None
     ) -> None:
-        """A gradient is there, with its trail where there are local steps; or the end of an interval."""
+        """A gradient is there, with its trail where there are local steps; or the end of an
+        interval.
+        """
         if self.attempt is None:
             return
         if task.step == self.step and task.peer == self.signer.peer and not self._computed:
@@ -201,7 +213,9 @@ class Peer:
         return self._errors[target]
 
     def shown(self) -> Piece | None:
-        """Both ends of the interval of one's own last trail that is looked at; None where there is none."""
+        """Both ends of the interval of one's own last trail that is looked at; None where there is
+        none.
+        """
         me, trail, previous, attempt = (
             self.signer.peer,
             self._trails[0],
@@ -219,7 +233,9 @@ class Peer:
         )
 
     def finished(self, now: float, attempt: Attempt) -> None:
-        """The step is over. One whose place another attempt has taken counts where this peer has not yet spoken its last word in that one."""
+        """The step is over. One whose place another attempt has taken counts where this peer has
+        not yet spoken its last word in that one.
+        """
         current = self.attempt
         if current is None or (
             attempt is not current
@@ -246,7 +262,9 @@ class Peer:
             self._attempt(now)
 
     def _take(self, now: float, bundle: Bundle) -> bool:
-        """Check evidence; whether it removes somebody who was still there. Raises SecurityError where it proves nothing."""
+        """Check evidence; whether it removes somebody who was still there. Raises SecurityError
+        where it proves nothing.
+        """
         if not self._is_news(bundle):
             return False
         gone = verify_evidence(bundle, self.verify)
@@ -259,7 +277,9 @@ class Peer:
         return True
 
     def _is_news(self, bundle: Bundle) -> bool:
-        """The cheap test: whether evidence is of an attempt of this run, and against somebody who is still there."""
+        """The cheap test: whether evidence is of an attempt of this run, and against somebody who
+        is still there.
+        """
         context = bundle.context
         known = bundle.whom < len(context.roster) and context.roster[bundle.whom] in self.removed
         return not known and belongs(context, self.run, self.first, self.removed)
@@ -300,7 +320,9 @@ class Peer:
     # Peers that are elsewhere.
 
     def _elsewhere(self, now: float, sender: PeerId, frame: Signed | Piece) -> None:
-        """A frame of an attempt that is not open here: later ones are kept; who says what shows that it is behind is told what it does not know."""
+        """A frame of an attempt that is not open here: later ones are kept; who says what shows
+        that it is behind is told what it does not know.
+        """
         if isinstance(frame, Piece):
             return
         if frame.step > self.step and self.attempt is not None:
@@ -311,7 +333,9 @@ class Peer:
             self._behind(sender, frame)
 
     def _behind(self, sender: PeerId, frame: Signed) -> None:
-        """Send, once per attempt, what ends it: all evidence of this step and the last, and the messages that ended the last."""
+        """Send, once per attempt, what ends it: all evidence of this step and the last, and the
+        messages that ended the last.
+        """
         if (sender, frame.tag) in self._told or sum(each == sender for each, _ in self._told) > len(
             self.first
         ):

@@ -1,7 +1,9 @@
-"""What others lack of an attempt: it is given to them, or handed on later; what nobody has is proven to be withheld.
+"""What others lack of an attempt: it is given to them, or handed on later; what nobody has is
+proven to be withheld.
 
-A part is first owed to its owner only; when the owner asks, it is owed to all, who hand it on. A message is given by whoever has it, also when it comes
-after the question. So whoever has told anything to one honest peer has told it to all that lack it.
+A part is first owed to its owner only; when the owner asks, it is owed to all, who hand it on. A
+message is given by whoever has it, also when it comes after the question. So whoever has told
+anything to one honest peer has told it to all that lack it.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ class Questions:
         self.behind: set[int] = set()  # who has lacked a commitment, so that it is late itself
 
     def answered(self, sender: int, body: Ask | Lacking) -> bool:
-        """The cheap test: whether a question changes nothing, as it was heard before, or too many were."""
+        """The cheap test: whether a question changes nothing, as it was heard before, or too many
+        were.
+        """
         waiting = [signed.sender for signed, _ in self._early].count(sender)
         return waiting >= MOST_EARLY or all(
             (sender, type(body), item) in self._served for item in body.items

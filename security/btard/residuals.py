@@ -1,7 +1,9 @@
-"""The numbers of a part: its aggregate by centred clipping, residuals of contributions to it, and how far rounding may go.
+"""The numbers of a part: its aggregate by centred clipping, residuals of contributions to it, and
+how far rounding may go.
 
-At the fixed point v of centred clipping the clipped residuals (x_i - v) min(1, radius / |x_i - v|) add up to zero, so their projections on any
-direction do. A v that is not it leaves a sum R whose projection on a direction that was unknown when v was fixed is about |R|.
+At the fixed point v of centred clipping the clipped residuals (x_i - v) min(1, radius / |x_i - v|)
+add up to zero, so their projections on any direction do. A v that is not it leaves a sum R whose
+projection on a direction that was unknown when v was fixed is about |R|.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ def readable(row: Vector) -> Vector:
 
 
 def aggregate(rows: Sequence[Vector], radius: float) -> Vector:
-    """The fixed point of centred clipping, float32. Added up in float64: the weight of a huge row is none of float32."""
+    """The fixed point of centred clipping, float32. Added up in float64: the weight of a huge row
+    is none of float32.
+    """
     stacked = np.stack([readable(row) for row in rows])
     products = gram(torch.from_numpy(stacked))
     weights = _balanced(products, centred_clip(products, 0, radius=radius), radius)
@@ -58,8 +62,9 @@ def aggregate(rows: Sequence[Vector], radius: float) -> Vector:
 def _balanced(
     products: NDArray[np.float64], weights: NDArray[np.float64], radius: float
 ) -> NDArray[np.float64]:
-    """Weights of the fixed point to within a rounding, by Newton's method from where clipping again and again has come to: where all rows are clipped
-    and lie almost in a line it comes near so slowly that an honest owner would be taken for a liar."""
+    """Weights of the fixed point to within a rounding, by Newton's method from where clipping again
+    and again has come to: where all rows are clipped and lie almost in a line it comes near so
+    slowly that an honest owner would be taken for a liar."""
     count, best, least = len(weights), weights, float("inf")
     for _ in range(NEWTON):
         apart = np.eye(count) - weights
@@ -127,10 +132,11 @@ def off_centre(rows: Sequence[Vector], centre: Vector, radius: float) -> bool:
 
 
 def sketch_error(said: Sequence[Residual], found: Sequence[Residual], size: float) -> float:
-    """How far the gradient behind ``said`` is from the recomputed one behind ``found``, relative to the latter's norm ``size``: an estimate.
+    """How far the gradient behind ``said`` is from the recomputed one behind ``found``, relative to
+    the latter's norm ``size``: an estimate.
 
-    Projections of a difference on independent directions of variance 1, one for each part, have its squared norm as the mean of their squares' sum;
-    clipping brings points no further apart.
+    Projections of a difference on independent directions of variance 1, one for each part, have its
+    squared norm as the mean of their squares' sum; clipping brings points no further apart.
     """
     if not size:
         return (

@@ -70,7 +70,9 @@ class Surroundings(Protocol):
         ...
 
     def shown(self) -> Piece | None:
-        """Both ends of the interval of one's own last trail that is looked at; None where there is none."""
+        """Both ends of the interval of one's own last trail that is looked at; None where there is
+        none.
+        """
         ...
 
     def convict(self, now: float, bundles: list[Bundle]) -> None:

@@ -1,4 +1,6 @@
-"""Everything signed that a peer has in one attempt, by slot; and the vectors that were committed to."""
+"""Everything signed that a peer has in one attempt, by slot; and the vectors that were committed
+to.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class Table:
         self._views: dict[Kind, bytes] = {}
 
     def put(self, kind: Kind, signed: Signed, body: Slotted) -> Bundle | None:
-        """Keep a message. Returns the proof of equivocation where its slot holds another; the first stays."""
+        """Keep a message. Returns the proof of equivocation where its slot holds another; the first
+        stays.
+        """
         held = self._slots.get((kind, signed.sender))
         if held is None:
             self._slots[kind, signed.sender] = (signed, body)
@@ -87,7 +91,9 @@ class Table:
 
 
 class Vectors:
-    """Vectors of an attempt, each held only if it is what its maker committed to. Those that come before their commitment wait, one a place."""
+    """Vectors of an attempt, each held only if it is what its maker committed to. Those that come
+    before their commitment wait, one a place.
+    """
 
     def __init__(self, table: Table, bounds: list[int], previous: Finished | None) -> None:
         self._table, self._bounds, self._previous = table, bounds, previous
@@ -96,7 +102,9 @@ class Vectors:
         self.held: dict[Item, Vector] = {}
 
     def put(self, piece: Piece, *, by_maker: bool) -> bool:
-        """Take a vector; whether it is held now. ``by_maker``: it came from who committed to it, so it may wait for the commitment."""
+        """Take a vector; whether it is held now. ``by_maker``: it came from who committed to it, so
+        it may wait for the commitment.
+        """
         kind, whose, part = piece.item
         if kind == Kind.STATES:
             return self._put_states(piece)

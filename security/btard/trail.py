@@ -1,8 +1,11 @@
-"""DiLoCo's form: several local steps, whose states on the way are committed to, so that a validator computes one interval of them again.
+"""DiLoCo's form: several local steps, whose states on the way are committed to, so that a validator
+computes one interval of them again.
 
-A peer's gradient is then its start less its last state. It commits to a hash of the hashes of all its states; the draw, which comes later, chooses the
-interval whose two ends it shows to its validator. Intervals join, since neighbours share a state; the first begins at the state that all have,
-and the last ends where the committed gradient says. So who changes anything on the way is found in one of as many intervals.
+A peer's gradient is then its start less its last state. It commits to a hash of the hashes of all
+its states; the draw, which comes later, chooses the interval whose two ends it shows to its
+validator. Intervals join, since neighbours share a state; the first begins at the state that all
+have, and the last ends where the committed gradient says. So who changes anything on the way is
+found in one of as many intervals.
 """
 
 from __future__ import annotations
@@ -48,7 +51,9 @@ def interval_of(draw: bytes, peer: PeerId, intervals: int) -> int:
 def opens(
     root: bytes, start: Vector, interval: int, intervals: int, values: Vector, path: Sequence[bytes]
 ) -> bool:
-    """Whether ``values`` are both ends of an interval of the trail with this root, and the trail begins at ``start``."""
+    """Whether ``values`` are both ends of an interval of the trail with this root, and the trail
+    begins at ``start``.
+    """
     if (
         len(path) != intervals + 1
         or len(values) != 2 * len(start)
@@ -63,7 +68,9 @@ def opens(
 
 
 def interval_error(values: Vector, end: Vector) -> float:
-    """How far the interval's shown end is from the one computed from its beginning, relative to the way between."""
+    """How far the interval's shown end is from the one computed from its beginning, relative to the
+    way between.
+    """
     first, last = values[: len(end)].astype(np.float64), values[len(end) :].astype(np.float64)
     way = float(np.linalg.norm(end - first))
     apart = float(np.linalg.norm(last - end))

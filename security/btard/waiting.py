@@ -1,11 +1,14 @@
 """What a peer lacks: asked for after a while, testified to be missing after twice that while.
 
-The order matters. Who has everything waits for one that does not; that one asks first, is given what others have, and speaks before their
-patience ends. So nobody who does as it should is testified to be missing, whatever the others withhold from whom. A message for which all would wait
-long, since it is computed, may be here already for others: who sees that somebody is further than itself asks for it soon.
+The order matters. Who has everything waits for one that does not; that one asks first, is given
+what others have, and speaks before their patience ends. So nobody who does as it should is
+testified to be missing, whatever the others withhold from whom. A message for which all would wait
+long, since it is computed, may be here already for others: who sees that somebody is further than
+itself asks for it soon.
 
-Whose parts keep coming only after everybody was asked for them is asked at once for a while (`Late`). Nobody is removed for that: which end of
-the line is at fault cannot be shown, so a peer could take an honest one with it. So a grudge costs some waits, then a part that goes to all.
+Whose parts keep coming only after everybody was asked for them is asked at once for a while
+(`Late`). Nobody is removed for that: which end of the line is at fault cannot be shown, so a peer
+could take an honest one with it. So a grudge costs some waits, then a part that goes to all.
 """
 
 from __future__ import annotations
@@ -23,7 +26,9 @@ SHORTEST, LONGEST = 16, 512  # steps for which parts are asked for at once
 
 
 class Late:
-    """Whose parts came to this peer only after it had waited and asked everybody, over the steps of a run."""
+    """Whose parts came to this peer only after it had waited and asked everybody, over the steps of
+    a run.
+    """
 
     def __init__(self, patience: int) -> None:
         self._patience = patience
@@ -67,7 +72,9 @@ class Waiting:
         self._appeals: dict[Item, tuple[int, _Wait]] = {}
 
     def appealed(self, now: float, item: Item, by: int) -> None:
-        """Peer number ``by`` has asked everybody for a part that its maker owes it: it is owed to all now."""
+        """Peer number ``by`` has asked everybody for a part that its maker owes it: it is owed to
+        all now.
+        """
         self._appeals.setdefault(item, (by, _Wait(now, asked=True)))
 
     def is_appealed(self, item: Item) -> bool:
@@ -82,8 +89,9 @@ class Waiting:
     def look(
         self, now: float, lacking: Iterable[Item], since: float, further: float
     ) -> tuple[list[Item], list[Item]]:
-        """What to ask for now, and what to testify. ``lacking``: what keeps this peer from going on, from ``since`` on; ``further``: since when
-        somebody is known to have all the messages."""
+        """What to ask for now, and what to testify. ``lacking``: what keeps this peer from going
+        on, from ``since`` on; ``further``: since when somebody is known to have all the messages.
+        """
         excused = {by for by, _ in self._appeals.values()}
         self._waits = {item: self._waits.get(item) or _Wait(since) for item in lacking}
         asks: list[Item] = []

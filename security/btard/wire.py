@@ -1,4 +1,6 @@
-"""Frames as bytes: a message or evidence in msgpack, a vector as a header and its raw values. All sizes are bounded before anything is made of them."""
+"""Frames as bytes: a message or evidence in msgpack, a vector as a header and its raw values. All
+sizes are bounded before anything is made of them.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def encode(frame: Frame) -> tuple[bytes, bytes]:
 
 
 def decode(control: bytes, values: bytes, *, peer: str, elements: int) -> Frame:
-    """A frame from ``peer``. ``elements``: as many values as any vector of the run can have. Raises RemoteProtocolError E141 that names the peer."""
+    """A frame from ``peer``. ``elements``: as many values as any vector of the run can have. Raises
+    RemoteProtocolError E141 that names the peer.
+    """
     limit = MAX_HEADER_BYTES if values else MAX_CONTROL_BYTES
     if (
         len(control) > limit

@@ -1,4 +1,6 @@
-"""What a masking is for: everything that is signed, and every key that is derived, is bound to it and worth nothing elsewhere."""
+"""What a masking is for: everything that is signed, and every key that is derived, is bound to it
+and worth nothing elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,13 @@ MOST_MEMBERS = 1024
 
 @dataclass(frozen=True)
 class Binding:
-    """One masking of one vector a member: ``numel`` elements modulo 2^``bits``. Raises ConfigError for values that protect nothing.
+    """One masking of one vector a member: ``numel`` elements modulo 2^``bits``. Raises ConfigError
+    for values that protect nothing.
 
-    ``roster``: the members, ascending; a member's index in it is its number. ``threshold``: how many must be there to unmask, above half of
-    the members. As everybody unmasks once, two sets of survivors are unmasked only if 2 * threshold - members of them tell both; a member less
-    may collude with an owner (`colluding`).
+    ``roster``: the members, ascending; a member's index in it is its number. ``threshold``: how
+    many must be there to unmask, above half of the members. As everybody unmasks once, two sets of
+    survivors are unmasked only if 2 * threshold - members of them tell both; a member less may
+    collude with an owner (`colluding`).
     """
 
     run: RunId
@@ -76,7 +80,9 @@ class Binding:
 
     @property
     def colluding(self) -> int:
-        """How many members may tell an owner all they know before it could unmask two sets of survivors."""
+        """How many members may tell an owner all they know before it could unmask two sets of
+        survivors.
+        """
         return 2 * self.threshold - len(self.roster) - 1
 
     def number(self, peer: PeerId) -> int:

@@ -1,9 +1,12 @@
-"""Buckets: members whose vectors are added up apart from the others', so that a robust rule can compare the buckets' means.
+"""Buckets: members whose vectors are added up apart from the others', so that a robust rule can
+compare the buckets' means.
 
-Buckets before a rule: Karimireddy, He and Jaggi 2022, arXiv 2006.09365. Masks are agreed on within a bucket only, shares are dealt to everybody, and
-a bucket of which too few vectors are there is not unmasked at all: neither share of any of its members is revealed. f hostile members spoil f
-buckets at most. Who is in which bucket follows from what all members have said before anybody masks; whoever speaks last can choose among a few
-deals, which does not help against the rule, but may bring accomplices into a victim's bucket.
+Buckets before a rule: Karimireddy, He and Jaggi 2022, arXiv 2006.09365. Masks are agreed on within
+a bucket only, shares are dealt to everybody, and a bucket of which too few vectors are there is not
+unmasked at all: neither share of any of its members is revealed. f hostile members spoil f buckets
+at most. Who is in which bucket follows from what all members have said before anybody masks;
+whoever speaks last can choose among a few deals, which does not help against the rule, but may
+bring accomplices into a victim's bucket.
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ from ...collectives.identifiers import PeerId
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """``members``: of each bucket; nobody is in two. ``least``: how many vectors of a bucket must be there."""
+    """``members``: of each bucket; nobody is in two. ``least``: how many vectors of a bucket must
+    be there.
+    """
 
     members: tuple[frozenset[PeerId], ...]
     least: int
@@ -29,8 +34,8 @@ class Buckets:
 
     @classmethod
     def dealt(cls, seed: bytes, peers: Collection[PeerId], most: int, least: int) -> Buckets:
-        """``peers`` dealt at random, the same wherever ``seed`` is the same: as many buckets as ``most`` and ``least`` allow, one at least,
-        equally large but for one member."""
+        """``peers`` dealt at random, the same wherever ``seed`` is the same: as many buckets as
+        ``most`` and ``least`` allow, one at least, equally large but for one member."""
         count = max(1, min(most, len(peers) // least))
         order = sorted(
             peers,

@@ -1,4 +1,6 @@
-"""One member's part in a masking: five steps, each once, in order; and what it must remember beyond one masking."""
+"""One member's part in a masking: five steps, each once, in order; and what it must remember beyond
+one masking.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,12 @@ from .shamir import SECRET_BYTES, SHARE_BYTES, split
 
 @dataclass(slots=True)
 class Memory:
-    """What a member must not do twice, in this life or (its driver stores it) the next: both sets grow by an element a masking.
+    """What a member must not do twice, in this life or (its driver stores it) the next: both sets
+    grow by an element a masking.
 
-    ``begun``: digests of bindings. ``consented``: ids of vectors that the sender agreed to unmask; from two sums, one of them without one member, that
-    member's vector would follow, however fresh the masks.
+    ``begun``: digests of bindings. ``consented``: ids of vectors that the sender agreed to unmask;
+    from two sums, one of them without one member, that member's vector would follow, however fresh
+    the masks.
     """
 
     begun: set[bytes] = field(default_factory=set[bytes])
@@ -30,7 +34,8 @@ class Memory:
 
 
 class Client:
-    """A member. Steps out of order, or twice, raise LocalProtocolError: secrets are made for one masking and die with this object.
+    """A member. Steps out of order, or twice, raise LocalProtocolError: secrets are made for one
+    masking and die with this object.
 
     ``chance`` makes secrets: `random.SystemRandom()` (the default), except in a test.
     """
@@ -42,7 +47,9 @@ class Client:
         memory: Memory,
         chance: random.Random | None = None,
     ) -> None:
-        """Raises SecurityError where this member was in a masking of this binding before: then it must be another attempt."""
+        """Raises SecurityError where this member was in a masking of this binding before: then it
+        must be another attempt.
+        """
         self.binding, self._identity, self._memory = binding, identity, memory
         self._chance = chance or random.SystemRandom()
         self._me = binding.number(identity.peer)
@@ -82,7 +89,8 @@ class Client:
     def deal(self, keys: Mapping[PeerId, Keys]) -> Deal:
         """The second: ``keys`` of all members that sent some, this one among them.
 
-        Raises BadSignatureError, RemoteProtocolError, naming the peer; NotEnoughPeersError below the threshold.
+        Raises BadSignatureError, RemoteProtocolError, naming the peer; NotEnoughPeersError below
+        the threshold.
         """
         for peer, message in keys.items():
             check(message, self.binding, peer)
@@ -115,10 +123,11 @@ class Client:
     def mask(
         self, words: Words, cid: bytes, deals: Mapping[PeerId, Deal], buckets: Buckets | None = None
     ) -> None:
-        """The third: mask ``words`` (numel,), in place. ``cid``: the vector's id. ``deals`` of all who sent some, and ``buckets`` of these, the same
-        at all members; None: one sum of all.
+        """The third: mask ``words`` (numel,), in place. ``cid``: the vector's id. ``deals`` of all
+        who sent some, and ``buckets`` of these, the same at all members; None: one sum of all.
 
-        Raises SecurityError where this vector was unmasked once; BadSignatureError and RemoteProtocolError, naming the peer; NotEnoughPeersError.
+        Raises SecurityError where this vector was unmasked once; BadSignatureError and
+        RemoteProtocolError, naming the peer; NotEnoughPeersError.
         """
         if (
             words.shape != (self.binding.numel,)
@@ -151,7 +160,9 @@ class Client:
             apply_mask(words, key, 0, add=self._me < self.binding.number(peer))
 
     def _among(self, buckets: Buckets | None, deals: Mapping[PeerId, Deal]) -> frozenset[PeerId]:
-        """With whom this member's masks cancel. Raises LocalProtocolError for buckets that are not of those who dealt."""
+        """With whom this member's masks cancel. Raises LocalProtocolError for buckets that are not
+        of those who dealt.
+        """
         buckets = buckets or Buckets.one(deals)
         if sorted(peer for members in buckets.members for peer in members) != sorted(deals):
             raise LocalProtocolError(
@@ -179,9 +190,11 @@ class Client:
         return seed, pair
 
     def consent(self, survivors: Collection[PeerId]) -> Consent:
-        """The fourth: agree that the sum over ``survivors`` is unmasked, and never another one. Asked again for the same: the same.
+        """The fourth: agree that the sum over ``survivors`` is unmasked, and never another one.
+        Asked again for the same: the same.
 
-        Raises SecurityError, naming a peer, when asked for other survivors: of that peer both shares would be known. NotEnoughPeersError.
+        Raises SecurityError, naming a peer, when asked for other survivors: of that peer both
+        shares would be known. NotEnoughPeersError.
         """
         chosen = frozenset(survivors)
         if self._survivors is not None:
@@ -205,9 +218,11 @@ class Client:
         return signed(Consent(numbers), self.binding, self._identity)
 
     def reveal(self, consents: Mapping[PeerId, Consent]) -> Reveal:
-        """The fifth, once at least ``threshold`` survivors have signed the same set: one share of each member, none in buckets that stay masked.
+        """The fifth, once at least ``threshold`` survivors have signed the same set: one share of
+        each member, none in buckets that stay masked.
 
-        Raises BadSignatureError, and RemoteProtocolError for another set or who is no survivor, naming the peer; NotEnoughPeersError.
+        Raises BadSignatureError, and RemoteProtocolError for another set or who is no survivor,
+        naming the peer; NotEnoughPeersError.
         """
         if self._survivors is None:
             raise LocalProtocolError("secure aggregation: reveal() comes after consent()")
@@ -233,7 +248,9 @@ class Client:
 
 
 def pair_key(binding: Binding, secret: bytes, number: int, peer: PeerId, keys: Keys) -> bytes:
-    """The key of the mask between the member ``number``, whose pair key is ``secret``, and ``peer``: the same from both ends."""
+    """The key of the mask between the member ``number``, whose pair key is ``secret``, and
+    ``peer``: the same from both ends.
+    """
     other = binding.number(peer)
     return agree(
         secret,

@@ -1,6 +1,7 @@
 """Keys between two members, shares sealed for one of them, and streams of mask elements.
 
-X25519, HKDF-SHA256, ChaCha20-Poly1305 for shares, AES-256 in counter mode for masks. Every key is used for one thing once, so nonces are constant.
+X25519, HKDF-SHA256, ChaCha20-Poly1305 for shares, AES-256 in counter mode for masks. Every key is
+used for one thing once, so nonces are constant.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def public_of(secret: bytes) -> bytes:
 
 
 def agree(secret: bytes, public: bytes, peer: PeerId, binding: bytes, purpose: bytes) -> bytes:
-    """A key of 32 bytes that only the two have. Raises RemoteProtocolError for a public key (of ``peer``) that gives everybody the same."""
+    """A key of 32 bytes that only the two have. Raises RemoteProtocolError for a public key (of
+    ``peer``) that gives everybody the same.
+    """
     try:
         shared = X25519PrivateKey.from_private_bytes(secret).exchange(
             X25519PublicKey.from_public_bytes(public)
@@ -54,7 +57,9 @@ def seal(key: bytes, data: bytes) -> bytes:
 
 
 def unseal(key: bytes, box: bytes, peer: PeerId) -> bytes:
-    """What was sealed. Raises RemoteProtocolError, naming who sent it, where it was not sealed with this key."""
+    """What was sealed. Raises RemoteProtocolError, naming who sent it, where it was not sealed with
+    this key.
+    """
     try:
         return ChaCha20Poly1305(key).decrypt(_NO_NONCE, box, None)
     except InvalidTag:
@@ -62,7 +67,9 @@ def unseal(key: bytes, box: bytes, peer: PeerId) -> bytes:
 
 
 def apply_mask(words: Words, key: bytes, first: int, add: bool) -> None:
-    """Add to ``words`` (or take off) the elements from ``first`` on of the stream of ``key``, in place."""
+    """Add to ``words`` (or take off) the elements from ``first`` on of the stream of ``key``, in
+    place.
+    """
     width = words.dtype.itemsize
     block, skip = divmod(first * width, _BLOCK)
     encryptor = Cipher(algorithms.AES256(key), modes.CTR(block.to_bytes(_BLOCK, "big"))).encryptor()

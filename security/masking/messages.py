@@ -1,4 +1,6 @@
-"""What members of a masking say to each other. Members are named by their number in the binding's roster; all is signed."""
+"""What members of a masking say to each other. Members are named by their number in the binding's
+roster; all is signed.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ Box = Annotated[
 
 
 class Keys(msgspec.Struct, frozen=True, array_like=True, tag="mask-keys"):
-    """``channel`` seals shares, ``pair`` makes masks with others; ``seed``: hash of the seed of the sender's own mask."""
+    """``channel`` seals shares, ``pair`` makes masks with others; ``seed``: hash of the seed of the
+    sender's own mask.
+    """
 
     channel: Key
     pair: Key
@@ -33,7 +37,9 @@ class Keys(msgspec.Struct, frozen=True, array_like=True, tag="mask-keys"):
 
 
 class Dealt(msgspec.Struct, frozen=True, array_like=True):
-    """One member's shares: hashes of those of the seed and of the pair key, by which it is known who lied; and both, sealed for it."""
+    """One member's shares: hashes of those of the seed and of the pair key, by which it is known
+    who lied; and both, sealed for it.
+    """
 
     to: Number
     seed: Hash
@@ -56,7 +62,9 @@ class Consent(msgspec.Struct, frozen=True, array_like=True, tag="mask-consent"):
 
 
 class Reveal(msgspec.Struct, frozen=True, array_like=True, tag="mask-reveal"):
-    """The sender's shares: of the seeds of survivors, of the pair keys of who dropped out; ascending by number."""
+    """The sender's shares: of the seeds of survivors, of the pair keys of who dropped out;
+    ascending by number.
+    """
 
     seeds: Annotated[tuple[tuple[Number, Share], ...], msgspec.Meta(max_length=MOST_MEMBERS)]
     pairs: Annotated[tuple[tuple[Number, Share], ...], msgspec.Meta(max_length=MOST_MEMBERS)]
@@ -86,7 +94,9 @@ def signed(message: M, binding: Binding, identity: Identity) -> M:
 
 
 def check(message: Message, binding: Binding, peer: PeerId) -> None:
-    """Raises BadSignatureError where ``peer`` did not sign this for this binding, RemoteProtocolError where it is no member."""
+    """Raises BadSignatureError where ``peer`` did not sign this for this binding,
+    RemoteProtocolError where it is no member.
+    """
     binding.number(peer)
     if not verify(peer, "masking", _signed_bytes(binding, message), message.signature):
         raise BadSignatureError(

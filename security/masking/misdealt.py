@@ -1,7 +1,9 @@
-"""Proof that a member dealt shares that do not give the secret it committed to: its own two signed messages, and shares that it promised in them.
+"""Proof that a member dealt shares that do not give the secret it committed to: its own two signed
+messages, and shares that it promised in them.
 
-Of an honest member any ``threshold`` shares give the secret back, so nobody can prove it of one. The shares are those that were revealed to unmask
-a sum: the proof tells no more than all members of the masking know.
+Of an honest member any ``threshold`` shares give the secret back, so nobody can prove it of one.
+The shares are those that were revealed to unmask a sum: the proof tells no more than all members of
+the masking know.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ Name = Annotated[PeerId, msgspec.Meta(min_length=1, max_length=128, pattern=PLAI
 
 
 class Misdealt(msgspec.Struct, frozen=True, array_like=True, tag="misdealt"):
-    """``dealer``: its number in the roster; ``pairs``: whether the shares are of its pair key, else of its seed. ``shares``: by the number of whom
-    each was dealt to."""
+    """``dealer``: its number in the roster; ``pairs``: whether the shares are of its pair key, else
+    of its seed. ``shares``: by the number of whom each was dealt to."""
 
     run: Annotated[RunId, msgspec.Meta(max_length=64, pattern=PLAIN)]
     round: Count
@@ -67,7 +69,9 @@ def misdealt(
 
 
 def secret_of(keys: Keys, pairs: bool, shares: Mapping[int, bytes], threshold: int) -> bytes | None:
-    """The secret that ``threshold`` shares, by member number, give; None: it is not the one committed to."""
+    """The secret that ``threshold`` shares, by member number, give; None: it is not the one
+    committed to.
+    """
     numbers = sorted(shares)[:threshold]
     places = [number + 1 for number in numbers]
     try:

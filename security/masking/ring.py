@@ -1,8 +1,11 @@
-"""Vectors of float32 as whole numbers modulo 2^bits, so that masks hide them and their sum is exact.
+"""Vectors of float32 as whole numbers modulo 2^bits, so that masks hide them and their sum is
+exact.
 
-A value is clipped to -clip … clip, rounded to a multiple of the step, up or down by chance so that its mean is the value, and multiplied by the
-member's weight; the weight itself is one more element, so that it is hidden, too. The step follows from the room: the heaviest members' sum of
-the largest values must not wrap. A member that lies about its weight can spoil the sum, as with any mean; nobody can see that it does.
+A value is clipped to -clip … clip, rounded to a multiple of the step, up or down by chance so that
+its mean is the value, and multiplied by the member's weight; the weight itself is one more element,
+so that it is hidden, too. The step follows from the room: the heaviest members' sum of the largest
+values must not wrap. A member that lies about its weight can spoil the sum, as with any mean;
+nobody can see that it does.
 """
 
 from __future__ import annotations
@@ -28,10 +31,11 @@ def most_weight(members: int, bits: int = 32) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """How ``numel`` values of up to ``members`` members are encoded. Raises ConfigError where nothing would be left of them.
+    """How ``numel`` values of up to ``members`` members are encoded. Raises ConfigError where
+    nothing would be left of them.
 
-    ``clip``: the largest absolute value an element can have. ``weight``: the largest weight a member can have (1: all count the same).
-    ``spare``: share of the room that is left to noise.
+    ``clip``: the largest absolute value an element can have. ``weight``: the largest weight a
+    member can have (1: all count the same). ``spare``: share of the room that is left to noise.
     """
 
     numel: int
@@ -81,7 +85,9 @@ class Ring:
         return self.clip / self.levels
 
     def quantise(self, values: NDArray[np.float32], chance: random.Random) -> NDArray[np.int64]:
-        """Multiples of `step`: int64 (numel,). Raises LocalProtocolError for another length and values that are not finite."""
+        """Multiples of `step`: int64 (numel,). Raises LocalProtocolError for another length and
+        values that are not finite.
+        """
         if values.shape != (self.numel,) or not bool(np.isfinite(values).all()):
             raise LocalProtocolError(
                 f"secure aggregation of {values.shape} values: not {self.numel} finite ones"
@@ -91,7 +97,9 @@ class Ring:
         return np.clip(np.floor(exact + drawn).astype(np.int64), -self.levels, self.levels)
 
     def encode(self, multiples: NDArray[np.int64], weight: int) -> Words:
-        """What is masked: (length,), unsigned. ``multiples`` of the step, noise included. Raises LocalProtocolError for a weight out of range."""
+        """What is masked: (length,), unsigned. ``multiples`` of the step, noise included. Raises
+        LocalProtocolError for a weight out of range.
+        """
         if not 1 <= weight <= self.weight or multiples.shape != (self.numel,):
             raise LocalProtocolError(
                 f"secure aggregation: weight {weight} is not 1 to {self.weight}, or the length is wrong"

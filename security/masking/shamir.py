@@ -1,7 +1,8 @@
-"""Shamir's secret sharing (1979): any ``threshold`` shares give the secret back, fewer say nothing about it.
+"""Shamir's secret sharing (1979): any ``threshold`` shares give the secret back, fewer say nothing
+about it.
 
-Over the integers modulo 2^521 - 1, a prime, in Python's own integers. They are not constant in time; who could time them runs on the member's own
-machine, where the secret lies in memory.
+Over the integers modulo 2^521 - 1, a prime, in Python's own integers. They are not constant in
+time; who could time them runs on the member's own machine, where the secret lies in memory.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def _value(coefficients: Sequence[int], x: int) -> int:
 
 
 def weights_of(places: Sequence[int]) -> list[int]:
-    """What each place's share is multiplied by in the sum that is the secret: Lagrange's polynomials at 0. The same for all secrets."""
+    """What each place's share is multiplied by in the sum that is the secret: Lagrange's
+    polynomials at 0. The same for all secrets.
+    """
     weights: list[int] = []
     for place in places:
         above = below = 1
@@ -58,7 +61,9 @@ def weights_of(places: Sequence[int]) -> list[int]:
 
 
 def join(shares: Mapping[int, bytes], weights: Sequence[int]) -> bytes:
-    """The secret from shares by place and the weights of these places. Raises ValueError where they are no shares of 32 bytes."""
+    """The secret from shares by place and the weights of these places. Raises ValueError where they
+    are no shares of 32 bytes.
+    """
     total = (
         sum(
             int.from_bytes(share, "big") * weight

@@ -1,7 +1,9 @@
-"""What the owner of a part does with the masked sum: collect shares until there are enough, and take off all masks that did not cancel.
+"""What the owner of a part does with the masked sum: collect shares until there are enough, and
+take off all masks that did not cancel.
 
-The sum itself is the data plane's: modulo 2^bits, over exactly the survivors. A share or secret that does not fit its commitment is refused and its
-author named; what comes out is the sum or an error, never noise.
+The sum itself is the data plane's: modulo 2^bits, over exactly the survivors. A share or secret
+that does not fit its commitment is refused and its author named; what comes out is the sum or an
+error, never noise.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ MOST_TRIES = 64  # sets of shares that are looked at, of a dealer some of whose 
 
 
 class DealerError(RemoteProtocolError):
-    """A member dealt shares that are not of the secret it committed to; ``proof`` says so to anybody."""
+    """A member dealt shares that are not of the secret it committed to; ``proof`` says so to
+    anybody.
+    """
 
     def __init__(self, peer: PeerId, proof: Misdealt) -> None:
         super().__init__(
@@ -34,8 +38,9 @@ class DealerError(RemoteProtocolError):
 class Unmasking:
     """For one masking and one set of survivors; the same at every owner, whatever its part.
 
-    ``keys`` and ``deals``: as all members were told them; ``buckets`` as they masked by, None: one sum of all. Raises
-    BadSignatureError, RemoteProtocolError, naming the peer; NotEnoughPeersError below the threshold.
+    ``keys`` and ``deals``: as all members were told them; ``buckets`` as they masked by, None: one
+    sum of all. Raises BadSignatureError, RemoteProtocolError, naming the peer; NotEnoughPeersError
+    below the threshold.
     """
 
     def __init__(
@@ -73,8 +78,8 @@ class Unmasking:
         return len(self._revealed) >= self.binding.threshold
 
     def add(self, peer: PeerId, reveal: Reveal) -> None:
-        """Shares of ``peer``. Raises BadSignatureError, or RemoteProtocolError where they are not those that were dealt to it; then they
-        do not count."""
+        """Shares of ``peer``. Raises BadSignatureError, or RemoteProtocolError where they are not
+        those that were dealt to it; then they do not count."""
         check(reveal, self.binding, peer)
         number, roster = self.binding.number(peer), self.binding.roster
         for shares, dealers in ((reveal.seeds, self._survivors), (reveal.pairs, self._dropped)):
@@ -99,11 +104,11 @@ class Unmasking:
         self._revealed[number] = found
 
     def unmask(self, total: Words, first: int = 0, bucket: int = 0) -> None:
-        """Take the masks off ``total``, the masked sum of a bucket's survivors from element ``first`` on, in place.
+        """Take the masks off ``total``, the masked sum of a bucket's survivors from element
+        ``first`` on, in place.
 
-        Raises NotEnoughPeersError without shares enough, or for a bucket of too few vectors; DealerError for a secret that is
-        not the one committed to.
-        Then ``total`` is as it was.
+        Raises NotEnoughPeersError without shares enough, or for a bucket of too few vectors;
+        DealerError for a secret that is not the one committed to. Then ``total`` is as it was.
         """
         if not self.ready:
             raise NotEnoughPeersError(
@@ -129,7 +134,9 @@ class Unmasking:
             apply_mask(total, self._secrets[peer], first, add=False)
         for peer in (peer for peer in self._dropped if peer in among):
             number = self.binding.number(peer)
-            for other in survivors:  # each has the mask with `peer` in its vector still: added, if its own number is the lower one
+            # each has the mask with `peer` in its vector still: added, if its own number is the
+            # lower one
+            for other in survivors:
                 key = pair_key(self.binding, self._secrets[peer], number, other, self._keys[other])
                 apply_mask(total, key, first, add=number < self.binding.number(other))
 

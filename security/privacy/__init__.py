@@ -1,12 +1,15 @@
-"""Differential privacy as numbers: what a run has spent, how much noise a step needs, exact discrete noise, clipping. No I/O.
+"""Differential privacy as numbers: what a run has spent, how much noise a step needs, exact
+discrete noise, clipping. No I/O.
 
-Runs with ``[privacy]`` use it through `node/secure`. What is protected is a client (all of
-its data) where a vector is clipped as a whole, or an example where an inner step clips each example's gradient: the accounting is the same.
+Runs with ``[privacy]`` use it through `node/secure`. What is protected is a client (all of its
+data) where a vector is clipped as a whole, or an example where an inner step clips each example's
+gradient: the accounting is the same.
 
 rdp         one step of the Poisson-subsampled Gaussian in Rényi terms; (epsilon, delta) from them
 accountant  a run's steps added up; which step would pass epsilon; the noise that a plan needs
 discrete    exact samples of the discrete Gaussian
-noise       what each member adds, on a grid of whole numbers, so that the sum has the noise that is accounted
+noise       what each member adds, on a grid of whole numbers, so that the sum has the noise that is
+accounted
 clipping    the bound on a vector's norm, fixed or following a quantile
 """
 

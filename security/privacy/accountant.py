@@ -1,10 +1,12 @@
-"""A run's privacy: steps added up, the step that would pass epsilon refused before it is made, the noise that a plan needs.
+"""A run's privacy: steps added up, the step that would pass epsilon refused before it is made, the
+noise that a plan needs.
 
-Costs in Rényi terms add up, whatever each step's sampling rate and noise were (Mironov 2017, arXiv 1702.07476, proposition 1), also where
-they were chosen in view of what went before (Feldman and Zrnic 2021, arXiv 2008.11193, since the bound is asked before every step).
+Costs in Rényi terms add up, whatever each step's sampling rate and noise were (Mironov 2017, arXiv
+1702.07476, proposition 1), also where they were chosen in view of what went before (Feldman and
+Zrnic 2021, arXiv 2008.11193, since the bound is asked before every step).
 
-numpy's logarithms may differ in the last bit between machines: where members must agree on a last step, one of them calculates it and the others
-check it.
+numpy's logarithms may differ in the last bit between machines: where members must agree on a last
+step, one of them calculates it and the others check it.
 """
 
 from __future__ import annotations
@@ -65,14 +67,18 @@ class Accountant:
         return self.after(rate, noise) <= self.stop_at_epsilon
 
     def spend(self, rate: float, noise: float, steps: int = 1) -> None:
-        """Add steps that were made; also such as pass the limit, since what is known cannot be taken back."""
+        """Add steps that were made; also such as pass the limit, since what is known cannot be
+        taken back.
+        """
         self.costs = self.costs + steps * step_costs(rate, noise)
         self.steps += steps
 
     def room(self, rate: float, noise: float) -> int:
-        """The largest number of further steps of this kind that stays at or below `stop_at_epsilon`; at most MOST_STEPS.
+        """The largest number of further steps of this kind that stays at or below
+        `stop_at_epsilon`; at most MOST_STEPS.
 
-        Epsilon is the least of (costs so far + steps * cost + offset) over the orders, so each order has a last step, and the last of these counts.
+        Epsilon is the least of (costs so far + steps * cost + offset) over the orders, so each
+        order has a last step, and the last of these counts.
         """
         if math.isinf(self.stop_at_epsilon):
             return MOST_STEPS
@@ -87,7 +93,8 @@ class Accountant:
 
 
 def noise_for(epsilon: float, delta: float, rate: float, steps: int) -> float:
-    """The smallest noise multiplier, to a thousandth of itself, with which ``steps`` steps at this sampling rate stay at or below epsilon.
+    """The smallest noise multiplier, to a thousandth of itself, with which ``steps`` steps at this
+    sampling rate stay at or below epsilon.
 
     Raises ConfigError where no noise would do (delta too small for the orders at hand).
     """

@@ -1,7 +1,8 @@
 """The bound on the norm of what one client (or one example) contributes: what noise is measured by.
 
-Fixed, or following a quantile of the norms (Andrew et al. 2021, arXiv 1905.03871): clients say with one noisy bit whether they were clipped.
-The bound has the same bits on every machine, as all members must scale by the same number.
+Fixed, or following a quantile of the norms (Andrew et al. 2021, arXiv 1905.03871): clients say with
+one noisy bit whether they were clipped. The bound has the same bits on every machine, as all
+members must scale by the same number.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ if TYPE_CHECKING:
 
 
 def clip(vector: Tensor, bound: float) -> bool:
-    """Scale float32 (numel,) in place to a Euclidean norm of at most ``bound``; whether it was there already (what `AdaptiveBound` counts).
+    """Scale float32 (numel,) in place to a Euclidean norm of at most ``bound``; whether it was
+    there already (what `AdaptiveBound` counts).
 
-    Raises ConfigError for a bound that is not above 0, ValueError for a vector that is not finite: no factor makes that harmless.
+    Raises ConfigError for a bound that is not above 0, ValueError for a vector that is not finite:
+    no factor makes that harmless.
     """
     import torch  # here: accounting needs none of it
 
@@ -47,9 +50,11 @@ FARTHEST = 2.0  # from the quantile that a noisy share may be
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveBound:
-    """``C ← C · exp(-rate · (b - quantile))``, b being the share of the clients whose vectors were within C. Immutable: `next` makes another.
+    """``C ← C · exp(-rate · (b - quantile))``, b being the share of the clients whose vectors were
+    within C. Immutable: `next` makes another.
 
-    ``count_noise``: standard deviation of the noise on the number of those within the bound; the paper's is a twentieth of the clients expected.
+    ``count_noise``: standard deviation of the noise on the number of those within the bound; the
+    paper's is a twentieth of the clients expected.
     """
 
     bound: float
@@ -73,8 +78,9 @@ class AdaptiveBound:
             )
 
     def next(self, within: float, expected: float) -> AdaptiveBound:
-        """The next round's. ``within``: the noisy sum of (1 if within the bound else 0) - ½ over the clients that took part (centring halves
-        what one client changes); ``expected``: how many take part on average, a constant, as the true number would tell something."""
+        """The next round's. ``within``: the noisy sum of (1 if within the bound else 0) - ½ over
+        the clients that took part (centring halves what one client changes); ``expected``: how many
+        take part on average, a constant, as the true number would tell something."""
         off = min(
             FARTHEST, max(-FARTHEST, within / expected + 0.5 - self.quantile)
         )  # evenly: at 0 and 1 noise would pull it to the middle
@@ -83,8 +89,9 @@ class AdaptiveBound:
         )
 
     def vector_noise(self, noise: float) -> float:
-        """The multiplier for the vectors that, together with the noisy count, costs as much as ``noise`` on the vectors alone
-        (theorem 1: both Gaussians at once cost the sum of their 1 / 2z², and the count changes by a half at most).
+        """The multiplier for the vectors that, together with the noisy count, costs as much as
+        ``noise`` on the vectors alone (theorem 1: both Gaussians at once cost the sum of their 1 /
+        2z², and the count changes by a half at most).
 
         Raises ConfigError where the count alone costs more.
         """
@@ -101,11 +108,15 @@ class AdaptiveBound:
             )
         return (
             1 / math.sqrt(left)
-        )  # and no power: members' grids follow from it, so it must have the same bits on every machine
+            # and no power: members' grids follow from it, so it must have the same bits on every
+            # machine
+        )
 
 
 def _exp(x: float) -> float:
-    """exp of -2 to 2 by its series: IEEE operations only, so the same bits everywhere, which a library's does not promise."""
+    """exp of -2 to 2 by its series: IEEE operations only, so the same bits everywhere, which a
+    library's does not promise.
+    """
     term = total = 1.0
     for n in range(1, 31):
         term = term * x / n

@@ -1,10 +1,13 @@
-"""Exact samples of the discrete Gaussian: whole numbers x with probability in proportion to exp(-x² / 2σ²).
+"""Exact samples of the discrete Gaussian: whole numbers x with probability in proportion to exp(-x²
+/ 2σ²).
 
-Canonne, Kamath and Steinke 2020, arXiv 2004.00010, algorithms 1 to 3, many samples at once. Samples of a rounded floating-point Gaussian leak
-through their low bits (Mironov 2012), and a sum of masked whole numbers needs whole numbers.
+Canonne, Kamath and Steinke 2020, arXiv 2004.00010, algorithms 1 to 3, many samples at once. Samples
+of a rounded floating-point Gaussian leak through their low bits (Mironov 2012), and a sum of masked
+whole numbers needs whole numbers.
 
-Exact, though numpy works in floating point: a coin of probability p compares 53 random bits with p, and where they are nearer to each other than
-p's error, more bits are drawn and compared with p as a fraction.
+Exact, though numpy works in floating point: a coin of probability p compares 53 random bits with p,
+and where they are nearer to each other than p's error, more bits are drawn and compared with p as a
+fraction.
 """
 
 from __future__ import annotations
@@ -33,8 +36,9 @@ _NEAR = 2.0**-46  # far above the rounding errors of what is compared
 def discrete_gaussian(variance: Fraction | int, count: int, chance: random.Random) -> Integers:
     """``count`` independent samples of parameter σ² = ``variance``: int64 (count,).
 
-    ``chance``: `random.SystemRandom()`, where privacy depends on it; a seeded one only where the noise need not be secret. Raises ConfigError
-    for a variance below 0 or above MOST_VARIANCE. A variance of 0 gives zeros.
+    ``chance``: `random.SystemRandom()`, where privacy depends on it; a seeded one only where the
+    noise need not be secret. Raises ConfigError for a variance below 0 or above MOST_VARIANCE. A
+    variance of 0 gives zeros.
     """
     variance = Fraction(variance)
     if not 0 <= variance <= MOST_VARIANCE:
@@ -62,7 +66,9 @@ def _root(variance: Fraction) -> int:
 
 
 def _accepted(tried: Integers, variance: Fraction, scale: int, chance: random.Random) -> Truth:
-    """Heads with probability exp(-(|x| - σ²/t)² / 2σ²): what makes of a Laplace sample one of the Gaussian (algorithm 3)."""
+    """Heads with probability exp(-(|x| - σ²/t)² / 2σ²): what makes of a Laplace sample one of the
+    Gaussian (algorithm 3).
+    """
     centre = variance / scale
     gamma = (np.abs(tried) - float(centre)) ** 2 / float(2 * variance)
     pieces = (
@@ -122,7 +128,9 @@ def _all_heads(gamma: Floats, exact: Exact, coins: Integers, chance: random.Rand
 
 
 def _exponential_coin(gamma: Floats, exact: Exact, chance: random.Random) -> Truth:
-    """Heads with probability exp(-gamma): coins of gamma, gamma/2, gamma/3 … until tails; heads if that was an odd one (algorithm 1)."""
+    """Heads with probability exp(-gamma): coins of gamma, gamma/2, gamma/3 … until tails; heads if
+    that was an odd one (algorithm 1).
+    """
     heads = np.zeros(len(gamma), bool)
     going, k = np.arange(len(gamma)), 1
     while len(going):
@@ -134,7 +142,9 @@ def _exponential_coin(gamma: Floats, exact: Exact, chance: random.Random) -> Tru
 
 
 def _coin(p: Floats, exact: Exact, chance: random.Random) -> Truth:
-    """Heads with probability p, which is near enough to ``exact`` for all but a few draws; those are decided by it."""
+    """Heads with probability p, which is near enough to ``exact`` for all but a few draws; those
+    are decided by it.
+    """
     drawn = (_bits(len(p), chance) >> np.uint64(11)).astype(np.float64) * 2.0**-53
     heads = drawn < p
     for index in np.flatnonzero(np.abs(drawn - p) <= _NEAR).tolist():

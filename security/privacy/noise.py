@@ -1,11 +1,14 @@
-"""Noise of which every member adds a part: whole numbers on a grid, so that they can be masked and their sum is exact.
+"""Noise of which every member adds a part: whole numbers on a grid, so that they can be masked and
+their sum is exact.
 
-Nobody is trusted with all of the noise. Of the members whose vectors are in a sum at least ``honest`` add theirs; each adds 1 / honest of the
-variance, so that what a liar leaves out or learns (its own part) still leaves the noise that is accounted. With secure aggregation ``honest`` is its
-threshold less the members that are assumed to collude.
+Nobody is trusted with all of the noise. Of the members whose vectors are in a sum at least
+``honest`` add theirs; each adds 1 / honest of the variance, so that what a liar leaves out or
+learns (its own part) still leaves the noise that is accounted. With secure aggregation ``honest``
+is its threshold less the members that are assumed to collude.
 
-A sum of discrete Gaussians is not one, but as near as `sum_gap` says (Kairouz, Liu and Steinke 2021, arXiv 2102.06387, theorem 11): nothing at
-the deviations that are allowed here, so it is accounted as one, and that as a Gaussian, which hides no more (arXiv 2004.00010, theorem 7).
+A sum of discrete Gaussians is not one, but as near as `sum_gap` says (Kairouz, Liu and Steinke
+2021, arXiv 2102.06387, theorem 11): nothing at the deviations that are allowed here, so it is
+accounted as one, and that as a Gaussian, which hides no more (arXiv 2004.00010, theorem 7).
 """
 
 from __future__ import annotations
@@ -23,10 +26,11 @@ LEAST_DEVIATION = 4.0  # of one member's noise, in steps of the grid: the gap is
 
 @dataclass(frozen=True, slots=True)
 class NoisePlan:
-    """The noise on a sum of vectors of norm at most ``clip``, which are rounded to whole multiples of ``step``.
+    """The noise on a sum of vectors of norm at most ``clip``, which are rounded to whole multiples
+    of ``step``.
 
-    ``noise``: the multiplier that is accounted. ``honest``: how many of the summed vectors' members are sure to add their part. Raises ConfigError
-    where a part would be too coarse.
+    ``noise``: the multiplier that is accounted. ``honest``: how many of the summed vectors' members
+    are sure to add their part. Raises ConfigError where a part would be too coarse.
     """
 
     noise: float
@@ -55,7 +59,9 @@ class NoisePlan:
 
     @property
     def sensitivity(self) -> float:
-        """What one client can change in the sum: its bound, and one step an element for rounding at worst."""
+        """What one client can change in the sum: its bound, and one step an element for rounding at
+        worst.
+        """
         return self.clip + self.step * math.sqrt(self.numel)
 
     @property
@@ -65,7 +71,8 @@ class NoisePlan:
 
 
 def add_noise(values: Integers, plan: NoisePlan, chance: random.Random) -> None:
-    """Add one member's part to its vector of multiples of the step: int64 (numel,), in place. ``chance``: see `discrete_gaussian`.
+    """Add one member's part to its vector of multiples of the step: int64 (numel,), in place.
+    ``chance``: see `discrete_gaussian`.
 
     Raises ConfigError for a vector of another length.
     """
@@ -78,5 +85,7 @@ def add_noise(values: Integers, plan: NoisePlan, chance: random.Random) -> None:
 
 
 def sum_gap(variance: float, members: int) -> float:
-    """How far, as a logarithm of probabilities, a sum of discrete Gaussians is from one of the summed variance, an element at most."""
+    """How far, as a logarithm of probabilities, a sum of discrete Gaussians is from one of the
+    summed variance, an element at most.
+    """
     return 10 * sum(math.exp(-2 * math.pi**2 * variance * k / (k + 1)) for k in range(1, members))

@@ -1,14 +1,18 @@
-"""Rényi differential privacy of the Poisson-subsampled Gaussian mechanism, and its conversion to (epsilon, delta).
+"""Rényi differential privacy of the Poisson-subsampled Gaussian mechanism, and its conversion to
+(epsilon, delta).
 
-Mironov, Talwar and Zhang 2019, arXiv 1908.10530: a step adds N(0, (z S)²) to a sum of vectors of norm at most S, each of which takes part
-with probability q by itself. At order a its cost is log(A) / (a - 1), A = E[(1 - q + q exp((2x - 1) / 2z²))^a] over x from N(0, z²).
-Neighbours are data sets of which one has one more member. Batches of a fixed size, or in a shuffled order, are not sampled like this: their
-cost is not what is calculated here (with q = 1, no sampling, it is at most that).
+Mironov, Talwar and Zhang 2019, arXiv 1908.10530: a step adds N(0, (z S)²) to a sum of vectors of
+norm at most S, each of which takes part with probability q by itself. At order a its cost is log(A)
+/ (a - 1), A = E[(1 - q + q exp((2x - 1) / 2z²))^a] over x from N(0, z²). Neighbours are data sets
+of which one has one more member. Batches of a fixed size, or in a shuffled order, are not sampled
+like this: their cost is not what is calculated here (with q = 1, no sampling, it is at most that).
 
-The paper has two series for A, of which the one for fractional orders loses digits to cancellation. Here A - 1 is one integral for all orders:
-the trapezium rule, whose error falls exponentially for analytic functions that vanish at both ends (Trefethen and Weideman, SIAM Review 2014).
+The paper has two series for A, of which the one for fractional orders loses digits to cancellation.
+Here A - 1 is one integral for all orders: the trapezium rule, whose error falls exponentially for
+analytic functions that vanish at both ends (Trefethen and Weideman, SIAM Review 2014).
 
-Conversion: Balle et al. 2020, arXiv 1905.09982, theorem 21, as in opacus; also Canonne, Kamath and Steinke, arXiv 2004.00010, proposition 12.
+Conversion: Balle et al. 2020, arXiv 1905.09982, theorem 21, as in opacus; also Canonne, Kamath and
+Steinke, arXiv 2004.00010, proposition 12.
 """
 
 from __future__ import annotations
@@ -33,7 +37,9 @@ SMALLEST = (
 )
 SLACK = 1e-6  # relative; results are rounded up by it, which is more than their error
 _REACH = 12  # standard deviations around the integrand's peaks
-_FINE = 8  # points in the distance to the integrand's nearest singularity, π z² off the real line, or in a standard deviation
+# points in the distance to the integrand's nearest singularity, π z² off the real line, or in a
+# standard deviation
+_FINE = 8
 
 _orders = np.array(ORDERS)
 _offset = np.log1p(-1 / _orders) - np.log(_orders) / (_orders - 1)
@@ -61,9 +67,11 @@ def check_delta(delta: float) -> None:
 
 @lru_cache(maxsize=1024)
 def step_costs(rate: float, noise: float) -> Costs:
-    """What one step costs at each of ORDERS: float64, read-only. ``rate``: q. ``noise``: z, the standard deviation in units of the bound S.
+    """What one step costs at each of ORDERS: float64, read-only. ``rate``: q. ``noise``: z, the
+    standard deviation in units of the bound S.
 
-    All infinite without noise. Raises ConfigError for a rate that is no probability, or noise that is no number of at least 0.
+    All infinite without noise. Raises ConfigError for a rate that is no probability, or noise that
+    is no number of at least 0.
     """
     check_rate(rate)
     if not (noise >= 0 and math.isfinite(noise)):
@@ -106,7 +114,9 @@ def _log_moment(rate: float, noise: float, order: float) -> float:
 
 
 def epsilon_of(costs: Costs, delta: float) -> float:
-    """The smallest epsilon that costs at ORDERS prove for ``delta``, rounded up by SLACK; at least 0. Raises ConfigError for a bad delta."""
+    """The smallest epsilon that costs at ORDERS prove for ``delta``, rounded up by SLACK; at least
+    0. Raises ConfigError for a bad delta.
+    """
     check_delta(delta)
     return max(0.0, float((costs + offsets(delta)).min())) * (1 + SLACK)
 

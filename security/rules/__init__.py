@@ -1,7 +1,9 @@
-"""Robust aggregation: one vector from n, of which f may be anything. Pure numbers; no network, no keys.
+"""Robust aggregation: one vector from n, of which f may be anything. Pure numbers; no network, no
+keys.
 
-Rules by coordinate work on any range of the vectors, so on the parts of a butterfly. Rules of whole rows are rule(Gram matrix) -> weights and then
-one weighted sum; Gram matrices of ranges add up. Steps before a rule are matrices that mix rows, so they fit both. A node passes all of them to its
+Rules by coordinate work on any range of the vectors, so on the parts of a butterfly. Rules of whole
+rows are rule(Gram matrix) -> weights and then one weighted sum; Gram matrices of ranges add up.
+Steps before a rule are matrices that mix rows, so they fit both. A node passes all of them to its
 rounds (`reducers`). All stop on any input, modify none, and name the n they need for an f.
 
 bounds      n and f, whole float32 rows, finite numbers

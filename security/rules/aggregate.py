@@ -1,4 +1,5 @@
-"""Rules and steps by name, and a whole aggregation of rows in one process: what the manifest will name, and what tests and benchmarks call.
+"""Rules and steps by name, and a whole aggregation of rows in one process: what the manifest will
+name, and what tests and benchmarks call.
 
 aggregate(rows, "trimmed_mean", f=4, before=["nnm"])
 """
@@ -49,7 +50,9 @@ STEPS = ("nnm", "bucketing", "clipping", "arc")
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """value: float32 (d,). dropped: indices of rows that held NaN or infinity. weights: of all rows, None for a rule by coordinate."""
+    """value: float32 (d,). dropped: indices of rows that held NaN or infinity. weights: of all
+    rows, None for a rule by coordinate.
+    """
 
     value: Tensor
     dropped: tuple[int, ...]
@@ -68,10 +71,12 @@ def aggregate(
     longest: float = 1.0,
     chance: random.Random | None = None,
 ) -> Aggregate:
-    """``rule`` of rows, after the steps ``before`` in their order. rows: float32 (n, d), not modified; at most f of them are hostile.
+    """``rule`` of rows, after the steps ``before`` in their order. rows: float32 (n, d), not
+    modified; at most f of them are hostile.
 
-    Rows with NaN or infinity are hostile: they are left out, and f is less by as many. ``options`` go to the rule; ``mine`` is MoNNA's own row;
-    size and chance are bucketing's, longest is clipping's. Raises NotEnoughPeersError where too few rows are left for f, ConfigError where a
+    Rows with NaN or infinity are hostile: they are left out, and f is less by as many. ``options``
+    go to the rule; ``mine`` is MoNNA's own row; size and chance are bucketing's, longest is
+    clipping's. Raises NotEnoughPeersError where too few rows are left for f, ConfigError where a
     name or number is wrong.
     """
     if rule not in RULES or any(step not in STEPS for step in before):
@@ -119,7 +124,9 @@ def _mixed(
     longest: float,
     chance: random.Random | None,
 ) -> tuple[Matrix | None, Matrix | None]:
-    """What all steps together make of the rows, and the Gram matrix of that; None and None without steps."""
+    """What all steps together make of the rows, and the Gram matrix of that; None and None without
+    steps.
+    """
     if not before:
         return None, None
     products = gram(rows)

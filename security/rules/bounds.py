@@ -1,7 +1,7 @@
 """What every rule asks of its input: a bound on f, whole rows, finite numbers.
 
-n rows, of which f may be anything (Byzantine). A rule states how many rows it needs for an f; fewer are a `NotEnoughPeersError`, since f comes
-from the run's recipe and n from who turned up.
+n rows, of which f may be anything (Byzantine). A rule states how many rows it needs for an f; fewer
+are a `NotEnoughPeersError`, since f comes from the run's recipe and n from who turned up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ MAX_ROWS = 4096  # what is quadratic in the rows stays below 128 MiB
 
 
 def need(rule: str, n: int, f: int, least: int) -> None:
-    """Raises NotEnoughPeersError where n rows are fewer than ``least``, ConfigError where f or n is no such number."""
+    """Raises NotEnoughPeersError where n rows are fewer than ``least``, ConfigError where f or n is
+    no such number.
+    """
     if f < 0:
         raise ConfigError(
             f"{rule}: f is {f}",
@@ -46,7 +48,9 @@ def positive(rule: str, key: str, value: float) -> float:
 
 
 def check_rows(rows: Tensor) -> None:
-    """Raises ConfigError unless rows are float32 (n, d) with n and d at least 1 and each row contiguous."""
+    """Raises ConfigError unless rows are float32 (n, d) with n and d at least 1 and each row
+    contiguous.
+    """
     if (
         rows.dtype != torch.float32
         or rows.ndim != 2
@@ -60,7 +64,9 @@ def check_rows(rows: Tensor) -> None:
 
 
 def finite_rows(rows: Tensor) -> list[int]:
-    """Indices of the rows without NaN and infinity. One pass: a sum is finite only if its terms are; only an overflow looks twice."""
+    """Indices of the rows without NaN and infinity. One pass: a sum is finite only if its terms
+    are; only an overflow looks twice.
+    """
     sums = rows.sum(1)
     return [
         i

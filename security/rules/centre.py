@@ -1,7 +1,9 @@
-"""Rules that look for a centre by reweighting: geometric median, centred clipping. Gram matrix -> weights; iterations are bounded.
+"""Rules that look for a centre by reweighting: geometric median, centred clipping. Gram matrix ->
+weights; iterations are bounded.
 
-Both minimise a convex sum over the rows by a weighted mean whose weights follow from the distances to the last one. They start at a point that no
-f < n / 2 rows can drag away: the mean of the majority nearest to the row that has the least sum of distances.
+Both minimise a convex sum over the rows by a weighted mean whose weights follow from the distances
+to the last one. They start at a point that no f < n / 2 rows can drag away: the mean of the
+majority nearest to the row that has the least sum of distances.
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ STEP = 1e-9  # of the rows' median distance from the centre: a smaller step is t
 
 
 def geometric_median(products: Matrix, f: int, *, nu: float = 1e-6) -> Vector:
-    """The point with the least sum of distances to the rows, by smoothed Weiszfeld steps to their end. Pillutla et al. 2019, arXiv 1912.13445.
+    """The point with the least sum of distances to the rows, by smoothed Weiszfeld steps to their
+    end. Pillutla et al. 2019, arXiv 1912.13445.
 
-    n >= 2f + 1. nu: distances below it, times the median distance from the start, count as that much.
+    n >= 2f + 1. nu: distances below it, times the median distance from the start, count as that
+    much.
     """
     need("geometric median", len(products), f, 2 * f + 1)
     start = robust_start(products)
@@ -36,11 +40,13 @@ def geometric_median(products: Matrix, f: int, *, nu: float = 1e-6) -> Vector:
 
 
 def centred_clip(products: Matrix, f: int, *, radius: float | None = None) -> Vector:
-    """The v with sum of (x_i - v) min(1, radius / |x_i - v|) = 0: clipping about a centre, iterated to its fixed point.
+    """The v with sum of (x_i - v) min(1, radius / |x_i - v|) = 0: clipping about a centre, iterated
+    to its fixed point.
 
-    Karimireddy, He and Jaggi 2021, arXiv 2012.10333; the fixed point is Gorbunov et al.'s, arXiv 2106.11257: it minimises Huber's loss of the
-    distances, whatever the start. n >= 2f + 1. radius: a length, as the rows'; None: the rows' median distance from the start. Callers with
-    a memory take it from `Radius`.
+    Karimireddy, He and Jaggi 2021, arXiv 2012.10333; the fixed point is Gorbunov et al.'s, arXiv
+    2106.11257: it minimises Huber's loss of the distances, whatever the start. n >= 2f + 1. radius:
+    a length, as the rows'; None: the rows' median distance from the start. Callers with a memory
+    take it from `Radius`.
     """
     need("centred clipping", len(products), f, 2 * f + 1)
     start = robust_start(products)
@@ -55,9 +61,11 @@ def centred_clip(products: Matrix, f: int, *, radius: float | None = None) -> Ve
 
 
 def clip_once(norms: Vector, f: int, *, radius: float) -> Vector:
-    """One step of centred clipping from the last aggregate: weights of the differences to it, which are added to it. arXiv 2012.10333.
+    """One step of centred clipping from the last aggregate: weights of the differences to it, which
+    are added to it. arXiv 2012.10333.
 
-    norms: squared norms of the differences (`gram.squares`). n >= 2f + 1; a start far from the rows is left by a radius a step only.
+    norms: squared norms of the differences (`gram.squares`). n >= 2f + 1; a start far from the rows
+    is left by a radius a step only.
     """
     need("centred clipping", len(norms), f, 2 * f + 1)
     lengths = np.sqrt(norms)
@@ -66,9 +74,11 @@ def clip_once(norms: Vector, f: int, *, radius: float) -> Vector:
 
 
 class Radius:
-    """The radius of centred clipping: the median over the last rounds of the median distance of the rows from the aggregate.
+    """The radius of centred clipping: the median over the last rounds of the median distance of the
+    rows from the aggregate.
 
-    Members of a run that goes by it keep one each (`node/session/`), and state what it comes to with their contributions (`common_radius`).
+    Members of a run that goes by it keep one each (`node/session/`), and state what it comes to
+    with their contributions (`common_radius`).
     """
 
     def __init__(self, rounds: int = 50) -> None:
@@ -83,7 +93,9 @@ class Radius:
         self.add(spread(products, weights))
 
     def add(self, distance: float) -> None:
-        """A round's median distance (`spread`). 0, and what is no number, is no radius: it is left out."""
+        """A round's median distance (`spread`). 0, and what is no number, is no radius: it is left
+        out.
+        """
         if 0 < distance < math.inf:
             self._seen.append(distance)
 
@@ -94,14 +106,16 @@ def spread(products: Matrix, weights: Vector) -> float:
 
 
 def common_radius(told: Sequence[float | None], f: int) -> float | None:
-    """The radius that members come to who know what each of them says it is: the lower median. None where fewer than 2f + 1 say so, of whom f could
-    decide it, or it is none."""
+    """The radius that members come to who know what each of them says it is: the lower median. None
+    where fewer than 2f + 1 say so, of whom f could decide it, or it is none."""
     said = [value for value in told if value is not None and 0 < value < math.inf]
     return lower_median(np.array(said)) if len(said) >= 2 * f + 1 else None
 
 
 def robust_start(products: Matrix) -> Vector:
-    """Weights of the mean of the majority of rows nearest to the row with the least sum of distances."""
+    """Weights of the mean of the majority of rows nearest to the row with the least sum of
+    distances.
+    """
     n = len(products)
     apart = distances(products)
     centre = nearest(total(np.sqrt(apart)), 1)[0]
@@ -114,7 +128,9 @@ def lower_median(x: Vector) -> float:
 
 
 def _reweighted(products: Matrix, weights: Vector, shares: Callable[[Vector], Vector]) -> Vector:
-    """Weights of x = sum of shares_i x_i / sum of shares_i, where the shares follow from the rows' distances to x."""
+    """Weights of x = sum of shares_i x_i / sum of shares_i, where the shares follow from the rows'
+    distances to x.
+    """
     for _ in range(ITERATIONS):
         lengths = np.sqrt(from_point(products, weights))
         found = shares(lengths)

@@ -1,8 +1,10 @@
-"""Rules of each coordinate by itself: median, trimmed mean, MeaMed. They work on any range of the vectors, so on any part of a butterfly.
+"""Rules of each coordinate by itself: median, trimmed mean, MeaMed. They work on any range of the
+vectors, so on any part of a butterfly.
 
-f < n / 2 rows may be anything. Columns are taken in tiles that fit the processor's cache: the memory needed beside rows and result is some
-2 MiB, whatever d is. Tiles are sorted by a network of row-wise minima and maxima (networks.py); sums are float64 and in the network's order of
-rows, so bits depend neither on tiles nor on threads.
+f < n / 2 rows may be anything. Columns are taken in tiles that fit the processor's cache: the
+memory needed beside rows and result is some 2 MiB, whatever d is. Tiles are sorted by a network of
+row-wise minima and maxima (networks.py); sums are float64 and in the network's order of rows, so
+bits depend neither on tiles nor on threads.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ TILE_VALUES = 1 << 18  # of all rows together: 1 MiB
 def median(rows: Tensor, f: int, out: Tensor | None = None) -> Tensor:
     """The middle value, or the mean of the two middle ones. Yin et al. 2018, arXiv 1803.01498.
 
-    rows: float32 (n, d), not modified; n >= 2f + 1, else NotEnoughPeersError. out, and what is returned: float32 (d,).
+    rows: float32 (n, d), not modified; n >= 2f + 1, else NotEnoughPeersError. out, and what is
+    returned: float32 (d,).
     """
     n = rows.shape[0]
     need("median", n, f, 2 * f + 1)
@@ -28,14 +31,17 @@ def median(rows: Tensor, f: int, out: Tensor | None = None) -> Tensor:
 
 
 def trimmed_mean(rows: Tensor, f: int, out: Tensor | None = None) -> Tensor:
-    """The mean without the f smallest and the f largest values. Yin et al. 2018, arXiv 1803.01498. Arguments as for `median`."""
+    """The mean without the f smallest and the f largest values. Yin et al. 2018, arXiv 1803.01498.
+    Arguments as for `median`.
+    """
     n = rows.shape[0]
     need("trimmed mean", n, f, 2 * f + 1)
     return _sorted_mean(rows, f, n - f, 0, out)
 
 
 def meamed(rows: Tensor, f: int, out: Tensor | None = None) -> Tensor:
-    """The mean of the n - f values nearest to the median. Xie et al. 2018, arXiv 1802.10116. Arguments as for `median`.
+    """The mean of the n - f values nearest to the median. Xie et al. 2018, arXiv 1802.10116.
+    Arguments as for `median`.
 
     Of two values equally far from it on either side the smaller one is nearer.
     """
@@ -52,10 +58,12 @@ def _sorted_mean(
     out: Tensor | None,
     compiled: Kernel | None = KERNEL,
 ) -> Tensor:
-    """The mean of the sorted values low to high - 1 and, of ``window`` pairs of a lower and a higher value, of the one nearer to the median.
+    """The mean of the sorted values low to high - 1 and, of ``window`` pairs of a lower and a
+    higher value, of the one nearer to the median.
 
-    In ascending order the n - f nearest to the median are neighbours, and among them are all from f to n - f - 1. Whether they begin after the
-    s-th value is whether that is farther from the median than the one n - f places above it: then this takes its place, for each s < f alone.
+    In ascending order the n - f nearest to the median are neighbours, and among them are all from f
+    to n - f - 1. Whether they begin after the s-th value is whether that is farther from the median
+    than the one n - f places above it: then this takes its place, for each s < f alone.
     """
     check_rows(rows)
     n, d = rows.shape

@@ -1,7 +1,9 @@
-"""What rules of whole rows know of them: the Gram matrix, a sum over parts of the vectors; and what becomes of their weights: a weighted sum.
+"""What rules of whole rows know of them: the Gram matrix, a sum over parts of the vectors; and what
+becomes of their weights: a weighted sum.
 
-A rule of distances is rule(Gram matrix) -> weights, float64 (n,), and its result is sum of weights[i] * rows[i]. Members that each hold a range of
-all rows add up their Gram matrices and so run the rule exactly, for n^2 numbers of 8 bytes. Products of float32 values are exact in float64,
+A rule of distances is rule(Gram matrix) -> weights, float64 (n,), and its result is sum of
+weights[i] * rows[i]. Members that each hold a range of all rows add up their Gram matrices and so
+run the rule exactly, for n^2 numbers of 8 bytes. Products of float32 values are exact in float64,
 so near rows keep their distance however far from the origin they lie together.
 """
 
@@ -21,9 +23,11 @@ NOISE = 2.0**-46  # of the two squared norms: squared distances below it are rou
 
 
 def gram(rows: Tensor) -> Matrix:
-    """Inner products of all rows: float64 (n, n). rows: float32 (n, d), finite, not modified. One pass, some 1 MiB beside them.
+    """Inner products of all rows: float64 (n, n). rows: float32 (n, d), finite, not modified. One
+    pass, some 1 MiB beside them.
 
-    Who holds the same range need not get the same last bits on another processor: a part's owner calculates and sends them.
+    Who holds the same range need not get the same last bits on another processor: a part's owner
+    calculates and sends them.
     """
     check_rows(rows)
     n, d = rows.shape
@@ -39,10 +43,11 @@ def gram(rows: Tensor) -> Matrix:
 
 
 def squares(rows: Tensor, origin: Tensor | None = None, compiled: Kernel | None = KERNEL) -> Vector:
-    """Squared distances of all rows from ``origin`` (none: zero), float64 (n,): for rules that need no more. A sum over parts, too.
+    """Squared distances of all rows from ``origin`` (none: zero), float64 (n,): for rules that need
+    no more. A sum over parts, too.
 
-    rows: float32 (n, d), finite; origin: float32 (d,), contiguous. Neither is modified. Of a row, values STRIP apart are added up in their order,
-    and then those STRIP sums.
+    rows: float32 (n, d), finite; origin: float32 (d,), contiguous. Neither is modified. Of a row,
+    values STRIP apart are added up in their order, and then those STRIP sums.
     """
     check_rows(rows)
     n, d = rows.shape
@@ -71,7 +76,9 @@ def squares(rows: Tensor, origin: Tensor | None = None, compiled: Kernel | None 
 
 
 def distances(products: Matrix) -> Matrix:
-    """Squared distances between all rows, from their Gram matrix; what is rounding noise is 0, so that equal rows are."""
+    """Squared distances between all rows, from their Gram matrix; what is rounding noise is 0, so
+    that equal rows are.
+    """
     norms = np.diagonal(products)
     sums = norms[:, None] + norms
     apart = sums - 2 * products
@@ -93,7 +100,9 @@ def mixed_gram(products: Matrix, mixing: Matrix) -> Matrix:
 
 
 def combine(rows: Tensor, weights: Vector, out: Tensor | None = None) -> Tensor:
-    """sum of weights[i] * rows[i], float32 (d,). Rows of weight 0 are not read; each product and sum is rounded to float32, in order of the rows."""
+    """sum of weights[i] * rows[i], float32 (d,). Rows of weight 0 are not read; each product and
+    sum is rounded to float32, in order of the rows.
+    """
     check_rows(rows)
     n, d = rows.shape
     out = torch.empty(d, dtype=torch.float32, device=rows.device) if out is None else out
@@ -115,8 +124,9 @@ def combine(rows: Tensor, weights: Vector, out: Tensor | None = None) -> Tensor:
 
 
 def mix(rows: Tensor, mixing: Matrix, out: Tensor | None = None) -> Tensor:
-    """mixing @ rows, float32 (m, d), where mixing is (m, n). ``out`` must be other memory than rows, which are not modified; only where mixing is
-    diagonal, as clipping's, it may be the rows themselves."""
+    """mixing @ rows, float32 (m, d), where mixing is (m, n). ``out`` must be other memory than
+    rows, which are not modified; only where mixing is diagonal, as clipping's, it may be the rows
+    themselves."""
     check_rows(rows)
     m, d = mixing.shape[0], rows.shape[1]
     out = torch.empty(m, d, dtype=torch.float32, device=rows.device) if out is None else out

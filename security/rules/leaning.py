@@ -1,15 +1,21 @@
-"""Who leans: a member whose contributions keep pointing one way, relative to the others', over many rounds.
+"""Who leans: a member whose contributions keep pointing one way, relative to the others', over many
+rounds.
 
-No single round shows a small hostile drift; many do, since honest noise points elsewhere in each. Of each contribution we take its deviation: from
-the median of the others', by coordinate, made of length 1. Rounds are cut into windows of equal length, and a member has two figures:
+No single round shows a small hostile drift; many do, since honest noise points elsewhere in each.
+Of each contribution we take its deviation: from the median of the others', by coordinate, made of
+length 1. Rounds are cut into windows of equal length, and a member has two figures:
 
-constancy   the mean cosine of the sum of its deviations in a window with their sum in all windows before: 0 for noise, 1 for one direction
-against     the mean cosine of its deviation with the opposite of what the others did in the same round
+constancy   the mean cosine of the sum of its deviations in a window with their sum in all windows
+before: 0 for noise, 1 for one direction
+against     the mean cosine of its deviation with the opposite of what the others did in the same
+round
 
-`Leaning.found` names who is among the f highest of one figure in every window, and above the median member by `MARGIN` in Fisher's z (atanh of
-the cosine). Members whose data are alike are exchangeable, so ranks alone name one of n by chance in at most `chance` of all runs, as far as
-windows are independent; the margin makes it fewer. Where data differ, honest deviations are constant, too: then all figures are high, and only
-what is more constant yet is named. A single honest member whose data are unlike all others' leans as an attacker does. So this is a figure for
+`Leaning.found` names who is among the f highest of one figure in every window, and above the median
+member by `MARGIN` in Fisher's z (atanh of the cosine). Members whose data are alike are
+exchangeable, so ranks alone name one of n by chance in at most `chance` of all runs, as far as
+windows are independent; the margin makes it fewer. Where data differ, honest deviations are
+constant, too: then all figures are high, and only what is more constant yet is named. A single
+honest member whose data are unlike all others' leans as an attacker does. So this is a figure for
 people, and bans nobody.
 """
 
@@ -38,7 +44,9 @@ Rows = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Lean(Generic[Who]):
-    """One member's figures. ``rounds``: how many of its contributions were looked at. ``leans``: which of the figures tell it from the others."""
+    """One member's figures. ``rounds``: how many of its contributions were looked at. ``leans``:
+    which of the figures tell it from the others.
+    """
 
     who: Who
     constancy: float
@@ -48,10 +56,14 @@ class Lean(Generic[Who]):
 
 
 class Leaning(Generic[Who]):
-    """Of one run. Give it rounds in their order (`saw`), then ask (`found`). Keeps two float64 vectors a member, of the elements that it is given."""
+    """Of one run. Give it rounds in their order (`saw`), then ask (`found`). Keeps two float64
+    vectors a member, of the elements that it is given.
+    """
 
     def __init__(self, f: int, rounds: int, windows: int = WINDOWS) -> None:
-        """f: how many may be hostile; rounds: how many will be given. Raises ConfigError for fewer than five a window."""
+        """f: how many may be hostile; rounds: how many will be given. Raises ConfigError for fewer
+        than five a window.
+        """
         if rounds < 5 * windows or windows < 2:
             raise ConfigError(
                 f"{rounds} rounds in {windows} windows",
@@ -69,7 +81,9 @@ class Leaning(Generic[Who]):
         self._told: dict[str, list[dict[Who, float]]] = {"constancy": [], "against": []}
 
     def saw(self, who: Sequence[Who], rows: Tensor) -> None:
-        """One round: whose contributions, and these, float32 (n, d), finite, n >= 3; always the same d elements of them. Rows are not modified."""
+        """One round: whose contributions, and these, float32 (n, d), finite, n >= 3; always the
+        same d elements of them. Rows are not modified.
+        """
         check_rows(rows)
         values = rows.numpy().astype(np.float64)
         middle = median_of_others(values)
@@ -142,8 +156,8 @@ class Leaning(Generic[Who]):
 
 
 def chance(n: int, f: int, windows: int = WINDOWS) -> float:
-    """How likely it is at most that any of n honest members with data alike is named, of independent windows: two figures, one window fewer for the
-    first of them."""
+    """How likely it is at most that any of n honest members with data alike is named, of
+    independent windows: two figures, one window fewer for the first of them."""
     share = min(1.0, f / n)
     return min(1.0, n * (share ** (windows - 1) + share**windows))
 

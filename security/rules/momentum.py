@@ -1,6 +1,8 @@
-"""Worker momentum: what a member sends is its running mean, so that honest rows differ less and a hostile one has less room.
+"""Worker momentum: what a member sends is its running mean, so that honest rows differ less and a
+hostile one has less room.
 
-Karimireddy, He and Jaggi 2021, arXiv 2012.10333; with (1 - beta), so the rows keep the gradients' length (and a radius its meaning).
+Karimireddy, He and Jaggi 2021, arXiv 2012.10333; with (1 - beta), so the rows keep the gradients'
+length (and a radius its meaning).
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ class WorkerMomentum:
         self.value: Tensor | None = None
 
     def __call__(self, gradient: Tensor) -> Tensor:
-        """The row to send, float32 (d,): this object's own, overwritten by the next call. ``gradient`` is not modified."""
+        """The row to send, float32 (d,): this object's own, overwritten by the next call.
+        ``gradient`` is not modified.
+        """
         if self.value is None:
             self.value = torch.zeros_like(gradient)
         if self.value.shape != gradient.shape:

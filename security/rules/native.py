@@ -1,5 +1,6 @@
-"""The kernels of robust rules, compiled (`native.c`): the same bits as torch's and numpy's in a fifth of the time. None where the package was
-installed without a C compiler; nothing but speed depends on it."""
+"""The kernels of robust rules, compiled (`native.c`): the same bits as torch's and numpy's in a
+fifth of the time. None where the package was installed without a C compiler; nothing but speed
+depends on it."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ _ADDRESS, _LENGTH = ctypes.c_void_p, ctypes.c_size_t
 
 
 class Kernel:
-    """The library's functions, for what lies on the CPU. They give up the interpreter lock meanwhile."""
+    """The library's functions, for what lies on the CPU. They give up the interpreter lock
+    meanwhile.
+    """
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
@@ -54,7 +57,9 @@ class Kernel:
     def sorted_mean(
         self, rows: Tensor, steps: Sequence[int], low: int, high: int, window: int, out: Tensor
     ) -> None:
-        """See coordinate.py. rows: (n, d), each row contiguous; steps: pairs of rows; out: contiguous (d,)."""
+        """See coordinate.py. rows: (n, d), each row contiguous; steps: pairs of rows; out:
+        contiguous (d,).
+        """
         (first, stride), (n, d) = address_of_rows(rows), rows.shape
         program = (ctypes.c_uint16 * len(steps))(*steps)
         scratch = torch.zeros(n * STRIP, dtype=torch.float32, device="cpu")

@@ -1,6 +1,8 @@
-"""Sorting networks over rows: which rows to compare, whatever is in them, so that a column never branches.
+"""Sorting networks over rows: which rows to compare, whatever is in them, so that a column never
+branches.
 
-Batcher's odd-even merge sort (1968), for any number of rows, with what a result does not need taken out.
+Batcher's odd-even merge sort (1968), for any number of rows, with what a result does not need taken
+out.
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ Step = tuple[
 
 @lru_cache(maxsize=64)
 def network(labels: tuple[int, ...]) -> tuple[Step, ...]:
-    """Steps after which row i holds the i-th smallest value of each column, as far as the labels ask for it.
+    """Steps after which row i holds the i-th smallest value of each column, as far as the labels
+    ask for it.
 
-    ``labels[i]``: 0 where the i-th smallest is not needed; rows of one positive label may hold their values in any order.
+    ``labels[i]``: 0 where the i-th smallest is not needed; rows of one positive label may hold
+    their values in any order.
     """
     wanted = [label != 0 for label in labels]
     last: list[int | None] = list(
@@ -36,7 +40,9 @@ def network(labels: tuple[int, ...]) -> tuple[Step, ...]:
 
 
 def flat(steps: Sequence[Step]) -> list[int]:
-    """The pairs of rows as one list; which half of a step is needed does not matter to the compiled kernel."""
+    """The pairs of rows as one list; which half of a step is needed does not matter to the compiled
+    kernel.
+    """
     return [row for step in steps for row in step[:2]]
 
 

@@ -1,7 +1,8 @@
 """Small float64 matrices with the same bits on every machine.
 
-Weights decide what a whole model becomes, and several members calculate them from one Gram matrix. So here are only operations that IEEE 754
-rounds exactly (+ - * / sqrt), elementwise and in a fixed order: no BLAS, no LAPACK, no numpy reduction, whose order depends on the processor.
+Weights decide what a whole model becomes, and several members calculate them from one Gram matrix.
+So here are only operations that IEEE 754 rounds exactly (+ - * / sqrt), elementwise and in a fixed
+order: no BLAS, no LAPACK, no numpy reduction, whose order depends on the processor.
 """
 
 from __future__ import annotations
@@ -48,12 +49,15 @@ def uniform(n: int, chosen: list[int]) -> Vector:
 
 
 def nearest(distances: Vector, count: int) -> list[int]:
-    """Indices of the ``count`` smallest values in ascending order of the index; among equals the lower index."""
+    """Indices of the ``count`` smallest values in ascending order of the index; among equals the
+    lower index.
+    """
     return sorted(np.argsort(distances, kind="stable")[:count].tolist())
 
 
 def top_direction(a: Matrix) -> tuple[float, Vector]:
-    """Largest eigenvalue of a positive semidefinite a and its unit eigenvector, by squaring a until nothing else is left of it.
+    """Largest eigenvalue of a positive semidefinite a and its unit eigenvector, by squaring a until
+    nothing else is left of it.
 
     Where the largest is shared, some unit vector of its space.
     """
@@ -65,7 +69,8 @@ def top_direction(a: Matrix) -> tuple[float, Vector]:
         power = product(power, power)
         power = (power + power.T) / (2 * total(np.diagonal(power)))
         if total(np.diagonal(power) ** 2) + 2 * _upper(power) >= 1 - 1e-10:
-            break  # the eigenvalues of `power` add up to 1; that their squares do means that there is one
+            # the eigenvalues of `power` add up to 1; that their squares do means that there is one
+            break
     column = power[:, int(np.argmax(np.diagonal(power)))]
     vector = column / np.sqrt(total(column * column))
     for _ in range(4):
@@ -80,7 +85,9 @@ def _upper(a: Matrix) -> float:
 
 
 def eigen(a: Matrix) -> tuple[Vector, Matrix]:
-    """Eigenvalues of a symmetric a, descending, and its eigenvectors as columns, by Jacobi rotations of disjoint pairs at once."""
+    """Eigenvalues of a symmetric a, descending, and its eigenvectors as columns, by Jacobi
+    rotations of disjoint pairs at once.
+    """
     n = len(a)
     size = n + n % 2
     work, vectors = np.zeros((size, size)), np.eye(size)

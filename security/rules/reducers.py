@@ -1,6 +1,8 @@
-"""Robust rules as reducers of a round: what a node passes to its exchange and its sessions, beside those of `collectives.reduce`.
+"""Robust rules as reducers of a round: what a node passes to its exchange and its sessions, beside
+those of `collectives.reduce`.
 
-Weights do not count: a member states its own, so each contributor has one voice, whatever it says that it trained on.
+Weights do not count: a member states its own, so each contributor has one voice, whatever it says
+that it trained on.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from .triangle import diagonal, impossible, pairs, square, triangle
 
 
 class ByCoordinate:
-    """A rule of each coordinate by itself, of which at most f contributions may be anything. A RowsReducer."""
+    """A rule of each coordinate by itself, of which at most f contributions may be anything. A
+    RowsReducer.
+    """
 
     form: Literal["rows"] = "rows"
 
@@ -36,7 +40,9 @@ class ByCoordinate:
         self._rule, self._f = BY_COORDINATE[name.rule], name.f
 
     def reduce(self, rows: Tensor, weights: Sequence[int], out: Tensor) -> None:
-        """See RowsReducer. The bits depend on the multiset of each column alone: not on the order of rows, nor on where chunks begin."""
+        """See RowsReducer. The bits depend on the multiset of each column alone: not on the order
+        of rows, nor on where chunks begin.
+        """
         self._rule(rows, self._f, out)
 
 
@@ -56,7 +62,9 @@ class WeightedSum:
 
 
 class OfMixtures:
-    """A rule by coordinate of rows that steps have mixed. A Weighing; ``weights``: the share that a contribution has in all mixtures."""
+    """A rule by coordinate of rows that steps have mixed. A Weighing; ``weights``: the share that a
+    contribution has in all mixtures.
+    """
 
     factors = None
     spread = None
@@ -78,7 +86,9 @@ class OfMixtures:
 
 
 class ByGram:
-    """A rule of whole rows, or any rule after steps, from the Gram matrix of all contributions. A TwoPhaseReducer."""
+    """A rule of whole rows, or any rule after steps, from the Gram matrix of all contributions. A
+    TwoPhaseReducer.
+    """
 
     form: Literal["two-phase"] = "two-phase"
 
@@ -126,7 +136,9 @@ class ByGram:
 
 
 def _told(options: Sequence[str], n: int, f: int, norms: Sequence[float | None]) -> dict[str, Any]:
-    """A rule's options as its function takes them; ``norms``: what members say that the radius of centred clipping is."""
+    """A rule's options as its function takes them; ``norms``: what members say that the radius of
+    centred clipping is.
+    """
     told: dict[str, Any] = {}
     if "n1" in options:
         told["neighbours"] = n - f - 1
@@ -138,7 +150,9 @@ def _told(options: Sequence[str], n: int, f: int, norms: Sequence[float | None])
 
 
 def _mixing(step: Step, products: Matrix, f: int, cids: Sequence[bytes]) -> Matrix:
-    """What a step makes of the rows. Buckets follow from the ids of all contributions, which nobody knows before all have offered theirs."""
+    """What a step makes of the rows. Buckets follow from the ids of all contributions, which nobody
+    knows before all have offered theirs.
+    """
     if step.kind == "nnm":
         return nnm(products, f)
     if step.kind == "arc":

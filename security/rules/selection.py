@@ -1,4 +1,6 @@
-"""Rules that choose rows by their distances: Krum, Multi-Krum, MDA, MoNNA. Gram matrix -> weights; among equals the lower index."""
+"""Rules that choose rows by their distances: Krum, Multi-Krum, MDA, MoNNA. Gram matrix -> weights;
+among equals the lower index.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,11 @@ MAX_SUBSETS = 200_000  # of which MDA finds the best
 
 
 def krum(products: Matrix, f: int, *, neighbours: int | None = None) -> Vector:
-    """The row with the least sum of squared distances to its ``neighbours`` nearest others. Blanchard et al. 2017, arXiv 1703.02757.
+    """The row with the least sum of squared distances to its ``neighbours`` nearest others.
+    Blanchard et al. 2017, arXiv 1703.02757.
 
-    neighbours: n - f - 2 as in the paper, which needs n >= 2f + 3; byzfl takes n - f - 1, for which n >= 2f + 1 will do.
+    neighbours: n - f - 2 as in the paper, which needs n >= 2f + 3; byzfl takes n - f - 1, for which
+    n >= 2f + 1 will do.
     """
     return uniform(len(products), nearest(_scores("Krum", products, f, neighbours), 1))
 
@@ -27,7 +31,8 @@ def multi_krum(
 ) -> Vector:
     """The mean of the ``chosen`` rows that Krum likes best (arXiv 1703.02757), 1 to n - f of them.
 
-    chosen: n - f, as byzfl; the paper leaves it open (1 is Krum, n the mean). neighbours: as Krum's.
+    chosen: n - f, as byzfl; the paper leaves it open (1 is Krum, n the mean). neighbours: as
+    Krum's.
     """
     n = len(products)
     scores = _scores("Multi-Krum", products, f, neighbours)
@@ -55,9 +60,11 @@ def _scores(rule: str, products: Matrix, f: int, neighbours: int | None) -> Vect
 
 
 def mda(products: Matrix, f: int) -> Vector:
-    """The mean of the n - f rows with the least diameter; among equals the first in lexicographic order. El Mhamdi et al. 2021, arXiv 2008.00742.
+    """The mean of the n - f rows with the least diameter; among equals the first in lexicographic
+    order. El Mhamdi et al. 2021, arXiv 2008.00742.
 
-    n >= 2f + 1. Raises ConfigError where there are more than 200,000 sets of n - f rows, since it may have to look at all of them.
+    n >= 2f + 1. Raises ConfigError where there are more than 200,000 sets of n - f rows, since it
+    may have to look at all of them.
     """
     n = len(products)
     need("MDA", n, f, 2 * f + 1)
@@ -85,9 +92,11 @@ def mda(products: Matrix, f: int) -> Vector:
 
 
 def monna(from_mine: Vector, f: int) -> Vector:
-    """The mean of the n - f rows nearest to one's own. Farhadkhani et al. 2022, arXiv 2209.10931 (n >= 2f + 1).
+    """The mean of the n - f rows nearest to one's own. Farhadkhani et al. 2022, arXiv 2209.10931 (n
+    >= 2f + 1).
 
-    from_mine: squared distances of all rows from that row (`gram.squares`), which is as many numbers as there are rows.
+    from_mine: squared distances of all rows from that row (`gram.squares`), which is as many
+    numbers as there are rows.
     """
     n = len(from_mine)
     need("MoNNA", n, f, 2 * f + 1)

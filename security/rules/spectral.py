@@ -1,4 +1,6 @@
-"""Rules that look at directions: CAF, which filters by variance, and Flag Aggregator, which projects. Gram matrix -> weights."""
+"""Rules that look at directions: CAF, which filters by variance, and Flag Aggregator, which
+projects. Gram matrix -> weights.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,20 @@ from .centre import lower_median
 from .numbers import Matrix, Vector, eigen, product, top_direction, total
 
 FLAG_ITERATIONS = 10  # at most; each of them is the eigenvectors of an n x n matrix
-TINY = 1e-30  # of the median norm: the direction of a shorter row counts as none, as no weight of float32 makes anything of it
+# of the median norm: the direction of a shorter row counts as none, as no weight of float32 makes
+# anything of it
+TINY = 1e-30
 
 
 def caf(products: Matrix, f: int) -> Vector:
-    """Covariance-bound agnostic filter. Allouah, Guerraoui and Stephan 2025, arXiv 2505.01874 (n >= 2f + 1).
+    """Covariance-bound agnostic filter. Allouah, Guerraoui and Stephan 2025, arXiv 2505.01874 (n >=
+    2f + 1).
 
-    Rows lose weight in proportion to their variance along the direction of the most variance, until n - 2f are left; the result is that
-    weighted mean, of those met, whose covariance is the least. Each pass takes all weight of a row that still had some, so there are at most n.
-    (byzfl 0.0.11 measures against rows without weight, too, so that one far row makes it go on for ever; for f = 0 it returns None, this the mean.)
+    Rows lose weight in proportion to their variance along the direction of the most variance, until
+    n - 2f are left; the result is that weighted mean, of those met, whose covariance is the least.
+    Each pass takes all weight of a row that still had some, so there are at most n. (byzfl 0.0.11
+    measures against rows without weight, too, so that one far row makes it go on for ever; for f =
+    0 it returns None, this the mean.)
     """
     n = len(products)
     need("CAF", n, f, 2 * f + 1)
@@ -44,11 +51,13 @@ def caf(products: Matrix, f: int) -> Vector:
 
 
 def flag(products: Matrix, f: int, *, rank: int | None = None) -> Vector:
-    """Flag Aggregator: the mean of the directions of the rows, projected on a subspace near most of them. Almasi et al. 2023, arXiv 2302.05865.
+    """Flag Aggregator: the mean of the directions of the rows, projected on a subspace near most of
+    them. Almasi et al. 2023, arXiv 2302.05865.
 
-    The subspace of dimension ``rank`` (None: (n + 1) // 2) minimises the sum of the sines to the rows, by reweighting; without the paper's optional
-    term of pairs. Rows are taken with norm 1; the result is scaled by their median norm. n >= 2f + 1; a bound beyond that is not known: hostile rows
-    that agree with each other are a direction, too.
+    The subspace of dimension ``rank`` (None: (n + 1) // 2) minimises the sum of the sines to the
+    rows, by reweighting; without the paper's optional term of pairs. Rows are taken with norm 1;
+    the result is scaled by their median norm. n >= 2f + 1; a bound beyond that is not known:
+    hostile rows that agree with each other are a direction, too.
     """
     n = len(products)
     need("Flag Aggregator", n, f, 2 * f + 1)

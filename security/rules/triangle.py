@@ -1,7 +1,9 @@
-"""Gram matrices whose bits follow from the rows alone, on any machine: what members of a round tell each other of their parts.
+"""Gram matrices whose bits follow from the rows alone, on any machine: what members of a round tell
+each other of their parts.
 
-The upper triangle, row by row. Products of float32 values are exact in float64. Value k of a chunk goes to lane k % 64; each lane adds up its
-values in order, and lanes are folded in halves. So whoever holds the same rows gets the same triangle, and the owner of one row its diagonal.
+The upper triangle, row by row. Products of float32 values are exact in float64. Value k of a chunk
+goes to lane k % 64; each lane adds up its values in order, and lanes are folded in halves. So
+whoever holds the same rows gets the same triangle, and the owner of one row its diagonal.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ def diagonal(n: int) -> list[int]:
 
 
 def impossible(values: Vector, n: int) -> str | None:
-    """Why no n rows have this triangle, as far as two rows at a time tell; ``values`` come from a peer."""
+    """Why no n rows have this triangle, as far as two rows at a time tell; ``values`` come from a
+    peer.
+    """
     if not np.isfinite(values).all():
         return "not finite"
     norms = values[diagonal(n)]

@@ -1,8 +1,11 @@
-"""A node that speaks the real protocol and misbehaves when told: ``hostile_node.py FOLDER [arguments of python -m atoll.node]``.
+"""A node that speaks the real protocol and misbehaves when told: ``hostile_node.py FOLDER
+[arguments of python -m atoll.node]``.
 
-In FOLDER a test writes `order.json`: a number that grows, one of KINDS (or several, with + between them), for how many seconds, and against which
-peer. The node, which is otherwise like any other, sends well-formed messages of those kinds in turn as fast as it can, RATE a second at most,
-and writes to `report.json` how many. With "slow" among them it reads one message of that peer a second meanwhile.
+In FOLDER a test writes `order.json`: a number that grows, one of KINDS (or several, with + between
+them), for how many seconds, and against which peer. The node, which is otherwise like any other,
+sends well-formed messages of those kinds in turn as fast as it can, RATE a second at most, and
+writes to `report.json` how many. With "slow" among them it reads one message of that peer a second
+meanwhile.
 """
 
 from __future__ import annotations
@@ -108,7 +111,9 @@ class Liar:
         return lambda number: data
 
     def of_another_run(self, data: bytes) -> bytes:
-        """The same message as it was said in another run; a membership record is one of this node's there."""
+        """The same message as it was said in another run; a membership record is one of this node's
+        there.
+        """
         if data[:1] == ROUND_PREFIX:
             told = m.decode(data[1:], self.run.node.identity.peer)
             return ROUND_PREFIX + m.encode(msgspec.structs.replace(told, log=main_log(OTHER_RUN)))
@@ -290,7 +295,9 @@ class Liar:
         return count
 
     async def _half(self, victim: PeerId, until: float) -> int:
-        """Content over the lane, which ends in the midst of it, ten times a second; then there is another lane."""
+        """Content over the lane, which ends in the midst of it, ten times a second; then there is
+        another lane.
+        """
         engine, data, count = self.run.node.engine, memoryview(bytes(64 << 20)), 0
         while trio.current_time() < until:
             name = count.to_bytes(32, "little")
@@ -342,7 +349,9 @@ BREACHES = [
     *("join", "catch", "prepare", "plan", "accepted", "fork", "consent", "seal", "turn"),
     *("ban", "records", "other_runs"),
 ]
-"""Of which some messages break a rule: after 16 of these the sender is not listened to for a minute, whatever it says."""
+"""Of which some messages break a rule: after 16 of these the sender is not listened to for a
+minute, whatever it says.
+"""
 KINDS = [
     kind
     for kind in [*BODIES, "manifest", *REPLAYS, SLOW, "churn", "blobs", "half_blobs"]
@@ -378,8 +387,8 @@ def corrupt(folder: Path) -> None:
         return pace(self)._replace(up=1 << 40, down=1 << 40, proven=1 << 40)
 
     def looks(self: RunPorts, peer: PeerId) -> bool:
-        """Who reads a flood slowly would be left out of the rounds that this node convenes, as any convener may do at any time: it is not, so that what
-        is lost is lost to the flood."""
+        """Who reads a flood slowly would be left out of the rounds that this node convenes, as any
+        convener may do at any time: it is not, so that what is lost is lost to the flood."""
         return id(self._run) not in made and unread(self, peer)
 
     RunPorts.unread = looks  # type: ignore[method-assign]

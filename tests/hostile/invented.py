@@ -24,7 +24,9 @@ def invented(
     codec: str = "fp32",
     reducer: str = "mean",
 ) -> Plan:
-    """A plan of an operation with a ``name`` like this one, which the liar convenes and contributes to alone, and whose parts it owns alone."""
+    """A plan of an operation with a ``name`` like this one, which the liar convenes and contributes
+    to alone, and whose parts it owns alone.
+    """
     me = next(member for member in config if member.peer == liar)
     number = 0
     while True:

@@ -1,4 +1,6 @@
-"""A small swarm with a liar in it, and what its misbehaviour costs the others: rounds, memory, disk."""
+"""A small swarm with a liar in it, and what its misbehaviour costs the others: rounds, memory,
+disk.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ BACK_S = 30.0
 
 @dataclass
 class Cost:
-    """What the victim took meanwhile. Rounds in seconds, training included; memory and disk in bytes beyond what there was before."""
+    """What the victim took meanwhile. Rounds in seconds, training included; memory and disk in
+    bytes beyond what there was before.
+    """
 
     kind: str
     sent: int = 0
@@ -43,7 +47,9 @@ class Cost:
 
 
 class Rounds(threading.Thread):
-    """Rounds of these members, one after another, until `stop`; each after TRAINING_S of training. What is lost is lost to all of them."""
+    """Rounds of these members, one after another, until `stop`; each after TRAINING_S of training.
+    What is lost is lost to all of them.
+    """
 
     def __init__(self, members: list[Member]) -> None:
         super().__init__(daemon=True)
@@ -198,7 +204,9 @@ class Swarm:
         return rss(self.victim), disk(self.victim)
 
     def back(self, memory: int, room: int) -> float:
-        """Seconds until the victim takes no more than so many bytes of memory and disk; infinite where it does after all that may be."""
+        """Seconds until the victim takes no more than so many bytes of memory and disk; infinite
+        where it does after all that may be.
+        """
         began = time.monotonic()
         while rss(self.victim) > memory or disk(self.victim) > room:
             if time.monotonic() - began > BACK_S:

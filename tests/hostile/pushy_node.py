@@ -1,7 +1,9 @@
-"""A node that minds nothing which speaks against itself: ``pushy_node.py FOLDER [arguments of python -m atoll.node]``.
+"""A node that minds nothing which speaks against itself: ``pushy_node.py FOLDER [arguments of
+python -m atoll.node]``.
 
-It takes part in the run as one that may train, whatever its invite says, and goes on where it is banned or refused. In FOLDER a test writes
-`shows.json`, the peers that see its certificate in a greeting (without the file: all), and `go`, before which it asks nobody to be let in. It writes
+It takes part in the run as one that may train, whatever its invite says, and goes on where it is
+banned or refused. In FOLDER a test writes `shows.json`, the peers that see its certificate in a
+greeting (without the file: all), and `go`, before which it asks nobody to be let in. It writes
 `sent.json`: by peer how often it asked to be let in ("join") and offered a contribution ("ready").
 """
 

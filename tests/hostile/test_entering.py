@@ -1,6 +1,8 @@
-"""Real nodes, and others that speak the protocol well and want what they have no right to: to train, to stay, to enter a second time by one invite.
+"""Real nodes, and others that speak the protocol well and want what they have no right to: to
+train, to stay, to enter a second time by one invite.
 
-`pushy_node.py` is a node that minds nothing which speaks against itself. A stranger without any invite: tests/process/test_strangers.py.
+`pushy_node.py` is a node that minds nothing which speaks against itself. A stranger without any
+invite: tests/process/test_strangers.py.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ ROUNDS = 2
 
 
 class Pushy(threading.Thread):
-    """A pushy node whose script contributes as often as it can. ``folder``: its home, and what it is told and tells."""
+    """A pushy node whose script contributes as often as it can. ``folder``: its home, and what it
+    is told and tells.
+    """
 
     def __init__(
         self, folder: Path, invite: str, shows: list[str] | None = None, *, go: bool = True
@@ -67,7 +71,9 @@ class Pushy(threading.Thread):
         return self.member.swarm.peer
 
     def sent(self, what: str, peer: str) -> int:
-        """How often it asked this peer to be let in ("join"), or offered it a contribution ("ready")."""
+        """How often it asked this peer to be let in ("join"), or offered it a contribution
+        ("ready").
+        """
         with contextlib.suppress(OSError):
             return int(json.loads((self.folder / "sent.json").read_text()).get(f"{what} {peer}", 0))
         return 0
@@ -106,7 +112,9 @@ def admitted(run: Run, member: Member, invite: str) -> set[str]:
 
 
 def test_nobody_enters_by_what_was_revoked_or_has_expired_or_is_used_up(tmp_path: Path) -> None:
-    """Under a key of its own, by certificates that it makes itself: it holds the secrets of all these invites."""
+    """Under a key of its own, by certificates that it makes itself: it holds the secrets of all
+    these invites.
+    """
     run = new_run(tmp_path)
     organiser, b = run.organiser(), run.member("b")
     once, revoked = run.invite(uses=1), run.invite()
@@ -180,7 +188,9 @@ def test_an_ex_member_that_goes_on_is_neither_heard_nor_counted(tmp_path: Path) 
 def test_of_two_keys_by_an_invite_for_one_that_two_members_let_in_one_becomes_a_member(
     tmp_path: Path,
 ) -> None:
-    """Each shows itself to another member, and both ask at one moment; the other one loses what it has got by then."""
+    """Each shows itself to another member, and both ask at one moment; the other one loses what it
+    has got by then.
+    """
     run = new_run(tmp_path)
     organiser, b = run.organiser(), run.member("b")
     with ended(organiser, b):

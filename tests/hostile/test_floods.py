@@ -1,4 +1,5 @@
-"""Real nodes, one of which floods another with well-formed messages, several types at once: no round is lost or late, and no memory or disk.
+"""Real nodes, one of which floods another with well-formed messages, several types at once: no
+round is lost or late, and no memory or disk.
 
 `scripts/bench_hostile.py` does the same for a minute each, with every type by itself.
 """
@@ -26,7 +27,9 @@ ADMITTED = [
     "replays+records+other_runs+other_lives",  # breaks rules: whoever sends these is shut out
 ]
 NOT_READING = {"slow": 8.0, "churn": 6.0}
-"""Seconds of what a member does that is known after a while only: until then a round that it convenes may go without a contribution."""
+"""Seconds of what a member does that is known after a while only: until then a round that it
+convenes may go without a contribution.
+"""
 MEMBERS = [
     *NOT_READING,
     "get+get_chunks+missing+need+offer",

@@ -1,4 +1,6 @@
-"""Well-formed messages in masses, in the simulator: they cost what their sender's budget is, and no round."""
+"""Well-formed messages in masses, in the simulator: they cost what their sender's budget is, and no
+round.
+"""
 
 from __future__ import annotations
 
@@ -138,7 +140,9 @@ def test_a_member_that_floods_costs_no_round(table: Table) -> None:
 
 @pytest.mark.parametrize("log", [None, f"{KEPT}/8/fp32/mean/all/x/y"])
 def test_what_is_beyond_a_budget_is_not_even_decoded(table: Table, log: str | None) -> None:
-    """To decode thousands of spans takes longer than to send them: a message is judged by what it is called and how long it is."""
+    """To decode thousands of spans takes longer than to send them: a message is judged by what it
+    is called and how long it is.
+    """
     victim, member = table.peers[0], table.peers[1].name
     many = (*((0, m.MAX_CHUNK_LIST),) * (m.MAX_CHUNK_LIST - 1), (0, 1))
     lengthy = {
@@ -203,8 +207,8 @@ def break_rules(victim: Peer, sender: PeerId) -> None:
 def trained(
     table: Table, count: int, late_s: float, *, but: int | None = None
 ) -> tuple[list[float], int]:
-    """Rounds of all (but one), the last of whom is so much later: what each took from its last contribution on, and how many contributions of the
-    first and the last did not count."""
+    """Rounds of all (but one), the last of whom is so much later: what each took from its last
+    contribution on, and how many contributions of the first and the last did not count."""
     took, lost = list[float](), 0
     honest = [table.peers[0], table.peers[-1]]
     for _ in range(count):
@@ -228,7 +232,9 @@ def trained(
 
 @pytest.mark.parametrize("late_s", [0.0, 0.5])
 def test_rounds_do_not_wait_for_a_member_that_is_shut_out(table: Table, late_s: float) -> None:
-    """Nor lose what others contribute meanwhile, whoever convenes them. The member stays one, and is heard again after a minute."""
+    """Nor lose what others contribute meanwhile, whoever convenes them. The member stays one, and
+    is heard again after a minute.
+    """
     victim, liar = table.peers[0], table.peers[1].name
     quiet, lost = trained(table, 6, late_s)
     assert not lost

@@ -1,4 +1,6 @@
-"""What a member says of free-standing operations that nobody called: it reserves nothing, and is forgotten."""
+"""What a member says of free-standing operations that nobody called: it reserves nothing, and is
+forgotten.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ def test_what_the_own_script_contributes_to_has_its_memory_at_once() -> None:
 
 
 def test_parts_of_what_nobody_here_called_are_kept_as_far_as_is_said() -> None:
-    """A vector of 100 chunks of 16 bytes, of which 64 bytes may come before a plan, and nothing that a plan does not want."""
+    """A vector of 100 chunks of 16 bytes, of which 64 bytes may come before a plan, and nothing
+    that a plan does not want.
+    """
     emitted = list[object]()
     exchange = Exchange(ME, emit=emitted.append)
     exchange.open_round("op", 1, [A, B, ME], 400, 4, "fp32", 64)

@@ -1,4 +1,6 @@
-"""Where no laboratory can be built, every test in this folder is skipped, for one reason that says what to do."""
+"""Where no laboratory can be built, every test in this folder is skipped, for one reason that says
+what to do.
+"""
 
 from __future__ import annotations
 

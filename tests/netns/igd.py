@@ -1,9 +1,10 @@
-"""A home router's service that opens ports: UPnP (IGD 1, WANIPConnection) and NAT-PMP (RFC 6886), in the network of the router.
+"""A home router's service that opens ports: UPnP (IGD 1, WANIPConnection) and NAT-PMP (RFC 6886),
+in the network of the router.
 
     igd.py LAN_ADDRESS WAN_ADDRESS
 
-It says "ready" once it listens and ends when its stdin does. Mappings are elements of nft maps; they end with their lease. A host may
-map ports to itself only, as careful routers have it.
+It says "ready" once it listens and ends when its stdin does. Mappings are elements of nft maps;
+they end with their lease. A host may map ports to itself only, as careful routers have it.
 """
 
 from __future__ import annotations

@@ -1,18 +1,22 @@
-"""Hosts in network namespaces: rates by token buckets, delay by a user-space router, loss and faults by nftables.
+"""Hosts in network namespaces: rates by token buckets, delay by a user-space router, loss and
+faults by nftables.
 
     with Lab(4, mbit=100, rtt_ms=50) as lab:
-        lab.check()                                        # raises OffTargetError when the machine cannot keep the delay
-        Popen(lab.hosts[0].command(["python", ...]))       # a process on a host
-        lab.hosts[1].prepare("blackhole")(); lab.hosts[1].heal()
+        lab.check()                                        # raises OffTargetError when the machine
+        cannot keep the delay Popen(lab.hosts[0].command(["python", ...]))       # a process on a
+        host lab.hosts[1].prepare("blackhole")(); lab.hosts[1].heal()
 
-Every host has one interface, eth0, with its own address (10.X.N.2); a hub routes between them. Nothing is made outside of the
-namespaces, and these are named after the process that made them: laboratories of several processes do not meet, and what a killed
-process left behind is swept by the next one.
+Every host has one interface, eth0, with its own address (10.X.N.2); a hub routes between them.
+Nothing is made outside of the namespaces, and these are named after the process that made them:
+laboratories of several processes do not meet, and what a killed process left behind is swept by the
+next one.
 
-    host N: eth0 ══ token bucket ══ hN :hub: routes ── (tun: delay) ── hM ══ token bucket ══ eth0 :host M
+    host N: eth0 ══ token bucket ══ hN :hub: routes ── (tun: delay) ── hM ══ token bucket ══ eth0
+    :host M
 
-With ``internet=True`` the hosts' addresses are no private ones (11.X.N.2), so that programs take them for the internet's, and there are IPv6
-ones, too. A host may be made a home router with hosts behind it (`netns.nat`).
+With ``internet=True`` the hosts' addresses are no private ones (11.X.N.2), so that programs take
+them for the internet's, and there are IPv6 ones, too. A host may be made a home router with hosts
+behind it (`netns.nat`).
 """
 
 from __future__ import annotations
@@ -54,7 +58,9 @@ UNPRIVILEGED = (
     'mount -t tmpfs none /run && mkdir /run/netns && exec "$@"',
     "sh",
 )
-"""Before a command: it runs as root of namespaces of its own, where the kernel lets users have them."""
+"""Before a command: it runs as root of namespaces of its own, where the kernel lets users have
+them.
+"""
 PINGS = 15
 FORWARDING = {
     "ipv4/ip_forward": "1",
@@ -77,7 +83,8 @@ class OffTargetError(LabError):
     """The laboratory does not do what it was asked for: whatever is measured in it is void."""
 
 
-# ── namespaces ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── namespaces
+# ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _started(pid: int) -> str:
@@ -105,7 +112,9 @@ def enter(namespace: str) -> None:
 
 
 def inside(namespace: str, work: Callable[[], T]) -> T:
-    """Do something in a namespace: in a thread that enters it and ends afterwards. Sockets made there stay there."""
+    """Do something in a namespace: in a thread that enters it and ends afterwards. Sockets made
+    there stay there.
+    """
     done: list[T] = []
     failed: list[BaseException] = []
 
@@ -168,7 +177,8 @@ def missing() -> str:
     return ""
 
 
-# ── the laboratory ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the laboratory
+# ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Switch:
@@ -220,7 +230,9 @@ def _drop(share: float) -> str:
 
 
 def _corruption(port: int) -> list[str]:
-    """Byte 800 of a segment of more than 1200 is one of the payload; its neighbour is set too, so that something does change."""
+    """Byte 800 of a segment of more than 1200 is one of the payload; its neighbour is set too, so
+    that something does change.
+    """
     change = "meta length > 1200 limit rate 1/day burst 1 packets counter @th,6400,16 set 0xa55a"
     ends = (f"tcp dport {port}", f"tcp sport {port}") if port else ("meta l4proto tcp",)
     return [f'oifname "eth0" {end} {change}' for end in ends]
@@ -240,7 +252,9 @@ class Host:
         self.mbit: float | None = None
 
     def command(self, argv: Sequence[str]) -> list[str]:
-        """The command line that runs ``argv`` here. It replaces itself by ``argv``, so that its pid is that of the program."""
+        """The command line that runs ``argv`` here. It replaces itself by ``argv``, so that its pid
+        is that of the program.
+        """
         return ["ip", "netns", "exec", self.namespace, *argv]
 
     def inside(self, work: Callable[[], T]) -> T:
@@ -273,9 +287,10 @@ class Host:
     ) -> Switch:
         """A fault that is ready to strike when the switch is thrown. It lasts until `heal`.
 
-        "blackhole": nothing gets to the host or away from it any more, and nobody is told. "lose": this share (0 to 1) of arriving packets
-        is lost. "slow": the host has ``mbit``. "corrupt": one byte of the next large TCP segment that leaves (to or from ``port``, if it
-        is not 0) is changed, and checksums fit. "reset": all TCP connections end by RST at both ends, once.
+        "blackhole": nothing gets to the host or away from it any more, and nobody is told. "lose":
+        this share (0 to 1) of arriving packets is lost. "slow": the host has ``mbit``. "corrupt":
+        one byte of the next large TCP segment that leaves (to or from ``port``, if it is not 0) is
+        changed, and checksums fit. "reset": all TCP connections end by RST at both ends, once.
         """
         if fault == "slow":
             batch = (
@@ -339,8 +354,9 @@ class Host:
 class Lab:
     """Some hosts and the hub between them; a context manager.
 
-    ``mbit``: rate of every host, up and down, or one a host; None: no limit. ``rtt_ms``: round-trip time between any two hosts.
-    ``loss``: share of packets lost on the way. ``internet``: public addresses, IPv6 too. Raises LabError.
+    ``mbit``: rate of every host, up and down, or one a host; None: no limit. ``rtt_ms``: round-trip
+    time between any two hosts. ``loss``: share of packets lost on the way. ``internet``: public
+    addresses, IPv6 too. Raises LabError.
     """
 
     def __init__(
@@ -458,7 +474,9 @@ class Lab:
         write_settings(self.hub, {"ipv4/conf/tun0/rp_filter": "0"})
 
     def start(self, command: Sequence[str]) -> str:
-        """Start a helper that ends when its stdin does, at the latest with the laboratory; its first line. Raises LabError."""
+        """Start a helper that ends when its stdin does, at the latest with the laboratory; its
+        first line. Raises LabError.
+        """
         process = subprocess.Popen(
             list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -470,8 +488,9 @@ class Lab:
         return line
 
     def _lose(self, share: float) -> None:
-        # With a delay router each packet is forwarded twice. Where it comes from a host it may still be a bundle of twenty segments that the host's
-        # network card would have cut: one loss of all of them is kinder than as many one by one. The delay router passes on single ones.
+        # With a delay router each packet is forwarded twice. Where it comes from a host it may
+        # still be a bundle of twenty segments that the host's network card would have cut: one loss
+        # of all of them is kinder than as many one by one. The delay router passes on single ones.
         rule = f'iifname "tun0" {_drop(share)}' if self.rtt_ms else _drop(share)
         run(["ip", "netns", "exec", self.hub, "nft", "-f", "-"], _table("loss", "forward", [rule]))
 
@@ -489,7 +508,9 @@ class Lab:
             return dialled, accepted
 
     def transfer(self, data: bytes, a: int = 0, b: int = 1) -> tuple[bytes, float]:
-        """Send ``data`` from host ``a`` to host ``b`` by plain TCP: what arrives, and the seconds until its last byte."""
+        """Send ``data`` from host ``a`` to host ``b`` by plain TCP: what arrives, and the seconds
+        until its last byte.
+        """
         near, far = self.connect(a, b)
 
         def send() -> None:
@@ -506,7 +527,9 @@ class Lab:
         return b"".join(pieces), elapsed
 
     def ping_ms(self, a: int = 0, b: int = 1, count: int = PINGS) -> float:
-        """Median round-trip time from host ``a`` to host ``b``; infinite when half of the packets do not come back."""
+        """Median round-trip time from host ``a`` to host ``b``; infinite when half of the packets
+        do not come back.
+        """
         sender, target = self.hosts[a], self.hosts[b]
         with sender.inside(
             lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
@@ -520,7 +543,9 @@ class Lab:
         return abs(ping_ms - self.rtt_ms) <= 1.5 + 0.03 * self.rtt_ms
 
     def check(self, a: int = 0, b: int = 1) -> float:
-        """The round-trip time in ms. Raises OffTargetError when it is not the one that was asked for."""
+        """The round-trip time in ms. Raises OffTargetError when it is not the one that was asked
+        for.
+        """
         found = self.ping_ms(a, b)
         if not self.on_target(found):
             raise OffTargetError(

@@ -1,7 +1,9 @@
-"""Two peers behind routers, public hosts that help them, and a line over a public host on which they agree on lanes.
+"""Two peers behind routers, public hosts that help them, and a line over a public host on which
+they agree on lanes.
 
-The line stands in for a libp2p circuit: a public host passes on the bytes of a connection to a port that a peer's firewall has open for IPv6. Lanes
-cannot take it: their listeners and dials have IPv4 only.
+The line stands in for a libp2p circuit: a public host passes on the bytes of a connection to a port
+that a peer's firewall has open for IPv6. Lanes cannot take it: their listeners and dials have IPv4
+only.
 """
 
 from __future__ import annotations
@@ -90,7 +92,8 @@ class Line:
 
 
 class Pair:
-    """A laboratory with two public hosts (peers 0 and 1) and peers behind routers of these kinds (2 and 3); a context manager.
+    """A laboratory with two public hosts (peers 0 and 1) and peers behind routers of these kinds (2
+    and 3); a context manager.
 
     ``ends``: between which peers lanes are made, and which of them sends.
     """
@@ -182,8 +185,8 @@ class Pair:
     def bulk(
         self, warm_s: float, seconds: float, congestion: str
     ) -> tuple[float, list[int], set[str]]:
-        """Bytes a second over the lanes that are open, from the first end to the second, the bytes of each second, and the congestion controls they
-        had at the end."""
+        """Bytes a second over the lanes that are open, from the first end to the second, the bytes
+        of each second, and the congestion controls they had at the end."""
         sender, receiver = (self.peers[end] for end in self.ends)
         receiver.say("receive", warm_s=warm_s, seconds=seconds)
         sender.say("send", seconds=warm_s + seconds + 2.0, congestion=congestion)

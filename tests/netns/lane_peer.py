@@ -1,12 +1,14 @@
-"""A peer that makes lanes, as a process on a host of the laboratory: the network part of a node, without a node around it.
+"""A peer that makes lanes, as a process on a host of the laboratory: the network part of a node,
+without a node around it.
 
     fork(place, "netns.lane_peer", LISTEN, LANE_HOST)
 
-LISTEN: a libp2p address; LANE_HOST: where its lane listener is. Commands come as JSON lines on stdin: {"do": "connect", "peer": P,
-"addresses": [...]}, {"do": "lanes", "peer": P, "count": N}, {"do": "drop", "peer": P}, {"do": "guess", "on": B}, {"do": "send", "seconds": S,
-"congestion": C}, {"do": "receive", "warm_s": W, "seconds": S}. It says "ready", "connected", for each lane "lane" once bytes have gone both
-ways, "dropped", "guesses", "sent", and "received" with the bytes that came within S seconds, all and second by second, counted from W seconds
-after the first ones.
+LISTEN: a libp2p address; LANE_HOST: where its lane listener is. Commands come as JSON lines on
+stdin: {"do": "connect", "peer": P, "addresses": [...]}, {"do": "lanes", "peer": P, "count": N},
+{"do": "drop", "peer": P}, {"do": "guess", "on": B}, {"do": "send", "seconds": S, "congestion": C},
+{"do": "receive", "warm_s": W, "seconds": S}. It says "ready", "connected", for each lane "lane"
+once bytes have gone both ways, "dropped", "guesses", "sent", and "received" with the bytes that
+came within S seconds, all and second by second, counted from W seconds after the first ones.
 """
 
 from __future__ import annotations

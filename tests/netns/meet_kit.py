@@ -1,4 +1,6 @@
-"""Pairs of peers behind two routers that come from a circuit to a connection of their own: how many, by which path, and after how long."""
+"""Pairs of peers behind two routers that come from a circuit to a connection of their own: how
+many, by which path, and after how long.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,18 @@ FIRST_PORT = 4001
 
 
 class Meeting(NamedTuple):
-    """Of one pair. ``path``: the last one before patience ended; ``seconds``: from the relayed connection to the direct one, at the first peer;
-    None where there was no relayed one, or is no direct one."""
+    """Of one pair. ``path``: the last one before patience ended; ``seconds``: from the relayed
+    connection to the direct one, at the first peer; None where there was no relayed one, or is no
+    direct one."""
 
     path: str
     seconds: float | None
 
 
 class Meetings:
-    """Two public nodes, and behind each of two routers enough peers that ``tries`` pairs can meet that never met before."""
+    """Two public nodes, and behind each of two routers enough peers that ``tries`` pairs can meet
+    that never met before.
+    """
 
     def __init__(self, a: Kind, b: Kind, tries: int, *, rtt_ms: float) -> None:
         self._stack, self._tries = ExitStack(), tries

@@ -5,16 +5,18 @@
         home.hosts[0].command([...])               # a process behind it
         Router(lab.hosts[2], "symmetric", behind=2)
 
-The router's interface to the internet is eth0, the one to the house is "lan" (192.168.N.1/24, a bridge). A house has IPv6 as houses do: a
-prefix of its own, addresses without translation, and a firewall that lets nothing in that was not asked for.
+The router's interface to the internet is eth0, the one to the house is "lan" (192.168.N.1/24, a
+bridge). A house has IPv6 as houses do: a prefix of its own, addresses without translation, and a
+firewall that lets nothing in that was not asked for.
 
-kind             a port of a host keeps its port outside   who may answer to that port
-full-cone        yes, to everybody                         anybody
-port-restricted  yes, to everybody                         whom the host has sent something, from the port that it sent it to
-port-shifting    no: another port, but to everybody        the same
+kind             a port of a host keeps its port outside   who may answer to that port full-cone
+yes, to everybody                         anybody port-restricted  yes, to everybody
+whom the host has sent something, from the port that it sent it to port-shifting    no: another
+port, but to everybody        the same
 symmetric        no: another port for every destination    the same
 no-udp           port-restricted, and UDP does not pass
-rst              port-restricted, and whoever is not let in is refused by a RST; all others are not answered
+rst              port-restricted, and whoever is not let in is refused by a RST; all others are not
+answered
 upnp             port-restricted, and a UPnP and NAT-PMP service that opens ports (`netns.igd`)
 """
 
@@ -33,7 +35,9 @@ Kind = Literal[
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SHIFT = 0x1555
-"""Exclusive or with this is what a port-shifting router does to a port: every port has another one, and none two."""
+"""Exclusive or with this is what a port-shifting router does to a port: every port has another one,
+and none two.
+"""
 IGD = Path(__file__).with_name("igd.py")
 
 _MAPS = """
@@ -79,7 +83,9 @@ _SHIFT = """oifname "eth0" meta l4proto tcp snat to {wan} : tcp sport ^ {shift}
 
 
 def rules(kind: Kind, wan: str) -> str:
-    """What nft makes a router of this kind from. Who is not let in is dropped: answering at all spoils simultaneous opens."""
+    """What nft makes a router of this kind from. Who is not let in is dropped: answering at all
+    spoils simultaneous opens.
+    """
     plain = 'oifname "eth0" masquerade'
     post = {
         "port-shifting": f"{_SHIFT.format(wan=wan, shift=SHIFT)}\n  {plain}",
@@ -106,7 +112,9 @@ class Inner:
         self.address6 = f"{router.prefix6}::{index + 2}"
 
     def command(self, argv: Sequence[str]) -> list[str]:
-        """The command line that runs ``argv`` here. It replaces itself by ``argv``, so that its pid is that of the program."""
+        """The command line that runs ``argv`` here. It replaces itself by ``argv``, so that its pid
+        is that of the program.
+        """
         return ["ip", "netns", "exec", self.namespace, *argv]
 
     def inside(self, work: Callable[[], T]) -> T:
@@ -115,12 +123,16 @@ class Inner:
 
 
 class Router:
-    """A host of a laboratory, made a router of this kind, and the hosts behind it. It ends with the laboratory."""
+    """A host of a laboratory, made a router of this kind, and the hosts behind it. It ends with the
+    laboratory.
+    """
 
     def __init__(
         self, host: Host, kind: Kind, behind: int = 1, *, lan: str = "", isolated: bool = False
     ) -> None:
-        """``lan``: the first three numbers of the house's addresses (default 192.168.N); ``isolated``: its hosts do not see each other."""
+        """``lan``: the first three numbers of the house's addresses (default 192.168.N);
+        ``isolated``: its hosts do not see each other.
+        """
         self.host, self.kind = host, kind
         self.address = host.address
         self.lan = lan or f"192.168.{host.index + 1}"
@@ -134,7 +146,9 @@ class Router:
             host.lab.start(host.command([sys.executable, str(IGD), f"{self.lan}.1", host.address]))
 
     def become(self, kind: Kind) -> None:
-        """Be of another kind for new connections, but for the service of "upnp"; ports that were opened are closed."""
+        """Be of another kind for new connections, but for the service of "upnp"; ports that were
+        opened are closed.
+        """
         self.kind = kind
         run(
             self.host.command(["nft", "-f", "-"]),
@@ -142,7 +156,9 @@ class Router:
         )
 
     def open6(self, port: int) -> None:
-        """Let IPv6 connections in to this port of any host of the house, as its owner may tell the firewall to."""
+        """Let IPv6 connections in to this port of any host of the house, as its owner may tell the
+        firewall to.
+        """
         run(
             self.host.command(
                 [

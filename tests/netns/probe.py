@@ -1,6 +1,7 @@
 """What a router does to the ports of the hosts behind it, found out with plain sockets.
 
-A mapping is the address under which a host's port is seen outside; a router filters what comes to it from outside.
+A mapping is the address under which a host's port is seen outside; a router filters what comes to
+it from outside.
 """
 
 from __future__ import annotations

@@ -43,7 +43,9 @@ class Node:
         *,
         patience_s: float = PATIENCE_S,
     ) -> Any:
-        """The first thing said under ``key`` that ``holds``, if it was said already or is within ``patience_s``."""
+        """The first thing said under ``key`` that ``holds``, if it was said already or is within
+        ``patience_s``.
+        """
         for event in self.events:
             if key in event and holds(event[key]):
                 return event[key]
@@ -67,7 +69,9 @@ class Node:
         return f"the peer at {self.place.address}"
 
     def stories(self) -> str:
-        """What all peers that are alive said, but for status documents: the last lines of each, a line each."""
+        """What all peers that are alive said, but for status documents: the last lines of each, a
+        line each.
+        """
         told: list[str] = []
         for node in self.alive:
             lines = [json.dumps(event) for event in node.events if "status" not in event]

@@ -1,11 +1,14 @@
-"""A PeerNetwork in a process of its own, for the NAT laboratory: it says what happens as JSON lines, and does what stdin tells it.
+"""A PeerNetwork in a process of its own, for the NAT laboratory: it says what happens as JSON
+lines, and does what stdin tells it.
 
-First line of stdin: {"listen": [...], "bootstrap": [...], "seed": n, "announce": [...], "open": bool, "run": "name" or "",
-"only_upnp": bool, "relay_only": bool, "limits": {}, "lan": bool, "lies": [addresses that it gives its lane listener, before the true ones],
-"silent_s": after how many seconds a silent connection is asked for a sign of life; it has as long for it}.
-Then {"send": peer}, {"add": [peer, addresses]}, {"status": null}, {"connect": peer}, {"lane": peer}, {"forget": null}.
-Out: {"up": addresses}, {"told": addresses}, {"path": [peer, path]}, {"member": [peer, addresses]}, {"got": [peer, text]}, {"status": ...},
-{"connected": [peer, error]}, {"lane": [peer, path]}, {"log": a line of the log of the network}. Each has {"at": its clock in seconds}.
+First line of stdin: {"listen": [...], "bootstrap": [...], "seed": n, "announce": [...], "open":
+bool, "run": "name" or "", "only_upnp": bool, "relay_only": bool, "limits": {}, "lan": bool, "lies":
+[addresses that it gives its lane listener, before the true ones], "silent_s": after how many
+seconds a silent connection is asked for a sign of life; it has as long for it}. Then {"send":
+peer}, {"add": [peer, addresses]}, {"status": null}, {"connect": peer}, {"lane": peer}, {"forget":
+null}. Out: {"up": addresses}, {"told": addresses}, {"path": [peer, path]}, {"member": [peer,
+addresses]}, {"got": [peer, text]}, {"status": ...}, {"connected": [peer, error]}, {"lane": [peer,
+path]}, {"log": a line of the log of the network}. Each has {"at": its clock in seconds}.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""IPv6: houses without translation but with a firewall, in front of them public nodes of both families."""
+"""IPv6: houses without translation but with a firewall, in front of them public nodes of both
+families.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ BOTH = ["/ip4/0.0.0.0/tcp/4001", "/ip6/::/tcp/4001"]
 
 
 class Street:
-    """Two public nodes that listen on both, and two houses; ``add`` a peer that knows the public ones' IPv6 addresses."""
+    """Two public nodes that listen on both, and two houses; ``add`` a peer that knows the public
+    ones' IPv6 addresses.
+    """
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
@@ -102,7 +106,9 @@ def test_an_address_that_the_firewall_lets_in_is_told_once_it_was_reached(street
 
 
 def test_who_has_both_in_a_house_is_told_of_by_its_relays(street: Street) -> None:
-    """Its IPv6 address is one of the internet's and does not answer; what its router does to IPv4 is seen all the same."""
+    """Its IPv6 address is one of the internet's and does not answer; what its router does to IPv4
+    is seen all the same.
+    """
     node = street.add(
         street.homes[0].hosts[1],
         listen=["/ip4/0.0.0.0/tcp/4004", "/ip6/::/tcp/4004"],

@@ -1,4 +1,6 @@
-"""The laboratory itself: rates, delays, losses and faults are what they say, and nothing of it outlives whoever made it."""
+"""The laboratory itself: rates, delays, losses and faults are what they say, and nothing of it
+outlives whoever made it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Peers in one house find each other by multicast DNS, without anybody's address; those of another house do not."""
+"""Peers in one house find each other by multicast DNS, without anybody's address; those of another
+house do not.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A node whose machine sleeps, gets another address, or another way to the internet, in mid-run is found and heard again."""
+"""A node whose machine sleeps, gets another address, or another way to the internet, in mid-run is
+found and heard again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Four real peers on hosts of their own; the network of one is struck in the middle of a round. Survivors commit an honest mean."""
+"""Four real peers on hosts of their own; the network of one is struck in the middle of a round.
+Survivors commit an honest mean.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ pytestmark = pytest.mark.netns
 
 NUMEL = 1_000_000
 TRIES = 3
-RTT_MS = 200  # a reduced part is at the others half of that later: so long lasts the shortest phase, however fast the machine
+# a reduced part is at the others half of that later: so long lasts the shortest phase, however fast
+# the machine
+RTT_MS = 200
 WARM = 3  # rounds after which all have measured their links, and own parts alike
 
 

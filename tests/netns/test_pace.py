@@ -1,4 +1,6 @@
-"""Real peers on links of different rates: what they measure decides who reduces, and everybody stays counted."""
+"""Real peers on links of different rates: what they measure decides who reduces, and everybody
+stays counted.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ def test_a_host_with_a_slow_link_comes_to_own_nothing_and_is_counted(tmp_path: P
             owners.clear()
             digests, counted = reduced(swarm, f"op {number}")
             assert len(digests) == 1
-            # How parts are divided among the fast ones is their measurement's affair: what they saw of a link shared with other work may differ.
+            # How parts are divided among the fast ones is their measurement's affair: what they saw
+            # of a link shared with other work may differ.
             if (
                 counted == everybody
                 and owners

@@ -1,4 +1,6 @@
-"""Real peers on links that lose a fifth of all packets, acknowledgements too: rounds go on, and nobody is taken for dead."""
+"""Real peers on links that lose a fifth of all packets, acknowledgements too: rounds go on, and
+nobody is taken for dead.
+"""
 
 from __future__ import annotations
 

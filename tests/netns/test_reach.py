@@ -1,4 +1,6 @@
-"""Peers behind NATs, in front of them public ones: who can be dialled is told so, who cannot is reached through relays, and directly a moment later."""
+"""Peers behind NATs, in front of them public ones: who can be dialled is told so, who cannot is
+reached through relays, and directly a moment later.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def town() -> Iterator[Town]:
 
 @pytest.fixture(scope="module")
 def hidden(town: Town) -> list[Node]:
-    """One peer behind each router, in the order of `Town.kinds`. They ask nobody for a sign of life: what they notice, they were told."""
+    """One peer behind each router, in the order of `Town.kinds`. They ask nobody for a sign of
+    life: what they notice, they were told.
+    """
     return [town.add(home.hosts[0], silent_s=600) for home in town.homes]
 
 
@@ -149,8 +153,9 @@ def test_a_router_that_is_asked_opens_a_port(
 
 @pytest.mark.parametrize(("a", "b"), [(0, 1), (2, 4), (4, 3)])
 def test_two_hidden_peers_meet_directly(hidden: list[Node], a: int, b: int) -> None:
-    """Through a relay first; then without: at the same moment (0, 1), or since one of them can be dialled, by the one who speaks first (2, 4) or
-    by the one who was called (4, 3). Both ends say so."""
+    """Through a relay first; then without: at the same moment (0, 1), or since one of them can be
+    dialled, by the one who speaks first (2, 4) or by the one who was called (4, 3). Both ends say
+    so."""
     for node in (hidden[a], hidden[b]):
         node.until("told")
     hidden[a].status_when(lambda found: bool(found["addresses"]))
@@ -176,8 +181,8 @@ def test_two_hidden_peers_meet_directly(hidden: list[Node], a: int, b: int) -> N
     ("a", "b", "crossing"), [("rst", "rst", False), ("port-restricted", "no-udp", True)]
 )
 def test_pairs_meet_at_a_distance(a: Kind, b: Kind, crossing: bool) -> None:
-    """Each time two that never met; a RST-ing router punishes who dials out of step, so one in ten may stay on its relay for now. Two that call each
-    other at the same moment punch once."""
+    """Each time two that never met; a RST-ing router punishes who dials out of step, so one in ten
+    may stay on its relay for now. Two that call each other at the same moment punch once."""
     with Meetings(a, b, 10, rtt_ms=80) as meetings:
         found = meetings.meet(20.0, crossing=crossing)
     assert sum(meeting.path in ("punched", "direct") for meeting in found) >= (
@@ -199,7 +204,9 @@ def test_two_symmetric_routers_leave_the_relay(hidden: list[Node]) -> None:
 def test_a_direct_path_comes_back_though_a_relayed_one_was_there_before_it_broke(
     town: Town, hidden: list[Node]
 ) -> None:
-    """The public end loses the connection, calls through a relay, and the one that it calls has heard of nothing yet."""
+    """The public end loses the connection, calls through a relay, and the one that it calls has
+    heard of nothing yet.
+    """
     public, node = town.public[0], hidden[0]
     node.status_when(
         lambda found: (
@@ -226,7 +233,9 @@ def test_strangers_are_not_relayed(town: Town, hidden: list[Node]) -> None:
 
 
 def test_addresses_of_other_houses_are_not_dialled(town: Town, hidden: list[Node]) -> None:
-    """Whoever makes others believe that a peer is at a private address, or at their own machine, makes them send nothing."""
+    """Whoever makes others believe that a peer is at a private address, or at their own machine,
+    makes them send nothing.
+    """
     victim = town.add(town.lab.hosts[2], listen=["/ip4/0.0.0.0/tcp/4010"], run="other")
     name = "12D3KooWQnwEGNqcM2nAcPtRR9rAX8Hrg4k9kJLCHoTR5chJfz6d"
     victim.tell(
@@ -299,7 +308,9 @@ def test_a_peer_of_the_internet_cannot_make_us_dial_our_own_house(town: Town) ->
 def test_a_node_that_is_reached_through_relays_only_shows_no_member_where_it_is(
     town: Town, hidden: list[Node]
 ) -> None:
-    """Whatever a member gets of it, and whatever it dials: circuits, and nobody but bootstrap nodes."""
+    """Whatever a member gets of it, and whatever it dials: circuits, and nobody but bootstrap
+    nodes.
+    """
     place = town.generous.hosts[0]  # behind a router that would open a port, if it were asked
     shy = town.add(place, listen=["/ip4/127.0.0.1/tcp/4150"], relay_only=True, lan=True)
     member, outside = hidden[0], town.lab.hosts[8].address

@@ -1,4 +1,6 @@
-"""The scripts that measure lanes, links and routers run from the command line to their one JSON object; what they measure is not judged here."""
+"""The scripts that measure lanes, links and routers run from the command line to their one JSON
+object; what they measure is not judged here.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,8 @@ def test_a_swarm_behind_routers_trains_on_without_its_public_peer() -> None:
         if name != "public"
     ]
     straight = {"direct / direct", "direct / punched", "punched / punched", "punched / direct"}
-    # A pair's lane that a busy machine did not open in time is tried again a minute later; until then it goes over their connection.
+    # A pair's lane that a busy machine did not open in time is tried again a minute later; until
+    # then it goes over their connection.
     assert sum(path not in straight for path in ways) <= 2, ways
     assert {path for path in ways if path not in straight} <= {
         "punched / stream",

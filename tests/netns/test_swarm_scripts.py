@@ -1,4 +1,6 @@
-"""The scripts that measure swarms of real peers run from the command line to their one JSON object; what they measure is not judged here."""
+"""The scripts that measure swarms of real peers run from the command line to their one JSON object;
+what they measure is not judged here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Firewalls that let nothing out but TCP to port 443, and nothing in: two members of a run talk and move bulk bytes through one relay there."""
+"""Firewalls that let nothing out but TCP to port 443, and nothing in: two members of a run talk and
+move bulk bytes through one relay there.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""What netcheck, doctor, ping and peers say behind every kind of router, to people and to programs, against the texts in golden/.
+"""What netcheck, doctor, ping and peers say behind every kind of router, to people and to programs,
+against the texts in golden/.
 
-One laboratory: two public nodes, one node behind each kind of router (all of these are in one run), one that no relay takes, and one that meets
-nobody. Written anew by ``ATOLL_GOLDEN=write pytest -m netns tests/netns/test_words.py``: then read the difference as its user would.
+One laboratory: two public nodes, one node behind each kind of router (all of these are in one run),
+one that no relay takes, and one that meets nobody. Written anew by ``ATOLL_GOLDEN=write pytest -m
+netns tests/netns/test_words.py``: then read the difference as its user would.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ PINGED |= dict.fromkeys(("full-cone", "upnp"), ("public", "port-restricted", "sy
 
 
 class Peer:
-    """A node as `atoll up` starts it. Its control socket is a file, so commands reach it from outside of its namespace."""
+    """A node as `atoll up` starts it. Its control socket is a file, so commands reach it from
+    outside of its namespace.
+    """
 
     def __init__(self, place: Host | Inner, home: Path, *options: str, **environ: str) -> None:
         listen = "--listen", "/ip4/0.0.0.0/tcp/4001"
@@ -94,7 +98,9 @@ class Peer:
 
 
 class Town:
-    """The laboratory, its nodes by where they are, and the words that stand for what is another each time."""
+    """The laboratory, its nodes by where they are, and the words that stand for what is another
+    each time.
+    """
 
     def __init__(self, stack: ExitStack, folder: Path) -> None:
         lab = stack.enter_context(Lab(3 + len(KINDS) + 1, internet=True))
@@ -238,7 +244,9 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
                 assert time.monotonic() < end, f"{place}: {left}"
                 time.sleep(
                     0.5
-                )  # between questions to a node, which has no event for "nothing more is to be found out"
+                    # between questions to a node, which has no event for "nothing more is to be found
+                    # out"
+                )
         yield found
 
 
@@ -310,7 +318,9 @@ def compare(file: Path, text: str) -> None:
 
 
 def lines(text: str, place: str) -> list[str]:
-    """Those of a table, with what may come in any order sorted, and without what only some nodes happen to do."""
+    """Those of a table, with what may come in any order sorted, and without what only some nodes
+    happen to do.
+    """
     found = [
         soft(line, place, line)
         for line in text.splitlines(keepends=True)

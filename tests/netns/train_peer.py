@@ -1,7 +1,7 @@
 """A script that trains a small model in a swarm, for laboratories: train_peer.py HOME RUN WIDTH.
 
-It says "ready", and on {"do": "train"} trains until the run is over: each round "round" with who contributed, at last "trained" with the digest of
-its anchor. {"do": "end"} ends it.
+It says "ready", and on {"do": "train"} trains until the run is over: each round "round" with who
+contributed, at last "trained" with the digest of its anchor. {"do": "end"} ends it.
 """
 
 from __future__ import annotations

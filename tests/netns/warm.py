@@ -1,11 +1,11 @@
-"""Processes on hosts of a laboratory, forked from one that has imported everything: a dozen of them start in the time of one.
+"""Processes on hosts of a laboratory, forked from one that has imported everything: a dozen of them
+start in the time of one.
 
-    process = fork(lab.hosts[0], "netns.reach_peer")          # its main([]), with a stdin and a stdout of its own
-    process.tell("…")
-    process.lines.get()
-    process.kill()
+    process = fork(lab.hosts[0], "netns.reach_peer")          # its main([]), with a stdin and a
+    stdout of its own process.tell("…") process.lines.get() process.kill()
 
-The one they are forked from is started with the first of them, and lives as long as this process; they all end with it.
+The one they are forked from is started with the first of them, and lives as long as this process;
+they all end with it.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Place(Protocol):
 
 
 class Forked:
-    """A process. ``lines``: what it has said and nobody has taken; after the last one, when it has ended, "". It stays a zombie until all end, so
-    that its pid is never another's."""
+    """A process. ``lines``: what it has said and nobody has taken; after the last one, when it has
+    ended, "". It stays a zombie until all end, so that its pid is never another's."""
 
     def __init__(self, pid: int, stdin: IO[str], stdout: IO[str]) -> None:
         self.pid, self.lines = pid, queue.Queue[str]()
@@ -105,7 +105,8 @@ def _warm() -> socket.socket:
     return mine
 
 
-# ── the process that they are forked from ─────────────────────────────────────────────────────────────────────────────────
+# ── the process that they are forked from
+# ─────────────────────────────────────────────────────────────────────────────────
 
 
 def main(line: socket.socket) -> None:

@@ -1,7 +1,8 @@
 """One peer that only uses collectives: no model, no optimizer. Commands and answers are JSON lines.
 
-{"do": "call", "what": …, "op": id, "index": i, …} → {"event": "called"}, then {"event": "result", "status", "counted", "contributors", …}
-{"do": "members"} → {"count"}      {"do": "end"} → the process ends
+{"do": "call", "what": …, "op": id, "index": i, …} → {"event": "called"}, then {"event": "result",
+"status", "counted", "contributors", …} {"do": "members"} → {"count"}      {"do": "end"} → the
+process ends
 """
 
 from __future__ import annotations

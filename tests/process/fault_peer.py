@@ -1,9 +1,11 @@
 """One peer of a fault test: a script with its node. Commands and answers are JSON lines.
 
-    {"do": "contribute", "seed": 7, "weight": 3, "wait_s": 20}  →  {"status", "round", "counted", "contributors", "digest", "elapsed_s"}
-    {"do": "anchor"} → {"round", "digest"}      {"do": "end"} → the process ends
+    {"do": "contribute", "seed": 7, "weight": 3, "wait_s": 20}  →  {"status", "round", "counted",
+    "contributors", "digest", "elapsed_s"} {"do": "anchor"} → {"round", "digest"}      {"do": "end"}
+    → the process ends
 
-A contribution is a deterministic function of (seed), so that anybody can compute what the mean must be, bit for bit.
+A contribution is a deterministic function of (seed), so that anybody can compute what the mean must
+be, bit for bit.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ PERIOD = 262_144  # elements: no shorter than a chunk
 
 
 def contribution(seed: int, numel: int, out: torch.Tensor) -> None:
-    """Fill ``out`` (float32, (numel,)) with the contribution of a seed: cheap, the same everywhere, and noise, which no lane can pack."""
+    """Fill ``out`` (float32, (numel,)) with the contribution of a seed: cheap, the same everywhere,
+    and noise, which no lane can pack.
+    """
     noise = torch.rand(min(numel, PERIOD), generator=torch.Generator().manual_seed(seed)).sub_(0.5)
     whole = numel - numel % len(noise)
     out[:whole].view(-1, len(noise)).copy_(noise.expand(whole // len(noise), len(noise)))
@@ -61,7 +65,9 @@ def _zero(initial: torch.Tensor) -> None:
 
 
 def offer(swarm: Any, earlier: Any, seed: int, weight: int, numel: int) -> Any:
-    """Contribute; where the node was killed, as soon as the client has found or started another and the earlier one is settled."""
+    """Contribute; where the node was killed, as soon as the client has found or started another and
+    the earlier one is settled.
+    """
     while True:
         while not swarm.connected:
             time.sleep(0.05)

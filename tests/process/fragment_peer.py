@@ -1,7 +1,9 @@
-"""One peer of a run in fragments: raw contributions, no optimizer. Commands and answers are JSON lines.
+"""One peer of a run in fragments: raw contributions, no optimizer. Commands and answers are JSON
+lines.
 
-{"do": "contribute", "fragments": [0, 1], "seed": 7, "weight": 3}  →  "frozen" with how many are undecided, "outcome" with one a fragment
-{"do": "anchor"} → {"rounds", "digests", "round", "digest"}      {"do": "end"} → the process ends
+{"do": "contribute", "fragments": [0, 1], "seed": 7, "weight": 3}  →  "frozen" with how many are
+undecided, "outcome" with one a fragment {"do": "anchor"} → {"rounds", "digests", "round", "digest"}
+{"do": "end"} → the process ends
 """
 
 from __future__ import annotations
@@ -93,7 +95,9 @@ def main() -> None:
 
 
 def offer(swarm: Any, earlier: Any, fragment: int, command: dict[str, Any]) -> Any:
-    """Contribute to one fragment; where the node was lost, to the next one, once the earlier contribution is settled."""
+    """Contribute to one fragment; where the node was lost, to the next one, once the earlier
+    contribution is settled.
+    """
 
     def write(out: torch.Tensor) -> None:
         out.copy_(torch.from_numpy(values(command["seed"], fragment, out.numel())))

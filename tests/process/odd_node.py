@@ -1,22 +1,27 @@
-"""A node with something odd about it, for tests: ``odd_node.py WHAT [arguments of python -m atoll.node]``.
+"""A node with something odd about it, for tests: ``odd_node.py WHAT [arguments of python -m
+atoll.node]``.
 
 version   it speaks another version of the protocol
 codec     it is of a release that knows no fp32
-defect    its sessions fail with an exception nobody expects, as soon as there is a file ``defect`` in the home
+defect    its sessions fail with an exception nobody expects, as soon as there is a file ``defect``
+in the home
 job       a job in its worker thread does
 engine    its data plane does
 install   taking over a fetched state does
 fsize     it can write no byte to any file meanwhile
-lanes     it keeps no lane that it does not need now, as in a very large configuration
-aggregate in a run with BTARD, it states another aggregate of its part than it has, from the second step on
+lanes     it keeps no lane that it does not need now, as in a very large configuration aggregate in
+a run with BTARD, it states another aggregate of its part than it has, from the second step on
 liar      it echoes, in a run that bears it, another value beside each
 clock     its clock is two hours ahead
-hider     it hides its plan from one member, says of the bytes that others have reduced for it that a contribution of another is not in them,
+hider     it hides its plan from one member, says of the bytes that others have reduced for it that
+a contribution of another is not in them,
           and falls silent for the rest of the round
-copier    in a run with [secure] it gives the log another mean than all have unmasked, as owner of parts and as convener
+copier    in a run with [secure] it gives the log another mean than all have unmasked, as owner of
+parts and as convener
 undrawn   it takes itself and all others for drawn in every round of a run that asks some only
 patient   leaving a run, it would wait for an hour
-counting  nothing but the reference count frees memory: no garbage collector; and operations are soon forgotten
+counting  nothing but the reference count frees memory: no garbage collector; and operations are
+soon forgotten
 """
 
 from __future__ import annotations
@@ -101,7 +106,9 @@ def echo_twice() -> None:
 
 
 def hide_plans() -> None:
-    """Let it play, in each round whose first ballot it convenes while that is wanted, with a plan that one member never sees."""
+    """Let it play, in each round whose first ballot it convenes while that is wanted, with a plan
+    that one member never sees.
+    """
     send, offers = LogActions.send, RoundMachine.offers
     said: dict[int, Entry] = {}
 
@@ -185,7 +192,9 @@ def state_another_aggregate() -> None:
 
 
 def replace_the_mean() -> None:
-    """Let the mean that it gives to the log, and makes results of, be off by seven while that is wanted."""
+    """Let the mean that it gives to the log, and makes results of, be off by seven while that is
+    wanted.
+    """
     from atoll.node.secure.rounds import SecureRounds  # here: only after the session's modules
 
     honest, told = SecureRounds._give, set[bytes]()

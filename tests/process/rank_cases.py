@@ -1,4 +1,6 @@
-"""A job of two ranks over gloo: python rank_cases.py STORE RANK plays every case below in both processes; a failed assertion ends them."""
+"""A job of two ranks over gloo: python rank_cases.py STORE RANK plays every case below in both
+processes; a failed assertion ends them.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,9 @@ def solo(rank: int, settings: RunSettings = SETTINGS) -> SoloSwarm | None:
 
 
 def by_one_process(settings: RunSettings, steps: int) -> tuple[Tensor, dict[str, Any]]:
-    """The same training by one process with both ranks' batches. It must not see the job: its replica is driven by hand."""
+    """The same training by one process with both ranks' batches. It must not see the job: its
+    replica is driven by hand.
+    """
     model = net()
     optimizer, swarm = adamw(model), SoloSwarm(settings)
     replica = Replica(FlatVector(model, settings), swarm, lambda: 0.0, lambda *_: None, settings)

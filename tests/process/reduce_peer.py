@@ -1,10 +1,12 @@
 """One peer of an all-reduce test: a script with its node. Commands and answers are JSON lines.
 
 {"do": "reduce", "ops": [{"op", "seed", "weight", "numel", "deadline_s", "poison", "noise"}]}
-    → {"event": "started"}, then one {"event": "reduced", "op", "status", "counted", "contributors", "digest", "untouched", …} an operation
-{"do": "contribute", "weight", "wait_s"} → "frozen", then "outcome": a training round of zeros, with which newcomers become members
-{"do": "node", "without": PID} → {"event": "ready", "peer", "node_pid"} once the node is another process
-{"do": "members"} → {"count"}      {"do": "traffic"} → the node's own figures      {"do": "end"} → the process ends
+    → {"event": "started"}, then one {"event": "reduced", "op", "status", "counted", "contributors",
+    "digest", "untouched", …} an operation
+{"do": "contribute", "weight", "wait_s"} → "frozen", then "outcome": a training round of zeros, with
+which newcomers become members {"do": "node", "without": PID} → {"event": "ready", "peer",
+"node_pid"} once the node is another process {"do": "members"} → {"count"}      {"do": "traffic"} →
+the node's own figures      {"do": "end"} → the process ends
 """
 
 from __future__ import annotations
@@ -83,7 +85,9 @@ def reduce(swarm: Any, ops: list[dict[str, Any]]) -> None:
 
 
 def ready(swarm: Any, home: str, without: int) -> None:
-    """Say who we are once there is a node with another pid: after a kill the client finds or starts one."""
+    """Say who we are once there is a node with another pid: after a kill the client finds or starts
+    one.
+    """
     while True:
         swarm.members()  # notices that a node is gone
         node = read_node_file(find_paths(home)) if swarm.connected else None

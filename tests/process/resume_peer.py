@@ -1,7 +1,8 @@
-"""One peer that trains on a shard, a step at a time, and saves after each. Commands and answers are JSON lines.
+"""One peer that trains on a shard, a step at a time, and saves after each. Commands and answers are
+JSON lines.
 
-{"do": "step"} → {"event": "stepped", "round", "digest", "samples"}     {"do": "live"} → how many members are reachable
-{"do": "end"} → the process ends
+{"do": "step"} → {"event": "stepped", "round", "digest", "samples"}     {"do": "live"} → how many
+members are reachable {"do": "end"} → the process ends
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     attachment = attach(model, optimizer, swarm)
     if checkpoint.exists():
-        # As users keep their own checkpoints: this script's file, tensors only. Nothing of the network comes near torch.load.
+        # As users keep their own checkpoints: this script's file, tensors only. Nothing of the
+        # network comes near torch.load.
         saved = torch.load(checkpoint, weights_only=True)
         for part, state in zip((model, optimizer, attachment), saved, strict=True):
             part.load_state_dict(state)

@@ -1,8 +1,12 @@
-"""One peer of a run with BTARD, whose script trains a quadratic by seeds, in intervals. Commands and answers are JSON lines.
+"""One peer of a run with BTARD, whose script trains a quadratic by seeds, in intervals. Commands
+and answers are JSON lines.
 
-{"do": "steps", "rounds": 5, "lie": false} → {"event": "outcome", "round", "counted", "digest", "away"} for each of so many rounds: the anchor, and its
-distance from the optimum; {"event": "out", "why"} in place of one where it takes no part any more. ``lie``: to its own seeds it answers with another
-vector.   {"do": "end"} → the process ends.   A file ``odd`` in the home says what is odd about its node (`odd_node`).
+{"do": "steps", "rounds": 5, "lie": false} → {"event": "outcome", "round", "counted", "digest",
+"away"} for each of so many rounds: the anchor, and its distance from the optimum; {"event": "out",
+"why"} in place of one where it takes no part any more. ``lie``: to its own seeds it answers with
+another
+vector.   {"do": "end"} → the process ends.   A file ``odd`` in the home says what is odd about its
+node (`odd_node`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
-"""One site of a federated run that trains a round at a time on a quadratic of its own. Commands and answers are JSON lines.
+"""One site of a federated run that trains a round at a time on a quadratic of its own. Commands and
+answers are JSON lines.
 
-{"do": "train"} → {"event": "outcome", "status", "counted", "contributors", "anchor_round", "digest", "anchor", "own", "sum", "clients"}: the parameters
-in the anchor, its control variate, and what the anchor has of all; "frozen" before it, once the contribution is offered.
-{"do": "finish", "step_s"} → trains to the run's end, a step taking so long; {"event": "met", "round", "counted", "contributors"} of each round that it
-hears of, then an outcome as above   {"do": "end"} → the process ends
+{"do": "train"} → {"event": "outcome", "status", "counted", "contributors", "anchor_round",
+"digest", "anchor", "own", "sum", "clients"}: the parameters in the anchor, its control variate, and
+what the anchor has of all; "frozen" before it, once the contribution is offered. {"do": "finish",
+"step_s"} → trains to the run's end, a step taking so long; {"event": "met", "round", "counted",
+"contributors"} of each round that it hears of, then an outcome as above   {"do": "end"} → the
+process ends
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""`swarm.all_reduce` among four real peers: exact results, callers that are missing or late, deadlines, NaN, and a peer killed in the middle."""
+"""`swarm.all_reduce` among four real peers: exact results, callers that are missing or late,
+deadlines, NaN, and a peer killed in the middle.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def start(swarm: Peers, who: list[Peer], *ops: dict[str, Any]) -> None:
 def committed(
     swarm: Peers, outcomes: list[dict[str, Any]], seed: int, numel: int = NUMEL
 ) -> dict[str, int]:
-    """All committed, with one another's bits, which are those of the mean over exactly whom they name. Returns the contributors."""
+    """All committed, with one another's bits, which are those of the mean over exactly whom they
+    name. Returns the contributors.
+    """
     first = outcomes[0]
     for outcome in outcomes:
         assert outcome["status"] == "committed", outcome

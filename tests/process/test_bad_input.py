@@ -1,4 +1,6 @@
-"""Bad input at the door: each a clear coded error and the right exit status, without a traceback, and nothing is lost."""
+"""Bad input at the door: each a clear coded error and the right exit status, without a traceback,
+and nothing is lost.
+"""
 
 from __future__ import annotations
 
@@ -302,7 +304,9 @@ def test_another_version_of_the_protocol(swarm: tuple[Run, Member]) -> None:
 
 @pytest.mark.slow
 def test_a_wrong_clock_is_named_and_not_the_members(swarm: tuple[Run, Member]) -> None:
-    """It takes the others' announcements for old ones and so knows nobody: what is wrong is its clock."""
+    """It takes the others' announcements for old ones and so knows nobody: what is wrong is its
+    clock.
+    """
     run, _ = swarm
     with pytest.raises(NetworkError) as told:
         run.member("ahead", command=odd("clock"))
@@ -312,7 +316,9 @@ def test_a_wrong_clock_is_named_and_not_the_members(swarm: tuple[Run, Member]) -
 
 @pytest.mark.slow
 def test_a_codec_that_a_member_does_not_know(swarm: tuple[Run, Member]) -> None:
-    """Its release is older than the run's codec: it is told so before it is anybody's member, and the others' rounds go on."""
+    """Its release is older than the run's codec: it is told so before it is anybody's member, and
+    the others' rounds go on.
+    """
     run, a = swarm
     one_round(a)
     before = a.state()["round"]
@@ -327,7 +333,9 @@ def test_a_codec_that_a_member_does_not_know(swarm: tuple[Run, Member]) -> None:
 
 @pytest.mark.slow
 def test_a_script_without_atoll_join_ends_with_the_error_of_its_own(tmp_path: Path) -> None:
-    """`python train.py`: where it happened in the user's file, then the page of the error, and its exit status."""
+    """`python train.py`: where it happened in the user's file, then the page of the error, and its
+    exit status.
+    """
     (tmp_path / "train.py").write_text(SCRIPT)
     environment = {
         **os.environ,

@@ -1,4 +1,6 @@
-"""Bans with real nodes: the organiser's reaches all and evicts, is told to whom it strikes, outlives the organiser's node, and can be lifted."""
+"""Bans with real nodes: the organiser's reaches all and evicts, is told to whom it strikes,
+outlives the organiser's node, and can be lifted.
+"""
 
 from __future__ import annotations
 
@@ -297,7 +299,9 @@ def test_a_round_of_real_nodes_is_computed_again_from_what_they_kept(tmp_path: P
 def test_a_run_with_a_list_lets_in_whom_it_names_and_nobody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`[join] policy = "allow"`, without the DHT: who is listed gets in with an invite's addresses; an invite alone is worth nothing."""
+    """`[join] policy = "allow"`, without the DHT: who is listed gets in with an invite's addresses;
+    an invite alone is worth nothing.
+    """
     monkeypatch.setenv("ATOLL_NETWORK__DHT", "false")
     listed = load_or_create(find_paths(new_home(tmp_path / "listed")).identity_file).peer
     run = new_run(tmp_path, model=f'[join]\npolicy = "allow"\nallow = ["{listed}"]')

@@ -1,4 +1,6 @@
-"""The scripts that measure reductions run, small, and print what they promise. No figure is looked at: the machine may be busy."""
+"""The scripts that measure reductions run, small, and print what they promise. No figure is looked
+at: the machine may be busy.
+"""
 
 from __future__ import annotations
 

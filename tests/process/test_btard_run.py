@@ -1,4 +1,6 @@
-"""A run with BTARD and real nodes: eight peers, two of which lie, are removed and banned with evidence that anybody can check."""
+"""A run with BTARD and real nodes: eight peers, two of which lie, are removed and banned with
+evidence that anybody can check.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`swarm.buffer` among three real nodes: what lies in it is read by the node as it is, and stays what it was for others, whatever the script does."""
+"""`swarm.buffer` among three real nodes: what lies in it is read by the node as it is, and stays
+what it was for others, whatever the script does.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +115,9 @@ def test_nan_is_refused(swarms: list[RunSwarm]) -> None:
 
 
 def test_who_gives_up_may_write_at_once(swarms: list[RunSwarm]) -> None:
-    """A contribution that a plan named stays what it was, or is not counted: at whatever moment its caller gives up."""
+    """A contribution that a plan named stays what it was, or is not counted: at whatever moment its
+    caller gives up.
+    """
     flats = [s.buffer(NUMEL) for s in swarms]
     given_up = 0
     for turn in range(12):

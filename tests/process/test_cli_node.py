@@ -1,4 +1,6 @@
-"""The command line with real nodes on loopback: up, new, join, Ctrl-C, a second peer, export, down, and what can go wrong."""
+"""The command line with real nodes on loopback: up, new, join, Ctrl-C, a second peer, export, down,
+and what can go wrong.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Collectives among three real peers without a model: exact results, odd callers, callers that cancel or die; their time is told and drawn."""
+"""Collectives among three real peers without a model: exact results, odd callers, callers that
+cancel or die; their time is told and drawn.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Before the owner says yes a machine is nobody's member: real nodes on loopback, and a person at a terminal."""
+"""Before the owner says yes a machine is nobody's member: real nodes on loopback, and a person at a
+terminal.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Two hundred idle or slow connections, in every phase of a conversation and at every door of a node, cost it little and no round."""
+"""Two hundred idle or slow connections, in every phase of a conversation and at every door of a
+node, cost it little and no round.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Damaged files of a run: who can fetch the state from others does, and says so; who is alone gets a clear error and loses nothing."""
+"""Damaged files of a run: who can fetch the state from others does, and says so; who is alone gets
+a clear error and loses nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The demo as a user runs it, shortened: real nodes and scripts, a SIGKILL, a late join, no process left behind."""
+"""The demo as a user runs it, shortened: real nodes and scripts, a SIGKILL, a late join, no process
+left behind.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ pytestmark = pytest.mark.slow
 
 
 def _processes_of(folder: Path) -> list[str]:
-    """Command lines of processes that have the folder in their environment (Linux; elsewhere none are found)."""
+    """Command lines of processes that have the folder in their environment (Linux; elsewhere none
+    are found).
+    """
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,4 +1,6 @@
-"""A daemon to which scripts come and go holds no more for it: descriptors and shared memory go with the script, without a garbage collector."""
+"""A daemon to which scripts come and go holds no more for it: descriptors and shared memory go with
+the script, without a garbage collector.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ def one_script(run: Run, number: int) -> None:
 
 
 def held(pid: int) -> tuple[int, int]:
-    """Descriptors of a process but those of results, of which a run keeps some on disk; and its mappings of shared memory."""
+    """Descriptors of a process but those of results, of which a run keeps some on disk; and its
+    mappings of shared memory.
+    """
     links = list[str]()
     for fd in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile

@@ -1,4 +1,6 @@
-"""A home is copied and started beside the original: both find out and stop, the others name them. One that follows a dead one is no double."""
+"""A home is copied and started beside the original: both find out and stop, the others name them.
+One that follows a dead one is no double.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Real peers that train on shards of one data set: one is killed, or all are, node and script; five rounds on every bit is what it would
-have been."""
+"""Real peers that train on shards of one data set: one is killed, or all are, node and script; five
+rounds on every bit is what it would have been."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ SCRIPT = Path(__file__).parent / "resume_peer.py"
 
 
 class Play:
-    """Two peers with the keys and the run of ``origin``, in lockstep: nobody begins a step before all have ended the one before."""
+    """Two peers with the keys and the run of ``origin``, in lockstep: nobody begins a step before
+    all have ended the one before.
+    """
 
     def __init__(self, origin: Path, folder: Path, run: str, invite: str, port: int) -> None:
         shutil.copytree(origin, folder)

@@ -1,5 +1,6 @@
-"""Every script of scripts/examples runs, alone and on tiny data, and trains what it says it trains; the plain one, the lines of the
-README, and a job of two sharded ranks with a peer of one process also as two peers with real nodes."""
+"""Every script of scripts/examples runs, alone and on tiny data, and trains what it says it trains;
+the plain one, the lines of the README, and a job of two sharded ranks with a peer of one process
+also as two peers with real nodes."""
 
 from __future__ import annotations
 
@@ -147,7 +148,9 @@ def test_two_peers_with_nodes_of_their_own(what: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_hospital_template_with_four_sites(tmp_path: Path) -> None:
-    """From `atoll new --template` to a trained model, on tiny data: each site with a data file of its own, none of which a manifest names."""
+    """From `atoll new --template` to a trained model, on tiny data: each site with a data file of
+    its own, none of which a manifest names.
+    """
     text = atoll(tmp_path / "p0", "new", "--template", "federated-hospital")["text"]
     text = (
         text.replace("sync_every = 50", "sync_every = 10")

@@ -1,4 +1,6 @@
-"""Federated runs with real nodes, killed as machines die: a site that comes back with what it kept, and a coordinator whose place another takes."""
+"""Federated runs with real nodes, killed as machines die: a site that comes back with what it kept,
+and a coordinator whose place another takes.
+"""
 
 from __future__ import annotations
 
@@ -68,13 +70,17 @@ def together(swarm: Peers) -> list[dict[str, Any]]:
 
 
 def adds_up(told: list[dict[str, Any]]) -> bool:
-    """Whether the sites' control variates are, element by element, what the anchor has as their sum."""
+    """Whether the sites' control variates are, element by element, what the anchor has as their
+    sum.
+    """
     sums = [sum(column) for column in zip(*(each["own"] for each in told), strict=True)]
     return all(abs(mine - run) < 1e-4 for mine, run in zip(sums, told[0]["sum"], strict=True))
 
 
 def test_a_site_that_is_killed_comes_back_with_its_control_variate(tmp_path: Path) -> None:
-    """Node and script, with SIGKILL: what it kept stays in the sum, and is added to again (`test_site_runs.py` kills at every other moment)."""
+    """Node and script, with SIGKILL: what it kept stays in the sum, and is added to again
+    (`test_site_runs.py` kills at every other moment).
+    """
     with Peers(tmp_path, 3, 40, SITE, manifest=SCAFFOLD) as swarm:
         told = together(swarm)
         assert adds_up(told)
@@ -94,7 +100,9 @@ def test_a_site_that_is_killed_comes_back_with_its_control_variate(tmp_path: Pat
 
 
 def test_a_killed_coordinator_costs_at_most_one_round(tmp_path: Path) -> None:
-    """The organiser's node adds up all. It is killed in the middle of a round: the others' contributions are decided by another one."""
+    """The organiser's node adds up all. It is killed in the middle of a round: the others'
+    contributions are decided by another one.
+    """
     with Peers(tmp_path, 3, 3_000, manifest=STAR) as swarm:
         swarm.settle()
         rest = swarm.all[1:]
@@ -124,7 +132,9 @@ def after_five(anchor: torch.Tensor, peer: Peer) -> torch.Tensor:
 def test_sites_that_are_slower_are_not_waited_for_and_count_by_their_staleness(
     tmp_path: Path,
 ) -> None:
-    """FedBuff with a coordinator, two contributions a round, three sites. Who is told to train is fast; the others are slow, and on an old anchor."""
+    """FedBuff with a coordinator, two contributions a round, three sites. Who is told to train is
+    fast; the others are slow, and on an old anchor.
+    """
     with Peers(tmp_path, 3, 40, SITE, manifest=BUFFERED) as swarm:
         with NodeClient.connect(find_paths(swarm.all[0].home)) as client:
             soon(
@@ -161,7 +171,9 @@ def test_sites_that_are_slower_are_not_waited_for_and_count_by_their_staleness(
 def test_sites_get_their_steps_from_the_log_and_a_killed_coordinator_does_not_end_the_schedule(
     tmp_path: Path,
 ) -> None:
-    """FedCompass with three sites of unlike speed; the organiser's, which adds up and is the fastest, is killed once it was in a group."""
+    """FedCompass with three sites of unlike speed; the organiser's, which adds up and is the
+    fastest, is killed once it was in a group.
+    """
     with Peers(tmp_path, 3, 40, SITE, manifest=GROUPED) as swarm:
         with NodeClient.connect(find_paths(swarm.all[0].home)) as client:
             soon(lambda: len(client.status()["runs"][0]["members"]) == 3, "all are members")
@@ -171,7 +183,9 @@ def test_sites_get_their_steps_from_the_log_and_a_killed_coordinator_does_not_en
         rounds = dict[int, dict[str, int]]()
 
         def note(met: dict[str, Any]) -> None:
-            """An entry of nobody (that the killed one is no member any more) has the number of the round before it."""
+            """An entry of nobody (that the killed one is no member any more) has the number of the
+            round before it.
+            """
             if met["contributors"]:
                 assert rounds.setdefault(met["round"], met["contributors"]) == met["contributors"]
 
@@ -218,7 +232,9 @@ def refusals(by: Peer, of: str) -> list[str]:
 def test_only_those_contribute_that_the_log_draws_and_a_member_that_was_not_is_refused(
     tmp_path: Path,
 ) -> None:
-    """One of three a round. The third's node takes part in every round, drawn or not: the others name it, and count it where it was drawn only."""
+    """One of three a round. The third's node takes part in every round, drawn or not: the others
+    name it, and count it where it was drawn only.
+    """
     told, enough = list[tuple[Peer, dict[str, Any]]](), threading.Event()
 
     def train(swarm: Peers, index: int) -> None:

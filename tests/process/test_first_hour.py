@@ -1,4 +1,6 @@
-"""What somebody sees in the first hour: a run that is finished, a node that goes and comes again under scripts that train."""
+"""What somebody sees in the first hour: a run that is finished, a node that goes and comes again
+under scripts that train.
+"""
 
 from __future__ import annotations
 

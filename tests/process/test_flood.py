@@ -1,4 +1,6 @@
-"""A stranger with a correct libp2p handshake that then minds no limit: a node neither fills its memory nor shuts anybody else out for it."""
+"""A stranger with a correct libp2p handshake that then minds no limit: a node neither fills its
+memory nor shuts anybody else out for it.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def unread(node: PeerNetwork, of: Host) -> int:
 
 
 def test_who_sends_beyond_its_window_is_cut_off() -> None:
-    """Questions without end, whose answers are never taken: the node stops reading them, and the window says that it does."""
+    """Questions without end, whose answers are never taken: the node stops reading them, and the
+    window says that it does.
+    """
 
     async def main(nursery: trio.Nursery) -> None:
         node = network()

@@ -1,6 +1,8 @@
-"""js-libp2p as the foreign implementation: what we say is understood by somebody who has never seen our code.
+"""js-libp2p as the foreign implementation: what we say is understood by somebody who has never seen
+our code.
 
-Its packages come with npm, by the lock file in tests/libp2p_js, into .ci/out. Skipped only where there is no Node.
+Its packages come with npm, by the lock file in tests/libp2p_js, into .ci/out. Skipped only where
+there is no Node.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""A full disk: a clear error where a node cannot start; where it runs, training goes on, nothing is lost, and it resumes when there is room."""
+"""A full disk: a clear error where a node cannot start; where it runs, training goes on, nothing is
+lost, and it resumes when there is room.
+"""
 
 from __future__ import annotations
 

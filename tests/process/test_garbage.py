@@ -1,4 +1,6 @@
-"""Garbage and oversized frames to every port of a node: by strangers, by libp2p peers, by an admitted member, and over the control socket."""
+"""Garbage and oversized frames to every port of a node: by strangers, by libp2p peers, by an
+admitted member, and over the control socket.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,9 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, Membe
 
 @pytest.fixture(autouse=True)
 def unharmed(swarm: tuple[Run, Member, Member]) -> Iterator[None]:
-    """After each test the same two nodes commit a round over both, to the same anchor; no traceback was written."""
+    """After each test the same two nodes commit a round over both, to the same anchor; no traceback
+    was written.
+    """
     _, a, b = swarm
     pids = (a.pid, b.pid)
     yield

@@ -1,4 +1,6 @@
-"""Ways of lanes that need no routers: being observed, meeting at a port, and a relay that serves members of a run and nobody else."""
+"""Ways of lanes that need no routers: being observed, meeting at a port, and a relay that serves
+members of a run and nobody else.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def terms(*, initiator: bool) -> Terms:
 async def circuit_of(
     relay: PeerNetwork, one: PeerNetwork, other: PeerNetwork
 ) -> tuple[socket.socket, socket.socket, bytes]:
-    """Both ends of a lane from ``one`` to ``other`` over ``relay``, and the voucher that ``one`` showed."""
+    """Both ends of a lane from ``one`` to ``other`` over ``relay``, and the voucher that ``one``
+    showed.
+    """
     mine, theirs, _ = await one._helpers.circuit(relay.peer, RUN, other.peer)
     ends: dict[bool, socket.socket | None] = {}
 
@@ -174,7 +178,9 @@ def test_two_ports_meet_if_both_sides_know_the_secrets(
 
 
 def test_a_silent_crowd_at_the_lane_port_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than may wait: who came late finds a place all the same, as soon as the first have been silent for a moment."""
+    """More than may wait: who came late finds a place all the same, as soon as the first have been
+    silent for a moment.
+    """
     monkeypatch.setattr(lane_sockets, "HELLO_S", 60.0)  # nobody leaves by himself
 
     async def main(nursery: trio.Nursery) -> None:

@@ -1,4 +1,6 @@
-"""What a running node has loaded: none of the native libraries of transports and keys that it does not speak; and who needs them gets nowhere."""
+"""What a running node has loaded: none of the native libraries of transports and keys that it does
+not speak; and who needs them gets nowhere.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,8 @@ async def main():
 
 trio.run(main)
 """
-"""A libp2p peer whose key is one of secp256k1, for which the library of that curve would be needed."""
+"""A libp2p peer whose key is one of secp256k1, for which the library of that curve would be needed.
+"""
 
 
 def mapped(pid: int) -> set[str]:

@@ -1,4 +1,6 @@
-"""`atoll leave` while a script trains: the run stays left until somebody joins, and the script hears it once, in plain words."""
+"""`atoll leave` while a script trains: the run stays left until somebody joins, and the script
+hears it once, in plain words.
+"""
 
 from __future__ import annotations
 

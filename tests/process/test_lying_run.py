@@ -1,4 +1,5 @@
-"""A run that bears a member that lies, with real nodes: rounds go on, and who signed two things is banned with proof.
+"""A run that bears a member that lies, with real nodes: rounds go on, and who signed two things is
+banned with proof.
 
 Nobody is accused but who lies, and the anchors of the honest stay alike.
 """
@@ -23,7 +24,9 @@ def accused(*members: Member) -> set[str]:
 
 
 def counted(members: list[Member], least: int) -> int:
-    """The round of one contribution of each of them, of which at least so many count; all have the same anchor after it."""
+    """The round of one contribution of each of them, of which at least so many count; all have the
+    same anchor after it.
+    """
     while True:
         tickets = [
             member.swarm.contribute(samples=1, write=lambda out, value=i + 1.0: out.fill_(value))
@@ -70,7 +73,9 @@ def test_one_of_four_real_nodes_lies(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_hidden_plan_stops_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The member that never saw the plan has the decided bytes in the end, and accuses nobody who handed them out."""
+    """The member that never saw the plan has the decided bytes in the end, and accuses nobody who
+    handed them out.
+    """
     run, lies = new_run(tmp_path, model="[quorum]\nlying = 1"), tmp_path / "lies"
     monkeypatch.setenv("ATOLL_TEST_DEFECT", str(lies))
     honest = [run.organiser(), run.member("b"), run.member("c")]

@@ -1,4 +1,6 @@
-"""PeerNetwork over real sockets: several nodes in one trio process. `trio.fail_after` is a bound for hangs, not a measurement."""
+"""PeerNetwork over real sockets: several nodes in one trio process. `trio.fail_after` is a bound
+for hangs, not a measurement.
+"""
 
 from __future__ import annotations
 
@@ -199,7 +201,9 @@ def test_a_restart_needs_no_bootstrap(tmp_path: Path) -> None:
 
 
 def test_a_new_peer_of_a_run_is_in_the_cache_right_after_it_is_known(tmp_path: Path) -> None:
-    """Killed, and back on another port, a node finds it again: nobody else could tell either where the other is."""
+    """Killed, and back on another port, a node finds it again: nobody else could tell either where
+    the other is.
+    """
 
     async def main(nursery: trio.Nursery) -> None:
         cache = tmp_path / "peers.json"
@@ -331,7 +335,9 @@ def test_a_wire_that_ends_is_replaced(end: str) -> None:
 async def heard_until_its_end(
     nursery: trio.Nursery, told: list[object]
 ) -> AsyncIterator[tuple[PeerNetwork, PeerNetwork, Inbox]]:
-    """Two nodes; the second speaks to the first on a wire and notes what it is told of it. At the end the first is no more."""
+    """Two nodes; the second speaks to the first on a wire and notes what it is told of it. At the
+    end the first is no more.
+    """
     a, inbox_a = network(), Inbox()
     a.on_message(RUN, inbox_a)
     async with trio.open_nursery() as life:
@@ -460,7 +466,9 @@ def test_who_is_not_admitted_is_told_why(option: str, code: str) -> None:
 
 
 def test_who_answers_shows_its_standing_first_and_gets_nothing_where_that_is_not_enough() -> None:
-    """The opener is shown the other side's standing before it shows its own, or anything else that waits."""
+    """The opener is shown the other side's standing before it shows its own, or anything else that
+    waits.
+    """
 
     async def main(nursery: trio.Nursery) -> None:
         a, inbox, shown, judged = network(), Inbox(), list[bytes](), list[bytes]()
@@ -513,7 +521,9 @@ class OldAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 def test_nodes_of_the_old_and_the_new_greeting_tell_each_other_so_and_nothing_else() -> None:
-    """A hand-made peer of version 1 greets and is greeted: each side hears E140; no certificate, record or message is told."""
+    """A hand-made peer of version 1 greets and is greeted: each side hears E140; no certificate,
+    record or message is told.
+    """
 
     async def main(nursery: trio.Nursery) -> None:
         a, inbox, shown, recalled = network(), Inbox(), list[object](), list[object]()
@@ -1111,7 +1121,9 @@ def test_an_ended_node_leaves_nothing_and_says_nothing(capfd: pytest.CaptureFixt
 
 
 def test_without_the_dht_members_meet_by_the_bootstrap_and_nobody_asks_them() -> None:
-    """A node with `dht` off speaks no word of it, keeps nothing for others and asks nobody; its run works."""
+    """A node with `dht` off speaks no word of it, keeps nothing for others and asks nobody; its run
+    works.
+    """
 
     async def main(nursery: trio.Nursery) -> None:
         hub, inboxes = network(dht=False), [Inbox(), Inbox()]

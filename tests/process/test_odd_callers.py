@@ -1,4 +1,6 @@
-"""Callers of collectives that do what nobody thought of, among three real nodes whose scripts are threads of this test."""
+"""Callers of collectives that do what nobody thought of, among three real nodes whose scripts are
+threads of this test.
+"""
 
 from __future__ import annotations
 

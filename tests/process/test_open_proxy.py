@@ -1,4 +1,5 @@
-"""A node is nobody's way to somewhere else: whoever tries to use a relay, a dial-back or a port as an open proxy gets nowhere.
+"""A node is nobody's way to somewhere else: whoever tries to use a relay, a dial-back or a port as
+an open proxy gets nowhere.
 
 The traps are listeners on this machine: to them nothing may come.
 """
@@ -139,7 +140,9 @@ def test_circuits_are_not_strung_together() -> None:
 def test_who_is_asked_to_dial_back_dials_the_asker_only(
     trap: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Even at an address that it takes for one of the internet's: a peer id that is not the asker's, and hosts that are not its own, are refused."""
+    """Even at an address that it takes for one of the internet's: a peer id that is not the
+    asker's, and hosts that are not its own, are refused.
+    """
     dialled = list[tuple[str, int]]()
 
     async def probe(self: Dialler, host: str, port: int, target: object) -> bool:

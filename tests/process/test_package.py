@@ -1,4 +1,6 @@
-"""sdist → wheel → a fresh environment: nothing but atoll/ is put on the path and the console script works."""
+"""sdist → wheel → a fresh environment: nothing but atoll/ is put on the path and the console script
+works.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def _run(*command: str | Path, cwd: Path, **environment: str) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel made from the sdist made from a copy of the project (so that nothing is left in the tree)."""
+    """The wheel made from the sdist made from a copy of the project (so that nothing is left in the
+    tree).
+    """
     folder = tmp_path_factory.mktemp("package")
     source = folder / "source"
     source.mkdir()
@@ -85,8 +89,8 @@ def test_a_fresh_environment_runs_it(wheel: Path, tmp_path: Path, atoll_home: Pa
         wheel,
         cwd=tmp_path,
     )
-    # The dependencies come from the environment of the tests; a path in a .pth file does not run that one's own .pth files, so the
-    # editable atoll there is not seen.
+    # The dependencies come from the environment of the tests; a path in a .pth file does not run
+    # that one's own .pth files, so the editable atoll there is not seen.
     purelib = Path(
         _run(
             python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path

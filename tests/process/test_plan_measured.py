@@ -1,4 +1,6 @@
-"""`atoll plan --node`: rates and round trips are measured between real nodes, and the plan is the one for what was measured."""
+"""`atoll plan --node`: rates and round trips are measured between real nodes, and the plan is the
+one for what was measured.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Whatever way a lie about somebody's addresses comes, a node that has met the internet sends nothing to its own machine or to another house.
+"""Whatever way a lie about somebody's addresses comes, a node that has met the internet sends
+nothing to its own machine or to another house.
 
-One trio process; the victim believes that it has met a peer of the internet. The trap is a listener on this machine.
+One trio process; the victim believes that it has met a peer of the internet. The trap is a listener
+on this machine.
 """
 
 from __future__ import annotations

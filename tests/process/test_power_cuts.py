@@ -1,4 +1,6 @@
-"""Power is cut on two members at once: real nodes, a real file system in an image, nothing flushed (scripts/power_cuts.py)."""
+"""Power is cut on two members at once: real nodes, a real file system in an image, nothing flushed
+(scripts/power_cuts.py).
+"""
 
 from __future__ import annotations
 

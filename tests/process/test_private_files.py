@@ -1,4 +1,6 @@
-"""Everything in a node's home is its owner's only: files 0600, folders 0700, whatever the umask, and what was open before is closed."""
+"""Everything in a node's home is its owner's only: files 0600, folders 0700, whatever the umask,
+and what was open before is closed.
+"""
 
 from __future__ import annotations
 

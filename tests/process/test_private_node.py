@@ -1,4 +1,6 @@
-"""Private nodes as real processes: they end with their script, however that ends, and leave nothing behind."""
+"""Private nodes as real processes: they end with their script, however that ends, and leave nothing
+behind.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Without a quorum, with real processes: two of three peers are killed, the founder among them; the third goes on, uncertified, until they
-are back. Then its branch is adopted: the same bits at all three, and every contribution in them once."""
+"""Without a quorum, with real processes: two of three peers are killed, the founder among them; the
+third goes on, uncertified, until they are back. Then its branch is adopted: the same bits at all
+three, and every contribution in them once."""
 
 from __future__ import annotations
 
@@ -81,7 +82,8 @@ def test_a_lone_survivor_goes_on_uncertified_and_its_work_is_adopted(tmp_path: P
         for peer in lost:
             peer.signal("both", signal.SIGKILL)
             peer.process.wait(10)
-        # A vote of the survivor's while it still takes them for alive would bind it: its first contribution alone might be decided later.
+        # A vote of the survivor's while it still takes them for alive would bind it: its first
+        # contribution alone might be decided later.
         soon(lambda: alone(survivor), "the survivor knows that it is alone")
         for seed in (5000, 5020, 5040):
             [outcome] = turn(swarm, history, seed, [survivor])
@@ -92,7 +94,8 @@ def test_a_lone_survivor_goes_on_uncertified_and_its_work_is_adopted(tmp_path: P
         founder, third = lost
         founder.start()
         founder.expect("ready")
-        # Before it offers anything: what it did alone would be a branch of its own, and of two branches the one with more samples is taken.
+        # Before it offers anything: what it did alone would be a branch of its own, and of two
+        # branches the one with more samples is taken.
         soon(
             lambda: anchor(founder)[0] == len(history),
             "the founder has adopted the work of the survivor",

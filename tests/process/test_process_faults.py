@@ -1,7 +1,8 @@
-"""kill -9 and SIGSTOP of one of four real peers in the middle of an all-reduce of 25 million parameters.
+"""kill -9 and SIGSTOP of one of four real peers in the middle of an all-reduce of 25 million
+parameters.
 
-The survivors commit the mean over exactly the contributors they name, bit for bit what the codec and the fixed order give, equal at
-all of them; the next round works; the victim comes back.
+The survivors commit the mean over exactly the contributors they name, bit for bit what the codec
+and the fixed order give, equal at all of them; the next round works; the victim comes back.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class Reference:
     def check(self, seed: int, outcomes: list[dict[str, Any]], victim: Peer | None = None) -> None:
         """Outcomes of one trial: committed, honest, agreed and bit-equal.
 
-        A victim that was ready first may have had a round of its own, which none of these outcomes names: then that round and the
-        named ones, together, must explain the anchor.
+        A victim that was ready first may have had a round of its own, which none of these outcomes
+        names: then that round and the named ones, together, must explain the anchor.
         """
         named: dict[int, dict[str, int]] = {}
         for outcome in outcomes:
@@ -110,7 +111,9 @@ def round_of_all(swarm: Peers, reference: Reference, seed: int) -> None:
 def revive(
     victim: Peer, what: str, number: signal.Signals, reference: Reference, seed: int
 ) -> None:
-    """Bring the victim back as a whole peer. What it contributed when it was struck was counted honestly, or not at all."""
+    """Bring the victim back as a whole peer. What it contributed when it was struck was counted
+    honestly, or not at all.
+    """
     if number == signal.SIGSTOP:
         victim.signal(what, signal.SIGCONT)
         outcome = victim.expect("outcome", 60)

@@ -1,6 +1,8 @@
-"""Three real peers and a model in two fragments: rounds of both at once, a kill -9, all nodes back from disk at a cut, a late joiner, export.
+"""Three real peers and a model in two fragments: rounds of both at once, a kill -9, all nodes back
+from disk at a cut, a late joiner, export.
 
-What each fragment's anchor must be is computed here with numpy, bit for bit, from the contributors that outcomes name.
+What each fragment's anchor must be is computed here with numpy, bit for bit, from the contributors
+that outcomes name.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ class Reference:
         who: list[Peer] | None = None,
         victim: Peer | None = None,
     ) -> bool:
-        """All (or some) contribute to these fragments at once, and what they are told is added. Whether everybody was counted everywhere."""
+        """All (or some) contribute to these fragments at once, and what they are told is added.
+        Whether everybody was counted everywhere.
+        """
         who = who or self.peers.all
         for peer in who:
             self.say(peer, seed, fragments)
@@ -70,7 +74,9 @@ class Reference:
         peer.say(do="contribute", fragments=fragments, seed=seed + index, weight=index + 1)
 
     def take(self, seed: int, who: list[Peer], victim: Peer | None = None) -> bool:
-        """Add the rounds that these are told of. One that nobody names can only be of what a victim gave before it died."""
+        """Add the rounds that these are told of. One that nobody names can only be of what a victim
+        gave before it died.
+        """
         told: list[tuple[str, dict[str, Any]]] = [
             (peer.peer, peer.expect("outcome", 90)["outcomes"]) for peer in who
         ]

@@ -1,5 +1,6 @@
-"""A quorum is lost for ever, with real processes: two of three peers die and their disks are gone. The founder recertifies without them, by the
-command line, and goes on certified; one of them, back from a copy of its disk, is refused."""
+"""A quorum is lost for ever, with real processes: two of three peers die and their disks are gone.
+The founder recertifies without them, by the command line, and goes on certified; one of them, back
+from a copy of its disk, is refused."""
 
 from __future__ import annotations
 
@@ -93,9 +94,9 @@ def test_the_founder_goes_on_without_the_lost_and_a_copy_of_one_is_refused(tmp_p
 
 
 def test_a_founder_back_from_a_power_cut_goes_on_with_the_one_who_is_left(tmp_path: Path) -> None:
-    """Its votes were not forced to the medium and may be lost, so it comes back in a new life, with its state; it alone cannot be let in
-    again: one of three is left.
-    The survivor seals the round, and both go on."""
+    """Its votes were not forced to the medium and may be lost, so it comes back in a new life, with
+    its state; it alone cannot be let in again: one of three is left. The survivor seals the round,
+    and both go on."""
     with Peers(tmp_path, 3, 20_000) as swarm:
         swarm.settle()
         founder, left, gone = swarm.all

@@ -1,4 +1,6 @@
-"""A peer of two ranks: DDP and FSDP2 over gloo, each rank writing its slices; what such a job cannot do is refused in all of it."""
+"""A peer of two ranks: DDP and FSDP2 over gloo, each rank writing its slices; what such a job
+cannot do is refused in all of it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Relays over real sockets on one machine: nodes in one trio process. Peers that could be dialled pretend that they cannot."""
+"""Relays over real sockets on one machine: nodes in one trio process. Peers that could be dialled
+pretend that they cannot.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +100,9 @@ def test_a_peer_is_reached_through_a_relay_and_two_circuits_end_by_themselves() 
 def test_who_called_through_a_relay_dials_once_nothing_else_connects_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The circuit stands beside a direct connection that breaks later; then the direct one comes back, and the circuit goes."""
+    """The circuit stands beside a direct connection that breaks later; then the direct one comes
+    back, and the circuit goes.
+    """
     monkeypatch.setattr(punch, "AGAIN_FIRST_S", 0.05)
     monkeypatch.setattr(punch, "SETTLE_S", BOUND_S)
 

@@ -1,4 +1,6 @@
-"""A robust rule with real nodes: from the manifest to a committed round over all three, and to what the nodes say of the run."""
+"""A robust rule with real nodes: from the manifest to a committed round over all three, and to what
+the nodes say of the run.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("before", ["", '["arc", "nnm"]'])
 def test_three_peers_with_a_rule(tmp_path: Path, before: str) -> None:
-    """No round is decided over fewer than three, so the first one counts all; the founder alone and two wait, and let the others in."""
+    """No round is decided over fewer than three, so the first one counts all; the founder alone and
+    two wait, and let the others in.
+    """
     robust = (
         '[robust]\nrule = "median"\nf = 1\n'
         if not before

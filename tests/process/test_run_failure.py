@@ -1,4 +1,6 @@
-"""One run's failure at a node is coded, told and logged, and ends neither the node nor, in the script, training."""
+"""One run's failure at a node is coded, told and logged, and ends neither the node nor, in the
+script, training.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a run's node knows of its members: where they are, from their own records, and whether they are enough to decide a round."""
+"""What a run's node knows of its members: where they are, from their own records, and whether they
+are enough to decide a round.
+"""
 
 from __future__ import annotations
 
@@ -147,7 +149,9 @@ async def organisers_node(run: Run, nursery: trio.Nursery) -> AsyncGenerator[Run
 
 
 def test_nobody_keeps_a_newcomer_out_by_a_certificate_that_it_made_for_it(tmp_path: Path) -> None:
-    """Who holds the seed of any invite, as one to observe, can certify another's peer id by it, but signs no record for that."""
+    """Who holds the seed of any invite, as one to observe, can certify another's peer id by it, but
+    signs no record for that.
+    """
     run, newcomer, liar = new_run(tmp_path), Identity.generate(), Identity.generate()
     run_id, now_s = run.signed.run_id, time.time()
     own = make_invite(run_id, (), run.identity, now_s=now_s, uses=1).certify(newcomer, now_s)
@@ -174,7 +178,9 @@ def test_nobody_keeps_a_newcomer_out_by_a_certificate_that_it_made_for_it(tmp_pa
 
 
 def test_the_log_says_what_a_members_invite_is_for(tmp_path: Path) -> None:
-    """One that has shown its certificate to another member only, and greets this one without, has no other role here."""
+    """One that has shown its certificate to another member only, and greets this one without, has
+    no other role here.
+    """
     run, helper = new_run(tmp_path), Identity.generate()
     run_id, now_s = run.signed.run_id, time.time()
     invite = make_invite(run_id, (), run.identity, now_s=now_s, role="aggregate")
@@ -191,7 +197,9 @@ def test_the_log_says_what_a_members_invite_is_for(tmp_path: Path) -> None:
 
 
 def test_a_member_gets_no_other_role_by_what_was_revoked_or_has_expired(tmp_path: Path) -> None:
-    """A member is at home, whatever it shows; what it shows counts only while it would let in somebody."""
+    """A member is at home, whatever it shows; what it shows counts only while it would let in
+    somebody.
+    """
     run, helper = new_run(tmp_path), Identity.generate()
     run_id, now_s = run.signed.run_id, time.time()
     came, train, late = (
@@ -242,7 +250,9 @@ def test_an_invite_for_one_lets_go_of_whom_it_let_in_here_once_the_log_has_anoth
 def test_what_a_node_tells_names_neither_machine_nor_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever a member gets from a node whose script has founded the run and contributes: manifest, records, log, heartbeats."""
+    """Whatever a member gets from a node whose script has founded the run and contributes:
+    manifest, records, log, heartbeats.
+    """
     machine, user = (
         "the-name-of-this-machine",
         "the-name-of-its-user",
@@ -295,7 +305,9 @@ def test_what_a_node_tells_names_neither_machine_nor_user(
 
 
 def test_what_the_engine_tells_after_the_end_of_a_run_reaches_nobody(tmp_path: Path) -> None:
-    """The bytes of a round complete while the run is being closed: its convener would propose, and vote in a journal that is closed."""
+    """The bytes of a round complete while the run is being closed: its convener would propose, and
+    vote in a journal that is closed.
+    """
     run = new_run(tmp_path)
 
     async def main(nursery: trio.Nursery) -> None:

@@ -1,4 +1,6 @@
-"""Secure rounds with real nodes: from the manifest to a sum that nobody could look into; a site is killed, or lies, and the others go on bit-equal."""
+"""Secure rounds with real nodes: from the manifest to a sum that nobody could look into; a site is
+killed, or lies, and the others go on bit-equal.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +57,8 @@ def test_five_sites_of_which_one_is_killed(tmp_path: Path) -> None:
 def test_a_real_node_that_gives_another_mean_changes_nobodys_model_and_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When it convenes it proposes its own result; the others make theirs, decide that in the next ballot, and say who proposed the other. Without
-    proof: it has signed nothing of that."""
+    """When it convenes it proposes its own result; the others make theirs, decide that in the next
+    ballot, and say who proposed the other. Without proof: it has signed nothing of that."""
     secure = PLAIN.replace('method = "local_sgd"\n[exchange]\ncodec = "fp32"\n', "[secure]\n")
     run = new_run(tmp_path, manifest='mode = "federated"\n' + secure)
     lies = tmp_path / "lies"
@@ -67,7 +69,9 @@ def test_a_real_node_that_gives_another_mean_changes_nobodys_model_and_is_named(
     values = {member.swarm.peer: index + 1.0 for index, member in enumerate(everybody)}
 
     def anchor() -> tuple[int, float]:
-        """Round, and the value of all elements, of the newest one, once all honest members have the same."""
+        """Round, and the value of all elements, of the newest one, once all honest members have the
+        same.
+        """
 
         def same() -> tuple[int, bytes] | None:
             found = {member.anchor() for member in honest}

@@ -1,4 +1,6 @@
-"""Ten thousand bad signatures a second from one key cost a node a tenth of a core at most, and no round."""
+"""Ten thousand bad signatures a second from one key cost a node a tenth of a core at most, and no
+round.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ RNG = random.Random(5)
 
 
 def forged(run: str, whose: PeerId, certificate: bytes, number: int) -> bytes:
-    """Records of one member that it has not signed, each newer than the one before: no cheap test refuses them."""
+    """Records of one member that it has not signed, each newer than the one before: no cheap test
+    refuses them.
+    """
     now_ms = int(time.time() * 1000)
     signed = tuple(
         SignedRecord(
@@ -53,7 +57,9 @@ def encode_record(record: Record) -> bytes:
 
 
 class Flood(threading.Thread):
-    """Sends them to a member, as many a second, until it is told to end. It has been let in by an invite."""
+    """Sends them to a member, as many a second, until it is told to end. It has been let in by an
+    invite.
+    """
 
     def __init__(self, stranger: Stranger, victim: Member) -> None:
         super().__init__()
@@ -103,7 +109,9 @@ def cpu_s(member: Member) -> float:
 
 
 def share(member: Member) -> float:
-    """Of a core that a member's node takes, over some seconds. Processor time: others' load does not change it."""
+    """Of a core that a member's node takes, over some seconds. Processor time: others' load does
+    not change it.
+    """
     before, began = cpu_s(member), time.monotonic()
     time.sleep(SECONDS)
     return (cpu_s(member) - before) / (time.monotonic() - began)

@@ -1,4 +1,6 @@
-"""A run of real nodes is split by what its members contributed, and each cluster's run begins where the run was, with its members only."""
+"""A run of real nodes is split by what its members contributed, and each cluster's run begins where
+the run was, with its members only.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ WAYS = torch.randn(2, NUMEL, generator=torch.Generator().manual_seed(3))
 
 
 def turn(members: list[Member], number: int) -> bool:
-    """The first two contribute in one direction, the others in another; whether one round counted all."""
+    """The first two contribute in one direction, the others in another; whether one round counted
+    all.
+    """
     tickets = list[object]()
     for index, member in enumerate(members):
         noise = torch.randn(NUMEL, generator=torch.Generator().manual_seed(10 * number + index))
@@ -52,7 +56,9 @@ def test_two_groups_become_two_runs_that_go_on_from_the_model(tmp_path: Path) ->
         ]
 
         def shown() -> str:
-            """The clusters of all; one more round where a contribution was decided before it was kept, or without somebody."""
+            """The clusters of all; one more round where a contribution was decided before it was
+            kept, or without somebody.
+            """
             told = atoll(organiser.home, "split", "bad", *copies)
             if told.status == 0 and "in no cluster" not in told.out:
                 return told.out

@@ -1,4 +1,6 @@
-"""Many starts, one swarm: names for addresses, several bootstrap nodes, halves that met different ones. Real sockets, one trio process."""
+"""Many starts, one swarm: names for addresses, several bootstrap nodes, halves that met different
+ones. Real sockets, one trio process.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Somebody outside of a run that is entered by invite, who knows one node's address and speaks the protocol well: it gets nothing.
+"""Somebody outside of a run that is entered by invite, who knows one node's address and speaks the
+protocol well: it gets nothing.
 
-Real nodes against a hand-made peer: it announces itself as a member, asks for the run, answers greetings, opens streams, sends messages. Once with
-nothing in its hands, once as an ex-member: banned, under a fresh key, with all certificates that it saw while it was a member.
+Real nodes against a hand-made peer: it announces itself as a member, asks for the run, answers
+greetings, opens streams, sends messages. Once with nothing in its hands, once as an ex-member:
+banned, under a fresh key, with all certificates that it saw while it was a member.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, Membe
 
 
 class Stranger:
-    """A well-formed peer under a fresh key. ``shown``: certificates that it has seen, and shows in turn."""
+    """A well-formed peer under a fresh key. ``shown``: certificates that it has seen, and shows in
+    turn.
+    """
 
     def __init__(self, run: Run, shown: Sequence[bytes] = ()) -> None:
         self.run, self.identity = run, Identity.generate()
@@ -93,7 +97,9 @@ class Stranger:
             self.network.send(self.topic, self.organiser, data)
 
     async def announce(self, organiser: str, certificate: bytes) -> None:
-        """Say to a member that we take part, and ask who else does; nothing of the run comes back that is news to a stranger."""
+        """Say to a member that we take part, and ask who else does; nothing of the run comes back
+        that is news to a stranger.
+        """
         stream = await self.network._host.open_stream(self.organiser, PEERS)
         here = self.network.addresses()
         news = announce(self.identity, self.topic, here, time.time(), organiser, certificate)
@@ -150,7 +156,9 @@ def test_a_stranger_that_knows_an_address_gets_nothing(swarm: tuple[Run, Member,
 def test_an_ex_member_with_the_certificates_of_others_gets_nothing(
     swarm: tuple[Run, Member, Member],
 ) -> None:
-    """It was a member, is banned, comes back under a fresh key, and shows its old certificate and that of another member."""
+    """It was a member, is banned, comes back under a fresh key, and shows its old certificate and
+    that of another member.
+    """
     run, organiser, b = swarm
     paths = find_paths(str(run.folder / "b"))
     stolen = load_standing(paths, run.signed.run_id).certificate
@@ -165,7 +173,9 @@ FLOOD_A_MINUTE = 500
 
 
 class Crowd(threading.Thread):
-    """Announces peers that do not exist in the run, one after another, until it is stopped; half of them as if they were in its certified place."""
+    """Announces peers that do not exist in the run, one after another, until it is stopped; half of
+    them as if they were in its certified place.
+    """
 
     def __init__(self, run: Run) -> None:
         super().__init__(daemon=True)
@@ -209,7 +219,9 @@ class Crowd(threading.Thread):
 def test_a_join_takes_no_longer_while_strangers_announce_themselves(
     swarm: tuple[Run, Member, Member],
 ) -> None:
-    """The organiser's node is the bootstrap of the invite, and has heard of hundreds who are not there."""
+    """The organiser's node is the bootstrap of the invite, and has heard of hundreds who are not
+    there.
+    """
     run, _, _ = swarm
 
     def join_s(name: str) -> float:

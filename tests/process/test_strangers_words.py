@@ -1,6 +1,8 @@
-"""A peer that refuses with words which a terminal would obey: a real node, the real command on a pseudo terminal, and what arrives there.
+"""A peer that refuses with words which a terminal would obey: a real node, the real command on a
+pseudo terminal, and what arrives there.
 
-Whoever the invite names gives a verdict, in its own words; a stranger who says the same only says so.
+Whoever the invite names gives a verdict, in its own words; a stranger who says the same only says
+so.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ def _evil(*_: object) -> Any:
 
 @contextmanager
 def peers(run_id: str, *, stranger: bool) -> Iterator[str]:
-    """A peer that the invite is to name, at the address that is yielded: a hostile one, or an honest one that has met a hostile stranger."""
+    """A peer that the invite is to name, at the address that is yielded: a hostile one, or an
+    honest one that has met a hostile stranger.
+    """
     ready, found, errors = threading.Event(), list[str](), list[BaseException]()
     stop = trio.Event()
     token: list[Any] = []
@@ -117,7 +121,9 @@ def logs(home: Path) -> str:
 
 
 def told(run: Run, home: Path, address: str) -> tuple[int, str]:
-    """Try to join by an invite that names ``address``; nothing harmful may come to the terminal or into the log."""
+    """Try to join by an invite that names ``address``; nothing harmful may come to the terminal or
+    into the log.
+    """
     invite = make_invite(run.signed.run_id, [address], run.identity, now_s=time.time()).encode()
     status, said = on_a_terminal(home, "join", invite, "--yes")
     plain = re.sub(r"\x1b\[[0-9;]*m", "", said).replace("\r\n", "\n")

@@ -1,4 +1,6 @@
-"""A ring, and two levels over two sites whose heads are checked, with four real peers: the bits are those of the trees, in numpy."""
+"""A ring, and two levels over two sites whose heads are checked, with four real peers: the bits are
+those of the trees, in numpy.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,8 @@ def test_four_peers_at_two_sites(tmp_path: Path, kind: TopologyKind) -> None:
             digest(givers[0][0], Topology()),
         )
         assert found[0]["digest"] in trees
-        # Names are drawn: where the first two by name are of one site, and the owner of the other, the tree adds up in the star's order.
+        # Names are drawn: where the first two by name are of one site, and the owner of the other,
+        # the tree adds up in the star's order.
         assert found[0]["digest"] != star or (
             groups in ((0, 0, 1, 1), (1, 1, 0, 0)) and star in trees
         )

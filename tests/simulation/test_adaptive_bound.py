@@ -1,4 +1,6 @@
-"""A bound that follows a quantile of the contributions' norms, in masked rounds: where it goes, who knows it, and what its noise is."""
+"""A bound that follows a quantile of the contributions' norms, in masked rounds: where it goes, who
+knows it, and what its noise is.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def bounds(peer: Peer) -> dict[int, float]:
 
 
 def test_the_bound_goes_to_the_quantile_and_is_the_same_everywhere() -> None:
-    """Of five sites' norms the third is the median. One site dies on the way and learns the bound from the log when it is back."""
+    """Of five sites' norms the third is the median. One site dies on the way and learns the bound
+    from the log when it is back.
+    """
     table = Table(5, structs.replace(SECURE, privacy=PRIVATE))
     peers = table.all_in()
     for round_ in range(16):
@@ -69,7 +73,9 @@ def test_the_bound_goes_to_the_quantile_and_is_the_same_everywhere() -> None:
 
 
 def test_both_noises_together_are_what_is_accounted() -> None:
-    """Measured: the vectors' deviation is z_Δ of the bound, the count's as said, and 1/z² = 1/z_Δ² + 1/(2 σ_b)²."""
+    """Measured: the vectors' deviation is z_Δ of the bound, the count's as said, and 1/z² = 1/z_Δ²
+    + 1/(2 σ_b)².
+    """
     numel, members, threshold, bound = 4000, 5, 4, 0.7
     privacy = structs.replace(PRIVATE, noise=2.0, count_noise=1.5)
     vectors = Vectors(TERMS, privacy, numel, members, threshold, bound)

@@ -1,4 +1,6 @@
-"""Who may do what in a run, through real sessions: roles of invites, probation, how many may enter an hour, and who votes twice."""
+"""Who may do what in a run, through real sessions: roles of invites, probation, how many may enter
+an hour, and who votes twice.
+"""
 
 from __future__ import annotations
 
@@ -221,7 +223,9 @@ def test_as_many_as_may_enter_in_an_hour_do_and_who_is_trusted_beside_them(
 
 # ---- by what one enters: every acceptor looks
 def guarded(table: Table, revoked: dict[str, set[bytes]] | None = None, **shown: bytes) -> None:
-    """A run by invite whose members have all seen these certificates; ``revoked``: what each has heard of."""
+    """A run by invite whose members have all seen these certificates; ``revoked``: what each has
+    heard of.
+    """
     table.place.doors = lambda peer: toy_doors(
         PeerId("p0"), lambda: table.world.now, shown, (revoked or {}).get(peer)
     )
@@ -331,7 +335,9 @@ def test_a_convener_that_lies_lets_in_nobody_who_has_no_certificate() -> None:
 
 
 def by_a_leaked_invite(*told: str) -> Table:
-    """Six rounds of three members, while a fourth asks in by an invite whose revocation only ``told`` have heard of."""
+    """Six rounds of three members, while a fourth asks in by an invite whose revocation only
+    ``told`` have heard of.
+    """
     table = Table(4)
     shown = {f"p{index}": toy(f"p{index}", b"general") for index in (1, 2)}
     guarded(table, {who: {b"leaked"} for who in told}, **shown, p3=toy("p3", b"leaked"))

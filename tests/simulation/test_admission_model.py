@@ -1,9 +1,12 @@
-"""Who gets into a run, given what is known to whom: attackers with all they can make of what they hold, against the gates of all members.
+"""Who gets into a run, given what is known to whom: attackers with all they can make of what they
+hold, against the gates of all members.
 
-As in the model of Dolev and Yao an attacker sees everything that ever travels (certificates, capabilities, announcements), signs with every key it
-holds, and combines and alters the rest as it likes; it cannot forge signatures of keys it does not hold, nor speak as a peer whose key it
-does not hold, since every channel proves the peer id. What is checked is the code that nodes run: gate, ban lists, announcements' registry, and
-the doors of the log, at which a convener that lies proposes the attacker in an entry. Planted bugs show that the model finds them.
+As in the model of Dolev and Yao an attacker sees everything that ever travels (certificates,
+capabilities, announcements), signs with every key it holds, and combines and alters the rest as it
+likes; it cannot forge signatures of keys it does not hold, nor speak as a peer whose key it does
+not hold, since every channel proves the peer id. What is checked is the code that nodes run: gate,
+ban lists, announcements' registry, and the doors of the log, at which a convener that lies proposes
+the attacker in an entry. Planted bugs show that the model finds them.
 """
 
 from __future__ import annotations
@@ -45,7 +48,9 @@ POLICIES: tuple[Policy, ...] = ("invite", "open", "allow")
 
 @dataclass
 class Attacker:
-    """``keys``: identities it can speak as; ``shown``: certificates it has seen; ``invites``: whole invites, with their secrets."""
+    """``keys``: identities it can speak as; ``shown``: certificates it has seen; ``invites``: whole
+    invites, with their secrets.
+    """
 
     keys: list[Identity]
     shown: list[Certificate]
@@ -75,7 +80,9 @@ class Attacker:
         return made
 
     def _altered(self, rng: random.Random, key: Identity, seen: Certificate) -> Certificate:
-        """A certificate for ``key`` made of one of another, with any fields changed and any signatures of its own."""
+        """A certificate for ``key`` made of one of another, with any fields changed and any
+        signatures of its own.
+        """
         said, signer = seen.capability, rng.choice(self.keys)
         changes = {
             "bearer": public_key_of(signer.peer),
@@ -102,7 +109,9 @@ class Attacker:
 
 @dataclass
 class World:
-    """A run with three members beside its organiser, whose gates know the same configuration and bans, and a hop that knows nothing."""
+    """A run with three members beside its organiser, whose gates know the same configuration and
+    bans, and a hop that knows nothing.
+    """
 
     gates: list[Gate]
     hop: Registry
@@ -116,7 +125,9 @@ class World:
 def world(
     rng: random.Random, folder: Path, policy: Policy, attacker: str
 ) -> tuple[World, Attacker]:
-    """The run as it is once the attacker is outside: banned, and its capability revoked, where it was ever inside."""
+    """The run as it is once the attacker is outside: banned, and its capability revoked, where it
+    was ever inside.
+    """
     keys = [Identity(rng.randbytes(32)) for _ in range(8)]
     organiser, *members = keys[:4]
     newcomer, former, *fresh = keys[4:]
@@ -162,7 +173,9 @@ def admitted(gate: Gate, peer: PeerId, shown: bytes) -> bool:
 
 
 def heard(world: World, who: Identity, shown: bytes, sender: PeerId) -> bool:
-    """Whether a hop that knows nothing of the run passes it on to whoever asks under its organiser, and all members believe it."""
+    """Whether a hop that knows nothing of the run passes it on to whoever asks under its organiser,
+    and all members believe it.
+    """
     news = announce(who, RUN, [HERE], NOW_S, world.organiser.peer, shown)
     try:
         taken = world.hop.accept(news, sender, 0.0, NOW_S)
@@ -173,7 +186,9 @@ def heard(world: World, who: Identity, shown: bytes, sender: PeerId) -> bool:
 
 
 def proposed(gate: Gate, peer: PeerId, shown: bytes) -> bool:
-    """Whether an acceptor votes for an entry in which a lying convener lets this peer in, with this certificate, whatever it says of it, or without."""
+    """Whether an acceptor votes for an entry in which a lying convener lets this peer in, with this
+    certificate, whatever it says of it, or without.
+    """
     doors = doors_of(gate, lambda: NOW_S)
     found = genuine(shown)
     words = [right_of(found).admitted] if found is not None else []

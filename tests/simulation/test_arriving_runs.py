@@ -1,4 +1,6 @@
-"""Federated runs whose rounds do not wait for everybody, with the real session: who is in which round, on which anchor, and with what weight."""
+"""Federated runs whose rounds do not wait for everybody, with the real session: who is in which
+round, on which anchor, and with what weight.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,9 @@ def turn(anchor: Tensor, site: int) -> Tensor:
 
 
 def replayed(given: dict[int, set[int]], run: RunSettings) -> tuple[Tensor, list[tuple[int, int]]]:
-    """The last anchor, by the functions that simulations are made of, from who was in which round; and (site, staleness) of all contributions."""
+    """The last anchor, by the functions that simulations are made of, from who was in which round;
+    and (site, staleness) of all contributions.
+    """
     anchors, bases, stale = [torch.zeros(D)], dict.fromkeys(range(N), 0), list[tuple[int, int]]()
     for round_ in sorted(given):
         total = torch.zeros(D)
@@ -150,7 +154,9 @@ class Normal(nn.Module):
 
 
 def test_running_statistics_count_by_the_share_and_not_by_the_weight() -> None:
-    """With FedFix a slow site's weight is above 1; what it has found of a variance counts as everybody's."""
+    """With FedFix a slow site's weight is above 1; what it has found of a variance counts as
+    everybody's.
+    """
     run, seen = settings(12, Arrivals(period_s=PERIOD)), dict[int, Seen]()
 
     def script(member: LocalMember) -> None:
@@ -191,7 +197,9 @@ def test_running_statistics_count_by_the_share_and_not_by_the_weight() -> None:
 @pytest.mark.parametrize("when_s", [3.0 + 0.37 * step for step in range(4)])
 @pytest.mark.parametrize("arrivals", [Arrivals(count=2), Arrivals(period_s=PERIOD), MIXING[1]])
 def test_who_is_killed_costs_the_others_no_round(arrivals: Arrivals, when_s: float) -> None:
-    """Node and script of the fastest, who convenes as often as any: while it trains, while it waits, while its round is decided; it comes back."""
+    """Node and script of the fastest, who convenes as often as any: while it trains, while it
+    waits, while its round is decided; it comes back.
+    """
     seen = play(
         LocalSwarm(N, settings=settings(20, arrivals), latency_s=0.02).crash_at(
             1, when_s, back_after_s=1.5
@@ -214,7 +222,9 @@ def test_who_is_killed_costs_the_others_no_round(arrivals: Arrivals, when_s: flo
 def test_a_member_that_waits_for_more_to_come_trains_on_after_its_deadline_and_loses_nothing() -> (
     None
 ):
-    """A round of two, where the second takes long: what the first does meanwhile goes on from the anchor that counts its contribution."""
+    """A round of two, where the second takes long: what the first does meanwhile goes on from the
+    anchor that counts its contribution.
+    """
     run = settings(4, Arrivals(count=2), deadline_s=1.0)
     seen = play(LocalSwarm(2, settings=run, latency_s=0.005), speeds=(0.1, 1.7), patience=2)
     opened = [outcome for outcome in seen[0].outcomes if outcome.status == "open"]
@@ -235,7 +245,9 @@ def test_a_member_that_waits_for_more_to_come_trains_on_after_its_deadline_and_l
 def test_fixed_periods_end_where_all_count_alike_and_first_come_first_served_where_the_fast_pull() -> (
     None
 ):
-    """With one loss each, (w - b_i)²/2, the mean of the b_i is the optimum; arrivals that count alike end nearer to the fast ones'."""
+    """With one loss each, (w - b_i)²/2, the mean of the b_i is the optimum; arrivals that count
+    alike end nearer to the fast ones'.
+    """
     optimum = B.mean(0)
     frequency = torch.tensor([1 / speed for speed in SPEEDS])[:, None]
     by_speed = (frequency * B).sum(0) / frequency.sum()

@@ -1,4 +1,6 @@
-"""Averages in groups among several members in virtual time: the same bits in a group, the mean where all are counted, honesty where not."""
+"""Averages in groups among several members in virtual time: the same bits in a group, the mean
+where all are counted, honesty where not.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def play(
     body: Callable[[LocalMember], Any],
     arrange: Callable[[LocalSwarm], object] = lambda swarm: None,
 ) -> list[Any]:
-    """``body`` at every member from virtual second 10 on, when all are members, until all have returned."""
+    """``body`` at every member from virtual second 10 on, when all are members, until all have
+    returned.
+    """
     ended = set[int]()
     swarm = LocalSwarm(count, settings=RunSettings(codec="fp32"))
     arrange(swarm)
@@ -155,7 +159,9 @@ def test_who_does_not_call_is_missing_from_the_mean_and_from_nothing_else() -> N
 @pytest.mark.parametrize("after_s", [0.005, 0.03, 0.06, 0.09, 0.15])
 @pytest.mark.parametrize("victim", [0, 4])
 def test_a_member_lost_under_way_costs_its_groups_only(victim: int, after_s: float) -> None:
-    """Whenever it dies: what each result says it stands for is what is in it, and groups hold the same bits."""
+    """Whenever it dies: what each result says it stands for is what is in it, and groups hold the
+    same bits.
+    """
 
     def body(member: LocalMember) -> tuple[Averaged, torch.Tensor]:
         flat = torch.full((50_000,), float(2**member.index))
@@ -199,7 +205,9 @@ def test_a_pair_that_lost_a_member_goes_on_with_the_next_step_before_its_deadlin
 
 
 def test_callers_under_different_configurations_come_together() -> None:
-    """A fifth member joins; the organiser knows it first and calls, and so do the others, which have not heard of it yet."""
+    """A fifth member joins; the organiser knows it first and calls, and so do the others, which
+    have not heard of it yet.
+    """
     seen = dict[int, int]()
 
     def script(member: Any) -> Any:

@@ -1,4 +1,6 @@
-"""One member's script does what it should not: it is told clearly, and the others lose no round by it."""
+"""One member's script does what it should not: it is told clearly, and the others lose no round by
+it.
+"""
 
 from __future__ import annotations
 
@@ -78,8 +80,8 @@ def play(
     settings: RunSettings = SETTINGS,
     arrange: Callable[[LocalSwarm], Any] | None = None,
 ) -> Any:
-    """Two good members and a bad one; what the bad one's script says. The good ones are counted in every round, one after the other, and end
-    with the same bits."""
+    """Two good members and a bad one; what the bad one's script says. The good ones are counted in
+    every round, one after the other, and end with the same bits."""
 
     def script(member: LocalMember) -> Any:
         if member.index == BAD:
@@ -164,7 +166,9 @@ def test_what_the_codec_cannot_hold_is_dropped_with_the_reason(
 
 
 def test_an_inner_optimizer_whose_state_is_damaged_contributes_nothing_any_more() -> None:
-    """AdamW keeps the NaN of one gradient: its member drops all it trains, says so, and the others go on."""
+    """AdamW keeps the NaN of one gradient: its member drops all it trains, says so, and the others
+    go on.
+    """
 
     def script(member: LocalMember) -> Life:
         life = Life(member)
@@ -225,7 +229,9 @@ def test_a_contribution_to_another_base_anchor_is_refused() -> None:
 
 
 def test_a_member_whose_node_is_on_another_base_is_not_counted() -> None:
-    """Its messages name another entry than the run's last: they are refused in its name, and rounds go on without it."""
+    """Its messages name another entry than the run's last: they are refused in its name, and rounds
+    go on without it.
+    """
     accused: list[ev.PeerMisbehaved] = []
     swarms: list[LocalSwarm] = []
 
@@ -299,7 +305,9 @@ def test_what_is_refused_at_attach_costs_the_others_nothing(why: str, key: str, 
 
 
 def test_a_model_that_changed_between_restarts_is_refused_by_the_tensors_name() -> None:
-    """Killed in its third round; its second life has a layer more. Then it comes back as it was, and takes part again."""
+    """Killed in its third round; its second life has a layer more. Then it comes back as it was,
+    and takes part again.
+    """
     lives: list[str] = []
 
     def script(member: LocalMember) -> Life | None:
@@ -320,7 +328,9 @@ def test_a_model_that_changed_between_restarts_is_refused_by_the_tensors_name() 
 
 
 def test_a_closure_that_raises_is_the_scripts_own_error_and_no_step() -> None:
-    """LBFGS evaluates its closure several times a step, which is one step; an exception passes through, and training goes on."""
+    """LBFGS evaluates its closure several times a step, which is one step; an exception passes
+    through, and training goes on.
+    """
 
     def script(member: LocalMember) -> Life:
         life = Life(member)
@@ -353,7 +363,9 @@ def test_a_closure_that_raises_is_the_scripts_own_error_and_no_step() -> None:
     "settings", [{"sync_every": 0}, {"sync_every": None, "round_s": 0.0}, {"codec": "int3"}]
 )
 def test_a_run_that_cannot_be_is_refused_to_all_of_its_members(settings: dict[str, Any]) -> None:
-    """H = 0, no time, a codec that nobody knows: the manifest says so before (tests/unit/test_manifest.py)."""
+    """H = 0, no time, a codec that nobody knows: the manifest says so before
+    (tests/unit/test_manifest.py).
+    """
     with pytest.raises(ConfigError) as told:
         LocalSwarm(2, settings=msgspec.structs.replace(SETTINGS, **settings)).run(
             lambda member: Life(member).attached()

@@ -1,4 +1,6 @@
-"""Forks and tips from other members: bounded, validated, and without effect where they break a rule."""
+"""Forks and tips from other members: bounded, validated, and without effect where they break a
+rule.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ P1, P2 = map(PeerId, ("p1", "p2"))
 
 
 class Scene:
-    """Three of five are dead, p1 and p2 go on in a branch of two; what p1 hears from "p2" is written by the test."""
+    """Three of five are dead, p1 and p2 go on in a branch of two; what p1 hears from "p2" is
+    written by the test.
+    """
 
     def __init__(self) -> None:
         swarm = SimSwarm(4, Options(peers=(5, 5), faults=(), rounds=4))

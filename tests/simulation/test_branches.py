@@ -1,4 +1,6 @@
-"""Without a quorum: branches, and what becomes of them when a quorum is back. Directed schedules; random ones are in test_rounds."""
+"""Without a quorum: branches, and what becomes of them when a quorum is back. Directed schedules;
+random ones are in test_rounds.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ SEEDS = (1, 2, 4)  # any three
 
 
 class Stage(QuietStage):
-    """Three members, of whom some die, or are cut off, until they come back at ``back_s``; the others go on in branches."""
+    """Three members, of whom some die, or are cut off, until they come back at ``back_s``; the
+    others go on in branches.
+    """
 
     def __init__(
         self, seed: int, *, after_s: float | None = 1.0, back_s: float = 16.0, peers: int = 3
@@ -75,7 +79,9 @@ def test_who_comes_back_soon_adopts_all_that_was_done_though_the_survivor_had_as
 def test_two_who_come_back_together_do_not_decide_past_the_branch_of_one_who_has_promised_more(
     back_s: float,
 ) -> None:
-    """They are a quorum, and the survivor convened a later ballot than theirs before its branch began: it once did not answer them."""
+    """They are a quorum, and the survivor convened a later ballot than theirs before its branch
+    began: it once did not answer them.
+    """
     stage = Stage(7, back_s=back_s)
     stage.strike((0, lambda: stage.die(P0, P1)))
     assert stage.run().problem == ""
@@ -95,9 +101,11 @@ def test_with_the_pause_policy_nothing_happens_until_a_quorum_is_back() -> None:
 def test_of_two_branches_the_one_with_more_samples_is_adopted_and_the_other_reports_its_loss() -> (
     None
 ):
-    """The founder is dead, the other two each alone: one branch stays behind, and says how many contributions no entry will count.
+    """The founder is dead, the other two each alone: one branch stays behind, and says how many
+    contributions no entry will count.
 
-    Where one of the two voted for an entry before it missed the others, that is decided and nothing adopted: then another seed shows it.
+    Where one of the two voted for an entry before it missed the others, that is decided and nothing
+    adopted: then another seed shows it.
     """
     for seed in range(1, 10):
         stage = Stage(seed)
@@ -149,7 +157,9 @@ def test_two_of_five_go_on_together_and_a_restart_in_a_branch_resumes_it() -> No
 
 
 def test_a_convener_that_is_on_no_branch_fetches_the_tip_that_it_adopts() -> None:
-    """In such seeds the round once stood still for ever: the tip's members did not know the name by which it was asked for."""
+    """In such seeds the round once stood still for ever: the tip's members did not know the name by
+    which it was asked for.
+    """
     absorbed = 0
     for seed in (22, 23, 29, 31):  # what a seed plays moves with every change of timing
         verdict = run_seed(seed, plant=BranchPlant())
@@ -178,7 +188,9 @@ def test_a_run_that_ends_in_a_branch_leaves_nothing_in_the_data_plane() -> None:
 
 @pytest.mark.parametrize("seed", [5, 6, 8, 9])
 def test_a_branch_goes_no_further_while_a_fetched_state_is_being_installed(seed: int) -> None:
-    """One member alone is so far behind that it fetches the others' state. What its script gives meanwhile was once added to that state."""
+    """One member alone is so far behind that it fetches the others' state. What its script gives
+    meanwhile was once added to that state.
+    """
     stage, alone = Stage(seed, peers=4, after_s=0.5), PeerId("p3")
     heard, swarm = stage.swarm.heard, stage.swarm
 

@@ -1,4 +1,6 @@
-"""Swarms of BTARD peers in virtual time: every attack ends as it must, honest peers agree to the bit, and planted bugs are found."""
+"""Swarms of BTARD peers in virtual time: every attack ends as it must, honest peers agree to the
+bit, and planted bugs are found.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,9 @@ def test_of_a_flood_of_messages_that_nobody_signed_few_are_checked() -> None:
     ],
 )
 def test_no_attacker_takes_an_honest_peer_along(attack: str, n: int, b: int) -> None:
-    """Before, each took one where parts got from one of the two to the other in public only: of 7 one was left, of 16 two."""
+    """Before, each took one where parts got from one of the two to the other in public only: of 7
+    one was left, of 16 two.
+    """
     options = Options(n=n, b=b, attack=attack, steps=8, until_clean=False, messages=n < 16)
     swarm = Swarm(3, options)
     checker = swarm.run()
@@ -108,7 +112,9 @@ def test_a_grudge_costs_a_few_waits_and_no_more() -> None:
 @pytest.mark.parametrize("n", [4, 8])
 @pytest.mark.parametrize("compute_s", [4.0, 24.0])
 def test_who_tells_its_words_to_all_but_one_keeps_nobody_back(n: int, compute_s: float) -> None:
-    """Who is left out is given them by the others before it is testified to be missing itself, and nobody leaves because of parts that came late."""
+    """Who is left out is given them by the others before it is testified to be missing itself, and
+    nobody leaves because of parts that came late.
+    """
     settings = msgspec.structs.replace(SMALL.settings, compute_s=compute_s)
     for messages in (False, True):
         swarm = Swarm(
@@ -133,7 +139,9 @@ def test_who_tells_its_words_to_all_but_one_keeps_nobody_back(n: int, compute_s:
 def test_what_reaches_a_part_of_the_honest_only_costs_none_of_them_its_place(
     seed: int, n: int, b: int
 ) -> None:
-    """Questions and testimonies are among what is lost: so others are told that somebody owes what it was never asked for."""
+    """Questions and testimonies are among what is lost: so others are told that somebody owes what
+    it was never asked for.
+    """
     swarm = Swarm(
         seed,
         replace(
@@ -177,7 +185,9 @@ def local_steps(options: Options) -> Options:
 
 @pytest.mark.parametrize("attack", ["sign_flip", "ipm_0.1", "mimic"])
 def test_who_leaves_the_way_of_its_local_steps_is_found(attack: str) -> None:
-    """DiLoCo's form: a state on the way is another, in one of three intervals; a validator computes one of them."""
+    """DiLoCo's form: a state on the way is another, in one of three intervals; a validator computes
+    one of them.
+    """
     swarm = Swarm(9, local_steps(replace(SMALL, attack=attack, steps=400, rate=1.0)))
     checker = swarm.run()
     assert checker.problems == []
@@ -231,7 +241,9 @@ def test_a_seed_gives_the_same_run() -> None:
 
 
 def test_a_draw_is_fair_though_attackers_abort_those_that_they_do_not_like() -> None:
-    """They reveal last, and only draws that begin with a zero bit: each abort costs an identity, and afterwards the bit is fair."""
+    """They reveal last, and only draws that begin with a zero bit: each abort costs an identity,
+    and afterwards the bit is fair.
+    """
     swarm = Swarm(8, replace(SMALL, attack="abort_abuse", rate=1.0, steps=64, until_clean=False))
     draws: list[int] = []
     finished = swarm.checker.finished

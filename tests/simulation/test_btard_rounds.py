@@ -1,4 +1,6 @@
-"""Sessions of a run with BTARD on a simulated network: rounds end alike everywhere, and who lies or stops is removed, whatever the network loses."""
+"""Sessions of a run with BTARD on a simulated network: rounds end alike everywhere, and who lies or
+stops is removed, whatever the network loses.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def settings(count: int, validators: int, lying: int, intervals: int = 0) -> Run
 
 
 class Seeds:
-    """Peers whose scripts train a quadratic by seeds; those in ``liars`` answer with another vector for themselves."""
+    """Peers whose scripts train a quadratic by seeds; those in ``liars`` answer with another vector
+    for themselves.
+    """
 
     def __init__(
         self, count: int, liars: int = 0, validators: int = 1, lying: int = 0, intervals: int = 0
@@ -94,7 +98,9 @@ class Seeds:
                 pass
 
     def _walk(self, peer: Peer, rounds: Any, now: float, event: ev.WorkAsked) -> None:
-        """All intervals of a peer's own work, in one of which a liar jumps; or one of another's, from the state that it has shown."""
+        """All intervals of a peer's own work, in one of which a liar jumps; or one of another's,
+        from the state that it has shown.
+        """
         if event.interval >= 0:
             self.again[event.interval] = self.again.get(event.interval, 0) + 1
             start = rounds.starts(event.number)
@@ -194,8 +200,9 @@ def test_who_lies_is_removed_with_evidence_and_the_others_go_on_through_loss(los
 def test_of_work_in_intervals_one_is_computed_again_and_who_jumps_in_it_is_removed(
     jump: float,
 ) -> None:
-    """The liar jumps in one of two intervals a round, so a look finds it in one of two; validators compute no more than that interval, and
-    nothing from what is no number, which the liar says it has passed through."""
+    """The liar jumps in one of two intervals a round, so a look finds it in one of two; validators
+    compute no more than that interval, and nothing from what is no number, which the liar says it
+    has passed through."""
     seeds = Seeds(5, liars=1, intervals=2)
     seeds.jump = jump
     liars_are_removed_and_the_others_go_on(seeds)
@@ -213,7 +220,9 @@ def test_with_a_log_that_bears_a_liar() -> None:
 
 
 def test_nobody_votes_for_another_vector_than_its_own_step_came_to() -> None:
-    """Two of five give the log copies of another vector, and plan with these: in their ballots no round is decided, and the others decide in theirs."""
+    """Two of five give the log copies of another vector, and plan with these: in their ballots no
+    round is decided, and the others decide in theirs.
+    """
     seeds = Seeds(5)
     liars = {peer.name for peer in seeds.peers[3:]}
     for peer in seeds.peers[3:]:
@@ -304,8 +313,8 @@ def test_who_dies_in_any_stage_of_a_step_is_the_only_one_removed(stage: Stage) -
 def test_who_has_lost_its_disk_says_nothing_of_steps_in_which_it_may_have_spoken(
     rounds: int,
 ) -> None:
-    """Also of the first step, of which the log has nothing yet but that all were members; and though the others talk to it of steps while it has no
-    more of the log than its beginning."""
+    """Also of the first step, of which the log has nothing yet but that all were members; and
+    though the others talk to it of steps while it has no more of the log than its beginning."""
     seeds = Seeds(5)
     seeds.until(
         lambda: (

@@ -1,4 +1,6 @@
-"""Heads of sites are checked while the round runs: who states another sum is named in that round, and what is decided is the flat mean."""
+"""Heads of sites are checked while the round runs: who states another sum is named in that round,
+and what is decided is the flat mean.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ class Labs(Table):
         self.all_in()
 
     def forge(self, change: Change, chance: Random | None = None) -> None:
-        """All records go through ``change``. By ``chance`` some messages are lost, and more of the accounts."""
+        """All records go through ``change``. By ``chance`` some messages are lost, and more of the
+        accounts.
+        """
 
         def tap(sender: PeerId, receiver: PeerId, channel: str, payload: Any) -> bool:
             if channel != "record":
@@ -185,7 +189,9 @@ def test_honest_sites_decide_the_flat_mean_by_checked_sums() -> None:
 def test_a_head_that_states_another_sum_is_named_in_that_round_and_nobody_adopts_it(
     lie: Callable[[bytes], bytes] | None, hides: bool
 ) -> None:
-    """``lie``: None leaves a member out. ``hides``: its account is of what it states. One element of the smallest other value is enough."""
+    """``lie``: None leaves a member out. ``hides``: its account is of what it states. One element
+    of the smallest other value is enough.
+    """
     labs = Labs()
     labs.play()
     liar: list[PeerId] = []
@@ -232,7 +238,9 @@ def test_a_head_that_states_another_sum_is_named_in_that_round_and_nobody_adopts
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_head_that_lies_whenever_it_can_is_found_each_time_through_loss(seed: int) -> None:
-    """It may be head again where the one who convenes has not heard of it. A plan may also have been revised without it, or it is alone in one."""
+    """It may be head again where the one who convenes has not heard of it. A plan may also have
+    been revised without it, or it is alone in one.
+    """
     labs = Labs()
     lied: set[int] = set()
 
@@ -269,7 +277,9 @@ def test_a_witness_that_doubts_a_true_sum_is_named_and_the_head_goes_on() -> Non
 
 
 def test_a_head_that_blames_a_member_convinces_nobody_and_is_head_no_more() -> None:
-    """It says that it was given something else, which nobody can know: nobody is named, and its sum is not used."""
+    """It says that it was given something else, which nobody can know: nobody is named, and its sum
+    is not used.
+    """
     labs = Labs()
     pair: list[PeerId] = []
     sums: dict[int, bytes] = {}
@@ -317,12 +327,16 @@ def test_who_was_in_a_dispute_takes_part_in_sums_again_after_a_while(
 
 @pytest.mark.parametrize("seed", range(901, 903))
 def test_through_faults_no_honest_member_is_named(seed: int) -> None:
-    """A swarm in which anybody accuses an honest member has broken a rule (`SimSwarm.heard`), as one whose result is not that of its contributors."""
+    """A swarm in which anybody accuses an honest member has broken a rule (`SimSwarm.heard`), as
+    one whose result is not that of its contributors.
+    """
     assert run_seed(seed, Options(plan="checked")).problem == ""
 
 
 def test_a_member_that_slanders_changes_no_plan_and_is_heard_once_a_round() -> None:
-    """Only the owner of the part speaks of its sums, under the plan in force; and only who it was that put somebody apart lets it in again."""
+    """Only the owner of the part speaks of its sums, under the plan in force; and only who it was
+    that put somebody apart lets it in again.
+    """
     labs = Labs()
     labs.play()
     one, liar = labs.peers[0], PeerId("p5")
@@ -372,7 +386,9 @@ class Zeroed(SimSwarm):
 def test_through_faults_a_head_that_lies_is_the_only_one_that_is_named_and_no_result_is_its(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Every entry is computed again by the simulation. Without the comparison one of the same swarms decides a wrong one."""
+    """Every entry is computed again by the simulation. Without the comparison one of the same
+    swarms decides a wrong one.
+    """
     lied = list[int]()
     for seed in range(
         14, 60

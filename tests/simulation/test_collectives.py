@@ -1,4 +1,6 @@
-"""The collectives of scripts among several members in virtual time: exact results, the same bits everywhere, named contributors."""
+"""The collectives of scripts among several members in virtual time: exact results, the same bits
+everywhere, named contributors.
+"""
 
 from __future__ import annotations
 
@@ -272,7 +274,9 @@ def test_handles_may_be_waited_for_in_any_order_and_again() -> None:
 
 
 def test_callers_under_different_configurations_come_together() -> None:
-    """A third member joins; the organiser knows it first and calls, and so does the second member, which has not heard of it yet."""
+    """A third member joins; the organiser knows it first and calls, and so does the second member,
+    which has not heard of it yet.
+    """
     seen = dict[int, int]()
 
     def script(member: Any) -> Any:
@@ -617,7 +621,9 @@ def test_who_calls_late_gets_the_result_as_long_as_it_is_kept(late_s: float, gon
 
 
 def test_calls_that_ended_open_take_nobodys_place() -> None:
-    """p1 asks again and again whether the others are there; more often than there is room for at once, here and at the others."""
+    """p1 asks again and again whether the others are there; more often than there is room for at
+    once, here and at the others.
+    """
 
     def body(member: LocalMember) -> None:
         if member.index == 1:
@@ -761,7 +767,9 @@ def test_an_id_serves_once_whatever_is_called(what: str) -> None:
 
 @pytest.mark.parametrize("what", EVERY)
 def test_who_cancels_or_dies_is_named_or_left_out_by_all_alike(what: str) -> None:
-    """p1 cancels at once, p3 dies a moment after it has called; whoever is told of a result is told the same one."""
+    """p1 cancels at once, p3 dies a moment after it has called; whoever is told of a result is told
+    the same one.
+    """
 
     def body(member: LocalMember) -> Outcome:
         member.sleep(10.0 - member.clock())

@@ -1,4 +1,6 @@
-"""Properties of the commit and of its framing: whatever strikes, every promise holds; whatever bytes come, they are refused or understood."""
+"""Properties of the commit and of its framing: whatever strikes, every promise holds; whatever
+bytes come, they are refused or understood.
+"""
 
 from __future__ import annotations
 

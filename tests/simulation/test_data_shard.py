@@ -1,4 +1,6 @@
-"""Shards of many members in virtual time: clean runs, unequal speeds, overlap, churn; and exact resume of one, or of all, 50 seeds each."""
+"""Shards of many members in virtual time: clean runs, unequal speeds, overlap, churn; and exact
+resume of one, or of all, 50 seeds each.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ class Trained:
 
 
 def script(lives: list[Trained], saved: dict[int, Any] | None = None, size: int = SIZE) -> Any:
-    """A plain loop. With ``saved`` it writes a checkpoint after every step, and goes on from the one it finds."""
+    """A plain loop. With ``saved`` it writes a checkpoint after every step, and goes on from the
+    one it finds.
+    """
     points = Points(size)
 
     def train(swarm: LocalMember) -> Trained:
@@ -142,8 +146,9 @@ def test_on_a_clean_run_no_sample_is_seen_twice_and_none_is_left_out(
 
 @pytest.mark.parametrize("seed", seeds(3, 12))
 def test_with_churn_no_certified_work_is_of_the_same_samples(seed: int) -> None:
-    """Members are late, killed and frozen; within the first epoch what rounds have counted is of different samples each time, but for what
-    somebody had trained who was away so long that it lost its place."""
+    """Members are late, killed and frozen; within the first epoch what rounds have counted is of
+    different samples each time, but for what somebody had trained who was away so long that it lost
+    its place."""
     rng = Random(seed)
     lives: list[Trained] = []
     swarm = LocalSwarm(
@@ -165,7 +170,9 @@ def test_with_churn_no_certified_work_is_of_the_same_samples(seed: int) -> None:
 
 
 def played(seed: int, strike: Any = None) -> tuple[list[Trained], dict[int, str]]:
-    """A run whose members save after every step; returns their lives, and the anchor after each round."""
+    """A run whose members save after every step; returns their lives, and the anchor after each
+    round.
+    """
     lives: list[Trained] = []
     swarm = LocalSwarm(3, settings=SETTINGS, seed=seed, latency_s=0.01)
     if strike is not None:
@@ -187,8 +194,9 @@ def uninterrupted() -> tuple[list[Trained], dict[int, str]]:
 def test_killed_and_resumed_the_run_goes_on_bit_for_bit(
     seed: int, uninterrupted: tuple[list[Trained], dict[int, str]]
 ) -> None:
-    """One member (even seeds) or all of them (odd) are killed in the middle of a step, node and script, and resume by their last checkpoint:
-    every later anchor has the bits of the run that nobody disturbed, so every sample was read as it would have been."""
+    """One member (even seeds) or all of them (odd) are killed in the middle of a step, node and
+    script, and resume by their last checkpoint: every later anchor has the bits of the run that
+    nobody disturbed, so every sample was read as it would have been."""
     rng = Random(seed)
     plain, expected = uninterrupted
     step_s = max(

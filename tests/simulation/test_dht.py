@@ -1,4 +1,6 @@
-"""The DHT in virtual time: lookups among liars and the dead, values that outlive those who kept them, replays that nobody believes."""
+"""The DHT in virtual time: lookups among liars and the dead, values that outlive those who kept
+them, replays that nobody believes.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def pairs(swarm: Swarm) -> list[tuple[Node, Node, str]]:
 
 
 def replaced_values_found(swarm: Swarm) -> int:
-    """Each value is replaced by a newer one before it is looked for; how often the newer one is found."""
+    """Each value is replaced by a newer one before it is looked for; how often the newer one is
+    found.
+    """
     right = 0
     for writer, reader, name in pairs(swarm):
         for payload in (b"old", b"new"):

@@ -1,4 +1,6 @@
-"""What an eager member expects of a round is its part of it, also in the first one and when others came since: values, in virtual time."""
+"""What an eager member expects of a round is its part of it, also in the first one and when others
+came since: values, in virtual time.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,8 @@ def test_members_that_attach_before_they_know_one_another() -> None:
     results = LocalSwarm(PEERS, settings=settings, latency_s=0.02).run(values, step_s=0.25)
     assert [result["knew"] for result in results] == [1, PEERS, PEERS]
     assert {result["know"] for result in results} == {PEERS}
-    # The founder is at its boundary first; the others follow at their next step, their last but one, and have made one more since.
+    # The founder is at its boundary first; the others follow at their next step, their last but
+    # one, and have made one more since.
     for result, before, since in zip(results, (H, H - 1, H - 1), (0, 1, 1), strict=True):
         expected = -OUTER.lr * (1 + OUTER.momentum) * before * LR / PEERS - since * LR
         torch.testing.assert_close(result["after"], torch.full((4,), expected))

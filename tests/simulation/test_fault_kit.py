@@ -1,4 +1,6 @@
-"""Every fault in every phase, of the owner, a member and the convener: simulated swarms keep their promises and finish."""
+"""Every fault in every phase, of the owner, a member and the convener: simulated swarms keep their
+promises and finish.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ def play(seed: int, *script: Fault) -> tuple[SimSwarm, Simulated]:
     )
     problem = swarm.run().problem
     if any(found.fault.kind == "lie" for found in faults.struck):
-        # Nobody else can tell what an owner should have said: a lie to the convener is committed, as the liar's, and the same for all.
+        # Nobody else can tell what an owner should have said: a lie to the convener is committed,
+        # as the liar's, and the same for all.
         liar = faults.struck[0].victim
         problem = re.sub(
             rf"honest outcome: entry \d+: part of {liar} is not the mean over its contributors",
@@ -59,7 +62,9 @@ def test_a_fault_of_each_target_in_each_phase_is_survived(kind: Kind) -> None:
 def test_who_loses_a_lane_while_the_others_decide_is_not_a_second_behind(
     kind: Kind, target: Target
 ) -> None:
-    """Owners that know the decision send nothing again: the result is fetched from a holder, and not when the plan is found to stand still."""
+    """Owners that know the decision send nothing again: the result is fetched from a holder, and
+    not when the plan is found to stand still.
+    """
     behind = dict[int, float]()
     for seed in range(16):
         swarm = SimSwarm(

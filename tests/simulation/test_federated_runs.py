@@ -1,4 +1,6 @@
-"""Federated runs in virtual time: what must be equal, what must add up, who waits, and whose model it is."""
+"""Federated runs in virtual time: what must be equal, what must add up, who waits, and whose model
+it is.
+"""
 
 from __future__ import annotations
 
@@ -155,8 +157,8 @@ class Bias(nn.Module):
 def test_weights_lead_to_the_optimum_of_the_shares_and_unweighted_arrivals_to_that_of_speed(
     settings: Settings, share: float
 ) -> None:
-    """A client with 30 samples of one class makes a turn a second, one with 70 of the other a turn in four: 0.7 is the optimum of all samples; with
-    every arrival counting alike it is 1 to 4."""
+    """A client with 30 samples of one class makes a turn a second, one with 70 of the other a turn
+    in four: 0.7 is the optimum of all samples; with every arrival counting alike it is 1 to 4."""
     y = torch.tensor([0] * 30 + [1] * 70)
     task = Task(Bias, torch.zeros(100, 1), y, torch.zeros(2, 1), y[-2:])
     run = replace(
@@ -312,7 +314,9 @@ def test_running_statistics_are_averaged_and_corrections_leave_them_alone(name: 
     "settings", [Settings("fedfix", period=50.0), Settings("fedbuff", buffer=2, unbiased=True)]
 )
 def test_running_statistics_take_no_weight_above_a_share(settings: Settings) -> None:
-    """Slow members' weights are above 1, and would carry a variance past zero: parameters bear that, normalisation does not."""
+    """Slow members' weights are above 1, and would carry a variance past zero: parameters bear
+    that, normalisation does not.
+    """
     small = blobs(norm=True)
     small = replace(
         small, x=small.x * 0.05, test_x=small.test_x * 0.05
@@ -407,7 +411,9 @@ def test_even_sites_are_one_cluster_and_names_stay() -> None:
 
 
 def test_personal_steps_are_their_papers() -> None:
-    """On v²/2 around 3: Ditto rests between the own optimum and the anchor, Per-FedAvg steps along the gradient further down."""
+    """On v²/2 around 3: Ditto rests between the own optimum and the anchor, Per-FedAvg steps along
+    the gradient further down.
+    """
     own, anchor = torch.tensor([3.0], dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
 
     def gradient(v: Tensor) -> Tensor:

@@ -1,4 +1,6 @@
-"""A run in fragments: each a log of its own, decided for itself, beside the others; one membership, one data plane."""
+"""A run in fragments: each a log of its own, decided for itself, beside the others; one membership,
+one data plane.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def run_of(member: LocalMember) -> Fragments:
 
 
 def enter(member: LocalMember, count: int) -> None:
-    """Until all fragments have ``count`` members. All start from zero, so states of different fragments hold the same bytes."""
+    """Until all fragments have ``count`` members. All start from zero, so states of different
+    fragments hold the same bytes.
+    """
     member.open(LAYOUT, lambda initial: None)
     while any(len(session.config_peers()) < count for session in run_of(member).sessions):
         member.sleep(0.1)
@@ -41,7 +45,9 @@ def fill(flat: torch.Tensor, value: float) -> None:
 
 
 def give(member: LocalMember, fragment: int, value: float, base: int | None = None) -> Outcome:
-    """Contribute a constant and wait: with the plain outer step of rate 1 the anchor falls by the mean."""
+    """Contribute a constant and wait: with the plain outer step of rate 1 the anchor falls by the
+    mean.
+    """
     return member.contribute_fragment(
         fragment, samples=1, write=lambda flat: fill(flat, value), base=base
     ).wait(60.0)
@@ -144,7 +150,9 @@ def test_rounds_of_all_fragments_are_under_way_at_once_and_each_counts_for_itsel
 
 
 def test_a_fragment_that_waits_does_not_hold_the_others_up() -> None:
-    """One member contributes to fragment 0 only: the rounds of fragment 1 go on without it after the grace; those of fragment 2 stay as they are."""
+    """One member contributes to fragment 0 only: the rounds of fragment 1 go on without it after
+    the grace; those of fragment 2 stay as they are.
+    """
 
     def body(member: LocalMember) -> Any:
         enter(member, 3)
@@ -181,7 +189,9 @@ def test_a_member_killed_under_way_comes_back_to_every_fragment_from_its_own_dis
                 for k in range(P)
             ]
             first = [one.wait(60.0) for one in pending]
-        else:  # what its disk holds is the state of each fragment; it learns of what it missed when it next has something to say
+        else:
+            # what its disk holds is the state of each fragment; it learns of what it missed when it
+            # next has something to say
             assert min(run_of(member).cut.values()) >= 0
             first = [give(member, k, 0.0) for k in range(P)]
         member.sleep(60.0 - member.clock())

@@ -46,7 +46,9 @@ def data(member: int, round_: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def script(member: LocalMember) -> tuple[torch.Tensor, list[tuple[int, ...]]]:
-    """A member's training; its batch is that of the round it is in, so that it is known what each round was made of."""
+    """A member's training; its batch is that of the round it is in, so that it is known what each
+    round was made of.
+    """
     model, seen = net(), list[tuple[int, ...]]()
     member.open(
         FlatVector(model, member.settings).layout, FlatVector(model, member.settings).write_to
@@ -190,7 +192,9 @@ def test_a_gradient_that_is_not_finite_takes_its_samples_along() -> None:
     ],
 )
 def test_what_the_runs_optimizer_would_not_do_is_refused(params: Any, words: str) -> None:
-    """Parameters that were left out would be trained all the same, and rates of groups be the manifest's."""
+    """Parameters that were left out would be trained all the same, and rates of groups be the
+    manifest's.
+    """
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     with pytest.raises(ConfigError, match=words) as told:
         GradientAveraging(params(model), swarm=SoloSwarm(SETTINGS), model=model)

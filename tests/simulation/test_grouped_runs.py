@@ -1,4 +1,6 @@
-"""FedCompass in runs of the real session: who makes how many steps, who is in which round, and what the anchor becomes of it."""
+"""FedCompass in runs of the real session: who makes how many steps, who is in which round, and what
+the anchor becomes of it.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def play(
     stall: tuple[int, int, float] = (-1, 0, 0.0),
     speeds: Sequence[float] = SPEEDS,
 ) -> dict[int, Seen]:
-    """Every site trains on (w - b_i)²/2 to the end of the run, from when all are members. ``stall``: which one stops at which step for how long."""
+    """Every site trains on (w - b_i)²/2 to the end of the run, from when all are members.
+    ``stall``: which one stops at which step for how long.
+    """
     seen = dict[int, Seen]()
 
     def script(member: LocalMember) -> None:
@@ -136,11 +140,15 @@ def after(anchor: Tensor, site: int, steps: int) -> Tensor:
 
 
 Odd = Mapping[tuple[int, int], Callable[[list[Tensor]], Tensor]]
-"""Contributions that are no plain turn, by round and site: parameters, as if the turn had ended with them, from the anchors before."""
+"""Contributions that are no plain turn, by round and site: parameters, as if the turn had ended
+with them, from the anchors before.
+"""
 
 
 def by_hand(rounds: Sequence[Round], members: int, odd: Odd | None = None) -> Tensor:
-    """The last anchor: each is x - sum of alpha s(u) / N (x_u - y), y the parameters of a turn that began at x_u, u rounds ago."""
+    """The last anchor: each is x - sum of alpha s(u) / N (x_u - y), y the parameters of a turn that
+    began at x_u, u rounds ago.
+    """
     anchors, bases = [torch.zeros(D)], dict.fromkeys(range(members), 0)
     for number, who in enumerate(rounds, 1):
         total = torch.zeros(D)
@@ -186,8 +194,10 @@ def test_groups_arrive_together_as_in_the_simulation_and_count_as_computed_by_ha
 
 
 def test_who_is_late_trains_on_and_two_late_contributions_are_one_sum() -> None:
-    """Site 1 stops in its second turn, of 13 steps. Its group is made without it when it has been waited for (3). What it offers then is too late for
-    round 4, too, by which it has made one step more from anchor 3, and both are in round 5. It goes on from there, with what it made from anchor 4."""
+    """Site 1 stops in its second turn, of 13 steps. Its group is made without it when it has been
+    waited for (3). What it offers then is too late for round 4, too, by which it has made one step
+    more from anchor 3, and both are in round 5. It goes on from there, with what it made from
+    anchor 4."""
     speeds = (0.1, 0.23)
     seen = play(
         LocalSwarm(2, settings=settings(6), latency_s=0.1), 2, stall=(1, 15, 8.0), speeds=speeds
@@ -219,7 +229,9 @@ def test_who_is_late_trains_on_and_two_late_contributions_are_one_sum() -> None:
 
 @pytest.mark.parametrize("when_s", [9.7, 12.0])
 def test_a_coordinator_that_is_killed_costs_no_contribution(when_s: float) -> None:
-    """Node and script of the organiser's, which is also the fastest; it comes back, and into the others' group."""
+    """Node and script of the organiser's, which is also the fastest; it comes back, and into the
+    others' group.
+    """
     swarm = LocalSwarm(N, settings=settings(14, coordinator=True), latency_s=0.005).crash_at(
         0, when_s, back_after_s=6.0
     )

@@ -1,4 +1,6 @@
-"""What a member holds does not grow with the age of its run: all that is reachable from its session is counted."""
+"""What a member holds does not grow with the age of its run: all that is reachable from its session
+is counted.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ OPERATION_EVERY = 3  # rounds
 
 
 def held(peer: Peer) -> Counter[str]:
-    """By type, the objects that live as long as the session does; not its disk, the network, or the operations it may not vote in again."""
+    """By type, the objects that live as long as the session does; not its disk, the network, or the
+    operations it may not vote in again.
+    """
     session, journal = peer.session, peer.storage.journal()
     assert isinstance(journal, MemoryJournal)
     elsewhere = (journal.kept, session.operations.spent, peer.storage, peer.heard, peer)

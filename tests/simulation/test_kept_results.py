@@ -1,5 +1,5 @@
-"""Results of operations are let go of as soon as everybody has them: nobody holds two where the next operation begins. Durable ones are kept on
-disk as long as somebody may still need them."""
+"""Results of operations are let go of as soon as everybody has them: nobody holds two where the
+next operation begins. Durable ones are kept on disk as long as somebody may still need them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def served(peer: Peer, op_id: str) -> bool:
 
 @pytest.mark.parametrize("slow", [0.0, 0.3], ids=["even", "the proposal comes last"])
 def test_a_result_is_kept_no_longer_than_until_the_last_has_it(slow: float) -> None:
-    """Where the proposal comes later than the votes of a quorum, a member learns the decision without having voted; it has the bytes."""
+    """Where the proposal comes later than the votes of a quorum, a member learns the decision
+    without having voted; it has the bytes.
+    """
     table = Table(4)
     table.all_in()
     for number in range(6):
@@ -61,7 +63,9 @@ def test_a_result_is_kept_no_longer_than_until_the_last_has_it(slow: float) -> N
 
 
 def test_a_durable_result_that_waits_for_the_disk_is_not_fetched_from_others() -> None:
-    """One member's disk takes seconds; the others have decided long before it has written what it holds."""
+    """One member's disk takes seconds; the others have decided long before it has written what it
+    holds.
+    """
     table, gets = Table(3), list[PeerId]()
     table.all_in()
     slow = table.peers[2]

@@ -1,4 +1,6 @@
-"""Whose contributions lean, from what members of a run have signed and kept: who drifts is named with figures, and what cannot be told is refused."""
+"""Whose contributions lean, from what members of a run have signed and kept: who drifts is named
+with figures, and what cannot be told is refused.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ N, DRIFTS = 5, 3
 
 
 def played(folder: Path, monkeypatch: pytest.MonkeyPatch, rounds: int, drift: float) -> Source:
-    """Five members with one goal and noise; one of them adds a little of the same direction in every round. The running means point all ways."""
+    """Five members with one goal and noise; one of them adds a little of the same direction in
+    every round. The running means point all ways.
+    """
     monkeypatch.setattr(recompute, "verify", verify)
     outer = OuterSettings(kind="sgd", lr=1.0, momentum=0.0)
     table = Table(N, RunSettings(sync_every=1, codec="fp32", outer=outer))

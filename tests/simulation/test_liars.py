@@ -1,4 +1,6 @@
-"""Swarms in which members lie, over the production code of the others: no two histories, nobody honest accused, rounds go on."""
+"""Swarms in which members lie, over the production code of the others: no two histories, nobody
+honest accused, rounds go on.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +109,9 @@ def test_owners_that_are_not_remembered_cost_more() -> None:
 
 
 def empties(seed: int) -> tuple[int, int, int]:
-    """Empty entries with which the liar comes in, empty entries, of the honest member that has most, and how many members there are."""
+    """Empty entries with which the liar comes in, empty entries, of the honest member that has
+    most, and how many members there are.
+    """
     swarm = SimSwarm(seed, Options(peers=(4, 6), rounds=12, faults=(), lying=1, lies=("lives",)))
     assert swarm.run().problem == ""
     of_liars, all_ = 0, 0

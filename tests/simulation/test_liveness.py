@@ -1,4 +1,6 @@
-"""The law of liveness (docs/protocol.md): a quorum that lives goes on, whatever the dead took with them."""
+"""The law of liveness (docs/protocol.md): a quorum that lives goes on, whatever the dead took with
+them.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def goes_on(table: Table, peers: list[Peer]) -> None:
 def test_who_holds_the_newest_state_alone_brings_one_that_lags_up_to_it(
     more: int, loss: float
 ) -> None:
-    """The holder's newest state has no later entry that certifies it, and no quorum offers it alike; checkpoints come every 4 entries."""
+    """The holder's newest state has no later entry that certifies it, and no quorum offers it
+    alike; checkpoints come every 4 entries.
+    """
     table = Table(4)
     dies, holder, lags = three_left(table)
     lags.kill()
@@ -135,7 +139,9 @@ def test_who_lacks_the_state_says_who_would_have_it() -> None:
 
 
 def test_a_member_that_lost_its_state_but_not_its_journal_goes_on_as_the_same_life() -> None:
-    """It takes an older state from the one that is left, and the results of what its own journal knows."""
+    """It takes an older state from the one that is left, and the results of what its own journal
+    knows.
+    """
     table = Table(3)
     _, second, third = table.all_in()
     for number in range(6):
@@ -151,7 +157,9 @@ def test_a_member_that_lost_its_state_but_not_its_journal_goes_on_as_the_same_li
 
 
 def test_a_member_that_lacks_a_result_which_nobody_keeps_takes_a_newer_state() -> None:
-    """Its checkpoint is behind its journal, and the results between are gone with the disk; the state that comes is beyond both."""
+    """Its checkpoint is behind its journal, and the results between are gone with the disk; the
+    state that comes is beyond both.
+    """
     table = Table(3)
     first, second, third = table.all_in()
     for number in range(6):
@@ -174,7 +182,9 @@ def test_a_member_that_lacks_a_result_which_nobody_keeps_takes_a_newer_state() -
 def test_a_run_of_two_goes_on_when_one_of_them_comes_back_from_a_backup(
     organiser: bool, back: int
 ) -> None:
-    """What it has voted for since is in the log: it goes on as a new member, and the organiser's gives its earlier life up by itself."""
+    """What it has voted for since is in the log: it goes on as a new member, and the organiser's
+    gives its earlier life up by itself.
+    """
     table = Table(2)
     first, second = table.all_in()
     peer, other = (first, second) if organiser else (second, first)
@@ -197,7 +207,9 @@ def test_a_run_of_two_goes_on_when_one_of_them_comes_back_from_a_backup(
 def test_an_organiser_of_two_from_a_backup_decides_nothing_before_the_other_is_back(
     late_s: float,
 ) -> None:
-    """It is a quorum alone: what it decided again, before it hears what it has forgotten, would be a second history."""
+    """It is a quorum alone: what it decided again, before it hears what it has forgotten, would be
+    a second history.
+    """
     table = Table(2)
     first, second = table.all_in()
     together(table, table.peers, "first")
@@ -258,7 +270,9 @@ def test_an_organiser_of_two_that_was_only_killed_waits_for_nothing_but_an_answe
 def test_of_two_of_three_one_that_comes_back_from_a_backup_waits_for_the_third_and_says_so() -> (
     None
 ):
-    """Its earlier life was one of the quorum. The third may have decided with it what nobody else knows."""
+    """Its earlier life was one of the quorum. The third may have decided with it what nobody else
+    knows.
+    """
     table = Table(3)
     _, second, third = table.all_in()
     together(table, table.peers, "first")
@@ -355,7 +369,9 @@ def watch(votes: dict[tuple[int, int], set[bytes]], peer: Peer) -> None:
 
 @pytest.mark.parametrize("seed", seeds(8, 24))
 def test_of_two_processes_with_one_key_none_votes_for_what_the_other_did_not(seed: int) -> None:
-    """The twin begins at any moment of a round, from a copy of that moment; ATOLL_SEEDS=200 for so many trials."""
+    """The twin begins at any moment of a round, from a copy of that moment; ATOLL_SEEDS=200 for so
+    many trials.
+    """
     rng = Random(seed)
     table = Table(rng.choice((2, 3, 3, 4, 5)))
     *rest, peer = table.all_in()
@@ -391,7 +407,9 @@ def test_a_process_that_was_started_again_is_not_its_own_double() -> None:
 
 
 def test_a_newcomer_learns_the_log_though_all_that_it_knows_as_members_died() -> None:
-    """It has the genesis, which names the founder alone; the founder dies, and who was let in since goes on."""
+    """It has the genesis, which names the founder alone; the founder dies, and who was let in since
+    goes on.
+    """
     swarm = SimSwarm(1, Options(peers=(4, 4), faults=(), rounds=500, fragments=1))
     swarm._start()
     founder, one, _, late = swarm.names
@@ -410,7 +428,9 @@ def test_a_newcomer_learns_the_log_though_all_that_it_knows_as_members_died() ->
 
 
 def test_a_newcomer_that_knows_a_part_of_the_log_learns_the_rest_from_who_lives() -> None:
-    """More of it than one answer holds; all members that these entries name are dead, and nobody keeps results so old."""
+    """More of it than one answer holds; all members that these entries name are dead, and nobody
+    keeps results so old.
+    """
     table = Table(4)
     founder = table.found()
     one, two, late = table.peers[1:]

@@ -1,4 +1,6 @@
-"""LocalSwarm: ordinary training scripts, n of them, in virtual time: same seed, same bits; killed, frozen, late and parted peers."""
+"""LocalSwarm: ordinary training scripts, n of them, in virtual time: same seed, same bits; killed,
+frozen, late and parted peers.
+"""
 
 from __future__ import annotations
 
@@ -324,7 +326,8 @@ def test_tensors_of_one_vector_have_their_own_codecs() -> None:
         view.copy_into(anchor)
         return view.round, anchor
 
-    # one is late and takes the state, one was frozen and fetches results in chunks of several codecs
+    # one is late and takes the state, one was frozen and fetches results in chunks of several
+    # codecs
     swarm = (
         LocalSwarm(4, settings=settings, chunk_elements=64).join_at(3, 4.0).freeze_at(2, 2.5, 3.0)
     )

@@ -1,4 +1,6 @@
-"""Loss that never ends, homes that come back from a backup or are deleted, disks that fail: random swarms, and who is left goes on."""
+"""Loss that never ends, homes that come back from a backup or are deleted, disks that fail: random
+swarms, and who is left goes on.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def test_a_member_that_waits_for_a_dead_quorum_and_is_silent_is_found() -> None:
 
 
 def test_of_two_processes_with_one_key_all_are_told_and_the_others_go_on() -> None:
-    """The second begins at any moment, amid crashes and partitions; the oracle lets no vote differ from one of the same ballot."""
+    """The second begins at any moment, amid crashes and partitions; the oracle lets no vote differ
+    from one of the same ballot.
+    """
     assert played(range(4), "crash", "freeze", "partition", "twin")["twin"] >= 2
 
 
@@ -77,7 +81,9 @@ def test_a_planted_bug_that_shows_at_one_moment_only_is_found(
 
 @pytest.mark.parametrize("seed", [3100002, 3100288, 3100537])
 def test_who_decides_alone_goes_on_from_the_checkpoint_that_its_journal_reaches(seed: int) -> None:
-    """Power goes, or the disk fails, with a checkpoint on the medium of an entry that the journal has lost."""
+    """Power goes, or the disk fails, with a checkpoint on the medium of an entry that the journal
+    has lost.
+    """
     assert run_seed(seed, Options(peers=(3, 7))).problem == ""
 
 
@@ -88,12 +94,15 @@ def test_a_member_whose_votes_were_not_forced_may_be_killed_at_once_after_a_rebo
 
 @pytest.mark.parametrize("seed", [4000055, 4000482, 5002554])
 def test_a_backup_on_a_full_disk_and_a_wait_that_has_just_ended_are_no_faults(seed: int) -> None:
-    """The user makes room before a backup is restored; who has just decided an entry need not say why it waits. In the last one a home was lost of
-    which one fragment's log alone knew that it was an old copy: its life is another one in each log."""
+    """The user makes room before a backup is restored; who has just decided an entry need not say
+    why it waits. In the last one a home was lost of which one fragment's log alone knew that it was
+    an old copy: its life is another one in each log."""
     assert run_seed(seed, Options(peers=(3, 7))).problem == ""
 
 
 @pytest.mark.parametrize("seed", [4000590, 4001910, 4006863, 4008980, 4009147])
 def test_a_result_is_fetched_from_who_is_no_member_and_alone_has_it(seed: int) -> None:
-    """Who decided an entry died for good; the only one that heard its result is outside the configuration, and its state cannot be believed."""
+    """Who decided an entry died for good; the only one that heard its result is outside the
+    configuration, and its state cannot be believed.
+    """
     assert run_seed(seed, Options(peers=(3, 7))).problem == ""

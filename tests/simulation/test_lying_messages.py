@@ -1,4 +1,6 @@
-"""What one member makes of the messages of liars, lie by lie: refused in the name of whoever said it, proved where it can be, without effect."""
+"""What one member makes of the messages of liars, lie by lie: refused in the name of whoever said
+it, proved where it can be, without effect.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +118,9 @@ def test_a_part_that_its_owner_has_not_signed_is_not_echoed(scene: Scene) -> Non
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_who_proposes_bytes_as_another_result_is_proved_to_lie(scene: Scene, when: str) -> None:
-    """The bytes may come before the proposal or after it. The proof holds offline, for the liar, and for nobody else."""
+    """The bytes may come before the proposal or after it. The proof holds offline, for the liar,
+    and for nobody else.
+    """
     machine, owner, (a, b, c, _) = scene.machine, scene.order[0], scene.others
     claims = tuple(
         scene.claim(who, cid=who.peer.encode() * 8, weight=3) for who in sorted((a, b, c))
@@ -611,7 +615,9 @@ def test_what_an_earlier_ballot_has_proof_of_is_echoed_at_once(scene: Scene) -> 
 
 
 def evicts_by_what_was_taken_back(scene: Scene) -> bool:
-    """Whether this member echoes that a liar and a suspicion that is held no more leave somebody out; it echoes one that is held again."""
+    """Whether this member echoes that a liar and a suspicion that is held no more leave somebody
+    out; it echoes one that is held again.
+    """
     machine, owner = scene.machine, scene.machine.convener_of(0)
     victim, honest = [who for who in scene.others if who != owner][:2]
     less = tuple(member for member in machine.config if member != victim)

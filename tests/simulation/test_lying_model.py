@@ -1,4 +1,6 @@
-"""The round under members that lie, explored: every reachable state of small systems, random paths of larger ones."""
+"""The round under members that lie, explored: every reachable state of small systems, random paths
+of larger ones.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Masked sums of buckets, and a robust rule over their means: exact for every drop pattern, closed below a bucket's threshold, not to be spoiled."""
+"""Masked sums of buckets, and a robust rule over their means: exact for every drop pattern, closed
+below a bucket's threshold, not to be spoiled.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def masked() -> tuple[
     "survivors", [each for count in (4, 5, 6) for each in combinations(ROSTER, count)]
 )
 def test_sums_of_buckets_are_exact_for_every_drop_pattern(survivors: tuple[PeerId, ...]) -> None:
-    """And of a bucket with one vector nothing is revealed: neither share of anybody in it, so nobody can unmask it."""
+    """And of a bucket with one vector nothing is revealed: neither share of anybody in it, so
+    nobody can unmask it.
+    """
     clients, plain, hidden, (keys, deals) = masked()
     consents = {peer: clients[peer].consent(survivors) for peer in survivors}
     unmasking = Unmasking(BINDING, keys, deals, survivors, BUCKETS)
@@ -116,7 +120,9 @@ def contributed(peers: list[Peer], values: dict[PeerId, float], round_: int) -> 
 
 
 def test_a_hostile_site_does_not_move_the_rule_over_buckets() -> None:
-    """Nine sites in three buckets, one with values far away: the round is the median of the buckets' means, at all sites bit-equal."""
+    """Nine sites in three buckets, one with values far away: the round is the median of the
+    buckets' means, at all sites bit-equal.
+    """
     table = Table(9, ROBUST)
     peers = table.all_in()
     values = {peer.name: 0.5 + number / 64 for number, peer in enumerate(peers)}
@@ -137,7 +143,9 @@ def test_a_hostile_site_does_not_move_the_rule_over_buckets() -> None:
 
 
 def test_with_too_few_for_three_buckets_the_round_waits() -> None:
-    """Eight of nine are left: two buckets of three would do for no median against one liar, so nothing is unmasked until the ninth is back."""
+    """Eight of nine are left: two buckets of three would do for no median against one liar, so
+    nothing is unmasked until the ninth is back.
+    """
     table = Table(9, ROBUST)
     peers = table.all_in()
     peers[8].kill()
@@ -153,8 +161,9 @@ def test_with_too_few_for_three_buckets_the_round_waits() -> None:
 
 
 def test_a_site_that_drops_out_closes_its_bucket_and_the_others_go_on() -> None:
-    """Twelve sites in four buckets of three; one dies when its masked vector is due. Its bucket stays masked, three are enough for the rule, and the
-    two who were in it are told to train anew: what they gave is not given again."""
+    """Twelve sites in four buckets of three; one dies when its masked vector is due. Its bucket
+    stays masked, three are enough for the rule, and the two who were in it are told to train anew:
+    what they gave is not given again."""
     settings = structs.replace(SECURE, secure=structs.replace(TERMS, buckets=4, rule="median:1"))
     table = Table(12, settings)
     peers = table.all_in()

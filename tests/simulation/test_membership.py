@@ -1,4 +1,6 @@
-"""Membership: the map of signed records converges, forgeries do not enter, and the silent are told from the dead."""
+"""Membership: the map of signed records converges, forgeries do not enter, and the silent are told
+from the dead.
+"""
 
 from __future__ import annotations
 
@@ -519,7 +521,9 @@ def test_a_process_that_is_no_more_is_suspected_at_once_unless_others_hear_it() 
 
 
 def test_nobody_keeps_a_dead_member_alive_by_its_word_but_members_that_are_asked() -> None:
-    """Who is let in and is no member, as an observer, would stop every round of which a dead member owns a part."""
+    """Who is let in and is no member, as an observer, would stop every round of which a dead member
+    owns a part.
+    """
     m, dead, b, observer = member("x"), PeerId("dead"), PeerId("b"), PeerId("observer")
     m.watch(0.0, [dead, b])
     m.learn(0.0, [signed("observer", 1), signed("observer2", 1)], observer)
@@ -561,7 +565,9 @@ def test_one_that_does_not_watch_answers_a_beat_once() -> None:
 
 
 def test_who_is_let_in_cannot_fill_the_table_with_peers_that_do_not_exist() -> None:
-    """Each names a peer of whom nothing proves that it is of the run, though the record is signed as it should be."""
+    """Each names a peer of whom nothing proves that it is of the run, though the record is signed
+    as it should be.
+    """
     here = member("a")
 
     def believes(peer: PeerId, shown: bytes) -> bool:

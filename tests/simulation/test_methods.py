@@ -1,4 +1,6 @@
-"""Methods by their settings, through attach, real codecs and LocalSwarm: golden trajectories, equal anchors, faults, who waits."""
+"""Methods by their settings, through attach, real codecs and LocalSwarm: golden trajectories, equal
+anchors, faults, who waits.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,9 @@ def train(swarm: LocalMember) -> dict[str, Any]:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_trains_and_all_have_one_anchor_whatever_happens(method: str) -> None:
-    """One member is killed and comes back, another starts late; there is still one anchor a round and it has learned."""
+    """One member is killed and comes back, another starts late; there is still one anchor a round
+    and it has learned.
+    """
     swarm = (
         LocalSwarm(3, settings=settings_of(method), latency_s=0.02, seed=3)
         .join_at(2, 1.5)
@@ -108,7 +112,9 @@ def untrained_loss() -> float:
 
 
 def waited(method: dict[str, Any]) -> tuple[float, float]:
-    """(seconds waited, virtual seconds in all) of the first member, where messages take 0.4 s: a round takes some two seconds to decide."""
+    """(seconds waited, virtual seconds in all) of the first member, where messages take 0.4 s: a
+    round takes some two seconds to decide.
+    """
     swarm = LocalSwarm(2, settings=msgspec.structs.replace(BASE, **method), latency_s=0.4)
     results = swarm.run(train, step_s=1.5)
     return results[0]["stats"]["waiting_s"], swarm.now
@@ -123,7 +129,9 @@ def test_with_overlap_training_does_not_wait_where_the_exchange_fits_into_a_roun
 
 
 def constant(gradients: np.ndarray, seen: list[list[np.ndarray]]) -> Any:
-    """A script whose gradients are given, (peers, steps, numel): contributions then do not depend on parameters."""
+    """A script whose gradients are given, (peers, steps, numel): contributions then do not depend
+    on parameters.
+    """
 
     def script(swarm: LocalMember) -> None:
         model = nn.Linear(gradients.shape[2], 1, bias=False)
@@ -147,7 +155,9 @@ def constant(gradients: np.ndarray, seen: list[list[np.ndarray]]) -> Any:
 def together(
     settings: RunSettings, peers: int, rounds: int
 ) -> tuple[np.ndarray, list[list[np.ndarray]]]:
-    """What each round contributes (rounds, peers, numel), and live parameters after each boundary, once all peers are members."""
+    """What each round contributes (rounds, peers, numel), and live parameters after each boundary,
+    once all peers are members.
+    """
     rng = np.random.default_rng(5)
     gradients = rng.standard_normal((peers, rounds * H, 5)).astype(np.float32)
     seen: list[list[np.ndarray]] = [[] for _ in range(peers)]
@@ -165,7 +175,9 @@ def together(
 
 
 def test_eager_is_the_papers_update_with_anchors_of_ones_own() -> None:
-    """g = Δ/k + (mean - Δ/k) of the round before, then Nesterov on each worker's own anchor (arXiv 2502.12996), in numpy."""
+    """g = Δ/k + (mean - Δ/k) of the round before, then Nesterov on each worker's own anchor (arXiv
+    2502.12996), in numpy.
+    """
     peers, rounds = 2, 6
     settings = msgspec.structs.replace(BASE, overlap="eager", rounds=rounds)
     deltas, seen = together(settings, peers, rounds)
@@ -256,7 +268,9 @@ def test_a_jump_of_the_loss_is_seen_by_all_members_in_one_round() -> None:
 
 
 def test_the_position_is_what_all_have_contributed_whoever_comes_or_goes() -> None:
-    """Members of unequal batches, one starts late and one is killed: a schedule by it has one rate a round, and a newcomer starts where the run is."""
+    """Members of unequal batches, one starts late and one is killed: a schedule by it has one rate
+    a round, and a newcomer starts where the run is.
+    """
     decided: dict[int, int] = {}
 
     def script(member: LocalMember) -> tuple[int, dict[int, int], list[int]]:
@@ -300,7 +314,9 @@ def test_the_position_is_what_all_have_contributed_whoever_comes_or_goes() -> No
 def test_one_member_with_sgd_of_one_follows_its_inner_optimizer_alone_through_the_real_exchange() -> (
     None
 ):
-    """a − (a − b) is not b in floating point, but nearly: within 3e-7 of the norm after 20 steps and 5 rounds."""
+    """a − (a − b) is not b in floating point, but nearly: within 3e-7 of the norm after 20 steps
+    and 5 rounds.
+    """
     settings = msgspec.structs.replace(
         BASE, rounds=5, outer=OuterSettings(kind="sgd", lr=1.0, momentum=0.0)
     )

@@ -1,4 +1,6 @@
-"""What a site measures stays there: every byte that it sends is searched for its loss, its accuracy and its number of samples."""
+"""What a site measures stays there: every byte that it sends is searched for its loss, its accuracy
+and its number of samples.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def samples_of(number: int) -> int:
 
 
 def traces(number: int) -> set[bytes]:
-    """The ways in which a site's numbers could stand in a message: msgpack, binary, text, and as they are before they are masked."""
+    """The ways in which a site's numbers could stand in a message: msgpack, binary, text, and as
+    they are before they are masked.
+    """
     found = set[bytes]()
     for value in metrics_of(number).values():
         found |= {
@@ -118,7 +122,9 @@ def test_only_means_over_a_sum_are_told() -> None:
 
 
 def test_below_the_threshold_nothing_is_told() -> None:
-    """Three are needed, one is gone before the sum: the two that are left have begun, and nothing of theirs is known."""
+    """Three are needed, one is gone before the sum: the two that are left have begun, and nothing
+    of theirs is known.
+    """
     table = Table(3, MEASURED)
     listener, peers = Listener(table), table.all_in()
     peers[2].kill()
@@ -131,7 +137,9 @@ def test_below_the_threshold_nothing_is_told() -> None:
 
 
 def test_the_search_finds_what_is_told_in_other_runs() -> None:
-    """Without secure aggregation the number of samples is a weight in the plan: the search is no blind one."""
+    """Without secure aggregation the number of samples is a weight in the plan: the search is no
+    blind one.
+    """
     table = Table(3, SETTINGS)
     listener, peers = Listener(table), table.all_in()
     for number, peer in enumerate(peers):

@@ -1,6 +1,8 @@
-"""Who overlaps does not wait where the transfer fits into a round: any method, with any codec, also after a round in which a contribution was lost.
+"""Who overlaps does not wait where the transfer fits into a round: any method, with any codec, also
+after a round in which a contribution was lost.
 
-In virtual time, which passes in inner steps and on links alone: training that waits for nothing takes exactly its steps' time.
+In virtual time, which passes in inner steps and on links alone: training that waits for nothing
+takes exactly its steps' time.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ OFTEN = ("int8", "sparse64")
 
 
 class Losing:
-    """A member whose contribution on the anchor of one round, in each fragment, comes to nothing: it names an anchor that is none."""
+    """A member whose contribution on the anchor of one round, in each fragment, comes to nothing:
+    it names an anchor that is none.
+    """
 
     def __init__(self, member: LocalMember) -> None:
         self.__dict__["_member"] = member

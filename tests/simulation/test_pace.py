@@ -1,4 +1,6 @@
-"""Slow links: parts follow bandwidth, a slow owner is replaced, a straggler is left out and stays, operations share a link."""
+"""Slow links: parts follow bandwidth, a slow owner is replaced, a straggler is left out and stays,
+operations share a link.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def slow(
 
 
 def reduced(member: Any, name: str, deadline_s: float = 60.0) -> tuple[Outcome, float]:
-    """One all-reduce of all: how it ended, and after how long. Every value must be the mean over those that are named."""
+    """One all-reduce of all: how it ended, and after how long. Every value must be the mean over
+    those that are named.
+    """
     began, values = member.clock(), torch.full((NUMEL,), float(member.peer[1:]))
     outcome = member.all_reduce(values, op_id=name, everyone=True, deadline_s=deadline_s).wait()
     assert outcome.status == "committed"
@@ -69,7 +73,8 @@ def test_a_slow_member_that_says_so_is_given_no_part() -> None:
     everybody = [["p0", "p1", "p2", "p3"]] * 4
     said = run(Pace(up=int(0.3 * RATE), rtt_s=0.04))
     assert said[0] == everybody
-    # its contribution goes to three owners by three links, each with 1/10 of RATE; so does the result to it
+    # its contribution goes to three owners by three links, each with 1/10 of RATE; so does the
+    # result to it
     alone = NUMEL / 3 * 4 / (0.1 * RATE)
     assert alone < said[1] < 1.15 * alone
     silent = run(FAST)
@@ -113,7 +118,9 @@ def test_a_straggler_is_left_out_stays_a_member_and_is_back_in_the_next() -> Non
 
 
 def test_a_convener_that_holds_up_the_others_gives_its_ballot_up_and_says_so() -> None:
-    """Its chunks come, one now and then: nobody else would find the round stuck. The results would not come to it, either."""
+    """Its chunks come, one now and then: nobody else would find the round stuck. The results would
+    not come to it, either.
+    """
     swarm = swarm_of()
     p1, kind = swarm.names[1], Spec(NUMEL, "fp32", "mean", True, "")
     slow(swarm, p1, 0.04)

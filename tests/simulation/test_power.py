@@ -1,4 +1,6 @@
-"""Power cuts, torn and reordered writes, full and failing disks: the node's own journal, checkpoints and counts on a disk that forgets."""
+"""Power cuts, torn and reordered writes, full and failing disks: the node's own journal,
+checkpoints and counts on a disk that forgets.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def replica_of(anchor: torch.Tensor, momentum: torch.Tensor) -> ModelReplica:
 
 
 class Life:
-    """A member's files over many lives: it votes, applies, saves and spends, and power goes in between. What it tells, it must remember."""
+    """A member's files over many lives: it votes, applies, saves and spends, and power goes in
+    between. What it tells, it must remember.
+    """
 
     def __init__(self, seed: int, *, skip: str = "", late: bool = False, errors: float = 0) -> None:
         self.rng, self.late, self.errors = Random(seed), late, errors

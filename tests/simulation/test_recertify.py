@@ -1,4 +1,6 @@
-"""A quorum is lost for ever, and the organiser recertifies: directed schedules. Random ones are in test_rounds."""
+"""A quorum is lost for ever, and the organiser recertifies: directed schedules. Random ones are in
+test_rounds.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ HOME = 40.0  # when the dead come back, in a new life
 
 
 class Stage(QuietStage):
-    """Some of the members die for ever in a calm moment; the organiser's user says so two seconds later."""
+    """Some of the members die for ever in a calm moment; the organiser's user says so two seconds
+    later.
+    """
 
     def __init__(
         self,
@@ -75,7 +79,9 @@ def test_the_organiser_goes_on_alone_and_the_lost_come_back_in_a_new_life(seed: 
 
 @pytest.mark.parametrize("fragments", [1, 3])
 def test_an_organiser_back_from_a_power_cut_goes_on_with_one_survivor(fragments: int) -> None:
-    """Its old life is removed with the lost; the survivor is asked for what it accepted, and is a member of what follows."""
+    """Its old life is removed with the lost; the survivor is asked for what it accepted, and is a
+    member of what follows.
+    """
     stage = Stage(2, peers=5, fragments=fragments)
     stage.strike(
         (0, lambda: stage.die(P2, P3, P4)),
@@ -96,7 +102,9 @@ def test_an_organiser_back_from_a_power_cut_goes_on_with_one_survivor(fragments:
 
 
 def test_the_founder_of_a_run_of_two_gives_its_earlier_life_up_after_a_power_cut() -> None:
-    """Nobody has to say so: only this node can know that it never votes again, and the other one answers."""
+    """Nobody has to say so: only this node can know that it never votes again, and the other one
+    answers.
+    """
     stage = Stage(1, peers=2)
     refused: list[str] = []
 
@@ -151,7 +159,9 @@ def test_a_run_in_fragments_is_recertified_in_all_of_them() -> None:
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
 def test_a_word_that_is_cut_short_between_two_fragments_is_given_again(nth: int) -> None:
-    """The organiser's node dies before it has written the word down for fragment ``nth``; its user repeats it."""
+    """The organiser's node dies before it has written the word down for fragment ``nth``; its user
+    repeats it.
+    """
     stage = Stage(2, peers=5, fragments=3)
     struck: list[int] = []
     for number, disk in enumerate(stage.swarm.members[ORGANISER].disks):
@@ -175,7 +185,9 @@ def test_a_word_that_is_cut_short_between_two_fragments_is_given_again(nth: int)
 
 
 def test_a_lost_peer_that_is_about_to_be_admitted_is_removed_too() -> None:
-    """Else an accepted entry that admits it stands, and those who are left are no quorum of it (found by seed 6000288)."""
+    """Else an accepted entry that admits it stands, and those who are left are no quorum of it
+    (found by seed 6000288).
+    """
     stage, lost = Stage(1), (Member(P1, 0), Member(P2, 0), Member(P3, 0))
 
     def word() -> None:
@@ -202,7 +214,9 @@ def test_nothing_happens_without_the_organisers_word() -> None:
 
 
 def test_every_survivor_is_waited_for_and_votes_no_more() -> None:
-    """p1 is frozen: the organiser waits for its answer, however long, and decides nothing, though it is back with two of five."""
+    """p1 is frozen: the organiser waits for its answer, however long, and decides nothing, though
+    it is back with two of five.
+    """
     stage = Stage(2, peers=5)
     seen: list[tuple[Any, ...]] = []
 
@@ -260,8 +274,9 @@ def test_what_cannot_be_right_is_refused() -> None:
 
 
 class Unheard(Stage):
-    """From a calm moment on votes are lost, and the organiser hears nothing: so a value is chosen that nobody knows to be. Then all but the
-    organiser and one of the voters die for ever, and the organiser's user says so."""
+    """From a calm moment on votes are lost, and the organiser hears nothing: so a value is chosen
+    that nobody knows to be. Then all but the organiser and one of the voters die for ever, and the
+    organiser's user says so."""
 
     def __init__(self, seed: int, *, branch_after_s: float | None = None) -> None:
         super().__init__(seed, peers=5, branch_after_s=branch_after_s)
@@ -284,7 +299,9 @@ class Unheard(Stage):
         self.strike((0, self._fall_silent))
 
     def voters(self) -> list[PeerId]:
-        """Those but the organiser who voted for one value under one ballot, if they are a majority of all."""
+        """Those but the organiser who voted for one value under one ballot, if they are a majority
+        of all.
+        """
         votes = {
             peer: disk.storage.journal().accepted
             for peer, disk in self.swarm.members.items()
@@ -356,7 +373,9 @@ def test_a_kill_before_any_write_of_a_seal_changes_nothing(who: PeerId, nth: int
 
 
 def test_votes_of_two_histories_are_no_proof_of_a_lie(monkeypatch: pytest.MonkeyPatch) -> None:
-    """p1 and p2 decide rounds without the organiser, and lose all. In their next life they vote in rounds of the same numbers again."""
+    """p1 and p2 decide rounds without the organiser, and lose all. In their next life they vote in
+    rounds of the same numbers again.
+    """
     stage, said, honest = (
         Stage(1, back_s=19.5),
         dict[tuple[object, ...], dict[bytes, bytes]](),

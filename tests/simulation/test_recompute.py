@@ -1,4 +1,6 @@
-"""A committed round is computed again from what members have signed and kept, bit for bit, by every rule; what does not fit names whose fault it is."""
+"""A committed round is computed again from what members have signed and kept, bit for bit, by every
+rule; what does not fit names whose fault it is.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def played(
     members: int = 3,
     rounds: int = 3,
 ) -> tuple[Table, Source]:
-    """Rounds of a run whose members keep their contributions, each in a folder of its own; and the log as the first has it."""
+    """Rounds of a run whose members keep their contributions, each in a folder of its own; and the
+    log as the first has it.
+    """
     monkeypatch.setattr(r, "verify", verify)
     settings = RunSettings(
         sync_every=1,
@@ -121,7 +125,9 @@ def test_a_round_comes_out_the_same_bit_for_bit(
 def test_what_stands_after_an_entry_without_contributors_is_signed_for_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two of the three that a median needs have offered theirs when somebody asks for any entry, which ends the round and counts nobody."""
+    """Two of the three that a median needs have offered theirs when somebody asks for any entry,
+    which ends the round and counts nobody.
+    """
     monkeypatch.setattr(r, "verify", verify)
     outer = OuterSettings(kind="sgd", lr=1.0, momentum=0.0)
     table = Table(3, RunSettings(sync_every=1, codec="fp32", reducer="median:1", outer=outer))
@@ -204,7 +210,9 @@ def test_a_member_that_signs_two_contributions_under_one_id_is_proven_to(
 def on_two_levels(
     folder: Path, monkeypatch: pytest.MonkeyPatch, plan: str, liar: bool
 ) -> tuple[Table, Source, list[PeerId]]:
-    """Four members at two sites; with ``liar`` the first partial sum of the last round is not what its sender should have made of it: whose it was."""
+    """Four members at two sites; with ``liar`` the first partial sum of the last round is not what
+    its sender should have made of it: whose it was.
+    """
     heads: list[PeerId] = []
 
     def tap(sender: PeerId, receiver: PeerId, channel: str, payload: Any) -> bool:
@@ -268,7 +276,9 @@ def test_a_round_of_partial_sums_is_recomputed_sum_by_sum(
 def test_a_head_that_states_another_sum_is_found_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All agree on the result, which is wrong. From what the members of the site have signed it is shown which part, and who added that up."""
+    """All agree on the result, which is wrong. From what the members of the site have signed it is
+    shown which part, and who added that up.
+    """
     table, source, heads = on_two_levels(tmp_path, monkeypatch, "two-level", liar=True)
     assert heads
     found = r.recompute(source, "main", 3, [tmp_path / peer.name for peer in table.peers])

@@ -1,4 +1,6 @@
-"""Rounds that are planned again: from one anchor all members make the same plan, whoever comes, goes or lags; it is the one that the log says."""
+"""Rounds that are planned again: from one anchor all members make the same plan, whoever comes,
+goes or lags; it is the one that the log says.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,9 @@ def test_all_have_one_plan_a_round_under_churn(seed: int, overlap: str) -> None:
 
 
 def waited(settings: RunSettings, latency_s: float) -> list[tuple[int, float]]:
-    """Steps planned, and the share of the time that was training, round by round, of two equal members."""
+    """Steps planned, and the share of the time that was training, round by round, of two equal
+    members.
+    """
 
     def script(member: LocalMember) -> list[tuple[int, float]]:
         attachment = begin(member, 2)

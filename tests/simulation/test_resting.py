@@ -1,4 +1,6 @@
-"""A member to which nothing happens looks seldom for what needs repair, and as often as ever once something does; nobody stays behind."""
+"""A member to which nothing happens looks seldom for what needs repair, and as often as ever once
+something does; nobody stays behind.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def test_a_member_rests_until_an_operation_or_a_round_is_under_way() -> None:
 
 
 def test_everybody_hears_of_the_last_member_though_nothing_else_happens() -> None:
-    """The entry that let it in may be decided while another newcomer still catches up, and nobody says it again."""
+    """The entry that let it in may be decided while another newcomer still catches up, and nobody
+    says it again.
+    """
 
     def body(member: Any) -> int:
         api.enter(member)

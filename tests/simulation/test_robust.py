@@ -1,4 +1,6 @@
-"""Robust rules in rounds and operations: hostile contributions, members that die, too few of them; and the oracle over swarms with faults."""
+"""Robust rules in rounds and operations: hostile contributions, members that die, too few of them;
+and the oracle over swarms with faults.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def decoded(codec: str, values: torch.Tensor, chunk: int) -> torch.Tensor:
 
 
 def contributing(sent: list[torch.Tensor]) -> Callable[[Any], tuple[Outcome, torch.Tensor]]:
-    """A script that contributes its row of ``sent`` once all are members; number 3 claims many samples. The outcome and the anchor after it."""
+    """A script that contributes its row of ``sent`` once all are members; number 3 claims many
+    samples. The outcome and the anchor after it.
+    """
 
     def script(member: Any) -> tuple[Outcome, torch.Tensor]:
         member.open(make_layout([("w", (NUMEL,))]), lambda initial: None).release()
@@ -65,7 +69,9 @@ def contributing(sent: list[torch.Tensor]) -> Callable[[Any], tuple[Outcome, tor
 @pytest.mark.parametrize("lie", LIES)
 @pytest.mark.parametrize("rule", ["median", "trimmed_mean", "meamed"])
 def test_a_round_with_a_liar_is_the_rule_of_what_was_contributed(rule: str, lie: str) -> None:
-    """The anchor of all five moves by the rule of the decoded contributions, to the bit: weights that members claim do not matter."""
+    """The anchor of all five moves by the rule of the decoded contributions, to the bit: weights
+    that members claim do not matter.
+    """
     settings = RunSettings(codec="int8", outer=STEP, reducer=f"{rule}:1", sync_every=1)
     sent = [gradient(index) * (LIES[lie] if index == 3 else 1.0) for index in range(5)]
 
@@ -83,7 +89,9 @@ def test_a_round_with_a_liar_is_the_rule_of_what_was_contributed(rule: str, lie:
 def test_without_a_contributor_it_is_the_rule_over_the_rest_and_with_too_few_the_round_waits() -> (
     None
 ):
-    """Of four one dies after its first round; when another does, the two that are left train on and decide nothing, until one is back."""
+    """Of four one dies after its first round; when another does, the two that are left train on and
+    decide nothing, until one is back.
+    """
     settings = RunSettings(codec="fp32", outer=STEP, reducer="median:1", sync_every=1)
     swarm = LocalSwarm(4, settings=settings, chunk_elements=256)
     swarm.crash_at(3, 10.0)
@@ -174,7 +182,9 @@ def test_operations_take_a_rule() -> None:
 @pytest.mark.parametrize("lie", LIES)
 @pytest.mark.parametrize("name", ["multi_krum:1", "nnm+centred_clip:1", "arc+nnm+trimmed_mean:1"])
 def test_a_round_with_a_liar_and_a_rule_of_whole_rows(name: str, lie: str) -> None:
-    """Everybody has the same anchor and the same weights, in which the liar has next to none; the checker of the seeds below has the bits."""
+    """Everybody has the same anchor and the same weights, in which the liar has next to none; the
+    checker of the seeds below has the bits.
+    """
     settings = RunSettings(codec="int8", outer=STEP, reducer=name, sync_every=1)
     sent = [gradient(index) * (LIES[lie] if index == 3 else 1.0) for index in range(6)]
 
@@ -240,7 +250,9 @@ def test_operations_take_rules_of_whole_rows() -> None:
 
 @pytest.mark.parametrize("lie", ["of its own norm", "of another's norm"])
 def test_the_round_goes_on_without_an_owner_that_states_what_is_not_so(lie: str) -> None:
-    """Whoever finds out takes nothing more of its contribution, which is so left out of the next plan."""
+    """Whoever finds out takes nothing more of its contribution, which is so left out of the next
+    plan.
+    """
     settings = RunSettings(codec="fp32", outer=STEP, reducer="krum:1", sync_every=1)
     swarm = LocalSwarm(7, settings=settings, chunk_elements=64)
     send = swarm.network.send
@@ -302,7 +314,9 @@ def test_an_owner_that_dies_costs_no_round(kind: Any, reducer: str, phase: Any) 
 
 @pytest.mark.slow
 def test_robust_runs_that_are_recertified_go_on() -> None:
-    """In the two fragments of one seed the accepted entry admitted a third of the lost, whom nobody there knew of when they were given up."""
+    """In the two fragments of one seed the accepted entry admitted a third of the lost, whom nobody
+    there knew of when they were given up.
+    """
     options = Options(peers=(4, 7), rounds=8, plan="butterfly", reducer="meamed:1")
     verdicts = [SimSwarm(seed, options).run() for seed in (102, 111, 122, 129, 143)]
     assert [verdict.problem for verdict in verdicts] == [""] * len(verdicts)
@@ -312,6 +326,8 @@ def test_robust_runs_that_are_recertified_go_on() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [128, 149])
 def test_too_few_for_a_rule_wait_and_say_so(seed: int) -> None:
-    """A quorum is left after deaths, but fewer than the 2 f + 1 that the rule takes: the law promises nothing."""
+    """A quorum is left after deaths, but fewer than the 2 f + 1 that the rule takes: the law
+    promises nothing.
+    """
     options = Options(peers=(4, 7), rounds=8, plan="butterfly", reducer="meamed:1")
     assert SimSwarm(seed, options).run().problem == ""

@@ -1,4 +1,6 @@
-"""What a robust run remembers from round to round: worker momentum, and the running radius of centred clipping."""
+"""What a robust run remembers from round to round: worker momentum, and the running radius of
+centred clipping.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ NUMEL = 40
 
 
 def line(values: list[float], settings: RunSettings, saved: Any = None) -> tuple[list[float], Any]:
-    """A model of one weight whose steps are given, alone: the weight after each round, and the state to go on from."""
+    """A model of one weight whose steps are given, alone: the weight after each round, and the
+    state to go on from.
+    """
     model = nn.Linear(1, 1, bias=False)
     nn.init.constant_(model.weight, -10.0 if saved else 0.0)
     attachment = attach(
@@ -69,7 +73,9 @@ def test_running_statistics_have_no_momentum() -> None:
 
 
 def test_a_round_is_the_rule_of_running_means() -> None:
-    """Gradients and what they come to are whole numbers: each weight is known to the bit, at all members."""
+    """Gradients and what they come to are whole numbers: each weight is known to the bit, at all
+    members.
+    """
     gradients = np.array(
         [[[8, 4], [16, 0], [8, 8]], [[0, 8], [8, 8], [16, 8]], [[4, 0], [0, 4], [24, 16]]],
         np.float32,
@@ -113,7 +119,9 @@ def test_a_round_is_the_rule_of_running_means() -> None:
 
 
 def test_centred_clipping_clips_at_the_median_distance_of_the_rounds_before() -> None:
-    """Rounds of unlike scale: what each comes to, with the radius of those before; the first has only its own."""
+    """Rounds of unlike scale: what each comes to, with the radius of those before; the first has
+    only its own.
+    """
     scales = (1.0, 1.0, 8.0, 8.0, 0.125)
     settings = RunSettings(sync_every=1, outer=STEP, codec="fp32", reducer="centred_clip/running:1")
 

@@ -1,4 +1,6 @@
-"""Whole swarms with faults, seed by seed; and the checker itself: known bugs must be found, honest runs must pass."""
+"""Whole swarms with faults, seed by seed; and the checker itself: known bugs must be found, honest
+runs must pass.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def test_the_faults_of_these_seeds_are_all_there_are() -> None:
 
 
 def test_a_seed_is_the_same_in_every_process() -> None:
-    """Also where sets and dictionaries are ordered otherwise: nothing may follow from the order of a set."""
+    """Also where sets and dictionaries are ordered otherwise: nothing may follow from the order of
+    a set.
+    """
     program = f"from atoll.node.simulation.swarm import run_seed; print([run_seed(seed).trace for seed in range({FIRST}, {FIRST + 3})])"
     environment = {**os.environ, "PYTHONHASHSEED": "12345", "OMP_NUM_THREADS": "1"}
     other = subprocess.run(
@@ -82,18 +86,24 @@ def test_a_seed_is_the_same_in_every_process() -> None:
 
 @pytest.mark.parametrize("seed", [1, 5])
 def test_lost_content_of_a_fragment_is_asked_for_again(seed: int) -> None:
-    """These seeds found a member that waited for ever for the state of one fragment, and was whole in the other."""
+    """These seeds found a member that waited for ever for the state of one fragment, and was whole
+    in the other.
+    """
     assert run_seed(seed, Options(fragments=2, losing=0.0)).problem == ""
 
 
 def test_no_fragment_hangs_on_a_founder_that_loses_power() -> None:
-    """In this seed a fragment had the founder and one other when the founder's machine lost power: only its user could have gone on."""
+    """In this seed a fragment had the founder and one other when the founder's machine lost power:
+    only its user could have gone on.
+    """
     assert run_seed(5000498, Options(peers=(3, 9), losing=0.0)).problem == ""
 
 
 @pytest.mark.parametrize("seed", [4000274, 4000543])
 def test_a_founder_whose_journal_is_lost_wedges_nothing(seed: int) -> None:
-    """In these seeds a convener took the sign of life of the founder's next life for the member that it was, and evicted all others."""
+    """In these seeds a convener took the sign of life of the founder's next life for the member
+    that it was, and evicted all others.
+    """
     assert run_seed(seed, Options(peers=(3, 9), losing=0.0)).problem == ""
 
 
@@ -145,18 +155,24 @@ def test_a_planted_bug_is_found_in_a_fragment() -> None:
     ],
 )
 def test_a_planted_bug_that_hides_is_found(plant: str, first: int) -> None:
-    """From ``first`` on, where the search was short when this was written: one seed in some hundreds finds the last of them."""
+    """From ``first`` on, where the search was short when this was written: one seed in some
+    hundreds finds the last of them.
+    """
     assert found_by(plant, range(first, first + 2000)) is not None
 
 
 def test_a_snapshot_that_hides_what_it_counted_is_found() -> None:
-    """Shown by members that are away for long while others go on: with these faults alone most seeds have some."""
+    """Shown by members that are away for long while others go on: with these faults alone most
+    seeds have some.
+    """
     options = Options(peers=(3, 5), rounds=6, faults=("freeze", "isolate", "cut"))
     assert found_by("snapshot-without-entries", range(40), options) is not None
 
 
 def test_a_convener_that_ignores_what_was_accepted_is_found() -> None:
-    """Shown where one member alone hears the votes, decides and is cut off: such whispers are rare in seeds, so here are four in each."""
+    """Shown where one member alone hears the votes, decides and is cut off: such whispers are rare
+    in seeds, so here are four in each.
+    """
     for seed in range(80):
         plant, chance = PLANTS["accepted-ignored"](), Random(seed)
         with plant.planted():

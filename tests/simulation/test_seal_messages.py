@@ -1,4 +1,6 @@
-"""Seals and their answers from other members: bounded, signed, and without effect where they break a rule."""
+"""Seals and their answers from other members: bounded, signed, and without effect where they break
+a rule.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ GONE = (Member(P2, 0),)
 
 
 class Scene:
-    """Of three, p2 is dead; p0 is the organiser, p1 hears what the test writes in the name of p0, and the other way round."""
+    """Of three, p2 is dead; p0 is the organiser, p1 hears what the test writes in the name of p0,
+    and the other way round.
+    """
 
     def __init__(self, hears: PeerId) -> None:
         swarm = SimSwarm(4, Options(peers=(3, 3), faults=(), rounds=4))

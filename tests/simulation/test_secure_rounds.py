@@ -1,4 +1,6 @@
-"""Secure rounds in sessions: sums are exact, bit-equal everywhere and of enough members, whoever dies in which phase; each vector in one."""
+"""Secure rounds in sessions: sums are exact, bit-equal everywhere and of enough members, whoever
+dies in which phase; each vector in one.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,9 @@ def test_a_site_that_comes_back_takes_part_again_and_unmasks_nothing_twice(momen
 
 @pytest.mark.parametrize("secure", [True, False])
 def test_a_coordinator_adds_up_everything_until_it_dies_and_then_another_does(secure: bool) -> None:
-    """The organiser's member is killed as it sends what it added up: one round takes longer, no contribution of the others is lost."""
+    """The organiser's member is killed as it sends what it added up: one round takes longer, no
+    contribution of the others is lost.
+    """
     settings = structs.replace(SECURE, coordinator=True)
     sites = Sites(
         5,
@@ -103,7 +107,9 @@ def test_a_coordinator_adds_up_everything_until_it_dies_and_then_another_does(se
 
 
 def test_below_the_threshold_nothing_is_unmasked_until_enough_are_back() -> None:
-    """Of four sites three are needed: with two the round stays open, though two are a quorum with the organiser; then one returns."""
+    """Of four sites three are needed: with two the round stays open, though two are a quorum with
+    the organiser; then one returns.
+    """
     sites = Sites(4)
     sites.until(sites.committed(1))
     for peer in sites.peers[2:]:
@@ -156,7 +162,9 @@ def test_what_cannot_be_masked_is_refused_and_the_others_go_on() -> None:
 
 
 def test_a_site_spends_no_more_than_its_privacy_over_all_its_lives() -> None:
-    """Each contribution counts before it is handed over, a killed process forgets none, and then the site's are refused."""
+    """Each contribution counts before it is handed over, a killed process forgets none, and then
+    the site's are refused.
+    """
     terms = PrivacySettings(noise=3.0, clip=1.0, delta=1e-5, stop_at_epsilon=4.0)
     allowed = most_rounds(terms)
     assert allowed == 6
@@ -188,7 +196,9 @@ def test_a_site_spends_no_more_than_its_privacy_over_all_its_lives() -> None:
 
 
 def test_what_a_contribution_spends_of_privacy_is_forced_beside_the_control_loop() -> None:
-    """A slow disk delays the contribution; only once the count is on the medium the script is told of it, and the sum begins."""
+    """A slow disk delays the contribution; only once the count is on the medium the script is told
+    of it, and the sum begins.
+    """
     sites = Sites(4, structs.replace(SECURE, privacy=PRIVATE))
     sites.near = float("inf")
     sites.table.place.sync_s = 0.3
@@ -269,8 +279,9 @@ def disks_of_their_own(sites: Sites, rng: Random) -> None:
 def test_the_medium_says_that_a_vector_was_handed_over_before_any_byte_of_it_leaves(
     planted: bool,
 ) -> None:
-    """Lanes wait for no record, but no plan names a vector whose Ready waits for the record: the convener's own one does, too. Planted: it
-    does not, and bytes leave before. A site that loses power as it sends does not give that vector again."""
+    """Lanes wait for no record, but no plan names a vector whose Ready waits for the record: the
+    convener's own one does, too. Planted: it does not, and bytes leave before. A site that loses
+    power as it sends does not give that vector again."""
     sites = Sites(5, storage=Disk)
     sites.table.place.sync_s = 0.05
     disks_of_their_own(sites, Random(1))
@@ -315,7 +326,9 @@ def test_the_medium_says_that_a_vector_was_handed_over_before_any_byte_of_it_lea
 
 
 def test_a_masked_vector_is_bounded_and_carries_its_part_of_the_noise() -> None:
-    """Over many elements the noise of a sum at the threshold, less what colluders know, has the variance that is accounted."""
+    """Over many elements the noise of a sum at the threshold, less what colluders know, has the
+    variance that is accounted.
+    """
     terms, numel = PrivacySettings(noise=2.0, clip=1.0, delta=1e-5, stop_at_epsilon=9.0), 4000
     vectors = Vectors(TERMS, terms, numel, 5, 4, terms.clip)
     rows, chance = (
@@ -342,7 +355,9 @@ def test_a_masked_vector_is_bounded_and_carries_its_part_of_the_noise() -> None:
 
 
 def test_there_is_room_for_every_members_weight_however_many_there_are() -> None:
-    """The seventeenth of a million samples each does not end the others' rounds: all of them count a little less."""
+    """The seventeenth of a million samples each does not end the others' rounds: all of them count
+    a little less.
+    """
     terms, chance = structs.replace(TERMS, max_weight=1_000_000), Random(2)
     for members, heaviest in ((16, 1_000_000), (17, 986_895), (256, 65_535)):
         vectors = Vectors(terms, None, 3, members, 3)
@@ -378,7 +393,9 @@ def test_a_secure_run_needs_an_identity() -> None:
 
 
 def test_nobody_follows_one_member_to_an_attempt_far_ahead() -> None:
-    """It would be the last that can be said: who went on from there would be taken for a liar by all others, and no round would end any more."""
+    """It would be the last that can be said: who went on from there would be taken for a liar by
+    all others, and no round would end any more.
+    """
     sites = Sites(5)
     sites.until(sites.committed(1))
     liar, honest = sites.peers[4], sites.peers[:4]
@@ -448,7 +465,9 @@ ROBUST = structs.replace(SECURE, secure=structs.replace(TERMS, buckets=3, rule="
 def test_one_member_does_not_replace_the_mean_that_the_others_hold(
     count: int, settings: RunSettings
 ) -> None:
-    """As owner of a part, and as convener of its ballots: what the others have unmasked they make themselves, and vote for nothing else."""
+    """As owner of a part, and as convener of its ballots: what the others have unmasked they make
+    themselves, and vote for nothing else.
+    """
     sites = Sites(count, settings)
     if settings is ROBUST:  # the median of buckets' means is no sum's mean, but moves no farther
         sites.near = float("inf")
@@ -486,7 +505,9 @@ def test_a_dealer_whose_shares_do_not_fit_is_proven_once_and_costs_one_attempt()
 
 
 def test_a_mean_that_nobody_compares_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: members vote for whatever bytes they get. Then the liar's mean is decided, and the oracle sees it."""
+    """Planted: members vote for whatever bytes they get. Then the liar's mean is decided, and the
+    oracle sees it.
+    """
     sites = Sites(5)
     sites.until(sites.committed(1))
     monkeypatch.setattr(Copies, "contradict", lambda *_: False)
@@ -502,7 +523,9 @@ def test_a_mean_that_nobody_compares_is_replaced(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.slow
 def test_a_dealer_that_nobody_names_ends_all_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: an attempt that its shares spoil is begun again with it. Six rounds take 33 s where it is named."""
+    """Planted: an attempt that its shares spoil is begun again with it. Six rounds take 33 s where
+    it is named.
+    """
     sites = Sites(5)
     sites.until(sites.committed(1))
     monkeypatch.setattr(

@@ -1,4 +1,6 @@
-"""A few sessions on a simulated network, step by step: who is let in, what settles, what ends a run, who may vote."""
+"""A few sessions on a simulated network, step by step: who is let in, what settles, what ends a
+run, who may vote.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def test_a_node_of_one_script_waits_for_it() -> None:
 
 @pytest.mark.parametrize("members", [1, 2, 3])
 def test_members_that_were_started_again_without_a_script_let_another_in(members: int) -> None:
-    """The first ballot after a restart is spent, and none of them has anything to offer in another one."""
+    """The first ballot after a restart is spent, and none of them has anything to offer in another
+    one.
+    """
     table = Table(members + 1)
     *old, fresh = table.peers
     first = table.found()
@@ -133,7 +137,9 @@ def test_a_run_that_was_founded_twice_says_so_on_both_sides_and_each_goes_its_wa
 
 
 def test_an_organiser_that_lost_its_disk_gives_its_earlier_life_up_and_goes_on() -> None:
-    """It is not counted on before. It has the state again from one that kept it, and nobody else can know that its earlier life never votes again."""
+    """It is not counted on before. It has the state again from one that kept it, and nobody else
+    can know that its earlier life never votes again.
+    """
     table = Table(2)
     first, other = table.all_in()
     together(table, [first, other], "one")
@@ -269,7 +275,9 @@ def test_results_of_an_owner_that_died_are_fetched_from_those_who_live(lost: int
 
 
 def test_who_joins_is_not_held_up_by_a_source_that_died() -> None:
-    """It watches nobody yet, and a dead source does not say that it has nothing; the others' offers were lost."""
+    """It watches nobody yet, and a dead source does not say that it has nothing; the others' offers
+    were lost.
+    """
     table = Table(4)
     first, second, third, late = table.peers
     table.found()
@@ -376,7 +384,9 @@ def test_one_node_comes_back_while_the_others_train_on() -> None:
 
 
 def test_a_node_that_lost_its_disk_says_nothing_of_its_work_before_it_is_let_in_again() -> None:
-    """It begins from a state that another was given before; what it replays from there on does not tell."""
+    """It begins from a state that another was given before; what it replays from there on does not
+    tell.
+    """
     table = Table(4)
     table.found()
     for peer in table.peers[1:]:
@@ -407,8 +417,9 @@ def test_a_node_that_lost_its_disk_says_nothing_of_its_work_before_it_is_let_in_
 
 
 def test_a_home_from_a_backup_says_nothing_by_entries_that_it_was_only_handed() -> None:
-    """Its script gave to the round after the one that the backup lacks: the entry of that one, without a vote of this member, shows neither
-    that the journal is old nor what became of the work."""
+    """Its script gave to the round after the one that the backup lacks: the entry of that one,
+    without a vote of this member, shows neither that the journal is old nor what became of the
+    work."""
     table = Table(3)
     first, _, odd = table.all_in()
     together(table, table.peers, "1")
@@ -511,7 +522,9 @@ def in_order(table: Table) -> list[Peer]:
 
 
 def accepted_by_two(table: Table) -> tuple[Peer, Peer, Peer]:
-    """The convener and one other voted for its entry, and the convener died: only that other can tell. (dead, next convener, witness)"""
+    """The convener and one other voted for its entry, and the convener died: only that other can
+    tell. (dead, next convener, witness)
+    """
     dead, following, witness = in_order(table)
 
     def lost(sender: PeerId, receiver: PeerId, channel: str, payload: Any) -> bool:
@@ -652,7 +665,9 @@ def test_a_member_that_is_evicted_while_nobody_trains_learns_it_from_its_own_que
 
 
 def test_a_founder_that_lost_its_disk_is_not_counted_on_as_the_member_it_was() -> None:
-    """Where branches may be adopted, its vote and the convener's would be a quorum, and everybody else evicted: for ever, as it cannot vote."""
+    """Where branches may be adopted, its vote and the convener's would be a quorum, and everybody
+    else evicted: for ever, as it cannot vote.
+    """
     table = Table(4)
     table.place.branch_after_s = 1000.0
     table.all_in()

@@ -54,7 +54,9 @@ def test_who_hears_votes_but_not_for_what_asks_a_voter() -> None:
 
 
 def test_who_is_silent_while_another_dies_is_counted_where_nothing_of_it_lacks() -> None:
-    """An owner dies in the gather phase, and of another member no message is heard for a while: only the dead one's contribution is lost."""
+    """An owner dies in the gather phase, and of another member no message is heard for a while:
+    only the dead one's contribution is lost.
+    """
     table = Table(4)
     convener, others, cids = offered(table)
     table.until(lambda: convener.machine.convening.plan is not None)
@@ -83,7 +85,9 @@ def test_who_is_silent_while_another_dies_is_counted_where_nothing_of_it_lacks()
 
 
 def test_what_a_dead_owner_lacked_is_nobodys_fault() -> None:
-    """An owner dies before a contribution has come to it that all others have: once the plan is late, its last word does not cost that contribution."""
+    """An owner dies before a contribution has come to it that all others have: once the plan is
+    late, its last word does not cost that contribution.
+    """
     table = Table(4)
     convener, others, cids = offered(table)
     table.until(lambda: convener.machine.convening.plan is not None)
@@ -108,8 +112,9 @@ def test_what_a_dead_owner_lacked_is_nobodys_fault() -> None:
 
 @pytest.mark.parametrize("lossy", [False, True])
 def test_who_is_silent_on_a_way_that_loses_packets_is_waited_for(lossy: bool) -> None:
-    """Nothing of a member is heard for two seconds as it contributes. Where packets to it are known to be lost, TCP may be repeating
-    them: it is no more dead than before, and the plan waits for its word."""
+    """Nothing of a member is heard for two seconds as it contributes. Where packets to it are known
+    to be lost, TCP may be repeating them: it is no more dead than before, and the plan waits for
+    its word."""
     table = Table(4)
     peers = table.all_in()
     convener = next(peer for peer in peers if peer.machine.convener_of(0) == peer.machine.me)

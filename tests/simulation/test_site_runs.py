@@ -1,4 +1,6 @@
-"""Federated methods whose members keep something, in runs of the real session: what they end with, what adds up, what survives a crash."""
+"""Federated methods whose members keep something, in runs of the real session: what they end with,
+what adds up, what survives a crash.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,9 @@ def play(
     after: Callable[[LocalMember, Outcome], None] = lambda member, outcome: None,
     limit_s: float = 86_400.0,
 ) -> None:
-    """Every site trains to the end of the run. A slower one makes fewer steps a round. ``after`` is called after each round at each."""
+    """Every site trains to the end of the run. A slower one makes fewer steps a round. ``after`` is
+    called after each round at each.
+    """
 
     def script(member: LocalMember) -> None:
         found, model = seen.setdefault(member.index, Seen()), Model()
@@ -128,7 +132,9 @@ def play(
 
 
 def reference(run: RunSettings, rounds: list[list[int]]) -> tuple[Server, list[Tensor]]:
-    """The rounds of all sites, of so many steps each, by what `atoll simulate` is made of; and the c_i."""
+    """The rounds of all sites, of so many steps each, by what `atoll simulate` is made of; and the
+    c_i.
+    """
     assert run.site is not None
     method, model = method_of(run.site), Model()
     server = Server(method, run.outer, torch.zeros(D))
@@ -189,7 +195,9 @@ def test_a_real_run_is_the_simulated_one(name: str) -> None:
 
 
 def adds_up(seen: dict[int, Seen], rounds: int) -> int:
-    """In how many rounds all sites' c_i are known here; in each of them they add up to what the anchor has."""
+    """In how many rounds all sites' c_i are known here; in each of them they add up to what the
+    anchor has.
+    """
     checked = 0
     for round_ in range(1, rounds + 1):
         known = [found.kept[round_] for found in seen.values() if round_ in found.kept]
@@ -217,8 +225,9 @@ def test_control_variates_add_up_after_every_round_and_the_optimum_is_reached() 
 def test_a_control_variate_is_in_the_sum_once_whenever_its_site_is_killed(
     when_s: float, sample: Sample | None
 ) -> None:
-    """Node and script are killed: while training, between saving and being counted, after that and before the script hears of it. A round takes 0.8 s.
-    The site is back on its disk at once, or a little later: in the same round, in the next, when it is drawn and when it is not."""
+    """Node and script are killed: while training, between saving and being counted, after that and
+    before the script hears of it. A round takes 0.8 s. The site is back on its disk at once, or a
+    little later: in the same round, in the next, when it is drawn and when it is not."""
     seen, run = dict[int, Seen](), msgspec.structs.replace(settings("scaffold", 10), sample=sample)
     back = 0.1 + 0.15 * (round(when_s * 9) % 3)
     play(LocalSwarm(N, settings=run, latency_s=0.03).crash_at(2, when_s, back_after_s=back), seen)
@@ -237,7 +246,9 @@ def rounds_of(seen: dict[int, Seen]) -> dict[int, set[str]]:
 
 
 def test_only_those_contribute_that_the_log_draws() -> None:
-    """Two of four a round: the others wait, with no step of theirs in the model; anybody can draw again from the log; SCAFFOLD gets to the optimum."""
+    """Two of four a round: the others wait, with no step of theirs in the model; anybody can draw
+    again from the log; SCAFFOLD gets to the optimum.
+    """
     run, seen = (
         msgspec.structs.replace(settings("scaffold", 60), sample=Sample(count=2)),
         dict[int, Seen](),
@@ -296,7 +307,9 @@ def test_nobody_waits_in_a_run_in_which_all_take_part() -> None:
 
 
 def test_rounds_go_on_where_all_that_were_drawn_are_dead() -> None:
-    """One of four a round, and one is gone for good: when it is drawn, the log draws again without it."""
+    """One of four a round, and one is gone for good: when it is drawn, the log draws again without
+    it.
+    """
     run, seen = (
         msgspec.structs.replace(settings("fedavg", 12), sample=Sample(count=1)),
         dict[int, Seen](),
@@ -330,8 +343,10 @@ def draws_again(entries: Sequence[Entry]) -> list[int]:
 
 @pytest.mark.parametrize("kind", ["plain", "rule", "secure"])
 def test_the_log_draws_again_where_too_few_of_those_that_were_drawn_train(kind: str) -> None:
-    """From the fourth round on the script of a site hangs; its node lives. Whoever waits in vain for it has another draw, and what those do who were
-    not drawn at first is a turn of theirs, not what they waited with. What was offered to the draw before is offered where its site is drawn again."""
+    """From the fourth round on the script of a site hangs; its node lives. Whoever waits in vain
+    for it has another draw, and what those do who were not drawn at first is a turn of theirs, not
+    what they waited with. What was offered to the draw before is offered where its site is drawn
+    again."""
     sample, seen, breaches = (
         Sample(count=1) if kind == "plain" else Sample(0.6, least=3),
         dict[int, Seen](),
@@ -385,7 +400,9 @@ def test_the_log_draws_again_where_too_few_of_those_that_were_drawn_train(kind: 
 
 
 def test_nobody_draws_again_for_the_others() -> None:
-    """A convener that ends a round of its own accord, to have another draw, gets no votes before those that were drawn had their time."""
+    """A convener that ends a round of its own accord, to have another draw, gets no votes before
+    those that were drawn had their time.
+    """
     told: list[tuple[bool, bool]] = []
 
     def script(member: LocalMember) -> None:
@@ -427,8 +444,9 @@ def test_nobody_draws_again_for_the_others() -> None:
 
 
 def test_who_has_seen_no_round_does_not_end_that_of_the_others() -> None:
-    """Rounds are longer than a newcomer waits, which does not know it. It proposes another draw and gets no votes; its own binds no later convener,
-    and what those give that were drawn is counted."""
+    """Rounds are longer than a newcomer waits, which does not know it. It proposes another draw and
+    gets no votes; its own binds no later convener, and what those give that were drawn is counted.
+    """
     seen = dict[int, Seen]()
     run, timing = (
         msgspec.structs.replace(settings("fedavg", 7), sample=Sample(count=1)),
@@ -445,7 +463,9 @@ def test_who_has_seen_no_round_does_not_end_that_of_the_others() -> None:
 
 
 def test_a_night_without_scripts_is_no_turn() -> None:
-    """All rest for long between two rounds, and then one that is drawn hangs: the others do not wait for it as if rounds took so long."""
+    """All rest for long between two rounds, and then one that is drawn hangs: the others do not
+    wait for it as if rounds took so long.
+    """
     seen = dict[int, Seen]()
 
     def rest(member: LocalMember, outcome: Outcome) -> None:
@@ -470,8 +490,9 @@ def test_a_night_without_scripts_is_no_turn() -> None:
 
 
 def test_a_vote_for_another_draw_does_not_stop_a_round_for_good() -> None:
-    """The convener of a round wants another draw and votes for it, but the others see those train that were drawn. Conveners after it adopt that
-    entry, as they must: in the end all vote for it."""
+    """The convener of a round wants another draw and votes for it, but the others see those train
+    that were drawn. Conveners after it adopt that entry, as they must: in the end all vote for it.
+    """
     seen, cast = dict[int, Seen](), list[int]()
 
     def vote(member: LocalMember, outcome: Outcome) -> None:
@@ -512,7 +533,9 @@ def test_a_vote_for_another_draw_does_not_stop_a_round_for_good() -> None:
 
 
 def test_who_was_drawn_and_sends_nothing_of_what_it_offered_does_not_stop_a_run() -> None:
-    """It lives, says that its contribution is there, and not a byte of it comes: conveners plan it in vain, until there is another draw."""
+    """It lives, says that its contribution is there, and not a byte of it comes: conveners plan it
+    in vain, until there is another draw.
+    """
 
     def mute(member: LocalMember, outcome: Outcome) -> None:
         if member.index == 2 and outcome.round == 3:
@@ -554,7 +577,9 @@ def test_secure_sums_are_of_those_that_were_drawn() -> None:
 
 
 def test_a_lost_contribution_leaves_its_sites_control_variate_as_it_was() -> None:
-    """Two of four do not hear the others for a while: their contributions are not counted, or nobody's are."""
+    """Two of four do not hear the others for a while: their contributions are not counted, or
+    nobody's are.
+    """
     seen = dict[int, Seen]()
     play(
         LocalSwarm(N, settings=settings("scaffold", 14), latency_s=0.02).partition_at(
@@ -650,7 +675,9 @@ def test_an_optimizer_whose_steps_are_not_the_methods_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["fedavg", "per_fedavg"])
 def test_a_site_fine_tunes_the_runs_model_and_leaves_its_live_one_alone(name: str) -> None:
-    """As the simulation does it (`personal.fine_tuned`), from the anchor that all have; it is better at the site."""
+    """As the simulation does it (`personal.fine_tuned`), from the anchor that all have; it is
+    better at the site.
+    """
 
     def script(member: LocalMember) -> tuple[Tensor, Tensor, float, float]:
         model = Model()

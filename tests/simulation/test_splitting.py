@@ -1,4 +1,6 @@
-"""A run's members are told apart by what they have signed and kept: the planted groups come out, and what is no ground for clusters is refused."""
+"""A run's members are told apart by what they have signed and kept: the planted groups come out,
+and what is no ground for clusters is refused.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def played(
     groups: Callable[[int, int], int] = group_of,
     rounds: int = 3,
 ) -> Source:
-    """Five members, each with the direction of its group and some noise, and numbers in the running means that point all ways."""
+    """Five members, each with the direction of its group and some noise, and numbers in the running
+    means that point all ways.
+    """
     monkeypatch.setattr(recompute, "verify", verify)
     table = Table(
         5,

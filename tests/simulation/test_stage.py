@@ -1,4 +1,6 @@
-"""Blocking scripts in virtual time: one runs at a time, waiting passes the baton, and nothing depends on the threads' luck."""
+"""Blocking scripts in virtual time: one runs at a time, waiting passes the baton, and nothing
+depends on the threads' luck.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""How many bytes a reduction costs: on slow links exactly those of its plan; and a lane that breaks costs little time."""
+"""How many bytes a reduction costs: on slow links exactly those of its plan; and a lane that breaks
+costs little time.
+"""
 
 from __future__ import annotations
 

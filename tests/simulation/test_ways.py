@@ -1,4 +1,6 @@
-"""Rounds and all-reduces on rings and two levels: faults at every phase, bits against a reference, and what crosses between two sites."""
+"""Rounds and all-reduces on rings and two levels: faults at every phase, bits against a reference,
+and what crosses between two sites.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ BEGIN_S = 3.0
 @pytest.mark.parametrize("kind", ["kill", "stop", "blackhole", "reset", "slow"])
 @pytest.mark.parametrize("plan", TREES)
 def test_whoever_fails_in_a_tree_the_round_is_decided(plan: TopologyKind, kind: Kind) -> None:
-    """The victim is an owner, and everybody hands something on to others: the oracle recomputes every entry, sum by sum."""
+    """The victim is an owner, and everybody hands something on to others: the oracle recomputes
+    every entry, sum by sum.
+    """
     struck, trees = 0, 0
     for turn, phase in enumerate(PHASES):
         swarm = SimSwarm(turn, Options(peers=(5, 6), faults=(), rounds=12, plan=plan))
@@ -48,7 +52,9 @@ def test_whoever_fails_in_a_tree_the_round_is_decided(plan: TopologyKind, kind: 
 
 
 class Sum:
-    """One all-reduce among 8 peers at two sites of 4, each with one uplink: its plans, what crossed between the sites, its results."""
+    """One all-reduce among 8 peers at two sites of 4, each with one uplink: its plans, what crossed
+    between the sites, its results.
+    """
 
     def __init__(
         self,
@@ -130,7 +136,9 @@ class Sum:
 
 
 def test_two_levels_send_a_site_s_sum_once() -> None:
-    """Of an encoded vector V: 4 V on each uplink in the butterfly, V with two levels; and it takes as much less time."""
+    """Of an encoded vector V: 4 V on each uplink in the butterfly, V with two levels; and it takes
+    as much less time.
+    """
     star, tree = Sum("butterfly"), Sum("two-level")
     assert star.check().topology.groups == ()
     groups = tree.check().topology.groups
@@ -152,7 +160,9 @@ def test_two_levels_send_a_site_s_sum_once() -> None:
 
 @pytest.mark.parametrize("plan", TREES)
 def test_a_head_that_dies_is_replaced(plan: TopologyKind) -> None:
-    """It dies when its first partial sum is on its way: the rest make a new tree, and the result is exactly theirs."""
+    """It dies when its first partial sum is on its way: the rest make a new tree, and the result is
+    exactly theirs.
+    """
     found = Sum(plan, codec="fp32", kill_head=True)
     last = found.check()
     assert len(found.results) == 7

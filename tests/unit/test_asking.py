@@ -1,4 +1,6 @@
-"""Asking for a manifest: a few members at a time, others in place of those who refuse, growing periods, everybody in the end."""
+"""Asking for a manifest: a few members at a time, others in place of those who refuse, growing
+periods, everybody in the end.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""On a GPU: steps between rounds never wait for the device, and values cross through page-locked memory."""
+"""On a GPU: steps between rounds never wait for the device, and values cross through page-locked
+memory.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def test_values_cross_through_page_locked_memory() -> None:
 
 @pytest.mark.filterwarnings("ignore")  # the graph is empty
 def test_a_step_captured_into_a_graph_is_refused() -> None:
-    """Plain SGD can be captured without being capturable; replayed it would train, and never be counted."""
+    """Plain SGD can be captured without being capturable; replayed it would train, and never be
+    counted.
+    """
     model = nn.Linear(8, 8).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     attach(model, optimizer, SoloSwarm(SETTINGS))

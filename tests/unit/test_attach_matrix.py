@@ -1,7 +1,9 @@
-"""attach with models and loops as users write them: every kind of loop, adapters only, tied weights, compiled and narrow models, accelerate.
+"""attach with models and loops as users write them: every kind of loop, adapters only, tied
+weights, compiled and narrow models, accelerate.
 
-More of the matrix: test_optim_attach.py (counting, running statistics, refusals), tests/process/test_ranks.py (DDP, FSDP2, TP) and
-tests/process/test_examples.py (Trainer, Lightning, torchrun).
+More of the matrix: test_optim_attach.py (counting, running statistics, refusals),
+tests/process/test_ranks.py (DDP, FSDP2, TP) and tests/process/test_examples.py (Trainer, Lightning,
+torchrun).
 """
 
 from __future__ import annotations
@@ -192,7 +194,9 @@ LOOPS = {
 @pytest.mark.filterwarnings("ignore")  # torch warns about itself
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_loop_trains_as_it_does_alone_and_its_real_steps_count(loop: str) -> None:
-    """Between rounds to the bit. A round of the mean of one ends every H steps; its rounding is all that tells them apart after it."""
+    """Between rounds to the bit. A round of the mean of one ends every H steps; its rounding is all
+    that tells them apart after it.
+    """
     alone, member = net(), net()
     mine, theirs = LOOPS[loop](member), LOOPS[loop](alone)
     settings = RunSettings(sync_every=H, codec="fp32", method="local_sgd")
@@ -296,7 +300,9 @@ def test_accelerate_with_accumulation(before: bool) -> None:
 
 
 def test_a_model_that_is_moved_after_it_was_attached_is_followed() -> None:
-    """`Module.to` keeps parameters and replaces buffers: the anchor's running statistics are those of the model, not of what it was."""
+    """`Module.to` keeps parameters and replaces buffers: the anchor's running statistics are those
+    of the model, not of what it was.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -1,4 +1,6 @@
-"""attach() over the real client: an ordinary training loop that keeps its step when the node is killed under it."""
+"""attach() over the real client: an ordinary training loop that keeps its step when the node is
+killed under it.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ def test_training_goes_on_when_the_node_dies_and_reenters(
 
 
 def test_what_is_spent_of_privacy_is_among_a_scripts_numbers(tmp_path: Path) -> None:
-    """As the node says it, at once for a script that comes back, and again at each round; None where the run has no noise."""
+    """As the node says it, at once for a script that comes back, and again at each round; None
+    where the run has no noise.
+    """
     home = tmp_path / "state"
     home.mkdir()
     node = Node(tmp_path, lambda: ReferenceService(home))

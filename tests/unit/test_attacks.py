@@ -1,4 +1,6 @@
-"""The attack kit: what each attack sends, by its definition; that the optimised ones do more harm; and which rule withstands which."""
+"""The attack kit: what each attack sends, by its definition; that the optimised ones do more harm;
+and which rule withstands which.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +110,9 @@ def test_an_optimised_factor_does_at_least_as_much_harm(rule: str) -> None:
 
 @pytest.mark.parametrize("attack", [name for name in ATTACKS if name not in ("nan", "inf")])
 def test_robust_rules_stay_near_the_honest_mean(attack: str) -> None:
-    """Where data are alike: within a standard deviation of the honest, whatever the size of the attack. The mean is not."""
+    """Where data are alike: within a standard deviation of the honest, whatever the size of the
+    attack. The mean is not.
+    """
     rows = honest(2)
     sent = ATTACKS[attack](rows)
     for rule, before in (

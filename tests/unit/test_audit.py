@@ -1,4 +1,6 @@
-"""Audit: a log that was decided as it says is proven, one that was touched anywhere is not, and two histories name who signed both."""
+"""Audit: a log that was decided as it says is proven, one that was touched anywhere is not, and two
+histories name who signed both.
+"""
 
 from __future__ import annotations
 
@@ -313,7 +315,9 @@ def test_two_histories_name_who_signed_both(
 def test_an_organiser_that_signs_two_entries_of_one_number_is_named(
     atoll_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], signs: str
 ) -> None:
-    """Its word is a whole certificate: of two, each is proven, and both together prove that it lied."""
+    """Its word is a whole certificate: of two, each is proven, and both together prove that it
+    lied.
+    """
     mine, theirs = honest(), honest()
     if signs == "two beginnings":
         mine, theirs = Chain(), Chain()

@@ -66,7 +66,9 @@ def test_without_a_limit_everything_passes() -> None:
 
 @pytest.mark.parametrize("most", [100, 20_000, 1_000_000])
 def test_what_becomes_due_byte_by_byte_passes_in_pieces(most: int) -> None:
-    """Somebody who asks every 20 µs, as a thread does that has nothing else to wait for, is given as much as who waits, and seldom."""
+    """Somebody who asks every 20 µs, as a thread does that has nothing else to wait for, is given
+    as much as who waits, and seldom.
+    """
     rate = 1_000_000
     bucket, passed, given = Bucket(rate), 0, 0
     size = max(LEAST_BURST, rate * BURST_S)

@@ -1,4 +1,6 @@
-"""Bans: the organiser's newest list wins and nobody else's counts; a machine's own is its own; what cannot be read bans nobody and is told."""
+"""Bans: the organiser's newest list wins and nobody else's counts; a machine's own is its own; what
+cannot be read bans nobody and is told.
+"""
 
 from __future__ import annotations
 

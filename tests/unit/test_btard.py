@@ -1,4 +1,6 @@
-"""The pieces of BTARD: what is committed to, what rounding may do, what proves what, and what is refused."""
+"""The pieces of BTARD: what is committed to, what rounding may do, what proves what, and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -211,7 +213,9 @@ def test_no_contribution_makes_an_owner_wrong_who_adds_up_as_it_should(
 
 @pytest.mark.parametrize("tiny", [1e-45, 3e-44, 1e-41])
 def test_numbers_too_small_for_all_their_digits_convict_nobody(tiny: float) -> None:
-    """An owner of a part in which nobody has anything can state an aggregate that is hardly anything."""
+    """An owner of a part in which nobody has anything can state an aggregate that is hardly
+    anything.
+    """
     centre = np.full(1000, tiny, np.float32)
     for seed in range(20):
         z = direction(seed.to_bytes(32, "big"), 0, 1000)
@@ -352,7 +356,9 @@ def test_removals_are_a_chain_from_the_first_roster() -> None:
 
 
 def test_an_honest_owner_finds_the_fixed_point_where_clipping_comes_near_it_slowly() -> None:
-    """Four rows almost in a line, all of them clipped: after a thousand iterations the sum was fifty times what judges call a lie."""
+    """Four rows almost in a line, all of them clipped: after a thousand iterations the sum was
+    fifty times what judges call a lie.
+    """
     rows = [
         np.array(row, np.float32)
         for row in (

@@ -1,4 +1,6 @@
-"""Capabilities and certificates: a certificate lets in its own peer, into its own run, until its end; nothing else does."""
+"""Capabilities and certificates: a certificate lets in its own peer, into its own run, until its
+end; nothing else does.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def test_a_certificate_lets_its_own_peer_into_its_own_run_until_its_end() -> Non
 
 
 def test_who_saw_a_certificate_cannot_make_one() -> None:
-    """The thief has the capability, but not the invite key that signs peers; any other key signs in vain."""
+    """The thief has the capability, but not the invite key that signs peers; any other key signs in
+    vain.
+    """
     seen = msgspec.msgpack.decode(SHOWN, type=c.Certificate)
     own = msgspec.structs.replace(seen, peer_key=public_key_of(THIEF.peer))
     assert not check(own.encode(), peer=THIEF.peer)

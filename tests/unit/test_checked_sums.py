@@ -1,4 +1,6 @@
-"""Partial sums that a second member adds up, too: one that is not what it should be is not used, and who is wrong is named; nobody else ever is."""
+"""Partial sums that a second member adds up, too: one that is not what it should be is not used,
+and who is wrong is named; nobody else ever is.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ SITES = (0, 0, 0, 1, 1, 1)
 
 @dataclass
 class Lab:
-    """Two sites of three; the first member owns everything, so one of the other site's is head, one its witness, one neither."""
+    """Two sites of three; the first member owns everything, so one of the other site's is head, one
+    its witness, one neither.
+    """
 
     codec: str = "fp32"
     net: Net = field(default_factory=lambda: Net(6, seed=5))

@@ -500,7 +500,7 @@ def test_the_table_of_commands_is_true() -> None:
         command = getattr(importlib.import_module(f"atoll.node.cli.{module}"), f"{name}_command")
         assert isinstance(command, click.Command)
         assert command.name == name
-        assert (command.help or "").startswith(text.rstrip(".")), name
+        assert " ".join((command.help or "").split()).startswith(text.rstrip(".")), name
         assert {"--json", "--home", "--quiet"} <= {
             flag for option in command.params for flag in option.opts
         }, name

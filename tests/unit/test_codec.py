@@ -1,4 +1,6 @@
-"""Codecs: any length, bits against numpy, bounds of the error, what is not finite, formats that never change."""
+"""Codecs: any length, bits against numpy, bounds of the error, what is not finite, formats that
+never change.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +101,9 @@ def test_error_of_every_value(name, x):
 
 
 def two_levels(x, y, keep):
-    """y holds the largest values of each tile of x (all of a block, where ``keep`` is 0), with their signs, and the sum of their magnitudes."""
+    """y holds the largest values of each tile of x (all of a block, where ``keep`` is 0), with
+    their signs, and the sum of their magnitudes.
+    """
     size = 4096 if keep else 256
     for at in range(0, len(x), size):
         values, found = x[at : at + size].astype(np.float64), y[at : at + size].astype(np.float64)
@@ -205,7 +209,9 @@ def test_zeros_denormals_and_outliers(name):
 
 
 def result_error(name, peers, n, outliers):
-    """Relative error of a round's result against the float32 mean, over the values that are no outliers."""
+    """Relative error of a round's result against the float32 mean, over the values that are no
+    outliers.
+    """
     codec = get_codec(name)
     vectors = [gaussian(n, seed) for seed in range(peers)]
     large = torch.zeros(n, dtype=torch.bool)
@@ -270,7 +276,9 @@ def test_length(name):
     ],
 )
 def test_a_format_never_changes_under_its_name(name, digest):
-    """If this fails, old and new members of a run no longer understand each other: give the new format a new name."""
+    """If this fails, old and new members of a run no longer understand each other: give the new
+    format a new name.
+    """
     codec, n = get_codec(name), 5_001
     x = torch.from_numpy(
         ((np.arange(n) * 7919 % 20_011 - 10_000) / 3000).astype(np.float32)

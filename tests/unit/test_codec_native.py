@@ -1,4 +1,6 @@
-"""The compiled kernels give the bits of torch's, for every length, weight and kind of value. Compiled here, whatever is installed."""
+"""The compiled kernels give the bits of torch's, for every length, weight and kind of value.
+Compiled here, whatever is installed.
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,9 @@ def merged(decisions: list[Decision[str]]) -> list[list[tuple[str, int]]]:
 
 
 class Swarm:
-    """Members that work at their speed, times a factor drawn anew for each turn, and bring their own name and turn."""
+    """Members that work at their speed, times a factor drawn anew for each turn, and bring their
+    own name and turn.
+    """
 
     def __init__(self, seed: int = 0, spread: float = 0.0) -> None:
         self.compass: Compass[str] = Compass()

@@ -1,4 +1,6 @@
-"""Frames and messages of the control socket: any cut of the bytes gives the same messages, and no bytes give anything else."""
+"""Frames and messages of the control socket: any cut of the bytes gives the same messages, and no
+bytes give anything else.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The real client against the real server over a real socket, with the reference service: one script, one run."""
+"""The real client against the real server over a real socket, with the reference service: one
+script, one run.
+"""
 
 from __future__ import annotations
 
@@ -753,7 +755,9 @@ def test_out_of_place_requests_are_refused_one_by_one(node: Node) -> None:
 
 
 def test_a_scripts_process_is_the_one_that_the_kernel_names(node: Node) -> None:
-    """What `atoll down --scripts` interrupts: in a container a script's own number is that of another process here."""
+    """What `atoll down --scripts` interrupts: in a container a script's own number is that of
+    another process here.
+    """
     frames, answers = p.answer_frames(), list[p.Answer]()
     said = p.frame(p.Hello(1, (p.VERSION,), 1)) + p.frame(p.Open(2, RUN, LAYOUT))
     with socket.socket(socket.AF_UNIX) as sock:

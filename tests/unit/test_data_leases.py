@@ -1,4 +1,6 @@
-"""Leases of samples: one order for all, disjoint streams, and what an entry of the log makes of them."""
+"""Leases of samples: one order for all, disjoint streams, and what an entry of the log makes of
+them.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def test_spans_are_sets(one: set[int], other: set[int]) -> None:
 def play(
     rng: Random, *, clean: bool, entries: int = 60
 ) -> tuple[Leases, dict[Member, list[int]], list[int], list[set[int]]]:
-    """A run as its members see it: each trains the front of its stream, and hears of entries that count some of it, late."""
+    """A run as its members see it: each trains the front of its stream, and hears of entries that
+    count some of it, late.
+    """
     leases, done = Leases(8), list[int]()
     members, speed = (A,), {A: 5, B: 11, C: 2}
     begun: dict[Member, list[int]] = {A: []}

@@ -1,4 +1,6 @@
-"""A shard in a script of one: which samples a loader is given, what steps count, what a checkpoint needs, what is refused."""
+"""A shard in a script of one: which samples a loader is given, what steps count, what a checkpoint
+needs, what is refused.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The demo's pieces: the board's arithmetic, the verdict's checks, the plots, and processes that are really killed."""
+"""The demo's pieces: the board's arithmetic, the verdict's checks, the plots, and processes that
+are really killed.
+"""
 
 from __future__ import annotations
 

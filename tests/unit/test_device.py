@@ -1,6 +1,8 @@
-"""Vectors encoded and decoded where their values lie have the bits of those that the host encodes (compiled kernels) and of plain numpy.
+"""Vectors encoded and decoded where their values lie have the bits of those that the host encodes
+(compiled kernels) and of plain numpy.
 
-The code of the device path runs here on memory of the CPU too: kernels that differ between devices are all that a GPU adds.
+The code of the device path runs here on memory of the CPU too: kernels that differ between devices
+are all that a GPU adds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The file of what happened in a run: appended, rotated, read while it is written, whole lines only; and its words."""
+"""The file of what happened in a run: appended, rotated, read while it is written, whole lines
+only; and its words.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Docstrings, maps, and documents that tell the truth: what they name exists, and no page is too long to be read."""
+"""Docstrings, maps, and documents that tell the truth: what they name exists, and no page is too
+long to be read.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +101,9 @@ def _fences(text: str) -> list[str]:
 
 
 def _commands(text: str) -> list[str]:
-    """Shell lines of a document: those of its code blocks, and `atoll …` or `scripts/…` between backticks."""
+    """Shell lines of a document: those of its code blocks, and `atoll …` or `scripts/…` between
+    backticks.
+    """
     inline = [
         re.sub(r"\s+", " ", code)
         for code in re.findall(r"(?<!`)`((?:atoll|(?:\./)?scripts/)[^`]*)`(?!`)", text)
@@ -109,7 +113,9 @@ def _commands(text: str) -> list[str]:
 
 @cache
 def _verbs() -> dict[str, set[str]]:
-    """The verbs of the command line ("" is `atoll` itself; `invite new` is one too) and the flags each takes."""
+    """The verbs of the command line ("" is `atoll` itself; `invite new` is one too) and the flags
+    each takes.
+    """
     import click
 
     from atoll.node.cli import cli

@@ -1,4 +1,6 @@
-"""Whether a peer reads: by its answers, by how long they take, and by whether this process ran meanwhile."""
+"""Whether a peer reads: by its answers, by how long they take, and by whether this process ran
+meanwhile.
+"""
 
 from __future__ import annotations
 

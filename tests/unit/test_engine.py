@@ -313,7 +313,9 @@ def test_blobs_and_small_records_flow_beside_a_round(swarm):
 
 
 def test_who_copies_what_it_knows_listens_meanwhile(swarm, monkeypatch):
-    """An engine that did not look at its sockets until it had copied a large result took all its lanes for dead, and so did their other ends."""
+    """An engine that did not look at its sockets until it had copied a large result took all its
+    lanes for dead, and so did their other ends.
+    """
     monkeypatch.setattr(blobs, "AT_ONCE", 1)
     a, b = swarm(2)
     plan = make_plan([(a.engine.me, cid_of(0), 1)], [a.engine.me], 8_000, 1, "fp32")

@@ -1,4 +1,6 @@
-"""By what peers enter the configuration: the tally of limited invites, and what a certificate is worth to an acceptor."""
+"""By what peers enter the configuration: the tally of limited invites, and what a certificate is
+worth to an acceptor.
+"""
 
 from __future__ import annotations
 

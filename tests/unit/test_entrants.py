@@ -1,4 +1,6 @@
-"""What is kept of the invites by which peers have entered: how many one admits, and what each may do, over restarts."""
+"""What is kept of the invites by which peers have entered: how many one admits, and what each may
+do, over restarts.
+"""
 
 from __future__ import annotations
 

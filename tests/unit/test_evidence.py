@@ -1,4 +1,6 @@
-"""Evidence is self-contained: whoever has it bans for itself, nobody is banned by what proves nothing, and a user has the last word."""
+"""Evidence is self-contained: whoever has it bans for itself, nobody is banned by what proves
+nothing, and a user has the last word.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The data plane between exchanges in one process: any order, loss, revisions; bits against a numpy reference."""
+"""The data plane between exchanges in one process: any order, loss, revisions; bits against a numpy
+reference.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,8 @@ def check(net, plan, vectors, peers=None):
         assert done.digests == ref_digests(plan, want)
 
 
-MIXED = "fp16:300+int8:1100+bf16:2611+fp32:5+int4"  # in one chunk, over several, over a few values, to the end
+# in one chunk, over several, over a few values, to the end
+MIXED = "fp16:300+int8:1100+bf16:2611+fp32:5+int4"
 SPARSE = "fp16:300+sparse64:1100+int4:900+stat2:1500+int8"  # results are fp16, int4, int8
 
 
@@ -402,7 +405,9 @@ def _indices(first: int, second: int) -> bytes:
 )
 @pytest.mark.parametrize("reducer", ["mean", "max"])
 def test_sparse_bytes_that_no_encoder_makes_are_the_fault_of_their_sender(at, harm, reducer):
-    """Levels that are no magnitudes; indices that do not ascend, come twice, or lie outside a chunk of 100 values: two are kept of it."""
+    """Levels that are no magnitudes; indices that do not ascend, come twice, or lie outside a chunk
+    of 100 values: two are kept of it.
+    """
     net = Net(3)
     a, b, _c = net.peers
     vectors = {cid_of(i): vector(1_000, i) for i in range(3)}
@@ -729,7 +734,9 @@ def test_of_a_result_that_is_fetched_what_has_come_already_is_not_asked_for(seed
 
 
 def forty_chunks_of_two() -> tuple[Net, Plan, memoryview, list[bytes]]:
-    """A round that is over, its result at the first of both, and the hashes of its chunks of 400 bytes."""
+    """A round that is over, its result at the first of both, and the hashes of its chunks of 400
+    bytes.
+    """
     net = Net(2, eager=False)
     plan = make_plan(
         [(peer, cid_of(i), 1) for i, peer in enumerate(net.peers)], net.peers, 4_000, 100, "fp32"
@@ -741,7 +748,9 @@ def forty_chunks_of_two() -> tuple[Net, Plan, memoryview, list[bytes]]:
 
 
 def test_what_is_known_of_a_blob_is_copied_a_little_at_a_time_while_its_plan_is_in_force():
-    """Gigabytes at once would keep all lanes, and their heartbeats, waiting; and the plan's memory is another's once it is gone."""
+    """Gigabytes at once would keep all lanes, and their heartbeats, waiting; and the plan's memory
+    is another's once it is gone.
+    """
     net, plan, data, hashes = forty_chunks_of_two()
     a, b = net.peers
     kept, out, node = bytes(data), bytearray(len(data)), net.nodes[a]
@@ -805,7 +814,9 @@ def test_a_blob_that_is_complete_is_not_written_to_where_it_is_wanted_again_befo
 
 
 def test_of_many_gaps_some_are_told():
-    """Whoever sends every second chunk, unasked, makes as many; who fetches looks at all it is told each time that one comes."""
+    """Whoever sends every second chunk, unasked, makes as many; who fetches looks at all it is told
+    each time that one comes.
+    """
     net = Net(2)
     a, b = net.peers
     out, key = bytearray(2000), wire_header.blob_key(b"x")
@@ -866,7 +877,9 @@ def test_events_may_give_commands():
 
 
 def two_with_a_clock():
-    """Two exchanges that send again after 1 s, at their clock's time; all records of ``a`` towards ``b`` have been handed out."""
+    """Two exchanges that send again after 1 s, at their clock's time; all records of ``a`` towards
+    ``b`` have been handed out.
+    """
     net, clock = Net(2), [100.0]
     a, b = net.peers
     node = net.nodes[a] = Exchange(

@@ -1,4 +1,6 @@
-"""Rings and two levels between exchanges in one process: bits against a numpy reference, revisions, refusals, bytes between sites."""
+"""Rings and two levels between exchanges in one process: bits against a numpy reference, revisions,
+refusals, bytes between sites.
+"""
 
 from __future__ import annotations
 
@@ -185,7 +187,9 @@ def test_a_sum_over_a_tree(kind):
 
 
 def test_fp16_partial_sums_of_large_weights_do_not_overflow():
-    """The weighted sum would be 8 * 50,000 * 1000: a partial sum is never larger than what is in it."""
+    """The weighted sum would be 8 * 50,000 * 1000: a partial sum is never larger than what is in
+    it.
+    """
     net = Net(4, seed=3)
     vectors = {cid_of(i): vector(64, i).clamp_(-1, 1).mul(50_000) for i in range(4)}
     plan = make_plan(
@@ -223,8 +227,9 @@ def crossing(kind: str, seed: int = 0) -> tuple[int, int]:
 
 
 def test_a_site_sends_its_sum_once():
-    """In halves of a vector: in the butterfly 4 members send one each and get as much, in both directions; with two levels a site sends one
-    sum and gets one result. A ring crosses twice for most owners: its own site is both where it begins and where it ends."""
+    """In halves of a vector: in the butterfly 4 members send one each and get as much, in both
+    directions; with two levels a site sends one sum and gets one result. A ring crosses twice for
+    most owners: its own site is both where it begins and where it ends."""
     size = crossing("two-level")[1]
     crossed = {kind: crossing(kind)[0] for kind in KINDS}
     accounts = 80 * 2 * (1 + 4) * 32  # of each chunk two, of the sum and what is in it: a hash each
@@ -240,7 +245,9 @@ def test_a_site_sends_its_sum_once():
     ("kind", "seed"), list(product(("ring", "two-level", "checked"), range(15)))
 )
 def test_death_at_any_moment_and_two_revisions(kind, seed):
-    """Whoever dies, owner, head or middle of a chain: the rest reduces under a new tree, with lost records and broken lanes."""
+    """Whoever dies, owner, head or middle of a chain: the rest reduces under a new tree, with lost
+    records and broken lanes.
+    """
     net = Net(6, seed=seed, loss=0.1, eager=bool(seed % 2))
     numel, chunk = 1_500, 50
     vectors = {cid_of(i): vector(numel, i) for i in range(6)}
@@ -282,7 +289,9 @@ def test_death_at_any_moment_and_two_revisions(kind, seed):
 
 
 def test_what_does_not_change_is_not_sent_again():
-    """A member of site 1 dies: site 0's sums stay what they are, and those whose owner and head stay have been sent."""
+    """A member of site 1 dies: site 0's sums stay what they are, and those whose owner and head
+    stay have been sent.
+    """
     net = Net(6, seed=4)
     numel, chunk = 600, 100
     vectors = {cid_of(i): vector(numel, i) for i in range(6)}
@@ -460,7 +469,9 @@ def test_what_has_no_partial_sums_is_refused_in_a_tree(reducer):
 
 
 def test_the_error_grows_with_the_number_of_sums():
-    """int8, 8 equal contributions of independent values: against a butterfly 1.1 times the error with two levels, 1.7 with a ring."""
+    """int8, 8 equal contributions of independent values: against a butterfly 1.1 times the error
+    with two levels, 1.7 with a ring.
+    """
     errors = {}
     for kind in KINDS:
         net = Net(8, seed=5)

@@ -1,4 +1,6 @@
-"""Export: the anchor of a checkpoint as files that load without atoll; a damaged checkpoint is refused."""
+"""Export: the anchor of a checkpoint as files that load without atoll; a damaged checkpoint is
+refused.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Federated methods on quadratics, where every answer is known: what each must be equal to, and where each must end."""
+"""Federated methods on quadratics, where every answer is known: what each must be equal to, and
+where each must end.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ FLWR = json.loads((Path(__file__).parent / "federated_flwr.json").read_text(enco
 
 
 class Quadratics:
-    """Members i with the loss a_i/2 (y - b_i)², element by element, in float64: their optima and their curvatures differ."""
+    """Members i with the loss a_i/2 (y - b_i)², element by element, in float64: their optima and
+    their curvatures differ.
+    """
 
     def __init__(self, seed: int = 0) -> None:
         chance = torch.Generator().manual_seed(seed)
@@ -138,7 +142,9 @@ def test_scaffold_reaches_it_when_only_some_are_asked() -> None:
 
 
 def test_variance_reduced_forms_damp_a_batchs_noise_and_move_no_limit() -> None:
-    """Noise that both gradients share is damped to beta of it; on exact gradients the limit is that of the method without."""
+    """Noise that both gradients share is damped to beta of it; on exact gradients the limit is that
+    of the method without.
+    """
     g, before, common, noise = torch.randn(4, 9, dtype=torch.float64)
     noisy, exact = (
         variance_reduced(g + noise, before + noise, common, 0.3),
@@ -221,8 +227,9 @@ def test_the_servers_steps_are_the_papers() -> None:
 
 @pytest.mark.parametrize("name", FLWR["anchors"])
 def test_the_servers_steps_are_flwrs(name: str) -> None:
-    """From the same contributions, by what Flower printed (`scripts/_flwr.py`). Its FedAdam is the paper's with a learning rate that is corrected anew
-    for every round, and counts rounds from 2."""
+    """From the same contributions, by what Flower printed (`scripts/_flwr.py`). Its FedAdam is the
+    paper's with a learning rate that is corrected anew for every round, and counts rounds from 2.
+    """
     options, weights = FLWR["options"][name], FLWR["weights"]
     lr = options.get("eta", options.get("server_learning_rate", 1.0))
     x, state = torch.zeros(7), torch.zeros(14)
@@ -283,8 +290,9 @@ SECONDS = {PeerId("a"): 1.0, PeerId("b"): 4.0}
 
 
 def arrived(weights: dict[PeerId, float], period: float | None, gamma: float = 0.01) -> float:
-    """Where f_a = (x - 0)²/2 and f_b = (x - 1)²/2 come to rest: one gradient step a round on the anchor that was sent. Without a period every
-    arrival is a step of its own. The mean over the last quarter."""
+    """Where f_a = (x - 0)²/2 and f_b = (x - 1)²/2 come to rest: one gradient step a round on the
+    anchor that was sent. Without a period every arrival is a step of its own. The mean over the
+    last quarter."""
     targets, x = {PeerId("a"): 0.0, PeerId("b"): 1.0}, 0.5
     sent = dict.fromkeys(targets, x)
     due, seen = dict(SECONDS), []

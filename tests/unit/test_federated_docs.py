@@ -1,4 +1,6 @@
-"""What docs/federated.md and docs/operating/ show can be typed: their Python runs on tiny data, their tables are a manifest's."""
+"""What docs/federated.md and docs/operating/ show can be typed: their Python runs on tiny data,
+their tables are a manifest's.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Words from outside: escaped, bounded and quoted wherever a person or a log sees them; and that nobody can forget it."""
+"""Words from outside: escaped, bounded and quoted wherever a person or a log sees them; and that
+nobody can forget it.
+"""
 
 from __future__ import annotations
 
@@ -311,7 +313,9 @@ def _open_strings(kind: msgspec.inspect.Type) -> bool:
 
 
 def test_every_text_that_a_peer_can_write_is_refused_or_listed_here() -> None:
-    """Gate: a new field of a message either has a pattern without controls (PLAIN, WORDS, LINES), or a line in TOLD that says who quotes it."""
+    """Gate: a new field of a message either has a pattern without controls (PLAIN, WORDS, LINES),
+    or a line in TOLD that says who quotes it.
+    """
     wrong, told = list[str](), set[tuple[str, str, str]]()
     for kind in _structs():
         module = kind.__module__.removeprefix("atoll.")
@@ -372,7 +376,9 @@ def _writes(called: ast.expr) -> bool:
 
 
 def test_no_pattern_takes_a_newline_at_its_end() -> None:
-    r"""Gate: ``$`` matches before a trailing newline, too; patterns end with ``\Z``, or are used by fullmatch."""
+    r"""Gate: ``$`` matches before a trailing newline, too; patterns end with ``\Z``, or are used by
+    fullmatch.
+    """
     root, wrong = Path(__file__).resolve().parents[2], list[str]()
     for folder in ("collectives", "security", "optim", "node"):
         for path in sorted((root / folder).rglob("*.py")):

@@ -1,4 +1,6 @@
-"""The memory of a run in fragments, as node and script see it: one buffer for the whole contribution, anchor slots for each fragment."""
+"""The memory of a run in fragments, as node and script see it: one buffer for the whole
+contribution, anchor slots for each fragment.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A run under a key of its own: nothing of the machine's key, or of another run's, is in it, and the run finds it again."""
+"""A run under a key of its own: nothing of the machine's key, or of another run's, is in it, and
+the run finds it again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""All that a fuzzer found worth keeping is read again: refused, or read, and nothing else. Defects that it found are among it."""
+"""All that a fuzzer found worth keeping is read again: refused, or read, and nothing else. Defects
+that it found are among it.
+"""
 
 from __future__ import annotations
 

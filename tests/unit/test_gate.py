@@ -1,4 +1,6 @@
-"""Who is let in at a run's gate, by what it shows and what the node knows; and who is believed to be of the run."""
+"""Who is let in at a run's gate, by what it shows and what the node knows; and who is believed to
+be of the run.
+"""
 
 from __future__ import annotations
 

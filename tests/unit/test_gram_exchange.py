@@ -1,4 +1,6 @@
-"""Rules of whole rows in the data plane: everybody gets, to the bit, what one process makes of all contributions; and owners that lie or are lost."""
+"""Rules of whole rows in the data plane: everybody gets, to the bit, what one process makes of all
+contributions; and owners that lie or are lost.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def plan_of(name: str, n: int, codec: str, owners: int | None = None, revision: 
 
 
 def central(plan: Plan, vectors: dict[bytes, torch.Tensor]) -> tuple[np.ndarray, np.ndarray]:
-    """(decoded contributions, their Gram matrix): the triangles of chunks added up in order, in parts, without the compiled kernel."""
+    """(decoded contributions, their Gram matrix): the triangles of chunks added up in order, in
+    parts, without the compiled kernel.
+    """
     sent = [vectors[c.cid].numpy() for c in plan.contributors]
     cut = [[row[at : at + CHUNK] for at in range(0, NUMEL, CHUNK)] for row in sent]
     rows = np.stack(
@@ -157,7 +161,9 @@ def test_lost_records_and_lanes_change_no_bit(seed: int) -> None:
 
 
 def test_an_owner_that_is_lost_while_they_weigh() -> None:
-    """Nothing is reduced without its statement; under the next plan, without it, all is measured again from what is here."""
+    """Nothing is reduced without its statement; under the next plan, without it, all is measured
+    again from what is here.
+    """
     net = Net(6, reducers=find_reducer)
     vectors, first = hostile(6), plan_of("krum:1", 6, "fp32")
     for peer in net.peers[:5]:
@@ -247,7 +253,9 @@ def test_what_no_rows_can_be() -> None:
 @pytest.mark.parametrize("before", ["", "nnm+", "arc+", "bucketing2+clipping1+nnm+"])
 @pytest.mark.parametrize("rule", [*BY_GRAM, "median"])
 def test_any_statement_comes_to_weights(rule: str, before: str) -> None:
-    """Also of matrices that no vectors have, as far as they pass: finite numbers, the same every time."""
+    """Also of matrices that no vectors have, as far as they pass: finite numbers, the same every
+    time.
+    """
     reducer, chance = find_reducer(f"{before}{rule}:1"), np.random.default_rng(5)
     if reducer is None or reducer.form != "two-phase":
         return
@@ -265,7 +273,9 @@ def test_any_statement_comes_to_weights(rule: str, before: str) -> None:
 
 
 def test_what_a_rule_is_told_reaches_it() -> None:
-    """By the name that a plan has for it, and by what contributors state; the spread goes back to who weighed."""
+    """By the name that a plan has for it, and by what contributors state; the spread goes back to
+    who weighed.
+    """
     products, cids = gram(torch.stack(list(hostile(9).values()))), [cid_of(i) for i in range(9)]
     values = products[np.triu_indices(9)]
 

@@ -1,4 +1,6 @@
-"""The grid of an encoded vector: chunks, their codecs and bytes, whatever the mixture; and how a model's tensors get their codecs."""
+"""The grid of an encoded vector: chunks, their codecs and bytes, whatever the mixture; and how a
+model's tensors get their codecs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""FedCompass' groups as the log tells them: who makes how many steps, when a group makes a round, and what a false word comes to. By hand."""
+"""FedCompass' groups as the log tells them: who makes how many steps, when a group makes a round,
+and what a false word comes to. By hand.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ class Story:
         self.log.append(self.kept[-1])
 
     def decided(self, elapsed_s: float, **pace: float | None) -> None:
-        """So many seconds later an entry is there, of these contributors, each with its seconds a step."""
+        """So many seconds later an entry is there, of these contributors, each with its seconds a
+        step.
+        """
         self.append(elapsed_s, **pace)
         self.now += elapsed_s
         self.grouping.follow(self.now)
@@ -74,7 +78,9 @@ class Story:
 
 
 def grouped() -> Story:
-    """Of three members a was counted after 1 s and b after 2; c is in its first turn. a comes at 1 + 50 and b with it, after 24 steps of 2 s."""
+    """Of three members a was counted after 1 s and b after 2; c is in its first turn. a comes at 1
+    + 50 and b with it, after 24 steps of 2 s.
+    """
     story = Story(A, B, C)
     story.decided(1.0, a=1.0)
     story.decided(1.0, b=2.0)
@@ -138,7 +144,9 @@ def test_a_member_that_was_started_again_knows_the_same() -> None:
 
 @pytest.mark.parametrize("lie", [0.0, 1e-300, 1e30, None])
 def test_a_false_speed_costs_its_member_only(lie: float | None) -> None:
-    """The honest two have the same groups, and the same or more frequent rounds: nobody gets less than the least or more than the most."""
+    """The honest two have the same groups, and the same or more frequent rounds: nobody gets less
+    than the least or more than the most.
+    """
     story = grouped()
     story.decided(1.0, c=lie)
     a, b, c = story.steps()
@@ -153,7 +161,9 @@ def test_a_false_speed_costs_its_member_only(lie: float | None) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_false_times_of_entries_make_members_late_and_lose_nothing(seed: int) -> None:
-    """Whatever proposers say of the time, some contribution that is there makes a round as soon as nobody else is to come."""
+    """Whatever proposers say of the time, some contribution that is there makes a round as soon as
+    nobody else is to come.
+    """
     chance, story = random.Random(seed), Story(A, B, C)
     for _ in range(200):
         there = {member.peer for member in (A, B, C) if chance.random() < 0.6}

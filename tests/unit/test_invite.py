@@ -1,4 +1,6 @@
-"""Invites: one line, signed by the organiser, with an end, never shown by accident; changed or stale ones open nothing."""
+"""Invites: one line, signed by the organiser, with an end, never shown by accident; changed or
+stale ones open nothing.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def test_with_one_address_it_has_at_most_300_characters(address: str, peer: str)
 
 
 def test_an_invite_for_one_peer_holds_no_secret_and_lets_in_nobody_else() -> None:
-    """Whoever reads it can make certificates with its key, for anybody; members know none but that peer's."""
+    """Whoever reads it can make certificates with its key, for anybody; members know none but that
+    peer's.
+    """
     line = v.make_invite(RUN, [], ORGANISER, now_s=1000, peer=MEMBER.peer).encode()
     assert line == v.make_invite(RUN, [], ORGANISER, now_s=1000, peer=MEMBER.peer).encode()
     found = v.parse_invite(line, now_s=1000)

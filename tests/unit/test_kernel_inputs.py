@@ -1,4 +1,6 @@
-"""What compiled kernels may be given: any strides are encoded right, and what they cannot read or write is refused by type, never misread."""
+"""What compiled kernels may be given: any strides are encoded right, and what they cannot read or
+write is refused by type, never misread.
+"""
 
 from __future__ import annotations
 

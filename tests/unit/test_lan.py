@@ -1,4 +1,6 @@
-"""LAN discovery without a network: what is said, what is believed, how often; and what hostile datagrams can do (nothing)."""
+"""LAN discovery without a network: what is said, what is believed, how often; and what hostile
+datagrams can do (nothing).
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def listening(now: float = 0.0) -> Neighbours:
 
 
 def test_another_program_reads_what_we_say() -> None:
-    """An independent reader of DNS finds the question and the records that libp2p's specification asks for."""
+    """An independent reader of DNS finds the question and the records that libp2p's specification
+    asks for.
+    """
     asked = dns.message.from_wire(mdns.question())
     assert [str(question) for question in asked.question] == ["_p2p._udp.local. IN PTR"]
     said = dns.message.from_wire(named(OTHER, ADDRESS))

@@ -1,4 +1,6 @@
-"""Which lanes are kept: all of a small configuration, those in use of a large one, and the ones used last; and who talks with whom in a plan."""
+"""Which lanes are kept: all of a small configuration, those in use of a large one, and the ones
+used last; and who talks with whom in a plan.
+"""
 
 from __future__ import annotations
 

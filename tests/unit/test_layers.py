@@ -1,4 +1,6 @@
-"""The order of the folders and the size of things, enforced: collectives <- security <- optim <- node."""
+"""The order of the folders and the size of things, enforced: collectives <- security <- optim <-
+node.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ LONG_FOR_A_REASON = {
     ("scripts/bench_start.py", "main"): "a table of arguments",
 }
 
-# The few places that wrap libp2p, and the ones that may name trio: everything else stays free of both.
+# The few places that wrap libp2p, and the ones that may name trio: everything else stays free of
+# both.
 LIBP2P_MAY = ("node/net/",)
 TRIO_MAY = ("node/net/", "node/service/", "node/control/", "node/daemon.py", "node/__main__.py")
 

@@ -1,4 +1,6 @@
-"""Who leans over rounds: attackers that stay within the honest spread are told apart, and honest members are not named, whatever their data."""
+"""Who leans over rounds: attackers that stay within the honest spread are told apart, and honest
+members are not named, whatever their data.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ N, F, D = 7, 2, 48
 
 
 def run(attack: str, rounds: int, own: float, beta: float = 0.0, seed: int = 0) -> Leaning[int]:
-    """Updates about a direction that turns slowly. ``own``: how long each member's constant deviation is, as its data differ, beside noise of
-    length 1; ``beta``: worker momentum."""
+    """Updates about a direction that turns slowly. ``own``: how long each member's constant
+    deviation is, as its data differ, beside noise of length 1; ``beta``: worker momentum."""
     chance_ = torch.Generator().manual_seed(seed)
     leaning = Leaning[int](F, rounds)
     offsets = torch.randn(N, D, generator=chance_) * own / D**0.5
@@ -75,7 +77,8 @@ def test_figures_by_their_definition() -> None:
     found = {row.who: row for row in leaning.found()}
     assert "middle" not in found  # it is the others' median in every round: it points nowhere
     assert found["left"].constancy == pytest.approx(1.0)
-    # The others' median is (0.5, 1): a deviation of (-1.5, 0) has the cosine 0.5 / sqrt(1.25) with its opposite.
+    # The others' median is (0.5, 1): a deviation of (-1.5, 0) has the cosine 0.5 / sqrt(1.25) with
+    # its opposite.
     assert found["left"].against == pytest.approx(0.5 / 1.25**0.5)
     assert [row.leans for row in found.values()] == [(), ()]
 

@@ -11,7 +11,9 @@ from atoll.node.net.liveness import ANSWER_S, FIRST_S, JITTER, LATE_S, SILENT_S,
 
 
 def play(*arrivals: float, until: float) -> list[tuple[float, str]]:
-    """What a connection that began at 0 does besides waiting, and when, if something arrives at these times."""
+    """What a connection that began at 0 does besides waiting, and when, if something arrives at
+    these times.
+    """
     alive, found, coming = Liveness(0.0, random.Random(1)), list[tuple[float, str]](), [*arrivals]
     while alive.at <= until:
         while coming and coming[0] <= alive.at:

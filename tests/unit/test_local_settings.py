@@ -1,4 +1,6 @@
-"""``./atoll.toml`` can name code: it counts only where it was named, or trusted with these contents."""
+"""``./atoll.toml`` can name code: it counts only where it was named, or trusted with these
+contents.
+"""
 
 from __future__ import annotations
 

@@ -812,7 +812,9 @@ def test_heads_of_sites_are_checked_where_the_manifest_says_so_and_in_federated_
 
 
 EARLIER = json.loads((Path(__file__).parents[1] / "earlier_manifests.json").read_text())
-"""What releases before wrote for these two texts, every field they knew; ``added``: by what the release was newer than the one above."""
+"""What releases before wrote for these two texts, every field they knew; ``added``: by what the
+release was newer than the one above.
+"""
 PLAIN = 'schema = 1\nname = "tide"\n'
 RICH = (
     PLAIN
@@ -852,7 +854,9 @@ def test_a_run_made_by_an_earlier_release_can_be_joined(
 
 
 def test_defaults_are_left_out_of_the_canonical_form() -> None:
-    """So these bytes, and the ids of all runs that use nothing new, are the same in every later release."""
+    """So these bytes, and the ids of all runs that use nothing new, are the same in every later
+    release.
+    """
     assert m.parse_manifest(PLAIN).encode() == msgspec.msgpack.encode(
         {"schema": 1, "name": "tide", "train": {"sync_every": 100}}
     )

@@ -1,4 +1,6 @@
-"""Secure aggregation: exact for every pattern of who drops out, refused below the threshold, uniform before it, liars named."""
+"""Secure aggregation: exact for every pattern of who drops out, refused below the threshold,
+uniform before it, liars named.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def binding_of(attempt: int = 0, threshold: int = 4, numel: int = NUMEL) -> Bind
 
 
 class Meeting:
-    """Six members, who have come as far as their masked vectors; who is not among ``dealing`` said nothing after its keys."""
+    """Six members, who have come as far as their masked vectors; who is not among ``dealing`` said
+    nothing after its keys.
+    """
 
     def __init__(
         self, dealing: Iterable[PeerId] = ROSTER, attempt: int = 0, numel: int = NUMEL
@@ -150,7 +154,9 @@ def test_owners_of_parts_unmask_their_parts_of_one_vector() -> None:
 
 
 def test_masked_vectors_are_uniform_and_fresh() -> None:
-    """Chi-square over bytes, at every position in a word, of vectors that were all the same: below what one in 10,000 is above."""
+    """Chi-square over bytes, at every position in a word, of vectors that were all the same: below
+    what one in 10,000 is above.
+    """
     numel = 16_384
     meeting, again = Meeting(attempt=8, numel=numel), Meeting(attempt=9, numel=numel)
     for peer in ROSTER[:2]:
@@ -256,7 +262,9 @@ def resigned(message: Message, peer: PeerId, binding: Binding) -> Message:
 
 
 def test_liars_are_named(meeting: Meeting) -> None:
-    """Who reveals what was not dealt to it; who deals something else than it committed to; whose key agrees on nothing."""
+    """Who reveals what was not dealt to it; who deals something else than it committed to; whose
+    key agrees on nothing.
+    """
     survivors, binding = ROSTER[:5], meeting.binding
     said = meeting.reveals(survivors)
     liar = ROSTER[1]
@@ -364,7 +372,9 @@ def test_bindings_that_protect_nothing_are_refused(changed: dict[str, object]) -
 
 
 def test_shares() -> None:
-    """Any four of six give the secret back; three leave every secret as likely (here: give something else)."""
+    """Any four of six give the secret back; three leave every secret as likely (here: give
+    something else).
+    """
     secret, places = bytes(range(32)), (1, 2, 3, 5, 8, 13)
     shares = dict(zip(places, split(secret, 4, places, random.Random(0)), strict=True))
     for chosen in combinations(places, 4):
@@ -424,7 +434,9 @@ def test_the_largest_sum_does_not_wrap_and_larger_values_are_clipped() -> None:
 
 
 def test_nobody_can_prove_misdealing_of_a_member_that_dealt_as_it_should() -> None:
-    """Not with its own shares, nor with others; and a proof against another holds for its run alone."""
+    """Not with its own shares, nor with others; and a proof against another holds for its run
+    alone.
+    """
     binding = binding_of()
     clients = {
         peer: Client(binding, PEOPLE[peer], Memory(), random.Random(peer)) for peer in ROSTER

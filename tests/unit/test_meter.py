@@ -13,7 +13,9 @@ STEP = 0.2
 
 
 class Recorded:
-    """A sequence of windows, each: bytes acknowledged by lane, which lanes were busy throughout, which were held up by their receivers."""
+    """A sequence of windows, each: bytes acknowledged by lane, which lanes were busy throughout,
+    which were held up by their receivers.
+    """
 
     def __init__(self, lanes: int = 3, **caps: int) -> None:
         self.meter = Meter(**caps)
@@ -77,7 +79,9 @@ def test_a_link_that_became_slow_is_believed_in_time() -> None:
 
 
 def test_a_link_that_was_slow_for_a_while_is_not_known_once_it_carries_far_more() -> None:
-    """It may be too fast now to be the limit in any stretch: what was measured would be announced for ever."""
+    """It may be too fast now to be the limit in any stretch: what was measured would be announced
+    for ever.
+    """
     swarm = Recorded()
     assert swarm.window(20_000, 20_000, 30_000, busy=(0, 1, 2)).up == 350_000
     assert swarm.window(80_000, 80_000, 80_000).up == 350_000

@@ -1,4 +1,6 @@
-"""The parts of the network without I/O: addresses, framing, announcements, DHT records, stores, routing, peer book, faults."""
+"""The parts of the network without I/O: addresses, framing, announcements, DHT records, stores,
+routing, peer book, faults.
+"""
 
 from __future__ import annotations
 
@@ -166,7 +168,9 @@ def test_a_full_run_remembers_nobody_who_is_gone() -> None:
 
 
 def test_a_flood_of_announcements_pushes_out_itself_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a stranger who makes keys as it goes: of many runs, of ours, and of one that somebody else is in."""
+    """By a stranger who makes keys as it goes: of many runs, of ours, and of one that somebody else
+    is in.
+    """
     monkeypatch.setattr(announcements, "MAX_STRANGE", 8)
     monkeypatch.setattr(announcements, "MAX_PER_RUN", 6)
     flooder, friend, keys = (
@@ -202,7 +206,9 @@ INVITE = make_invite(CERTIFIED_RUN, [], A, now_s=1000)
 
 
 def test_under_an_organiser_only_its_certificates_are_taken_in_and_no_flood_has_a_place() -> None:
-    """By a node that knows nothing of the run: places are by run and organiser, and who asks names the organiser."""
+    """By a node that knows nothing of the run: places are by run and organiser, and who asks names
+    the organiser.
+    """
     registry, run, flooder = Registry(), CERTIFIED_RUN, Identity.generate()
     shown = INVITE.certify(B, 1000).encode()
     member, organiser = (
@@ -477,7 +483,9 @@ def test_peer_book_round_trip_and_corrupt_cache(tmp_path: Path) -> None:
 
 
 def test_hearsay_displaces_neither_what_was_given_nor_what_a_peer_says_of_itself() -> None:
-    """Else whoever answers a question of ours cuts us off from our bootstrap, or from a member, for good."""
+    """Else whoever answers a question of ours cuts us off from our bootstrap, or from a member, for
+    good.
+    """
     lies = [f"/ip4/11.0.0.{number}/tcp/9" for number in range(8)]
     book = PeerBook(A.peer)
     book.give(B.peer, HERE)
@@ -550,7 +558,9 @@ def test_clock_of_announcements_is_the_wall_clock() -> None:
 def test_who_holds_the_seed_of_one_invite_leaves_places_for_whoever_has_come_by_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It brings each key it makes from another connection: by sender no announcement is one too many."""
+    """It brings each key it makes from another connection: by sender no announcement is one too
+    many.
+    """
     monkeypatch.setattr(announcements, "MAX_PER_RUN", 8)
     monkeypatch.setattr(announcements, "MAX_BY_INVITE", 6)
     run, registry = RunId("abcdefghijklmnopqrstuvwxyz"), Registry()

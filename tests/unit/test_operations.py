@@ -1,4 +1,6 @@
-"""What free-standing operations rest on: names, votes remembered over a restart, memory used again, traffic counted over lanes that are gone."""
+"""What free-standing operations rest on: names, votes remembered over a restart, memory used again,
+traffic counted over lanes that are gone.
+"""
 
 from __future__ import annotations
 

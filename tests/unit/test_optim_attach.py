@@ -76,7 +76,9 @@ def fill(model: nn.Module, values: np.ndarray) -> None:
 def by_hand(
     weights: list[int], rounds: int, outer: OuterSettings
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """DiLoCo from plain formulas in numpy: the anchor after each round, and each replica's live parameters at the end."""
+    """DiLoCo from plain formulas in numpy: the anchor after each round, and each replica's live
+    parameters at the end.
+    """
     models = [net() for _ in weights]
     optimizers = [adamw(model) for model in models]
     anchor = flat(models[0])
@@ -356,7 +358,9 @@ def test_what_was_decided_while_the_node_was_away_is_told_once() -> None:
 
 
 def test_a_round_that_stays_undecided_is_not_a_boundary_at_every_step() -> None:
-    """All have finished it, and too few are left to decide: training goes on as between rounds, until there is an outcome."""
+    """All have finished it, and too few are left to decide: training goes on as between rounds,
+    until there is an outcome.
+    """
 
     class Pressed(TableSwarm):
         closing = 1
@@ -383,7 +387,9 @@ def test_a_round_that_stays_undecided_is_not_a_boundary_at_every_step() -> None:
 def test_a_late_result_is_learnt_from_a_node_that_came_back_in_the_middle_of_a_round(
     offer_too: bool,
 ) -> None:
-    """With a delay there are moments to adopt a result and nothing else: entering again has adopted it already."""
+    """With a delay there are moments to adopt a result and nothing else: entering again has adopted
+    it already.
+    """
     late = msgspec.structs.replace(QUICK, overlap="late", delay=1)
     table = RoundTable(["me", "other"], late, auto=False)
     model = net()
@@ -735,7 +741,9 @@ def test_one_member_with_plain_averaging_follows_its_inner_optimizer_alone() -> 
 
 @pytest.mark.parametrize("members", [2, 4])
 def test_members_that_do_the_same_equal_one_bit_for_bit(members: int) -> None:
-    """Sums of two or four equal numbers are exact, and so is their mean, where their weights are powers of two."""
+    """Sums of two or four equal numbers are exact, and so is their mean, where their weights are
+    powers of two.
+    """
     four = msgspec.structs.replace(SETTINGS, sync_every=4, deadline_s=60.0)
     table = RoundTable([f"peer{index}" for index in range(members)], four)
     models = [net() for _ in range(members)]
@@ -754,7 +762,9 @@ def test_members_that_do_the_same_equal_one_bit_for_bit(members: int) -> None:
 
 
 def test_a_lost_branch_of_as_many_rounds_as_the_adopted_one_is_left() -> None:
-    """Another anchor in the same round: the next contribution is measured against it, and what was trained since is carried over."""
+    """Another anchor in the same round: the next contribution is measured against it, and what was
+    trained since is carried over.
+    """
     table = RoundTable(["me"], QUICK, auto=False)
     model = net()
     optimizer = adamw(model)

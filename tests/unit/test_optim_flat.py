@@ -19,7 +19,9 @@ from atoll.optim.model.reconcile import rebase
 
 
 class Mixed(nn.Module):
-    """Tied weights, a frozen layer, BatchNorm, a buffer that is a constant, and a weight that is not contiguous."""
+    """Tied weights, a frozen layer, BatchNorm, a buffer that is a constant, and a weight that is
+    not contiguous.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,6 @@
-"""The outer step: its values against plain formulas, and its bits against cuts, threads and instruction sets."""
+"""The outer step: its values against plain formulas, and its bits against cuts, threads and
+instruction sets.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +134,9 @@ for threads in (1, 2, 4):
 
 
 def _instruction_sets() -> list[str]:
-    """Those of torch's that this machine has: it does not check what it is told, and dies by one that is missing."""
+    """Those of torch's that this machine has: it does not check what it is told, and dies by one
+    that is missing.
+    """
     levels, best = ["default", "avx2", "avx512"], torch.backends.cpu.get_cpu_capability().lower()
     return levels[: levels.index(best) + 1] if best in levels else ["default", best]
 
@@ -225,7 +229,9 @@ def test_adaptive_rules_match_numpy_bit_for_bit_whatever_the_cuts(kind: str) -> 
 
 
 def test_nesterov_follows_torch_and_a_sequence_made_by_hand() -> None:
-    """torch's SGD(nesterov=True) on the same gradients; and μ = 0.5, lr = 1: m = 1, 1.5, 1.75; steps 1.5, 1.75, 1.875."""
+    """torch's SGD(nesterov=True) on the same gradients; and μ = 0.5, lr = 1: m = 1, 1.5, 1.75;
+    steps 1.5, 1.75, 1.875.
+    """
     anchor = torch.zeros(3)
     theirs = torch.nn.Parameter(anchor.clone())
     sgd = torch.optim.SGD([theirs], lr=0.7, momentum=0.9, nesterov=True)
@@ -311,7 +317,9 @@ def test_a_jump_restarts_momentum_and_halves_the_rate_for_a_while() -> None:
 def test_a_jump_restarts_momentum_and_nothing_else(
     kind: Literal["adam", "yogi", "adamw", "adagrad"], momenta: int
 ) -> None:
-    """Second moments stay: without them the next steps of Adagrad would be as large as its first ones."""
+    """Second moments stay: without them the next steps of Adagrad would be as large as its first
+    ones.
+    """
     governed, plain = (
         OuterStep(OuterSettings(kind, lr=0.1, governor=governor)) for governor in (True, False)
     )

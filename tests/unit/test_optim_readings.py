@@ -1,4 +1,6 @@
-"""What contributors say of their norms and losses: an outer step that does not depend on their number, and a governor that hears of losses."""
+"""What contributors say of their norms and losses: an outer step that does not depend on their
+number, and a governor that hears of losses.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def stepped(settings: OuterSettings, vectors: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("k", [1, 3, 4, 16])
 def test_a_stretched_step_is_as_long_whatever_the_number_of_members(k: int) -> None:
-    """16 members become 3, or one: the first step of Nesterov at 0.5 / 0.5 moves 0.5 · 1.5 times a contribution's length; else 1/√k of it."""
+    """16 members become 3, or one: the first step of Nesterov at 0.5 / 0.5 moves 0.5 · 1.5 times a
+    contribution's length; else 1/√k of it.
+    """
     assert float(stepped(STRETCH, corners(k, 4.0)).norm()) == pytest.approx(0.75 * 4.0)
     plain = msgspec.structs.replace(STRETCH, stretch=False)
     assert float(stepped(plain, corners(k, 4.0)).norm()) == pytest.approx(0.75 * 4.0 / math.sqrt(k))

@@ -1,5 +1,5 @@
-"""Work is conserved: whatever is counted or late, each unit of it is in the anchor once or in the live parameters once; of what the others went on
-without, a half comes along."""
+"""Work is conserved: whatever is counted or late, each unit of it is in the anchor once or in the
+live parameters once; of what the others went on without, a half comes along."""
 
 from __future__ import annotations
 
@@ -97,7 +97,9 @@ def test_each_unit_of_work_is_counted_once_or_still_live(actions: list[tuple[str
         return base
 
     def halved(base: torch.Tensor, frozen: Frozen | None, unsent: torch.Tensor) -> torch.Tensor:
-        """What is given up of a contribution, or of what was to be one, as the anchor went from ``base`` on without it."""
+        """What is given up of a contribution, or of what was to be one, as the anchor went from
+        ``base`` on without it.
+        """
         moved = anchor() - base
         offer = frozen.pending if frozen is not None else None
         if (
@@ -109,7 +111,9 @@ def test_each_unit_of_work_is_counted_once_or_still_live(actions: list[tuple[str
         return ((-offer.vector if isinstance(offer, Offer) else unsent) + moved) / 2
 
     def check() -> None:
-        """All my work = what was counted and adopted + what is live but not in the anchor + what was given up or lost with a node."""
+        """All my work = what was counted and adopted + what is live but not in the anchor + what
+        was given up or lost with a node.
+        """
         base = anchor()
         pending = replica.frozen.pending if replica.frozen is not None else None
         seen = [offer for offer in table.counted if offer.peer == "me" and offer is not pending]

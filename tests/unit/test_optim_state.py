@@ -45,7 +45,9 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> N
 
 
 def digest(model: nn.Module, optimizer: torch.optim.Optimizer, attachment: Attachment) -> str:
-    """One hash over everything a member has: live parameters and buffers, inner optimizer, anchor, counters."""
+    """One hash over everything a member has: live parameters and buffers, inner optimizer, anchor,
+    counters.
+    """
     hasher = blake3()
     for value in model.state_dict().values():
         hasher.update(value.numpy().tobytes())
@@ -77,7 +79,9 @@ def start(swarm: Any, seed: int = 0) -> tuple[nn.Sequential, torch.optim.AdamW, 
 def test_exact_resume_by_hash_through_distributed_checkpoint(
     tmp_path: Path, saved_at: int, codec: str
 ) -> None:
-    """Saved at a boundary and in the middle of a round; resumed in a fresh model, optimizer and swarm. With a residual where there is one."""
+    """Saved at a boundary and in the middle of a round; resumed in a fresh model, optimizer and
+    swarm. With a residual where there is one.
+    """
     settings = msgspec.structs.replace(SETTINGS, codec=codec)
     model, optimizer, attachment = start(SoloSwarm(settings))
     assert isinstance(attachment, Stateful)
@@ -118,7 +122,9 @@ def test_exact_resume_by_hash_through_distributed_checkpoint(
 
 
 def end_of_overlapped(overlap: Any, saved_at: int, *, interrupted: bool) -> str:
-    """The hash of a member that settles at a step and trains five rounds more, with or without a new life in between."""
+    """The hash of a member that settles at a step and trains five rounds more, with or without a
+    new life in between.
+    """
     settings = msgspec.structs.replace(SETTINGS, overlap=overlap, deadline_s=10.0)
     table = RoundTable(["me", "other"], settings, auto=False)
     model, optimizer, attachment = start(table.member("me"))
@@ -175,7 +181,9 @@ def test_saving_what_is_under_way_says_what_it_costs(caplog: pytest.LogCaptureFi
 
 
 def saved_member(steps: int) -> tuple[RoundTable, dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """A member of a run with a log that trained ``steps`` steps, as its checkpoint; the run is at round 1."""
+    """A member of a run with a log that trained ``steps`` steps, as its checkpoint; the run is at
+    round 1.
+    """
     table = RoundTable(["me"], SETTINGS)
     model, optimizer, attachment = start(table.member("me"))
     train(model, optimizer, range(steps))
@@ -198,7 +206,9 @@ def resume(
 
 
 def test_a_residual_is_of_one_history_of_the_anchor() -> None:
-    """It comes back with a state whose anchor is the run's; after other rounds, or without the live values it belongs to, it is zero."""
+    """It comes back with a state whose anchor is the run's; after other rounds, or without the live
+    values it belongs to, it is zero.
+    """
     table = RoundTable(
         ["me"],
         msgspec.structs.replace(SETTINGS, codec="sparse256", outer=OuterSettings("sgd", 1.0)),

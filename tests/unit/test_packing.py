@@ -1,4 +1,6 @@
-"""Compression on lanes: only where it pays, the same bytes at the other end, and nothing believed that a packed record says."""
+"""Compression on lanes: only where it pays, the same bytes at the other end, and nothing believed
+that a packed record says.
+"""
 
 from __future__ import annotations
 

@@ -91,7 +91,9 @@ def test_advice_fits_the_failure(
 
 
 class Forced:
-    """What the system was told to force, as a power cut would leave it: contents of files by inode, names of folders."""
+    """What the system was told to force, as a power cut would leave it: contents of files by inode,
+    names of folders.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._files, self._names = dict[int, bytes](), dict[int, set[str]]()
@@ -109,7 +111,9 @@ class Forced:
         monkeypatch.setattr(os, "fsync", fsync)
 
     def left(self, path: Path, root: Path) -> bytes | None:
-        """The content that is found at ``path`` after the cut, where ``root`` was there before; None where a name on the way is lost."""
+        """The content that is found at ``path`` after the cut, where ``root`` was there before;
+        None where a name on the way is lost.
+        """
         for place in (path, *path.parents):
             if place == root:
                 return self._files.get(path.stat().st_ino)

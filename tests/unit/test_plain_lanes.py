@@ -1,4 +1,6 @@
-"""Plain lanes: payloads go straight to where they stay, in many steps, and never to where they must not."""
+"""Plain lanes: payloads go straight to where they stay, in many steps, and never to where they must
+not.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ __all__ = ["swarm"]  # a fixture
 
 
 class Slow:
-    """A lane whose records are filled in steps, with garbage first: what it writes after its place was taken back would show."""
+    """A lane whose records are filled in steps, with garbage first: what it writes after its place
+    was taken back would show.
+    """
 
     def __init__(self, net: Net, a: str, b: str, number: int) -> None:
         self.net, self.a, self.b, self.number = net, a, b, number
@@ -372,7 +376,9 @@ def test_a_lane_lets_go_of_memory_once_it_is_sent(swarm, monkeypatch, cipher):
 
 
 def test_one_long_record_at_a_time_is_received_however_many_are_there():
-    """Who takes in all that has come before it sends anything leaves the other end without anything to do."""
+    """Who takes in all that has come before it sends anything leaves the other end without anything
+    to do.
+    """
     pair, both, chunks, events = socket.socketpair(), keys(9, PLAIN), 6, []
     for end in pair:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
@@ -403,7 +409,9 @@ def test_one_long_record_at_a_time_is_received_however_many_are_there():
 
 
 def plain_lane(a):
-    """A lane of an engine whose other end is ours: the socket, and what makes a record's header and tag."""
+    """A lane of an engine whose other end is ours: the socket, and what makes a record's header and
+    tag.
+    """
     one, other = socket.socketpair()
     mine, theirs = keys(4, PLAIN)
     a.engine.add_lane("liar", one, mine, "direct")

@@ -1,4 +1,6 @@
-"""The planner: its arithmetic against hand-computed values, the ladder, and that what it decides is a manifest."""
+"""The planner: its arithmetic against hand-computed values, the ladder, and that what it decides is
+a manifest.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,9 @@ def test_overlap_hides_what_fits_into_the_delay_and_no_more() -> None:
 
 
 def test_the_ladder() -> None:
-    """Fast links: int8 and waiting; then int4; then training on meanwhile, in fragments; where nothing helps it says so."""
+    """Fast links: int8 and waiting; then int4; then training on meanwhile, in fragments; where
+    nothing helps it says so.
+    """
     fast = plan(alike(4, 1000, 0.5, 10_000_000))
     assert (fast.choice.codec, fast.choice.overlap, fast.choice.fragments, fast.reached) == (
         "int8",

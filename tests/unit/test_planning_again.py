@@ -1,4 +1,6 @@
-"""Plans made again: arithmetic by hand, bounds, what a member measures, and what one liar among five can do."""
+"""Plans made again: arithmetic by hand, bounds, what a member measures, and what one liar among
+five can do.
+"""
 
 from __future__ import annotations
 

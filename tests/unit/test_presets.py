@@ -1,4 +1,6 @@
-"""Outer values by name or by what a run is: which are chosen, what the manifest records, what people are told."""
+"""Outer values by name or by what a run is: which are chosen, what the manifest records, what
+people are told.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,9 @@ def test_a_manifest_records_the_values_and_not_the_name() -> None:
 
 
 def test_where_members_send_running_means_the_outer_step_has_no_momentum() -> None:
-    """Two momenta of 0.9 on top of each other swing until nothing is left (docs/benchmarks.md): it is one of the two."""
+    """Two momenta of 0.9 on top of each other swing until nothing is left (docs/benchmarks.md): it
+    is one of the two.
+    """
     robust = "[robust]\nrule = 'trimmed_mean'\nf = 2\nmomentum = 0.9"
     for train in ("rounds = 35", "rounds = 500", 'overlap = "late"\nrounds = 500'):
         found = run('preset = "auto"', train, robust).settings()

@@ -1,4 +1,6 @@
-"""Privacy: epsilon against opacus', limits that are never passed, noise of the right distribution, clipping."""
+"""Privacy: epsilon against opacus', limits that are never passed, noise of the right distribution,
+clipping.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def test_epsilon_is_never_below_opacus_and_hardly_above() -> None:
 
 
 def test_costs_at_whole_orders_are_those_of_the_binomial_sum() -> None:
-    """Section 3.3 of the paper, without its leading 1, in exact weights: also where a step costs next to nothing."""
+    """Section 3.3 of the paper, without its leading 1, in exact weights: also where a step costs
+    next to nothing.
+    """
     for rate, noise in ((1e-6, 5.0), (1e-3, 0.5), (0.3, 1.0), (0.9, 20.0)):
         for order in (2, 5, 17):
             q = Fraction(rate)
@@ -164,7 +168,9 @@ def test_noise_for_is_enough_and_hardly_more() -> None:
 
 
 def chi_square(samples: np.ndarray, variance: float) -> tuple[float, int]:
-    """The statistic of samples against the discrete Gaussian over cells expecting at least 10, and the degrees of freedom."""
+    """The statistic of samples against the discrete Gaussian over cells expecting at least 10, and
+    the degrees of freedom.
+    """
     reach = int(8 * math.sqrt(variance)) + 4
     xs = np.arange(-reach, reach + 1)
     p = np.exp(-(xs.astype(float) ** 2) / (2 * variance))

@@ -1,4 +1,6 @@
-"""DP-SGD for a site's own steps: one example moves the sum by its bound at most, noise as accounted, and an end before epsilon is passed."""
+"""DP-SGD for a site's own steps: one example moves the sum by its bound at most, noise as
+accounted, and an end before epsilon is passed.
+"""
 
 from __future__ import annotations
 

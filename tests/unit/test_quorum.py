@@ -1,4 +1,6 @@
-"""Whether enough members can be reached, in the words of the round's own rule; what is said of it, and when."""
+"""Whether enough members can be reached, in the words of the round's own rule; what is said of it,
+and when.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The address manager, a relay's ledger, the rules of dialling back, and the small messages: state machines without I/O."""
+"""The address manager, a relay's ledger, the rules of dialling back, and the small messages: state
+machines without I/O.
+"""
 
 from __future__ import annotations
 
@@ -474,7 +476,9 @@ def test_a_routers_text_is_read_in_no_time(filler: str) -> None:
 def test_where_another_node_of_the_house_has_our_port_another_is_asked_for(
     taken: set[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And asked for again when the mapping is renewed. ``timed``: a router that knows mappings without an end only."""
+    """And asked for again when the mapping is renewed. ``timed``: a router that knows mappings
+    without an end only.
+    """
     asked: list[tuple[int, int]] = []
 
     async def router(stream: trio.SocketStream) -> None:

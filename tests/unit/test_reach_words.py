@@ -44,7 +44,9 @@ def document(
     public: bool = False,
     relays: bool = False,
 ) -> dict[str, Any]:
-    """The status of a real address manager: an interface, two observers, who reached us, and whether a relay has a place for us."""
+    """The status of a real address manager: an interface, two observers, who reached us, and
+    whether a relay has a place for us.
+    """
     manager = AddressManager()
     manager.interfaces([WAN if public else "/ip4/192.168.1.2/tcp/4150"])
     if wan is not None:

@@ -188,7 +188,9 @@ def test_own_text_must_be_given() -> None:
 def test_a_schedule_by_samples_follows_what_all_members_have_contributed(
     corpus: data.Corpus,
 ) -> None:
-    """480 samples of all together are the whole cosine of 60 steps: another member's count as much as one's own."""
+    """480 samples of all together are the whole cosine of 60 steps: another member's count as much
+    as one's own.
+    """
     manifest = parse_manifest(TINY.replace("steps = 60", "steps = 60\nsamples = 480"))
     table = RoundTable(
         ["a", "b"],

@@ -1,4 +1,6 @@
-"""Robust rules in the data plane: the reducers by name, and what everybody gets when one contributor lies, is lost or sends what is no number."""
+"""Robust rules in the data plane: the reducers by name, and what everybody gets when one
+contributor lies, is lost or sends what is no number.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from atoll.security.rules.reducers import find_reducer
 def hostile(
     net: Net, numel: int, codec: str
 ) -> tuple[list[tuple[PeerId, bytes, int]], dict[bytes, torch.Tensor], np.ndarray]:
-    """Contributions, of which the second is -1000 times what it should be and claims a great weight; and all as everybody decodes them."""
+    """Contributions, of which the second is -1000 times what it should be and claims a great
+    weight; and all as everybody decodes them.
+    """
     vectors = {
         cid_of(i): vector(numel, i) * (-1000 if i == 1 else 1) for i in range(len(net.peers))
     }

@@ -1,4 +1,6 @@
-"""Robust rules against references, their (f, kappa) inequality, and that nothing can make them hang, overwrite or disagree with themselves."""
+"""Robust rules against references, their (f, kappa) inequality, and that nothing can make them
+hang, overwrite or disagree with themselves.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ Case = tuple[str, int, int, int, int]
 
 
 def cases() -> Iterator[Case]:
-    """(kind, n, f, d, seed): six kinds; scalars and longer; no, some and as many hostile rows as can be."""
+    """(kind, n, f, d, seed): six kinds; scalars and longer; no, some and as many hostile rows as
+    can be.
+    """
     seed = 0
     for kind in KINDS:
         for n in (3, 4, 5, 7, 8, 9):
@@ -232,7 +236,8 @@ def test_bucketing_takes_each_row_once() -> None:
         assert np.array_equal(mixing, bucketing(n, size, random.Random(n)))
 
 
-# ---- the (f, kappa) inequality: |F(x) - mean of S|^2 <= kappa * mean over S of |x_i - mean of S|^2, for any honest S of n - f
+# ---- the (f, kappa) inequality: |F(x) - mean of S|^2 <= kappa * mean over S of |x_i - mean of
+# S|^2, for any honest S of n - f
 
 KAPPA = {
     "trimmed_mean": lambda n, f: 6 * f / (n - 2 * f) * (1 + f / (n - 2 * f)),
@@ -353,7 +358,9 @@ def test_inputs_stay_and_bits_repeat(rule: str, steps: list[str]) -> None:
 
 
 def test_bits_do_not_depend_on_the_number_of_threads() -> None:
-    """Of what members must agree on: results by coordinate, weighted sums, distances from a row. (A Gram matrix is calculated once and sent.)"""
+    """Of what members must agree on: results by coordinate, weighted sums, distances from a row. (A
+    Gram matrix is calculated once and sent.)
+    """
     rows, threads = make("outliers", 12, 2, 300_000, 1), torch.get_num_threads()
     weights = np.random.default_rng(1).standard_normal(12)
     try:

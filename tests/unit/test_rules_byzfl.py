@@ -1,4 +1,6 @@
-"""Our robust rules beside byzfl's, which runs in an environment of its own: slow, and skipped where that cannot be made."""
+"""Our robust rules beside byzfl's, which runs in an environment of its own: slow, and skipped where
+that cannot be made.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def rows_of(kind: str, n: int, d: int, seed: int) -> torch.Tensor:
 
 
 def test_the_same_results(byzfl: Byzfl) -> None:
-    """Eleven rules and steps on 315 matrices of five kinds, d from a scalar, f up to byzfl's largest."""
+    """Eleven rules and steps on 315 matrices of five kinds, d from a scalar, f up to byzfl's
+    largest.
+    """
     compared = dict.fromkeys(("rules", "matrices"), 0)
     for seed, (kind, n, d, again) in enumerate(
         itertools.product(KINDS, (5, 8, 11), (1, 3, 30), range(7))

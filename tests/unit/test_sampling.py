@@ -1,4 +1,6 @@
-"""Who takes part in a round: drawn alike by everybody, by chance, and never fewer than a round needs."""
+"""Who takes part in a round: drawn alike by everybody, by chance, and never fewer than a round
+needs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""One attempt at a masking: a leader that tells members different things, and words of hostile bytes, lead to no common sum."""
+"""One attempt at a masking: a leader that tells members different things, and words of hostile
+bytes, lead to no common sum.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def test_all_who_are_told_the_same_know_the_same_masking() -> None:
 
 
 def test_a_leader_that_fixes_two_sets_makes_two_sums() -> None:
-    """Each told three of four: no set of three agrees with another, so none of the sums has the three vectors it needs."""
+    """Each told three of four: no set of three agrees with another, so none of the sums has the
+    three vectors it needs.
+    """
     members = meeting()
     assert members[ROSTER[0]].lead((), (), late=False)
     talk(members)
@@ -135,7 +139,9 @@ def test_every_message_survives_the_wire() -> None:
 
 
 def test_who_lacks_keys_that_count_waits_for_them_though_all_shares_are_here() -> None:
-    """A member left out of the attempt, whose copy of others' keys was lost, knows nothing to add up yet, and asks."""
+    """A member left out of the attempt, whose copy of others' keys was lost, knows nothing to add
+    up yet, and asks.
+    """
     members = meeting()
     leader, last = members[ROSTER[0]], members[ROSTER[3]]
     assert leader.lead((), (ROSTER[3],), late=False)

@@ -20,7 +20,9 @@ LENGTH = len(DATA)
 
 
 class Liar:
-    """The other end of a lane, which seals what it likes. It is up; ``a`` wants DATA of it, in one chunk, as ``out``."""
+    """The other end of a lane, which seals what it likes. It is up; ``a`` wants DATA of it, in one
+    chunk, as ``out``.
+    """
 
     def __init__(self, a, monkeypatch):
         monkeypatch.setattr(engine_lane, "SEGMENT_BYTES", SEGMENT)

@@ -1,4 +1,6 @@
-"""scripts/_setup: what stops it comes with the line to type (compiler, headers, old Python, no venv); a stamp is honoured."""
+"""scripts/_setup: what stops it comes with the line to type (compiler, headers, old Python, no
+venv); a stamp is honoured.
+"""
 
 from __future__ import annotations
 

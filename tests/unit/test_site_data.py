@@ -1,4 +1,6 @@
-"""A site's own data: by a function in a file of this machine, named by this machine's settings only."""
+"""A site's own data: by a function in a file of this machine, named by this machine's settings
+only.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Small colluding drifts over 200 rounds: what they come to with an outer momentum, and that worker momentum in its place bounds it.
+"""Small colluding drifts over 200 rounds: what they come to with an outer momentum, and that worker
+momentum in its place bounds it.
 
-The short version of `scripts/bench_attacks.py --long 200`: a quadratic loss of 1 at best, noisy gradients, the reducer and the outer step of a run.
+The short version of `scripts/bench_attacks.py --long 200`: a quadratic loss of 1 at best, noisy
+gradients, the reducer and the outer step of a run.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ OUTER = {preset.name: preset.outer for preset in PRESETS}
 
 
 def losses(attack: str, preset: str, beta: float, rounds: int = ROUNDS) -> list[float]:
-    """The anchor's loss after each round of trimmed means. Half of the directions hardly push back, as those of a network."""
+    """The anchor's loss after each round of trimmed means. Half of the directions hardly push back,
+    as those of a network.
+    """
     chance = torch.Generator().manual_seed(0)
     reducer, step, running = (
         find_reducer(f"trimmed_mean:{F}"),
@@ -59,7 +63,9 @@ def ratio(attack: str, preset: str, beta: float) -> float:
 
 
 def test_a_drift_within_the_honest_spread_builds_up_over_rounds() -> None:
-    """Members that are merely missing cost 3 %; the same two, within 0.9 honest radii of the mean, make the loss 2.7 times as large."""
+    """Members that are merely missing cost 3 %; the same two, within 0.9 honest radii of the mean,
+    make the loss 2.7 times as large.
+    """
     assert ratio("missing", "published", 0.0) == pytest.approx(1.032, abs=0.01)
     assert ratio("drift", "published", 0.0) == pytest.approx(2.75, abs=0.1)
     harm = [
@@ -78,6 +84,8 @@ def test_worker_momentum_in_place_of_the_outer_one_bounds_it(attack: str) -> Non
 
 
 def test_both_momenta_on_top_of_each_other_swing() -> None:
-    """Why a manifest with both is refused (`tests/unit/test_presets.py`): without an attack the anchor passes its goal again and again."""
+    """Why a manifest with both is refused (`tests/unit/test_presets.py`): without an attack the
+    anchor passes its goal again and again.
+    """
     both, alone = losses("none", "published", 0.9), losses("none", "published", 0.0)
     assert max(both[50:]) > 1.2 * max(alone[50:])

@@ -1,4 +1,6 @@
-"""What a run keeps on disk survives a kill at any byte, and damage is told apart from an unfinished write."""
+"""What a run keeps on disk survives a kill at any byte, and damage is told apart from an unfinished
+write.
+"""
 
 from __future__ import annotations
 
@@ -239,7 +241,9 @@ def test_checkpoint_comes_back_bit_for_bit_and_damage_is_told(tmp_path: Path) ->
 def test_a_checkpoint_that_a_power_cut_left_ahead_of_the_journal_is_a_note_and_no_damage(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of an entry that the journal lost, or not there between two renames: the one before serves, and nothing is wrong with the disk."""
+    """Of an entry that the journal lost, or not there between two renames: the one before serves,
+    and nothing is wrong with the disk.
+    """
     caplog.set_level("INFO", "atoll")
     troubles: list[StorageError] = []
     layout, entries = make_layout([("w", (4,))]), log_of(3)
@@ -278,7 +282,9 @@ def test_a_checkpoint_that_a_power_cut_left_ahead_of_the_journal_is_a_note_and_n
 
 
 def test_what_no_step_changes_is_hashed_anew_only_after_another_state_was_installed() -> None:
-    numel = 600_000  # three chunks of anchor, of which the last holds the first of the other vector, then two of that alone
+    # three chunks of anchor, of which the last holds the first of the other vector, then two of
+    # that alone
+    numel = 600_000
     replica = ModelReplica(
         make_layout([("w", (numel,))]), OuterSettings("sgd", 1.0, 0.0), PlainSlots(numel)
     )
@@ -351,7 +357,9 @@ def test_who_founded_a_run_and_lost_its_folder_does_not_found_it_again_and_is_so
 def test_after_a_reboot_a_member_is_the_same_voter_unless_its_votes_were_not_synced(
     tmp_path: Path, sync: Sync, boot: str, clean: bool, me: str, life: int
 ) -> None:
-    """Not synced, it is somebody new: unless it stopped cleanly, or the machine did not reboot, or nobody else could miss its votes."""
+    """Not synced, it is somebody new: unless it stopped cleanly, or the machine did not reboot, or
+    nobody else could miss its votes.
+    """
 
     def files() -> RunFiles:
         return RunFiles(
@@ -395,7 +403,9 @@ def test_a_damaged_journal_begins_a_new_incarnation(tmp_path: Path) -> None:
 
 
 def test_a_seal_outlives_a_damaged_journal_and_a_damaged_seal_is_damage(tmp_path: Path) -> None:
-    """What an organiser has signed must never be signed otherwise, whatever else of its disk is lost."""
+    """What an organiser has signed must never be signed otherwise, whatever else of its disk is
+    lost.
+    """
     troubles: list[StorageError] = []
     entries, gone = log_of(2), Member(PeerId("p9"), 1)
     record = SealRecord(

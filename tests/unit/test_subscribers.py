@@ -1,4 +1,6 @@
-"""Events of a node for whoever listens: the slow miss some, are told how many, and nothing else of an event changes."""
+"""Events of a node for whoever listens: the slow miss some, are told how many, and nothing else of
+an event changes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Ways through routers, the parts without routers: when to dial whom, vouchers, and the thread that moves a relay's bytes."""
+"""Ways through routers, the parts without routers: when to dial whom, vouchers, and the thread that
+moves a relay's bytes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a node says of a disk that is full, and of a script that does nothing: once, and not for ever."""
+"""What a node says of a disk that is full, and of a script that does nothing: once, and not for
+ever.
+"""
 
 from __future__ import annotations
 

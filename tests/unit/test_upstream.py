@@ -1,5 +1,5 @@
-"""Faults of py-libp2p because of which `node.net.reach` speaks its protocols itself and `node.net.workarounds` is there. A test that fails here says:
-it is mended, think again."""
+"""Faults of py-libp2p because of which `node.net.reach` speaks its protocols itself and
+`node.net.workarounds` is there. A test that fails here says: it is mended, think again."""
 
 from __future__ import annotations
 

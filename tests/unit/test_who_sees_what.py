@@ -1,6 +1,8 @@
-"""What `atoll validate --explain` says of who can see what, for every combination that a manifest can ask for: word for word.
+"""What `atoll validate --explain` says of who can see what, for every combination that a manifest
+can ask for: word for word.
 
-The words are in `who_sees_what.txt`. To change them: python tests/unit/test_who_sees_what.py > tests/unit/who_sees_what.txt, and read what changed.
+The words are in `who_sees_what.txt`. To change them: python tests/unit/test_who_sees_what.py >
+tests/unit/who_sees_what.txt, and read what changed.
 """
 
 from __future__ import annotations
@@ -64,7 +66,9 @@ def test_the_words_are_those_that_were_read() -> None:
 
 @pytest.mark.parametrize("name", combinations())
 def test_the_words_say_what_is_so(name: str) -> None:
-    """Of each combination that there is: who sees a contribution, a metric, and what bounds the rest."""
+    """Of each combination that there is: who sees a contribution, a metric, and what bounds the
+    rest.
+    """
     try:
         told = " ".join(privacy_lines(parse_manifest(combinations()[name])))
     except ConfigError:
@@ -122,7 +126,9 @@ def test_whose_two_thirds_a_sum_is_of() -> None:
 
 
 def test_how_large_the_noise_is_is_told() -> None:
-    """The deviation of the mean: noise times clip on the sum of those that are sure to add theirs, more where more do, over how many there are."""
+    """The deviation of the mean: noise times clip on the sum of those that are sure to add theirs,
+    more where more do, over how many there are.
+    """
     text = (
         'schema = 1\nname = "x"\nmode = "federated"\n[model.config]\nwidth = 8\nlayers = 1\nheads = 1\n[train]\nrounds = 50\n[secure]\n'
         + NOISE

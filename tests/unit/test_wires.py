@@ -1,4 +1,6 @@
-"""Wires over socket pairs: what is written arrives, and nothing but what the other end sealed, in its order."""
+"""Wires over socket pairs: what is written arrives, and nothing but what the other end sealed, in
+its order.
+"""
 
 from __future__ import annotations
 
@@ -144,7 +146,9 @@ def test_a_record_that_is_not_the_next_one_ends_the_wire(change: str) -> None:
 
 
 def test_who_comes_to_a_wire_after_its_end_is_told_so_and_leaves_nothing_behind() -> None:
-    """A reader that was doing something else while it ended: the next one of another wire found its place taken."""
+    """A reader that was doing something else while it ended: the next one of another wire found its
+    place taken.
+    """
 
     async def main() -> None:
         for _ in range(2):

@@ -1,4 +1,6 @@
-"""The acceptor's side of a round under members that lie: docs/protocol.md. An echo comes before each vote, and nothing is taken on trust."""
+"""The acceptor's side of a round under members that lie: docs/protocol.md. An echo comes before
+each vote, and nothing is taken on trust.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,13 @@ LENGTHS = 4.0  # a ballot has so many times what it should take, and that again 
 REPEAT_S = 0.5  # how often what changes seldom is said again
 STATED = 4  # statements of one owner that are kept
 OFFERS = 4  # claims of one member that are kept for what they offer
-FAULTS = 16  # of one member in a round: then it is heard no more in it, since it costs time to see that signatures are wrong
+# of one member in a round: then it is heard no more in it, since it costs time to see that
+# signatures are wrong
+FAULTS = 16
 REFUSED = 4  # proposals that are kept until the bytes are here that may prove them false
-SOONER = 0.75  # of the time that an honest convener waits before an entry without contributors: rounds open a little later here, perhaps
+# of the time that an honest convener waits before an entry without contributors: rounds open a
+# little later here, perhaps
+SOONER = 0.75
 AHEAD = 2  # times the members: ballots that far beyond the present one are counted
 
 
@@ -54,7 +60,9 @@ class Witness(Acceptor):
         self._reduced: tuple[bytes, dict[int, bytes]] = b"", {}  # my parts of the newest plan
         self._statement: m.Reduced | None = None
         self.reduced: dict[tuple[PeerId, bytes, m.PartDigests], bytes] = {}
-        """What owners have signed: by owner, meaning and parts, its signature. Of each owner the newest few."""
+        """What owners have signed: by owner, meaning and parts, its signature. Of each owner the
+        newest few.
+        """
         self._adopted = set[
             bytes
         ]()  # hashes of entries proposed here because an earlier ballot has proof of them
@@ -78,13 +86,15 @@ class Witness(Acceptor):
 
     @property
     def urged(self) -> bool:
-        """Whether others have something to decide here, or are past the first ballot: nobody gets on alone."""
+        """Whether others have something to decide here, or are past the first ballot: nobody gets
+        on alone.
+        """
         machine = self.machine
         return machine.is_member and (any(self.turns.values()) or machine.enough(machine.offers()))
 
     def follows(self, plan: Plan) -> bool:
-        """Not into a ballot that nobody else is in, nor with another weight than this member has claimed for what it contributes; and nothing is
-        reduced before the run is founded."""
+        """Not into a ballot that nobody else is in, nor with another weight than this member has
+        claimed for what it contributes; and nothing is reduced before the run is founded."""
         machine, mine = self.machine, self.machine.contribution
         true = mine is None or all(
             c == Contributor(machine.me, *mine) for c in plan.contributors if c.cid == mine[0]
@@ -144,7 +154,9 @@ class Witness(Acceptor):
 
     # ---- what is reduced
     def part_reduced(self, now: float, plan: Plan, index: int, digest: bytes) -> None:
-        """Once all of this member's parts are there, it signs them, and what they are the result of."""
+        """Once all of this member's parts are there, it signs them, and what they are the result
+        of.
+        """
         machine, of = self.machine, meaning(plan)
         if self._reduced[0] != plan.plan_id:
             self._reduced = plan.plan_id, {}
@@ -186,7 +198,9 @@ class Witness(Acceptor):
 
     # ---- claims
     def claim(self, now: float) -> None:
-        """Tell everybody what this member has and whom it would have, when that changes; and the convener now and then."""
+        """Tell everybody what this member has and whom it would have, when that changes; and the
+        convener now and then.
+        """
         machine = self.machine
         ready = my_ready(machine)
         offer = ready if ready is not None and ready.cid is not None else None
@@ -338,7 +352,8 @@ class Witness(Acceptor):
             return None  # an honest convener may not know it yet, so nobody is accused
         adopted = any(pledge.ballot >= 0 for pledge in body.pledges)
         if not adopted and machine.objection(body.entry):
-            return None  # one that a quorum has echoed may be decided already: then this comes too late
+            # one that a quorum has echoed may be decided already: then this comes too late
+            return None
         self.proposed[ballot] = said
         if adopted:
             self._adopted.add(digest)
@@ -372,14 +387,17 @@ class Witness(Acceptor):
         signature: bytes,
         teller: Member | None = None,
     ) -> bool:
-        """Whether a member says this for the first time. What it says beside is proof that it lies. Raises RemoteProtocolError."""
+        """Whether a member says this for the first time. What it says beside is proof that it lies.
+        Raises RemoteProtocolError.
+        """
         machine = self.machine
         key: tuple[Kind, Member, int] = (kind, who, ballot)
         before = self._said.get(key)
         if before is not None and before[0] == digest:
             return False
         if before is None and ballot > machine.ballot + AHEAD * len(machine.config):
-            return False  # it would fill memory; whoever lags is told the ballot by the turns of others
+            # it would fill memory; whoever lags is told the ballot by the turns of others
+            return False
         if not self.judge.signed(kind, who, ballot, digest, signature):
             raise RemoteProtocolError(
                 f"a signature of a {kind} that is not {who.peer}'s", peer=(teller or who).peer
@@ -396,8 +414,9 @@ class Witness(Acceptor):
         return False
 
     def _prove(self) -> None:
-        """What was refused may be another name for bytes that are here: the digest of a part binds what they are the result of, so the convener
-        is proved to lie by its signature and by what the digest was made of. Honest conveners propose digests that they have made themselves."""
+        """What was refused may be another name for bytes that are here: the digest of a part binds
+        what they are the result of, so the convener is proved to lie by its signature and by what
+        the digest was made of. Honest conveners propose digests that they have made themselves."""
         machine, reduced = self.machine, self.machine.open.reduced
         if reduced is None:
             return
@@ -413,7 +432,9 @@ class Witness(Acceptor):
 
     # ---- echoes and votes
     def step(self, now: float) -> None:
-        """Echo what is pending, and vote for what a quorum has echoed, once bytes and state are here."""
+        """Echo what is pending, and vote for what a quorum has echoed, once bytes and state are
+        here.
+        """
         journal, machine = self.machine.journal, self.machine
         if self._refused:
             self._prove()
@@ -445,14 +466,18 @@ class Witness(Acceptor):
                 self._send_vote(ballot, entry)
 
     def _early(self, now: float, entry: Entry) -> bool:
-        """Whether an entry without contributors is not echoed yet: a lying convener could propose one after another."""
+        """Whether an entry without contributors is not echoed yet: a lying convener could propose
+        one after another.
+        """
         if entry.contributors or entry.hash() in self._adopted:
             return False
         wait_s = SOONER * self.judge.empty_after_s(entry.next_config)
         return now - self.machine.open.born <= wait_s
 
     def cast(self, now: float, ballot: int, entry: Entry) -> None:
-        """Echo: all bytes of the entry and the state before it are stored here. One entry a ballot, and never in an earlier one again."""
+        """Echo: all bytes of the entry and the state before it are stored here. One entry a ballot,
+        and never in an earlier one again.
+        """
         machine, echoed = self.machine, self.machine.journal.echoed
         if echoed is not None and echoed[0] >= ballot:
             return
@@ -471,7 +496,9 @@ class Witness(Acceptor):
 
 
 def relabelled(plan: Plan, digests: Sequence[bytes], entry: Entry) -> int | None:
-    """The part of an entry whose digest is that of a part of a plan (``digests``: of its parts) that is another result; None where there is none."""
+    """The part of an entry whose digest is that of a part of a plan (``digests``: of its parts)
+    that is another result; None where there is none.
+    """
     made = dict(zip(digests, plan.parts, strict=True))
     for index, (part, digest) in enumerate(zip(entry.parts, entry.part_digests, strict=True)):
         if digest in made and part_meaning(plan, made[digest]) != part_meaning(entry, part):

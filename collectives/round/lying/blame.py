@@ -1,19 +1,24 @@
-"""Owners of parts that held up reductions, remembered over rounds where members may lie. Local to one member, volatile, without I/O.
+"""Owners of parts that held up reductions, remembered over rounds where members may lie. Local to
+one member, volatile, without I/O.
 
-The convener of a ballot chooses who owns parts, and every member carries out any such choice: so members need not agree on whom they remember.
+The convener of a ballot chooses who owns parts, and every member carries out any such choice: so
+members need not agree on whom they remember.
 """
 
 from __future__ import annotations
 
 from ...identifiers import PeerId
 
-ROUNDS = 16  # for so many rounds a peer owns no part after its first strike; after each further one for twice as many
+# for so many rounds a peer owns no part after its first strike; after each further one for twice as
+# many
+ROUNDS = 16
 MOST = 6  # strikes that count: at most 512 rounds
 REMEMBERED = 256  # peers; beyond that those are forgotten whose time is over
 
 
 class Blame:
-    """By peer: its strikes, the round of the newest, and the first round in which it may own parts again.
+    """By peer: its strikes, the round of the newest, and the first round in which it may own parts
+    again.
 
     A strike is forgotten after as many further rounds without a new one as it cost.
     """
@@ -34,8 +39,9 @@ class Blame:
             self._of = {who: known for who, known in self._of.items() if round_ < known[2]}
 
     def shunned(self, round_: int, most: int) -> set[PeerId]:
-        """Peers that are given no part in this round: at most ``most``, as many as may lie, first those with the most strikes, then the newest.
-        Where more peers were struck, the network is at fault."""
+        """Peers that are given no part in this round: at most ``most``, as many as may lie, first
+        those with the most strikes, then the newest. Where more peers were struck, the network is
+        at fault."""
         held = [
             (-strikes, -struck, peer)
             for peer, (strikes, struck, over) in self._of.items()

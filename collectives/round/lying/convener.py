@@ -1,4 +1,6 @@
-"""The convener's side of a round under members that lie: docs/protocol.md. It shows why its proposal is one that it may make."""
+"""The convener's side of a round under members that lie: docs/protocol.md. It shows why its
+proposal is one that it may make.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,15 @@ if TYPE_CHECKING:
     from ..machine import RoundMachine
     from .acceptor import Witness
 
-PUT_ASIDE = 2.0  # times detect_s: so long the bytes of a pledged value may take, where the other pledges are a quorum
+# times detect_s: so long the bytes of a pledged value may take, where the other pledges are a
+# quorum
+PUT_ASIDE = 2.0
 
 
 class Accountable(Convening):
-    """Volatile: an honest convener echoes what it proposes first, and that is in its journal. After a restart it never uses that ballot again."""
+    """Volatile: an honest convener echoes what it proposes first, and that is in its journal. After
+    a restart it never uses that ballot again.
+    """
 
     def __init__(self, machine: RoundMachine, witness: Witness) -> None:
         super().__init__(machine)
@@ -114,11 +120,13 @@ class Accountable(Convening):
         super()._new_plan(now, offers)
 
     def _blame(self, now: float, plan: Plan) -> bool:
-        """A plan is late: an owner that may be to blame loses its part first. A contribution is left out only if it has not come to this member, or if
-        more owners than may lie report it missing.
+        """A plan is late: an owner that may be to blame loses its part first. A contribution is
+        left out only if it has not come to this member, or if more owners than may lie report it
+        missing.
 
-        An owner whose results have not come here, and one that reports contributions of living members missing, own nothing in the next plan and
-        are remembered. So is an honest owner to which a liar does not send. A tree has no such owner: the next plan is a star.
+        An owner whose results have not come here, and one that reports contributions of living
+        members missing, own nothing in the next plan and are remembered. So is an honest owner to
+        which a liar does not send. A tree has no such owner: the next plan is a star.
         """
         machine, me = self.machine, self.machine.me.peer
         if self.trees:
@@ -170,7 +178,9 @@ class Accountable(Convening):
         return {part.owner for part in plan.parts} - set(self.witness.stated(plan, digests))
 
     def _consider_revision(self, now: float) -> None:
-        """All bytes are here, and an owner does not stand by them: it owns nothing in the next plan."""
+        """All bytes are here, and an owner does not stand by them: it owns nothing in the next
+        plan.
+        """
         reduced, plan, machine = self.machine.open.reduced, self.plan, self.machine
         if plan is not None and (reduced is None or reduced[0] != plan):
             if withheld := self._withheld(now, plan):
@@ -184,7 +194,9 @@ class Accountable(Convening):
         return None
 
     def _withheld(self, now: float, plan: Plan) -> set[PeerId]:
-        """The owners whose results have not come, where there are at most as many as may lie and they had twice the time of all the others."""
+        """The owners whose results have not come, where there are at most as many as may lie and
+        they had twice the time of all the others.
+        """
         machine, opened = self.machine, self.machine.open
         lacking, me = opened.lacking_owners, machine.me.peer
         reported = opened.plan == plan and opened.lacking is not None
@@ -246,8 +258,8 @@ class Accountable(Convening):
         )
 
     def wants_entry(self, now: float) -> bool:
-        """Whether an entry without contributors is wanted, and late enough: it changes the configuration, or tells scripts what became of what was
-        lost."""
+        """Whether an entry without contributors is wanted, and late enough: it changes the
+        configuration, or tells scripts what became of what was lost."""
         machine = self.machine
         settle = (machine.draw.whole or machine.draw.hopeless) and any(
             ready.settle for ready in machine.open.ready.values()

@@ -1,7 +1,9 @@
-"""Whether what a convener proposes is justified, by what others have signed: docs/protocol.md, "The round under members that lie".
+"""Whether what a convener proposes is justified, by what others have signed: docs/protocol.md, "The
+round under members that lie".
 
-What is wrong follows from messages, configuration and keys, not from what this member happens to have seen: honest members judge alike, and
-accuse only who is wrong. One judgement does not (`Judge.taken_back`); it accuses nobody.
+What is wrong follows from messages, configuration and keys, not from what this member happens to
+have seen: honest members judge alike, and accuse only who is wrong. One judgement does not
+(`Judge.taken_back`); it accuses nobody.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ class Judge:
         )
 
     def pledged(self, ballot: int, pledge: m.Pledged) -> bool:
-        """Whether a pledge for this ballot is its sender's; what it names was accepted in an earlier one."""
+        """Whether a pledge for this ballot is its sender's; what it names was accepted in an
+        earlier one.
+        """
         payload = pledge_payload(*self.machine.slot, ballot, pledge.ballot, pledge.entry_hash)
         return pledge.ballot < ballot and self.machine.actions.verify(
             pledge.member.peer, payload, pledge.signature
@@ -78,7 +82,9 @@ class Judge:
 
     # ---- entries
     def why_not(self, body: m.Propose, known: Collection[tuple[Member, m.Claim]]) -> str:
-        """What is wrong with a proposal; "" where nothing is. Claims that are ``known`` were verified when they came."""
+        """What is wrong with a proposal; "" where nothing is. Claims that are ``known`` were
+        verified when they came.
+        """
         entry = body.entry
         if not self.machine.entry_fits(entry):
             return "an entry that does not fit the round"
@@ -153,7 +159,9 @@ class Judge:
         return 1 if self.founding else least_members(self.machine.lying)
 
     def voiced(self, naming: Iterable[tuple[Member, Member]]) -> set[Member]:
-        """Of (who, whom) those named by more members than may lie; while the run is founded by the organiser's."""
+        """Of (who, whom) those named by more members than may lie; while the run is founded by the
+        organiser's.
+        """
         voices: dict[Member, set[Member]] = {}
         for who, whom in naming:
             voices.setdefault(whom, set()).add(who)
@@ -166,7 +174,9 @@ class Judge:
 
     @cached_property
     def _comings(self) -> Counter[PeerId]:
-        """By peer: how often it came in, or came back under a later life, by one of the last `WINDOW` entries that has no contributors."""
+        """By peer: how often it came in, or came back under a later life, by one of the last
+        `WINDOW` entries that has no contributors.
+        """
         entries = self.machine.journal.entries
         recent = [certified.entry for certified in entries[-WINDOW - 1 :]]
         comings = Counter[PeerId]()
@@ -177,11 +187,14 @@ class Judge:
         return comings
 
     def empty_after_s(self, config: Config) -> float:
-        """How long the round must have been open, in seconds, before an entry without contributors brings this next configuration.
+        """How long the round must have been open, in seconds, before an entry without contributors
+        brings this next configuration.
 
-        One that changes nothing only tells scripts what became of what was lost. One that lets peers in which came in often of late waits twice as
-        long for each time: else one member could ask in under ever later lives, and the log would grow as fast as it asks. An entry with contributors
-        lets in the same peers at no cost, and who leaves or is evicted waits for nobody.
+        One that changes nothing only tells scripts what became of what was lost. One that lets
+        peers in which came in often of late waits twice as long for each time: else one member
+        could ask in under ever later lives, and the log would grow as fast as it asks. An entry
+        with contributors lets in the same peers at no cost, and who leaves or is evicted waits for
+        nobody.
         """
         machine = self.machine
         old, new = set(machine.config), set(config)
@@ -199,8 +212,9 @@ class Judge:
         return leaving, silent - joining, joining - set(self.machine.config)
 
     def taken_back(self, body: m.Propose, newest: Mapping[Member, m.Claim]) -> bool:
-        """Whether a free proposal leaves somebody out by suspicions that are held no more, as far as this member knows. ``newest``: by member, the
-        claim with the greatest number that has come here."""
+        """Whether a free proposal leaves somebody out by suspicions that are held no more, as far
+        as this member knows. ``newest``: by member, the claim with the greatest number that has
+        come here."""
         if any(pledge.ballot >= 0 for pledge in body.pledges):
             return False
 
@@ -215,7 +229,9 @@ class Judge:
         return self._wrong_config(body.entry.next_config, claims) != ""
 
     def evictable(self, claims: Claims) -> set[Member]:
-        """Whom an honest convener leaves out as silent: enough members suspect them, though as many as may lie take their word back."""
+        """Whom an honest convener leaves out as silent: enough members suspect them, though as many
+        as may lie take their word back.
+        """
         voices = Counter(whom for _, claim in claims for whom in set(claim.suspects))
         _, silent, _ = self.wishes(claims)
         least = 1 if self.founding else 2 * self.machine.lying + 1

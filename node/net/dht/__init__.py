@@ -1,4 +1,5 @@
-"""A private Kademlia on ``/atoll/kad/1.0.0``, wire-compatible with libp2p's kad-dht, with our own server and query engine.
+"""A private Kademlia on ``/atoll/kad/1.0.0``, wire-compatible with libp2p's kad-dht, with our own
+server and query engine.
 
 records   signed, expiring, owner-bound values; run keys
 routing   distances and the routing table, diverse by network

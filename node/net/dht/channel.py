@@ -1,10 +1,11 @@
-"""One persistent kad stream per peer, pipelined: requests go out at once, answers come back in order.
+"""One persistent kad stream per peer, pipelined: requests go out at once, answers come back in
+order.
 
-The first request on a stream names its sender's addresses, as the one peer that is closer (others pass over it): who was dialled knows none of
-whoever dialled it, and could name it to nobody.
+The first request on a stream names its sender's addresses, as the one peer that is closer (others
+pass over it): who was dialled knows none of whoever dialled it, and could name it to nobody.
 
-libp2p in Go and JavaScript does not answer ADD_PROVIDER, others do. A ping goes out right behind it, which everybody answers; the
-other answer is passed over.
+libp2p in Go and JavaScript does not answer ADD_PROVIDER, others do. A ping goes out right behind
+it, which everybody answers; the other answer is passed over.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ class _Waiting:
 
 
 class Channel:
-    """Requests to one peer. Run `call` in a task that is not cancelled while it waits (only at the very end)."""
+    """Requests to one peer. Run `call` in a task that is not cancelled while it waits (only at the
+    very end).
+    """
 
     def __init__(
         self,
@@ -62,7 +65,9 @@ class Channel:
         return self._stream is None and self._opening is None
 
     async def call(self, request: Rpc) -> Rpc:
-        """The answer. A stream that was reset under us is opened once more. Raises NetworkError after 2 s or when the peer is gone."""
+        """The answer. A stream that was reset under us is opened once more. Raises NetworkError
+        after 2 s or when the peer is gone.
+        """
         fresh = self._stream is None
         try:
             return await self._attempt(request)
@@ -90,7 +95,9 @@ class Channel:
         return Rpc(ADD_PROVIDER, request.key) if request.kind == ADD_PROVIDER else waiting.answer
 
     async def _opened(self) -> PeerStream:
-        """A new stream. Its opening goes on when nobody waits any more: to give up and begin anew would make a busy peer busier."""
+        """A new stream. Its opening goes on when nobody waits any more: to give up and begin anew
+        would make a busy peer busier.
+        """
         if self._opening is None:
             self._opening = trio.Event()
             self._nursery.start_soon(self._open, self._opening)

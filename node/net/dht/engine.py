@@ -1,7 +1,7 @@
 """What a node does in the DHT, without I/O: put, get, provide, find providers, refresh, republish.
 
-An operation is a generator that yields `Work` for the driver to carry out and returns its result; `node` is the driver over
-sockets, the tests have one in virtual time.
+An operation is a generator that yields `Work` for the driver to carry out and returns its result;
+`node` is the driver over sockets, the tests have one in virtual time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ QUORUM = 3
 HEDGE_MIN_S, HEDGE_MAX_S = 0.05, 0.5
 DEAD_FOR_S = 10.0
 FAILURES = 3
-"""So many failures in a row and a peer leaves the table although it is connected: it may speak another protocol, or be stopped."""
+"""So many failures in a row and a peer leaves the table although it is connected: it may speak
+another protocol, or be stopped.
+"""
 MAX_REMEMBERED = 4096
 
 T = TypeVar("T")
@@ -46,7 +48,9 @@ class Engine:
         connected: Callable[[PeerId], bool],
         rng: random.Random,
     ) -> None:
-        """``addresses_of`` reads the peer book, and knows ourselves; what is heard goes into ``book``."""
+        """``addresses_of`` reads the peer book, and knows ourselves; what is heard goes into
+        ``book``.
+        """
         self._identity, self._book, self._connected, self._rng = identity, book, connected, rng
         self.me = identity.peer
         self.table = RoutingTable(self.me)
@@ -72,7 +76,9 @@ class Engine:
                 self._book.hear(other, addresses)
 
     def failed(self, peer: PeerId, now: float) -> None:
-        """``peer`` did not answer. Only one to whom there is no connection counts as dead at once: a stream may be reset for many reasons."""
+        """``peer`` did not answer. Only one to whom there is no connection counts as dead at once:
+        a stream may be reset for many reasons.
+        """
         self._failures[peer] += 1
         if not self._connected(peer) or self._failures[peer] >= FAILURES:
             self.table.remove(peer)
@@ -87,7 +93,9 @@ class Engine:
         self._failures[peer] = FAILURES
 
     def link_changed(self, peer: PeerId, up: bool, network: str = "") -> None:
-        """Connected peers are in the table, lost ones are not. ``network``: see `routing.network_of`."""
+        """Connected peers are in the table, lost ones are not. ``network``: see
+        `routing.network_of`.
+        """
         if up:
             self._failures.pop(peer, None)
             self._dead_until.pop(peer, None)
@@ -97,7 +105,9 @@ class Engine:
 
     @property
     def hedge_s(self) -> float:
-        """After this long a request counts as slow: 50 ms, or four times the usual answer on long ways."""
+        """After this long a request counts as slow: 50 ms, or four times the usual answer on long
+        ways.
+        """
         return min(max(HEDGE_MIN_S, 4 * self._answer_s), HEDGE_MAX_S)
 
     # --- operations ---
@@ -105,7 +115,9 @@ class Engine:
     def put(
         self, name: str, payload: bytes, life_s: float, replicas: int, unix_s: float
     ) -> Operation[int]:
-        """Store a signed value of ours under our key ``name``; how many peers hold it, at least a majority of ``replicas`` where it could."""
+        """Store a signed value of ours under our key ``name``; how many peers hold it, at least a
+        majority of ``replicas`` where it could.
+        """
         key, data = records.sign(
             self._identity, name, payload, int(unix_s * 1000), int(unix_s + life_s)
         )
@@ -126,7 +138,9 @@ class Engine:
         return store.stored
 
     def get(self, owner: PeerId, name: str, quorum: int, unix_s: float) -> Operation[bytes | None]:
-        """The newest valid payload: what ``quorum`` peers agree on, or the newest that all near peers and we ourselves have."""
+        """The newest valid payload: what ``quorum`` peers agree on, or the newest that all near
+        peers and we ourselves have.
+        """
         key = records.owner_key(owner, name)
         votes: Counter[tuple[int, bytes]] = Counter()
 
@@ -174,7 +188,9 @@ class Engine:
     def find_providers(
         self, key: bytes, count: int, exhaustive: bool, now: float
     ) -> Operation[list[Located]]:
-        """Who provides ``key``, without ourselves: ``count`` of them, or all that the near peers name."""
+        """Who provides ``key``, without ourselves: ``count`` of them, or all that the near peers
+        name.
+        """
         found: dict[PeerId, tuple[str, ...]] = dict.fromkeys(
             self.server.providers.get(key, now), ()
         )
@@ -189,7 +205,9 @@ class Engine:
         return sorted(found.items())
 
     def refresh(self) -> Operation[None]:
-        """Look up ourselves and a place at random: fills the table with neighbours, and keeps the far buckets fresh."""
+        """Look up ourselves and a place at random: fills the table with neighbours, and keeps the
+        far buckets fresh.
+        """
         me, anywhere = decode_base58(self.me), self._rng.randbytes(32)
         yield self._lookup(Rpc(FIND_NODE, me), me, width=NEIGHBOURS, exhaustive=True)
         yield self._lookup(Rpc(FIND_NODE, anywhere), anywhere)

@@ -1,4 +1,6 @@
-"""The DHT of a node: put, get, provide, find_providers. Every read really asks the network. This is the engine's driver over streams."""
+"""The DHT of a node: put, get, provide, find_providers. Every read really asks the network. This is
+the engine's driver over streams.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,9 @@ class Dht:
         rng: random.Random,
         on: bool = True,
     ) -> None:
-        """``connect`` raises NetworkError; ``addresses_of`` reads the peer book, and knows ourselves. ``on``: without it nothing is asked, told or
-        answered, and whoever asks us is told that we do not speak it."""
+        """``connect`` raises NetworkError; ``addresses_of`` reads the peer book, and knows
+        ourselves. ``on``: without it nothing is asked, told or answered, and whoever asks us is
+        told that we do not speak it."""
         self.on = on
         self._host, self._connect, self._faults, self._rng = host, connect, faults, rng
         self.engine = Engine(identity, addresses_of, book, host.connected, rng)
@@ -94,18 +97,23 @@ class Dht:
     async def put(
         self, name: str, payload: bytes, life_s: float = 3600.0, replicas: int = REPLICAS
     ) -> int:
-        """Store a signed value of ours under our key ``name``; returns how many peers hold it now (at least a majority was waited for).
+        """Store a signed value of ours under our key ``name``; returns how many peers hold it now
+        (at least a majority was waited for).
 
         The sequence is the time in milliseconds: a later put replaces an earlier one.
         """
         return await self._carry_out(self.engine.put(name, payload, life_s, replicas, time.time()))
 
     async def get(self, owner: PeerId, name: str, quorum: int = QUORUM) -> bytes | None:
-        """The newest valid payload; ``quorum`` equal answers of the network end the search. None when there is none."""
+        """The newest valid payload; ``quorum`` equal answers of the network end the search. None
+        when there is none.
+        """
         return await self._carry_out(self.engine.get(owner, name, quorum, time.time()))
 
     async def provide(self, key: bytes) -> int:
-        """Tell the network that we provide ``key``, now and every ten minutes until `withdraw`; returns how many peers noted it."""
+        """Tell the network that we provide ``key``, now and every ten minutes until `withdraw`;
+        returns how many peers noted it.
+        """
         if not self.on:
             return 0
         return await self._carry_out(
@@ -119,7 +127,9 @@ class Dht:
     async def find_providers(
         self, key: bytes, count: int = K, *, exhaustive: bool = True
     ) -> list[Located]:
-        """Who provides ``key``, without ourselves: the network is asked until ``count`` are found or all near peers were asked."""
+        """Who provides ``key``, without ourselves: the network is asked until ``count`` are found
+        or all near peers were asked.
+        """
         if not self.on:
             return []
         return await self._carry_out(

@@ -1,4 +1,6 @@
-"""Signed, expiring values under keys that only their owner can write. Checked when stored and when read."""
+"""Signed, expiring values under keys that only their owner can write. Checked when stored and when
+read.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ MAX_SKEW_S = 300
 
 
 class SignedValue(msgspec.Struct, frozen=True, array_like=True):
-    """What is stored under an owner's key. ``expires_s``: seconds since 1970; the larger ``sequence`` wins."""
+    """What is stored under an owner's key. ``expires_s``: seconds since 1970; the larger
+    ``sequence`` wins.
+    """
 
     sequence: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
     expires_s: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
@@ -66,7 +70,9 @@ def sign(
 
 
 def check(key: bytes, data: bytes, unix_s: float) -> SignedValue:
-    """The valid value in ``data``. Raises ValueError saying what is wrong: size, shape, owner, expiry or signature."""
+    """The valid value in ``data``. Raises ValueError saying what is wrong: size, shape, owner,
+    expiry or signature.
+    """
     if len(data) > MAX_VALUE_BYTES:
         raise ValueError(f"value of {len(data)} bytes, limit {MAX_VALUE_BYTES}")
     owner = owner_of(key)

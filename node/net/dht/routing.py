@@ -31,7 +31,9 @@ def closest(peers: Iterable[PeerId], target: int, count: int) -> list[PeerId]:
 
 
 def network_of(host: str) -> str:
-    """The network a numeric host belongs to: /16 for IPv4, /32 for IPv6, what one provider hands out cheaply; "" where it is unknown."""
+    """The network a numeric host belongs to: /16 for IPv4, /32 for IPv6, what one provider hands
+    out cheaply; "" where it is unknown.
+    """
     try:
         ip = ipaddress.ip_address(host)
     except ValueError:
@@ -42,8 +44,9 @@ def network_of(host: str) -> str:
 class RoutingTable:
     """Peers that can be asked, in buckets of 20 by distance from ourselves.
 
-    Old peers stay: they are the most likely to stay. But a full bucket gives a place to a peer of a rarer network, at the cost
-    of the youngest one of the commonest: thousands of identities in one data centre cannot fill it.
+    Old peers stay: they are the most likely to stay. But a full bucket gives a place to a peer of a
+    rarer network, at the cost of the youngest one of the commonest: thousands of identities in one
+    data centre cannot fill it.
     """
 
     def __init__(self, me: PeerId) -> None:
@@ -51,7 +54,9 @@ class RoutingTable:
         self._buckets: dict[int, dict[PeerId, str]] = {}
 
     def add(self, peer: PeerId, network: str = "") -> bool:
-        """Whether there was room (or it was there already). ``network``: where it is connected from, as `network_of` says."""
+        """Whether there was room (or it was there already). ``network``: where it is connected
+        from, as `network_of` says.
+        """
         if peer == self._me:
             return False
         bucket = self._buckets.setdefault(self._number(peer), {})

@@ -26,7 +26,9 @@ class Server:
         heard_of: Callable[[PeerId, Sequence[str]], None],
         rng: random.Random,
     ) -> None:
-        """``addresses_of`` looks a peer up; ``heard_of`` is told addresses that a peer states for itself."""
+        """``addresses_of`` looks a peer up; ``heard_of`` is told addresses that a peer states for
+        itself.
+        """
         self._me, self._table, self._addresses_of, self._heard_of = (
             me,
             table,
@@ -36,7 +38,9 @@ class Server:
         self.providers, self.values = ProviderStore(rng), ValueStore(position_of(me))
 
     def answer(self, peer: PeerId, request: Rpc, now: float, unix_s: float) -> Rpc:
-        """The answer to ``peer``'s request. Raises RemoteProtocolError on a request that makes no sense."""
+        """The answer to ``peer``'s request. Raises RemoteProtocolError on a request that makes no
+        sense.
+        """
         kind, key = request.kind, request.key
         for other, addresses in request.closer[:1]:
             if other == peer:  # where it is; of others it tells us nothing unasked
@@ -68,7 +72,9 @@ class Server:
             raise RemoteProtocolError(f"invalid DHT value: {quoted(error)}", peer=peer) from None
 
     def _closer(self, key: bytes, asker: PeerId) -> tuple[Located, ...]:
-        """The K nearest peers we know, the key itself included when it is a peer we can name (kad-dht asks for that)."""
+        """The K nearest peers we know, the key itself included when it is a peer we can name
+        (kad-dht asks for that).
+        """
         near = [peer for peer in self._table.closest(position(key), K + 1) if peer != asker][:K]
         named = PeerId(encode_base58(key)) if len(key) == 38 else None
         if named is not None and named not in near and self._addresses_of(named):

@@ -1,4 +1,6 @@
-"""What a node keeps for others: provider records and values. Bounded per key, per peer and in all; everything expires."""
+"""What a node keeps for others: provider records and values. Bounded per key, per peer and in all;
+everything expires.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ ANSWERED_PROVIDERS = 40
 MAX_VALUES = 4096
 MAX_VALUES_PER_OWNER = 64
 REPUBLISH_S = 900.0
-"""A value that nobody has stored here again for so long is stored at its nearest peers once more: they may have changed."""
+"""A value that nobody has stored here again for so long is stored at its nearest peers once more:
+they may have changed.
+"""
 REPUBLISHED_AT_ONCE = 64
 
 
@@ -76,8 +80,9 @@ class ProviderStore:
 class ValueStore:
     """Owner-bound values. ``unix_s``: wall clock, because expiry is part of what the owner signed.
 
-    When it is full, what lies farthest from ``here`` makes room for what lies nearer: others look for the near keys here, and who fills a node
-    with anything must at least search for keys near to it.
+    When it is full, what lies farthest from ``here`` makes room for what lies nearer: others look
+    for the near keys here, and who fills a node with anything must at least search for keys near to
+    it.
     """
 
     def __init__(self, here: int) -> None:
@@ -87,11 +92,14 @@ class ValueStore:
         self._stored_at: dict[bytes, float] = {}  # unix_s
         self._floors: dict[
             bytes, int
-        ] = {}  # sequences of values that have expired: an older one may live longer than the newer did
+            # sequences of values that have expired: an older one may live longer than the newer did
+        ] = {}
         self._owners: Counter[bytes] = Counter()
 
     def put(self, key: bytes, data: bytes, unix_s: float) -> bool:
-        """Keep a value; False when a newer one is here or there is no room. Raises ValueError when it is invalid."""
+        """Keep a value; False when a newer one is here or there is no room. Raises ValueError when
+        it is invalid.
+        """
         value = check(key, data, unix_s)
         known = self._values.get(key)
         if known is not None and known[0].sequence >= value.sequence:
@@ -128,7 +136,9 @@ class ValueStore:
         return known[1]
 
     def due(self, unix_s: float) -> list[tuple[bytes, bytes]]:
-        """Keys and values to be stored at their nearest peers again, at most 64, the longest untouched first; from now on they are touched."""
+        """Keys and values to be stored at their nearest peers again, at most 64, the longest
+        untouched first; from now on they are touched.
+        """
         over = unix_s + MAX_SKEW_S  # by the clock of whoever is asked to keep it
         old = [
             key

@@ -1,4 +1,6 @@
-"""kad-dht messages: protobuf, each with a varint length before it. Everything a peer sends is bounded and typed here."""
+"""kad-dht messages: protobuf, each with a varint length before it. Everything a peer sends is
+bounded and typed here.
+"""
 
 from __future__ import annotations
 
@@ -91,13 +93,17 @@ def _located(entries: object) -> tuple[Located, ...]:
 
 
 class MessageReader:
-    """Takes messages out of a byte stream, 64 KiB at a time (libp2p reads lengths byte by byte, a frame each)."""
+    """Takes messages out of a byte stream, 64 KiB at a time (libp2p reads lengths byte by byte, a
+    frame each).
+    """
 
     def __init__(self, receive: Callable[[int], Awaitable[bytes]], peer: PeerId) -> None:
         self._receive, self._peer, self._buffer = receive, peer, bytearray()
 
     async def next(self) -> Rpc | None:
-        """The next message; None at the end. Raises RemoteProtocolError on an oversized or malformed one."""
+        """The next message; None at the end. Raises RemoteProtocolError on an oversized or
+        malformed one.
+        """
         while True:
             header = self._length()
             if header is not None and len(self._buffer) >= header[0] + header[1]:

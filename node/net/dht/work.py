@@ -1,10 +1,12 @@
-"""What one operation asks of the network, without I/O: a lookup by disjoint paths, and storing at the nearest.
+"""What one operation asks of the network, without I/O: a lookup by disjoint paths, and storing at
+the nearest.
 
-The driver sends what `poll` returns, reports each answer or failure, and polls again after every report and at `wake`. A request
-that is not answered within the hedge time no longer counts, but its answer is still welcome.
+The driver sends what `poll` returns, reports each answer or failure, and polls again after every
+report and at `wake`. A request that is not answered within the hedge time no longer counts, but its
+answer is still welcome.
 
-Disjoint paths are those of S/Kademlia (Baumgart and Mies, 2007): a peer is asked on one path only, and what it says is believed on
-that path only, so that a liar spoils a third of the lookup.
+Disjoint paths are those of S/Kademlia (Baumgart and Mies, 2007): a peer is asked on one path only,
+and what it says is believed on that path only, so that a liar spoils a third of the lookup.
 """
 
 from __future__ import annotations
@@ -25,9 +27,13 @@ PATHS = 3
 BETA = 3
 """A path may stop early when this many of its nearest peers have answered."""
 GRACE_HEDGES = 4
-"""So many hedge times after the others a path is given up: somebody keeps it busy with peers that do not exist."""
+"""So many hedge times after the others a path is given up: somebody keeps it busy with peers that
+do not exist.
+"""
 PATIENCE_S = 1.0
-"""Who found or stored too little waits so long for the slow ones: a first connection over a long way takes its time."""
+"""Who found or stored too little waits so long for the slow ones: a first connection over a long
+way takes its time.
+"""
 SPARES = 2
 """A store that fails is made elsewhere, up to this many times the replicas."""
 
@@ -142,9 +148,11 @@ class Lookup:
         enough: Callable[[PeerId, Rpc], bool] = lambda peer, answer: False,
         worth_asking: Callable[[PeerId, float], bool] = lambda peer, now: True,
     ) -> None:
-        """``start``: peers to begin with, nearest first. ``enough(peer, answer)`` True ends the lookup; its ValueError discards the answer.
+        """``start``: peers to begin with, nearest first. ``enough(peer, answer)`` True ends the
+        lookup; its ValueError discards the answer.
 
-        ``exhaustive`` asks all of each path's ``width`` nearest; otherwise a path ends when its three nearest have answered.
+        ``exhaustive`` asks all of each path's ``width`` nearest; otherwise a path ends when its
+        three nearest have answered.
         """
         self._request, self._target, self._width, self._exhaustive = (
             request,
@@ -261,7 +269,9 @@ class Lookup:
 
 
 class Store:
-    """Sends a request to the nearest of ``peers``; whoever fails or is slow is replaced by the next. Done at a majority."""
+    """Sends a request to the nearest of ``peers``; whoever fails or is slow is replaced by the
+    next. Done at a majority.
+    """
 
     def __init__(
         self,

@@ -1,9 +1,12 @@
-"""LAN discovery: the driver of `Neighbours`, on the interface whose private address others in the house know us by.
+"""LAN discovery: the driver of `Neighbours`, on the interface whose private address others in the
+house know us by.
 
-A node that listens on loopback, or on an address of the internet's, sends nothing. The socket is bound to the multicast group: it hears what is sent
-to everybody on the network and nothing else, and takes nothing from the system's own responder, which has the same port.
+A node that listens on loopback, or on an address of the internet's, sends nothing. The socket is
+bound to the multicast group: it hears what is sent to everybody on the network and nothing else,
+and takes nothing from the system's own responder, which has the same port.
 
-Not ``zeroconf``, which libp2p brings along: it runs an asyncio loop in a thread of its own and keeps every record of every device on the network.
+Not ``zeroconf``, which libp2p brings along: it runs an asyncio loop in a thread of its own and
+keeps every record of every device on the network.
 """
 
 from __future__ import annotations
@@ -25,9 +28,13 @@ from .neighbours import Neighbours
 
 WATCH_S = 5.0
 AGAIN_S = 60.0
-"""After the system refused a socket: another program may hold the port alone, or there is no multicast here."""
+"""After the system refused a socket: another program may hold the port alone, or there is no
+multicast here.
+"""
 TTL = 255
-_MULTICAST_ALL = 49  # IP_MULTICAST_ALL of Linux, which Python does not name: 0 keeps out what others on this machine joined
+# IP_MULTICAST_ALL of Linux, which Python does not name: 0 keeps out what others on this machine
+# joined
+_MULTICAST_ALL = 49
 
 log = logging.getLogger("atoll.net")
 
@@ -44,7 +51,9 @@ class LanDiscovery:
         found: Callable[[PeerId, str], None],
         on: bool = True,
     ) -> None:
-        """``mine()``: our addresses that are not the internet's; ``found(peer, address)``: a neighbour, maybe for the second time."""
+        """``mine()``: our addresses that are not the internet's; ``found(peer, address)``: a
+        neighbour, maybe for the second time.
+        """
         self._mine, self._found, self._on = mine, found, on
         self._neighbours = Neighbours(me, rng)
         self._wake = trio.Event()
@@ -111,7 +120,9 @@ class LanDiscovery:
 
 
 def _socket(host: str) -> trio.socket.SocketType:
-    """For datagrams to and from the group on the interface that has the address ``host``. Raises OSError."""
+    """For datagrams to and from the group on the interface that has the address ``host``. Raises
+    OSError.
+    """
     with contextlib.ExitStack() as stack:
         sock = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
         sock.setsockopt(

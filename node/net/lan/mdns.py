@@ -1,10 +1,13 @@
-"""Multicast DNS (RFC 6762) as libp2p's peer discovery uses it: one question, and one answer that names a peer's addresses. Sans-IO.
+"""Multicast DNS (RFC 6762) as libp2p's peer discovery uses it: one question, and one answer that
+names a peer's addresses. Sans-IO.
 
-A node asks for the PTR records of `SERVICE`. Who hears that answers with a PTR record to a random name of its own and, with that name, a TXT
-record of strings ``dnsaddr=ADDRESS/p2p/PEER``. go, js and Rust libp2p read ours; a string `MARK` tells our nodes from other programs' peers.
+A node asks for the PTR records of `SERVICE`. Who hears that answers with a PTR record to a random
+name of its own and, with that name, a TXT record of strings ``dnsaddr=ADDRESS/p2p/PEER``. go, js
+and Rust libp2p read ours; a string `MARK` tells our nodes from other programs' peers.
 
-Whatever is on a network may send us these datagrams: names are followed backwards only and to 255 bytes, records counted, and of everything else
-on multicast DNS (printers, loudspeakers) nothing is kept.
+Whatever is on a network may send us these datagrams: names are followed backwards only and to 255
+bytes, records counted, and of everything else on multicast DNS (printers, loudspeakers) nothing is
+kept.
 """
 
 from __future__ import annotations
@@ -28,12 +31,16 @@ _RECORD = struct.Struct(">HHIH")
 _PTR, _TXT, _ANY, _IN = 12, 16, 255, 1
 _RESPONSE, _AUTHORITATIVE = 0x8000, 0x0400
 _OWN = 0x8000
-"""Of a record's class: nobody else has records of this name. Of a question's: the answer may come to us alone."""
+"""Of a record's class: nobody else has records of this name. Of a question's: the answer may come
+to us alone.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What of a datagram concerns us: whether it ``asks`` for peers, or the texts of each peer that it names."""
+    """What of a datagram concerns us: whether it ``asks`` for peers, or the texts of each peer that
+    it names.
+    """
 
     asks: bool
     texts: tuple[tuple[str, ...], ...]
@@ -97,7 +104,9 @@ def _packed(labels: Sequence[str]) -> bytes:
 
 
 def _name(data: bytes, at: int) -> tuple[tuple[str, ...], int]:
-    """The labels of a name in lower case, and where it ends. A pointer leads to an earlier place only, so that no name is endless."""
+    """The labels of a name in lower case, and where it ends. A pointer leads to an earlier place
+    only, so that no name is endless.
+    """
     labels, end, nbytes, limit = list[str](), 0, 0, at
     while size := data[at]:
         if size & 0xC0 == 0xC0:

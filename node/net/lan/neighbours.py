@@ -1,7 +1,9 @@
-"""Who is on this network, as multicast DNS tells it: when to ask and answer, and what to believe. Sans-IO; ``now``: seconds, monotonic.
+"""Who is on this network, as multicast DNS tells it: when to ask and answer, and what to believe.
+Sans-IO; ``now``: seconds, monotonic.
 
-What is heard is a hint, as any address of a stranger: the peer proves its id when it is dialled. So that nobody can make us dial others, an address
-counts only if the datagram came from there; how many peers one host may name, and how many datagrams are read a second, is bounded.
+What is heard is a hint, as any address of a stranger: the peer proves its id when it is dialled. So
+that nobody can make us dial others, an address counts only if the datagram came from there; how
+many peers one host may name, and how many datagrams are read a second, is bounded.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ PAUSE_S = 1.0
 FIRST_S, LONGEST_S = 1.0, 600.0
 """Between questions; each pause is three times the one before."""
 AGAIN_S = 30.0
-"""A neighbour that was told is told again after so long, if it is heard again: it may not have answered the first time."""
+"""A neighbour that was told is told again after so long, if it is heard again: it may not have
+answered the first time.
+"""
 MAX_PEERS, MAX_OF_HOST = 64, 8
 LIFE_S = 900.0
 MAX_A_SECOND = 50
@@ -81,7 +85,9 @@ class Neighbours:
         return self._read >= MAX_A_SECOND
 
     def heard(self, data: bytes, sender: str, now: float) -> list[tuple[PeerId, str]]:
-        """The peers, with an address each, that a datagram from the host ``sender`` tells us of and that were not told in the last 30 s."""
+        """The peers, with an address each, that a datagram from the host ``sender`` tells us of and
+        that were not told in the last 30 s.
+        """
         self._read += 1
         try:
             said = read(data)

@@ -1,9 +1,12 @@
-"""AutoNAT (libp2p protocol ``/libp2p/autonat/1.0.0``): asking a public peer to dial us back, and doing that for others.
+"""AutoNAT (libp2p protocol ``/libp2p/autonat/1.0.0``): asking a public peer to dial us back, and
+doing that for others.
 
-The server dials from a fresh port, so that no mapping of ours lets it in that would not let anybody in, and only the address from which the
-asker's connection comes: it cannot be made to dial anybody else. We ask about one address at a time, so that each has a verdict of its own.
+The server dials from a fresh port, so that no mapping of ours lets it in that would not let anybody
+in, and only the address from which the asker's connection comes: it cannot be made to dial anybody
+else. We ask about one address at a time, so that each has a verdict of its own.
 
-py-libp2p 0.8.1's server (host/autonat/autonat.py:396) "connects" to a peer that is connected already, and so calls every address reachable.
+py-libp2p 0.8.1's server (host/autonat/autonat.py:396) "connects" to a peer that is connected
+already, and so calls every address reachable.
 """
 
 from __future__ import annotations
@@ -39,7 +42,9 @@ MAX_ASKED = 4
 
 
 class Window:
-    """How often something happened within the last minute, over all and by peer. Sans-IO; ``now``: seconds."""
+    """How often something happened within the last minute, over all and by peer. Sans-IO; ``now``:
+    seconds.
+    """
 
     def __init__(self, total: int, each: int) -> None:
         self._total, self._each = total, each
@@ -59,7 +64,9 @@ class Window:
 
 
 def may_try(asked: Sequence[str], from_host: str) -> list[str]:
-    """The addresses that a server dials for an asker whose connection comes from ``from_host``: the asker's own, and none in a house."""
+    """The addresses that a server dials for an asker whose connection comes from ``from_host``: the
+    asker's own, and none in a house.
+    """
     found = [
         address for address in dict.fromkeys(asked) if is_direct(address) and is_internet(address)
     ]
@@ -77,8 +84,8 @@ class AutoNat:
         host.handle(PROTOCOL, self._serve)
 
     async def observe(self, server: PeerId) -> str:
-        """At which address ``server`` sees us; "" when it does not say. By the identify protocol. Raises NetworkError, also after 12 s, and
-        RemoteProtocolError."""
+        """At which address ``server`` sees us; "" when it does not say. By the identify protocol.
+        Raises NetworkError, also after 12 s, and RemoteProtocolError."""
         with trio.move_on_after(ASK_S):
             stream = await self._host.open_stream(server, IDENTIFY)
             try:
@@ -92,7 +99,9 @@ class AutoNat:
         raise PeerUnreachableError(f"{server} does not say where it sees us", peer=server)
 
     async def ask(self, server: PeerId, address: str) -> bool | None:
-        """Whether ``server`` gets to us at ``address``; None when it does not try. Raises NetworkError, RemoteProtocolError."""
+        """Whether ``server`` gets to us at ``address``; None when it does not try. Raises
+        NetworkError, RemoteProtocolError.
+        """
         me = protobuf.encode({1: decode_base58(self._host.peer), 2: pack([address])})
         with trio.move_on_after(ASK_S):
             stream = await self._host.open_stream(server, PROTOCOL)

@@ -1,12 +1,15 @@
-"""The messages of circuit relay v2 (libp2p specification "relay/circuit-v2"): what a relay is asked, and what it asks in turn.
+"""The messages of circuit relay v2 (libp2p specification "relay/circuit-v2"): what a relay is
+asked, and what it asks in turn.
 
-HOP is spoken to a relay: RESERVE a place there, or CONNECT me to somebody who has one. STOP is spoken by the relay to that somebody. Either is
-answered by a STATUS; after a CONNECT's the stream is the connection's bytes.
+HOP is spoken to a relay: RESERVE a place there, or CONNECT me to somebody who has one. STOP is
+spoken by the relay to that somebody. Either is answered by a STATUS; after a CONNECT's the stream
+is the connection's bytes.
 
-py-libp2p 0.8.1 has this protocol, too. What is wrong with it, so that we speak it ourselves: a relay's circuits are kept by peer, so that the end
-of one closes another of the same peer (relay/circuit_v2/protocol.py:672, 722, 925); the one who is called takes its own id for the relay's
-(:470); addresses of a reservation are dropped (transport.py:868); connections are held by a service of their own. `tests/unit/test_upstream.py`
-tells when the first is mended.
+py-libp2p 0.8.1 has this protocol, too. What is wrong with it, so that we speak it ourselves: a
+relay's circuits are kept by peer, so that the end of one closes another of the same peer
+(relay/circuit_v2/protocol.py:672, 722, 925); the one who is called takes its own id for the relay's
+(:470); addresses of a reservation are dropped (transport.py:868); connections are held by a service
+of their own. `tests/unit/test_upstream.py` tells when the first is mended.
 """
 
 from __future__ import annotations
@@ -47,7 +50,9 @@ ANSWER_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """``expires_s``: seconds since 1970; ``addresses``: where the relay says that it can be dialled."""
+    """``expires_s``: seconds since 1970; ``addresses``: where the relay says that it can be
+    dialled.
+    """
 
     expires_s: int
     addresses: tuple[str, ...]

@@ -1,4 +1,6 @@
-"""Connections through relays, at both of their ends: dialling through one, keeping places at some, and being called there."""
+"""Connections through relays, at both of their ends: dialling through one, keeping places at some,
+and being called there.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,13 @@ RENEW_SHARE = 0.5
 """Of a reservation's time, after which it is renewed."""
 LOOK_S = 15.0
 REFUSED_S, SILENT_S = 60.0, 5.0
-"""Pauses after a refusal, and after no answer: then the connection broke, or one of us was too busy."""
+"""Pauses after a refusal, and after no answer: then the connection broke, or one of us was too
+busy.
+"""
 STRANGER_S = 2.0
-"""First pause after a relay that does not know our runs (it hears of them soon after we joined one); every further one is twice as long."""
+"""First pause after a relay that does not know our runs (it hears of them soon after we joined
+one); every further one is twice as long.
+"""
 MAX_PAUSE_S = 300.0
 
 
@@ -51,8 +57,8 @@ class Circuits:
         candidates: Callable[[], list[PeerId]],
         changed: Callable[[], None],
     ) -> None:
-        """``wanted()``: whether we need places; ``candidates()``: peers that may have some, best first; ``changed()`` is called when the places
-        are others."""
+        """``wanted()``: whether we need places; ``candidates()``: peers that may have some, best
+        first; ``changed()`` is called when the places are others."""
         self._host, self._faults, self._rng = host, faults, rng
         self._wanted, self._candidates, self._changed = wanted, candidates, changed
         self.held: dict[PeerId, Held] = {}
@@ -88,7 +94,9 @@ class Circuits:
         self.look()
 
     def path_changed(self, peer: PeerId) -> None:
-        """A connection of ``peer`` came or went. It may have had none for a moment, and have given our place away."""
+        """A connection of ``peer`` came or went. It may have had none for a moment, and have given
+        our place away.
+        """
         if peer in self.held:
             self.held[peer] = replace(self.held[peer], renew_at=trio.current_time())
             self.look()
@@ -161,7 +169,9 @@ class Circuits:
         return False
 
     def _granted(self, relay: PeerId, reservation: circuit.Reservation) -> bool:
-        """Note it. A relay is believed only where it is: addresses at other hosts would send our callers to somebody else."""
+        """Note it. A relay is believed only where it is: addresses at other hosts would send our
+        callers to somebody else.
+        """
         ends = self._host.ends(relay)
         here = [a for a in reservation.addresses if ends and is_direct(a) and host_of(a) == ends[1]]
         seconds = min(reservation.expires_s - time.time(), 86_400.0)

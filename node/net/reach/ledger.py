@@ -10,7 +10,9 @@ from ....collectives.identifiers import PeerId
 
 @dataclass(frozen=True, slots=True)
 class RelayLimits:
-    """``circuit_bytes`` counts both directions. ``open_to_all``: for anybody, not only for peers of runs that this node knows."""
+    """``circuit_bytes`` counts both directions. ``open_to_all``: for anybody, not only for peers of
+    runs that this node knows.
+    """
 
     reservations: int = 128
     reservations_per_host: int = 8
@@ -35,7 +37,9 @@ class Ledger:
         self.refused: Counter[str] = Counter()
 
     def reserve(self, peer: PeerId, host: str, now: float) -> bool:
-        """Whether ``peer``, who comes from ``host``, has a place from now on; a renewal counts as none of the limits."""
+        """Whether ``peer``, who comes from ``host``, has a place from now on; a renewal counts as
+        none of the limits.
+        """
         self._expire(now)
         if peer not in self._reserved:
             here = sum(other == host for other, _ in self._reserved.values())

@@ -1,12 +1,16 @@
-"""The address manager: what this node knows of its own addresses, and which of them it tells others. Sans-IO.
+"""The address manager: what this node knows of its own addresses, and which of them it tells
+others. Sans-IO.
 
-* Addresses of this machine's interfaces. One of the internet's is told at once, and no more when those who tried it say that it does not answer.
-  An IPv6 one beside a private IPv4 one is behind the firewall of a house: it is told once somebody has reached us there.
-* Addresses at which public peers see us (behind a NAT): told when servers on other hosts have reached us there.
+* Addresses of this machine's interfaces. One of the internet's is told at once, and no more when
+  those who tried it say that it does not answer. An IPv6 one beside a private IPv4 one is behind
+  the firewall of a house: it is told once somebody has reached us there.
+* Addresses at which public peers see us (behind a NAT): told when servers on other hosts have
+  reached us there.
 * An address that the router was asked to map to us: the same.
 * Relays' circuits, while nobody can dial us.
-* Private addresses: only while we have met nobody of the internet, that is on networks without one. In a house with a way out they are told by
-  LAN discovery and to peers that the world sees at the same address; broadcast they would only make others dial in their own houses.
+* Private addresses: only while we have met nobody of the internet, that is on networks without one.
+  In a house with a way out they are told by LAN discovery and to peers that the world sees at the
+  same address; broadcast they would only make others dial in their own houses.
 
 Observations and verdicts age; a changed interface ends all of them.
 """
@@ -43,8 +47,9 @@ class AddressManager:
     """``now``: monotonic seconds."""
 
     def __init__(self, announce: Sequence[str] = (), *, relay_only: bool = False) -> None:
-        """``announce``: what the user says, which needs no proof. ``relay_only``: nobody is told anything but circuits, whatever is known; until
-        there are some, loopback, which is nobody's."""
+        """``announce``: what the user says, which needs no proof. ``relay_only``: nobody is told
+        anything but circuits, whatever is known; until there are some, loopback, which is nobody's.
+        """
         self._announce, self._relay_only = () if relay_only else usable(announce), relay_only
         self._own: tuple[str, ...] = ()
         self._way = ""
@@ -62,8 +67,8 @@ class AddressManager:
 
     # ---- what is learned
     def interfaces(self, addresses: Sequence[str], way: str = "") -> bool:
-        """Where our interfaces listen now, and from which host of ours packets leave for the internet (IPv4); True when either has changed.
-        Then all that others said of us is void."""
+        """Where our interfaces listen now, and from which host of ours packets leave for the
+        internet (IPv4); True when either has changed. Then all that others said of us is void."""
         if (tuple(addresses), way) == (self._own, self._way):
             return False
         self._own, self._way = tuple(addresses), way
@@ -73,7 +78,9 @@ class AddressManager:
         return True
 
     def observed(self, by_host: str, address: str, now: float) -> None:
-        """A public peer at ``by_host`` sees connections that leave from our listen port come from ``address``."""
+        """A public peer at ``by_host`` sees connections that leave from our listen port come from
+        ``address``.
+        """
         if not is_direct(address) or not is_internet(
             address
         ):  # a peer that we also reach through a relay may name the circuit
@@ -84,8 +91,8 @@ class AddressManager:
             del self._observed[next(iter(self._observed))]
 
     def mapped(self, means: str, address: str | None) -> bool:
-        """The router leads ``address`` to us, by ``means`` ("upnp", "nat-pmp"); None: no longer. True when that is news: verdicts from
-        before it are void then."""
+        """The router leads ``address`` to us, by ``means`` ("upnp", "nat-pmp"); None: no longer.
+        True when that is news: verdicts from before it are void then."""
         if self._mapped.get(means) == address:
             return False
         self._reports.pop(self._mapped.pop(means, ""), None)
@@ -109,7 +116,9 @@ class AddressManager:
 
     # ---- what follows
     def seen_at(self, now: float) -> list[str]:
-        """At which addresses the internet sees our listen port, the one most observers agree on first."""
+        """At which addresses the internet sees our listen port, the one most observers agree on
+        first.
+        """
         if self._relay_only:
             return []
         fresh = [address for address, at in self._observed.values() if now - at <= FRESH_S]
@@ -143,7 +152,9 @@ class AddressManager:
         )
 
     def nat(self, now: float) -> Nat:
-        """Which kind of mapping stands between us and the internet, as far as TCP shows it: for IPv4, if we have that."""
+        """Which kind of mapping stands between us and the internet, as far as TCP shows it: for
+        IPv4, if we have that.
+        """
         observed = [
             (address, at) for address, at in self._observed.values() if self._tells(address)
         ]
@@ -164,7 +175,9 @@ class AddressManager:
         )
 
     def _tells(self, address: str) -> bool:
-        """Whether an address is of the family by which others reach us, or do not: IPv4, if we have it."""
+        """Whether an address is of the family by which others reach us, or do not: IPv4, if we have
+        it.
+        """
         return address in telling([*self._own, address])
 
     def _is_own(self, address: str) -> bool:
@@ -182,18 +195,24 @@ class AddressManager:
         return "reachable" if 2 * sum(fresh) > len(fresh) else "unreachable"
 
     def plain(self, ipv6: bool) -> bool:
-        """Whether an interface of ours has an address of the internet's, of this family: then no NAT is in between."""
+        """Whether an interface of ours has an address of the internet's, of this family: then no
+        NAT is in between.
+        """
         return any(is_internet(address) and is_ipv6(address) == ipv6 for address in self._own)
 
     @property
     def online(self) -> bool:
-        """Whether we have met the internet: private addresses then mean something in our house only."""
+        """Whether we have met the internet: private addresses then mean something in our house
+        only.
+        """
         return any(is_internet(address) for address in (*self._own, *self._announce)) or bool(
             self._observed
         )
 
     def reach(self, now: float) -> Reach:
-        """Whether others can dial us. "local": nobody outside of private networks was met, so that nobody can tell."""
+        """Whether others can dial us. "local": nobody outside of private networks was met, so that
+        nobody can tell.
+        """
         if self._relay_only:
             return "private"
         if any(is_internet(address) for address in self._announce):
@@ -226,7 +245,9 @@ class AddressManager:
         )
 
     def advertised(self, now: float) -> tuple[str, ...]:
-        """What to tell others, most useful first. Never empty once interfaces are known: an empty list would say goodbye."""
+        """What to tell others, most useful first. Never empty once interfaces are known: an empty
+        list would say goodbye.
+        """
         if self._relay_only:
             return usable(
                 self._circuits or [address for address in self._own if is_loopback(address)]

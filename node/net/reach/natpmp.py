@@ -34,7 +34,9 @@ def address_in(data: bytes) -> str:
 
 
 def mapping_in(data: bytes, inside: int) -> tuple[int, int]:
-    """The port outside and for how many seconds. Raises ValueError where it is no answer about ``inside``, or a refusal."""
+    """The port outside and for how many seconds. Raises ValueError where it is no answer about
+    ``inside``, or a refusal.
+    """
     if len(data) != _MAPPED.size:
         raise ValueError(f"{len(data)} bytes are no answer")
     version, kind, result, _, mine, outside, life_s = _MAPPED.unpack(data)

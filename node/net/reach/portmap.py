@@ -1,4 +1,5 @@
-"""Asking the router to lead a port to us, in the background: NAT-PMP first, then UPnP; renewed at half of its time, removed at the end.
+"""Asking the router to lead a port to us, in the background: NAT-PMP first, then UPnP; renewed at
+half of its time, removed at the end.
 
 What it grants is a candidate like any other: it is announced when somebody has reached us there.
 """
@@ -21,7 +22,9 @@ from .routes import ROUTES
 
 LIFE_S = 3600
 AGAIN_FIRST_S, AGAIN_MAX_S = 5.0, 600.0
-"""Pauses after a router that does not want to, or a network without one: the first may have been busy, or its answer lost."""
+"""Pauses after a router that does not want to, or a network without one: the first may have been
+busy, or its answer lost.
+"""
 HTTP_S = 4.0
 REMOVE_S = 1.5
 OUTSIDE, TRIES = (20_000, 60_000), 2
@@ -31,7 +34,9 @@ _FAILURES = (OSError, ValueError, trio.BrokenResourceError)
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """A port at a router. ``inside``: where it leads to; ``where``: the router (NAT-PMP), or the service and where it is asked (UPnP)."""
+    """A port at a router. ``inside``: where it leads to; ``where``: the router (NAT-PMP), or the
+    service and where it is asked (UPnP).
+    """
 
     means: str
     address: str
@@ -50,13 +55,15 @@ class PortMapper:
         mine: Callable[[], list[str]],
         told: Callable[[str, str | None], None],
     ) -> None:
-        """``mine()``: our addresses in the house; ``told(means, address)``: a mapping came (or, None, went)."""
+        """``mine()``: our addresses in the house; ``told(means, address)``: a mapping came (or,
+        None, went).
+        """
         self._rng, self._mine, self._told = rng, mine, told
         self._wake = trio.Event()
         self._outside = 0  # the port that we were given last: it is asked for again
         self.answer = ""
-        """What came of it: "mapped", "inner" (the router that opens one has no address of the internet itself), "none" (no router of this network
-        opens one), "" (not asked yet)."""
+        """What came of it: "mapped", "inner" (the router that opens one has no address of the
+        internet itself), "none" (no router of this network opens one), "" (not asked yet)."""
 
     def look_again(self) -> None:
         """Our addresses in the house are others, and so may be the router."""

@@ -1,6 +1,8 @@
-"""Protobuf as libp2p's small protocols use it: numbered fields, each a number or bytes; on a stream with a varint length before it.
+"""Protobuf as libp2p's small protocols use it: numbered fields, each a number or bytes; on a stream
+with a varint length before it.
 
-Messages are written as ``{field: value or list of values}`` and read as ``{field: [values]}``: an unknown field does no harm.
+Messages are written as ``{field: value or list of values}`` and read as ``{field: [values]}``: an
+unknown field does no harm.
 """
 
 from __future__ import annotations
@@ -95,7 +97,9 @@ async def send(stream: PeerStream, fields: Mapping[int, Value | Sequence[Value]]
 
 
 async def receive(stream: PeerStream) -> Fields:
-    """The next message, and not a byte more of the stream. Raises PeerLostError at its end, RemoteProtocolError when it is malformed."""
+    """The next message, and not a byte more of the stream. Raises PeerLostError at its end,
+    RemoteProtocolError when it is malformed.
+    """
     length = shift = 0
     while True:
         byte = (await _exactly(stream, 1))[0]

@@ -1,19 +1,25 @@
 """From a relayed connection to a direct one: DCUtR (libp2p specification "relay/DCUtR") over TCP.
 
-Who was called through a relay drives. It dials what the other announces; if nobody answers there, both tell each other at which addresses public
-peers see them, and open a TCP connection to each other at the same moment, from their listen ports: each one's first packet opens its NAT for the
-other's. TCP makes one connection of two simultaneous opens, with equal ends: the caller plays the opening part in the handshake. The caller goes on
-to dial what the other announces, a while later: both at once, from their listen ports, would be such a connection with two beginnings.
+Who was called through a relay drives. It dials what the other announces; if nobody answers there,
+both tell each other at which addresses public peers see them, and open a TCP connection to each
+other at the same moment, from their listen ports: each one's first packet opens its NAT for the
+other's. TCP makes one connection of two simultaneous opens, with equal ends: the caller plays the
+opening part in the handshake. The caller goes on to dial what the other announces, a while later:
+both at once, from their listen ports, would be such a connection with two beginnings.
 
-That goes on for as long as nothing but relays connects the two, and begins whenever that comes to be: a relayed connection may be there before the
-direct one has broken, or before this end has noticed that it had. One that stands beside a direct one is closed once that has shown that it lives.
+That goes on for as long as nothing but relays connects the two, and begins whenever that comes to
+be: a relayed connection may be there before the direct one has broken, or before this end has
+noticed that it had. One that stands beside a direct one is closed once that has shown that it
+lives.
 
-py-libp2p 0.8.1 has this, too. What is wrong with it: it first dials every address it knows of the peer, private ones as well, and waits 10 s for
-them (relay/circuit_v2/dcutr.py:488); it tells a guess in place of the observed address (:1118), which no port-shifting NAT honours; both sides
-drive (:278); after three tries it never tries again.
+py-libp2p 0.8.1 has this, too. What is wrong with it: it first dials every address it knows of the
+peer, private ones as well, and waits 10 s for them (relay/circuit_v2/dcutr.py:488); it tells a
+guess in place of the observed address (:1118), which no port-shifting NAT honours; both sides drive
+(:278); after three tries it never tries again.
 
-Two who call each other at the same moment both drive. A connection that both open at once in two conversations has two beginnings, or none, and keeps
-their ports until its handshake times out. So there is one conversation with a peer at a time: of two that cross, that of the smaller id goes on.
+Two who call each other at the same moment both drive. A connection that both open at once in two
+conversations has two beginnings, or none, and keeps their ports until its handshake times out. So
+there is one conversation with a peer at a time: of two that cross, that of the smaller id goes on.
 """
 
 from __future__ import annotations
@@ -43,12 +49,18 @@ DIAL_S = 2.0
 LAN_S = 1.0
 PUNCH_S = 4.0
 RETRY_S, SPREAD_S = 0.03, 0.1
-"""After a router has refused: the pause, and its random part at least, as for lanes (`through.punch`)."""
+"""After a router has refused: the pause, and its random part at least, as for lanes
+(`through.punch`).
+"""
 ATTEMPTS = 3
 AGAIN_FIRST_S, AGAIN_MAX_S = 4.0, 300.0
-"""Pauses between rounds of attempts, as long as the connection stays relayed: packets of a round get lost, routers restart, people move."""
+"""Pauses between rounds of attempts, as long as the connection stays relayed: packets of a round
+get lost, routers restart, people move.
+"""
 SETTLE_S = 5.0
-"""How long the relayed connection lives beside the direct one: what is being said on it is said to its end."""
+"""How long the relayed connection lives beside the direct one: what is being said on it is said to
+its end.
+"""
 MAX_ADDRESSES = 4
 SERVED_PER_MINUTE = 12
 MAX_DRIVEN = 256
@@ -70,7 +82,9 @@ class Puncher:
         lan: Callable[[], Sequence[str]],
         known: Callable[[PeerId], Sequence[str]],
     ) -> None:
-        """``seen_at()``: our addresses as public peers see them; ``lan()``: those of our interfaces; ``known(peer)``: where a peer may be dialled."""
+        """``seen_at()``: our addresses as public peers see them; ``lan()``: those of our
+        interfaces; ``known(peer)``: where a peer may be dialled.
+        """
         self._host, self._faults, self._rng = host, faults, rng
         self._seen_at, self._lan, self._known = seen_at, lan, known
         self._driving: set[PeerId] = set()
@@ -136,7 +150,9 @@ class Puncher:
 
     @contextmanager
     def _conversation(self, peer: PeerId, *, ours: bool) -> Generator[None]:
-        """The only one with ``peer`` from now on. It is left early where another one takes its place."""
+        """The only one with ``peer`` from now on. It is left early where another one takes its
+        place.
+        """
         if peer in self._talking:
             self._talking[peer][0].cancel()
         with trio.CancelScope() as scope:
@@ -170,7 +186,9 @@ class Puncher:
             await stream.aclose()
 
     async def _hear(self, stream: PeerStream, kind: int) -> list[str]:
-        """The addresses of the next message, which must be of this kind. Raises NetworkError, RemoteProtocolError."""
+        """The addresses of the next message, which must be of this kind. Raises NetworkError,
+        RemoteProtocolError.
+        """
         found: protobuf.Fields | None = None
         with trio.move_on_after(ANSWER_S):
             found = await protobuf.receive(stream)
@@ -185,7 +203,9 @@ class Puncher:
     async def _open(
         self, peer: PeerId, theirs: Sequence[str], rtt_s: float, *, initiator: bool
     ) -> bool:
-        """Dial them, at the moment when they dial us. Addresses that are not the internet's are nobody's to name."""
+        """Dial them, at the moment when they dial us. Addresses that are not the internet's are
+        nobody's to name.
+        """
         assert self._nursery is not None, "hole punching is not running"
         public = [address for address in theirs if is_internet(address)][:MAX_ADDRESSES]
         log.debug("punching to %s at %s", peer, public)
@@ -201,7 +221,9 @@ class Puncher:
     async def _punch(
         self, peer: PeerId, address: str, initiator: bool, dial: trio.CancelScope, rtt_s: float
     ) -> None:
-        """Where a router answers with a RST, two that try again at equal times stay out of step for ever: so most of the pause is chance."""
+        """Where a router answers with a RST, two that try again at equal times stay out of step for
+        ever: so most of the pause is chance.
+        """
         spread_s = max(rtt_s, SPREAD_S)
         await self._host.punch(
             peer,
@@ -212,7 +234,9 @@ class Puncher:
         )
 
     async def _settle(self, peer: PeerId) -> None:
-        """Beside a direct connection that lives, the relayed ones are closed: one that was there before them may be dead, and nobody knows yet."""
+        """Beside a direct connection that lives, the relayed ones are closed: one that was there
+        before them may be dead, and nobody knows yet.
+        """
         began = trio.current_time()
         if (
             not await self._host.wait_path(peer, lambda path: path in ("", "relay"), SETTLE_S)
@@ -257,7 +281,9 @@ class Puncher:
 
 
 def _same_house(mine: Sequence[str], theirs: Sequence[str]) -> list[str]:
-    """Private addresses among theirs, if the world sees both of us at one address: then we stand behind the same router."""
+    """Private addresses among theirs, if the world sees both of us at one address: then we stand
+    behind the same router.
+    """
     shared = {host_of(address) for address in mine} & {host_of(address) for address in theirs}
     return (
         [address for address in theirs if not is_internet(address) and not is_loopback(address)]

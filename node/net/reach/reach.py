@@ -1,4 +1,5 @@
-"""Reachability: finds out where this node can be dialled, keeps relays while nobody can, makes relayed paths direct. The driver of this folder.
+"""Reachability: finds out where this node can be dialled, keeps relays while nobody can, makes
+relayed paths direct. The driver of this folder.
 
 Nothing here costs a node anything that meets no peer of the internet: it waits until it does.
 """
@@ -44,17 +45,21 @@ SOON_S = 0.3
 OBSERVE_S = 150.0
 ASK_AGAIN_S = 300.0
 MISSED_S = 15.0
-"""After a question that could not be asked: its connection broke, or the machine was too busy. It is asked again at once where there is another one."""
+"""After a question that could not be asked: its connection broke, or the machine was too busy. It
+is asked again at once where there is another one.
+"""
 SERVERS = 3
 """On different hosts, asked at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReachSettings:
-    """What the user says. ``announce``: addresses that need no proof; ``lane_port``: where lanes arrive at their hosts, 0: nobody said.
+    """What the user says. ``announce``: addresses that need no proof; ``lane_port``: where lanes
+    arrive at their hosts, 0: nobody said.
 
-    ``relay_only``: nobody but bootstrap nodes and relays is to learn where this node is. It dials only what the user named, is dialled by nobody,
-    tells circuits, and takes lanes through relays that it is connected with.
+    ``relay_only``: nobody but bootstrap nodes and relays is to learn where this node is. It dials
+    only what the user named, is dialled by nobody, tells circuits, and takes lanes through relays
+    that it is connected with.
     """
 
     announce: tuple[str, ...] = ()
@@ -80,8 +85,9 @@ class Reach:
         runs_of: Callable[[PeerId], Collection[str]],
         lanes: Callable[[], list[str]],
     ) -> None:
-        """``first()``: peers to prefer as servers and relays; ``known(peer)``: where it may be dialled; ``runs_of(peer)``: runs it is announced in;
-        ``lanes()``: where our lane listener is."""
+        """``first()``: peers to prefer as servers and relays; ``known(peer)``: where it may be
+        dialled; ``runs_of(peer)``: runs it is announced in; ``lanes()``: where our lane listener
+        is."""
         self._host, self._faults, self._rng, self._first, self.settings = (
             host,
             faults,
@@ -140,8 +146,8 @@ class Reach:
         host.advertised = lambda: self.manager.advertised(trio.current_time())
 
     def may_dial(self, address: str) -> bool:
-        """Whether an address that a peer named is worth a packet: on the internet we dial nobody's private addresses but those of our own house,
-        and nothing of our own machine's."""
+        """Whether an address that a peer named is worth a packet: on the internet we dial nobody's
+        private addresses but those of our own house, and nothing of our own machine's."""
         if self.settings.relay_only:
             return not is_direct(address)
         if is_internet(address) or not self.manager.online:
@@ -151,8 +157,9 @@ class Reach:
         )
 
     def may_dial_peer(self, peer: PeerId, address: str) -> bool:
-        """The same of an address that a connected peer calls its own. One that talks to us from elsewhere on the internet has nothing in our
-        house; one that is on this machine may be dialled there."""
+        """The same of an address that a connected peer calls its own. One that talks to us from
+        elsewhere on the internet has nothing in our house; one that is on this machine may be
+        dialled there."""
         if self.settings.relay_only:
             return False
         if not is_direct(address) or is_internet(address) or not self.manager.online:
@@ -195,7 +202,9 @@ class Reach:
         self.circuits.again()
 
     def path_changed(self, peer: PeerId) -> None:
-        """Connections of a peer came or went: whichever end made them, both must know the path they have now."""
+        """Connections of a peer came or went: whichever end made them, both must know the path they
+        have now.
+        """
         path = self._host.path(peer)
         if self._paths.get(peer, "") != path:
             self._paths[peer] = path
@@ -238,7 +247,9 @@ class Reach:
                 await self._host.close_strays(partial(_stray, before))
 
     async def _ask_router(self) -> None:
-        """Once it shows that we are behind a NAT: nothing is asked of the router of a node that can be dialled."""
+        """Once it shows that we are behind a NAT: nothing is asked of the router of a node that can
+        be dialled.
+        """
         if self.settings.port_mapping and not self.settings.relay_only:
             while not self._wants_relays() or not self.manager.seen_at(trio.current_time()):
                 await trio.sleep(WATCH_S)
@@ -262,8 +273,9 @@ class Reach:
         self.turned()
 
     def lanes_outside(self) -> list[str]:
-        """Where the router leads to our lane listener. Nobody tries that for us; so it is told while somebody has reached our other port there.
-        Where the user said what to announce and fixed the port of lanes, it is at that host."""
+        """Where the router leads to our lane listener. Nobody tries that for us; so it is told
+        while somebody has reached our other port there. Where the user said what to announce and
+        fixed the port of lanes, it is at that host."""
         if self.settings.lane_port and self.settings.announce:
             hosts = dict.fromkeys(
                 host_of(address)
@@ -310,8 +322,9 @@ class Reach:
         return True
 
     async def _consult(self, peer: PeerId, host: str) -> None:
-        """Ask one server at which address it sees us, and whether it gets there. Answers that come when the interfaces are others count no more.
-        Over a relay it sees the relay: it is asked once that connection is gone."""
+        """Ask one server at which address it sees us, and whether it gets there. Answers that come
+        when the interfaces are others count no more. Over a relay it sees the relay: it is asked
+        once that connection is gone."""
         if self._host.relayed(peer):
             return
         question = host, ""
@@ -350,7 +363,9 @@ class Reach:
         )
 
     def _plainly_public(self) -> bool:
-        """An interface of ours has an address of the internet's for everybody, and nobody says that it does not answer."""
+        """An interface of ours has an address of the internet's for everybody, and nobody says that
+        it does not answer.
+        """
         direct = self.manager.direct(trio.current_time())
         return any(address in direct for address in telling([*self.manager.lan(), *direct]))
 
@@ -380,13 +395,16 @@ class Reach:
 
 
 def _stray(left: str, here: str, there: str) -> bool:
-    """Whether a connection between these hosts hangs on an address that this machine no longer has, or on ``left``, by which its packets left for the
-    internet until now, and those to ``there`` do no more."""
+    """Whether a connection between these hosts hangs on an address that this machine no longer has,
+    or on ``left``, by which its packets left for the internet until now, and those to ``there`` do
+    no more."""
     return not assigned(here) or (here == left and source(there) not in ("", here))
 
 
 def known_to_dial(
     addresses: Sequence[str], given: Collection[str], may_dial: Callable[[str], bool]
 ) -> tuple[str, ...]:
-    """Those of a peer's addresses that are dialled: what the user gave, and what `Reach.may_dial` lets pass."""
+    """Those of a peer's addresses that are dialled: what the user gave, and what `Reach.may_dial`
+    lets pass.
+    """
     return usable(address for address in addresses if address in given or may_dial(address))

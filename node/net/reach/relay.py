@@ -1,6 +1,8 @@
-"""A relay: peers that nobody can dial keep a place here, and others are connected to them through it. It sees ciphertext only.
+"""A relay: peers that nobody can dial keep a place here, and others are connected to them through
+it. It sees ciphertext only.
 
-Each circuit ends by itself when an end closes, when it has carried its bytes, or when its time is over, and closes its own two streams.
+Each circuit ends by itself when an end closes, when it has carried its bytes, or when its time is
+over, and closes its own two streams.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class Relay:
         knows: Callable[[PeerId], bool],
         related: Callable[[PeerId, PeerId], bool],
     ) -> None:
-        """``serves()``: whether we can be dialled at all; ``knows(peer)``: is in a run we know; ``related(a, b)``: are in the same one."""
+        """``serves()``: whether we can be dialled at all; ``knows(peer)``: is in a run we know;
+        ``related(a, b)``: are in the same one.
+        """
         self._host, self._faults, self._serves, self._knows, self._related = (
             host,
             faults,

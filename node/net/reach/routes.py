@@ -1,4 +1,6 @@
-"""Whether a private address can be meant for us: this machine has a way to it that is not the way to the internet. Sends nothing."""
+"""Whether a private address can be meant for us: this machine has a way to it that is not the way
+to the internet. Sends nothing.
+"""
 
 from __future__ import annotations
 

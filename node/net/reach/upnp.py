@@ -1,6 +1,8 @@
-"""UPnP's Internet Gateway Device (version 1): finding the router and asking it for a port. Texts are made and read here; sans-IO.
+"""UPnP's Internet Gateway Device (version 1): finding the router and asking it for a port. Texts
+are made and read here; sans-IO.
 
-What a router answers is read for a few elements only, within bounds and in linear time: no XML parser meets it.
+What a router answers is read for a few elements only, within bounds and in linear time: no XML
+parser meets it.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 
 GROUP, PORT = "239.255.255.250", 1900
 SEARCHES_S = (0.5, 1.5)
-"""How long answers to a search are waited for, one datagram each: multicast over radio gets lost."""
+"""How long answers to a search are waited for, one datagram each: multicast over radio gets lost.
+"""
 SERVICES = tuple(
     f"urn:schemas-upnp-org:service:{name}"
     for name in ("WANIPConnection:1", "WANPPPConnection:1", "WANIPConnection:2")

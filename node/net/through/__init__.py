@@ -1,4 +1,5 @@
-"""Ways through routers for lanes: simultaneous opens of both ends, and a relay where these cannot work. Lowest first:
+"""Ways through routers for lanes: simultaneous opens of both ends, and a relay where these cannot
+work. Lowest first:
 
 observing  how a port of ours is seen from outside: asked at public peers, answered to others
 punch      when to dial which candidate, and why it came to nothing: a state machine

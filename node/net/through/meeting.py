@@ -1,8 +1,10 @@
-"""One port of ours for one lane: how it is seen outside, its listener, and dials from it, until a socket is authenticated.
+"""One port of ours for one lane: how it is seen outside, its listener, and dials from it, until a
+socket is authenticated.
 
-Both sides send MAGIC, the token and a proof (see `lane_sockets`) on every socket that connects, whoever dialled it. Of the sockets on which both
-proofs are right the driver takes the first, says GO on it, and forgets the others. Roles come from the signalling: in a simultaneous open
-both sides have dialled.
+Both sides send MAGIC, the token and a proof (see `lane_sockets`) on every socket that connects,
+whoever dialled it. Of the sockets on which both proofs are right the driver takes the first, says
+GO on it, and forgets the others. Roles come from the signalling: in a simultaneous open both sides
+have dialled.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ class Spot:
             sock.close()
 
     async def observe(self, observers: Sequence[tuple[str, int]]) -> None:
-        """Ask how the port is seen, for at most ASK_S; connections stay open until `close`, so that routers keep its mapping."""
+        """Ask how the port is seen, for at most ASK_S; connections stay open until `close`, so that
+        routers keep its mapping.
+        """
 
         async def one(observer: tuple[str, int]) -> None:
             with suppress(OSError):
@@ -97,7 +101,8 @@ class Spot:
         driver: bool,
         ports: int = 1,
     ) -> socket.socket:
-        """A lane, authenticated, non-blocking. ``ports``: each dial is made from so many; more than one are not ours.
+        """A lane, authenticated, non-blocking. ``ports``: each dial is made from so many; more than
+        one are not ours.
 
         Raises PeerUnreachableError with what became of the dials.
         """

@@ -1,7 +1,9 @@
-"""How a port of ours is seen from outside. Every lane listener says to whoever asks with MAGIC from which address it is asked.
+"""How a port of ours is seen from outside. Every lane listener says to whoever asks with MAGIC from
+which address it is asked.
 
-The answer is 18 bytes: an IPv6 address (IPv4 mapped into it) and a port, big-endian. The asked keeps the connection open until the asker ends
-it, so that routers keep the mapping, but no longer than HELD_S.
+The answer is 18 bytes: an IPv6 address (IPv4 mapped into it) and a port, big-endian. The asked
+keeps the connection open until the asker ends it, so that routers keep the mapping, but no longer
+than HELD_S.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ class Observing:
 
 
 async def ask(sock: trio.socket.SocketType, observer: tuple[str, int]) -> Seen:
-    """How ``observer`` sees this socket's port. The socket is bound; it stays connected. Raises OSError."""
+    """How ``observer`` sees this socket's port. The socket is bound; it stays connected. Raises
+    OSError.
+    """
     await sock.connect(observer)
     await sock.send(MAGIC)
     data = b""
@@ -66,7 +70,9 @@ async def ask(sock: trio.socket.SocketType, observer: tuple[str, int]) -> Seen:
 
 
 def reusable(host: str, port: int) -> socket.socket:
-    """A non-blocking TCP socket on a port that others of ours use, too: the lane's listener and all its dials. Raises OSError."""
+    """A non-blocking TCP socket on a port that others of ours use, too: the lane's listener and all
+    its dials. Raises OSError.
+    """
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)

@@ -1,12 +1,15 @@
-"""Two peers behind routers dial each other at once, each from the port that the other knows: when to dial whom. Without I/O.
+"""Two peers behind routers dial each other at once, each from the port that the other knows: when
+to dial whom. Without I/O.
 
-A router lets in what comes from where its host has sent something; so the first of two dials is lost at the other's router, and the second
-goes through the hole that the first has made. Most routers are silent about what they drop; the kernel repeats a SYN after a second. Some
-answer with a RST: then a dial is tried again after 30 ms and a random part of a round trip, since two that repeat at equal times
-stay out of step for ever.
+A router lets in what comes from where its host has sent something; so the first of two dials is
+lost at the other's router, and the second goes through the hole that the first has made. Most
+routers are silent about what they drop; the kernel repeats a SYN after a second. Some answer with a
+RST: then a dial is tried again after 30 ms and a random part of a round trip, since two that repeat
+at equal times stay out of step for ever.
 
-Where one router gives every destination another port, nobody can say which one the partner gets. By the birthday paradox both can guess: that side
-dials from GUESSES ports, the other dials as many ports at random from its one. Of 64,512 ports one of theirs is one of ours in 98 % of all cases. It
+Where one router gives every destination another port, nobody can say which one the partner gets. By
+the birthday paradox both can guess: that side dials from GUESSES ports, the other dials as many
+ports at random from its one. Of 64,512 ports one of theirs is one of ours in 98 % of all cases. It
 costs hundreds of sockets and of mappings in the routers, so only who was told to does it.
 """
 
@@ -33,7 +36,9 @@ Target = tuple[str, int]
 
 
 def candidates(seen: Sequence[Target], local: Target) -> tuple[str, ...]:
-    """Where a partner may find a port of ours: as others see it, as a router that keeps ports would map it, and where it is."""
+    """Where a partner may find a port of ours: as others see it, as a router that keeps ports would
+    map it, and where it is.
+    """
     found = [make_address(host, port) for host, port in seen]
     if seen:
         found.append(make_address(seen[0][0], local[1]))
@@ -43,7 +48,9 @@ def candidates(seen: Sequence[Target], local: Target) -> tuple[str, ...]:
 
 
 def targets(offered: Sequence[str], mine: Sequence[str]) -> list[Target]:
-    """What of a partner's candidates we dial. Addresses of a private network only if both of us are seen with the same public one."""
+    """What of a partner's candidates we dial. Addresses of a private network only if both of us are
+    seen with the same public one.
+    """
     public_mine = {host for host, _ in map(host_and_port, mine) if not is_private(host)}
     found: list[Target] = []
     for address in dict.fromkeys(offered[:MAX_CANDIDATES]):
@@ -75,7 +82,9 @@ def guesses(to: Sequence[Target], rng: random.Random) -> list[Target]:
 
 
 def is_symmetric(seen: Sequence[Target]) -> bool:
-    """Whether two observers saw different ports: most likely every other destination sees yet another one. A hint only."""
+    """Whether two observers saw different ports: most likely every other destination sees yet
+    another one. A hint only.
+    """
     return len(set(seen)) > 1
 
 

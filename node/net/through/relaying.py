@@ -1,9 +1,12 @@
-"""A relay for lanes: bulk bytes between two peers that cannot reach each other, over a third that both can (protocol ``/atoll/public/1``).
+"""A relay for lanes: bulk bytes between two peers that cannot reach each other, over a third that
+both can (protocol ``/atoll/public/1``).
 
-Every node says to whoever asks where its lane listener is and whether it relays; the connected peers with public addresses are our helpers:
-observers of our ports, and relays. A peer asks a relay, over libp2p, for a circuit to another peer of a run; the relay gives it two vouchers
-(`vouchers`), one for each end. Both ends dial the relay's lane listener, say MAGIC and show theirs; when both are there, each is told READY, and from
-then on the relay moves bytes (`splice`). The lane's hello and its encryption go end to end; a plain lane does not go over a relay.
+Every node says to whoever asks where its lane listener is and whether it relays; the connected
+peers with public addresses are our helpers: observers of our ports, and relays. A peer asks a
+relay, over libp2p, for a circuit to another peer of a run; the relay gives it two vouchers
+(`vouchers`), one for each end. Both ends dial the relay's lane listener, say MAGIC and show theirs;
+when both are there, each is told READY, and from then on the relay moves bytes (`splice`). The
+lane's hello and its encryption go end to end; a plain lane does not go over a relay.
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ READY = b"r"
 ANSWER_S = 3.0
 DIAL_S = 3.0
 MAX_READING = 256
-"""Connections that have not shown a voucher yet; more are closed at once, and whoever is shown out comes again: holding one costs less."""
+"""Connections that have not shown a voucher yet; more are closed at once, and whoever is shown out
+comes again: holding one costs less.
+"""
 _MAX_MESSAGE_BYTES = 4096
 
 Addresses = Annotated[
@@ -85,7 +90,9 @@ class Relay:
         knows: Callable[[str, PeerId], bool],
         limits: Limits | None = None,
     ) -> None:
-        """``knows(run, peer)``: whether this peer is known to take part in the run. Others are not served."""
+        """``knows(run, peer)``: whether this peer is known to take part in the run. Others are not
+        served.
+        """
         self._listener, self._knows = listener, knows
         self._vouchers = Vouchers(secrets.token_bytes(32), limits or Limits())
         self._waiting: dict[bytes, tuple[trio.socket.SocketType, trio.Event]] = {}
@@ -195,7 +202,9 @@ class Relay:
 
 
 class Helpers:
-    """Connected peers with public addresses, and what they do for us. Used from the trio thread only."""
+    """Connected peers with public addresses, and what they do for us. Used from the trio thread
+    only.
+    """
 
     def __init__(self, host: Host, addresses: Callable[[PeerId], Sequence[str]]) -> None:
         """``addresses``: where a peer is reached."""
@@ -203,7 +212,9 @@ class Helpers:
         self._serving: dict[PeerId, _Serving] = {}
 
     async def met(self, peer: PeerId) -> None:
-        """There is a connection: if the peer has a public address, ask what it does. Raises nothing that a peer can cause."""
+        """There is a connection: if the peer has a public address, ask what it does. Raises nothing
+        that a peer can cause.
+        """
         if has_public(self._addresses(peer)):
             try:
                 answer = await self._ask(peer, _Which())
@@ -238,7 +249,9 @@ class Helpers:
     async def circuit(
         self, relay: PeerId, run: str, peer: PeerId
     ) -> tuple[bytes, bytes, tuple[str, ...]]:
-        """Vouchers for us and for ``peer``, and where to show them. Raises PeerUnreachableError, RemoteProtocolError."""
+        """Vouchers for us and for ``peer``, and where to show them. Raises PeerUnreachableError,
+        RemoteProtocolError.
+        """
         answer = await self._ask(relay, _Circuit(run, peer))
         if isinstance(answer, _Denied):
             raise PeerUnreachableError(

@@ -1,9 +1,12 @@
-"""The thread that moves a relay's bytes: whatever comes in at one end of a circuit goes out at the other, unread.
+"""The thread that moves a relay's bytes: whatever comes in at one end of a circuit goes out at the
+other, unread.
 
-Packets on a slow link come one by one, and a turn for each of them costs a quarter of a core at 100 Mbit/s: so after a turn that moved little the
-thread rests for 2 ms. Losses on the way from the relay to an end are the relay's to cope with, and nobody tells it how the other leg fares: so both
-have bbr from the start, where the system lets us (1 % of loss leaves cubic a thirtieth of 100 Mbit/s at 50 ms). A leg on which nothing is lost goes
-over to cubic, which uses a clean link better (0.95 and 0.92 of it), until `Path` says otherwise.
+Packets on a slow link come one by one, and a turn for each of them costs a quarter of a core at 100
+Mbit/s: so after a turn that moved little the thread rests for 2 ms. Losses on the way from the
+relay to an end are the relay's to cope with, and nobody tells it how the other leg fares: so both
+have bbr from the start, where the system lets us (1 % of loss leaves cubic a thirtieth of 100
+Mbit/s at 50 ms). A leg on which nothing is lost goes over to cubic, which uses a clean link better
+(0.95 and 0.92 of it), until `Path` says otherwise.
 """
 
 from __future__ import annotations
@@ -26,7 +29,9 @@ REST_S = 0.002
 MUCH_BYTES = 1 << 20
 CHECK_S = 1.0
 CLEAN_SEGMENTS = 3000
-"""So many without a loss, and a leg has cubic: of those that lose one in a thousand, one in twenty is taken in, for a while."""
+"""So many without a loss, and a leg has cubic: of those that lose one in a thousand, one in twenty
+is taken in, for a while.
+"""
 TEND_S = 0.2
 
 
@@ -44,7 +49,9 @@ class _Way:
         return self.end > self.start
 
     def move(self, allowed: int) -> int:
-        """Move what goes without waiting, at most ``allowed`` bytes and a little; how many. Raises OSError."""
+        """Move what goes without waiting, at most ``allowed`` bytes and a little; how many. Raises
+        OSError.
+        """
         moved = 0
         for _ in range(MOVES):
             before = moved
@@ -159,7 +166,9 @@ class Splice:
         seconds: float,
         ended: Callable[[], None],
     ) -> None:
-        """A circuit between two non-blocking sockets. ``ended`` is called in the splice's thread, after both were closed."""
+        """A circuit between two non-blocking sockets. ``ended`` is called in the splice's thread,
+        after both were closed.
+        """
         self._new.append(_Circuit(one, other, nbytes, time.monotonic() + seconds, ended))
         self._rouse()
 

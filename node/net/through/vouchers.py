@@ -1,7 +1,9 @@
-"""Vouchers: who may send how much through our relay, until when, with whom, for which run. Without I/O.
+"""Vouchers: who may send how much through our relay, until when, with whom, for which run. Without
+I/O.
 
-A relay makes two for every circuit, one for each end, and is the only one that can read them: it signs them for itself, with a key that lives as
-long as its process (HMAC-SHA256). The ends show them where their bytes go in; each is good once.
+A relay makes two for every circuit, one for each end, and is the only one that can read them: it
+signs them for itself, with a key that lives as long as its process (HMAC-SHA256). The ends show
+them where their bytes go in; each is good once.
 """
 
 from __future__ import annotations
@@ -60,7 +62,9 @@ class Vouchers:
     def issue(
         self, now: float, circuit: bytes, run: str, ends: tuple[PeerId, PeerId]
     ) -> tuple[bytes, bytes]:
-        """Vouchers for the two ends of a new circuit (``circuit``: 16 random bytes). Raises NoVoucherError where limits are reached."""
+        """Vouchers for the two ends of a new circuit (``circuit``: 16 random bytes). Raises
+        NoVoucherError where limits are reached.
+        """
         self._expire(now)
         used = Counter(end for first, second, _ in self._open.values() for end in (first, second))
         if len(self._open) >= self.limits.circuits:
@@ -78,7 +82,9 @@ class Vouchers:
         return first + self._mac(first), second + self._mac(second)
 
     def show(self, now: float, voucher: bytes) -> Claim | None:
-        """What a voucher that is shown is worth; None: nothing, it is forged, too old, or was shown before."""
+        """What a voucher that is shown is worth; None: nothing, it is forged, too old, or was shown
+        before.
+        """
         self._expire(now)
         if len(voucher) != VOUCHER_BYTES or not hmac.compare_digest(
             self._mac(voucher[:-MAC_BYTES]), voucher[-MAC_BYTES:]

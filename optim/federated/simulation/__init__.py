@@ -1,7 +1,9 @@
-"""Federated runs of any size in virtual time, for researchers: `atoll simulate`. The classes of a run (`..member`, `..server`, `..compass`) do
-the work; here are only the clients' data and machines, and the clock.
+"""Federated runs of any size in virtual time, for researchers: `atoll simulate`. The classes of a
+run (`..member`, `..server`, `..compass`) do the work; here are only the clients' data and machines,
+and the clock.
 
-    result = simulate(task, dirichlet(task.labels, 20, 0.1, seed=0), fleet(20, [1, 1.5, 2, 4, 5]), Settings("scaffold", rounds=50))
+    result = simulate(task, dirichlet(task.labels, 20, 0.1, seed=0), fleet(20, [1, 1.5, 2, 4, 5]),
+    Settings("scaffold", rounds=50))
 
 partition    who has which samples: Dirichlet, label shards
 devices      how long a step takes, when a machine is there, whether it comes back
@@ -43,6 +45,8 @@ __all__ = [
 
 
 def simulate(task: Task, parts: Sequence[Indices], fleet: Fleet, settings: Settings) -> Result:
-    """One run, from the model's first parameters to its end. The same arguments give the same result."""
+    """One run, from the model's first parameters to its end. The same arguments give the same
+    result.
+    """
     study = Study(task, parts, fleet, settings)
     return run_arriving(study) if settings.name in ARRIVING else run_synchronous(study)

@@ -1,4 +1,6 @@
-"""Schemes in which nobody waits for the slowest, in virtual time: FedAsync, FedBuff, FedFix and FedCompass."""
+"""Schemes in which nobody waits for the slowest, in virtual time: FedAsync, FedBuff, FedFix and
+FedCompass.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from .study import Result, Study, Work
 
 @dataclass(frozen=True, slots=True)
 class Back:
-    """A client is back: with its work (None: it dropped), on the anchor that it was served at ``began``."""
+    """A client is back: with its work (None: it dropped), on the anchor that it was served at
+    ``began``.
+    """
 
     client: int
     began: float
@@ -38,7 +42,9 @@ class Scheme:
             run.send(client)
 
     def back(self, run: Arriving, back: Back) -> None:
-        """Called for every client that comes back, or should have: here it gets the anchor and goes on at once."""
+        """Called for every client that comes back, or should have: here it gets the anchor and goes
+        on at once.
+        """
         run.send(back.client)
 
     def due(self) -> float:
@@ -153,7 +159,9 @@ class FedBuff(Scheme):
         run.send(back.client)
 
     def _weights(self) -> Mapping[PeerId, float]:
-        """Unbiasing ones, by how long turns take where every arrival is a step, or else by how often each client was in the buffer."""
+        """Unbiasing ones, by how long turns take where every arrival is a step, or else by how
+        often each client was in the buffer.
+        """
         self._steps += 1
         for work, _ in self._buffer:
             self._in[PeerId(str(work.client))] += 1
@@ -254,7 +262,9 @@ class FedCompass(Scheme):
 
 
 def run_arriving(study: Study) -> Result:
-    """A run by the scheme that the settings name, measured as often as there would be synchronous rounds."""
+    """A run by the scheme that the settings name, measured as often as there would be synchronous
+    rounds.
+    """
     schemes = {
         "fedasync": FedAsync,
         "fedbuff": lambda: FedBuff(study),
@@ -271,7 +281,9 @@ def run_arriving(study: Study) -> Result:
 def _sum(
     server: Server, works: Sequence[Work], factors: Sequence[float], shares: Sequence[float] = ()
 ) -> Tensor:
-    """What an outer step with these contributions takes off the anchor: of running statistics by ``shares``, or else by ``factors``, too."""
+    """What an outer step with these contributions takes off the anchor: of running statistics by
+    ``shares``, or else by ``factors``, too.
+    """
     total, first = torch.zeros_like(server.anchor), server.parameters
     for work, factor, share in zip(works, factors, shares or factors, strict=True):
         if work.finite:

@@ -1,4 +1,6 @@
-"""The clients' machines in virtual time: how long a step takes, when they are there, and whether they come back. Pure."""
+"""The clients' machines in virtual time: how long a step takes, when they are there, and whether
+they come back. Pure.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from ....collectives.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """``step_s``: seconds an inner step. ``windows``: [from, to) in seconds of every ``period_s`` in which it works; none: always.
+    """``step_s``: seconds an inner step. ``windows``: [from, to) in seconds of every ``period_s``
+    in which it works; none: always.
 
     Away, it keeps what it has, and goes on when it is back.
     """
@@ -64,7 +67,9 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """All devices. ``dropout``: how likely a client is not to come back from a turn; that is seen when it should have come."""
+    """All devices. ``dropout``: how likely a client is not to come back from a turn; that is seen
+    when it should have come.
+    """
 
     devices: tuple[Device, ...]
     dropout: float = 0.0

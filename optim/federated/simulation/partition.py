@@ -1,4 +1,6 @@
-"""Who has which samples: partitions of a labelled data set over clients, from a seed. Pure numpy; every sample has one owner."""
+"""Who has which samples: partitions of a labelled data set over clients, from a seed. Pure numpy;
+every sample has one owner.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,11 @@ Indices = npt.NDArray[np.int64]
 def dirichlet(
     labels: Indices, clients: int, alpha: float, seed: int, least: int = 2
 ) -> list[Indices]:
-    """Of every class, shares drawn from a Dirichlet distribution (Hsu et al. 2019, arXiv 1909.06335). Small alpha: few classes a client.
+    """Of every class, shares drawn from a Dirichlet distribution (Hsu et al. 2019, arXiv
+    1909.06335). Small alpha: few classes a client.
 
-    A client with fewer than ``least`` samples gets some from the client with most. Raises ConfigError where there are not so many.
+    A client with fewer than ``least`` samples gets some from the client with most. Raises
+    ConfigError where there are not so many.
     """
     _check(labels, clients, least)
     if not 1e-3 <= alpha <= 1e6:  # beyond, its gamma variables are 0 or no numbers
@@ -40,7 +44,9 @@ def dirichlet(
 
 
 def label_shards(labels: Indices, clients: int, each: int, seed: int) -> list[Indices]:
-    """Rows sorted by label, cut into clients x ``each`` shards of one size, ``each`` to a client (McMahan et al. 2017, arXiv 1602.05629)."""
+    """Rows sorted by label, cut into clients x ``each`` shards of one size, ``each`` to a client
+    (McMahan et al. 2017, arXiv 1602.05629).
+    """
     _check(labels, clients, each)
     if each < 1:
         raise ConfigError(f"{each} shards a client", key="shards")

@@ -11,7 +11,9 @@ from .study import Result
 
 
 def row(results: Sequence[Result]) -> dict[str, Any]:
-    """One method's line, the mean over its runs (seeds): the last accuracy, also of the site it is worst for, and what it took."""
+    """One method's line, the mean over its runs (seeds): the last accuracy, also of the site it is
+    worst for, and what it took.
+    """
     count = len(results)
     last = [result.points[-1] for result in results]
     return {

@@ -1,4 +1,6 @@
-"""What each site gets of a federated run: the accuracy of one model for all, and of a model of its own, on samples of its own that train nothing."""
+"""What each site gets of a federated run: the accuracy of one model for all, and of a model of its
+own, on samples of its own that train nothing.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ TUNING = 1 << 30  # as the number of a turn: no round has it, so its batches are
 
 @dataclass(frozen=True, slots=True)
 class Sites:
-    """Accuracy at every site: of one model for all, and of its own. ``cluster``: whose model it started from; all 0 without clusters."""
+    """Accuracy at every site: of one model for all, and of its own. ``cluster``: whose model it
+    started from; all 0 without clusters.
+    """
 
     one_for_all: tuple[float, ...]
     own: tuple[float, ...]
@@ -44,9 +48,10 @@ def personalised(
     pull: float = 0.1,
     warm: float = 0.2,
 ) -> Sites:
-    """A run of one model, and of models of one's own: ``tuned`` (the last anchor and ``tune`` steps: Reptile, with a server_lr below 1), ``ditto``
-    (``pull`` to the anchor), or ``clusters`` (when two clusterings in a row agree, and after the share ``warm`` of the rounds at most, a run of
-    each cluster; then ``tuned``).
+    """A run of one model, and of models of one's own: ``tuned`` (the last anchor and ``tune``
+    steps: Reptile, with a server_lr below 1), ``ditto`` (``pull`` to the anchor), or ``clusters``
+    (when two clusterings in a row agree, and after the share ``warm`` of the rounds at most, a run
+    of each cluster; then ``tuned``).
 
     The method must be synchronous, and its rounds counted. Raises ConfigError else.
     """
@@ -113,7 +118,9 @@ def _ditto(study: Study, settings: Settings, pull: float) -> list[Tensor]:
 def _clustered(
     task: Task, parts: Sequence[Indices], fleet: Fleet, settings: Settings, warm: int
 ) -> tuple[list[int], list[Tensor]]:
-    """Each site's cluster, and the last anchor of it: as many rounds in all as the run of one model."""
+    """Each site's cluster, and the last anchor of it: as many rounds in all as the run of one
+    model.
+    """
     assert settings.rounds is not None
     first, found = Study(task, parts, fleet, settings), list[int]()
     served = first.server.served()

@@ -1,4 +1,6 @@
-"""One run of one method, simulated: what it is made of, a client's turn, and what is measured. `synchronous` and `arriving` are its two drivers."""
+"""One run of one method, simulated: what it is made of, a client's turn, and what is measured.
+`synchronous` and `arriving` are its two drivers.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from .partition import Indices
 from .task import Learner, Task, endless
 
 Means = Callable[[Sequence[Tensor], Sequence[int]], Tensor | None]
-"""What an outer step gets of contributions (numel,) and their samples, in place of their mean or a rule; None: nothing, there is none."""
+"""What an outer step gets of contributions (numel,) and their samples, in place of their mean or a
+rule; None: nothing, there is none.
+"""
 Scheme = Literal["synchronous", "fedasync", "fedbuff", "fedfix", "fedcompass"]
 NAMES = (*METHODS, *ARRIVING)
 FLIPPED, DELAYED, LATE = "label_flip", "delayed", 10  # rounds
@@ -37,13 +41,16 @@ FLOAT_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """A run's values. ``name``: of a method, or of a scheme of arrivals, whose members make FedAvg's steps.
+    """A run's values. ``name``: of a method, or of a scheme of arrivals, whose members make
+    FedAvg's steps.
 
-    A turn has ``steps`` batches of ``batch``, or ``epochs`` passes over the client's samples. A run ends after ``rounds`` outer steps or ``seconds``,
-    whichever comes first, and is measured every ``measure`` rounds (schemes of arrivals: as often in time as there would be synchronous rounds).
-    ``asked``: clients a synchronous round asks, None: all that are there. ``outer``: a server's outer step in place of that which the method has with
-    ``server_lr``, ``server_momentum`` and ``epsilon``. ``even``: all clients count the same, whatever they have.
-    ``means``: makes what synchronous rounds of a run have in place of the mean, such as secure ones.
+    A turn has ``steps`` batches of ``batch``, or ``epochs`` passes over the client's samples. A run
+    ends after ``rounds`` outer steps or ``seconds``, whichever comes first, and is measured every
+    ``measure`` rounds (schemes of arrivals: as often in time as there would be synchronous rounds).
+    ``asked``: clients a synchronous round asks, None: all that are there. ``outer``: a server's
+    outer step in place of that which the method has with ``server_lr``, ``server_momentum`` and
+    ``epsilon``. ``even``: all clients count the same, whatever they have. ``means``: makes what
+    synchronous rounds of a run have in place of the mean, such as secure ones.
     """
 
     name: str = "fedavg"
@@ -61,7 +68,8 @@ class Settings:
     even: bool = False
     fading: Fading = Fading()  # of FedAsync and FedCompass: how far a contribution moves the anchor
     buffer: int = 5  # FedBuff's; of 1 it is a step at every arrival
-    unbiased: bool = False  # FedBuff's contributions count by the weights with which it ends where synchronous rounds do
+    # FedBuff's contributions count by the weights with which it ends where synchronous rounds do
+    unbiased: bool = False
     period: float | None = None  # FedFix', in seconds; None: of the median device's turn
     least: int = 20  # FedCompass' steps a turn
     most: int = 100
@@ -135,7 +143,9 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The anchor at a time. ``round``: outer steps so far; ``bytes``: sent and received by all clients so far, as float32."""
+    """The anchor at a time. ``round``: outer steps so far; ``bytes``: sent and received by all
+    clients so far, as float32.
+    """
 
     round: int
     seconds: float
@@ -146,8 +156,8 @@ class Point:
 
 @dataclass(slots=True)
 class Result:
-    """A run's curve; what clients waited of the time they were in it (`idle`, 0 to 1); the accuracy of the last anchor on each client's samples;
-    and the last anchor itself."""
+    """A run's curve; what clients waited of the time they were in it (`idle`, 0 to 1); the accuracy
+    of the last anchor on each client's samples; and the last anchor itself."""
 
     settings: Settings
     anchor: Tensor
@@ -185,7 +195,9 @@ class Work:
 
 
 class Study:
-    """Server and clients of one run. Clients are numbered; the last ``hostile`` of them are. Their shares are those of the samples, or all alike."""
+    """Server and clients of one run. Clients are numbered; the last ``hostile`` of them are. Their
+    shares are those of the samples, or all alike.
+    """
 
     def __init__(
         self,
@@ -250,7 +262,9 @@ class Study:
         )
 
     def turn(self, client: int, served: Served, steps: int) -> Work:
-        """A client's inner steps from what it was served, on batches that only it and the number of its turn decide."""
+        """A client's inner steps from what it was served, on batches that only it and the number of
+        its turn decide.
+        """
         (x, y), learner, lr = self._data[client], self.learner, self.settings.knobs.lr
         turn, live = (
             Turn(self.method, self.settings.knobs, served, self._own[client]),
@@ -278,14 +292,18 @@ class Study:
         return Work(client, pseudo, control - own, steps)
 
     def probe(self, client: int, served: Served) -> Tensor:
-        """Which way a turn of this client would go, anchor - parameters; what it keeps is as before."""
+        """Which way a turn of this client would go, anchor - parameters; what it keeps is as
+        before.
+        """
         own = self._own[client]
         work = self.turn(client, served, self.steps_of(client))
         self._own[client] = own
         return work.pseudo
 
     def gradient(self, client: int, turn: int) -> Gradient:
-        """A client's gradient at parameters (numel,), zero for running statistics, of the next batch in every call, for steps of its own."""
+        """A client's gradient at parameters (numel,), zero for running statistics, of the next
+        batch in every call, for steps of its own.
+        """
         (x, y), learner = self._data[client], self.learner
         rows = endless(len(y), self.settings.batch, (self.settings.seed, client, turn, 1))
 
@@ -299,7 +317,9 @@ class Study:
         return at
 
     def attacked(self, works: Sequence[Work]) -> list[Work]:
-        """What comes in of an outer step's contributions: hostile clients see all honest ones of it and send something else."""
+        """What comes in of an outer step's contributions: hostile clients see all honest ones of it
+        and send something else.
+        """
         attack, first = self.settings.attack, self.clients - self.settings.hostile
         if attack is None or attack == FLIPPED or all(work.client < first for work in works):
             return list(works)
@@ -323,7 +343,9 @@ class Study:
         return [work if work.client < first else replace(work, pseudo=sent) for work in works]
 
     def _ruled(self, rows: Tensor) -> Tensor:
-        """What an outer step would get of these contributions (n, numel): what optimised attacks look for the worst of."""
+        """What an outer step would get of these contributions (n, numel): what optimised attacks
+        look for the worst of.
+        """
         rule, f = self.settings.rule, self.settings.f
         return (
             rows.mean(0)
@@ -332,9 +354,11 @@ class Study:
         )
 
     def combined(self, works: Sequence[Work]) -> None:
-        """The outer step of a synchronous round: with the mean by shares, or by the rule, where each counts once.
+        """The outer step of a synchronous round: with the mean by shares, or by the rule, where
+        each counts once.
 
-        Without contributions there is none, and by a rule none of fewer than 2 f + 1, as in a real round."""
+        Without contributions there is none, and by a rule none of fewer than 2 f + 1, as in a real
+        round."""
         for work in works:
             if work.change is not None:
                 self.server.note(work.change, self.shares[work.client])

@@ -17,7 +17,8 @@ MOST_EMPTY = 1000
 
 
 def run_synchronous(study: Study, after_round: Callable[[], None] = lambda: None) -> Result:
-    """Rounds until the run's end. A round lasts until the last client that was asked is back, or should have been.
+    """Rounds until the run's end. A round lasts until the last client that was asked is back, or
+    should have been.
 
     Raises NotEnoughPeersError where it does not get on: too few come back for the rule.
     """

@@ -1,4 +1,6 @@
-"""What the clients of a simulation learn: a model, samples, and one live copy of the model that plays every client in turn."""
+"""What the clients of a simulation learn: a model, samples, and one live copy of the model that
+plays every client in turn.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,11 @@ from .partition import Indices
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """``model()`` makes the model, with the same parameters in every call. Rows of ``x`` are samples, ``y``: int64 classes, (n,) or (n, time).
+    """``model()`` makes the model, with the same parameters in every call. Rows of ``x`` are
+    samples, ``y``: int64 classes, (n,) or (n, time).
 
-    ``kind``: int64 (n,), by which samples are dealt to clients; None: ``y``. Test rows are no client's.
+    ``kind``: int64 (n,), by which samples are dealt to clients; None: ``y``. Test rows are no
+    client's.
     """
 
     model: Callable[[], nn.Module]
@@ -35,7 +39,9 @@ class Task:
 
 
 class Learner:
-    """The live model: `live` is its flat vector, parameters first (``parameters`` of them), then running statistics; float32 (numel,)."""
+    """The live model: `live` is its flat vector, parameters first (``parameters`` of them), then
+    running statistics; float32 (numel,).
+    """
 
     def __init__(self, task: Task) -> None:
         self.model = task.model()
@@ -53,7 +59,9 @@ class Learner:
                 tensor.grad = self.gradient[spec.offset : spec.offset + spec.numel].view(spec.shape)
 
     def backward(self, x: Tensor, y: Tensor) -> Tensor:
-        """The gradient of the mean loss at `live`, float32 (parameters,); overwritten by the next call."""
+        """The gradient of the mean loss at `live`, float32 (parameters,); overwritten by the next
+        call.
+        """
         self.gradient.zero_()
         F.cross_entropy(self.model(x).flatten(0, -2), y.flatten()).backward()
         return self.gradient
@@ -71,7 +79,9 @@ class Learner:
 
 
 def endless(rows: int, size: int, key: tuple[int, ...]) -> Iterator[Indices]:
-    """Indices of batches of ``size`` of ``rows`` samples: pass after pass in an order drawn from ``key``; a smaller set is one batch."""
+    """Indices of batches of ``size`` of ``rows`` samples: pass after pass in an order drawn from
+    ``key``; a smaller set is one batch.
+    """
     chance, size = np.random.default_rng(key), min(size, rows)
     while True:
         order = chance.permutation(rows)

@@ -1,4 +1,6 @@
-"""What a site writes for itself: a function that returns its data. Nothing of this file leaves the machine, and no run can name it."""
+"""What a site writes for itself: a function that returns its data. Nothing of this file leaves the
+machine, and no run can name it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from torch.utils.data import Dataset, TensorDataset
 
 
 def make() -> Dataset[tuple[torch.Tensor, ...]]:
-    """Here, numbers drawn for the site's name; yours reads files or a database. Samples: float32 (8,), and a class, int64 ()."""
+    """Here, numbers drawn for the site's name; yours reads files or a database. Samples: float32
+    (8,), and a class, int64 ().
+    """
     site = torch.Generator().manual_seed(crc32(os.environ.get("SITE", "north").encode()))
     inputs = (
         torch.randn(200, 8, generator=site) + torch.randn(8, generator=site) / 2

@@ -1,4 +1,6 @@
-"""The script that all sites of a run run: atoll join INVITE --script train.py --data site.py:make; or alone: python train.py."""
+"""The script that all sites of a run run: atoll join INVITE --script train.py --data site.py:make;
+or alone: python train.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What must hold in a swarm whatever the hostile do. It looks at honest peers, and at what they send."""
+"""What must hold in a swarm whatever the hostile do. It looks at honest peers, and at what they
+send.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ NEAR = 1e-4  # of radius and norm: how far an aggregate may be from the fixed po
 
 
 class Checker:
-    """``problems``: what did not hold. ``steps``: how many are over at some honest peer. ``removals``: at the honest, who for what, in which step."""
+    """``problems``: what did not hold. ``steps``: how many are over at some honest peer.
+    ``removals``: at the honest, who for what, in which step.
+    """
 
     def __init__(self, swarm: Swarm) -> None:
         self._swarm = swarm
@@ -42,7 +46,9 @@ class Checker:
         return self._swarm.hostile <= self.removals.keys()
 
     def finished(self, member: Member, step: Finished, state: Vector) -> None:
-        """An honest peer's step is over: all agree, no attacker that struck is left, and parts are fixed points."""
+        """An honest peer's step is over: all agree, no attacker that struck is left, and parts are
+        fixed points.
+        """
         if member.attack is not None:
             return
         number = step.context.step
@@ -66,7 +72,9 @@ class Checker:
             self._check_parts(step)
 
     def removed(self, member: Member, bundle: Bundle) -> None:
-        """An honest peer removed somebody: rightly, and for what anybody can check who was not there."""
+        """An honest peer removed somebody: rightly, and for what anybody can check who was not
+        there.
+        """
         if member.attack is not None:
             return
         copied = msgspec.msgpack.decode(msgspec.msgpack.encode(bundle), type=Bundle)
@@ -84,7 +92,9 @@ class Checker:
             self.clean_after = bundle.context.step + 1
 
     def sent(self, member: Member, frame: Frame) -> None:
-        """An honest peer sends something: parts after all commitments, its share after all aggregates' commitments, and no share twice."""
+        """An honest peer sends something: parts after all commitments, its share after all
+        aggregates' commitments, and no share twice.
+        """
         attempt = member.machine.attempt
         if (
             member.attack is not None

@@ -1,7 +1,9 @@
-"""Peers that do not do as they should. All of a swarm's hostile peers know each other, and spare each other as validators and owners.
+"""Peers that do not do as they should. All of a swarm's hostile peers know each other, and spare
+each other as validators and owners.
 
-An attack is an `Attempt` that does one thing otherwise; `Attack.vector` has those that are only another gradient. What an attack is expected to
-end with stands beside it: in the step in which it struck, or some time later, when a validator looks.
+An attack is an `Attempt` that does one thing otherwise; `Attack.vector` has those that are only
+another gradient. What an attack is expected to end with stands beside it: in the step in which it
+struck, or some time later, when a validator looks.
 """
 
 from __future__ import annotations
@@ -67,7 +69,9 @@ class Struck(Attempt):
         return self.member.chance
 
     def strikes(self, later: bool = False) -> bool:
-        """Whether it attacks in this step; then it is noted that it did (``later``: to be found in the next one)."""
+        """Whether it attacks in this step; then it is noted that it did (``later``: to be found in
+        the next one).
+        """
         acts = self.member.acts(self.context.step)
         if acts:
             self.member.swarm.struck(self.context.tag, self.roster[self.me], later)
@@ -168,7 +172,9 @@ class Whispers(Struck):
 
 
 class Moody(Struck):
-    """Of all that it sends, questions and testimonies too, a part reaches a part of the honest only."""
+    """Of all that it sends, questions and testimonies too, a part reaches a part of the honest
+    only.
+    """
 
     def _tell(self, to: int | None, frame: Frame) -> None:
         if not self.strikes():
@@ -219,7 +225,9 @@ class FalseResiduals(Struck):
 
 
 class FalseAccusation(Struck):
-    """Accuses an honest peer: of its residual, or as its validator, or where it has no say; its friends find it guilty."""
+    """Accuses an honest peer: of its residual, or as its validator, or where it has no say; its
+    friends find it guilty.
+    """
 
     def say(self, now: float, body: Body) -> None:
         """An accusation, or the votes for it."""
@@ -288,7 +296,9 @@ class WrongReveal(Struck):
 
 
 class CopiesCommitments(Struck):
-    """Says the commitments of an honest peer as its own, and sends that one's parts, which it knows, as its gradient follows from a public seed."""
+    """Says the commitments of an honest peer as its own, and sends that one's parts, which it
+    knows, as its gradient follows from a public seed.
+    """
 
     def say(self, now: float, body: Body) -> None:
         """The commitments wait for those of an honest contributor."""
@@ -333,7 +343,9 @@ class Nonsense(Struck):
 
 
 class FalseTestimony(Struck):
-    """All attackers testify that an honest peer says nothing, and pass around evidence that proves nothing."""
+    """All attackers testify that an honest peer says nothing, and pass around evidence that proves
+    nothing.
+    """
 
     def commit(self, now: float) -> None:
         """At once."""
@@ -393,10 +405,14 @@ class OtherView(Struck):
 
 
 class Colludes(Struck):
-    """Owner and senders together: a wrong aggregate, and the owner's own projection balances the sum."""
+    """Owner and senders together: a wrong aggregate, and the owner's own projection balances the
+    sum.
+    """
 
     def say(self, now: float, body: Body) -> None:
-        """As the owner, an aggregate far off; then a projection that makes up for it, which the owner itself does not accuse."""
+        """As the owner, an aggregate far off; then a projection that makes up for it, which the
+        owner itself does not accuse.
+        """
         if (
             isinstance(body, Result)
             and self.me in self.contributors
@@ -423,7 +439,9 @@ class Colludes(Struck):
 
 
 class Grudging(Struck):
-    """Sends a part to one honest owner in public only, every time, though it could send it in private."""
+    """Sends a part to one honest owner in public only, every time, though it could send it in
+    private.
+    """
 
     def send(self, item: Item, to: int) -> None:
         """Not to the first honest one."""
@@ -437,7 +455,9 @@ ELIMINATION = 9  # of the paper: "parts do not get from one of us to the other, 
 
 
 class Eliminates(Struck):
-    """Says of an honest peer that both must leave, as the paper has it; its friends find both guilty."""
+    """Says of an honest peer that both must leave, as the paper has it; its friends find both
+    guilty.
+    """
 
     def say(self, now: float, body: Body) -> None:
         """As the last word of a step."""
@@ -463,8 +483,9 @@ class Demands(Struck):
 
 
 class Ambushes(Struck):
-    """Asks all honest makers for their parts at once, and tells the others so when these parts have long come to them, and were dropped. Meanwhile it
-    keeps the step open, by a result that comes as late as can be."""
+    """Asks all honest makers for their parts at once, and tells the others so when these parts have
+    long come to them, and were dropped. Meanwhile it keeps the step open, by a result that comes as
+    late as can be."""
 
     def say(self, now: float, body: Body) -> None:
         """The makers are asked alone."""
@@ -517,8 +538,9 @@ class HidesStates(Struck):
 
 
 class Attack(NamedTuple):
-    """``attempt``: what it does otherwise; ``vector``: name of an attack on gradients. ``faults``: what attackers are removed for; ``at_once``: in the
-    step in which they struck. ``intervals``: it is one on local steps."""
+    """``attempt``: what it does otherwise; ``vector``: name of an attack on gradients. ``faults``:
+    what attackers are removed for; ``at_once``: in the step in which they struck. ``intervals``: it
+    is one on local steps."""
 
     attempt: type[Attempt] = Attempt
     vector: str = ""

@@ -1,6 +1,8 @@
-"""Known bugs, planted to see that the checker finds them. Production code has no switch for any of them.
+"""Known bugs, planted to see that the checker finds them. Production code has no switch for any of
+them.
 
-A plant replaces names of the protocol's modules for the time of one run. Beside it stands the attack under which it shows.
+A plant replaces names of the protocol's modules for the time of one run. Beside it stands the
+attack under which it shows.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ from .swarm import Options, Swarm
 
 
 class Plant(NamedTuple):
-    """``what``: the bug, in words; ``seams``: (where, name, what stands there instead); ``messages``: it shows where messages take time."""
+    """``what``: the bug, in words; ``seams``: (where, name, what stands there instead);
+    ``messages``: it shows where messages take time.
+    """
 
     what: str
     attack: str

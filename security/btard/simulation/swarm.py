@@ -1,4 +1,6 @@
-"""A swarm of peers from a seed: message by message through a network with delays in virtual time, or fast, without one. The machines are the same."""
+"""A swarm of peers from a seed: message by message through a network with delays in virtual time,
+or fast, without one. The machines are the same.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,9 @@ QUIET_TICKS = 400  # without a step: it is stuck
 
 @dataclass(frozen=True)
 class Options:
-    """``messages``: through the network, with real signatures; else fast. ``rate``: in which part of the steps an attacker strikes, from ``since`` on.
-    ``noise``: relative, of a gradient that is computed again. ``until_clean``: end when no attacker is left."""
+    """``messages``: through the network, with real signatures; else fast. ``rate``: in which part
+    of the steps an attacker strikes, from ``since`` on. ``noise``: relative, of a gradient that is
+    computed again. ``until_clean``: end when no attacker is left."""
 
     n: int = 16
     b: int = 7
@@ -241,7 +244,9 @@ class Swarm:
         return dict(keyed)
 
     def run(self) -> Checker:
-        """To the end: the steps that were asked for, or no attacker is left. What is wrong is in the checker."""
+        """To the end: the steps that were asked for, or no attacker is left. What is wrong is in
+        the checker.
+        """
         for member in self.members.values():
             self.later(lambda member=member: member.begin(0))
         quiet, done = 0, -1

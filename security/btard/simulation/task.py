@@ -1,4 +1,6 @@
-"""What a simulated swarm trains: a quadratic with noisy gradients, each a function of the state and a public seed."""
+"""What a simulated swarm trains: a quadratic with noisy gradients, each a function of the state and
+a public seed.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ RATE = np.float32(0.1)
 
 
 class Quadratic:
-    """Half of the squared distance from an optimum; gradients have noise of unit variance. Noise of machines is relative, and their own."""
+    """Half of the squared distance from an optimum; gradients have noise of unit variance. Noise of
+    machines is relative, and their own.
+    """
 
     def __init__(self, seed: int, size: int = SIZE) -> None:
         self.optimum = np.random.default_rng(seed).standard_normal(size).astype(np.float32) * 3
