@@ -265,7 +265,11 @@ class SimSwarm:
             for watch in self.watches:
                 watch.finish()
         except Violation as violation:
-            problem = str(violation)
+            if self.twins.apart:
+                unfinished = False
+                self.count("twins that broke a promise before they met")
+            else:
+                problem = str(violation)
         finally:
             self.twins.end()
             for member in self.members.values():

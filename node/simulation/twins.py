@@ -1,15 +1,19 @@
 """Twins: at any moment a second process begins from a copy of a live member's home, with its key.
 
-Both hear all that is sent to that peer. Neither may ever vote for what the other did not (the
-checker has one entry a ballot); both must say that there are two, as all others must (E308); and
-the others go on without them as the law of liveness says. Drawn from a stream of its own.
+Both hear all that is sent to that peer. Who knows that there are two never votes again; both must
+say so, as all others must (E308); and the others go on without them as the law of liveness says.
+Until they have met nothing keeps the two from voting differently (assumption 3 of the law): where
+they did, and that broke a promise, the seed says nothing and is counted as such. Drawn from a
+stream of its own.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ...collectives.group import Entry
 from ...collectives.identifiers import PeerId
+from .checker import Violation
 from .member import Disk, SimMember
 
 if TYPE_CHECKING:
@@ -31,7 +35,9 @@ class Twins:
         self.rng = swarm.world.stream("twins")
         self.peer: PeerId | None = None
         self.twin: SimMember | None = None
+        self.apart = False  # they have voted for different entries of one round
         self._began = 0.0
+        self._votes: dict[tuple[int, int], set[tuple[bool, bytes]]] = {}  # of (log, round)
 
     def plan(self, share: float) -> None:
         """In ``share`` of the seeds, a member that does not die for good."""
@@ -60,14 +66,34 @@ class Twins:
         begun = max(self._began, self.swarm.faults.plan.heal_s)
         return self.twin is not None and self.swarm.world.now > begun + KNOWN_S
 
+    def voted(self, disk: Disk, entry: Entry, *, knows: bool) -> None:
+        """A process records a vote; ``knows``: that another one has its key."""
+        if self.twin is None or disk.member.peer != self.peer:
+            return
+        if knows:
+            raise Violation("twins", f"{self.peer} votes though it knows that there are two")
+        votes = self._votes.setdefault((disk.watch.number, entry.round), set())
+        votes.add((disk.member is self.twin, entry.hash()))
+        self.apart |= len(dict(votes)) == 2 and len({hash_ for _, hash_ in votes}) > 1
+
     def unknown(self) -> list[PeerId]:
-        """Who lives and does not know that there are two, while both live."""
+        """Who lives and does not know that there are two, while both live and somebody is there to
+        tell them: gossip is between members.
+        """
         members, found = self.swarm.members, list[PeerId]()
         if self.peer is None or self.twin is None:
             return []
         if members[self.peer].process is None or self.twin.process is None:
             return []
-        for member in (self.twin, *members.values()):
+        told = {who.peer for watch in self.swarm.watches for who in watch.config}
+        between = [
+            member
+            for peer, member in members.items()
+            if peer != self.peer and peer in told and member.process is not None
+        ]
+        if not between:
+            return []
+        for member in (self.twin, members[self.peer], *between):
             process = member.process
             if process is not None and not process.frozen:
                 told = [
