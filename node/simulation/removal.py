@@ -111,18 +111,20 @@ class Removal:
 
     def _say(self, process: NodeProcess, dead: Sequence[SimMember]) -> bool:
         """Whether the word was given, for one fragment at least: where the organiser died before it
-        was for all, its user repeats it.
+        was for all, or its disk refused it, its user repeats it.
         """
+        given = False
         try:
             with process.alive():
                 recertify(
                     process.run.sessions, self.swarm.world.now, [member.peer for member in dead]
                 )
+                given = True
         except RecertifyError:
             # the others are enough, or one of the dead still seems to be there, or was never a
             # member
             return False
-        if process.ended:
+        if not given:
             self.swarm.world.after(AGAIN_S, self._repeat)
         disks = self.swarm.members[self.swarm.organiser].disks
         return any(
