@@ -228,8 +228,7 @@ class Disk(Observer):
     def voted(self, ballot: int, entry: Entry) -> Callable[[], None]:
         """A vote was recorded; it is judged as it was recorded, once it is on the medium."""
         replica, session, me = self.storage.replica_now, self._session, self.me
-        if session is not None:
-            self.swarm.twins.voted(self, entry, knows=session.membership.is_doubled)
+        self.swarm.twins.voted(self, entry)
         generation = replica.generation if replica is not None else -1
         machine = session.machine if session is not None else None
         if session is not None and (

@@ -1,10 +1,9 @@
 """Twins: at any moment a second process begins from a copy of a live member's home, with its key.
 
-Both hear all that is sent to that peer. Who knows that there are two never votes again; both must
-say so, as all others must (E308); and the others go on without them as the law of liveness says.
-Until they have met nothing keeps the two from voting differently (assumption 3 of the law): where
-they did, and that broke a promise, the seed says nothing and is counted as such. Drawn from a
-stream of its own.
+Both hear all that is sent to that peer. Both must say that there are two, as all others must
+(E308), and the others go on without them as the law of liveness says. Until they have met nothing
+keeps the two from voting differently (assumption 3 of the law): where they did, and that broke a
+promise, the seed says nothing and is counted as such. Drawn from a stream of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from ...collectives.group import Entry
 from ...collectives.identifiers import PeerId
-from .checker import Violation
 from .member import Disk, SimMember
 
 if TYPE_CHECKING:
@@ -66,12 +64,10 @@ class Twins:
         begun = max(self._began, self.swarm.faults.plan.heal_s)
         return self.twin is not None and self.swarm.world.now > begun + KNOWN_S
 
-    def voted(self, disk: Disk, entry: Entry, *, knows: bool) -> None:
-        """A process records a vote; ``knows``: that another one has its key."""
+    def voted(self, disk: Disk, entry: Entry) -> None:
+        """A process records a vote."""
         if self.twin is None or disk.member.peer != self.peer:
             return
-        if knows:
-            raise Violation("twins", f"{self.peer} votes though it knows that there are two")
         votes = self._votes.setdefault((disk.watch.number, entry.round), set())
         votes.add((disk.member is self.twin, entry.hash()))
         self.apart |= len(dict(votes)) == 2 and len({hash_ for _, hash_ in votes}) > 1
