@@ -1,5 +1,4 @@
-"""All that a round under lying members can do, state by state: docs/protocol.md, "The round under
-members that lie".
+"""All that a round under lying members can do, state by state: docs/protocol/byzantine.md.
 
 Messages are a soup that only grows: whatever was sent may arrive at any time, any number of times,
 or never. The liars need no state. What they can sign is there from the start: every echo and every

@@ -3,7 +3,7 @@
 The log decides one entry a round by single-decree Paxos; ballots are attempts, each owned by one
 convener (`convener.py`). Acceptors of entry r are exactly the configuration decided by entry r-1. A
 vote says "I hold state r-1 and all bytes of r". The data plane (`atoll.collectives.exchange`)
-yields bytes for a plan and safety does not depend on it. Specified in docs/protocol.md.
+yields bytes for a plan and safety does not depend on it. Specified in docs/protocol/round.md.
 """
 
 from __future__ import annotations

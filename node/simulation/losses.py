@@ -9,7 +9,7 @@ Each kind is drawn from a stream of its own, so that a seed without it is played
 * "backup": a copy is made of a member's disks; some time later its process is killed, and the copy
   is what the next one finds. As of a journal that is lost, a majority must hold without it all that
   was decided; and the log must have an act of the member that the copy cannot know, or the member
-  has promised nothing since (docs/protocol.md, the second assumption of the law of liveness).
+  has promised nothing since (docs/protocol/liveness.md, the second assumption).
 * "disk": calls that change something on a member's disk fail with ENOSPC or EIO, until the faults
   are healed.
 """

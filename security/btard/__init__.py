@@ -1,7 +1,7 @@
 """BTARD: gradients are averaged among peers of whom fewer than half lie, and liars are found,
 proven and removed. State machines without I/O.
 
-Gorbunov, Borzunov, Diskin and Ryabinin, ICML 2022, arXiv 2106.11257; docs/protocol.md has the
+Gorbunov, Borzunov, Diskin and Ryabinin, ICML 2022, arXiv 2106.11257; docs/protocol/btard.md has the
 messages, the rules, and where this differs. Every gradient follows from a public seed, so anybody
 can compute anybody's.
 

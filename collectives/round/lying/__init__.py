@@ -1,5 +1,5 @@
 """The round where some members may lie: echoes, claims and proofs in the place of trust. Sans I/O;
-docs/protocol.md says why it is safe.
+docs/protocol/byzantine.md says why it is safe.
 
 judge      whether a proposal is justified by what others have signed
 blame      which owners of parts held up reductions, over rounds

@@ -1,5 +1,5 @@
-"""The acceptor's side of a round under members that lie: docs/protocol.md. An echo comes before
-each vote, and nothing is taken on trust.
+"""The acceptor's side of a round under members that lie: docs/protocol/byzantine.md. An echo comes
+before each vote, and nothing is taken on trust.
 """
 
 from __future__ import annotations
