@@ -8,51 +8,47 @@ can tell where a peer has encoded. A device holds `SLAB_BYTES` of encoded bytes 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from .codec import Wire
-
-if TYPE_CHECKING:
-    from .encoded import EncodedVector
+from .codec import Grid, Wire
 
 SLAB_BYTES = 8 << 20
 
 
-def encode(vector: EncodedVector, flat: Tensor) -> bool:
-    """Encode float32 (numel,), contiguous, where it lies; the bytes come into ``vector``. False
-    when an encoded value is not finite.
+def encode(grid: Grid, flat: Tensor, data: memoryview) -> bool:
+    """Encode float32 (numel,), contiguous, where it lies; the bytes come into ``data``
+    (grid.nbytes). False when an encoded value is not finite.
     """
     finite = True
-    for slab, host, wires in _slabs(vector, flat.device):
+    for slab, host, wires in _slabs(grid, data, flat.device):
         for chunk, wire in wires:
-            finite &= vector.grid.codec(chunk).encode(_values(vector, flat, chunk), wire)
+            finite &= grid.codec(chunk).encode(_values(grid, flat, chunk), wire)
         host.copy_(slab)
     return finite
 
 
-def decode(vector: EncodedVector, out: Tensor) -> None:
-    """Decode into float32 (numel,), contiguous, where it lies."""
-    for slab, host, wires in _slabs(vector, out.device):
+def decode(grid: Grid, data: memoryview, out: Tensor) -> None:
+    """Decode ``data`` into float32 (numel,), contiguous, where it lies."""
+    for slab, host, wires in _slabs(grid, data, out.device):
         slab.copy_(host)
         for chunk, wire in wires:
-            vector.grid.codec(chunk).decode(wire, _values(vector, out, chunk))
+            grid.codec(chunk).decode(wire, _values(grid, out, chunk))
 
 
-def _values(vector: EncodedVector, flat: Tensor, chunk: int) -> Tensor:
-    first = chunk * vector.grid.chunk_elements
-    return flat[first : first + vector.grid.elements(chunk)]
+def _values(grid: Grid, flat: Tensor, chunk: int) -> Tensor:
+    first = chunk * grid.chunk_elements
+    return flat[first : first + grid.elements(chunk)]
 
 
 def _slabs(
-    vector: EncodedVector, device: torch.device
+    grid: Grid, data: memoryview, device: torch.device
 ) -> Iterator[tuple[Tensor, Tensor, list[tuple[int, Wire]]]]:
     """Memory of the device, the host's memory for the same bytes, and the chunks with their wires
     there; slab after slab.
     """
-    grid, chunk = vector.grid, 0
+    chunk = 0
     space = torch.empty(min(grid.nbytes, SLAB_BYTES), dtype=torch.uint8, device=device)
     while chunk < grid.chunks:
         begin, wires = grid.span(chunk)[0], list[tuple[int, Wire]]()
@@ -65,6 +61,6 @@ def _slabs(
         used = grid.span(chunk - 1)[1] - begin
         yield (
             space[:used],
-            torch.frombuffer(vector.data, dtype=torch.uint8, count=used, offset=begin),
+            torch.frombuffer(data, dtype=torch.uint8, count=used, offset=begin),
             wires,
         )

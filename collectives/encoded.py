@@ -51,7 +51,7 @@ class EncodedVector:
         finite: others must not get these bytes.
         """
         if flat.device.type != "cpu":
-            return device.encode(self, flat)
+            return device.encode(self.grid, flat, self.data)
         finite = True
         for codec, elements, first, stop in self.grid.runs():
             start = first * self.grid.chunk_elements
@@ -71,7 +71,7 @@ class EncodedVector:
     def decode(self, out: Tensor) -> None:
         """Read into float32 (numel,), contiguous, on any device."""
         if out.device.type != "cpu":
-            return device.decode(self, out)
+            return device.decode(self.grid, self.data, out)
         for codec, elements, first, stop in self.grid.runs():
             start = first * self.grid.chunk_elements
             values = (

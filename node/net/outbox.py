@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import secrets
 from collections import deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 import trio
@@ -16,6 +18,7 @@ from ...collectives.identifiers import PeerId
 from ...collectives.record_layer import SECRET_BYTES
 from .backoff import Backoff
 from .echoes import Echoes
+from .faults import Faults
 from .framing import FrameReader, decode, frame
 from .greeting import (
     HELLO_S,
@@ -26,6 +29,7 @@ from .greeting import (
     PROTOCOL,
     SILENT_S,
     Answer,
+    Counters,
     Hello,
     Proof,
     RefusedError,
@@ -34,11 +38,8 @@ from .greeting import (
     transcript,
 )
 from .host import Host, PeerStream
-from .lane_sockets import dial
+from .lane_sockets import MayDial, dial
 from .wires import Wire, WireOffer
-
-if TYPE_CHECKING:
-    from .streams import TopicStreams
 
 QUEUE_MESSAGES = 1024
 QUEUE_BYTES = 8 << 20
@@ -62,14 +63,31 @@ connection.
 """
 
 
+class Line(Protocol):
+    """What an outbox takes from the node's streams: counters, the topics it takes part in, whom it
+    may dial, and how a connection is made and a refusal told.
+    """
+
+    version: int
+    rng: random.Random
+    counters: Counters
+    faults: Faults
+    topics: dict[str, Topic]
+    may_dial: MayDial
+    refused: Callable[[str, PeerId, str, str], None]
+    """Called with topic, peer, code and reason."""
+    connect: Callable[[PeerId], Awaitable[None]]
+    """Returns once there is a connection. Raises NetworkError."""
+
+
 class Outbox:
     """What waits for one peer in one topic, and where it goes out."""
 
-    def __init__(self, owner: TopicStreams, host: Host, peer: PeerId, topic: str) -> None:
+    def __init__(self, line: Line, host: Host, peer: PeerId, topic: str) -> None:
         self.wire: Wire | None = None  # what we speak on, if it is not a stream
         self.dialled: tuple[str, int] | None = None  # where it was dialled
         self.echoes = Echoes()
-        self._owner, self._host, self._peer, self._topic = owner, host, peer, topic
+        self._line, self._host, self._peer, self._topic = line, host, peer, topic
         self._spoke_at = float(
             "-inf"
         )  # when something was written at once: what is said just after it goes out together
@@ -92,7 +110,7 @@ class Outbox:
             except PeerLostError:
                 wire.close()  # `_listen` learns of it
             else:
-                self._owner.counters.sent(len(data))
+                self._line.counters.sent(len(data))
                 self._spoke_at = now
                 if wire.blocked or self.echoes.due(now):
                     self._wake.set()
@@ -109,7 +127,7 @@ class Outbox:
 
     def _drop_oldest(self) -> None:
         self._queued_bytes -= len(self._queue.popleft()[1])
-        self._owner.counters.messages_dropped += 1
+        self._line.counters.messages_dropped += 1
 
     def _drop_stale(self) -> None:
         while self._queue and trio.current_time() - self._queue[0][0] > STALE_S:
@@ -119,7 +137,7 @@ class Outbox:
         """Open a stream whenever something waits, keep it, go on with a wire, open it again when it
         is lost.
         """
-        backoff = Backoff(0.03, 3.0, self._owner.rng)
+        backoff = Backoff(0.03, 3.0, self._line.rng)
         with self._scope:
             while True:
                 while not self._queue:
@@ -154,26 +172,26 @@ class Outbox:
         while self._queue:
             self._drop_oldest()
         if refused.code == NOT_ACCEPTED:  # ours, and no word of the peer's
-            self._owner.counters.refusals += 1
+            self._line.counters.refusals += 1
         else:
-            self._owner.refused(self._topic, self._peer, refused.code, refused.reason)
-        await trio.sleep(self._owner.rng.uniform(0.8, 1.2) * REFUSED_S)
+            self._line.refused(self._topic, self._peer, refused.code, refused.reason)
+        await trio.sleep(self._line.rng.uniform(0.8, 1.2) * REFUSED_S)
 
     async def _open(self) -> tuple[PeerStream, FrameReader, _Agreed | None]:
         """A stream that was admitted, and the wire it may become. Raises NetworkError or
         RefusedError.
         """
-        topic = self._owner.topics.get(self._topic)
+        topic = self._line.topics.get(self._topic)
         if topic is None:
             raise RefusedError(NO_TOPIC, "left")
         if self._host.peer < self._peer or not await self._host.wait_connected(self._peer, YIELD_S):
-            await self._owner.connect(self._peer)
+            await self._line.connect(self._peer)
         stream = await self._host.open_stream(self._peer, PROTOCOL)
         try:
             secret = secrets.token_bytes(SECRET_BYTES)
             reader = FrameReader(stream.receive_some, self._peer)
             with trio.move_on_after(HELLO_S):
-                hello = Hello(self._owner.version, self._topic, secret)
+                hello = Hello(self._line.version, self._topic, secret)
                 first = await self._ask(stream, reader, hello)
                 if first.recalled:
                     topic.reminded(self._peer, first.recalled)
@@ -182,7 +200,7 @@ class Outbox:
                 return stream, reader, _Agreed(secret, answer.wire) if answer.wire else None
             raise PeerLostError(f"{self._peer} did not answer the greeting", peer=self._peer)
         except RemoteProtocolError as error:
-            self._owner.faults.count(self._peer, trio.current_time())
+            self._line.faults.count(self._peer, trio.current_time())
             await stream.aclose()
             raise PeerLostError(error.message, peer=self._peer) from None
         except BaseException:
@@ -250,7 +268,7 @@ class Outbox:
             while await reader.next(0) is not None:
                 state.heard()
         except RemoteProtocolError:
-            self._owner.faults.count(self._peer, trio.current_time())
+            self._line.faults.count(self._peer, trio.current_time())
         state.ended = True
         self._wake.set()
 
@@ -260,7 +278,7 @@ class Outbox:
         where = [
             address
             for address in agreed.offer.addresses
-            if self._owner.may_dial(self._peer, address)
+            if self._line.may_dial(self._peer, address)
         ]
         sock = await dial(where, agreed.offer.token, agreed.secret + agreed.offer.secret)
         if sock is not None:
@@ -312,7 +330,7 @@ class Outbox:
             data = self._queue.popleft()[1]
             self._queued_bytes -= len(data)
             batch += frame(data)
-            self._owner.counters.sent(len(data))
+            self._line.counters.sent(len(data))
             state.said += 1
         if state.said >= WIRE_AFTER:
             state.busy.set()

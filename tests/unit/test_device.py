@@ -64,13 +64,13 @@ def test_bits_are_those_of_the_host(place: str, name: str, monkeypatch: pytest.M
         flat = torch.from_numpy(x)
         here, there = vector(name, len(x)), vector(name, len(x))
         assert here.encode(flat)
-        assert device.encode(there, flat.to(place))
+        assert device.encode(there.grid, flat.to(place), there.data)
         assert bytes(there.data) == bytes(here.data)
         chunks = [reference.encode(name, x[at : at + CHUNK]) for at in range(0, len(x), CHUNK)]
         assert bytes(there.data) == b"".join(chunks)
         out, out_there = torch.full((len(x),), 7.0), torch.full((len(x),), 7.0, device=place)
         here.decode(out)
-        device.decode(there, out_there)
+        device.decode(there.grid, there.data, out_there)
         assert torch.equal(out.view(torch.int32), out_there.cpu().view(torch.int32))
 
     check()
@@ -81,10 +81,10 @@ def test_codecs_that_change_within_a_chunk(place: str, name: str) -> None:
     flat = torch.randn(5000, generator=torch.Generator().manual_seed(1))
     here, there = vector(name, 5000), vector(name, 5000)
     assert here.encode(flat)
-    assert device.encode(there, flat.to(place))
+    assert device.encode(there.grid, flat.to(place), there.data)
     assert bytes(there.data) == bytes(here.data)
     out = torch.empty(5000, device=place)
-    device.decode(there, out)
+    device.decode(there.grid, there.data, out)
     assert torch.equal(
         out.cpu(), torch.cat([values.clone() for _, values in here.grid.decode(here.data)])
     )
@@ -96,7 +96,8 @@ def test_what_is_not_finite_is_noticed_in_any_chunk(place: str, name: str, bad: 
     for where in (0, CHUNK - 1, CHUNK, 3 * CHUNK + 76):
         flat = torch.ones(3 * CHUNK + 77, device=place)
         flat[where] = bad
-        assert not device.encode(vector(name, flat.numel()), flat)
+        there = vector(name, flat.numel())
+        assert not device.encode(there.grid, flat, there.data)
 
 
 @pytest.mark.gpu
