@@ -4,11 +4,10 @@ events      what it reports
 header      the record header
 pool        buffers for encoded chunks
 accounts    what members say of partial sums, by name and chunk
-slot        one open round: grid, members, received parts; frozen contributions
 ways        a member's view of a plan's trees: what it adds up, sends up and hands down
-statements  what owners say of their parts, where whole vectors are weighed
 checking    partial sums that two members add up: whether they agree, and else who is wrong
-plans       one plan being executed
+statements  what owners say of their parts, where whole vectors are weighed
+slot        one open round and the plan in force: grid, members, received parts, the result
 reduction   one chunk: its statistics, its result, or a partial sum
 measuring   the phase before such a result: measure, state, weigh
 blobs       content-addressed bytes beside the rounds

@@ -18,8 +18,7 @@ from ..identifiers import HASH_BYTES, PeerId
 from . import header as wire_header
 from .blobs import Blobs, Wanted
 from .header import HEADER_BYTES, Header
-from .plans import PlanState
-from .slot import RoundSlot, slot_of
+from .slot import PlanState, RoundSlot, slot_of
 
 Owner = RoundSlot | PlanState | Wanted
 

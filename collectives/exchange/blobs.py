@@ -15,7 +15,7 @@ from ..errors import LocalProtocolError, RemoteProtocolError
 from ..identifiers import PeerId
 from .events import BadChunk, BlobComplete, BlobProgress, ExchangeEvent
 from .header import BLOB, MAX_PAYLOAD_BYTES, NO_KEY, blob_key, pack
-from .plans import PlanState
+from .slot import PlanState
 
 # that are told: who fetches asks for fewer at a time, and looks at all of them each time that a
 # chunk comes

@@ -19,8 +19,7 @@ from ..digest import chunk_hash
 from ..identifiers import HASH_BYTES, PeerId
 from ..messages import Disputed
 from ..trees import Check
-from .slot import RoundSlot
-from .ways import Job
+from .ways import Job, Parts
 
 
 def account_of(result: Wire, terms: Sequence[Wire]) -> bytes:
@@ -77,12 +76,12 @@ class Dispute:
         return replace(self, wrong=tuple(dict.fromkeys(wrong)))
 
 
-def disagreement(plan_id: bytes, slot: RoundSlot, job: Job, chunk: int) -> Dispute | None:
+def disagreement(plan_id: bytes, here: Parts, job: Job, chunk: int) -> Dispute | None:
     """The first of the partial sums to a chunk of which accounts or bytes differ, if any."""
     for check in job.checks:
-        result = chunk_hash(slot.parts_of(check.partial.peer, check.partial.cid)[chunk].data)
+        result = chunk_hash(here.parts_of(check.partial.peer, check.partial.cid)[chunk].data)
         one, other = (
-            slot.accounts.of(account.peer, account.cid)[chunk] for account in check.accounts
+            here.accounts.of(account.peer, account.cid)[chunk] for account in check.accounts
         )
         if one != other or one[:HASH_BYTES] != result:
             return Dispute(plan_id, chunk, check, result, (one, other))

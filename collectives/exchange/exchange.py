@@ -35,10 +35,9 @@ from .checking import account_of, disagreement
 from .events import ExchangeEvent, NonFinite, PartReduced, PeerFault, ResultComplete
 from .measuring import NOT_FINITE, FirstPhase
 from .outbox import Outgoing, Sender
-from .plans import PlanState, slot_for
 from .pool import Pools
 from .reduction import ChunkReducer
-from .slot import Frozen, RoundSlot, unfold
+from .slot import Frozen, PlanState, RoundSlot, slot_for, unfold
 from .ways import Job
 
 

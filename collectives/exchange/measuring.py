@@ -12,9 +12,8 @@ from typing import Protocol
 
 from ..digest import chunk_hash
 from ..identifiers import PeerId
-from .plans import PlanState
 from .reduction import ChunkReducer
-from .slot import Frozen
+from .slot import Frozen, PlanState
 from .statements import Measuring
 
 NOT_FINITE = "contribution is not finite, or not what its codec makes"

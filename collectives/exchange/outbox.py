@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ..identifiers import PeerId
 from ..pace import Lead
@@ -12,10 +12,7 @@ from . import header as wire_header
 from .blobs import Blobs
 from .header import HEADER_BYTES
 from .pool import Workspace
-from .slot import Frozen, RoundSlot
-
-if TYPE_CHECKING:
-    from .plans import PlanState
+from .slot import Frozen, PlanState, RoundSlot
 
 LONG_AGO, NOT_YET = float("-inf"), float("inf")
 NEVER = 1 << 63

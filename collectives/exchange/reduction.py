@@ -10,9 +10,8 @@ from torch import Tensor
 from ..codec import Wire
 from ..identifiers import PeerId
 from ..reduce import Statistics
-from .plans import PlanState
 from .pool import Workspace
-from .slot import Frozen
+from .slot import Frozen, PlanState
 from .ways import Job
 
 Source = tuple[PeerId, bytes]

@@ -6,13 +6,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+from ..codec import Grid, Wire
 from ..errors import ConfigError
 from ..group import Plan
 from ..identifiers import PeerId
 from ..reduce import Factors, Reducer
 from ..trees import Check, Term, Tree, trees_of
-from .slot import RoundSlot
+from .accounts import Accounts
+
+
+class Parts(Protocol):
+    """What is here of an open round, by who sent it: the views that `Job` adds up from."""
+
+    grid: Grid
+    results: Grid
+    accounts: Accounts
+
+    def parts_of(self, peer: PeerId, cid: bytes) -> dict[int, Wire]:
+        """The chunks of a contribution that are here (a live view)."""
+        ...
 
 
 class Job:
@@ -25,7 +39,7 @@ class Job:
 
     def __init__(
         self,
-        slot: RoundSlot,
+        parts: Parts,
         me: PeerId,
         terms: Sequence[Term],
         factors: Factors | None,
@@ -37,11 +51,13 @@ class Job:
         self.sent, self.account, self.checks = sent, account, checks
         self.weights = tuple(term.weight for term in terms)
         self.factors = factors
-        self.sources = [(term.peer, term.cid, slot.parts_of(term.peer, term.cid)) for term in terms]
+        self.sources = [
+            (term.peer, term.cid, parts.parts_of(term.peer, term.cid)) for term in terms
+        ]
         accounts = [account for check in checks for account in check.accounts]
         self.awaited = [source for source in self.sources if source[0] != me]
         self.awaited += [
-            (account.peer, account.cid, slot.accounts.of(account.peer, account.cid))
+            (account.peer, account.cid, parts.accounts.of(account.peer, account.cid))
             for account in accounts
         ]
         self.others = {(peer, cid) for peer, cid, _ in self.awaited}
@@ -83,13 +99,13 @@ class Way:
         return tuple(peer for peer in audience if peer != me) if self.owner == me else ()
 
 
-def ways_of(plan: Plan, slot: RoundSlot, me: PeerId, reducer: Reducer) -> list[Way]:
+def ways_of(plan: Plan, parts: Parts, me: PeerId, reducer: Reducer) -> list[Way]:
     """My way of each part. Raises ConfigError where the plan wants partial sums of a reducer or
     codec that has none.
     """
     if plan.topology.kind == "butterfly":
-        return _star(plan, slot, me, reducer)
-    if reducer.form != "streaming" or slot.results is not slot.grid:
+        return _star(plan, parts, me, reducer)
+    if reducer.form != "streaming" or parts.results is not parts.grid:
         raise ConfigError(
             f"reducer {plan.reducer!r} of {plan.codec} works in a butterfly only", key="topology"
         )
@@ -98,16 +114,16 @@ def ways_of(plan: Plan, slot: RoundSlot, me: PeerId, reducer: Reducer) -> list[W
     for part, tree in zip(plan.parts, trees_of(plan, reducer), strict=True):
         above = me if part.owner == me else tree.above(me)
         uploads = tuple(Upload(term.cid, term.cid not in own, to) for term, to in tree.sends(me))
-        ways.append(Way(part.owner, above, _job(slot, me, tree), uploads, tree))
+        ways.append(Way(part.owner, above, _job(parts, me, tree), uploads, tree))
     return ways
 
 
-def _job(slot: RoundSlot, me: PeerId, tree: Tree) -> Job | None:
+def _job(parts: Parts, me: PeerId, tree: Tree) -> Job | None:
     total, check = tree.sum(me), tree.check_by(me)
     if check is not None:
         account = next(account.cid for account in check.accounts if account.peer == me)
         return Job(
-            slot,
+            parts,
             me,
             check.of.terms,
             check.of.factors,
@@ -116,7 +132,7 @@ def _job(slot: RoundSlot, me: PeerId, tree: Tree) -> Job | None:
         )
     return (
         Job(
-            slot,
+            parts,
             me,
             total.terms,
             total.factors,
@@ -128,7 +144,7 @@ def _job(slot: RoundSlot, me: PeerId, tree: Tree) -> Job | None:
     )
 
 
-def _star(plan: Plan, slot: RoundSlot, me: PeerId, reducer: Reducer) -> list[Way]:
+def _star(plan: Plan, parts: Parts, me: PeerId, reducer: Reducer) -> list[Way]:
     """Everybody sends to the owners; those send to everybody."""
     terms = [
         Term(c.member.peer, c.cid, c.weight)
@@ -143,7 +159,7 @@ def _star(plan: Plan, slot: RoundSlot, me: PeerId, reducer: Reducer) -> list[Way
         if reducer.form == "own"
         else None
     )
-    job = Job(slot, me, terms, factors)
+    job = Job(parts, me, terms, factors)
     sends = reducer.form != "own" and job.own_cid is not None
     return [
         Way(part.owner, part.owner, job, (), None)

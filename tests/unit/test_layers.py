@@ -15,7 +15,7 @@ from house import LAYERS, ROOT, functions, imports, package_files, script_files
 
 MAX_FUNCTION_LINES = 70
 LONG_FOR_A_REASON = {
-    ("collectives/exchange/plans.py", "__init__"): "it wires parts together",
+    ("collectives/exchange/slot.py", "__init__"): "it wires parts together",
     ("node/__main__.py", "_parser"): "a table of arguments",
     ("node/cli/costs.py", "describe_lines"): "a page, line by line",
     ("node/manifest_btard.py", "check_btard"): "a table of refusals",
