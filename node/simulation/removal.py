@@ -14,11 +14,13 @@ from ...collectives.group import is_quorum
 from ...collectives.identifiers import PeerId
 from ...collectives.simulation.faults import FaultKind
 from ..session.recertifying import recertify
+from .deaths import STILL_S
 from .member import SimMember
 from .process import NodeProcess
 
 if TYPE_CHECKING:
     from .swarm import SimSwarm
+    from .watch import Watch
 
 AGAIN_S = 0.5
 REBOOTS = 0.25  # in so many of the seeds the organiser's machine loses power, too
@@ -39,6 +41,14 @@ class Removal:
     def planned(self) -> bool:
         """Whether it is to happen: then no other journal is lost."""
         return self.at_s is not None
+
+    def stops(self, watch: Watch) -> bool:
+        """Whether a log may wait for ever, and has had time to say so: who was given up for lost
+        took the newest decided entry along, and no member that is left has it (assumption 4 of the
+        law of liveness).
+        """
+        late = self.swarm.world.now > self.swarm.faults.plan.heal_s + STILL_S
+        return bool(self.lost) and late and not watch.holding(PeerId(""))
 
     def plan(self, share: float, kinds: Sequence[FaultKind]) -> None:
         """In ``share`` of the seeds with crashes."""

@@ -322,8 +322,11 @@ class SimStorage(MemoryStorage):
         return memoryview(bytearray(forced)) if forced is not None else super().kept(entry)
 
     def forget_results(self, before: int) -> None:
-        """Older results may go."""
-        super().forget_results(before)
+        """Older results may go, but none newer than the older checkpoint (as `RunFiles` has it): the
+        name of the newer one may be gone with the power.
+        """
+        oldest = self._before or self._checkpoint
+        super().forget_results(min(before, oldest[0] + 1 if oldest else 0))
         self._forced = {key: data for key, data in self._forced.items() if key[0] >= self._from}
 
     def keep_branch(self, record: BranchRecord) -> None:

@@ -310,17 +310,17 @@ class SimSwarm:
             return False
         if self.twins.unknown() and not self.twins.still:
             return False
-        still = self.deaths.still or self.twins.still
-        halted = self._halted() if still else []
+        halted = self._halted()
         return all(watch.settled() or watch in halted for watch in self.watches)
 
     def _halted(self) -> list[Watch]:
         """Logs that do not go on, and need not: those who are left are no quorum."""
+        died = self.deaths.still or self.twins.still
         return [
             watch
             for watch in self.watches
             if not watch.settled()
-            and (self.deaths.doomed or self.twins.twin is not None)
+            and (died or self.removal.stops(watch))
             and not self.deaths.promised(watch)
         ]
 
