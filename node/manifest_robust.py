@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .manifest import Manifest
 
 
-# of the outer momentum beside worker momentum: with 0.9 and 0.9 runs diverge (docs/benchmarks.md)
+# of the outer momentum beside worker momentum: two of 0.9 swing (docs/operating/hostile.md)
 MOST_OUTER = 0.6
 
 

@@ -108,8 +108,8 @@ def test_a_manifest_records_the_values_and_not_the_name() -> None:
 
 
 def test_where_members_send_running_means_the_outer_step_has_no_momentum() -> None:
-    """Two momenta of 0.9 on top of each other swing until nothing is left (docs/benchmarks.md): it
-    is one of the two.
+    """Two momenta of 0.9 on top of each other swing until nothing is left
+    (docs/operating/hostile.md): it is one of the two.
     """
     robust = "[robust]\nrule = 'trimmed_mean'\nf = 2\nmomentum = 0.9"
     for train in ("rounds = 35", "rounds = 500", 'overlap = "late"\nrounds = 500'):
