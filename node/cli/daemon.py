@@ -415,6 +415,7 @@ def status_command(run: str | None) -> int:
 def ls_command() -> None:
     """List the runs of this node, also those it is not in at the moment."""
     from ..manifest import decode_manifest, list_runs
+    from ..paths import bytes_in
     from .views import runs_table
 
     terminal = current()
@@ -427,6 +428,7 @@ def ls_command() -> None:
             "organiser": signed.organiser,
             "rounds": manifest.train.rounds,
             "phase": "stored",
+            "disk_bytes": bytes_in(terminal.paths.run_dir(run_id)),
         }
     client = running(terminal)
     if client is not None:

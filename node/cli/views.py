@@ -109,6 +109,8 @@ def run_lines(terminal: Terminal, run: Document) -> list[str]:
         lines.append(
             f"  traffic  {bytes_text(run['bytes_sent'])} sent, {bytes_text(run.get('bytes_received', 0))} received"
         )
+    if run.get("disk_bytes"):
+        lines.append(f"  disk     {bytes_text(run['disk_bytes'])}")
     lines += [
         f"  banned   {short_peer(str(peer))}: {escaped(why, 400)}"
         for peer, why in (run.get("banned") or {}).items()
@@ -324,11 +326,12 @@ def runs_table(terminal: Terminal, runs: Sequence[Document]) -> str:
             str(run.get("name", "")),
             round_text(run),
             members_text(run) or "–",
+            bytes_text(run["disk_bytes"]) if "disk_bytes" in run else "–",
             run_state(run),
         )
         for run in runs
     ]
-    return terminal.table(("RUN", "NAME", "ROUND", "MEMBERS", "STATE"), rows)
+    return terminal.table(("RUN", "NAME", "ROUND", "MEMBERS", "DISK", "STATE"), rows)
 
 
 def path_text(peer: Document) -> str:

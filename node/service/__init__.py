@@ -11,6 +11,7 @@ ports        SessionPorts over libp2p streams, the engine thread, files and work
 phases       how far each reduction is at this node, for subscribers
 rates        how fast bytes went to and came from each peer of late
 timings      where the time of each reduction went, for subscribers
+disk         how many bytes a run takes on disk
 chronicle    what happened in a run: published, and kept for its status
 subscribers  who is told of events, and what the slow miss
 bans         who is banned: handed on, enforced

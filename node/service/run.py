@@ -42,6 +42,7 @@ from .asking import Asking
 from .bans import MESSAGE, PROOF, Banning
 from .chronicle import Chronicle
 from .context import NodeContext
+from .disk import Disk
 from .idle import Idle
 from .phases import Phases
 from .ports import RunPorts
@@ -109,6 +110,7 @@ class RunService:
         self.timings = Timings(run_id, node.publish, self._lane_bytes)
         self.start = Start(self)
         self.idle = Idle(run_id, node.publish)
+        self.disk = Disk(node.paths.run_dir(run_id))
         # the session is let go of, and its files are about to be closed: nothing reaches it any
         # more
         self.over = False

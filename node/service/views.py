@@ -73,6 +73,7 @@ def status_of(run: RunService) -> dict[str, Any]:
         "last_operation": run.chronicle.operation,
         "bytes_sent": run.traffic()[0],
         "bytes_received": run.traffic()[1],
+        "disk_bytes": run.disk.used(trio.current_time()),
         "banned": {peer: run.banning.lists.why(peer) for peer in sorted(run.banning.lists.peers)},
         "refused": {peer: refusal.row() for peer, refusal in run.refusals.items()},
         "trouble": described(trouble) if trouble else None,

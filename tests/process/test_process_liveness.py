@@ -19,7 +19,7 @@ from swarm_kit import Peer, Peers
 
 from atoll.collectives.round.timing import Timing
 from atoll.node.client import NodeClient
-from atoll.node.paths import find_paths
+from atoll.node.paths import bytes_in, find_paths
 
 pytestmark = pytest.mark.slow
 
@@ -129,6 +129,8 @@ def test_the_organiser_of_two_back_from_a_backup_goes_on(tmp_path: Path) -> None
         lives = incarnation(organiser), incarnation(other)
         restore(organiser, backup)
         assert played(swarm, swarm.all, 3) >= newest + 3
+        disk = find_paths(organiser.home).run_dir(organiser.run)
+        assert 0 < state(organiser)["disk_bytes"] <= 2 * bytes_in(disk)
         assert (incarnation(organiser) > lives[0], incarnation(other)) == (True, lives[1])
 
 

@@ -664,6 +664,7 @@ def test_views_take_documents_that_lack_things() -> None:
         "metrics": {"loss": 1.5},
         "last_round": {"round": 4, "contributors": {"p": 8, "q": 16}},
         "bytes_sent": 2048,
+        "disk_bytes": 3 << 20,
         "trouble": {"code": "E501", "message": "disk full", "hint": "free some space"},
     }
     text = status_text(
@@ -685,6 +686,7 @@ def test_views_take_documents_that_lack_things() -> None:
         "2 contributed, 24 samples",
         "loss 1.5",
         "2.0 KiB sent",
+        "disk     3.0 MiB\n",
         "disk full",
         "z  refused",
         "training",
@@ -704,6 +706,7 @@ def test_views_take_documents_that_lack_things() -> None:
         "fragments": [4, -1, 5],
         "last_round": {"round": 5, "fragment": 2, "contributors": {"p": 8}},
     }
+    assert "  3.0 MiB  " in runs_table(terminal, [run_])
     assert "  4+–+5/9  " in runs_table(terminal, [cut])
     assert "round 5 of fragment 2: 1 contributed" in status_text(terminal, {"runs": [cut]})
     assert runs_table(terminal, []) == "no runs"
