@@ -416,7 +416,9 @@ def counted(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
     from atoll.node.simulation.plants import PLANTS
 
     peers, liars = (arguments.fewest, arguments.largest), (arguments.lying, arguments.lie)
-    settings = (peers, arguments.rounds, arguments.kinds)
+    suited = not PLANTS[name].lying  # to losing journals and to branches
+    kinds = tuple(kind for kind in arguments.kinds if suited or kind not in NOT_WITH_LIARS)
+    settings = (peers, arguments.rounds, kinds)
     began, found, played = time.perf_counter(), list[dict[str, Any]](), 0
     while played < arguments.seeds or (len(found) < ENOUGH and played < arguments.most):
         result = play((arguments.first + played, *settings, name, *liars))

@@ -160,7 +160,7 @@ class Waits:
         there = [member for member in machine.config if self._there(now, member)]
         if not machine.quorum(there):
             gone = [member.peer for member in machine.config if member not in there]
-            needed = len(machine.config) // 2 + 1
+            needed = (len(machine.config) + machine.lying) // 2 + 1
             reborn = [who for who in gone if session.others.lives_on(who, machine)]
             what = f"{needed} of {len(machine.config)} members; {len(there)} can be counted on"
             for peer in reborn:
@@ -169,8 +169,12 @@ class Waits:
                 "no quorum",
                 what,
                 _names(gone),
-                "enough of them come back as they were; if they never will, the organiser runs"
-                " atoll recertify",
+                "enough of them come back as they were; if they never will, "
+                + (
+                    "atoll export, and a new run from it"  # the organiser's word is a member's
+                    if machine.lying
+                    else "the organiser runs atoll recertify"
+                ),
             )
         if not machine.is_member:
             return self._outside(machine, there)

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from random import Random
 
+import msgspec
 import pytest
 from seeds import seeds
-from session_table import Peer, Table
+from session_table import SETTINGS, Peer, Table
 
 from atoll.collectives.group import Entry, Vote
 from atoll.collectives.identifiers import PeerId
@@ -94,6 +95,20 @@ def waits_of(peer: Peer) -> list[tuple[str, tuple[str, ...]]]:
     """What it has said that it waits for."""
     told = [event.waiting for event in peer.heard if isinstance(event, ev.Waits)]
     return [(waiting.state, waiting.of) for waiting in told]
+
+
+def test_where_members_may_lie_who_is_no_quorum_is_not_sent_to_recertify() -> None:
+    """It is refused in such a run (E306), and more than a majority is needed."""
+    table = Table(5, msgspec.structs.replace(SETTINGS, lying=1))
+    first, *others = table.all_in()
+    for peer in others[:2]:
+        peer.kill()
+    first.contribute("in vain")
+    table.until(lambda: any(state == "no quorum" for state, _ in waits_of(first)))
+    waiting = first.session.waits.look(table.world.now)
+    assert waiting.what == "4 of 5 members; 3 can be counted on"
+    assert "atoll export" in waiting.ends
+    assert "recertify" not in waiting.ends
 
 
 def test_who_is_no_quorum_says_so_and_of_whom_it_waits() -> None:
