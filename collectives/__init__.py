@@ -2,7 +2,7 @@
 a network.
 
     from atoll.collectives import (all_reduce, all_gather, average, broadcast, reduce_scatter,
-    modular_sum, barrier, check_state, repair_state,
+        modular_sum, barrier, check_state, repair_state,
                                    enter)
 
 takes any swarm (docs/collectives.md). Rooms, lowest first:
@@ -14,7 +14,7 @@ foreign        words from outside, before a person or a log sees them
 telemetry      typed events and one emit(); sinks subscribe
 layout         what the flat vector means: names, shapes, offsets
 seeded         work that follows from a public seed: settings of BTARD, what a node asks its script
-for
+               for
 arrivals       for whom a round waits that does not wait for everybody: settings
 swarm          the Swarm seam: what a training script sees; no implementation
 plain          tensors whose values are their memory: flat, as bytes, as words

@@ -2,7 +2,7 @@
 operation of a group (`groups.py`).
 
     averaged = average(swarm, tensor, op_id="step 17").wait()          # 200 members on 20 x 10: 28
-    lanes each instead of 199
+        lanes each instead of 199
 
 Every step takes the mean weighted by what each value stands for by then, so that groups of unequal
 size, and members that are lost, do not bend the result: on a grid a member goes on with the mean of
@@ -22,8 +22,8 @@ anew at random in every step, and go on with the mean weight, as in gossip: a va
 result twice. Where N members are split at random into r groups of given sizes, each group taking
 its mean, the squared distance from the mean of all falls by (r - 1) / (N - 1) on average: a group's
 mean over M values drawn without replacement has the variance s^2 / M * (N - M) / (N - 1), and the
-mean of that over all members is s^2 (r - 1) / (N - 1). (Moshpit SGD, arXiv
-2103.03239, has (r - 1) / N + r / N^2 for its random splits.)
+mean of that over all members is s^2 (r - 1) / (N - 1). (Moshpit SGD, arXiv 2103.03239, has (r - 1)
+/ N + r / N^2 for its random splits.)
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 length.
 
     get_codec("int8")                         one codec; `codecs/names.py` lists them, `codecs/`
-    holds them Grid("fp16:40960+int8", numel, 131_072)   a vector's chunks: their codecs, and where
-    their bytes lie
+        holds them
+    Grid("fp16:40960+int8", numel, 131_072)   a vector's chunks: their codecs, and where their bytes
+        lie
 
 What decides the bits of a result (encode, decode, accumulate, mean) uses only separately rounded
 elementwise operations, in a fixed order: the same input gives the same bytes on every CPU and on a

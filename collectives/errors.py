@@ -3,13 +3,15 @@
 A user-facing error says what happened (with the values), why it probably is so, and what to type.
 ``code`` is stable (``atoll explain E110`` prints its page); ``exit_code`` follows sysexits.
 
-    AtollError ├─ ConfigError                the user's to mend; names the key ├─ NetworkError
-    PeerUnreachableError, PeerLostError, DeadlineExceededError ├─ ProtocolError
-    RemoteProtocolError, LocalProtocolError, VersionMismatchError ├─ SecurityError
-    BadSignatureError, NotAdmittedError, MisbehaviourError ├─ GroupError
-    NotEnoughPeersError, GroupDissolvedError ├─ StateError                 OutOfDateError,
-    DigestMismatchError, ModelMismatchError, RecertifyError, RemovedError, DoubledError,
-    StorageError └─ SwarmClosedError
+    AtollError
+    ├─ ConfigError                the user's to mend; names the key
+    ├─ NetworkError               PeerUnreachableError, PeerLostError, DeadlineExceededError
+    ├─ ProtocolError              RemoteProtocolError, LocalProtocolError, VersionMismatchError
+    ├─ SecurityError              BadSignatureError, NotAdmittedError, MisbehaviourError
+    ├─ GroupError                 NotEnoughPeersError, GroupDissolvedError
+    ├─ StateError                 OutOfDateError, DigestMismatchError, ModelMismatchError,
+        RecertifyError, RemovedError, DoubledError, StorageError
+    └─ SwarmClosedError
 """
 
 from __future__ import annotations

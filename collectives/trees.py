@@ -10,12 +10,11 @@ same tree.
     butterfly   a star: everybody sends to the owner (no partial sums)
     ring        a chain: around the circle of contributors, sites one after another, to the owner
     two-level   contributors at another site than the owner's send to one of theirs, which sends
-    their sum; every one of them in turn, part
-                by part. So a site's sum crosses its uplink once
+                their sum; every one of them in turn, part by part. So a site's sum crosses its
+                uplink once
     checked     two levels, and another member of the site adds up the same: its *witness*. Both
-    give the owner an *account*: what they added
-                up, and what came of it, by hashes. Where accounts and sum do not agree the sum is
-                not used (`exchange/checking.py`)
+                give the owner an *account*: what they added up, and what came of it, by hashes.
+                Where accounts and sum do not agree the sum is not used (`exchange/checking.py`)
 
 In the butterfly the owner may be anybody; everywhere, who contributes nothing gets results from the
 owner.

@@ -7,12 +7,14 @@ Node side (in `python -m atoll.node`; nothing here loads trio):
     link = ParentLink(parent_fd) if private else None
     try:
         lock = NodeLock.acquire(paths)                 # StateError E102: another node runs with
-        this home
+            this home
         ...                                            # ControlServer started at
-        paths.control_socket lock.publish(NodeFile(pid=os.getpid(), socket=str(path), peer=peer,
-        private=private, parent_pid=parent_pid)) if link: link.ready(path)
+                                                       paths.control_socket
+        lock.publish(NodeFile(pid=os.getpid(), socket=str(path), peer=peer, private=private,
+            parent_pid=parent_pid))
+        if link: link.ready(path)
         ...                                            # private: control.parent.watch_parent(link,
-        parent_pid), then shut down
+                                                       parent_pid), then shut down
     except AtollError as error:
         if link: link.failed(error)
     finally:

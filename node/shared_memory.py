@@ -2,9 +2,11 @@
 when both are gone.
 
 * ``SharedBuffer``  one block of memory: a sealed memfd on Linux, an unlinked temporary file
-  elsewhere. It has no name, so a crash of either side leaves nothing behind.
+                    elsewhere. It has no name, so a
+  crash of either side leaves nothing behind.
 * ``AnchorSlots``   float32 slots in which the node publishes generations of the anchor; it never
-  writes one that is current or leased.
+                    writes one that is current or
+  leased.
 * ``WritableFloats``, ``ReadOnlyFloats``, ``map_bytes``  the script's mappings, made of the
   descriptors it was given.
 
@@ -55,13 +57,14 @@ class SharedBuffer:
     """A writable block of shared memory of ``nbytes`` bytes, zero at first.
 
     Args:
-        nbytes: its size, > 0. folder: where the temporary file of the fallback is made (it is
-        unlinked at once); default: the system's. use_memfd: None takes memfd where the platform has
-        it; False forces the fallback.
+        nbytes: its size, > 0.
+        folder: where the temporary file of the fallback is made (it is unlinked at once); default:
+            the system's.
+        use_memfd: None takes memfd where the platform has it; False forces the fallback.
 
     Raises:
         StorageError: there is no room. The fallback reserves all its blocks here, so that a full
-        disk is this error and not
+            disk is this error and not
             a SIGBUS at the first write.
     """
 

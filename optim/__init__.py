@@ -5,9 +5,10 @@ Rooms, lowest first. A method is made of five pieces, each in a place of its own
 (`rounds/schedule`), contribution (`model/pseudograd`), combination (the node's weighted mean),
 outer step (`outer/`), reconciliation (`model/reconcile`).
 
-    outer/   the outer step on the anchor, with the same bits everywhere; presets planning/   from
-    step time, rates and round trips to a run's settings federated/   federated methods as small
-    pieces on this frame, for real runs and for simulations in virtual time
+    outer/   the outer step on the anchor, with the same bits everywhere; presets
+    planning/   from step time, rates and round trips to a run's settings
+    federated/   federated methods as small pieces on this frame, for real runs and for simulations
+                 in virtual time
     solo     the swarm of one, for scripts without a node and for tests
     model/   the model as one float32 vector: what it contributes, what it becomes after a commit
     data/    whose turn each sample is

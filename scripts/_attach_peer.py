@@ -6,11 +6,14 @@ Commands and answers are JSON lines; each command is answered with an event of i
 done.
 
     {"do": "make"}                    the model and its optimizer, the first time, and some steps  →
-    memory after them {"do": "attach"}                  the model joins the run {"do": "rounds",
-    "count": 5}      so many rounds, a step before each  →  how many counted everybody, and how long
-    these took to be decided {"do": "time", "pairs": 200}      steps of the same model, plain, plain
-    again (the control) and attached, in turns  →  seconds of each, wall and CPU {"do": "busy",
-    "where": "script"} a pure-Python loop beside, in this process or in an "other"; "" ends it
+        memory after them
+    {"do": "attach"}                  the model joins the run
+    {"do": "rounds", "count": 5}      so many rounds, a step before each  →  how many counted
+        everybody, and how long these took to be decided
+    {"do": "time", "pairs": 200}      steps of the same model, plain, plain again (the control) and
+        attached, in turns  →  seconds of each, wall and CPU
+    {"do": "busy", "where": "script"} a pure-Python loop beside, in this process or in an "other";
+        "" ends it
     {"do": "end"}
 """
 

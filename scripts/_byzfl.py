@@ -2,7 +2,7 @@
 we name.
 
 python scripts/_byzfl.py        (inside that environment) answers one JSON line for each on its
-standard input
+                                standard input
 """
 
 from __future__ import annotations

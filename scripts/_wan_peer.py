@@ -3,7 +3,7 @@
 Arguments: home, run, parameters.
 
     {"do": "go", "step_s": 0.05, "slice": 50000, "rounds": 10}  →  {"event": "trained", …}, and it
-    trains on until {"do": "end"}
+        trains on until {"do": "end"}
 
 A step is real, but small: forward, backward and SGD of a narrow layer, and noise on a slice of the
 large tensors, so that a round's progress is as long and as incompressible as a model's; then it

@@ -2,7 +2,7 @@
 all of them, ten seconds at most.
 
     python scripts/audit.py [LOCK …]       default: scripts/requirements-test.lock and the torch of
-    scripts/constraints.txt
+        scripts/constraints.txt
 
 Exit status 1 where a weakness is known. Where no feed can be reached it says so in one line and
 exits with 0: nothing was audited. ATOLL_ADVISORIES names another feed with the same interface

@@ -14,20 +14,19 @@ averaging), and the new anchor is copied into the script's tensor. There is then
 and decision_ms, and engine_memory_mib holds the run's state as well.
 
 engine_seconds       inside the data plane of the slowest node: from the plan's arrival to the last
-byte of the result
+                     byte of the result
 decision_ms          from the last byte of the result to the decision, at the median peer
 engine_memory_mib    peak resident memory of a node over what it had before the first operation
-(node_extra_mib), less what must be kept
-                     until the decision: contribution (encoded, or the script's own tensor where
-                     that is shared), result, and the parts received, encoded; the largest of all
-                     nodes
+                     (node_extra_mib), less what must be kept until the decision: contribution
+                     (encoded, or the script's own tensor where that is shared), result, and the
+                     parts received, encoded; the largest of all nodes
 node_cpu_seconds     the nodes' share of cpu_seconds; the rest is the training processes'
 incomplete           how many operations were measured that did not count everybody: they are in no
-other figure
+                     other figure
 bytes_sent           by all nodes for one operation: lanes with headers and encryption, and control
-messages
+                     messages
 idle_cpu             CPU seconds a second of all nodes together while nothing is asked of them; it
-is part of cpu_seconds
+                     is part of cpu_seconds
 """
 
 from __future__ import annotations

@@ -10,22 +10,19 @@ Then, between rounds, one script takes steps of the same model in turns: attache
 optimizer that has the same state and no hooks.
 
 step_ratio              seconds of an attached step over those of the plain ones before and after
-it, median; cpu_ratio: the same of the
-                        script's CPU seconds; control_ratio: the same of plain steps to one another,
-                        what the machine's noise makes
+                        it, median; cpu_ratio: the same of the script's CPU seconds; control_ratio:
+                        the same of plain steps to one another, what the machine's noise makes
 hook_us                 microseconds that a step of the small model takes longer, median: nothing of
-it grows with the model
+                        it grows with the model
 node_cpu_share          CPU seconds that the node took a second meanwhile
 bytes_per_param         script and node between rounds, beyond the script after plain steps, without
-what the C library keeps of freed memory;
-                        most_: the most through rounds, beyond the most that the script had through
-                        plain steps, with it
+                        what the C library keeps of freed memory; most_: the most through rounds,
+                        beyond the most that the script had through plain steps, with it
 script_bytes_per_param  of it in the script (what it shares with its node is halved)
 cpu_ratio_to_hivemind   cpu_ratio over that of hivemind.Optimizer between averagings, with local
-updates (`hivemind`: by default, too)
+                        updates (`hivemind`: by default, too)
 busy_ratio              with --busy: seconds of a round while pure Python runs in each script's
-process, over those while it runs in an
-                        unrelated process
+                        process, over those while it runs in an unrelated process
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ share of the processors in both cases; what is compared is what only a common in
 Medians over the runs.
 
 round_ratio    seconds of a reduction with the loop in the script's process, over those with the
-loop in an unrelated process
+               loop in an unrelated process
 loop_ratio     how much a reduction slows the loop in the script's process, over how much it slows
-the unrelated one
+               the unrelated one
 """
 
 from __future__ import annotations

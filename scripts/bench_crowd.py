@@ -7,13 +7,14 @@ and in one phase of a conversation: says nothing, or says the rest of a greeting
 stream's protocol or a frame a byte every two seconds. Who is shown out comes again. In every phase:
 
 cpu_share        of a core that the organiser's node takes while the crowd is there, less what the
-same rounds took without one (`idle_cpu_share`)
+                 same rounds took without one (`idle_cpu_share`)
 arrival_cpu_s    what it took to take the crowd in, all of it, `arrival_s` seconds long
 held             how many of the crowd's connections were open at the end, `made` how many it had
-made until then rounds, lost     rounds in that time, and those that did not count all three
+                 made until then
+rounds, lost     rounds in that time, and those that did not count all three
 round_s_max      the slowest of these
 newcomer_s       how long a fourth member took, from its start to a round that counted it, with the
-crowd there
+                 crowd there
 """
 
 from __future__ import annotations

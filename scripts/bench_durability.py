@@ -12,9 +12,9 @@ slow (10 ms). Medians. The last line of stdout is one JSON object.
 
 round_ratio    median seconds of a round with syncs over those without, at --train-s of training
 extra_ms       of a round without any training: median with real (slow) syncs less the median
-without
+               without
 full_ratio     1 + extra_ms / --train-s: the same for a round with training, from rounds without,
-whose times vary less
+               whose times vary less
 
     scripts/bench_durability.py --folder ~/somewhere-on-ext4
 """

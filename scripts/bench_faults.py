@@ -14,24 +14,24 @@ did not pass.
 
 trials               trials in which the fault met its phase; `misses` are the others
 exact                ... after which every survivor's anchor was, bit for bit, the one that follows
-from the contributors they name
+                     from the contributors they name
 bit_equal            ... survivors at the same round had the same bits
 contributors_right   ... all named the same contributors, with their weights
 committed            ... every survivor committed
 survivors_counted    ... with every survivor's contribution in it (`planned`: how many the plan
-counted when it was struck)
+                     counted when it was struck)
 next_round_ok        ... the survivors' next round (with the victim, where the fault does not last)
-and one of all, after its return, were right
+                     and one of all, after its return, were right
 kept                 ... a slow peer was still a member when the round was over, in it or left out
-of it
+                     of it
 over_fault_free_s_max  by how much the slowest survivor took longer than in a round without faults
-(the median of some)
+                       (the median of some)
 since_fault_s_max    from the fault to the slowest survivor's outcome
 extra_s_max          the smaller of the two in each trial, which is held against what is allowed:
-before the fault, a round may be slow, too
+                     before the fault, a round may be slow, too
 bulk_s               of a round without faults: from the plan to the last byte, at the slowest node
 allowed_s            one more bulk time, and half a second for kill and reset, four seconds where
-silence has to be noticed
+                     silence has to be noticed
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ how far we are from that.
 encode     every peer reads its own vector and checks (fp32) or quantises it
 seal       what goes to others is encrypted, out of the cache into the cache (not with --plain)
 socket     what goes to others passes a TCP connection over loopback: user and system time of both
-ends (with --plain: to where it stays)
+           ends (with --plain: to where it stays)
 open       it is decrypted into memory where it stays (not with --plain)
 reduce     the owner of each chunk reads all contributions and writes the result
 hash       every peer hashes the result, with blake3, out of the cache

@@ -13,10 +13,10 @@ lost             rounds that did not count all
 rss, disk        the most bytes that the victim took beyond what it had before
 cpu              of a core that the victim took
 quiet            how many rounds there were without misbehaviour before, and how many of them did
-not count all
+                 not count all
 load             of the machine over the last minute, at the end
 back_s           seconds after the end until memory and disk were within 32 MiB of what they had
-been before anything; null: not within 30 s
+                 been before anything; null: not within 30 s
 """
 
 from __future__ import annotations

@@ -5,17 +5,17 @@ and what a relay pays for it.
 ``--path punched``: both behind port-restricted routers. ``relay``: both behind symmetric ones, so
 that lanes go over a public host. ``direct``: one has a public address. Token buckets limit every
 host to ``--mbit`` up and down (whole Ethernet frames count, so that no TCP payload can use more
-than
-95.6 %); ``--mbit 0`` is no limit. ``--loss`` is the share of packets lost between any two hosts.
-The bytes are noise, from plain sockets: what the engine makes of lanes `bench_link.py` measures.
+than 95.6 %); ``--mbit 0`` is no limit. ``--loss`` is the share of packets lost between any two
+hosts. The bytes are noise, from plain sockets: what the engine makes of lanes `bench_link.py`
+measures.
 
 link_use      payload a second of --mbit, over --seconds after two seconds of start; null without a
-limit
+              limit
 mb_s          the same in MB/s
 relay_cores   how many cores the relay's process used meanwhile (0.1: a tenth of one)
 lanes         how many there were; path: by which way
 valid         pings before and after were on target, all lanes took the way that was asked for, and
-the congestion control was in force
+              the congestion control was in force
 """
 
 from __future__ import annotations

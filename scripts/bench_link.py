@@ -13,11 +13,11 @@ come from the others, where there are any.
 The vectors are Gaussian noise, which lanes cannot compress to speak of.
 
 bound_s         payload over line rate, at the division among owners that makes it smallest
-(bisection): nothing can be faster
+                (bisection): nothing can be faster
 link_use        bound_s / seconds
 ratio_to_bound  seconds / bound_s
 plain_tcp_use   the same for one plain TCP connection that carries what a peer sends (with
---slow-one: between two fast ones)
+                --slow-one: between two fast ones)
 valid           pings before and after were on target; figures of a run that was not are void
 """
 

@@ -10,7 +10,7 @@ turn. With the default ``--elements`` a round is mostly bulk; with 1000 it is on
 (``--rival none``: there is nothing to compare these with).
 
 goodput     bytes that a peer must send for its rounds (contributions and results, without records
-and repetitions) a second, median of the turns
+            and repetitions) a second, median of the turns
 tcp         bytes that arrived over the connection a second, the same
 ratio       goodput / tcp of each turn, median: 0.5 is "within twice"
 rounds      committed with everybody, of all; longest_s: the longest that one took

@@ -9,15 +9,14 @@ circuit, and then without.
 
 lanes_direct  tries in which every lane is direct, of ``tries``
 direct        with ``--connections``: pairs that came to a direct libp2p connection within
-``PATIENCE_S``, of ``tries``; else null
+              ``PATIENCE_S``, of ``tries``; else null
 median_s      from the wish to a lane that has authenticated, at the peer that drives: median over
-all lanes; with ``--connections`` from the
-              relayed connection to the direct one
+              all lanes; with ``--connections`` from the relayed connection to the direct one
 sync_s        the same from the driver's Sync, after which both dial (half a round trip of it is its
-wait); null without a punched lane
+              wait); null without a punched lane
 path          which way lanes or connections took: the commonest; ``paths``: all of them
 valid         pings before and after were on target; times of a run that was not are void, counts
-are not
+              are not
 """
 
 from __future__ import annotations

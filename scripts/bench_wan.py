@@ -10,13 +10,13 @@ number of steps a round. Inner compute is a small real step that waits until ``-
 simulated.
 
 training_share          steps x step time / wall time, the mean over peers; predicted_share: the
-planner's
+                        planner's
 transfer_over_compute   seconds the payload takes at line rate (bound_s of `bench_link.py`), to the
-seconds of a round's steps
+                        seconds of a round's steps
 round_s                 from a contribution to its decision, median; predicted_round_s: the
-planner's
+                        planner's
 valid                   pings before and after were on target, and everybody was counted in nearly
-every round
+                        every round
 """
 
 from __future__ import annotations

@@ -13,19 +13,18 @@ back by itself. Exit code: 0 where all was kept, 1 not.
 
 faults             how many of each kind struck
 happened           of each fault, when it struck, whom, and whether it was seen to its end (a
-backup's home is in place, twins were found)
+                   backup's home is in place, twins were found)
 longest_silence_s  between two rounds, as the members told of them; silences: those longer than
---silence, each with what had struck last
-                   and, so that want of processor time is told from a stall: ``load``; ``held_s``,
-                   the most that any node's control loop was ready to run and did not get a core in
-                   that time, and its longest single wait between two looks (``held_once_s``);
-                   ``answers``, how long each node took to answer for its status meanwhile, and what
-                   it said that it waits for
+                   --silence, each with what had struck last and, so that want of processor time is
+                   told from a stall: ``load``; ``held_s``, the most that any node's control loop
+                   was ready to run and did not get a core in that time, and its longest single wait
+                   between two looks (``held_once_s``); ``answers``, how long each node took to
+                   answer for its status meanwhile, and what it said that it waits for
 not_back           peers that no round counted within 60 s of their start, or that did not start
-within 300 s
+                   within 300 s
 digests_equal      every round had one anchor, the same for everybody who told of it
 twins_found_s      after how long, since the copy's node answers, both had stopped with E308; null
-where they had not within 30 s
+                   where they had not within 30 s
 double_votes       rounds and ballots in which two copies of a home voted for different entries
 """
 

@@ -8,14 +8,14 @@ killed (SIGKILL) while round ``--kill`` is under way. Then the others have to do
 paths are printed: before, and at the end.
 
 ok                 every peer that was not killed has gone through all rounds to the same anchor,
-and contributed to the last one
+                   and contributed to the last one
 anchors_identical  whether the digests of their last anchors are
 rounds             which rounds were committed, and by how many contributions each
 parts              which share of the last rounds each peer added up for all, as its status says: 0
-where its link is too slow for one (``--slow``)
+                   where its link is too slow for one (``--slow``)
 valid              ping before was on target
 paths              "before" and "after": for every pair how the first is connected to the second,
-and by which way its lane goes
+                   and by which way its lane goes
 """
 
 from __future__ import annotations

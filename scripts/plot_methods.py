@@ -3,7 +3,8 @@
 SVG.
 
     python scripts/bench_methods.py --params 1m --seeds 1 --methods ddp,diloco,streaming,late_delay
-    > printed.txt python scripts/plot_methods.py printed.txt -o docs/methods-1m.svg
+        > printed.txt
+    python scripts/plot_methods.py printed.txt -o docs/methods-1m.svg
 
 Reads the last line of a file, or a journal. Needs nothing but Python.
 """

@@ -3,8 +3,8 @@
 as one node saw it.
 
     python scripts/plot_round.py --record 3 --save events.jsonl     the next three of a running node
-    (of --home, or the usual one) python scripts/plot_round.py events.jsonl -o round.png
-    what was recorded
+        (of --home, or the usual one)
+    python scripts/plot_round.py events.jsonl -o round.png          what was recorded
 
 Reads JSON lines with the ``reduction.timed`` events of a node (others are skipped). The slowest
 peer of each is marked. Needs matplotlib: pip install 'atoll[plot]'.

@@ -10,10 +10,10 @@ for the loss to compare with.
 rounds             rounds that the swarm committed, as its members saw them
 faults             how many of each kind struck
 stuck              times no round came for 30 s, the first minute aside
-digests_equal      every round had one anchor, the same for everybody who told of it rss_growth_mib,
-fd_growth   of the watched process that grew most, from the second to the last window (each 15 % of
-the run); runs has them all loss, loss_fault_free       of the last anchors; loss_ratio is one by
-the other
+digests_equal      every round had one anchor, the same for everybody who told of it
+rss_growth_mib, fd_growth   of the watched process that grew most, from the second to the last
+                            window (each 15 % of the run); runs has them all
+loss, loss_fault_free       of the last anchors; loss_ratio is one by the other
 """
 
 from __future__ import annotations

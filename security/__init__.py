@@ -2,10 +2,12 @@
 nor trio.
 
 identity    a peer's Ed25519 key, its file, its peer id; sign and verify
-rule_names  what manifests and plans call robust rules; loads nothing heavy attacks/    what hostile
-members send, for tests and benchmarks rules/      robust aggregation: one vector from many of which
-some may be hostile; numbers only btard/      averaging of gradients in which liars are found,
-proven and removed; state machines without I/O privacy/    differential privacy: what was spent,
-which step would pass epsilon, exact noise; numbers only masking/    secure aggregation: a sum of
-vectors nobody sees; state machines without I/O
+rule_names  what manifests and plans call robust rules; loads nothing heavy
+attacks/    what hostile members send, for tests and benchmarks
+rules/      robust aggregation: one vector from many of which some may be hostile; numbers only
+btard/      averaging of gradients in which liars are found, proven and removed; state machines
+            without I/O
+privacy/    differential privacy: what was spent, which step would pass epsilon, exact noise;
+            numbers only
+masking/    secure aggregation: a sum of vectors nobody sees; state machines without I/O
 """

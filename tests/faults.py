@@ -14,7 +14,7 @@ reset      all its connections end by RST, once
 slow       its rate falls to 1 % of what it was
 corrupt    one byte of its bulk traffic is changed on the way, once
 lie        its own part's result is another one for one receiver, once: sealed and sent as if it
-were right (simulated only)
+           were right (simulated only)
 leave      it leaves the run in good order
 
 `Simulated` does them to a `SimSwarm` in virtual time; `real_faults.Armed` to processes, in the

@@ -2,7 +2,7 @@
 (`sparse`).
 
     stat2       for each block of 256 values: [float32 low, high][four values a byte][padding to 4]
-    0.281 bytes a value
+                0.281 bytes a value
 
 Magnitudes above their block's mean decode to the mean of those, the others to the mean of the
 others: levels are statistics of the values and no steps of a scale, with which two bits lose too

@@ -2,11 +2,7 @@
 (`levels`); the rest is zero.
 
     sparse64    for each tile of 4,096 values: [float32 low, high][64 indices of 12 bits][four
-    values a byte][padding to 4]
-                                                                                                                 0.0293
-                                                                                                                 bytes
-                                                                                                                 a
-                                                                                                                 value
+                values a byte][padding to 4] 0.0293 bytes a value
 
 The contribution of SparseLoCo (arXiv 2508.15706). A shorter last tile keeps its share, rounded up.
 Indices ascend; two of them are three bytes, the first in the low bits. Of equal magnitudes the

@@ -3,15 +3,18 @@
 version u8 | kind u8 | packed u16 | length u32 | chunk u64 | key 16 bytes | sub 16 bytes     (little
 endian)
 
-PART     key = slot (log and round), sub = cid of the contribution PARTIAL  key = first halves of
-slot and plan id, sub = the partial sum's id RESULT   key = plan id, sub = slot MEASURE  key = plan
-id, sub = slot, chunk = index of the part: what its owner says of it (measuring.py) ACCOUNT  key =
-first halves of slot and plan id, sub = the account's id: what was added up to a partial sum
-(checking.py) BLOB     key = first 16 bytes of blake3(name), sub = zeros BEAT     everything zero,
-no payload; used by the lane itself
+PART     key = slot (log and round), sub = cid of the contribution
+PARTIAL  key = first halves of slot and plan id, sub = the partial sum's id
+RESULT   key = plan id, sub = slot
+MEASURE  key = plan id, sub = slot, chunk = index of the part: what its owner says of it
+         (measuring.py)
+ACCOUNT  key = first halves of slot and plan id, sub = the account's id: what was added up to a
+         partial sum (checking.py)
+BLOB     key = first 16 bytes of blake3(name), sub = zeros
+BEAT     everything zero, no payload; used by the lane itself
 
 packed   1: the payload is compressed and ``length`` is that of the compressed bytes; the lane
-unpacks it, nobody else sees such headers
+         unpacks it, nobody else sees such headers
 """
 
 from __future__ import annotations

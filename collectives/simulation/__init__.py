@@ -2,7 +2,7 @@
 
 world     discrete events: a heap, a virtual clock, seeded randomness, a hash of all that happened
 network   messages between peers: latency, bandwidth, loss, duplicates, reordering, partitions,
-freezes
+          freezes
 faults    seeded plans of faults, and traps that strike at the n-th message of a kind
 
 The same seed gives the same run, event by event: ``World.trace()`` is the proof.

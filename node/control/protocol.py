@@ -11,7 +11,7 @@ them (SCM_RIGHTS).
 Script:  Hello → Welcome · Join | FindRun → Joined · Open → (Progress…) Opened + descriptors · Found
 | Lease → Leased
          then any of Start, Release, Contribute, Computed, Resume, Lease, Members, Tallies, Report,
-         Reduce…, Depart.
+             Reduce…, Depart.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ peer_stream    a libp2p stream behind a small surface
 door           who may stay where there is no room for all who come
 workarounds    everything we do against faults of py-libp2p
 dialling       connections made otherwise than by libp2p: from the listen port, through relays, at
-the same moment
+               the same moment
 host           the libp2p host behind a small surface
 look           a run's manifest, shown before one is in it
 framing        frames on a byte stream: u32 length, payload, hard limits

@@ -2,7 +2,7 @@
 
 lan, direct  one of the two dials the other's lane listener
 punched      both dial at once, each from a port that observers have seen (`through.punch`); where
-neither has a public address
+             neither has a public address
 relay        over a third peer (`through.relaying`)
 
 Where none works the stream itself becomes the lane (`lanes`). The driver asks observers while it

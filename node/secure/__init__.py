@@ -14,5 +14,6 @@ bound     what a vector's norm is bounded by, where that follows a quantile
 budget    what has been spent of a member's privacy
 masking   one attempt at it: who has said what, what is missing
 rounds    a session's part: attempts, the operation, what must be remembered, what the script is
-told simulated what comes out of them, for simulations without sessions
+          told
+simulated what comes out of them, for simulations without sessions
 """

@@ -13,7 +13,7 @@ actions         what the log's state machine asks of the session
 naming          names of free-standing operations: what all their callers must agree in
 volatile        what logs beside the run have in common; their journal, which is not kept
 kept            operations whose votes outlive the process: their journal, what storage keeps of
-them
+                them
 operation       one free-standing operation
 operations      all of them
 record          what must not be forgotten of branches
@@ -21,9 +21,9 @@ branch          a branch of the log, at one of its members
 branching       without a quorum: forks, the branch, and its end
 retaining       what is kept and signed to recompute a round
 beforehand      the seam to what members do together before anything is given to the log: secure
-rounds, BTARD
+                rounds, BTARD
 copies          results that members make themselves, where all contributions are copies of one
-vector
+                vector
 offering        contributions of the script, until they are frozen
 distances       how far contributions lay from results, where the rule goes by it
 recertifying    the organiser's word that members are lost for ever: checked, and how far it is

@@ -159,26 +159,24 @@ class Waits:
             )
         there = [member for member in machine.config if self._there(now, member)]
         if not machine.quorum(there):
-            gone = [member.peer for member in machine.config if member not in there]
-            needed = (len(machine.config) + machine.lying) // 2 + 1
-            reborn = [who for who in gone if session.others.lives_on(who, machine)]
-            what = f"{needed} of {len(machine.config)} members; {len(there)} can be counted on"
-            for peer in reborn:
-                what += f"; {peer} lives on as another member, since it lost what it had voted"
-            return (
-                "no quorum",
-                what,
-                _names(gone),
-                "enough of them come back as they were; if they never will, "
-                + (
-                    "atoll export, and a new run from it"  # the organiser's word is a member's
-                    if machine.lying
-                    else "the organiser runs atoll recertify"
-                ),
-            )
+            return self._no_quorum(machine, there)
         if not machine.is_member:
             return self._outside(machine, there)
         return self._in_round(machine)
+
+    def _no_quorum(
+        self, machine: RoundMachine, there: list[Member]
+    ) -> tuple[WaitState, str, tuple[PeerId, ...], str]:
+        gone = [member.peer for member in machine.config if member not in there]
+        needed = (len(machine.config) + machine.lying) // 2 + 1
+        what = f"{needed} of {len(machine.config)} members; {len(there)} can be counted on"
+        for peer in [who for who in gone if self.session.others.lives_on(who, machine)]:
+            what += f"; {peer} lives on as another member, since it lost what it had voted"
+        way_out = "the organiser runs atoll recertify"
+        if machine.lying:  # the organiser's word is no proof there
+            way_out = "atoll export, and a new run from it"
+        ends = f"enough of them come back as they were; if they never will, {way_out}"
+        return "no quorum", what, _names(gone), ends
 
     def _outside(
         self, machine: RoundMachine, there: list[Member]

@@ -1,10 +1,10 @@
 """What a run keeps on disk: journal, result bytes, checkpoints.
 
 medium      the file system as storage uses it: the disk, or a simulated one that loses and tears
-what was not synced
+            what was not synced
 frames      length, check, body: what journals and archives of logs are made of
 journal     FileJournal: entries, promises and votes, a write-ahead log that survives kill -9 and
-power cuts
+            power cuts
 results     ResultFiles: a ring of preallocated, mapped files that results are received into
 votes       VoteFiles: free-standing operations with durable votes
 checkpoint  anchor and momentum as safetensors, two generations, verified by their Merkle root

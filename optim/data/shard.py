@@ -3,7 +3,7 @@
     data = swarm.shard(DataLoader(dataset, batch_size=32, num_workers=2))
     while not attachment.done:
         for batch in data:                      # one pass: all members together read every sample
-        once
+            once
             loss = model(batch); loss.backward(); optimizer.step(); optimizer.zero_grad()
             if attachment.done:
                 break

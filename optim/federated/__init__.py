@@ -11,14 +11,14 @@ and adagrad are FedOpt's.
 
 methods   names: what a method sends, keeps and corrects, and its server's outer step
 inner     what is added to a gradient in an inner step: FedProx, SCAFFOLD, FedAvg-M, SCAFFOLD-M,
-Per-FedAvg; what comes of a round of them
+          Per-FedAvg; what comes of a round of them
 member    a member's turn in a round of any method, put together from these
 site      what a member of a real run keeps for itself, across its lives, and what travels beside
-the model
+          the model
 server    what a run keeps between rounds, and contributions added up as they come
 examples  DP-SGD: a site's single examples, protected in its own inner steps
 arrivals  asynchronous rounds: staleness factors that never grow, FedAsync's mixing, FedBuff's
-scale, FedFix's unbiasing weights
+          scale, FedFix's unbiasing weights
 personal  models of one's own: Ditto, Reptile's fine-tuning
 tuning    fine-tuning in a script of a run, from its anchor
 clusters  members by the direction of their updates, with names that stay

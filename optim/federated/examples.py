@@ -27,9 +27,11 @@ class PrivateExamples:
     """One site's examples, numbered from 0 to ``count`` - 1, and what steps on them have spent.
 
         private = PrivateExamples(len(data), rate=0.01, noise=1.1, bound=1.0, delta=1e-6,
-        stop_at_epsilon=8.0) while private.allows:
+            stop_at_epsilon=8.0)
+        while private.allows:
             private.step(model, [data[i] for i in private.batch()], lambda example: loss(model,
-            example)) optimizer.step()
+                example))
+            optimizer.step()
 
     ``rate``: an example's probability of being in a batch. ``noise``: deviation in units of
     ``bound``, the largest norm of an example's gradient. The count of steps, `accountant.steps`, is

@@ -4,9 +4,8 @@ plan.
 A round costs its member what the data plane moves, some round trips, and passes over memory:
 
     transfer  the slowest of all peers' links: who owns the share p of the vector sends and receives
-    1 + (n-2)p encoded vectors
-              (`collectives/partition.py`, which divides by bandwidth; the same division is used
-              here)
+              1 + (n-2)p encoded vectors (`collectives/partition.py`, which divides by bandwidth;
+              the same division is used here)
     latency   ROUND_TRIPS between the furthest two: ready, plan, the first bytes, votes, decision
     work      encoding, decoding and summing, hashing, the outer step: a time per value
 

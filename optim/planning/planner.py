@@ -7,7 +7,7 @@ long for the model's quality goes to the next rung, which costs quality in anoth
     1  int8, waiting for each round         free of loss (measured)
     2  int4, waiting                        within 0.5 % of fp32 (measured)
     3  int8, training on meanwhile          results come late: 1 % more than waiting, in fragments,
-    too (measured)
+       too (measured)
     4  int4, training on meanwhile
 
 Where no rung fits, the one with the largest share at the longest round is taken, and said to fall

@@ -519,7 +519,7 @@ class Attachment:
         whoever comes or goes, and a late joiner starts where the run is.
 
             scheduler = LambdaLR(optimizer, lambda _: max(0.01, 1 - attachment.position /
-            total_samples))
+                total_samples))
         """
         return min(strand.position for strand in self._strands)
 

@@ -5,9 +5,8 @@ An attacker is omniscient: it sees what all honest members of a round have. All 
 the same, unless something else is said.
 
 vectors   attacks on one round, from the honest contributions: sign flip, IPM, ALIE, mimic, random
-direction, Gaussian, huge, no numbers; drift
-          and reverse, which stay within the honest spread; and the factors that do most harm to a
-          rule
+          direction, Gaussian, huge, no numbers; drift and reverse, which stay within the honest
+          spread; and the factors that do most harm to a rule
 habits    attacks that last: delayed contributions; labels that are flipped
 """
 

@@ -10,12 +10,12 @@ is an owner of all of it.
 
     1 keys     Client.keys       two public keys and a commitment, signed
     2 shares   Client.deal       shares of both secrets to every member, sealed for it, with
-    commitments, signed
+               commitments, signed
     3 masked   Client.mask       the vector on the ring, masked; summed modulo 2^bits, as
-    `modular_sum` and the reducers wrap32 and wrap64 do
+               `modular_sum` and the reducers wrap32 and wrap64 do
     4 consent  Client.consent    the one set of survivors, signed by everybody
     5 unmask   Client.reveal     one share for each member, never both; Unmasking takes the masks
-    off the sum
+               off the sum
 
 For runs with ``[secure]`` (`node/secure`). Whoever drives it carries messages between members,
 tells all of them one set of members at each stage, and starts anew, with another attempt, when too

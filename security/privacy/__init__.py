@@ -9,7 +9,7 @@ rdp         one step of the Poisson-subsampled Gaussian in Rényi terms; (epsilo
 accountant  a run's steps added up; which step would pass epsilon; the noise that a plan needs
 discrete    exact samples of the discrete Gaussian
 noise       what each member adds, on a grid of whole numbers, so that the sum has the noise that is
-accounted
+            accounted
 clipping    the bound on a vector's norm, fixed or following a quantile
 """
 

@@ -6,9 +6,9 @@ Of each contribution we take its deviation: from the median of the others', by c
 length 1. Rounds are cut into windows of equal length, and a member has two figures:
 
 constancy   the mean cosine of the sum of its deviations in a window with their sum in all windows
-before: 0 for noise, 1 for one direction
+            before: 0 for noise, 1 for one direction
 against     the mean cosine of its deviation with the opposite of what the others did in the same
-round
+            round
 
 `Leaning.found` names who is among the f highest of one figure in every window, and above the median
 member by `MARGIN` in Fisher's z (atanh of the cosine). Members whose data are alike are

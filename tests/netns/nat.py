@@ -9,14 +9,15 @@ The router's interface to the internet is eth0, the one to the house is "lan" (1
 bridge). A house has IPv6 as houses do: a prefix of its own, addresses without translation, and a
 firewall that lets nothing in that was not asked for.
 
-kind             a port of a host keeps its port outside   who may answer to that port full-cone
-yes, to everybody                         anybody port-restricted  yes, to everybody
-whom the host has sent something, from the port that it sent it to port-shifting    no: another
-port, but to everybody        the same
+kind             a port of a host keeps its port outside   who may answer to that port
+full-cone        yes, to everybody                         anybody
+port-restricted  yes, to everybody                         whom the host has sent something, from
+                 the port that it sent it to
+port-shifting    no: another port, but to everybody        the same
 symmetric        no: another port for every destination    the same
 no-udp           port-restricted, and UDP does not pass
 rst              port-restricted, and whoever is not let in is refused by a RST; all others are not
-answered
+                 answered
 upnp             port-restricted, and a UPnP and NAT-PMP service that opens ports (`netns.igd`)
 """
 

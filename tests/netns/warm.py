@@ -2,7 +2,10 @@
 start in the time of one.
 
     process = fork(lab.hosts[0], "netns.reach_peer")          # its main([]), with a stdin and a
-    stdout of its own process.tell("…") process.lines.get() process.kill()
+        stdout of its own
+    process.tell("…")
+    process.lines.get()
+    process.kill()
 
 The one they are forked from is started with the first of them, and lives as long as this process;
 they all end with it.

@@ -1,8 +1,8 @@
 """One peer of a fault test: a script with its node. Commands and answers are JSON lines.
 
     {"do": "contribute", "seed": 7, "weight": 3, "wait_s": 20}  →  {"status", "round", "counted",
-    "contributors", "digest", "elapsed_s"} {"do": "anchor"} → {"round", "digest"}      {"do": "end"}
-    → the process ends
+        "contributors", "digest", "elapsed_s"}
+    {"do": "anchor"} → {"round", "digest"}      {"do": "end"} → the process ends
 
 A contribution is a deterministic function of (seed), so that anybody can compute what the mean must
 be, bit for bit.

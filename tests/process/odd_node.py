@@ -4,24 +4,24 @@ atoll.node]``.
 version   it speaks another version of the protocol
 codec     it is of a release that knows no fp32
 defect    its sessions fail with an exception nobody expects, as soon as there is a file ``defect``
-in the home
+          in the home
 job       a job in its worker thread does
 engine    its data plane does
 install   taking over a fetched state does
 fsize     it can write no byte to any file meanwhile
-lanes     it keeps no lane that it does not need now, as in a very large configuration aggregate in
-a run with BTARD, it states another aggregate of its part than it has, from the second step on
+lanes     it keeps no lane that it does not need now, as in a very large configuration
+aggregate in a run with BTARD, it states another aggregate of its part than it has, from the second
+step on
 liar      it echoes, in a run that bears it, another value beside each
 clock     its clock is two hours ahead
 hider     it hides its plan from one member, says of the bytes that others have reduced for it that
-a contribution of another is not in them,
-          and falls silent for the rest of the round
+          a contribution of another is not in them, and falls silent for the rest of the round
 copier    in a run with [secure] it gives the log another mean than all have unmasked, as owner of
-parts and as convener
+          parts and as convener
 undrawn   it takes itself and all others for drawn in every round of a run that asks some only
 patient   leaving a run, it would wait for an hour
 counting  nothing but the reference count frees memory: no garbage collector; and operations are
-soon forgotten
+          soon forgotten
 """
 
 from __future__ import annotations

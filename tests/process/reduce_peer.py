@@ -2,7 +2,7 @@
 
 {"do": "reduce", "ops": [{"op", "seed", "weight", "numel", "deadline_s", "poison", "noise"}]}
     → {"event": "started"}, then one {"event": "reduced", "op", "status", "counted", "contributors",
-    "digest", "untouched", …} an operation
+        "digest", "untouched", …} an operation
 {"do": "contribute", "weight", "wait_s"} → "frozen", then "outcome": a training round of zeros, with
 which newcomers become members {"do": "node", "without": PID} → {"event": "ready", "peer",
 "node_pid"} once the node is another process {"do": "members"} → {"count"}      {"do": "traffic"} →

@@ -6,7 +6,7 @@ and answers are JSON lines.
 "why"} in place of one where it takes no part any more. ``lie``: to its own seeds it answers with
 another
 vector.   {"do": "end"} → the process ends.   A file ``odd`` in the home says what is odd about its
-node (`odd_node`).
+          node (`odd_node`).
 """
 
 from __future__ import annotations
