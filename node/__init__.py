@@ -7,18 +7,17 @@ loads neither trio nor libp2p nor torch. Rooms, lowest first:
 
     paths, bandwidth, config   where files lie, and settings
     local_settings     ./atoll.toml, used only where it is named or trusted
-    interpreter        the Python of processes that are started: it imports nothing from the current
-                       folder
+    interpreter        the Python of processes that are started: it imports nothing from the
+                       current folder
     process_title      invites out of the list of processes
     own_data           a site's own data, by a function in a file of its own
-    strict_toml, manifest, manifest_checks, manifest_form, manifest_gpt, manifest_join,
-        manifest_presets, manifest_methods,
-    manifest_federated, manifest_quorum, manifest_btard, manifest_robust, manifest_limits   what a
-        run is
+    strict_toml, manifest, manifest_refusals, manifest_checks, manifest_form, manifest_gpt,
+    manifest_join, manifest_presets, manifest_methods, manifest_federated, manifest_quorum,
+    manifest_btard, manifest_robust, manifest_limits   what a run is
     capability, invite, standing, entrants   how one gets into it: what the organiser signs, what is
-        handed on, what is kept
+                       handed on, what is kept
     evidence, banning, gate, doors   proof of lies; who is kept out; who is let in, and may enter
-        the log's configuration
+                       the log's configuration
     shared_memory      contribution and anchor, between node and script
     net/               libp2p, DHT, lanes
     membership_records, membership   who is there
@@ -29,17 +28,17 @@ loads neither trio nor libp2p nor torch. Rooms, lowest first:
     storage/           what a run keeps on disk
     simulation/        the whole swarm in virtual time
     lifecycle, private_node, ending, notify, logs   one node a home; what ends with whom; systemd;
-        lines of a log
+                       lines of a log
     diary, clocks      what happened in a run, on disk; what peers say of this machine's clock
     control/           the control socket: messages, what the node implements for it, the server
     service/           the node process's own work
     client/            the blocking side of the control socket: `join`, RunSwarm, NodeClient
     export, audit, recompute   a run's anchor as safetensors; its log checked and handed over; a
-        round computed again
+                       round computed again
     splitting          clusters of a run's members, for a run of each
     leaning            whose contributions keep pointing one way over many rounds
     local, local_member   LocalSwarm: whole swarms in one process and virtual time, for users' own
-                          tests
+                       tests
     recipes/, demo/, cli/   built-in training, the demonstration, the command line
 """
 

@@ -23,7 +23,15 @@ from .strict_toml import convert, parse_toml
 ENV_PREFIX = "ATOLL_"
 DEFAULT_PORT = 4150
 
-Address = Annotated[str, msgspec.Meta(min_length=1, max_length=512, pattern=PLAIN)]
+Address = Annotated[
+    str,
+    msgspec.Meta(
+        min_length=1,
+        max_length=512,
+        pattern=PLAIN,
+        description="an address, such as /ip4/203.0.113.7/tcp/4150/p2p/PEER",
+    ),
+]
 Addresses = Annotated[tuple[Address, ...], msgspec.Meta(max_length=64)]
 
 

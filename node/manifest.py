@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -49,7 +49,7 @@ from .manifest_presets import take_wish, with_preset
 from .manifest_quorum import NoQuorumTable, QuorumTable, check_quorum
 from .manifest_robust import RobustTable, check_robust
 from .paths import Paths, make_private, storage_error, write_atomic
-from .strict_toml import convert, parse_toml
+from .strict_toml import convert, parse_toml, together
 
 if TYPE_CHECKING:
     from ..security.identity import Identity
@@ -80,13 +80,22 @@ class ModelTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     script).
     """
 
-    entry: Annotated[str, msgspec.Meta(pattern=r"\A(builtin:gpt|local:[A-Za-z0-9_.-]{1,64})\Z")] = (
-        "builtin:gpt"
-    )
+    entry: Annotated[
+        str,
+        msgspec.Meta(
+            pattern=r"\A(builtin:gpt|local:[A-Za-z0-9_.-]{1,64})\Z",
+            description='"builtin:gpt", or "local:NAME" with a name of your own',
+        ),
+    ] = "builtin:gpt"
     config: Annotated[
         dict[Line, Scalar], msgspec.Meta(max_length=64)
     ] = {}  # for builtin:gpt the fields of GptConfig
-    init: Annotated[str, msgspec.Meta(pattern=r"\Aseed:[0-9]{1,10}\Z")] = "seed:0"
+    init: Annotated[
+        str,
+        msgspec.Meta(
+            pattern=r"\Aseed:[0-9]{1,10}\Z", description='"seed:NUMBER", such as "seed:0"'
+        ),
+    ] = "seed:0"
     parameters: Natural | None = None  # checked after construction
 
 
@@ -200,7 +209,18 @@ class ExchangeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     codec: Line = "int8"
     codecs: Annotated[
-        dict[Annotated[str, msgspec.Meta(min_length=1, max_length=512, pattern=WORDS)], Line],
+        dict[
+            Annotated[
+                str,
+                msgspec.Meta(
+                    min_length=1,
+                    max_length=512,
+                    pattern=WORDS,
+                    description="a pattern of tensors' names, without control characters",
+                ),
+            ],
+            Line,
+        ],
         msgspec.Meta(max_length=64),
     ] = {}
     # carry what the codec loses into the next contribution; stat2 and the sparse codecs always do
@@ -255,7 +275,18 @@ class NetworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[network]``: addresses to put into invites when the organiser's node is not running."""
 
     bootstrap: Annotated[
-        tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=512, pattern=PLAIN)], ...],
+        tuple[
+            Annotated[
+                str,
+                msgspec.Meta(
+                    min_length=1,
+                    max_length=512,
+                    pattern=PLAIN,
+                    description="an address, such as /ip4/203.0.113.7/tcp/4150/p2p/PEER",
+                ),
+            ],
+            ...,
+        ],
         msgspec.Meta(max_length=16),
     ] = ()
 
@@ -520,22 +551,9 @@ def _check(manifest: Manifest, name: str) -> None:
             if not refusals:  # else it stumbled over what was refused before
                 raise
     if refusals:
-        raise _together(refusals)
+        raise together(refusals)
     if len(manifest.encode()) > MAX_MANIFEST_BYTES:
         raise ConfigError(f"{name} is longer than {MAX_MANIFEST_BYTES} bytes")
-
-
-def _together(refusals: Sequence[ConfigError]) -> ConfigError:
-    """The first of several refusals, which tells the others, too: a person mends all of them at
-    once.
-    """
-    first, *others = refusals
-    if others:
-        first.message += f" (the first of {len(refusals)} faults)"
-        told = [" ".join(filter(None, (f"Also, {e.message}.", e.hint))) for e in others]
-        first.why = "\n".join(filter(None, (first.why, *told)))
-    first.annotate()
-    return first
 
 
 class SignedManifest(msgspec.Struct, frozen=True, array_like=True):

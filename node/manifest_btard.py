@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from ..collectives.codecs.names import MASKED_CODEC
-from ..collectives.errors import ConfigError
 from ..collectives.identifiers import PeerId
 from ..collectives.seeded import MOST_PEERS, BtardSettings
+from .manifest_refusals import refuse
 
 if TYPE_CHECKING:
     from .manifest import Manifest
@@ -149,8 +149,4 @@ def check_btard(manifest: Manifest, name: str) -> None:
             "Leave it out.",
         ),
     ]
-    for wrong, key, why, hint in refused:
-        if wrong:
-            raise ConfigError(
-                f"{name}: {key} as it is, in a run with $.btard", key=key, why=why, hint=hint
-            )
+    refuse(refused, manifest, name, "[btard]")

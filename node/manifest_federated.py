@@ -19,7 +19,6 @@ from .manifest_methods import (
     OF_A_SERVER,
     READS,
     Method,
-    Refusal,
     arrival_refusals,
     arrivals_of,
     exact_codecs,
@@ -28,6 +27,7 @@ from .manifest_methods import (
     site_of,
     unread,
 )
+from .manifest_refusals import Refusal, refuse
 
 if TYPE_CHECKING:
     from .manifest import Manifest
@@ -171,7 +171,7 @@ def check_federated(manifest: Manifest, name: str) -> None:
         for table in ("federated", "secure", "privacy"):
             if getattr(manifest, table) != getattr(type(manifest)(schema=1, name="x"), table):
                 raise ConfigError(
-                    f"{name}: $.{table} in a run that is not federated",
+                    f"{name}: $.{table} is given, and the run is not federated",
                     key=f"$.{table}",
                     why="Its table would be ignored, and you might rely on it.",
                     hint='mode = "federated", at the top',
@@ -212,22 +212,17 @@ def check_federated(manifest: Manifest, name: str) -> None:
             "Leave it out.",
         ),
     ]
-    _refuse(refused, name, 'in a run with mode = "federated"')
-    _refuse(
+    refuse(refused, manifest, name, 'mode = "federated"')
+    refuse(
         arrival_refusals(manifest) + refusals(manifest),
+        manifest,
         name,
-        f"in a run with $.federated.method = {federated.method!r}",
+        f'$.federated.method = "{federated.method}"',
     )
     if manifest.secure is not None:
         _check_secure(manifest, name)
     if manifest.privacy is not None:
         _check_privacy(manifest, name)
-
-
-def _refuse(refused: list[Refusal], name: str, where: str) -> None:
-    for wrong, key, why, hint in refused:
-        if wrong:
-            raise ConfigError(f"{name}: {key} as it is, {where}", key=key, why=why, hint=hint)
 
 
 def _check_secure(manifest: Manifest, name: str) -> None:
@@ -237,7 +232,7 @@ def _check_secure(manifest: Manifest, name: str) -> None:
     refused: list[Refusal] = [
         (
             (exchange.codec, exchange.codecs) != (plain.codec, plain.codecs),
-            "$.exchange.codec",
+            "$.exchange.codecs" if exchange.codec == plain.codec else "$.exchange.codec",
             "Masked values are whole numbers of 32 bits, and travel as they are.",
             "Leave it out.",
         ),
@@ -303,7 +298,7 @@ def _check_secure(manifest: Manifest, name: str) -> None:
             "Leave it out.",
         ),
     ]
-    _refuse(_bucket_refusals(manifest, secure) + refused, name, "in a run with [secure]")
+    refuse(_bucket_refusals(manifest, secure) + refused, manifest, name, "[secure]")
 
 
 def _fewest(manifest: Manifest, secure: SecureTable) -> int:
@@ -377,7 +372,7 @@ def _check_privacy(manifest: Manifest, name: str) -> None:
     assert privacy is not None
     if secure is None:
         raise ConfigError(
-            f"{name}: $.privacy in a run without [secure]",
+            f"{name}: $.privacy is given, and [secure] is not",
             key="$.privacy",
             why="Each site adds a part of the noise only, which protects the sum; without [secure] members see single contributions.",
             hint="Add [secure].",
@@ -440,7 +435,7 @@ def _check_privacy(manifest: Manifest, name: str) -> None:
                 f"count_noise = {2 * privacy.noise:g}, or leave it out",
             )
         )
-    _refuse(refused, name, "in a run with [privacy]")
+    refuse(refused, manifest, name, "[privacy]")
 
 
 def check_budget(manifest: Manifest, name: str) -> None:

@@ -10,6 +10,7 @@ import msgspec
 
 from ..collectives.errors import ConfigError
 from ..collectives.foreign import PLAIN
+from .manifest_refusals import refuse
 
 if TYPE_CHECKING:
     from .manifest import Manifest
@@ -26,7 +27,13 @@ class JoinTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     policy: Literal["invite", "open", "allow"] = "invite"
     allow: Annotated[
-        tuple[Annotated[str, msgspec.Meta(pattern=PLAIN)], ...], msgspec.Meta(max_length=1024)
+        tuple[
+            Annotated[
+                str, msgspec.Meta(pattern=PLAIN, description="a peer id, as atoll id prints it")
+            ],
+            ...,
+        ],
+        msgspec.Meta(max_length=1024),
     ] = ()
     probation: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0
     per_hour: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0  # 0: no bound
@@ -73,7 +80,7 @@ def check_join(manifest: Manifest, name: str) -> None:
     if not join.probation:
         return
     apart = "What a newcomer would contribute is compared with the round's result, one by one."
-    for wrong, key, why, hint in (
+    refused = [
         (
             join.policy != "open",
             "$.join.policy",
@@ -93,11 +100,5 @@ def check_join(manifest: Manifest, name: str) -> None:
             "Leave one of the two out.",
         ),
         (manifest.secure is not None, "$.secure", apart, "Leave one of the two out."),
-    ):
-        if wrong:
-            raise ConfigError(
-                f"{name}: {key} cannot stay as it is with $.join.probation = {join.probation}",
-                key=key,
-                why=why,
-                hint=hint,
-            )
+    ]
+    refuse(refused, manifest, name, f"$.join.probation = {join.probation}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ..collectives.arrivals import Arrivals, Fading, Groups
 from ..collectives.swarm import Sample, SiteSettings
+from .manifest_refusals import Refusal
 
 if TYPE_CHECKING:
     from .manifest import Manifest
@@ -55,8 +56,6 @@ READS: dict[Method, tuple[str, ...]] = {
 """Which numbers of ``[federated]`` a method has."""
 
 OF_A_SERVER = ("lr", "momentum", "beta2", "epsilon", "bias_correction")
-Refusal = tuple[bool, str, str, str]
-"""Whether it is so, the key, why that cannot be, a way out."""
 
 
 def unread(table: FederatedTable) -> list[str]:

@@ -10,6 +10,7 @@ import msgspec
 
 from ..collectives.errors import ConfigError
 from ..collectives.group import MAX_MEMBERS
+from .manifest_refusals import refuse
 
 if TYPE_CHECKING:
     from .manifest import Manifest
@@ -53,16 +54,16 @@ def check_quorum(manifest: Manifest, name: str) -> None:
     ]
     if manifest.quorum.bans == "quorum" and not manifest.quorum.lying:
         raise ConfigError(
-            f'{name}: $.quorum.bans = "quorum" in a run without $.quorum.lying',
+            f'{name}: $.quorum.bans = "quorum" needs $.quorum.lying',
             key="$.quorum.bans",
             why="There a single convener evicts whom it calls silent.",
             hint="Give the number of members that may lie: [quorum] lying = 1",
         )
-    for wrong, key, why in refused:
-        if manifest.quorum.lying and wrong:
-            raise ConfigError(
-                f"{name}: {key} as it is, in a run with $.quorum.lying = {manifest.quorum.lying}",
-                key=key,
-                why=why,
-                hint="Leave one of the two out.",
-            )
+    if manifest.quorum.lying:
+        one = "Leave one of the two out."
+        refuse(
+            [(wrong, key, why, one) for wrong, key, why in refused],
+            manifest,
+            name,
+            f"$.quorum.lying = {manifest.quorum.lying}",
+        )

@@ -22,6 +22,7 @@ from ..security.rule_names import (
     parse_step,
     reducer_name,
 )
+from .manifest_refusals import Refusal, refuse
 
 if TYPE_CHECKING:
     from .manifest import Manifest
@@ -47,7 +48,13 @@ class RobustTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rule: Literal["mean", CoordinateRule, GramRule] = "mean"
     f: Annotated[int, msgspec.Meta(ge=1, le=MAX_F)] | None = None
     before: Annotated[
-        tuple[Annotated[str, msgspec.Meta(max_length=24, pattern=PLAIN)], ...],
+        tuple[
+            Annotated[
+                str,
+                msgspec.Meta(max_length=24, pattern=PLAIN, description="a step, such as nnm"),
+            ],
+            ...,
+        ],
         msgspec.Meta(max_length=4),
     ] = ()
     keep: Literal["n-f", "n-f-2"] | None = None  # None: "n-f"
@@ -116,7 +123,7 @@ def check_robust(manifest: Manifest, name: str) -> None:
             hint='before = ["nnm"] and rule = "trimmed_mean"',
         )
     coarse = sorted({exchange.codec, *exchange.codecs.values()} & RESULTS.keys())
-    refused: list[tuple[bool, str, str, str]] = [
+    refused: list[Refusal] = [
         (
             exchange.plan != "butterfly",
             "$.exchange.plan",
@@ -125,7 +132,7 @@ def check_robust(manifest: Manifest, name: str) -> None:
         ),
         (
             bool(coarse),
-            "$.exchange.codec",
+            "$.exchange.codec" if exchange.codec in coarse else "$.exchange.codecs",
             "Most values of such a contribution are zeros or coarse: so is the middle one.",
             'codec = "int8"',
         ),
@@ -148,14 +155,7 @@ def check_robust(manifest: Manifest, name: str) -> None:
             'policy = "pause"',
         ),
     ]
-    for wrong, key, why, hint in refused:
-        if wrong:
-            raise ConfigError(
-                f"{name}: {key} as it is, in a run with $.robust.rule = {robust.rule!r}",
-                key=key,
-                why=why,
-                hint=hint,
-            )
+    refuse(refused, manifest, name, f'$.robust.rule = "{robust.rule}"')
 
 
 def _check_told(manifest: Manifest, name: str) -> None:
@@ -168,7 +168,7 @@ def _check_told(manifest: Manifest, name: str) -> None:
         and manifest.train.method == "diloco"
     )
     eager = "Members train on from what they expect of the contribution they made; what they send is another, its running mean."
-    refused: list[tuple[bool, str, str, str]] = [
+    refused: list[Refusal] = [
         (
             robust.keep is not None and robust.rule != "multi_krum",
             "$.robust.keep",
@@ -206,11 +206,4 @@ def _check_told(manifest: Manifest, name: str) -> None:
             '[train.outer] preset = "worker-momentum"',
         ),
     ]
-    for wrong, key, why, hint in refused:
-        if wrong:
-            raise ConfigError(
-                f"{name}: {key} as it is, in a run with $.robust.rule = {robust.rule!r}",
-                key=key,
-                why=why,
-                hint=hint,
-            )
+    refuse(refused, manifest, name, f'$.robust.rule = "{robust.rule}"')

@@ -382,8 +382,10 @@ def _ended(
         )
         terminal.say("A run that goes on from it: atoll new RUN.toml --from DIR")
     else:
-        ended = "stopped" if status == 0 or status > 128 else f"ended with status {status}"
-        terminal.say(f"the script {ended} after {took}. Again: atoll join {info.run_id[:8]}")
+        told = f"stopped after {took}"
+        if 0 < status <= 128:  # what it did before is the others' rounds as well
+            told = f"ended with status {status}: its last lines say why"
+        terminal.say(f"the script {told}. Again: atoll join {info.run_id[:8]}")
     if progress.privacy:
         terminal.say(f"Privacy: {privacy_text(progress.privacy)}")
     if (

@@ -12,10 +12,9 @@ import os
 import runpy
 import signal
 import sys
-import traceback
-from types import TracebackType
 
 from ...collectives.errors import AtollError
+from ..client.speaking import print_traceback
 from ..ending import interrupt_when_stdin_ends
 from .output import Terminal, show_error
 
@@ -40,19 +39,9 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        traceback.print_exception(error.with_traceback(_from(script, error.__traceback__)))
+        print_traceback(error)
         return 1
     return 0
-
-
-def _from(script: str, trace: TracebackType | None) -> TracebackType | None:
-    """The frames from the script's first on; all of them where it has none, as for a script that
-    does not parse.
-    """
-    found = trace
-    while found is not None and found.tb_frame.f_code.co_filename != script:
-        found = found.tb_next
-    return found or trace
 
 
 if __name__ == "__main__":

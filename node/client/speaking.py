@@ -2,7 +2,8 @@
 and how it ends.
 
 An error of atoll that nobody catches is a page of what happened and what to type, as in `atoll
-join`, in place of a traceback, and gives the exit status; Ctrl-C ends a script without a word.
+join`, in place of a traceback, and gives the exit status; Ctrl-C ends a script without a word. An
+error of the script's own has its traceback, without frames of atoll between the script's.
 
 The lines are records of the logger ``atoll``. A script that has set up logging itself decides what
 becomes of them; for one that has not, `join` lets them through. ``join(quiet=True)``, or
@@ -15,6 +16,7 @@ import logging
 import os
 import sys
 import traceback
+from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
@@ -67,7 +69,7 @@ def _ended(kind: type[BaseException], error: BaseException, trace: TracebackType
     if isinstance(error, KeyboardInterrupt):
         raise SystemExit(130)
     if not isinstance(error, AtollError):
-        sys.__excepthook__(kind, error, trace)
+        print_traceback(error)
         return
     from ..cli.output import Terminal, show_error  # the page of a code; nothing else needs it
 
@@ -77,3 +79,31 @@ def _ended(kind: type[BaseException], error: BaseException, trace: TracebackType
         print(f"{frame.filename}:{frame.lineno}: {frame.line}", file=sys.stderr)
     show_error(Terminal(), error)
     raise SystemExit(error.exit_code)
+
+
+def print_traceback(error: BaseException) -> None:
+    """The traceback of an error of the script's own, to stderr: without our frames, and those that
+    started the script. An error that was raised in atoll itself is a defect: it has all frames.
+    """
+    told = traceback.TracebackException.from_exception(error)
+    parts: list[traceback.TracebackException | None] = [told]
+    while parts:
+        part = parts.pop()
+        if part is None:
+            continue
+        parts += [part.__cause__, part.__context__, *(getattr(part, "exceptions", None) or ())]
+        if part.stack and not _is_ours(part.stack[-1].filename):
+            others = [frame for frame in part.stack if not _is_ours(frame.filename)]
+            part.stack = traceback.StackSummary.from_list(others)
+    print("".join(told.format()), end="", file=sys.stderr, flush=True)
+
+
+def _is_ours(filename: str) -> bool:
+    return filename.startswith(_OURS)
+
+
+_ROOT = Path(__file__).parents[2]
+_OURS = (
+    "<frozen runpy>",
+    *(os.path.join(_ROOT, part, "") for part in ("collectives", "security", "optim", "node")),
+)

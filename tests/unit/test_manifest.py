@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -31,6 +32,7 @@ from atoll.collectives.swarm import (
 )
 from atoll.node import manifest as m
 from atoll.node.cli.costs import describe_lines, explain_rule
+from atoll.node.config import NodeConfig
 from atoll.node.manifest_btard import LEAST_LEFT, LEAST_PEERS, liars_borne
 from atoll.node.manifest_form import as_toml
 from atoll.node.paths import find_paths
@@ -154,11 +156,15 @@ SCAFFOLD = (
 PRIVATE = "mode = 'federated'\nsecure = {}\nprivacy = { noise = 4.0, clip = 1.0, delta = 1e-5, stop_at_epsilon = 9.0 }\n"
 
 
+SENTENCE = re.compile(r" (is|are|has|must|cannot|needs?|gives|lacks|names) ")
+
+
 def refuses(text: str, key: str) -> None:
-    """A manifest with these lines is refused, and the error names the key."""
+    """A manifest with these lines is refused: the error names the key and is a sentence."""
     with pytest.raises(ConfigError) as caught:
         m.parse_manifest(f'schema = 1\nname = "x"\n{text}')
     assert caught.value.key == key
+    assert SENTENCE.search(caught.value.message), caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -292,7 +298,7 @@ def test_an_exchange_that_cannot_be(text: str, key: str) -> None:
         ("robust = { rule = 'median', f = 1 }\nexchange = { plan = 'ring' }", "$.exchange.plan"),
         (
             "robust = { rule = 'median', f = 1 }\nexchange = { codecs = { x = 'sparse64' } }",
-            "$.exchange.codec",
+            "$.exchange.codecs",
         ),
         (
             "robust = { rule = 'meamed', f = 1 }\ntrain = { outer = { stretch = true } }",
@@ -570,7 +576,7 @@ def test_what_members_do_beside_plain_steps_is_the_manifests() -> None:
         ("mode = 'federated'\nsecure = {}\nexchange = { codec = 'fp32' }", "$.exchange.codec"),
         (
             "mode = 'federated'\nsecure = {}\nexchange = { codecs = { x = 'fp32' } }",
-            "$.exchange.codec",
+            "$.exchange.codecs",
         ),
         ("mode = 'federated'\nsecure = {}\nexchange = { feedback = true }", "$.exchange.feedback"),
         ("mode = 'federated'\nsecure = {}\nexchange = { plan = 'ring' }", "$.exchange.plan"),
@@ -985,3 +991,78 @@ def test_limits_out_of_range_are_refused_by_name(line: str) -> None:
         m.parse_manifest(EXAMPLE + f"[limits]\n{line}\n")
     assert told.value.key is not None
     assert told.value.key.startswith("$.limits")
+
+
+def test_wrong_values_and_unknown_and_missing_keys_are_told_together() -> None:
+    text = (
+        'schema = 1\n[train]\nstart_with = 0\nsync_evry = 3\nrounds = "x"\n[model]\nentry = "mlp"\n'
+        '[federated]\nsample = true\n[network]\nbootstrap = ["a b"]\n[robust]\nkeep = "all"\n'
+    )
+    with pytest.raises(ConfigError) as caught:
+        m.parse_manifest(text, "run.toml")
+    told = caught.value
+    assert told.key == "$.train.start_with"
+    first = "run.toml: $.train.start_with must be a whole number of at least 1"
+    assert told.message == f"{first} (the first of 8 faults)"
+    for other in (
+        "run.toml has an unknown key $.train.sync_evry. Did you mean `sync_every`?",
+        "run.toml: $.train.rounds must be a whole number or left out, and is a text.",
+        'run.toml: $.model.entry must be "builtin:gpt", or "local:NAME" with a name of your own.',
+        "run.toml: $.federated.sample must be a whole number or a number or left out, and is true or false.",
+        "run.toml: $.network.bootstrap[0] must be an address, such as /ip4/",
+        "run.toml: $.robust.keep cannot be 'all'. Choose one of: n-f, n-f-2",
+        "run.toml lacks $.name.",
+    ):
+        assert f"Also, {other}" in told.why
+
+
+def _patterns(kind: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """The texts with a pattern in a type, each with where it is."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        for field in msgspec.structs.fields(kind):
+            yield from _patterns(field.type, f"{path}.{field.encode_name}")
+        return
+    for meta in getattr(kind, "__metadata__", ()):
+        if meta.pattern is not None:
+            yield path, meta
+    for inner in get_args(kind):
+        yield from _patterns(inner, path)
+
+
+def test_no_error_shows_a_regular_expression() -> None:
+    found = dict(_patterns(m.Manifest, "$")) | dict(_patterns(NodeConfig, "$"))
+    assert {"$.model.entry", "$.model.init", "$.name", "$.node.site"} <= found.keys()
+    for path, meta in found.items():
+        assert meta.description, path
+    with pytest.raises(ConfigError) as caught:
+        m.parse_manifest('schema = 1\nname = "x"\nmodel = { config = { a = "\\u0007" } }')
+    assert caught.value.message.endswith("must have no control characters")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "[robust]\nrule = 'median'\nf = 1\n[exchange]\nplan = 'ring'",
+            '$.exchange.plan = "ring" cannot be combined with $.robust.rule = "median"',
+        ),
+        (
+            "[quorum]\nlying = 1\n[no_quorum]\npolicy = 'branch'",
+            '$.no_quorum.policy = "branch" cannot be combined with $.quorum.lying = 1',
+        ),
+        ("[btard]", "$.join.allow cannot be combined with [btard]"),
+        (PRIVATE, "$.train.rounds is missing, and [privacy] needs it"),
+        (
+            "mode = 'federated'\nsecure = {}\n[exchange]\nfragments = 2",
+            "$.exchange.fragments = 2 cannot be combined with [secure]",
+        ),
+        (
+            "mode = 'federated'\n[train]\noverlap = 'late'",
+            '$.train.overlap = "late" cannot be combined with mode = "federated"',
+        ),
+    ],
+)
+def test_settings_that_exclude_each_other_are_a_sentence(text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        m.parse_manifest(f'schema = 1\nname = "x"\n{text}', "run.toml")
+    assert caught.value.message.removesuffix(" (the first of 2 faults)") == f"run.toml: {words}"
