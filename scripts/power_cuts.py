@@ -123,13 +123,38 @@ def sh(*command: str) -> None:
         raise FailedError(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
+def holders(place: Path) -> dict[int, str]:
+    """Processes with a file, folder or mapping below ``place``, and what they are."""
+    found = dict[int, str]()
+    for process in Path("/proc").iterdir():
+        if not process.name.isdecimal():
+            continue
+        with contextlib.suppress(OSError):  # it has ended
+            held = [process / "cwd", process / "root", *(process / "fd").iterdir()]
+            names = [os.readlink(each) for each in held] + (process / "maps").read_text().split()
+            if any(Path(name).is_relative_to(place) for name in names):
+                command = (process / "cmdline").read_bytes().replace(bytes(1), b" ")
+                found[int(process.name)] = command.decode(errors="replace").strip()
+    return found
+
+
 def unmount(place: Path) -> None:
-    """Once nobody holds it."""
-    for _ in range(100):
+    """Of a machine without power nothing runs: ends nodes that scripts have started meanwhile.
+    Raises FailedError where somebody else holds it, by name.
+    """
+    held = dict[int, str]()
+    for turn in range(100):
         if subprocess.run(["umount", str(place)], capture_output=True).returncode == 0:
             return
+        if turn % 10 == 9:
+            held = holders(place)
+            for pid, command in held.items():
+                if pid != os.getpid() and f" {place}/" in command:  # its home is there
+                    progress(f"ends with the power: {pid}: {command}")
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
         time.sleep(0.1)
-    raise FailedError(f"{place} is busy")
+    raise FailedError(f"{place} is busy: {held}")
 
 
 def image(path: Path, filesystem: str) -> None:

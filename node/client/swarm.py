@@ -505,7 +505,8 @@ class RunSwarm(Manners, SeededWork):
         """
         if self._closed or self._owner != os.getpid():
             return
-        self._closed = True
+        with self._lock:  # a loss that was seen before has its thread, one seen later starts none
+            self._closed = True
         atexit.unregister(self.close)
         self._stop_reattach()
         at, self._at = self._at, None
