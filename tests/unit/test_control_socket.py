@@ -41,6 +41,7 @@ from atoll.node.cli.daemon import _interrupt
 from atoll.node.client import NodeClient, RunSwarm, join
 from atoll.node.client.joining import Lines
 from atoll.node.client.link import Link
+from atoll.node.client.reattach import Reattach
 from atoll.node.control import protocol as p
 from atoll.node.control.address import check_peer, peer_uid
 from atoll.node.control.failures import failure
@@ -514,6 +515,33 @@ def test_close_while_the_node_is_sought(node: Node, swarm: RunSwarm) -> None:
     assert [
         thread.name for thread in threading.enumerate() if thread.name == "atoll-reattach"
     ] == []
+
+
+def test_a_loss_seen_while_the_swarm_closes_leaves_no_thread(
+    node: Node, swarm: RunSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, go = threading.Event(), threading.Event()
+
+    def slowly(
+        attempt: Callable[[Callable[[], bool]], None], failed: Callable[[AtollError], None]
+    ) -> Reattach:
+        seen.set()
+        assert go.wait(60)
+        return Reattach(attempt, failed)
+
+    monkeypatch.setattr("atoll.node.client.swarm.Reattach", slowly)
+    swarm.open(LAYOUT, fill(0.0)).release()
+    node.stop()
+    other = threading.Thread(target=swarm.take_in)
+    other.start()
+    assert seen.wait(60)
+    closing = threading.Thread(target=swarm.close)
+    closing.start()
+    closing.join(0.3)  # it waits for the other; without the lock it would be over
+    go.set()
+    other.join(60)
+    closing.join(60)
+    assert "atoll-reattach" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_the_node_says_why_it_ends(node: Node, swarm: RunSwarm) -> None:
