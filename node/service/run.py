@@ -14,8 +14,10 @@ import trio
 
 from ...collectives.errors import (
     AtollError,
+    BadSignatureError,
     ConfigError,
     NotAdmittedError,
+    RemoteProtocolError,
     StorageError,
     SwarmClosedError,
     VersionMismatchError,
@@ -561,7 +563,12 @@ class RunService:
         """Returns for how long the peer's stream is not to be read, in seconds."""
         if peer in self.banning.lists.peers:
             return 0.0
-        self._take_message(peer, data)
+        try:
+            self._take_message(peer, data)
+        except (RemoteProtocolError, BadSignatureError):
+            # the network shuts out who goes on with this, and rounds must not wait for it
+            self.budgets.breach(trio.current_time(), peer)
+            raise
         return self.budgets.pause_s()
 
     def _take_message(self, peer: PeerId, data: bytes) -> None:

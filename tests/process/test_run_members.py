@@ -28,6 +28,7 @@ from atoll.collectives.errors import (
     NetworkError,
     NotAdmittedError,
     PeerUnreachableError,
+    RemoteProtocolError,
     SwarmClosedError,
 )
 from atoll.collectives.exchange import ResultComplete
@@ -39,9 +40,11 @@ from atoll.node.invite import make_invite
 from atoll.node.manifest import save_run
 from atoll.node.membership_records import Beat, Record, Records, encode, sign_record
 from atoll.node.net.addresses import split_peer
+from atoll.node.net.faults import LIMIT
 from atoll.node.net.network import PeerNetwork
 from atoll.node.paths import find_paths
 from atoll.node.service import node
+from atoll.node.service.bans import MESSAGE
 from atoll.node.service.buffers import BufferPool
 from atoll.node.service.context import NodeContext
 from atoll.node.service.ports import DOMAIN
@@ -489,3 +492,30 @@ def test_in_a_large_configuration_lanes_are_opened_on_demand_and_let_go(tmp_path
         with ended(d := run.member("d", command=few)):
             assert d.anchor() == a.anchor()
             one_round(*members, d)
+
+
+def test_rounds_do_not_wait_for_who_sends_lists_of_bans_that_are_none(tmp_path: Path) -> None:
+    """The network shuts it out for a minute; the session's budgets must know that, too, or each
+    round waits its grace for a member that is not heard.
+    """
+    run, other = new_run(tmp_path), Identity.generate()
+
+    async def main(nursery: trio.Nursery) -> None:
+        network = PeerNetwork(run.identity, listen=LISTEN)
+        await nursery.start(network.run)
+        engine = EngineThread(network.peer, emit=lambda event: None)
+        service = service_of(run, network, engine, nursery)
+        nursery.start_soon(service.run)
+        await service.known.wait()
+        sent = 0
+        while not service.budgets.deaf_to(trio.current_time(), other.peer):
+            with pytest.raises(RemoteProtocolError):
+                service._on_message(other.peer, MESSAGE + b"no list")
+            sent += 1
+            assert sent <= LIMIT
+        assert sent == LIMIT
+        service.stop()
+        await service.ended.wait()
+        engine.stop()
+
+    trio.run(bounded, main)
