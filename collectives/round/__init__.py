@@ -7,20 +7,19 @@ log           the decided entries: the newest in memory, every other read where 
 journal       the Journal seam: what a member must not forget; MemoryJournal
 certificate   what votes sign; checking a chain of entries
 signed        what is signed where members may lie
-acceptor      the acceptor's side: promises and votes
-lying         both sides where some members may lie
 state         volatile state of the open round, shape of the vector, the actions a machine asks for
-catching      asking for what was decided, and answering those who lag
 patience      how long a reduction may take, from measured rates
-pulling       who is asked again for what has not come
-gathering     a round that does not wait for everybody: when it has what it waits for
+gathering     when a round that does not wait for everybody has what it waits for
 grouping      FedCompass: groups whose contributions are a round, by what the log says
-readiness     what a member has for the open round
 sampling      who takes part in a round of a run that asks some of its members only
-ways          the trees of a plan, and who holds one up
+routes        the trees of a plan, who holds one up, who disputes a sum
+blame         which owners of parts held up reductions, over rounds
+view          RoundView: what the roles of a round see of the machine that owns it
+acceptor      the seam at which a fault model changes how an acceptor takes part
 convener      the convener's side: collect, plan, revise, propose
 sealing       without a quorum for ever: the organiser seals the round and signs its entry
-machine       RoundMachine: acceptor, learner and contributor of one log
+lying         acceptor and convener where some members may be Byzantine
+machine       RoundMachine: the whole life of a round at one member. Start to read here
 """
 
 from .certificate import (
@@ -31,7 +30,7 @@ from .certificate import (
     sealed_payload,
     vote_payload,
 )
-from .convener import Convening, Phase
+from .convener import Convener, Phase
 from .entering import OPEN, Doors, Tally
 from .journal import Journal, MemoryJournal, SealRecord
 from .log import RECENT, SPAN, Log
@@ -51,11 +50,12 @@ from .sealing import Sealing, gone
 from .signed import Kind, claim_payload, pledge_payload, reduced_payload, slot_payload
 from .state import KIN_BYTES, OpenRound, RoundActions, Shape
 from .timing import Timing
+from .view import RoundView
 
 __all__ = [
     "BRANCH",
     "KIN_BYTES",
-    "Convening",
+    "Convener",
     "Doors",
     "Journal",
     "Kind",
@@ -68,6 +68,7 @@ __all__ = [
     "Phase",
     "RoundActions",
     "RoundMachine",
+    "RoundView",
     "SealRecord",
     "Sealing",
     "Shape",

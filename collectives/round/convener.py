@@ -8,22 +8,16 @@ thing it may send in its ballot.
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from .. import messages as m
 from ..group import BUTTERFLY, LAST_BALLOT, Config, Contributor, Entry, Member, Part, Plan
 from ..identifiers import PeerId
 from ..partition import comparable, parts_for, single, slots_for
 from ..trees import Tree
-from .gathering import elapsed_s, look, waits
-from .merging import adoption, best_tip
-from .patience import silence_s, stuck_s, transfer_s
-from .sealing import gone
-from .ways import broken, disputes, held_up_by, plan_trees, topology_of
-
-if TYPE_CHECKING:
-    from .machine import RoundMachine
-
+from .acceptor import Acceptor
+from .merging import best_tip
+from .routes import broken_by, held_up_by, plan_trees, topology_of
+from .view import RoundView
 
 REPEAT_S = 0.5  # how often everybody hears the plan again
 LATE = 2.0  # times the transfer at the announced rates: then somebody is slower than it said
@@ -40,13 +34,13 @@ class Phase(Enum):
     ACCEPT = "votes"
 
 
-class Convening:
+class Convener:
     """Convener state of the open round, volatile: after a restart it resends its vote or never uses
     that ballot again.
     """
 
-    def __init__(self, machine: RoundMachine) -> None:
-        self.machine = machine
+    def __init__(self, view: RoundView, acceptor: Acceptor) -> None:
+        self.view, self.acceptor = view, acceptor
         self.phase = Phase.OFF
         self.ballot = 0
         self.revision = self.before = -1  # the newest, and that before the present ballot
@@ -81,12 +75,12 @@ class Convening:
 
     def begin(self, now: float, ballot: int) -> None:
         """Convene a ballot that this member owns."""
-        machine, accepted = self.machine, self.machine.journal.accepted
+        view, accepted = self.view, self.view.journal.accepted
         self.stop()
         self.ballot, self.began_at, self.before = ballot, now, self.revision
         if accepted and accepted[0] == ballot:
             self.phase, self.entry = Phase.ACCEPT, accepted[1]
-        elif ballot >= machine.journal.promised:
+        elif ballot >= view.journal.promised:
             self.phase, self.promises = (Phase.READY if ballot == 0 else Phase.PREPARE), {}
             self.repeat(now)
 
@@ -104,29 +98,29 @@ class Convening:
 
     def step(self, now: float) -> None:
         """Go on as far as what is known allows."""
-        machine = self.machine
-        if machine.open.decided or not machine.is_member or machine.sealing.active:
+        view = self.view
+        if view.open.decided or not view.is_member or view.sealed:
             return
         if not self.active:
             fresh = (
-                machine.ballot == 0
-                and machine.journal.promised <= 0
-                and not machine.journal.restarted
-                and machine.actions.tip() is None
+                view.ballot == 0
+                and view.journal.promised <= 0
+                and not view.journal.restarted
+                and view.actions.tip() is None
             )
-            if fresh and machine.journal.accepted is None and machine.convener_of(0) == machine.me:
+            if fresh and view.journal.accepted is None and view.convener_of(0) == view.me:
                 self.begin(now, 0)
-        elif machine.journal.promised > self.ballot:
+        elif view.journal.promised > self.ballot:
             return self.stop()
         if self.phase is Phase.PREPARE:
             self._collect_promises(now)
         if (
-            self.phase is Phase.ADOPT and self.entry is not None and machine.root is not None
+            self.phase is Phase.ADOPT and self.entry is not None and view.root is not None
         ):  # a vote says: I hold the state before
-            if machine.has_bytes(self.entry):
+            if view.has_bytes(self.entry):
                 self._propose(now, self.entry)
             else:
-                machine.actions.fetch_result(self.entry, self._holders(self.entry))
+                view.actions.fetch_result(self.entry, self._holders(self.entry))
         if self.phase is Phase.READY:
             self._consider_plan(now)
         if self.phase is Phase.REDUCE:
@@ -137,11 +131,11 @@ class Convening:
         """Repair loss: say again what the others may not have heard, and revise a plan that does
         not come on.
         """
-        machine = self.machine
+        view = self.view
         if self.phase is Phase.PREPARE:
-            for member in machine.config:
+            for member in view.config:
                 said = self.promises.get(member)
-                if said is None or machine.merges:  # by now it may be on a branch, or further on it
+                if said is None or view.merges:  # by now it may be on a branch, or further on it
                     self._tell(member.peer, m.Prepare(self.ballot))
         elif self.phase is Phase.REDUCE and self.plan:
             self._consider_revision(now)
@@ -158,8 +152,8 @@ class Convening:
             0,
             0,
         ) or now - self.repeated_at >= REPEAT_S  # an older plan leaves its holder silent
-        for who in self.machine.config:
-            if everybody or who in self.asking or who not in self.machine.open.ready:
+        for who in self.view.config:
+            if everybody or who in self.asking or who not in self.view.open.ready:
                 self._tell(who.peer, m.PlanMessage(plan))
         self.asking.clear()
         if everybody:
@@ -174,11 +168,11 @@ class Convening:
         """An acceptor's answer to Prepare. One of a later ballot says that it is on a branch and
         has promised that much.
         """
-        if self.machine.merges:
+        if self.view.merges:
             self.beyond = max(self.beyond, promise.ballot)
         if self.phase is Phase.PREPARE and promise.ballot == self.ballot:
             if promise.accepted:
-                self.machine.open.known[promise.accepted.entry.hash()] = promise.accepted.entry
+                self.view.open.known[promise.accepted.entry.hash()] = promise.accepted.entry
             self.promises[who] = promise
         self.step(now)
 
@@ -189,8 +183,8 @@ class Convening:
             self.missing[who.peer] = {cid for cid, _ in body.lacking}
             current = (
                 self.phase is Phase.REDUCE
-                and not self.machine.open.decided
-                and self.machine.journal.promised <= self.ballot
+                and not self.view.open.decided
+                and self.view.journal.promised <= self.ballot
             )
             if current and not self.dead.isdisjoint(self.missing[who.peer]):
                 self._consider_revision(now)
@@ -200,7 +194,7 @@ class Convening:
         without any.
         """
         if (
-            disputes(self.machine, who, body)
+            self.view.disputes.note(who.peer, body, self.view.open.plan, self.view.round)
             and self.phase is Phase.REDUCE
             and self.plan
             and self.plan.plan_id == body.plan_id
@@ -211,7 +205,7 @@ class Convening:
     def on_own_report(self, missing: dict[bytes, m.Spans]) -> None:
         """What this member itself, as an owner, still misses."""
         if self.plan:
-            self.missing[self.machine.me.peer] = set(missing)
+            self.missing[self.view.me.peer] = set(missing)
 
     def bulk_progress(self, now: float) -> None:
         """New bytes of the plan arrived: it is not stuck."""
@@ -219,40 +213,38 @@ class Convening:
 
     # ---- prepare
     def _collect_promises(self, now: float) -> None:
-        machine = self.machine
-        if not machine.quorum(list(self.promises)):
+        view = self.view
+        if not view.quorum(list(self.promises)):
             return
         if (
             self.beyond > self.ballot
         ):  # these are enough to decide without the branch: all are asked again beyond
             return self._overtake(now)
-        awaited = [
-            who for who in machine.config if who not in self.promises and not machine.silent(who)
-        ]
-        if machine.merges and awaited and now - self.began_at < machine.timing.detect_s:
+        awaited = [who for who in view.config if who not in self.promises and not view.silent(who)]
+        if view.merges and awaited and now - self.began_at < view.timing.detect_s:
             return  # they may be on a branch
-        mine = self.promises.get(machine.me)
+        mine = self.promises.get(view.me)
         if (
-            mine is not None and mine.tip != machine.actions.tip()
+            mine is not None and mine.tip != view.actions.tip()
         ):  # it went on meanwhile: what it says now stays until it is adopted
-            return self._tell(machine.me.peer, m.Prepare(self.ballot))
+            return self._tell(view.me.peer, m.Prepare(self.ballot))
         accepted = [p.accepted for p in self.promises.values() if p.accepted]
-        false = [machine.actions.contradicts(each.entry) for each in accepted]
+        false = [view.actions.contradicts(each.entry) for each in accepted]
         if None in false:
             return None  # what they have voted for is made here meanwhile
         accepted = [each for each, wrong in zip(accepted, false, strict=True) if not wrong]
         newest = max(accepted, key=lambda a: a.ballot).entry if accepted else None
-        if newest is not None and machine.objection(newest):
+        if newest is not None and view.objection(newest):
             if self._never_chosen(newest):
                 newest = None
-            elif awaited and now - self.began_at < machine.timing.detect_s:
+            elif awaited and now - self.began_at < view.timing.detect_s:
                 return None  # they may tell that it was not
         if newest is not None:
             self.phase, self.entry = Phase.ADOPT, newest
-        elif (tip := best_tip(self.promises.values(), self.machine.base)) is not None:
-            if self.machine.root is not None:  # `on_root` steps again
+        elif (tip := best_tip(self.promises.values(), self.view.base)) is not None:
+            if self.view.root is not None:  # `on_root` steps again
                 config = self._next_config(now, set(self.promises))
-                self.phase, self.entry = Phase.ADOPT, adoption(self.machine, tip, config)
+                self.phase, self.entry = Phase.ADOPT, self.view.adoption(tip, config)
         else:
             self.phase, self.began_at = Phase.READY, now
 
@@ -260,21 +252,21 @@ class Convening:
         """Whether the entry that was accepted under the highest ballot is decided nowhere: those
         who may have voted for it, having said so or nothing, are no quorum. Then nothing is
         decided, and this convener is free."""
-        return not self.machine.quorum(
+        return not self.view.quorum(
             [
                 who
-                for who in self.machine.config
+                for who in self.view.config
                 if (said := self.promises.get(who)) is None
                 or (said.accepted is not None and said.accepted.entry == newest)
             ]
         )
 
     def _overtake(self, now: float) -> None:
-        machine = self.machine
-        later = range(self.beyond + 1, self.beyond + 1 + len(machine.config))
-        own = next(ballot for ballot in later if machine.convener_of(ballot) == machine.me)
+        view = self.view
+        later = range(self.beyond + 1, self.beyond + 1 + len(view.config))
+        own = next(ballot for ballot in later if view.convener_of(ballot) == view.me)
         if own <= LAST_BALLOT:
-            machine.enter(now, own)
+            view.enter(now, own)
 
     def _holders(self, entry: Entry) -> list[PeerId]:
         def holds(promise: m.Promise) -> bool:
@@ -286,25 +278,25 @@ class Convening:
         return [
             who.peer
             for who, promise in self.promises.items()
-            if holds(promise) and who != self.machine.me
+            if holds(promise) and who != self.view.me
         ]
 
     # ---- plan
     def _consider_plan(self, now: float) -> None:
-        machine = self.machine
-        if self.ballot > 0 and machine.open.reduced:
+        view = self.view
+        if self.ballot > 0 and view.open.reduced:
             return self._propose_reduced(
-                now, *machine.open.reduced
+                now, *view.open.reduced
             )  # an earlier plan's bytes are all here: as honest as new ones
         awaited = [
             member
-            for member in machine.draw.members
-            if machine.acceptor.awaits(member) and not machine.silent(member)
+            for member in view.draw.members
+            if self.acceptor.awaits(member) and not view.silent(member)
         ]
-        look(machine, now)
-        offers = self._reading(machine.offers())
-        in_vain = self.ballot > 0 and machine.draw.hopeless  # they were planned, and do not come
-        if not machine.enough(offers) or waits(machine) or in_vain:
+        view.look(now)
+        offers = self._reading(view.offers())
+        in_vain = self.ballot > 0 and view.hopeless  # they were planned, and do not come
+        if not view.enough(offers) or view.gathering or in_vain:
             if self.wants_entry(
                 now
             ):  # nobody waits for a round to be let in or out, or to learn the end of what was lost
@@ -312,8 +304,8 @@ class Convening:
             return None
         if (
             not awaited
-            or machine.open.ripe_at is not None
-            or self._grace_is_over(now, silence_s(machine, [member.peer for member in awaited]))
+            or view.open.ripe_at is not None
+            or self._grace_is_over(now, view.silence_s([member.peer for member in awaited]))
         ):
             self._new_plan(now, offers)
         return None
@@ -321,30 +313,30 @@ class Convening:
     def _reading(self, offers: list[Contributor]) -> list[Contributor]:
         """Without those whose members would not read the plan in time, unless too few are left.
         Where members may lie, what was shown to all is left out by what all can see only."""
-        machine = self.machine
-        reading = [offer for offer in offers if not machine.actions.unread(offer.member.peer)]
-        return offers if machine.lying or not machine.enough(reading) else reading
+        view = self.view
+        reading = [offer for offer in offers if not view.actions.unread(offer.member.peer)]
+        return offers if view.lying or not view.enough(reading) else reading
 
     def _grace_is_over(self, now: float, lossy_s: float) -> bool:
         """Whether those that have said nothing yet were waited for: in ballot 0, or where its
         convener was given up before it could. ``lossy_s``: for so long they may be silent for lost
         packets."""
         timing, opened, first = (
-            self.machine.timing,
-            self.machine.open,
-            self.machine.open.first_ready_at,
+            self.view.timing,
+            self.view.open,
+            self.view.open.first_ready_at,
         )
-        again = max(timing.grace(self.machine.round_s, self.ballot), lossy_s)
+        again = max(timing.grace(self.view.round_s, self.ballot), lossy_s)
         if self.ballot > 0 and now - self.began_at <= again:
             return False
         waited = self.ballot > 0 and (opened.plan is not None or first is None)
-        grace = max(timing.grace(self.machine.round_s), lossy_s)
+        grace = max(timing.grace(self.view.round_s), lossy_s)
         return waited or (first is not None and now - first > grace)
 
     def _new_plan(self, now: float, offers: list[Contributor]) -> None:
-        machine, shape = self.machine, self.machine.shape
+        view, shape = self.view, self.view.shape
         self.revision += 1
-        ready = machine.open.ready
+        ready = view.open.ready
         able = [c.member for c in offers] + self._helpers()
         rates = comparable([(ready[member].up, ready[member].down) for member in able])
         owners = [
@@ -352,30 +344,32 @@ class Convening:
             for member, rate in zip(able, rates, strict=True)
         ]
         if shape.single:
-            owners = single(owners, machine.organiser)
+            owners = single(owners, view.organiser)
         chunks = -(-shape.numel // shape.chunk_elements)
         slots = (
-            slots_for(chunks, [m.peer for m in machine.config], [c.member.peer for c in offers])
+            slots_for(chunks, [m.peer for m in view.config], [c.member.peer for c in offers])
             if shape.reducer == "gather"
             else None
         )
         self.plan = Plan(
-            machine.log,
-            machine.round,
+            view.log,
+            view.round,
             self.ballot,
             self.revision,
-            machine.base,
+            view.base,
             tuple(offers),
             slots or parts_for(shape.numel / shape.chunk_elements, owners),
             shape.numel,
             shape.chunk_elements,
             shape.codec,
             shape.reducer,
-            BUTTERFLY if self.star else topology_of(machine, offers),
+            BUTTERFLY
+            if self.star
+            else topology_of(shape.topology, offers, ready, view.disputes.peers(view.round)),
         )
         self.trees = plan_trees(self.plan)
         self.phase, self.planned_at = Phase.REDUCE, now
-        self.due_at = now + stuck_s(machine) + LATE * transfer_s(machine, self.plan)
+        self.due_at = now + view.stuck_s() + LATE * view.transfer_s(self.plan)
         self.missing, self.reported_at = {}, {}
         self.asking, self.repeated_at = set(), now
         self._broadcast(m.PlanMessage(self.plan))
@@ -384,36 +378,36 @@ class Convening:
         """Members that own parts though they contribute nothing: of a star, since other trees go by
         contributors.
         """
-        machine, shape = self.machine, self.machine.shape
+        view, shape = self.view, self.view.shape
         if shape.single or shape.reducer == "gather" or shape.topology != "butterfly":
             return []
         there = [
             member
-            for member, ready in machine.open.ready.items()
-            if ready.cid is None and member in machine.config
+            for member, ready in view.open.ready.items()
+            if ready.cid is None and member in view.config
         ]
         return sorted(
             member
             for member in there
-            if machine.actions.helps(member.peer) and not machine.silent(member)
+            if view.actions.helps(member.peer) and not view.silent(member)
         )
 
     def _consider_revision(self, now: float) -> None:
         """Only the convener changes the set, and always for all parts."""
-        plan, machine = self.plan, self.machine
+        plan, view = self.plan, self.view
         assert plan is not None
-        if machine.open.reduced and machine.open.reduced[0] == plan:
+        if view.open.reduced and view.open.reduced[0] == plan:
             return
-        self.dead = dead = {c.cid for c in plan.contributors if machine.lost(c.member)}
-        own = {machine.contribution[0]} if machine.contribution else set[bytes]()
+        self.dead = dead = {c.cid for c in plan.contributors if view.lost(c.member)}
+        own = {view.contribution[0]} if view.contribution else set[bytes]()
         refused = {
-            c.cid for c in plan.contributors if c.member == machine.me
+            c.cid for c in plan.contributors if c.member == view.me
         } - own  # it held NaN, say: it will never come
         gone = {
             cid for cids in held_up_by(plan, self.trees, self._waiting()).values() for cid in cids
         } & dead
-        cut = broken(machine, plan)
-        late = now > self.due_at or now - self.planned_at > (1 + self.stalls) * stuck_s(machine)
+        cut = broken_by(plan, view.open, view.actions.suspected)
+        late = now > self.due_at or now - self.planned_at > (1 + self.stalls) * view.stuck_s()
         if not (gone or refused or cut or late):
             return
         if (
@@ -423,22 +417,22 @@ class Convening:
         self._revise(now, plan, dead | refused, late)
 
     def _revise(self, now: float, plan: Plan, lost: set[bytes], late: bool) -> None:
-        machine = self.machine
+        view = self.view
         self.lost |= lost
         if late and self._blame(now, plan):  # else what is missing of the living is on its way
-            mine = machine.contribution[0] if machine.contribution else b""
-            return machine.next_ballot(now, aside=mine in self.lost)
-        keep = self._reading([c for c in machine.offers() if c.cid not in self.lost])
-        self.slow |= {part.owner for part in plan.parts if machine.actions.suspected(part.owner)}
+            mine = view.contribution[0] if view.contribution else b""
+            return view.next_ballot(now, aside=mine in self.lost)
+        keep = self._reading([c for c in view.offers() if c.cid not in self.lost])
+        self.slow |= {part.owner for part in plan.parts if view.actions.suspected(part.owner)}
         if (
-            not machine.enough(keep)
-            or self.revision - self.before > len(machine.config) + 2
-            or self.stalls > len(machine.config)
+            not view.enough(keep)
+            or self.revision - self.before > len(view.config) + 2
+            or self.stalls > len(view.config)
         ):
-            return machine.next_ballot(now)
+            return view.next_ballot(now)
         if tuple(keep) == plan.contributors and not self.slow & {part.owner for part in plan.parts}:
             self.planned_at, self.stalls = now, self.stalls + 1
-            self.due_at = now + (1 + self.stalls) * (stuck_s(machine) + transfer_s(machine, plan))
+            self.due_at = now + (1 + self.stalls) * (view.stuck_s() + view.transfer_s(plan))
             if not self.trees:
                 return None
             self.star = True
@@ -454,10 +448,10 @@ class Convening:
         ballot is planned without it. What an owner lacked that has not been heard for a while, and
         may be dying, is held against nobody.
         """
-        machine, me = self.machine, self.machine.me.peer
+        view, me = self.view, self.view.me.peer
         owners, since = (
-            {part.owner for part in plan.parts if not machine.actions.suspected(part.owner)},
-            now - machine.timing.detect_s / 2,
+            {part.owner for part in plan.parts if not view.actions.suspected(part.owner)},
+            now - view.timing.detect_s / 2,
         )
         waiting = {
             peer: cids
@@ -473,7 +467,7 @@ class Convening:
             part.owner
             for part in plan.parts
             if part.owner in owners - {me}
-            and now - self.reported_at.get(part.owner, -1e9) > machine.timing.detect_s
+            and now - self.reported_at.get(part.owner, -1e9) > view.timing.detect_s
             and self._part_lacks(part)
         }
         if self.trees:
@@ -492,7 +486,7 @@ class Convening:
         late = {cid for owner, cids in behind.items() if owner not in short for cid in cids}
         self.lost |= late
         self.slow |= short | silent | {c.member.peer for c in plan.contributors if c.cid in late}
-        if machine.contribution and machine.contribution[0] in late:
+        if view.contribution and view.contribution[0] in late:
             return True  # nor would the results come here
         if not owners - self.slow:
             self.lost |= {c.cid for c in plan.contributors if c.member.peer in silent}
@@ -504,11 +498,11 @@ class Convening:
         return {
             peer: cids
             for peer, cids in self.missing.items()
-            if not self.machine.actions.suspected(peer) and not self.machine.actions.deaf_to(peer)
+            if not self.view.actions.suspected(peer) and not self.view.actions.deaf_to(peer)
         }
 
     def _part_lacks(self, part: Part) -> bool:
-        return self.machine.open.lacking_of(part.owner)
+        return self.view.open.lacking_of(part.owner)
 
     # ---- propose
     @property
@@ -516,26 +510,26 @@ class Convening:
         """Where branches may be adopted, nothing new is proposed without a quorum in sight: a vote
         of a few would stand in their way.
         """
-        machine = self.machine
-        alive = [who for who in machine.config if machine.heard(who)]
-        return not machine.merges or machine.quorum(alive)
+        view = self.view
+        alive = [who for who in view.config if view.heard(who)]
+        return not view.merges or view.quorum(alive)
 
     def _consider_proposal(self, now: float) -> None:
-        reduced = self.machine.open.reduced
+        reduced = self.view.open.reduced
         if reduced and reduced[0] == self.plan:
             self._propose_reduced(now, *reduced)
 
     def _propose_reduced(self, now: float, plan: Plan, digests: tuple[bytes, ...]) -> None:
-        machine = self.machine
-        if machine.root is None or not self._worth_voting:
+        view = self.view
+        if view.root is None or not self._worth_voting:
             return  # the state root is still being hashed (`on_root` steps again), or `tick` does
         config = self._next_config(now, {c.member for c in plan.contributors})
-        admitted, tally = machine.entering(config)
+        admitted, tally = view.entering(config)
         entry = Entry(
-            machine.log,
-            machine.round,
-            machine.base,
-            machine.root,
+            view.log,
+            view.round,
+            view.base,
+            view.root,
             plan.contributors,
             plan.parts,
             digests,
@@ -545,7 +539,7 @@ class Convening:
             plan.reducer,
             config,
             plan.topology,
-            elapsed_s(machine, now),
+            view.elapsed_s(now),
             admitted,
             tally,
         )
@@ -553,16 +547,16 @@ class Convening:
 
     def _propose_empty(self, now: float) -> None:
         """An entry without contributors: it changes the configuration, if anything."""
-        machine, shape = self.machine, self.machine.shape
-        if machine.root is None or not self._worth_voting:
+        view, shape = self.view, self.view.shape
+        if view.root is None or not self._worth_voting:
             return
         config = self._next_config(now, set())
-        admitted, tally = machine.entering(config)
+        admitted, tally = view.entering(config)
         entry = Entry(
-            machine.log,
-            machine.round,
-            machine.base,
-            machine.root,
+            view.log,
+            view.round,
+            view.base,
+            view.root,
             (),
             (),
             (),
@@ -571,20 +565,20 @@ class Convening:
             shape.codec,
             shape.reducer,
             config,
-            elapsed_s=elapsed_s(machine, now),
+            elapsed_s=view.elapsed_s(now),
             admitted=admitted,
             tally=tally,
         )
         self._propose(now, entry)
 
     def _propose(self, now: float, entry: Entry) -> None:
-        machine = self.machine
-        if self.ballot < machine.journal.promised or machine.root != entry.base_state:
+        view = self.view
+        if self.ballot < view.journal.promised or view.root != entry.base_state:
             return self.stop()
-        if (
-            self.phase is Phase.ADOPT or machine.draw.allows(self.ballot, entry)
-        ) and machine.acceptor.may_vote(self.ballot, entry):
-            machine.acceptor.cast(
+        if (self.phase is Phase.ADOPT or view.may_end(self.ballot, entry)) and view.may_vote(
+            self.ballot, entry
+        ):
+            self.acceptor.cast(
                 now, self.ballot, entry
             )  # the convener votes first, but for another draw that is not adopted
         self.phase, self.entry = Phase.ACCEPT, entry
@@ -593,25 +587,16 @@ class Convening:
 
     # ---- the next configuration
     def _joiners(self, now: float) -> list[Member]:
-        machine = self.machine
-        recent = max(1.0, 4 * machine.timing.fetch_s)
-        asking = sorted(
-            who
-            for who, (round_, seen) in machine.joiners.items()
-            if machine.near(round_)
-            and now - seen < recent
-            and who not in machine.config
-            and not gone(who, machine.removed)
-        )
-        return machine.welcome(machine.actions.let_in(asking)) if asking else []
+        """Peers that the next configuration may have besides those that stay."""
+        return self.view.joiners_to_admit(now)
 
     def wants_entry(self, now: float) -> bool:
         """Whether an entry that only changes the configuration is wanted, as far as this member
         knows.
         """
-        machine, ready = self.machine, self.machine.open.ready
-        leaves = len(machine.config) > 1 and any(offer.leave for offer in ready.values())
-        settle = (machine.draw.whole or machine.draw.hopeless) and any(
+        view, ready = self.view, self.view.open.ready
+        leaves = len(view.config) > 1 and any(offer.leave for offer in ready.values())
+        settle = (view.draw.whole or view.hopeless) and any(
             offer.settle for offer in ready.values()
         )
         return leaves or settle or bool(self._joiners(now))
@@ -620,17 +605,15 @@ class Convening:
         """Leavers go, the silent are evicted, joiners come: at most max(1, staying - 1), so that
         those who know the log decide.
         """
-        machine = self.machine
-        leaving = {
-            who for who, ready in machine.open.ready.items() if ready.leave
-        } | machine.removed
-        staying = [member for member in machine.config if member not in leaving] or self._last_one()
+        view = self.view
+        leaving = {who for who, ready in view.open.ready.items() if ready.leave} | view.removed
+        staying = [member for member in view.config if member not in leaving] or self._last_one()
         organiser_stays = any(
-            member.peer == machine.organiser and machine.heard(member) for member in staying
+            member.peer == view.organiser and view.heard(member) for member in staying
         )
         floor = 1 if organiser_stays else 3
         for member in list(staying):
-            lost = member not in contributing and member != machine.me and machine.lost(member)
+            lost = member not in contributing and member != view.me and view.lost(member)
             if lost and len(staying) > floor:
                 staying.remove(member)
         room = max(1, len(staying) - 1)
@@ -649,14 +632,12 @@ class Convening:
 
     def _last_one(self) -> list[Member]:
         """Where all leave, one keeps the log: the organiser's member, else the convener."""
-        organiser = [
-            member for member in self.machine.config if member.peer == self.machine.organiser
-        ]
-        return organiser or [self.machine.me]
+        organiser = [member for member in self.view.config if member.peer == self.view.organiser]
+        return organiser or [self.view.me]
 
     def _broadcast(self, body: m.Body) -> None:
-        for member in self.machine.config:
+        for member in self.view.config:
             self._tell(member.peer, body)
 
     def _tell(self, peer: PeerId, body: m.Body) -> None:
-        self.machine.actions.send(peer, self.machine.log, self.machine.round, body)
+        self.view.actions.send(peer, self.view.log, self.view.round, body)

@@ -1,15 +1,47 @@
-"""One member of a replicated log: acceptor, learner and contributor of the open round. Sans I/O.
+"""RoundMachine: one member of a replicated log, as acceptor, learner and contributor of the open
+round. Sans I/O.
 
-The log decides one entry a round by single-decree Paxos; ballots are attempts, each owned by one
-convener (`convener.py`). Acceptors of entry r are exactly the configuration decided by entry r-1. A
-vote says "I hold state r-1 and all bytes of r". The data plane (`atoll.collectives.exchange`)
-yields bytes for a plan and safety does not depend on it. Specified in docs/protocol/round.md.
+The log decides one entry a round by single-decree Paxos. A *ballot* is an attempt, owned by one
+convener (`convener.Convener`). The acceptors of entry r are exactly the configuration that entry
+r-1 decided. A *vote* says "I hold state r-1 and all bytes of r". The data plane
+(`atoll.collectives.exchange`) yields bytes for a plan; safety does not depend on it. The protocol is
+specified in docs/protocol/round.md.
+
+**The life of a round**, which is the order of this file:
+
+1. *Open.* `_open` clears the volatile state (`state.OpenRound`) and creates the round's roles: an
+   acceptor, a convener, a seal. They see the machine as `view.RoundView`.
+2. *Contribute.* The session offers a frozen contribution (`contribute`); Ready messages announce it.
+3. *Gather.* `look` notes whether the contributions are there that the round waits for.
+4. *Plan.* The ballot's convener sends a plan (`_on_plan`); the data plane carries it out
+   (`actions.execute`). `on_report` asks again for what does not come.
+5. *Vote.* Promise, Accept, Accepted: `_on_prepare`, `_on_accept`, `vote_pending`, `cast_vote`.
+6. *Learn and apply.* A quorum of votes decides (`count_vote`); the session applies the entry
+   (`actions.apply`) and calls `on_applied`, which opens the next round.
+7. *Take over.* Where nothing comes on, `_consider_takeover` moves to the next ballot.
+8. *Catch up.* Whoever lags asks for decided entries (`fetch`), and others answer (`_answer`).
+
+**Inputs**, all of them with ``now`` in seconds: `on_message`, `tick`, `contribute`, `on_result`,
+`on_part`, `on_report`, `on_applied`, `on_root`, `adopt_snapshot`, `resume`, `set_idle`,
+`set_unsettled`, `set_waiting`. **Outputs** are calls of `state.RoundActions`; none of them blocks,
+and answers come back as inputs. One driver (a session's log) calls everything, so there are no
+locks. For example, a member that alone decides its log takes one round like this::
+
+    machine = RoundMachine(run="r", log="main", me=me, actions=actions, ...)
+    machine.on_root(0.0, 1, root)             # the state before round 1 is hashed
+    machine.contribute(0.0, cid, weight=32)   # -> actions.send(me, Ready)
+    ...                                       # the driver delivers what is sent to oneself
+    machine.tick(0.1)                         # -> Plan, actions.execute(plan)
+    machine.on_result(0.2, plan, digests)     # -> Accept, Accepted, actions.apply(entry)
+    machine.on_applied(0.3)                   # -> actions.decided(...); round 2 is open
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence, Set
 from random import Random
+
+import msgspec
 
 from .. import messages as m
 from ..errors import RemoteProtocolError
@@ -31,34 +63,39 @@ from ..group import (
 from ..identifiers import PeerId
 from ..partition import check_plan
 from ..trees import senders_of
+from . import patience
 from .acceptor import Acceptor
-from .catching import Catching
-from .convener import Convening
+from .blame import Blame
+from .certificate import check_chain, vote_payload
+from .convener import Convener
 from .entering import OPEN, Doors, crowded
-from .gathering import look, waits
+from .gathering import is_ripe
 from .grouping import Grouping
 from .journal import Journal
-from .lying import Blame, sides
-from .merging import adopts
-from .patience import rtt_s, silence_s, stuck_s
-from .pulling import ask_again, on_missing, on_the_way, tell_dispute
-from .readiness import close_round, on_ready, repeat_ready, send_ready
-from .sampling import Draw
-from .sealing import Sealing
+from .lying import byzantine_roles
+from .merging import adopts, tip_entry
+from .routes import Disputes, broken_by
+from .sampling import Draw, drawn
+from .sealing import Sealing, gone
 from .state import OpenRound, RoundActions, Shape
 from .timing import Timing
 
 MAX_JOINERS = 1024  # remembered at a time: whoever is admitted to the run may ask
-ALONE_FIRST_S = 10.0  # whoever decides alone waits so long for the others after its start
-ASK_FIRST_S = (
-    3.0  # for so long a process that was started again asks all members what it has missed
-)
+ALONE_FIRST_S = 10.0  # a member that decides alone waits so long for the others after its start
+# for so long a process that was started again asks all members what it has missed
+ASK_FIRST_S = 3.0
 EARLY_MESSAGES = 512  # messages of the next round kept while this one is being applied
+CATCH_ENTRIES = 16  # entries in one Catch: bounded by MAX_MESSAGE_BYTES even at 256 members
+REMEMBERED_ANSWERS = 64  # beyond, those are forgotten that are old enough to be given again
+MISSING_SPANS = 256  # of one contribution in one message; the rest is asked for next time
+# a source that sent nothing for so many pulls is asked again; what is under way would only come
+# twice
+PATIENCE_PULLS = 7.5
 
 
 class RoundMachine:
-    """The state machine of one log at one member. One driver calls it; every input carries ``now``
-    in seconds.
+    """The state machine of one log at one member; see the top of the file. It is a
+    `view.RoundView` for the roles that it creates.
     """
 
     def __init__(
@@ -80,38 +117,50 @@ class RoundMachine:
         unix_offset_s: float = 0.0,
         doors: Doors = OPEN,
     ) -> None:
-        """``site``: the label by which members near each other know that they are. ``merges``: an
-        entry of this log may adopt a branch. ``lying``: how many members of a configuration may do
-        anything (`round.lying`). ``unix_offset_s``: wall clock minus ``now``; it only numbers
-        claims, so that those of a process that was started again have greater numbers. ``doors``:
-        by what peers enter."""
-        self.doors = doors
-        self.site, self.merges, self.lying = site, merges, lying
-        self.unix_offset_s = unix_offset_s
-        self.caught = set[PeerId]()  # who has proved to lie
-        self.blamed = Blame()  # owners that held up reductions, where members may lie
-        self.apart: dict[
-            PeerId, tuple[PeerId, int]
-        ] = {}  # who disagreed on a partial sum: with which owner, and in which round
+        """``site``: the label by which members near each other recognise that. ``merges``: an entry
+        of this log may adopt a branch. ``lying``: how many members of a configuration may be
+        Byzantine. ``unix_offset_s``: wall clock minus ``now``; it only numbers claims, so that those
+        of a process that was started again have greater numbers. ``doors``: what lets peers enter.
+        """
         self.run, self.log, self.me, self.organiser = run, log, me, organiser
-        self.journal, self.shape, self.timing, self.actions, self.rng = (
-            journal,
-            shape,
-            timing,
-            actions,
-            rng,
-        )
-        self.root: bytes | None = (
-            None  # Merkle root of the state before the open round; None while it is being hashed
-        )
+        self.journal, self.shape, self.timing = journal, shape, timing
+        self.actions, self.rng = actions, rng
+        self.site, self.merges, self.lying, self.doors = site, merges, lying, doors
+        self.unix_offset_s = unix_offset_s
+
+        # ---- what other members are known for
+        self.caught = set[PeerId]()  # peers that are proved to be Byzantine
+        self.blamed = Blame()  # owners that held up reductions, where members may lie
+        self.disputes = Disputes()  # peers that disagreed on a partial sum
+        self.joiners: dict[
+            Member, tuple[int, float]
+        ] = {}  # who asks to enter: at which round, when
+        # the newest incarnation that a peer was heard under since it was suspected
+        self._spoke: dict[PeerId, int] = {}
+        self.voted = 0  # the newest round in which others were heard to vote
+
+        # ---- the own contribution and script
         self.contribution: tuple[bytes, int, Reading] | None = None
         self.leaving = self.idle = False
-        # a script waits for the open round, whatever it decides: so ends what an earlier life
+        # a script waits for the open round, whatever it decides: that ends what an earlier life
         # offered
         self.unsettled = False
+
+        # ---- state and entries
+        # Merkle root of the state before the open round; None while it is being hashed
+        self.root: bytes | None = None
         # the entries are known but the state is still being fetched: nothing can be applied or
         # voted on
         self.stateless = False
+        self.ahead: list[Certified] = []  # verified entries beyond the open round
+        self.round_s: float | None = None  # how long the last round took
+        self.bulk_s = 0.0  # how long the last reduction took
+        self._early: list[tuple[PeerId, int, int, m.Body]] = []
+        # of which round, and in the order of its ballots
+        self._conveners: tuple[int, list[Member]] | None = None
+
+        # ---- a start from what an earlier process left
+        self._began_at = now
         self.unasked: set[PeerId] = set()  # who has not answered yet: see `ask_first`
         self._beyond: set[PeerId] = set()  # of them, who knows of later entries
         self._ask_until = now
@@ -119,25 +168,19 @@ class RoundMachine:
         # not
         self.forgotten = 0
         self.renewed = False  # it has gone on as another member, and nobody was told yet
-        self.joiners: dict[Member, tuple[int, float]] = {}
-        self._spoke: dict[
-            PeerId, int
-        ] = {}  # the newest incarnation that a peer was heard under since it was suspected
-        self.ahead: list[Certified] = []  # verified entries beyond the open round
-        self.round_s: float | None = None  # how long the last round took
-        self.bulk_s = 0.0  # how long the last reduction took
-        self.catching = Catching(self, now)
-        self._began_at = now
-        self.voted = 0  # the newest round in which others were heard to vote
+
+        # ---- when entries were asked for, and given
+        self._answered_at: dict[tuple[PeerId, int], float] = {}
+        self._asked_at: dict[PeerId, float] = {}
+        self._asked_all_at = -1e9
+        self._asked_around_at = now
+
         groups = shape.arrivals.groups if shape.arrivals is not None else None
         self.grouping = Grouping(groups, journal.entries) if groups is not None else None
-        self._early: list[tuple[PeerId, int, int, m.Body]] = []
-        self._conveners: tuple[int, list[Member]] | None = (
-            None  # of which round, and in the order of its ballots
-        )
-        self._open(now)
+        self._open(now, None)
 
-    # ---- views
+    # ---- views -----------------------------------------------------------------------------------
+
     @property
     def round(self) -> int:
         """The open round: the number of applied entries (the genesis is entry 0)."""
@@ -156,9 +199,19 @@ class RoundMachine:
         return self.journal.entries.config
 
     @property
+    def others(self) -> list[PeerId]:
+        """The other acceptors."""
+        return [member.peer for member in self.config if member != self.me]
+
+    @property
     def removed(self) -> Set[Member]:
-        """Whom the organiser has removed: they never vote again."""
+        """Members that the organiser has removed: they never vote again."""
         return self.journal.entries.removed
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the open round is sealed here: this member votes no more in it."""
+        return self.sealing.active
 
     @property
     def is_member(self) -> bool:
@@ -170,18 +223,1199 @@ class RoundMachine:
             and not self.unasked
         )
 
+    @property
+    def frontier(self) -> list[Certified]:
+        """Decided entries that are verified but not yet applied here, oldest first."""
+        decided = self.open.decided
+        if decided is None:
+            return list(self.ahead)
+        # votes may decide what a Catch brought, too
+        return [decided, *(c for c in self.ahead if c.entry.round > decided.entry.round)]
+
+    @property
+    def tail(self) -> Certified:
+        """The newest entry known."""
+        decided, newest = self.open.decided, self.ahead[-1] if self.ahead else None
+        if newest is not None and (decided is None or newest.entry.round > decided.entry.round):
+            return newest
+        return decided or self.journal.entries[-1]
+
+    @property
+    def engaged(self) -> bool:
+        """Whether the open round is under way as far as this member knows. A swarm that merely
+        trains is not stuck.
+        """
+        opened = self.open
+        promised = self.journal.accepted or self.journal.promised >= 0
+        redraw = self.draw.waiting and self.hopeless
+        under_way = (
+            self.contribution
+            or self.unsettled
+            or redraw
+            or self.actions.tip()
+            or promised
+            or opened.plan
+            or opened.pending
+            or opened.decided
+        )
+        return bool(under_way) or self.acceptor.urged
+
+    def convener_of(self, ballot: int) -> Member:
+        """The owner of a ballot of the open round."""
+        if self._conveners is None or self._conveners[0] != self.round:
+            self._conveners = (self.round, conveners(self.run, self.log, self.round, self.config))
+        order = self._conveners[1]
+        return order[ballot % len(order)]
+
+    def quorum(self, voters: Sequence[Member]) -> bool:
+        """Whether these acceptors decide the open round."""
+        return is_quorum(self.config, set(voters), self.organiser, self.lying)
+
+    def near(self, round_: int) -> bool:
+        """Whether a joiner that holds the state before ``round_`` is close enough: results it lacks
+        are still kept here.
+        """
+        return round_ >= self.round - self.timing.keep_rounds // 2
+
+    def has_bytes(self, entry: Entry) -> bool:
+        """Whether all result bytes of the entry are stored here, and are those of its contributors."""
+        return not entry.contributors or self.open.holds(entry)
+
+    # ---- what members are known for
+
+    def silent(self, member: Member) -> bool:
+        """Whether nobody here need wait for a member: it is `lost`, or this member does not listen
+        to it for now.
+        """
+        return self.lost(member) or self.actions.deaf_to(member.peer)
+
+    def lost(self, member: Member) -> bool:
+        """Whether a member will not answer, or is not to be counted on: its peer is suspected, it
+        lost its journal and lives on as another member, or it has lied."""
+        return (
+            self.ended(member) or member.peer in self.caught or self.actions.suspected(member.peer)
+        )
+
+    def ended(self, member: Member) -> bool:
+        """Whether its peer has spoken as a later incarnation: this one never votes again."""
+        return self._spoke.get(member.peer, 0) > member.incarnation
+
+    def heard(self, member: Member) -> bool:
+        """Whether it spoke as this member. Life of the peer is not enough: it may have lost its
+        journal.
+        """
+        return member == self.me or (
+            self._spoke.get(member.peer) == member.incarnation
+            and not self.actions.suspected(member.peer)
+        )
+
+    def heard_votes_for(self, entry: Entry) -> bool:
+        """Whether this process heard a member, perhaps itself, vote for an entry of the open round:
+        who votes does not know it as decided.
+        """
+        return any(digest == entry.hash() for _, digest in self.open.votes)
+
+    # ---- how long things may take
+
+    @property
+    def _gap_s(self) -> float:
+        rates = [
+            patience.rate(self.actions.pace()),
+            *(patience.rate(ready) for ready in self.open.ready.values() if ready.cid is not None),
+        ]
+        return patience.gap_s(rates, len(self.config), max(patience.chunk_bytes(self.shape)))
+
+    def silence_s(self, peers: Collection[PeerId]) -> float:
+        """How long these peers may be silent though they live, where packets are lost."""
+        return patience.silence_s(self.actions.pace(), peers)
+
+    def stuck_s(self) -> float:
+        """A reduction is stuck when no new chunk came for this long."""
+        return patience.stuck_s(
+            self.timing,
+            self._gap_s,
+            patience.rtt_s(self.actions.pace()),
+            self.silence_s(self.others),
+        )
+
+    def silent_s(self, pulls: float) -> float:
+        """A source that sent nothing for this long is asked again."""
+        rtt_s = patience.rtt_s(self.actions.pace())
+        return patience.silent_s(self.timing, pulls, self._gap_s, rtt_s)
+
+    def transfer_s(self, plan: Plan) -> float:
+        """How long the bytes of a plan take at the announced rates."""
+        ready = {member.peer: offer for member, offer in self.open.ready.items()}
+        return patience.transfer_s(plan, ready, len(self.config), patience.chunk_bytes(self.shape))
+
+    # ---- inputs: messages and time ---------------------------------------------------------------
+
+    def on_message(
+        self, now: float, peer: PeerId, incarnation: int, round_: int, body: m.Body
+    ) -> None:
+        """A control message of this log. Raises RemoteProtocolError when it breaks a rule."""
+        who = Member(peer, incarnation)
+        if (
+            round_ > 0  # of round 0 asks who has no log
+            and incarnation > self._spoke.get(peer, -1)
+            and len(self._spoke) < MAX_JOINERS
+        ):
+            self._spoke[peer] = incarnation
+        if self.sealing.shuns(who):
+            return self._answer(now, peer, round_) if round_ < self.round else None
+        if peer in self.unasked and isinstance(body, (m.Catch, m.Fetch)):
+            self._on_asked(peer, body.head if isinstance(body, m.Catch) else round_)
+        if isinstance(body, m.Catch):
+            self._on_catch(now, peer, body)
+            return self._advance(now)
+        if isinstance(body, m.Join) and who not in self.config:
+            self._on_join(now, who, round_)
+        if round_ < self.round:
+            return self._answer(now, peer, round_)
+        if isinstance(body, (m.Accept, m.Accepted)):
+            self.voted = max(self.voted, round_)
+        if isinstance(body, m.Seal) and not self.lying:
+            return self.sealing.on_seal(now, who, round_, body)
+        if isinstance(body, (m.Fetch, m.Join)):
+            if round_ > self.round:
+                self.fetch(now, peer)
+            return None
+        if round_ > self.round:
+            if (
+                round_ == self.round + 1
+                and self.open.applying
+                and len(self._early) < EARLY_MESSAGES
+            ):
+                self._early.append((peer, incarnation, round_, body))
+                return None
+            return self.fetch(now, peer)
+        if isinstance(body, m.Sealed):
+            return self.sealing.on_sealed(who, body)
+        if who in self.config and self.is_member and not self.sealing.active:
+            self._dispatch(now, who, body)
+        return None
+
+    def _dispatch(self, now: float, who: Member, body: m.Body) -> None:
+        """A message of another acceptor, or an own one, within the open round."""
+        match body:
+            case m.Ready():
+                self._on_ready(now, who, body)
+            case m.PlanMessage():
+                self._on_plan(now, who, body.plan)
+            case m.Missing():
+                self._on_missing(now, who, body)
+            case m.Disputed():
+                self.convening.on_disputed(now, who, body)
+            case m.Need():
+                self.actions.resend_results(who.peer, body.plan_id, body.chunks)
+            case _:
+                self.acceptor.on_message(now, who, body)
+
+    def tick(self, now: float) -> None:
+        """Repair loss, and take over where nothing comes on. Call about every ``timing.pull_s``
+        seconds.
+        """
+        if self.forgotten and not self.open.applying:
+            self.renew()
+        opened, known = self.open, {member.peer for member in self.config}
+        self._spoke = {
+            who: life
+            for who, life in self._spoke.items()
+            if who in known and not self.actions.suspected(who)
+        }
+        if opened.decided and not opened.applying:
+            self._try_apply(now)
+        if opened.applying:
+            return
+        if self.sealing.tick(now):
+            return
+        if self.journal.restarted and now - self._began_at < ASK_FIRST_S:
+            # an old copy of a journal lacks entries: they must be known before anything is voted on
+            self._ask_all(now)
+        if self.unasked:
+            self._ask_unasked(now)
+        stale = now - opened.progress_at > self.timing.takeover_s / 2
+        if not self.is_member or (stale and (self.engaged or self.voted >= self.round)):
+            self._ask_around(now, self.timing.fetch_s)
+        elif now - opened.progress_at > self.timing.quiet_s:
+            # a decision that was taken without this member leaves no other trace here
+            self._ask_around(now, self.timing.quiet_s)
+        if not self.is_member:
+            return
+        self.acceptor.step(now)
+        self.look(now)
+        plan = opened.plan
+        if plan is None or (
+            self.contribution and all(c.cid != self.contribution[0] for c in plan.contributors)
+        ):
+            self._repeat_ready(now)
+        if plan is not None and opened.lacking != 0:
+            self.actions.report(plan.plan_id)
+        self.acceptor.tick(now)
+        self.convening.step(now)
+        self.convening.repeat(now)
+        self._consider_takeover(now)
+
+    def resume(self, now: float) -> list[RemoteProtocolError]:
+        """Take up what came early; the answer is what of it broke a rule. Call it after `on_applied`
+        or `adopt_snapshot`, once the data plane has opened the new round."""
+        early, self._early = self._early, []
+        breaches: list[RemoteProtocolError] = []
+        for peer, incarnation, round_, body in early:
+            try:
+                self.on_message(now, peer, incarnation, round_, body)
+            except RemoteProtocolError as error:
+                breaches.append(error)
+        self._advance(now)
+        return breaches
+
+    # ---- 1. a round opens ------------------------------------------------------------------------
+
+    def _open(self, now: float, before: Draw | None) -> None:
+        """Open the round after the newest entry. ``before``: the draw of the round before."""
+        self.open = OpenRound(born=now, progress_at=now)
+        self.base = self.journal.entries[-1].entry.hash()
+        self.draw = self._drawn(before)
+        if self.grouping is not None:
+            self.grouping.follow(now)
+        self.ballot = max(0, self.journal.promised)
+        if self.lying:
+            self.acceptor, self.convening = byzantine_roles(self)
+        else:
+            self.acceptor = Acceptor(self)
+            self.convening = Convener(self, self.acceptor)
+        self.sealing = Sealing(self)
+        self.joiners = {
+            who: seen
+            for who, seen in self.joiners.items()
+            if self.near(seen[0]) and who not in self.config
+        }
+        self._close_round()
+
+    def _drawn(self, before: Draw | None) -> Draw:
+        sample = self.shape.sample
+        members = drawn(self.run, self.base, self.config, sample)
+        return Draw(
+            members,
+            whole=len(members) == len(self.config),
+            least=max(self.shape.least, sample.least if sample is not None else 1),
+            last_s=self.round_s or 0.0,
+            counted=bool(self.journal.entries[-1].entry.contributors),
+            redraw_s=self.timing.redraw_s,
+            before=before,
+        )
+
+    def progress(self, now: float) -> None:
+        """Note that the round has come on."""
+        self.open.progress_at = now
+
+    def tell(self, peer: PeerId, body: m.Body) -> None:
+        """Send within the open round; the session delivers a message to oneself like any other."""
+        self.actions.send(peer, self.log, self.round, body)
+
+    def broadcast(self, body: m.Body) -> None:
+        """Send to all of the configuration, this member last."""
+        for peer in (*self.others, self.me.peer):
+            self.tell(peer, body)
+
+    # ---- 2. members contribute -------------------------------------------------------------------
+
+    def contribute(
+        self, now: float, cid: bytes, weight: int, reading: Reading = NO_READING
+    ) -> None:
+        """Offer a frozen contribution: it must stay untouched until `decided` has told whether it
+        was counted.
+        """
+        self.contribution = (cid, weight, reading)
+        if self.open.plan is None:
+            self.open.progress_at = now
+        self._close_round()
+        self.acceptor.claim(now)
+        self.convening.step(now)
+
+    def set_idle(self, now: float, idle: bool) -> None:
+        """Set whether a contribution may come at all; nobody waits for an idle member."""
+        self.idle = idle
+        if idle:
+            self._send_ready()
+
+    def set_unsettled(self, now: float, unsettled: bool) -> None:
+        """Set whether a script waits to hear what became of an earlier life's contribution: any
+        entry tells, also one without contributors.
+        """
+        self.unsettled = unsettled
+        if unsettled:
+            self.progress(now)
+            self._send_ready()
+
+    def set_waiting(self, waiting: bool) -> None:
+        """Set whether a script waits for the end of a round in which this member, not drawn, takes
+        no part.
+        """
+        self.draw.waiting = waiting
+        if waiting:
+            self._send_ready()
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether this member is drawn. In a run without a sample everybody is, member or not."""
+        return self.shape.sample is None or self.me in self.draw.members
+
+    @property
+    def _declines(self) -> bool:
+        """Whether this member was drawn, others were not, and it has offered nothing: if it will
+        not, all are told.
+        """
+        return not self.draw.whole and self.me in self.draw.members and self.contribution is None
+
+    def my_ready(self) -> m.Ready | None:
+        """The own contribution, or that none will come; None where there is nothing to announce
+        yet.
+        """
+        aside = self.open.aside == self.ballot
+        # a contribution that is not offered is kept: a later draw may want it
+        if self.contribution and not aside and self.takes_part:
+            pace, (cid, weight, reading) = self.actions.pace(), self.contribution
+            return m.Ready(
+                self.base,
+                cid,
+                weight,
+                self.leaving,
+                site=self.site,
+                up=pace.up,
+                down=pace.down,
+                proven=pace.proven,
+                reading=reading,
+                ballot=self.ballot,
+            )
+        # before the first Ready a script may still attach and contribute to this round
+        closing = self.open.first_ready_at is not None
+        settle = self.unsettled or self.draw.waiting
+        none_comes = (
+            self.leaving
+            or settle
+            or aside
+            or (self.idle and (closing or self.shape.sample is not None))
+        )
+        return (
+            m.Ready(self.base, None, 0, self.leaving, settle, ballot=self.ballot)
+            if none_comes
+            else None
+        )
+
+    def ready_fits(self, ready: m.Ready) -> bool:
+        """Whether a Ready is of the open round."""
+        return ready.base == self.base and (ready.cid is None or ready.weight >= 1)
+
+    def _send_ready(self) -> None:
+        """Tell the convener what this member contributes."""
+        ready = self.my_ready()
+        if ready and self.is_member and not self.open.decided:
+            self.tell(self.convener_of(self.ballot).peer, ready)
+
+    def _repeat_ready(self, now: float) -> None:
+        """Tell the convener again. Where a plan needs more contributions than are known here, or
+        fewer than were drawn give any, tell all others now and then: each counts them."""
+        opened = self.open
+        if not self.gathering:
+            self._send_ready()
+        if (
+            self.waits_for_offers or self._declines
+        ) and now - opened.told_at > self.timing.detect_s:
+            opened.told_at = now
+            self._close_round()
+
+    def _close_round(self) -> None:
+        """Announce to all that a contribution is there: whoever has something contributes it now.
+        A drawn member that has none announces that.
+        """
+        self._send_ready()
+        ready = self.my_ready()
+        if ready and (self.contribution or self._declines) and self.is_member:
+            for peer in self.others:
+                self.tell(peer, ready)
+
+    def _on_ready(self, now: float, who: Member, ready: m.Ready) -> None:
+        """A member has a contribution, or will have none. Raises RemoteProtocolError when it is of
+        another round.
+        """
+        opened = self.open
+        if not self.ready_fits(ready):
+            raise RemoteProtocolError(
+                f"Ready for round {self.round} on another base", peer=who.peer
+            )
+        if ready.cid is not None and who not in self.draw.members:
+            raise RemoteProtocolError(
+                f"{who.peer} contributes to round {self.round}, for which it was not drawn",
+                peer=who.peer,
+            )
+        if ready.cid is not None and opened.first_ready_at is None:
+            opened.first_ready_at = now
+            self.actions.closing(self.round)
+            if self.idle:
+                self._send_ready()
+        opened.ready[who] = ready
+        self.convening.on_ready(who)
+        if ready.ballot > self.ballot and who == self.convener_of(self.ballot):
+            return self.next_ballot(now)  # it has given its ballot up: nobody need find that out
+        return self.convening.step(now)
+
+    # ---- 3. the round gathers what it waits for --------------------------------------------------
+
+    def offers(self) -> list[Contributor]:
+        """The contributions that a plan can be made of."""
+        return [
+            offer
+            for offer in self.offered()
+            if self.grouping is None or offer.member.peer in self.open.due
+        ]
+
+    def offered(self) -> list[Contributor]:
+        """The contributions that are there for the round, or for a later one. Where two members
+        claim one cid, one of them lies: the first is taken.
+        """
+        found = self.acceptor.vouched(self.open.offers(self.draw.members, self.shape.kin))
+        cids = [offer.cid for offer in found]
+        return [offer for at, offer in enumerate(found) if offer.cid not in cids[:at]]
+
+    def enough(self, offers: Sequence[Contributor]) -> bool:
+        """Whether a plan can be made of these offers: there are some, and where the reducer needs
+        several, as many from members that live.
+        """
+        least = self.shape.least
+        return (
+            bool(offers)
+            if least == 1
+            else sum(not self.silent(offer.member) for offer in offers) >= least
+        )
+
+    @property
+    def waits_for_offers(self) -> bool:
+        """Whether there is a contribution of this member, no plan yet, and too few others are known
+        here for one.
+        """
+        if self.contribution is None or self.open.plan is not None:
+            return False
+        if self.shape.arrivals is not None:
+            return self.gathering
+        if self.shape.least == 1 and not self.acceptor.founding:
+            return False
+        if self.acceptor.founding:
+            return True
+        others = [
+            offer
+            for offer in self.offers()
+            if offer.member != self.me and not self.silent(offer.member)
+        ]
+        return len(others) + 1 < self.shape.least
+
+    @property
+    def gathering(self) -> bool:
+        """Whether the round still waits for the contributions that its arrival policy wants, as far
+        as this member knows; never where it waits for all.
+        """
+        return self.shape.arrivals is not None and self.open.ripe_at is None
+
+    def look(self, now: float) -> None:
+        """Note whether the open round has what it waits for (`OpenRound.ripe_at`; nothing, where it
+        waits for all), and whether the drawn members had their time."""
+        self.draw.look(now - self.open.born)
+        arrivals, opened = self.shape.arrivals, self.open
+        if arrivals is None or (opened.ripe_at is not None and self.grouping is None):
+            return
+        # the convener's plan is made of what it was told, also by itself
+        convenes = self.convener_of(self.ballot) == self.me
+        mine = {self.me} if self.contribution is not None and not convenes else set[Member]()
+        there = mine | {offer.member for offer in self.offered() if not self.silent(offer.member)}
+        if self.grouping is not None:
+            return self._look_at_groups(self.grouping, there, now)
+        if not there:
+            return
+        if opened.first_ready_at is None:
+            opened.first_ready_at = now
+        if is_ripe(
+            arrivals,
+            now,
+            born=opened.born,
+            first_at=opened.first_ready_at,
+            there=len(there),
+            awaited=len(self._awaited(mine)),
+        ):
+            opened.ripe_at = now
+
+    def _look_at_groups(self, grouping: Grouping, there: Set[Member], now: float) -> None:
+        """Groups that are ready make the round. When somebody of such a group dies, the round waits
+        for another group.
+        """
+        opened, awaited = self.open, [member.peer for member in self._awaited(there)]
+        opened.due = grouping.ready({member.peer for member in there}, awaited, now)
+        if opened.due:
+            opened.ripe_at = now if opened.ripe_at is None else opened.ripe_at
+        else:
+            opened.ripe_at = None
+
+    def _awaited(self, mine: Set[Member]) -> list[Member]:
+        """Living members that have not announced what they contribute."""
+        return [
+            who
+            for who in self.config
+            if who not in mine and self.acceptor.awaits(who) and not self.silent(who)
+        ]
+
+    def elapsed_s(self, now: float) -> float | None:
+        """Seconds since the entry before, for the one that is proposed; None where the log needs no
+        time.
+        """
+        return None if self.grouping is None else self.grouping.elapsed_s(now)
+
+    # ---- the draw
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether too few of the drawn members can still contribute, or have done so in time."""
+        return not self.draw.whole and self.draw.is_hopeless(self._drawn_offers, self.draw.elapsed)
+
+    @property
+    def _drawn_offers(self) -> list[m.Ready | None]:
+        return [
+            self.my_ready() if who == self.me else self.open.ready.get(who)
+            for who in self.draw.members
+            if not self.silent(who)
+        ]
+
+    def may_end(self, ballot: int, entry: Entry) -> bool:
+        """Whether this member may vote for an entry that perhaps does nothing but end the round, and
+        so draw again: only if it sees why. Whoever convenes the ballot votes last, so that an entry
+        that the others refuse binds no later convener. What was voted for before is voted for again:
+        later conveners must adopt it, and nothing else could be decided."""
+        voted = self.journal.accepted
+        if (
+            entry.contributors
+            or entry.next_config != self.config
+            or self.draw.whole
+            or (voted is not None and voted[1] == entry)
+        ):
+            return True
+        if not self.draw.is_hopeless(self._drawn_offers, 2 * self.draw.elapsed):  # clocks differ
+            return False
+        others = self.open.votes.get((ballot, entry.hash()), {})
+        return (
+            bool(self.lying)
+            or self.convener_of(ballot) != self.me
+            or self.quorum([*others, self.me])
+        )
+
+    # ---- 4. a plan is carried out ----------------------------------------------------------------
+
+    def _on_plan(self, now: float, who: Member, plan: Plan) -> None:
+        current = self.open.plan
+        owned = self.convener_of(plan.ballot) == who and self.acceptor.follows(plan)
+        if (
+            self.stateless
+            or not owned
+            or plan.ballot < self.journal.promised
+            or not self._plan_fits(plan)
+        ):
+            return
+        self.ballot = max(self.ballot, plan.ballot)
+        if current and (plan.ballot, plan.revision) <= (current.ballot, current.revision):
+            return
+        self.progress(now)
+        opened = self.open
+        opened.plan, opened.plan_sender, opened.lacking = plan, who.peer, None
+        opened.planned_at = now
+        opened.senders, opened.cut = senders_of(plan, self.me.peer), set()
+        self.actions.execute(plan, [member.peer for member in self.config])
+
+    def _plan_fits(self, plan: Plan) -> bool:
+        same = (plan.log, plan.round, plan.base) == (
+            self.log,
+            self.round,
+            self.base,
+        ) and self.shape.fits(plan)
+        owners = {part.owner for part in plan.parts} <= {member.peer for member in self.config}
+        contributors = {c.member for c in plan.contributors} <= set(self.draw.members)
+        return same and owners and contributors and check_plan(plan) is None
+
+    def on_part(self, now: float, plan_id: bytes, index: int, digest: bytes) -> None:
+        """A part of this member is reduced under a plan; its digest binds bytes and what they are
+        the result of."""
+        if self.open.plan is not None and self.open.plan.plan_id == plan_id:
+            self.acceptor.part_reduced(now, self.open.plan, index, digest)
+
+    def on_result(self, now: float, bound: Plan | Entry, digests: tuple[bytes, ...]) -> None:
+        """All result bytes with these part digests are stored here: reduced by a plan, or fetched
+        and checked for an entry.
+        """
+        opened = self.open
+        opened.hold(bound, digests)
+        if opened.plan is not None and opened.plan == bound:
+            opened.reduced = (opened.plan, digests)
+            self.bulk_s = now - opened.planned_at
+            self.progress(now)
+        self._bytes_arrived(now)
+
+    def _bytes_arrived(self, now: float) -> None:
+        self.acceptor.step(now)
+        self._try_apply(now)
+        self.convening.step(now)
+
+    # ---- what does not come is pulled
+
+    def on_report(
+        self,
+        now: float,
+        plan_id: bytes,
+        missing: dict[bytes, m.Spans],
+        lacking: dict[PeerId, m.Spans],
+        resumed: Collection[PeerId] = (),
+        disputed: m.Disputed | None = None,
+    ) -> None:
+        """What the data plane waits for under a plan. ``missing``: contributions to the own part, by
+        cid; ``lacking``: result chunks, by owner; ``resumed``: peers whose lane is a new one;
+        ``disputed``: a partial sum that it did not use.
+        """
+        if self.open.plan is not None and self.open.plan.plan_id == plan_id:
+            self._tell_dispute(self.open.plan, disputed)
+            self._ask_for_missing(now, self.open.plan, missing, lacking, resumed)
+
+    def _ask_for_missing(
+        self,
+        now: float,
+        plan: Plan,
+        missing: dict[bytes, m.Spans],
+        lacking: dict[PeerId, m.Spans],
+        resumed: Collection[PeerId],
+    ) -> None:
+        """Ask contributors for ``missing`` parts (telling the convener) and owners for ``lacking``
+        results. Less than before is progress.
+
+        Lanes lose nothing while they last, so only sources that have fallen silent are asked, and at
+        once those with a new lane.
+        """
+        opened, senders = self.open, self.open.senders
+        opened.lacking_owners = frozenset(lacking)
+        left = sum(map(_count, missing.values())) + sum(map(_count, lacking.values()))
+        if opened.lacking is None or left < opened.lacking:
+            opened.lacking = left
+            opened.progress_at = now
+            opened.bulk_at = now
+            self.convening.bulk_progress(now)
+        self.convening.on_own_report(missing)
+        opened.cut.update(resumed)
+        for peer in resumed:
+            via_peer = (cid for cid, peers in senders.items() if peer in peers)
+            for source in (peer.encode(), *via_peer):
+                opened.waiting[plan.plan_id, source] = (0, float("-inf"))
+        silent = {
+            cid: spans
+            for cid, spans in missing.items()
+            if self._has_stalled(now, plan, cid, _count(spans))
+        }
+        me = self.me.peer
+        if missing or (
+            lacking
+            and (plan.topology.kind != "butterfly" or any(part.owner == me for part in plan.parts))
+        ):
+            body = m.Missing(
+                plan.plan_id, tuple((cid, silent.get(cid, ())[:MISSING_SPANS]) for cid in missing)
+            )
+            for peer in sorted(
+                {opened.plan_sender or me}.union(*(senders.get(cid, ()) for cid in silent)) - {me}
+            ):
+                self.tell(peer, body)
+        for owner, spans in lacking.items():
+            if owner != me and self._has_stalled(now, plan, owner.encode(), _count(spans)):
+                self.tell(owner, m.Need(plan.plan_id, spans[: m.MAX_CHUNK_LIST]))
+
+    def _has_stalled(self, now: float, plan: Plan, source: bytes, left: int) -> bool:
+        """Whether a source's count of chunks outstanding has stood still for a while; True at most
+        once in that while.
+        """
+        known = self.open.waiting.get((plan.plan_id, source))
+        if (
+            known is not None
+            and left >= known[0]
+            and now - known[1] < self.silent_s(PATIENCE_PULLS)
+        ):
+            return False
+        self.open.waiting[plan.plan_id, source] = (left, now)
+        return known is not None and left >= known[0]
+
+    def _tell_dispute(self, plan: Plan, disputed: m.Disputed | None) -> None:
+        """Tell all why a partial sum is not used, until another plan is in force; and once who was
+        wrong, if that turns out.
+        """
+        if disputed is None or not (
+            disputed.plan_id == plan.plan_id or (disputed.wrong and disputed != self.open.told)
+        ):
+            return
+        self.open.told = disputed
+        for member in self.config:
+            self.tell(member.peer, disputed)
+
+    def _on_missing(self, now: float, who: Member, body: m.Missing) -> None:
+        """An owner, or a node on the way to one, lacks contributions: send again what goes to it
+        from here.
+        """
+        self.convening.on_missing(now, who, body)
+        if self.open.plan and body.plan_id == self.open.plan.plan_id:
+            for cid, spans in body.lacking:
+                if spans and self.me.peer in self.open.senders.get(cid, ()):
+                    self.actions.resend_parts(who.peer, body.plan_id, cid, spans)
+
+    def _on_the_way(self, now: float, entry: Entry) -> bool:
+        """Whether the plan under way still brings the bytes of an entry, so that fetching them from
+        others would bring them twice.
+
+        A member that knows the decision has closed the round: it sends what was queued for a lane
+        that lasts, and nothing again over a new one. Where members may lie, an entry is proposed
+        only once all owners have signed their results; an owner whose results are late then is
+        remembered.
+        """
+        opened, plan = self.open, self.open.plan
+        if plan is None or (plan.contributors, plan.parts, plan.topology) != (
+            entry.contributors,
+            entry.parts,
+            entry.topology,
+        ):
+            return False
+        if (
+            opened.decided is not None
+            and opened.lacking_owners
+            and opened.lacking_owners <= opened.cut
+        ):
+            return False
+        if broken_by(plan, opened, self.actions.suspected):
+            return False
+        patience_s = self.silent_s(patience.PULLS_ALL_BUT) if self.lying else self.stuck_s()
+        if now - max(opened.bulk_at, opened.planned_at) <= patience_s:
+            return True
+        if self.lying and plan.topology.kind == "butterfly":
+            for owner in opened.lacking_owners - {self.me.peer}:
+                self.blamed.strike(owner, self.round)
+        return False
+
+    # ---- 5. acceptors promise and vote -----------------------------------------------------------
+    # Where members may lie, `lying.ByzantineAcceptor` takes the messages; it uses the same votes.
+
+    def on_acceptor_message(self, now: float, who: Member, body: m.Body) -> None:
+        """Prepare, Promise, Accept or Accepted, as acceptors that only crash take them. Raises
+        RemoteProtocolError, StorageError.
+        """
+        match body:
+            case m.Prepare():
+                self._on_prepare(now, who, body.ballot)
+            case m.Promise():
+                if body.ready and self.ready_fits(body.ready):
+                    self.open.ready[who] = body.ready
+                    if body.ready.cid is not None and self.open.first_ready_at is None:
+                        self.open.first_ready_at = now
+                if body.accepted is None or self.entry_fits(body.accepted.entry):
+                    self.convening.on_promise(now, who, body)
+            case m.Accept():
+                self._on_accept(now, who, body.ballot, body.entry)
+            case m.Accepted():
+                self.count_vote(now, who, body)
+            case _:
+                pass
+
+    def _on_prepare(self, now: float, who: Member, ballot: int) -> None:
+        if ballot < 1 or self.convener_of(ballot) != who:
+            return
+        if ballot < self.journal.promised:
+            if self.actions.tip() is not None:
+                # silence would let a quorum of others decide without this member's branch
+                self.tell(who.peer, m.Promise(self.journal.promised, None, None, None))
+            return
+        if ballot > self.journal.promised:
+            self.progress(now)
+            self.journal.promise(ballot)
+        self.ballot = max(self.ballot, ballot)
+        accepted = self.journal.accepted
+        promise = m.Promise(
+            ballot,
+            m.Accepted1(*accepted) if accepted else None,
+            self.my_ready(),
+            self.actions.tip(),
+        )
+        self.tell(who.peer, promise)
+
+    def _on_accept(self, now: float, who: Member, ballot: int, entry: Entry) -> None:
+        if (
+            ballot < self.journal.promised
+            or self.convener_of(ballot) != who
+            or not self.entry_fits(entry)
+            or (self.objection(entry) and not self._perhaps_chosen(ballot, who, entry))
+        ):
+            return
+        self.ballot = max(self.ballot, ballot)
+        self.open.known[entry.hash()] = entry
+        accepted = self.journal.accepted
+        if accepted and accepted[0] == ballot:
+            return
+        if not self.open.pending or self.open.pending[0] < ballot:
+            self.progress(now)
+            self.open.pending = (ballot, entry, who.peer)
+        self.acceptor.step(now)
+
+    def _perhaps_chosen(self, ballot: int, convener: Member, entry: Entry) -> bool:
+        """Whether another member than this convener has voted for the entry in an earlier ballot:
+        then it may be decided, and an objection to it comes too late."""
+        return any(
+            at < ballot and digest == entry.hash() and not {*votes} <= {convener}
+            for (at, digest), votes in self.open.votes.items()
+        )
+
+    def entry_fits(self, entry: Entry) -> bool:
+        """Whether an entry may be one of the open round."""
+        same = (entry.log, entry.round, entry.base) == (self.log, self.round, self.base) and (
+            adopts(entry, self.shape)
+            if self.merges and entry.reducer != self.shape.reducer
+            else self.shape.fits(entry)
+        )
+        same = same and (
+            self.shape.sample is None
+            or {c.member for c in entry.contributors} <= set(self.draw.members)
+        )
+        same = same and (entry.elapsed_s is None or self.grouping is not None)
+        same = same and bool(entry.next_config) and len(entry.part_digests) == len(entry.parts)
+        return same and self._admits(entry)
+
+    def vote_pending(self, now: float) -> None:
+        """Cast what is pending, if its bytes and the state before it are here."""
+        pending = self.open.pending
+        if pending is None:
+            return
+        ballot, entry, sender = pending
+        if ballot < self.journal.promised:
+            self.open.pending = None
+        elif self.actions.contradicts(entry):
+            self.open.pending = None
+            self.actions.on_false(entry, sender, ballot)
+            if ballot == self.ballot and sender != self.me.peer:
+                self.next_ballot(now)  # nothing comes of this one
+        elif (
+            self.may_end(ballot, entry)
+            and self.holds(now, entry, [sender])
+            and self.may_vote(ballot, entry)
+        ):
+            self.open.pending = None
+            self.acceptor.cast(now, ballot, entry)
+
+    def may_vote(self, ballot: int, entry: Entry) -> bool:
+        """Whether the session lets this member vote for an entry. Where members make results
+        themselves, one that has not goes by the others' votes.
+        """
+        votes = self.open.votes.get((ballot, entry.hash()), {})
+        voters = {who.peer for who in votes} - {self.me.peer}
+        return not entry.contributors or self.actions.may_vote(entry, voters)
+
+    def holds(self, now: float, entry: Entry, holders: Sequence[PeerId]) -> bool:
+        """Whether all bytes of an entry and the state before it are stored here; missing bytes are
+        fetched from ``holders``.
+        """
+        if self.root is None or self.root != entry.base_state:
+            return False
+        if not self.has_bytes(entry):
+            if not self._on_the_way(now, entry):
+                self.actions.fetch_result(entry, holders)
+            return False
+        return True
+
+    def cast_vote(self, ballot: int, entry: Entry) -> None:
+        """Vote: all bytes of the entry and the state before it are stored here."""
+        self.actions.keep(entry)  # first the bytes, then the vote, then the answer
+        self.journal.accept(ballot, entry)
+        self.open.known[entry.hash()] = entry
+        self.send_vote(ballot, entry)
+
+    def send_vote(self, ballot: int, entry: Entry) -> None:
+        """Send a vote that the journal has."""
+        digest = entry.hash()
+        payload = vote_payload(*self.slot, ballot, digest)
+        self.broadcast(m.Accepted(ballot, digest, self.actions.sign(payload)))
+
+    def repeat_votes(self, now: float) -> None:
+        """Repair loss: a vote is repeated from the journal, never from a fresh reduction, until the
+        round is decided. Where others vote for an entry that did not come here, one of them may
+        know it as decided by now."""
+        opened = self.open
+        if opened.decided:
+            return
+        if self.journal.accepted:
+            self.send_vote(*self.journal.accepted)
+        for (_, entry_hash), votes in opened.votes.items():
+            if entry_hash not in opened.known:
+                self.fetch(now, self.rng.choice(sorted(votes)).peer)
+
+    # ---- 6. a decision is learnt and applied -----------------------------------------------------
+
+    def count_vote(self, now: float, who: Member, body: m.Accepted) -> None:
+        """A vote of an acceptor; a quorum of them under one ballot decides."""
+        votes = self.open.votes.setdefault((body.ballot, body.entry_hash), {})
+        if who not in votes:
+            self.progress(now)
+            votes[who] = body.signature
+        if self.open.decided is None and self.quorum(list(votes)):
+            entry = self.open.known.get(body.entry_hash)
+            if entry is None:
+                return self.fetch(now, who.peer)
+            certificate = tuple(
+                Vote(member, body.ballot, signature) for member, signature in sorted(votes.items())
+            )
+            self.open.decided = Certified(entry, certificate)
+            self._try_apply(now)
+        return None
+
+    def learn(self, now: float, certified: Certified) -> None:
+        """A verified certificate of the open round."""
+        self.open.decided = certified
+        self.open.known[certified.entry.hash()] = certified.entry
+        self._try_apply(now)
+
+    def _try_apply(self, now: float) -> None:
+        decided = self.open.decided
+        if decided is None or self.open.applying or self.stateless:
+            return
+        if self.has_bytes(decided.entry):
+            self.open.applying = True
+            self.actions.apply(decided.entry)
+        elif not self._on_the_way(now, decided.entry):
+            holders = [
+                *(vote.member.peer for vote in decided.votes),
+                *(member.peer for member in self.tail.entry.next_config),
+            ]
+            self.actions.fetch_result(
+                decided.entry, [peer for peer in dict.fromkeys(holders) if peer != self.me.peer]
+            )
+
+    def on_applied(self, now: float) -> None:
+        """The decided entry's outer step is done (its state root follows by `on_root`): the next
+        round opens. Raises StorageError: then nothing has changed, and it may be called again.
+        """
+        decided = self.open.decided
+        assert decided is not None
+        assert self.open.applying
+        self.journal.append(decided)
+        self.round_s = now - self.open.born
+        self._note(decided)
+        self.root = None
+        self._open(now, self.draw)
+
+    def on_root(self, now: float, round_: int, root: bytes) -> None:
+        """Merkle root of the state before round ``round_``."""
+        if round_ == self.round:
+            self.root = root
+            self._bytes_arrived(now)
+
+    def adopt_snapshot(self, now: float, skipped: Sequence[Certified], root: bytes) -> None:
+        """The state after the last of ``skipped`` was installed: take over the entries; they tell
+        which cids were counted. Raises StorageError: call it again then, with those that are left.
+        """
+        for certified in skipped:
+            self.journal.append(certified)
+            self._note(certified)
+        self.ahead = [c for c in self.frontier if c.entry.round >= self.round]
+        self.root, self.stateless = root, False
+        self._open(now, self.draw)
+
+    def _note(self, certified: Certified) -> None:
+        """Tell the session about a decided entry and whether the own frozen contribution is counted
+        in it.
+        """
+        counted = self.contribution is not None and certified.entry.counts(
+            self.me.peer, self.contribution[0]
+        )
+        self.unsettled = False
+        self.actions.decided(certified, counted)
+        if certified.entry.contributors:
+            # counted or not, the contribution's round is over: the script re-bases what was not
+            # counted. Where only the configuration changed, it stands on the same anchor and is
+            # offered again.
+            self.contribution = None
+
+    def _advance(self, now: float) -> None:
+        """Go on with verified entries that follow the open round."""
+        while self.ahead and self.ahead[0].entry.round < self.round:
+            self.ahead.pop(0)
+        if self.ahead and not self.open.decided:
+            return self.learn(now, self.ahead.pop(0))
+        return self._try_apply(now)
+
+    def drop_ahead(self, from_round: int) -> None:
+        """Forget verified entries that are not applied, from this round on."""
+        self.ahead = [c for c in self.ahead if c.entry.round < from_round]
+
+    # ---- 7. another ballot is tried --------------------------------------------------------------
+
+    def convene(self, now: float) -> None:
+        """Let the convener go on: something that it waits for may have come."""
+        self.convening.step(now)
+
+    def stop_convening(self) -> None:
+        """Convene no more in this round."""
+        self.convening.stop()
+
+    def _consider_takeover(self, now: float) -> None:
+        # nobody else can use ballot 0 where its owner has forgotten what it did in it
+        spent = self.ballot == 0 and self.journal.restarted and self.convener_of(0) == self.me
+        if self.open.decided:
+            return
+        if not self.engaged:
+            if spent and self.convening.wants_entry(now):
+                self.enter(
+                    now, len(self.config)
+                )  # nobody else has anything to do: the own next one
+            return
+        patience_s = self.timing.takeover_s * min(8.0, 1 + self.ballot / 2) * (
+            2 if self.convening.active else 1
+        ) + max(4 * patience.rtt_s(self.actions.pace()), self.silence_s(self.others))
+        if spent:
+            patience_s = 0.0
+        elif self.open.plan is not None:
+            patience_s += 2 * self.bulk_s + self.stuck_s() - self.timing.revise_s
+        elif self.ballot == 0:
+            patience_s += self.timing.grace(self.round_s)
+        suspected = self.convener_of(self.ballot) != self.me and self.silent(
+            self.convener_of(self.ballot)
+        )
+        since = max(self.open.progress_at, self.open.ripe_at or self.open.progress_at)
+        if (
+            now - since <= patience_s
+            and not suspected
+            and not self.acceptor.overdue(now, patience_s)
+        ):
+            return
+        if self.waits_for_offers and not suspected and not self.convening.wants_entry(now):
+            return  # another convener could do no more
+        self.next_ballot(now)
+
+    def next_ballot(self, now: float, *, aside: bool = False) -> None:
+        """Move on to the next ballot whose owner is not suspected. Where the present owner lives and
+        only this member does not listen to it, move on to the own next ballot, since nobody else
+        need give up the present one. ``aside``: the own contribution is not offered in it."""
+        ballot = max(self.ballot, self.journal.promised) + 1
+        convener = self.convener_of(self.ballot)
+        alone = not self.lying and self.silent(convener) and not self.lost(convener)
+        for _ in self.config:
+            owner = self.convener_of(ballot)
+            if owner == self.me or not (alone or self.silent(owner)):
+                break
+            ballot += 1
+        # peers can push the ballot number up; beyond LAST_BALLOT our messages would be invalid
+        if ballot <= LAST_BALLOT:
+            self.enter(now, ballot, aside=aside)
+
+    def enter(self, now: float, ballot: int, *, aside: bool = False) -> None:
+        """Be in this ballot from now on."""
+        self.ballot = ballot
+        self.open.progress_at = now
+        if self.convener_of(ballot) == self.me:
+            self.convening.begin(now, ballot)
+        else:
+            self.convening.stop()
+            self.open.aside = ballot if aside else -1
+            self._send_ready()
+        self.acceptor.entered(now)
+
+    # ---- 8. catching up --------------------------------------------------------------------------
+    # Bounded in rate: a peer is asked, and a peer's question answered, once in half a pull.
+
+    def _answer(self, now: float, peer: PeerId, round_: int) -> None:
+        """The peer is at ``round_``, which is decided: send entries from there on."""
+        key, again_s = (peer, round_), self.timing.pull_s / 2
+        if peer == self.me.peer or now - self._answered_at.get(key, -1e9) < again_s:
+            return
+        if len(self._answered_at) > REMEMBERED_ANSWERS:
+            self._answered_at = {
+                key: at for key, at in self._answered_at.items() if now - at < again_s
+            }
+        self._answered_at[key] = now
+        entries, size = list[Certified](), 0
+        for certified in self.journal.entries[round_ : round_ + CATCH_ENTRIES]:
+            size += len(msgspec.msgpack.encode(certified))
+            if entries and size > m.MAX_MESSAGE_BYTES // 2:
+                break  # one that adopts a branch may be large
+            entries.append(certified)
+        catch = m.Catch(tuple(entries), self.round, self.actions.results_from())
+        self.actions.send(peer, self.log, round_, catch)
+
+    def fetch(self, now: float, peer: PeerId) -> None:
+        """The peer seems to be ahead: ask for what follows the newest entry known."""
+        if (
+            not self.open.applying
+            and now - self._asked_at.get(peer, -1e9) >= self.timing.pull_s / 2
+        ):
+            self._asked_at[peer] = now
+            self._ask(peer)
+
+    def _ask_around(self, now: float, every_s: float) -> None:
+        """Nothing comes on here: ask somebody of the newest configuration, now and then."""
+        if now - self._asked_around_at <= every_s:
+            return
+        self._asked_around_at = now
+        known = [
+            member.peer for member in self.tail.entry.next_config if member.peer != self.me.peer
+        ]
+        targets = [
+            peer
+            for peer in known
+            if not self.actions.suspected(peer) and not self.actions.deaf_to(peer)
+        ] or known
+        if targets:
+            self._ask(self.rng.choice(targets))
+
+    def _ask_all(self, now: float) -> None:
+        """Ask every other member of the newest configuration that is known."""
+        if now - self._asked_all_at >= self.timing.fetch_s:
+            self._asked_all_at = now
+            for member in self.tail.entry.next_config:
+                if member.peer != self.me.peer:
+                    self._ask(member.peer)
+
+    def _ask(self, peer: PeerId) -> None:
+        self.actions.send(peer, self.log, self.tail.entry.round + 1, m.Fetch())
+
+    def _on_catch(self, now: float, peer: PeerId, body: m.Catch) -> None:
+        """Entries that follow the newest one known are verified and kept; more of them are asked
+        for. Raises RemoteProtocolError.
+        """
+        last = self.tail.entry
+        fresh = [certified for certified in body.entries if certified.entry.round > last.round]
+        if not fresh or fresh[0].entry.round != last.round + 1:
+            return
+        check_chain(
+            fresh,
+            run=self.run,
+            log=self.log,
+            base=last.hash(),
+            config=last.next_config,
+            organiser=self.organiser,
+            verify=self.actions.verify,
+            peer=peer,
+            lying=self.lying,
+        )
+        self.look_for_another_past(fresh)
+        self.ahead.extend(fresh)
+        if body.head > fresh[-1].entry.round + 1:
+            self._asked_at.pop(peer, None)
+            self.fetch(now, peer)
+
+    # ---- a start from what an earlier process left -----------------------------------------------
+
     def ask_first(self, now: float) -> None:
         """This process begins with what an earlier one has left. Where this member decides alone,
         though its configuration has others, nobody else would keep it from deciding again what it
-        has forgotten, if its journal is an old copy: so it takes part only once each of the others
+        has forgotten, if its journal is an old copy. So it takes part only once each of the others
         has answered that it knows of no later entry, or was not heard for ``ALONE_FIRST_S``."""
         others = {member.peer for member in self.config if member.peer != self.me.peer}
         if others and not self.lying and self.me in self.config and self.quorum([self.me]):
             self.unasked, self._ask_until = others, now + ALONE_FIRST_S
 
-    def _answered(self, peer: PeerId, round_: int) -> None:
-        """The peer's open round is ``round_``. Who is beyond ours is waited for, however long:
-        entries are decided that this member does not know.
+    def _on_asked(self, peer: PeerId, round_: int) -> None:
+        """The peer's open round is ``round_``. A peer beyond the own round is waited for, however
+        long: entries are decided that this member does not know.
         """
         if round_ <= self.round:
             self.unasked.discard(peer)
@@ -189,15 +1423,20 @@ class RoundMachine:
             self._beyond.add(peer)
 
     def _ask_unasked(self, now: float) -> None:
+        """Ask for the newest entry that is known here: a peer that has it, or later ones, answers
+        where it stands.
+        """
         if now > self._ask_until:
             self.unasked &= self._beyond
         for peer in sorted(self.unasked):
-            self.catching.ask_again(now, peer)
+            if now - self._asked_at.get(peer, -1e9) >= self.timing.fetch_s:
+                self._asked_at[peer] = now
+                self.actions.send(peer, self.log, self.tail.entry.round, m.Fetch())
 
     def look_for_another_past(self, entries: Sequence[Certified]) -> None:
         """Certified entries that were not known here. Where they hold a vote or a contribution of
         this member that its journal cannot know of, or a later life of it, the journal is an old
-        copy: what else this member has promised is unknown, so it must not vote as this one again.
+        copy. What else this member has promised is unknown, so it must not vote as this one again.
         """
         for certified in entries:
             entry = certified.entry
@@ -225,159 +1464,10 @@ class RoundMachine:
         self.open.pending = None
         self.convening.stop()
 
-    def silent(self, member: Member) -> bool:
-        """Whether nobody here need wait for a member: it is `lost`, or this member does not listen
-        to it for now.
-        """
-        return self.lost(member) or self.actions.deaf_to(member.peer)
+    # ---- who enters the configuration ------------------------------------------------------------
 
-    def lost(self, member: Member) -> bool:
-        """Whether a member will not answer, or is not to be counted on: its peer is suspected, it
-        lost its journal and lives on as another member, or it has lied."""
-        return (
-            self.ended(member) or member.peer in self.caught or self.actions.suspected(member.peer)
-        )
-
-    def ended(self, member: Member) -> bool:
-        """Whether its peer has spoken as a later life: this one never votes again."""
-        return self._spoke.get(member.peer, 0) > member.incarnation
-
-    def heard(self, member: Member) -> bool:
-        """Whether it spoke as this member: a sign of life of its peer's is none of one that lost
-        its journal.
-        """
-        return member == self.me or (
-            self._spoke.get(member.peer) == member.incarnation
-            and not self.actions.suspected(member.peer)
-        )
-
-    def heard_votes_for(self, entry: Entry) -> bool:
-        """Whether this process heard a member, perhaps itself, vote for an entry of the open round:
-        who votes does not know it as decided.
-        """
-        return any(digest == entry.hash() for _, digest in self.open.votes)
-
-    @property
-    def frontier(self) -> list[Certified]:
-        """Decided entries that are verified but not yet applied here, oldest first."""
-        decided = self.open.decided
-        if decided is None:
-            return list(self.ahead)
-        return [
-            decided,
-            *(c for c in self.ahead if c.entry.round > decided.entry.round),
-        ]  # votes may decide what a Catch brought, too
-
-    @property
-    def tail(self) -> Certified:
-        """The newest entry known."""
-        decided, newest = self.open.decided, self.ahead[-1] if self.ahead else None
-        if newest is not None and (decided is None or newest.entry.round > decided.entry.round):
-            return newest
-        return decided or self.journal.entries[-1]
-
-    @property
-    def others(self) -> list[PeerId]:
-        """The other acceptors."""
-        return [member.peer for member in self.config if member != self.me]
-
-    def convener_of(self, ballot: int) -> Member:
-        """The owner of a ballot of the open round."""
-        if self._conveners is None or self._conveners[0] != self.round:
-            self._conveners = (self.round, conveners(self.run, self.log, self.round, self.config))
-        order = self._conveners[1]
-        return order[ballot % len(order)]
-
-    def near(self, round_: int) -> bool:
-        """Whether a joiner that holds the state before ``round_`` is close enough: results it lacks
-        are still kept here.
-        """
-        return round_ >= self.round - self.timing.keep_rounds // 2
-
-    def has_bytes(self, entry: Entry) -> bool:
-        """Whether all result bytes of the entry are stored here, and are those of its contributors."""
-        return not entry.contributors or self.open.holds(entry)
-
-    def quorum(self, voters: Sequence[Member]) -> bool:
-        """Whether these acceptors decide the open round."""
-        return is_quorum(self.config, set(voters), self.organiser, self.lying)
-
-    # ---- inputs
-    def contribute(
-        self, now: float, cid: bytes, weight: int, reading: Reading = NO_READING
-    ) -> None:
-        """Offer a frozen contribution: it must stay untouched until `decided` has told whether it
-        was counted.
-        """
-        self.contribution = (cid, weight, reading)
-        if self.open.plan is None:
-            self.open.progress_at = now
-        close_round(self)
-        self.acceptor.claim(now)
-        self.convening.step(now)
-
-    def set_idle(self, now: float, idle: bool) -> None:
-        """Say whether a contribution may come at all; an idle member is not waited for."""
-        self.idle = idle
-        if idle:
-            send_ready(self)
-
-    def set_unsettled(self, now: float, unsettled: bool) -> None:
-        """Say whether a script waits to hear what became of an earlier life's contribution: any
-        entry tells, one without contributors, too.
-        """
-        self.unsettled = unsettled
-        if unsettled:
-            self.progress(now)
-            send_ready(self)
-
-    def on_message(
-        self, now: float, peer: PeerId, incarnation: int, round_: int, body: m.Body
-    ) -> None:
-        """A control message of this log. Raises RemoteProtocolError when it breaks a rule."""
-        who = Member(peer, incarnation)
-        if (
-            round_ > 0
-            and incarnation > self._spoke.get(peer, -1)
-            and len(self._spoke) < MAX_JOINERS
-        ):  # of round 0 asks who has no log
-            self._spoke[peer] = incarnation
-        if self.sealing.shuns(who):
-            return self.catching.answer(now, peer, round_) if round_ < self.round else None
-        if peer in self.unasked and isinstance(body, (m.Catch, m.Fetch)):
-            self._answered(peer, body.head if isinstance(body, m.Catch) else round_)
-        if isinstance(body, m.Catch):
-            self.catching.on_catch(now, peer, body)
-            return self._advance(now)
-        if isinstance(body, m.Join) and who not in self.config:
-            self._asks(now, who, round_)
-        if round_ < self.round:
-            return self.catching.answer(now, peer, round_)
-        if isinstance(body, (m.Accept, m.Accepted)):
-            self.voted = max(self.voted, round_)
-        if isinstance(body, m.Seal) and not self.lying:
-            return self.sealing.on_seal(now, who, round_, body)
-        if isinstance(body, (m.Fetch, m.Join)):
-            if round_ > self.round:
-                self.catching.fetch(now, peer)
-            return None
-        if round_ > self.round:
-            if (
-                round_ == self.round + 1
-                and self.open.applying
-                and len(self._early) < EARLY_MESSAGES
-            ):
-                self._early.append((peer, incarnation, round_, body))
-                return None
-            return self.catching.fetch(now, peer)
-        if isinstance(body, m.Sealed):
-            return self.sealing.on_sealed(who, body)
-        if who in self.config and self.is_member and not self.sealing.active:
-            self._dispatch(now, who, body)
-        return None
-
-    def _asks(self, now: float, who: Member, round_: int) -> None:
-        """Somebody asks to be let in, under its newest life: a peer that asked under many could
+    def _on_join(self, now: float, who: Member, round_: int) -> None:
+        """A peer asks to be let in, under its newest incarnation: one that asked under many could
         keep others from being heard.
         """
         lives = [other for other in self.joiners if other.peer == who.peer]
@@ -388,206 +1478,21 @@ class RoundMachine:
         if len(self.joiners) < MAX_JOINERS:
             self.joiners[who] = (round_, now)
 
-    def _dispatch(self, now: float, who: Member, body: m.Body) -> None:
-        match body:
-            case m.Ready():
-                on_ready(self, now, who, body)
-            case m.PlanMessage():
-                self._on_plan(now, who, body.plan)
-            case m.Missing():
-                on_missing(self, now, who, body)
-            case m.Disputed():
-                self.convening.on_disputed(now, who, body)
-            case m.Need():
-                self.actions.resend_results(who.peer, body.plan_id, body.chunks)
-            case _:
-                self.acceptor.on_message(now, who, body)
-
-    def on_result(self, now: float, bound: Plan | Entry, digests: tuple[bytes, ...]) -> None:
-        """All result bytes with these part digests are stored here: reduced by a plan, or fetched
-        and checked for an entry.
-        """
-        opened = self.open
-        opened.hold(bound, digests)
-        if opened.plan is not None and opened.plan == bound:
-            opened.reduced = (opened.plan, digests)
-            self.bulk_s = now - opened.planned_at
-            self.progress(now)
-        self._bytes_arrived(now)
-
-    def on_part(self, now: float, plan_id: bytes, index: int, digest: bytes) -> None:
-        """My part of a plan is reduced; its digest binds bytes and what they are the result of."""
-        if self.open.plan is not None and self.open.plan.plan_id == plan_id:
-            self.acceptor.part_reduced(now, self.open.plan, index, digest)
-
-    def on_report(
-        self,
-        now: float,
-        plan_id: bytes,
-        missing: dict[bytes, m.Spans],
-        lacking: dict[PeerId, m.Spans],
-        resumed: Collection[PeerId] = (),
-        disputed: m.Disputed | None = None,
-    ) -> None:
-        """What the data plane waits for: contributions missing in my part, result chunks by owner;
-        whose lane is a new one; what it did not use.
-        """
-        if self.open.plan is not None and self.open.plan.plan_id == plan_id:
-            tell_dispute(self, disputed)
-            ask_again(self, now, self.open.plan, missing, lacking, resumed)
-
-    def on_applied(self, now: float) -> None:
-        """The decided entry's outer step is done (its state root follows by `on_root`): the next
-        round opens.
-        """
-        decided = self.open.decided
-        assert decided is not None
-        assert self.open.applying
-        self.journal.append(
-            decided
-        )  # may raise StorageError: nothing has changed then, and it may be called again
-        self.round_s = now - self.open.born
-        self._note(decided)
-        self.root = None
-        self._open(now)
-
-    def resume(self, now: float) -> list[RemoteProtocolError]:
-        """Take up what came early; what of it broke a rule. To be called after `on_applied` or
-        `adopt_snapshot`, once the data plane has opened the new round."""
-        early, self._early = self._early, []
-        breaches: list[RemoteProtocolError] = []
-        for peer, incarnation, round_, body in early:
-            try:
-                self.on_message(now, peer, incarnation, round_, body)
-            except RemoteProtocolError as error:
-                breaches.append(error)
-        self._advance(now)
-        return breaches
-
-    def on_root(self, now: float, round_: int, root: bytes) -> None:
-        """Merkle root of the state before round ``round_``."""
-        if round_ == self.round:
-            self.root = root
-            self._bytes_arrived(now)
-
-    def adopt_snapshot(self, now: float, skipped: Sequence[Certified], root: bytes) -> None:
-        """The state after the last of ``skipped`` was installed: take over the entries; they tell
-        which cids were counted.
-        """
-        for certified in skipped:
-            self.journal.append(
-                certified
-            )  # may raise StorageError: call it again then, with those that are left
-            self._note(certified)
-        self.ahead = [c for c in self.frontier if c.entry.round >= self.round]
-        self.root, self.stateless = root, False
-        self._open(now)
-
-    def tick(self, now: float) -> None:
-        """Call about every ``timing.pull_s`` seconds."""
-        if self.forgotten and not self.open.applying:
-            self.renew()
-        opened, known = self.open, {member.peer for member in self.config}
-        self._spoke = {
-            who: life
-            for who, life in self._spoke.items()
-            if who in known and not self.actions.suspected(who)
-        }
-        if opened.decided and not opened.applying:
-            self._try_apply(now)
-        if opened.applying:
-            return
-        if self.sealing.tick(now):
-            return
-        if self.journal.restarted and now - self._began_at < ASK_FIRST_S:
-            self.catching.ask_all(
-                now
-            )  # what an old copy of a journal lacks is known before anything is voted on
-        if self.unasked:
-            self._ask_unasked(now)
-        stale = now - opened.progress_at > self.timing.takeover_s / 2
-        if not self.is_member or (stale and (self.engaged or self.voted >= self.round)):
-            self.catching.ask_around(now, self.timing.fetch_s)
-        elif (
-            now - opened.progress_at > self.timing.quiet_s
-        ):  # what was decided without us leaves no trace here
-            self.catching.ask_around(now, self.timing.quiet_s)
-        if not self.is_member:
-            return
-        self.acceptor.step(now)
-        look(self, now)
-        plan = opened.plan
-        if plan is None or (
-            self.contribution and all(c.cid != self.contribution[0] for c in plan.contributors)
-        ):
-            repeat_ready(self, now)
-        if plan is not None and opened.lacking != 0:
-            self.actions.report(plan.plan_id)
-        self.acceptor.tick(now)
-        self.convening.step(now)
-        self.convening.repeat(now)
-        self._consider_takeover(now)
-
-    def _on_plan(self, now: float, who: Member, plan: Plan) -> None:
-        current = self.open.plan
-        owned = self.convener_of(plan.ballot) == who and self.acceptor.follows(plan)
-        if (
-            self.stateless
-            or not owned
-            or plan.ballot < self.journal.promised
-            or not self._plan_fits(plan)
-        ):
-            return
-        self.ballot = max(self.ballot, plan.ballot)
-        if current and (plan.ballot, plan.revision) <= (current.ballot, current.revision):
-            return
-        self.progress(now)
-        self.open.plan, self.open.plan_sender, self.open.lacking, self.open.planned_at = (
-            plan,
-            who.peer,
-            None,
-            now,
+    def joiners_to_admit(self, now: float) -> list[Member]:
+        """Peers that ask this member to be let in, and that an entry may let in now."""
+        recent = max(1.0, 4 * self.timing.fetch_s)
+        asking = sorted(
+            who
+            for who, (round_, seen) in self.joiners.items()
+            if self.near(round_)
+            and now - seen < recent
+            and who not in self.config
+            and not gone(who, self.removed)
         )
-        self.open.senders, self.open.cut = senders_of(plan, self.me.peer), set()
-        self.actions.execute(plan, [member.peer for member in self.config])
-
-    def _plan_fits(self, plan: Plan) -> bool:
-        same = (plan.log, plan.round, plan.base) == (
-            self.log,
-            self.round,
-            self.base,
-        ) and self.shape.fits(plan)
-        owners = {part.owner for part in plan.parts} <= {member.peer for member in self.config}
-        drawn = {c.member for c in plan.contributors} <= set(self.draw.members)
-        return same and owners and drawn and check_plan(plan) is None
-
-    def entry_fits(self, entry: Entry) -> bool:
-        """Whether an entry may be one of the open round."""
-        same = (entry.log, entry.round, entry.base) == (self.log, self.round, self.base) and (
-            adopts(entry, self.shape)
-            if self.merges and entry.reducer != self.shape.reducer
-            else self.shape.fits(entry)
-        )
-        same = same and (
-            self.shape.sample is None
-            or {c.member for c in entry.contributors} <= set(self.draw.members)
-        )
-        same = same and (entry.elapsed_s is None or self.grouping is not None)
-        same = same and bool(entry.next_config) and len(entry.part_digests) == len(entry.parts)
-        return same and self._admits(entry)
-
-    # ---- who enters
-    def entering(self, config: Config) -> tuple[tuple[Admitted, ...], bytes]:
-        """What an entry with this configuration next says of who is new in it, and the hash of the
-        tally after it.
-        """
-        found = [self.doors.warrant(peer) for peer in sorted(self._new(config))]
-        admitted = tuple(each for each in found if each is not None and each.certificate)
-        tally = self.journal.entries.tally
-        return admitted, (tally.after(admitted) or tally).hash
+        return self.welcome(self.actions.let_in(asking)) if asking else []
 
     def welcome(self, joiners: Sequence[Member]) -> list[Member]:
-        """Those of ``joiners`` that an entry of this member's could let in: what they have shown is
+        """Those of ``joiners`` that an entry of this member's could let in: their certificates are
         known here, and their invites have a use left.
         """
         entries, found, words = self.journal.entries, list[Member](), list[Admitted]()
@@ -605,15 +1510,42 @@ class RoundMachine:
             found.append(joiner)
         return found
 
+    def entering(self, config: Config) -> tuple[tuple[Admitted, ...], bytes]:
+        """What an entry with this next configuration states of its new members, and the hash of the
+        tally after it.
+        """
+        found = [self.doors.warrant(peer) for peer in sorted(self._new(config))]
+        admitted = tuple(each for each in found if each is not None and each.certificate)
+        tally = self.journal.entries.tally
+        return admitted, (tally.after(admitted) or tally).hash
+
+    def adoption(self, tip: m.Tip, config: Config) -> Entry:
+        """The entry that takes over a branch, as this member can propose it. The state root must be
+        known.
+        """
+        assert self.root is not None
+        admitted, tally = self.entering(config)
+        return tip_entry(
+            self.log,
+            self.round,
+            tip,
+            self.shape,
+            base_state=self.root,
+            owner=self.me.peer,
+            config=config,
+            admitted=admitted,
+            tally=tally,
+        )
+
     def objection(self, entry: Entry) -> str:
-        """What this member has against who enters by an entry, as far as it knows; others may know
-        otherwise.
+        """What this member has against the new members of an entry, as far as it knows; others may
+        know otherwise.
         """
         new = self._new(entry.next_config)
         return self.doors.objection(new, entry.admitted) if new else ""
 
     def _admits(self, entry: Entry) -> bool:
-        """Whether an entry proves that who is new in it may enter, and counts it: the same at every
+        """Whether an entry proves that its new members may enter, and counts them: the same at every
         member.
         """
         new, after = self._new(entry.next_config), self.journal.entries.tally.after(entry.admitted)
@@ -631,226 +1563,6 @@ class RoundMachine:
     def _new(self, config: Sequence[Member]) -> set[PeerId]:
         return {member.peer for member in config} - {member.peer for member in self.config}
 
-    # ---- learner
-    def count_vote(self, now: float, who: Member, body: m.Accepted) -> None:
-        """A vote of an acceptor; a quorum of them under one ballot decides."""
-        votes = self.open.votes.setdefault((body.ballot, body.entry_hash), {})
-        if who not in votes:
-            self.progress(now)
-            votes[who] = body.signature
-        if self.open.decided is None and self.quorum(list(votes)):
-            entry = self.open.known.get(body.entry_hash)
-            if entry is None:
-                return self.catching.fetch(now, who.peer)
-            certificate = tuple(
-                Vote(member, body.ballot, signature) for member, signature in sorted(votes.items())
-            )
-            self.open.decided = Certified(entry, certificate)
-            self._try_apply(now)
-        return None
 
-    def _try_apply(self, now: float) -> None:
-        decided = self.open.decided
-        if decided is None or self.open.applying or self.stateless:
-            return
-        if self.has_bytes(decided.entry):
-            self.open.applying = True
-            self.actions.apply(decided.entry)
-        elif not on_the_way(self, now, decided.entry):
-            holders = [
-                *(vote.member.peer for vote in decided.votes),
-                *(member.peer for member in self.tail.entry.next_config),
-            ]
-            self.actions.fetch_result(
-                decided.entry, [peer for peer in dict.fromkeys(holders) if peer != self.me.peer]
-            )
-
-    def _bytes_arrived(self, now: float) -> None:
-        self.acceptor.step(now)
-        self._try_apply(now)
-        self.convening.step(now)
-
-    def _note(self, certified: Certified) -> None:
-        """Tell the session about a decided entry and whether the own frozen contribution is counted
-        in it.
-        """
-        counted = self.contribution is not None and certified.entry.counts(
-            self.me.peer, self.contribution[0]
-        )
-        self.unsettled = False
-        self.actions.decided(certified, counted)
-        if (
-            certified.entry.contributors
-        ):  # counted or not, its round is over: the script re-bases what was not counted
-            # (where only the configuration changed, it stands on the same anchor: offered again)
-            self.contribution = None
-
-    def _advance(self, now: float) -> None:
-        while self.ahead and self.ahead[0].entry.round < self.round:
-            self.ahead.pop(0)
-        if self.ahead and not self.open.decided:
-            return self.learn(now, self.ahead.pop(0))
-        return self._try_apply(now)
-
-    def learn(self, now: float, certified: Certified) -> None:
-        """A verified certificate of the open round."""
-        self.open.decided = certified
-        self.open.known[certified.entry.hash()] = certified.entry
-        self._try_apply(now)
-
-    # ---- ballots
-    def _open(self, now: float) -> None:
-        self.open = OpenRound(born=now, progress_at=now)
-        self.base = self.journal.entries[-1].entry.hash()
-        self.draw = Draw(self, getattr(self, "draw", None))
-        if self.grouping is not None:
-            self.grouping.follow(now)
-        self.ballot = max(0, self.journal.promised)
-        self.acceptor, self.convening = (
-            sides(self) if self.lying else (Acceptor(self), Convening(self))
-        )
-        self.sealing = Sealing(self)
-        self.joiners = {
-            who: seen
-            for who, seen in self.joiners.items()
-            if self.near(seen[0]) and who not in self.config
-        }
-        close_round(self)
-
-    def offers(self) -> list[Contributor]:
-        """The contributions that a plan can be made of."""
-        return [
-            offer
-            for offer in self.offered()
-            if self.grouping is None or offer.member.peer in self.open.due
-        ]
-
-    def offered(self) -> list[Contributor]:
-        """Those that are there for the round, or for a later one; where two call one theirs, one of
-        them lies: the first is taken.
-        """
-        found = self.acceptor.vouched(self.open.offers(self.draw.members, self.shape.kin))
-        cids = [offer.cid for offer in found]
-        return [offer for at, offer in enumerate(found) if offer.cid not in cids[:at]]
-
-    def enough(self, offers: Sequence[Contributor]) -> bool:
-        """Whether a plan can be made of these offers: there are some, and where the reducer needs
-        several, as many from members that live.
-        """
-        least = self.shape.least
-        return (
-            bool(offers)
-            if least == 1
-            else sum(not self.silent(offer.member) for offer in offers) >= least
-        )
-
-    @property
-    def waits_for_offers(self) -> bool:
-        """Whether there is a contribution of this member, no plan yet, and too few others are known
-        here for one.
-        """
-        if self.contribution is None or self.open.plan is not None:
-            return False
-        if self.shape.arrivals is not None:
-            return waits(self)
-        if self.shape.least == 1 and not self.acceptor.founding:
-            return False
-        if self.acceptor.founding:
-            return True
-        others = [
-            offer
-            for offer in self.offers()
-            if offer.member != self.me and not self.silent(offer.member)
-        ]
-        return len(others) + 1 < self.shape.least
-
-    @property
-    def engaged(self) -> bool:
-        """Whether the open round is under way as far as this member knows; a merely training swarm
-        is not stuck.
-        """
-        opened, said, waits = (
-            self.open,
-            self.journal.accepted or self.journal.promised >= 0,
-            self.unsettled or self.draw.again,
-        )
-        under_way = (
-            self.contribution
-            or waits
-            or self.actions.tip()
-            or said
-            or opened.plan
-            or opened.pending
-            or opened.decided
-        )
-        return bool(under_way) or self.acceptor.urged
-
-    def _consider_takeover(self, now: float) -> None:
-        spent = (
-            self.ballot == 0 and self.journal.restarted and self.convener_of(0) == self.me
-        )  # nobody else can use this ballot
-        if self.open.decided:
-            return
-        if not self.engaged:
-            if spent and self.convening.wants_entry(
-                now
-            ):  # nobody else has anything to say: this member's own next one
-                self.enter(now, len(self.config))
-            return
-        patience = self.timing.takeover_s * min(8.0, 1 + self.ballot / 2) * (
-            2 if self.convening.active else 1
-        ) + max(4 * rtt_s(self), silence_s(self, self.others))
-        if spent:
-            patience = 0.0
-        elif self.open.plan is not None:
-            patience += 2 * self.bulk_s + stuck_s(self) - self.timing.revise_s
-        elif self.ballot == 0:
-            patience += self.timing.grace(self.round_s)
-        suspected = self.convener_of(self.ballot) != self.me and self.silent(
-            self.convener_of(self.ballot)
-        )
-        since = max(self.open.progress_at, self.open.ripe_at or self.open.progress_at)
-        if now - since <= patience and not suspected and not self.acceptor.overdue(now, patience):
-            return
-        if self.waits_for_offers and not suspected and not self.convening.wants_entry(now):
-            return  # another convener could do no more
-        self.next_ballot(now)
-
-    def next_ballot(self, now: float, *, aside: bool = False) -> None:
-        """Move on to the next ballot whose owner is not suspected; to the own next one where the
-        present owner is only not listened to here, since then nobody else need give it up.
-        ``aside``: the own contribution is not offered in it."""
-        ballot = max(self.ballot, self.journal.promised) + 1
-        convener = self.convener_of(self.ballot)
-        alone = not self.lying and self.silent(convener) and not self.lost(convener)
-        for _ in self.config:
-            owner = self.convener_of(ballot)
-            if owner == self.me or not (alone or self.silent(owner)):
-                break
-            ballot += 1
-        if (
-            ballot <= LAST_BALLOT
-        ):  # others drove us here; what cannot be said would be refused in this member's name
-            self.enter(now, ballot, aside=aside)
-
-    def enter(self, now: float, ballot: int, *, aside: bool = False) -> None:
-        """Be in this ballot from now on."""
-        self.ballot = ballot
-        self.open.progress_at = now
-        if self.convener_of(ballot) == self.me:
-            self.convening.begin(now, ballot)
-        else:
-            self.convening.stop()
-            self.open.aside = ballot if aside else -1
-            send_ready(self)
-        self.acceptor.entered(now)
-
-    def progress(self, now: float) -> None:
-        """Something came that brings the round on."""
-        self.open.progress_at = now
-
-    def tell(self, peer: PeerId, body: m.Body) -> None:
-        """Send within the open round; a message to oneself is delivered by the session like any
-        other.
-        """
-        self.actions.send(peer, self.log, self.round, body)
+def _count(spans: m.Spans) -> int:
+    return sum(stop - first for first, stop in spans)

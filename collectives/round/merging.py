@@ -11,17 +11,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from .. import messages as m
 from ..group import Admitted, Config, Entry, Part
 from ..identifiers import HASH_BYTES, PeerId
-
-if TYPE_CHECKING:
-    from .machine import RoundMachine
-    from .state import Shape
+from .state import Shape
 
 BRANCH = "branch/"
 _ADOPTS = re.compile(r"branch/[0-9a-f]{32}/([1-9][0-9]{0,3})")
@@ -112,25 +108,6 @@ def unproposed(entry: Entry) -> Entry:
         next_config=(),
         admitted=(),
         tally=b"",
-    )
-
-
-def adoption(machine: RoundMachine, tip: m.Tip, config: Config) -> Entry:
-    """What the convener of the open round proposes to take over a branch. The state root must be
-    known.
-    """
-    assert machine.root is not None
-    admitted, tally = machine.entering(config)
-    return tip_entry(
-        machine.log,
-        machine.round,
-        tip,
-        machine.shape,
-        base_state=machine.root,
-        owner=machine.me.peer,
-        config=config,
-        admitted=admitted,
-        tally=tally,
     )
 
 

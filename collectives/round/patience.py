@@ -1,5 +1,5 @@
-"""How long a reduction may take before somebody is to blame: from measured rates and round-trip
-times, so that nobody need guess them.
+"""How long a reduction may take before somebody is to blame. Pure functions of measured rates and
+round-trip times, so that nobody has to configure timeouts for slow links.
 
 Slow is not dead: on a slow or far link the next chunk takes its time, and asking again, or planning
 anew, would only add to the load.
@@ -7,9 +7,8 @@ anew, would only add to the load.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from ..codec import Grid
 from ..group import Plan
@@ -17,74 +16,67 @@ from ..identifiers import PeerId
 from ..messages import Ready
 from ..pace import Pace
 from .state import Shape
-
-if TYPE_CHECKING:
-    from .machine import RoundMachine
+from .timing import Timing
 
 UNMEASURED = 1_000_000  # bytes/s of a link that nobody has measured yet
-SLOWEST = 100_000  # bytes/s; who says less would make everybody wait
+SLOWEST = 100_000  # bytes/s; a member that reports less would make everybody wait
 RTT_MOST_S = 5.0
+# where members may lie: results that others already have are late here after so many pulls
+PULLS_ALL_BUT = 3.0
 
 
-def rate(said: Ready | Pace) -> int:
-    """What a member's rates are good for, in bytes/s: the smaller of those known, else what it has
-    proven.
+def rate(reported: Ready | Pace) -> int:
+    """The rate to expect of a member in bytes/s: the smaller of its known link rates, else what it
+    has proven.
     """
     return max(
         SLOWEST,
         min(
-            [known for known in (said.up, said.down) if known > 0],
-            default=max(UNMEASURED, said.proven),
+            [known for known in (reported.up, reported.down) if known > 0],
+            default=max(UNMEASURED, reported.proven),
         ),
     )
 
 
-def rtt_s(machine: RoundMachine) -> float:
-    """Round-trip time to the furthest member."""
-    return min(RTT_MOST_S, machine.actions.pace().rtt_s)
+def rtt_s(pace: Pace) -> float:
+    """Round-trip time to the furthest member, as this member has measured it."""
+    return min(RTT_MOST_S, pace.rtt_s)
 
 
-def silence_s(machine: RoundMachine, peers: Collection[PeerId]) -> float:
-    """For how long these may be silent while they live, as far as packets are lost on the way; 0
-    where none are.
+def silence_s(pace: Pace, peers: Collection[PeerId]) -> float:
+    """How long these peers may be silent though they live, because packets are lost on the way to
+    them; 0 where none are.
     """
-    silences = machine.actions.pace().silences
+    silences = pace.silences
     return max((silences.get(peer, 0.0) for peer in peers), default=0.0) if silences else 0.0
 
 
-def gap_s(machine: RoundMachine) -> float:
-    """The longest that a living source's next chunk takes: where its link, or ours, is shared by
-    lanes to everybody.
+def gap_s(rates: Iterable[int], members: int, chunk_bytes: int) -> float:
+    """The longest time between two chunks of a living source: the slowest of ``rates`` (bytes/s),
+    shared by lanes to all other members.
     """
-    slowest = min(
-        [
-            rate(machine.actions.pace()),
-            *(rate(ready) for ready in machine.open.ready.values() if ready.cid is not None),
-        ]
-    )
-    return (len(machine.config) - 1) * max(_chunk_bytes(machine.shape)) / slowest
+    return (members - 1) * chunk_bytes / min(rates)
 
 
-def stuck_s(machine: RoundMachine) -> float:
-    """A reduction without a new chunk for this long is stuck."""
-    return max(
-        machine.timing.revise_s,
-        3 * gap_s(machine) + 4 * rtt_s(machine),
-        silence_s(machine, machine.others),
-    )
+def stuck_s(timing: Timing, gap_s: float, rtt_s: float, silence_s: float) -> float:
+    """A reduction is stuck when no new chunk came for this long."""
+    return max(timing.revise_s, 3 * gap_s + 4 * rtt_s, silence_s)
 
 
-def silent_s(machine: RoundMachine, pulls: float) -> float:
-    """A source that sent nothing for this long is asked again: after so many pulls, or later on a
-    link that is slow or far.
+def silent_s(timing: Timing, pulls: float, gap_s: float, rtt_s: float) -> float:
+    """A source that sent nothing for this long is asked again: after so many ``pulls``, or later on
+    a link that is slow or far.
     """
-    return max(pulls * machine.timing.pull_s, 2 * gap_s(machine) + 2 * rtt_s(machine))
+    return max(pulls * timing.pull_s, 2 * gap_s + 2 * rtt_s)
 
 
-def transfer_s(machine: RoundMachine, plan: Plan) -> float:
-    """How long the bytes of a plan take at the announced rates."""
-    members, (part_bytes, result_bytes) = len(machine.config), _chunk_bytes(machine.shape)
-    ready = {member.peer: offer for member, offer in machine.open.ready.items()}
+def transfer_s(
+    plan: Plan, ready: Mapping[PeerId, Ready], members: int, chunk_bytes: tuple[int, int]
+) -> float:
+    """How long the bytes of a plan take at the announced rates. ``chunk_bytes``: of a contribution
+    and of a result.
+    """
+    part_bytes, result_bytes = chunk_bytes
     owned: dict[str, int] = {}
     for part in plan.parts:
         owned[part.owner] = owned.get(part.owner, 0) + part.stop - part.first
@@ -98,6 +90,7 @@ def transfer_s(machine: RoundMachine, plan: Plan) -> float:
 
 
 @lru_cache(maxsize=64)
-def _chunk_bytes(shape: Shape) -> tuple[int, int]:
+def chunk_bytes(shape: Shape) -> tuple[int, int]:
+    """Bytes of a whole chunk on the wire: of a contribution, and of a result."""
     grid = Grid(shape.codec, shape.numel, shape.chunk_elements)
     return grid.wire_bytes(0), grid.results.wire_bytes(0)

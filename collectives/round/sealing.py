@@ -14,7 +14,6 @@ anew there.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -24,10 +23,8 @@ from ..group import Certified, Config, Entry, Member, Vote
 from ..identifiers import PeerId
 from .certificate import recertified_payload, seal_payload, sealed_payload
 from .journal import SealRecord
-from .merging import adoption, adopts, best_tip, tip_entry
-
-if TYPE_CHECKING:
-    from .machine import RoundMachine
+from .merging import adopts, best_tip, tip_entry
+from .view import RoundView
 
 
 class Sealing:
@@ -35,8 +32,8 @@ class Sealing:
     but for the journal's record.
     """
 
-    def __init__(self, machine: RoundMachine) -> None:
-        self.machine = machine
+    def __init__(self, view: RoundView) -> None:
+        self.view = view
         self.answers: dict[PeerId, m.Sealed] = {}
         self.entry: Entry | None = None  # to be signed once its bytes are here
 
@@ -44,15 +41,15 @@ class Sealing:
     @property
     def record(self) -> SealRecord:
         """What the journal knows of seals."""
-        return self.machine.journal.sealed or SealRecord(-1, b"", ())
+        return self.view.journal.sealed or SealRecord(-1, b"", ())
 
     @property
     def active(self) -> bool:
         """Whether the open round is sealed here: this member votes no more in it."""
-        record = self.machine.journal.sealed
+        record = self.view.journal.sealed
         return record is not None and (record.round, record.base) == (
-            self.machine.round,
-            self.machine.base,
+            self.view.round,
+            self.view.base,
         )
 
     @property
@@ -62,9 +59,9 @@ class Sealing:
 
     def shuns(self, who: Member) -> bool:
         """Whether nothing that this member says counts any more."""
-        record = self.machine.journal.sealed
-        ahead = record is not None and record.round >= self.machine.round
-        removed = self.machine.removed
+        record = self.view.journal.sealed
+        ahead = record is not None and record.round >= self.view.round
+        removed = self.view.removed
         return bool(removed and gone(who, removed)) or (
             record is not None and ahead and gone(who, record.removed)
         )
@@ -75,13 +72,13 @@ class Sealing:
 
     def _nodes(self) -> set[PeerId]:
         """Every known node outside the removed, this one included."""
-        me = self.machine.me.peer
+        me = self.view.me.peer
         without = {member.peer for member in self.record.removed} - {
             me
         }  # an earlier life of this node may be among them
         return {
             peer
-            for peer in (*self.machine.others, me, *self.machine.actions.nodes())
+            for peer in (*self.view.others, me, *self.view.actions.nodes())
             if peer not in without
         }
 
@@ -94,104 +91,100 @@ class Sealing:
             self.active and record.signed is not None
         )  # it is signed: what is asked for now begins with the next entry
         at, signed = (record.round, record.signed) if stands else (-1, None)
-        self.machine.journal.seal(SealRecord(at, record.base, everybody, True, signed))
+        self.view.journal.seal(SealRecord(at, record.base, everybody, True, signed))
         self.answers, self.entry = {}, None
 
     def tick(self, now: float) -> bool:
         """Call about every ``pull_s``. Whether the open round is sealed."""
         if self.leading:
             self._lead(now)
-        elif self.active and self.machine.organiser is not None:
-            self.machine.catching.fetch(now, self.machine.organiser)
+        elif self.active and self.view.organiser is not None:
+            self.view.fetch(now, self.view.organiser)
         return self.active
 
     def _lead(self, now: float) -> None:
-        machine = self.machine
+        view = self.view
         if self.active and self.record.signed is not None:
             return self._learn(now, self.record.signed)
-        if ended := {who for who in machine.config if machine.ended(who)} - set(
-            self.record.removed
-        ):
+        if ended := {who for who in view.config if view.ended(who)} - set(self.record.removed):
             self.ask(
                 ended
                 # an entry may have let in a life of a lost peer that nobody here knew of when it was
                 # given up
             )
         record = self.record
-        if machine.quorum([member for member in machine.config if member not in record.removed]):
-            if not set(record.removed) & set(machine.config):
-                machine.journal.seal(msgspec.structs.replace(record, asked=False))
+        if view.quorum([member for member in view.config if member not in record.removed]):
+            if not set(record.removed) & set(view.config):
+                view.journal.seal(msgspec.structs.replace(record, asked=False))
             return None  # the others decide again, and evict who is still in it
-        if machine.stateless or machine.root is None:
+        if view.stateless or view.root is None:
             return None
-        self._seal(machine.round, machine.base, record.removed)
-        if machine.open.decided:  # somebody was further
+        self._seal(view.round, view.base, record.removed)
+        if view.open.decided:  # somebody was further
             return None
-        self.answers[machine.me.peer] = self._answer(machine.round, machine.base)
+        self.answers[view.me.peer] = self._answer(view.round, view.base)
         awaited = self.awaited()
         seal = self._message()
         for peer in sorted(
             {*awaited, *(member.peer for member in record.removed)}
         ):  # whoever is wrongly held for dead is told to be silent
-            machine.tell(peer, seal)
+            view.tell(peer, seal)
         if not awaited:
             self._complete(now)
         return None
 
     def _message(self) -> m.Seal:
-        machine, removed = self.machine, self.record.removed
+        view, removed = self.view, self.record.removed
         return m.Seal(
-            machine.base,
+            view.base,
             removed,
-            machine.actions.sign(
-                seal_payload(machine.run, machine.log, machine.round, machine.base, removed)
-            ),
+            view.actions.sign(seal_payload(view.run, view.log, view.round, view.base, removed)),
         )
 
     def on_sealed(self, who: Member, body: m.Sealed) -> None:
         """An answer. Raises RemoteProtocolError when it is not its sender's, or of no use."""
-        machine = self.machine
+        view = self.view
         if not (self.leading and self.active) or body.removed != self.record.removed:
             return
-        if who not in machine.config and any(member.peer == who.peer for member in machine.config):
+        if who not in view.config and any(member.peer == who.peer for member in view.config):
             return  # it lost what it voted for: the organiser must remove the life that did
-        if not machine.actions.verify(
-            who.peer, self._payload(machine.round, machine.base, body), body.signature
+        if not view.actions.verify(
+            who.peer, self._payload(view.round, view.base, body), body.signature
         ):
             raise RemoteProtocolError("answer to a seal is not signed by its sender", peer=who.peer)
         tip = body.tip
         formed = tip is None or (
-            tip.base == machine.base
-            and adopts(tip_entry(machine.log, machine.round, tip, machine.shape), machine.shape)
+            tip.base == view.base
+            and adopts(tip_entry(view.log, view.round, tip, view.shape), view.shape)
         )
-        stranger = who not in machine.config and (body.accepted is not None or tip is not None)
+        stranger = who not in view.config and (body.accepted is not None or tip is not None)
         if (
             not formed
             or stranger
-            or (body.accepted is not None and not machine.entry_fits(body.accepted.entry))
+            or (body.accepted is not None and not view.entry_fits(body.accepted.entry))
         ):
             raise RemoteProtocolError("answer to a seal names another round", peer=who.peer)
         self.answers[who.peer] = body
 
     def choice(self) -> Entry:
         """What the answers leave to be signed."""
-        machine, removed = self.machine, self.record.removed
+        view, removed = self.view, self.record.removed
         accepted = [answer.accepted for answer in self.answers.values() if answer.accepted]
         if accepted:
             return max(accepted, key=lambda a: a.ballot).entry
         survivors = tuple(
-            sorted({machine.me, *(member for member in machine.config if member not in removed)})
+            sorted({view.me, *(member for member in view.config if member not in removed)})
         )
-        tip = best_tip(self.answers.values(), machine.base)
+        tip = best_tip(self.answers.values(), view.base)
         if tip is not None:
-            return adoption(machine, tip, survivors)
-        assert machine.root is not None
-        shape = machine.shape
+            return view.adoption(tip, survivors)
+        assert view.root is not None
+        shape = view.shape
         return Entry(
-            machine.log,
-            machine.round,
-            machine.base,
-            machine.root,
+            view.log,
+            view.round,
+            view.base,
+            view.root,
             (),
             (),
             (),
@@ -200,22 +193,20 @@ class Sealing:
             shape.codec,
             shape.reducer,
             survivors,
-            tally=machine.journal.entries.tally.hash,
+            tally=view.journal.entries.tally.hash,
         )
 
     def _complete(self, now: float) -> None:
-        machine, record = self.machine, self.record
+        view, record = self.view, self.record
         entry = self.entry = self.choice()
-        if not machine.has_bytes(entry):
-            return machine.actions.fetch_result(entry, self._holders(entry))
-        machine.actions.keep(entry)
-        signature = machine.actions.sign(
-            recertified_payload(
-                machine.run, machine.log, machine.round, entry.hash(), record.removed
-            )
+        if not view.has_bytes(entry):
+            return view.actions.fetch_result(entry, self._holders(entry))
+        view.actions.keep(entry)
+        signature = view.actions.sign(
+            recertified_payload(view.run, view.log, view.round, entry.hash(), record.removed)
         )
-        certified = Certified(entry, (Vote(machine.me, 0, signature),), record.removed)
-        machine.journal.seal(
+        certified = Certified(entry, (Vote(view.me, 0, signature),), record.removed)
+        view.journal.seal(
             msgspec.structs.replace(record, signed=certified)
         )  # one signature an entry: before anybody sees it
         return self._learn(now, certified)
@@ -230,13 +221,13 @@ class Sealing:
         return [
             peer
             for peer, answer in self.answers.items()
-            if holds(answer) and peer != self.machine.me.peer
+            if holds(answer) and peer != self.view.me.peer
         ]
 
     def _learn(self, now: float, certified: Certified) -> None:
-        machine = self.machine
-        machine.ahead = []
-        machine.learn(now, certified)
+        view = self.view
+        view.drop_ahead(0)
+        view.learn(now, certified)
 
     # ---- everybody
     def on_seal(self, now: float, who: Member, round_: int, body: m.Seal) -> None:
@@ -245,52 +236,48 @@ class Sealing:
 
         Raises RemoteProtocolError, StorageError.
         """
-        machine = self.machine
-        payload = seal_payload(machine.run, machine.log, round_, body.base, body.removed)
-        if who.peer != machine.organiser or not machine.actions.verify(
-            who.peer, payload, body.signature
-        ):
+        view = self.view
+        payload = seal_payload(view.run, view.log, round_, body.base, body.removed)
+        if who.peer != view.organiser or not view.actions.verify(who.peer, payload, body.signature):
             raise RemoteProtocolError("a seal is not the organiser's", peer=who.peer)
-        present = round_ == machine.round
+        present = round_ == view.round
         if (
-            machine.me.peer == machine.organiser
+            view.me.peer == view.organiser
             or self.record.round > round_
-            or (present and (machine.open.applying or body.base != machine.base))
+            or (present and (view.open.applying or body.base != view.base))
         ):
             return
         self._seal(round_, body.base, body.removed)
         if not present:
-            machine.catching.fetch(now, who.peer)
-        if not gone(machine.me, body.removed):
-            machine.actions.send(who.peer, machine.log, round_, self._answer(round_, body.base))
+            view.fetch(now, who.peer)
+        if not gone(view.me, body.removed):
+            view.actions.send(who.peer, view.log, round_, self._answer(round_, body.base))
 
     def _seal(self, round_: int, base: bytes, removed: Config) -> None:
         """Persist it, then forget what the removed may have decided."""
-        machine, record = self.machine, self.record
+        view, record = self.view, self.record
         if (record.round, record.base, record.removed) == (round_, base, removed):
             return
-        machine.journal.seal(SealRecord(round_, base, removed, record.asked))
-        machine.ahead = [certified for certified in machine.ahead if certified.entry.round < round_]
-        if round_ == machine.round:
-            machine.open.decided = machine.open.pending = None
-            machine.open.votes.clear()
-            machine.convening.stop()
+        view.journal.seal(SealRecord(round_, base, removed, record.asked))
+        view.drop_ahead(round_)
+        if round_ == view.round:
+            view.open.decided = view.open.pending = None
+            view.open.votes.clear()
+            view.stop_convening()
 
     def _answer(self, round_: int, base: bytes) -> m.Sealed:
-        machine = self.machine
-        present = round_ == machine.round
-        accepted, tip = (
-            (machine.journal.accepted, machine.actions.tip()) if present else (None, None)
-        )
+        view = self.view
+        present = round_ == view.round
+        accepted, tip = (view.journal.accepted, view.actions.tip()) if present else (None, None)
         if accepted is not None:
-            machine.open.known[accepted[1].hash()] = accepted[1]  # its bytes may be asked for
+            view.open.known[accepted[1].hash()] = accepted[1]  # its bytes may be asked for
         body = m.Sealed(self.record.removed, m.Accepted1(*accepted) if accepted else None, tip, b"")
         return msgspec.structs.replace(
-            body, signature=machine.actions.sign(self._payload(round_, base, body))
+            body, signature=view.actions.sign(self._payload(round_, base, body))
         )
 
     def _payload(self, round_: int, base: bytes, body: m.Sealed) -> bytes:
-        return sealed_payload(self.machine.run, self.machine.log, round_, base, body)
+        return sealed_payload(self.view.run, self.view.log, round_, base, body)
 
 
 def gone(who: Member, removed: Collection[Member]) -> bool:

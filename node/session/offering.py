@@ -44,7 +44,7 @@ class Offering:
     def _takes_part(self) -> bool:
         """Whether this member was drawn for the open round."""
         machine = self.session.machine
-        return machine is None or machine.draw.takes_part
+        return machine is None or machine.takes_part
 
     def opened(self, now: float) -> None:
         """A round opened. What was offered to the one before, where that had no contributors,
@@ -55,7 +55,7 @@ class Offering:
             machine is not None
             and machine.contribution is not None
             and self._waiting
-            and machine.draw.takes_part
+            and machine.takes_part
         ):
             cid, _, vector, _ = self._waiting[0][0]
             if cid == machine.contribution[0]:
@@ -65,9 +65,9 @@ class Offering:
     def offer(self, now: float) -> None:
         """Freeze the first one for the open round, if nothing is."""
         session, machine = self.session, self.session.machine
-        if machine is not None and not machine.draw.takes_part:
+        if machine is not None and not machine.takes_part:
             self.first()
-            machine.draw.wait(bool(self._waiting))
+            machine.set_waiting(bool(self._waiting))
         if session.beforehand is not None:
             return session.beforehand.offer(now)
         if session.branching.active:

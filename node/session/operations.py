@@ -469,7 +469,7 @@ class Operations:
             self.session.secure is not None
             and spec.reducer == MASKED_SUM
             and machine is not None
-            and not machine.draw.takes_part
+            and not machine.takes_part
         )
 
     def on_result(self, now: float, event: x.ResultComplete) -> bool:

@@ -9,7 +9,6 @@ import msgspec
 from ...collectives import messages as m
 from ...collectives.group import Contributor, Entry, Member
 from ...collectives.identifiers import PeerId
-from ...collectives.round import acceptor as acceptor_module
 from ...collectives.round import adopted_rounds, adopts, tip_entry
 from ...collectives.round import machine as machine_module
 from ..session import branch as branch_module
@@ -99,17 +98,17 @@ class AnyHalfDecides(BranchPlant):
     machine = _AnyHalf
 
 
-class _BlindAdoption(acceptor_module.Acceptor):
+class _BlindAdoption(machine_module.RoundMachine):
     def holds(self, now: float, entry: Entry, holders: Sequence[PeerId]) -> bool:
         """The certified state is enough."""
-        blind = adopts(entry, self.machine.shape) and self.machine.root == entry.base_state
+        blind = adopts(entry, self.shape) and self.root == entry.base_state
         return blind or super().holds(now, entry, holders)
 
 
 class AdoptionWithoutBytes(BranchPlant):
     """A member votes for the adoption of a branch whose state it does not hold."""
 
-    acceptor = _BlindAdoption
+    machine = _BlindAdoption
 
 
 BRANCH_PLANTS: dict[str, type[Plant]] = {

@@ -36,7 +36,7 @@ from ...collectives.round import (
     reduced_payload,
     slot_payload,
 )
-from ...collectives.round.lying import Witness
+from ...collectives.round.lying import ByzantineAcceptor
 from ..session.serving import part_digests, result_hashes
 from .bending import bent
 from .process import NodeProcess, sign_as
@@ -157,11 +157,11 @@ class LyingProcess(NodeProcess):
                 return [offer for offer in found if offer != victim]
             if "weight" in self.lies and dice.random() < 0.7:
                 self._tell("lie: weight")
-                witness = cast("Witness", machine.acceptor)
-                witness.vouched = lambda offers: [  # type: ignore[method-assign]
-                    offer for offer in offers if offer.cid in witness.offered
+                acceptor = cast("ByzantineAcceptor", machine.acceptor)
+                acceptor.vouched = lambda offers: [  # type: ignore[method-assign]
+                    offer for offer in offers if offer.cid in acceptor.offered
                 ]
-                witness.judge.why_not = lambda body, known: ""  # type: ignore[method-assign]
+                acceptor.judge.why_not = lambda body, known: ""  # type: ignore[method-assign]
                 false = msgspec.structs.replace(victim, weight=7 * victim.weight)
                 return [false if offer == victim else offer for offer in found]
             return found
@@ -377,7 +377,7 @@ class LyingProcess(NodeProcess):
         self, machine: RoundMachine, body: m.Propose, entry: Entry
     ) -> tuple[tuple[Member, m.Claim], ...]:
         """Those of whom it names: they are true."""
-        offered = cast("Witness", machine.acceptor).offered
+        offered = cast("ByzantineAcceptor", machine.acceptor).offered
         of = [offered[c.cid] for c in entry.contributors if c.cid in offered]
         return tuple(dict.fromkeys((*body.claims, *of)))
 

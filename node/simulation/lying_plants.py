@@ -9,7 +9,8 @@ from ...collectives.group import Certified, Config, Entry, Member, Plan, Vote
 from ...collectives.identifiers import PeerId
 from ...collectives.round import Kind
 from ...collectives.round import machine as machine_module
-from ...collectives.round.lying import Accountable, Blame, Judge, Witness
+from ...collectives.round.blame import Blame
+from ...collectives.round.lying import ByzantineAcceptor, ByzantineConvener, Judge
 from .plant import Plant
 from .storage import SimStorage
 
@@ -38,16 +39,16 @@ class _NoClaims(Judge):
         return self._wrong_config(entry.next_config, claims)
 
 
-class _AnyPlan(Witness):
+class _AnyPlan(ByzantineAcceptor):
     def follows(self, plan: Plan) -> bool:
         """Whatever it says of this member's own contribution."""
-        return plan.ballot <= self.machine.ballot and not self.judge.founding
+        return plan.ballot <= self.view.ballot and not self.judge.founding
 
 
 class ContributorsNotChecked(LyingPlant):
     """A convener may name contributors that offered nothing, or with another weight."""
 
-    judge, witness = _NoClaims, _AnyPlan
+    judge, byzantine_acceptor = _NoClaims, _AnyPlan
     lies = ("weight",)
 
 
@@ -133,18 +134,18 @@ class SignaturesNotVerified(LyingPlant):
     lies = ("garble", "twice")
 
 
-class _VotesAtOnce(Witness):
+class _VotesAtOnce(ByzantineAcceptor):
     def cast(self, now: float, ballot: int, entry: Entry) -> None:
         """A vote with the echo."""
         super().cast(now, ballot, entry)
-        self.machine.journal.accept(ballot, entry)
-        self._send_vote(ballot, entry)
+        self.view.journal.accept(ballot, entry)
+        self.view.send_vote(ballot, entry)
 
 
 class VoteWithoutEchoes(LyingPlant):
     """A member votes for what only it was told."""
 
-    witness = _VotesAtOnce
+    byzantine_acceptor = _VotesAtOnce
     lies = ("equivocate", "twice")
 
 
@@ -186,20 +187,20 @@ class CertificateMixesBallots(LyingPlant):
     lies = ("withhold", "promise")
 
 
-class _Follower(Witness):
+class _Follower(ByzantineAcceptor):
     def _turned(self, now: float, who: Member, ballot: int) -> None:
-        if ballot > self.machine.ballot:
-            self.machine.enter(now, ballot)
+        if ballot > self.view.ballot:
+            self.view.enter(now, ballot)
 
 
 class AnybodyTurns(LyingPlant):
     """A member follows into any ballot that one member says it is in: the last one there is, say."""
 
-    witness = _Follower
+    byzantine_acceptor = _Follower
     lies = ("turns",)
 
 
-class _Ignores(Accountable):
+class _Ignores(ByzantineConvener):
     def on_pledge(self, now: float, pledged: m.Pledged, body: m.Pledge) -> None:
         """As if nothing had been accepted."""
         super().on_pledge(now, pledged, m.Pledge(body.ballot, None, (), body.ready, body.signature))
@@ -208,7 +209,7 @@ class _Ignores(Accountable):
 class PledgedValueIgnored(LyingPlant):
     """A convener proposes its own value although a pledge names one: nobody echoes it."""
 
-    accountable = _Ignores
+    byzantine_convener = _Ignores
 
 
 class EchoForgotten(LyingPlant):

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ...collectives.exchange import Exchange
-from ...collectives.round import acceptor as acceptor_module
+from ...collectives.round import blame as blame_module
 from ...collectives.round import convener as convener_module
 from ...collectives.round import lying as lying_module
 from ...collectives.round import machine as machine_module
 from ...collectives.round import sealing as sealing_module
-from ...collectives.round.lying import acceptor as witness_module
+from ...collectives.round.lying import acceptor as byzantine_acceptor_module
 from ...collectives.round.lying import judge as judge_module
 from ..session import barrier as barrier_module
 from ..session import branch as branch_module
@@ -48,13 +48,12 @@ class Plant:
     lies: tuple[str, ...] = ()
     exchange: type[Exchange] = Exchange
     machine: type[machine_module.RoundMachine] | None = None
-    acceptor: type[acceptor_module.Acceptor] | None = None
-    convening: type[convener_module.Convening] | None = None
+    convener: type[convener_module.Convener] | None = None
     sealing: type[sealing_module.Sealing] | None = None
-    witness: type[witness_module.Witness] | None = None
-    accountable: type[lying_module.Accountable] | None = None
+    byzantine_acceptor: type[lying_module.ByzantineAcceptor] | None = None
+    byzantine_convener: type[lying_module.ByzantineConvener] | None = None
     judge: type[judge_module.Judge] | None = None
-    blame: type[lying_module.Blame] | None = None
+    blame: type[blame_module.Blame] | None = None
     barrier: type[barrier_module.Barrier] | None = None
     branching: type[branching_module.Branching] | None = None
     waits: type[waiting_module.Waits] | None = None
@@ -66,12 +65,11 @@ class Plant:
         """Around one run: the classes of the protocol are replaced by broken ones."""
         seams: list[tuple[Any, str, Any]] = [
             (session_module, "RoundMachine", self.machine),
-            (machine_module, "Acceptor", self.acceptor),
-            (machine_module, "Convening", self.convening),
+            (machine_module, "Convener", self.convener),
             (machine_module, "Sealing", self.sealing),
-            (lying_module, "Witness", self.witness),
-            (lying_module, "Accountable", self.accountable),
-            (witness_module, "Judge", self.judge),
+            (lying_module, "ByzantineAcceptor", self.byzantine_acceptor),
+            (lying_module, "ByzantineConvener", self.byzantine_convener),
+            (byzantine_acceptor_module, "Judge", self.judge),
             (machine_module, "Blame", self.blame),
             (process_module, "Barrier", self.barrier),
             (session_module, "Branching", self.branching),

@@ -19,7 +19,6 @@ from ...collectives import messages as m
 from ...collectives.exchange import Exchange
 from ...collectives.group import Certified, Entry, Member, Plan, Vote
 from ...collectives.identifiers import PeerId
-from ...collectives.round import acceptor as acceptor_module
 from ...collectives.round import convener as convener_module
 from ...collectives.round import machine as machine_module
 from ...collectives.round import vote_payload
@@ -85,18 +84,18 @@ class ToldBeforeForced(Plant):
     moments, power, barrier = 1.0, 1.0, _NoBarrier
 
 
-class _IgnoresAccepted(convener_module.Convening):
+class _IgnoresAccepted(convener_module.Convener):
     def on_promise(self, now: float, who: Member, promise: m.Promise) -> None:
         if self.phase is convener_module.Phase.PREPARE:
             # nor does it take up what an earlier plan brought: that would be the same value again
-            self.machine.open.reduced = None
+            self.view.open.reduced = None
         super().on_promise(now, who, m.Promise(promise.ballot, None, promise.ready))
 
 
 class AcceptedValueIgnored(Plant):
     """A convener proposes its own value although a promise names one accepted before."""
 
-    convening = _IgnoresAccepted
+    convener = _IgnoresAccepted
 
 
 class _OwnerDecides(Exchange):
@@ -127,16 +126,16 @@ class ContributorsPerOwner(Plant):
     exchange = _OwnerDecides
 
 
-class _VotesBlind(acceptor_module.Acceptor):
+class _VotesBlind(machine_module.RoundMachine):
     def holds(self, now: float, entry: Entry, holders: Sequence[PeerId]) -> bool:
         """The state is enough."""
-        return self.machine.root == entry.base_state
+        return self.root == entry.base_state
 
 
 class VoteWithoutBytes(Plant):
     """A member votes before it holds the result."""
 
-    acceptor = _VotesBlind
+    machine = _VotesBlind
 
 
 class _LiveConvener(machine_module.RoundMachine):
@@ -189,10 +188,10 @@ class ContributionWithoutCid(Plant):
         return blake3(f"{script.peer}/{script.rounds}".encode()).digest(16)
 
 
-class _EarlyApply(convener_module.Convening):
+class _EarlyApply(convener_module.Convener):
     def _propose(self, now: float, entry: Entry) -> None:
         super()._propose(now, entry)
-        machine = self.machine
+        machine = cast(machine_module.RoundMachine, self.view)
         if self.entry is entry and machine.open.decided is None:
             payload = vote_payload(*machine.slot, self.ballot, entry.hash())
             machine.open.decided = Certified(
@@ -204,7 +203,7 @@ class _EarlyApply(convener_module.Convening):
 class ApplyBeforeMajority(Plant):
     """The convener applies what it proposes without waiting for votes."""
 
-    convening = _EarlyApply
+    convener = _EarlyApply
 
 
 class _RepeatIsProgress(machine_module.RoundMachine):

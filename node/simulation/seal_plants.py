@@ -20,7 +20,7 @@ class SealPlant(Plant):
 class _Alone(sealing_module.Sealing):
     def _nodes(self) -> set[PeerId]:
         """The organiser asks nobody but itself."""
-        return {self.machine.me.peer}
+        return {self.view.me.peer}
 
 
 class NoSeal(SealPlant):
@@ -32,7 +32,7 @@ class NoSeal(SealPlant):
 class _OwnValue(sealing_module.Sealing):
     def choice(self) -> Entry:
         """What others accepted does not count."""
-        me = self.machine.me.peer
+        me = self.view.me.peer
         everybody, self.answers = self.answers, {me: self.answers[me]}
         try:
             return super().choice()

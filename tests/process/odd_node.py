@@ -39,9 +39,8 @@ from msgspec.structs import replace
 from atoll.collectives import messages as m
 from atoll.collectives.exchange import Exchange
 from atoll.collectives.group import Contributor, Entry
-from atoll.collectives.round import RoundMachine, slot_payload
-from atoll.collectives.round.lying import Witness
-from atoll.collectives.round.sampling import Draw
+from atoll.collectives.round import RoundMachine, machine, slot_payload
+from atoll.collectives.round.lying import ByzantineAcceptor
 from atoll.node import manifest
 from atoll.node.__main__ import main
 from atoll.node.net.measuring import Measuring
@@ -87,9 +86,9 @@ def limit_in(owner: Any, name: str) -> None:
 
 def echo_twice() -> None:
     """Let it sign two echoes for one ballot while that is wanted."""
-    honest = Witness._send_echo
+    honest = ByzantineAcceptor._send_echo
 
-    def both(self: Witness, ballot: int, entry: Entry) -> None:
+    def both(self: ByzantineAcceptor, ballot: int, entry: Entry) -> None:
         honest(self, ballot, entry)
         if defective():
             machine, digest = self.machine, b"another value".ljust(32)
@@ -102,7 +101,7 @@ def echo_twice() -> None:
                 )
             )
 
-    Witness._send_echo = both  # type: ignore[method-assign]
+    ByzantineAcceptor._send_echo = both  # type: ignore[method-assign]
 
 
 def hide_plans() -> None:
@@ -212,13 +211,7 @@ def replace_the_mean() -> None:
 
 def draw_all() -> None:
     """Let it contribute to every round, and plan with whoever offers something."""
-    honest = Draw.__init__
-
-    def everybody(self: Draw, machine: Any, before: Draw | None) -> None:
-        honest(self, machine, before)
-        self.members = machine.config
-
-    Draw.__init__ = everybody  # type: ignore[method-assign]
+    machine.drawn = lambda run, base, config, sample: config
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from atoll.collectives.exchange import header as record_header
 from atoll.collectives.group import Entry
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.reduce import MEAN
-from atoll.collectives.round import ways
+from atoll.collectives.round import routes
 from atoll.collectives.swarm import OuterSettings, RunSettings
 from atoll.collectives.trees import Check, trees_of
 from atoll.node.session import events as ev
@@ -146,7 +146,7 @@ class Labs(Table):
 
     def apart(self) -> set[PeerId]:
         """For whom, and with whom, nobody adds up: all members say the same."""
-        (found,) = {frozenset(peer.machine.apart) for peer in self.peers}
+        (found,) = {frozenset(peer.machine.disputes.pairs) for peer in self.peers}
         return set(found)
 
 
@@ -309,7 +309,7 @@ def test_a_head_that_blames_a_member_convinces_nobody_and_is_head_no_more() -> N
 def test_who_was_in_a_dispute_takes_part_in_sums_again_after_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ways, "APART_ROUNDS", 2)
+    monkeypatch.setattr(routes, "APART_ROUNDS", 2)
     labs = Labs()
     labs.forge(
         lambda sender, record, data: (
@@ -346,14 +346,14 @@ def test_a_member_that_slanders_changes_no_plan_and_is_heard_once_a_round() -> N
         one.do(lambda session, now: session.on_message(now, sender, ROUND + data))
 
     plan_id = bytes(16)
-    one.machine.apart[PeerId("p3")] = PeerId("p4"), one.machine.round
+    one.machine.disputes.pairs[PeerId("p3")] = PeerId("p4"), one.machine.round
     for wrong in ((), ("p1",), ("p2",), ("\x1b[2Jx",)):
         say(m.Disputed(plan_id, 0, PeerId("p3"), PeerId("p1"), tuple(map(PeerId, wrong))))
     say(m.Disputed(plan_id, 0, PeerId("p3"), PeerId("p1"), (PeerId("p1"),)), PeerId("p9"))
     assert [event for event in one.heard if isinstance(event, ev.SumDisputed)] == [
         ev.SumDisputed(liar, (PeerId("p1"),))
     ]
-    assert set(one.machine.apart) == {"p3"}
+    assert set(one.machine.disputes.pairs) == {"p3"}
     assert labs.play().topology.kind == "checked"
     labs.check()
     say(m.Disputed(plan_id, 0, PeerId("p3"), PeerId("p1"), (PeerId("p1"),)), PeerId("p4"))

@@ -13,7 +13,7 @@ from session_table import SETTINGS, Peer, Table
 
 from atoll.collectives.group import Entry, Vote
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.round.catching import CATCH_ENTRIES
+from atoll.collectives.round.machine import CATCH_ENTRIES
 from atoll.node.session import events as ev
 from atoll.node.simulation.swarm import Options, SimSwarm
 

@@ -30,7 +30,7 @@ from atoll.collectives.group import (
 )
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.round import Kind, check_chain, reduced_payload, slot_payload, vote_payload
-from atoll.collectives.round.lying import Judge, Witness
+from atoll.collectives.round.lying import ByzantineAcceptor, Judge
 from atoll.collectives.round.lying.acceptor import FAULTS
 from atoll.node.evidence import RELABELLED, Relabelled, Twice, accused, check, twice
 from atoll.node.service.ports import DOMAIN
@@ -254,7 +254,7 @@ def test_contributors_that_offered_nothing_of_the_kind(scene: Scene) -> None:
     for claims in wrong:
         fresh = Scene()
         judge = fresh.machine.acceptor
-        assert isinstance(judge, Witness)
+        assert isinstance(judge, ByzantineAcceptor)
         assert "offered" in judge.judge._invented(fresh.entry(contributors=(named,)), claims)
         assert judge.judge._invented(fresh.entry(contributors=(named,)), (right,)) == ""
     assert "nobody made" in reasons(

@@ -9,7 +9,7 @@ from lying_kit import Scene
 from atoll.collectives import messages as m
 from atoll.collectives.group import Certified, Contributor, Member, Part
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.round.lying import Witness
+from atoll.collectives.round.lying import ByzantineAcceptor
 from atoll.collectives.round.lying.acceptor import OFFERS
 
 
@@ -65,12 +65,12 @@ def test_a_plan_that_cannot_be_carried_out_ends_no_node(scene: Scene) -> None:
 
 
 def test_the_newest_four_offers_of_a_member_are_kept(scene: Scene) -> None:
-    who, witness = scene.others[0], scene.machine.acceptor
-    assert isinstance(witness, Witness)
+    who, acceptor = scene.others[0], scene.machine.acceptor
+    assert isinstance(acceptor, ByzantineAcceptor)
     names = [bytes([number]) * 16 for number in range(1, 7)]
     for cid in names:
         assert scene.hear(*scene.claim(who, cid=cid, weight=1)) == []
-    assert [cid for cid, (of, _) in witness.offered.items() if of == who] == names[-OFFERS:]
+    assert [cid for cid, (of, _) in acceptor.offered.items() if of == who] == names[-OFFERS:]
 
 
 def test_one_peer_asks_to_be_let_in_as_one_member(scene: Scene) -> None:

@@ -501,7 +501,7 @@ def test_a_vote_for_another_draw_does_not_stop_a_round_for_good() -> None:
         if (
             outcome.round < 3
             or machine.convener_of(0) != machine.me
-            or machine.draw.takes_part
+            or machine.takes_part
             or machine.root is None
             or len(cast) > 2
         ):

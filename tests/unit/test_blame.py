@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.round.lying import Blame
-from atoll.collectives.round.lying.blame import MOST, REMEMBERED, ROUNDS
+from atoll.collectives.round.blame import MOST, REMEMBERED, ROUNDS, Blame
 
 A, B, C = (PeerId(name) for name in "abc")
 

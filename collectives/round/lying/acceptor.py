@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import Protocol
 
 import msgspec
 
@@ -16,15 +16,9 @@ from ...errors import RemoteProtocolError
 from ...group import Cid, Contributor, Entry, Member, Plan, Vote
 from ...identifiers import PeerId
 from ..acceptor import Acceptor
-from ..patience import transfer_s
-from ..readiness import my_ready, ready_fits
-from ..signed import claim_payload, pledge_payload, reduced_payload, slot_payload
+from ..signed import Kind, claim_payload, pledge_payload, reduced_payload, slot_payload
+from ..view import RoundView
 from .judge import Judge
-
-if TYPE_CHECKING:
-    from ..machine import RoundMachine
-    from ..signed import Kind
-    from .convener import Accountable
 
 LENGTHS = 4.0  # a ballot has so many times what it should take, and that again in each later one
 REPEAT_S = 0.5  # how often what changes seldom is said again
@@ -40,12 +34,21 @@ SOONER = 0.75
 AHEAD = 2  # times the members: ballots that far beyond the present one are counted
 
 
-class Witness(Acceptor):
+class PledgeCollector(Protocol):
+    """The convener of a ballot as its acceptor sees it."""
+
+    def on_pledge(self, now: float, pledged: m.Pledged, body: m.Pledge) -> None:
+        """A verified answer to Prepare."""
+        ...
+
+
+class ByzantineAcceptor(Acceptor):
     """Volatile but for what the journal has: promise, echo, vote, and the vote's proof."""
 
-    def __init__(self, machine: RoundMachine) -> None:
-        super().__init__(machine)
-        self.judge = Judge(machine)
+    def __init__(self, view: RoundView) -> None:
+        super().__init__(view)
+        self.judge = Judge(view)
+        self.convener: PledgeCollector | None = None  # set by `byzantine_roles`
         self.claims: dict[Member, m.Claim] = {}  # the newest of each member
         self.offered: dict[
             Cid, tuple[Member, m.Claim]
@@ -69,14 +72,10 @@ class Witness(Acceptor):
         self._refused = list[tuple[Member, int, Entry]]()  # proposals, by whom, in which ballot
         self._faults = Counter[Member]()
         self._told_at = self._turned_at = -1e9
-        self._entered_at = machine.open.born
-        for kept in (machine.journal.echoed, machine.journal.accepted):
+        self._entered_at = view.open.born
+        for kept in (view.journal.echoed, view.journal.accepted):
             if kept is not None:
-                machine.open.known[kept[1].hash()] = kept[1]
-
-    @property
-    def _convener(self) -> Accountable:
-        return cast("Accountable", self.machine.convening)
+                view.open.known[kept[1].hash()] = kept[1]
 
     # ---- what the machine asks
     @property
@@ -89,21 +88,21 @@ class Witness(Acceptor):
         """Whether others have something to decide here, or are past the first ballot: nobody gets
         on alone.
         """
-        machine = self.machine
-        return machine.is_member and (any(self.turns.values()) or machine.enough(machine.offers()))
+        view = self.view
+        return view.is_member and (any(self.turns.values()) or view.enough(view.offers()))
 
     def follows(self, plan: Plan) -> bool:
         """Not into a ballot that nobody else is in, nor with another weight than this member has
         claimed for what it contributes; and nothing is reduced before the run is founded."""
-        machine, mine = self.machine, self.machine.contribution
+        view, mine = self.view, self.view.contribution
         true = mine is None or all(
-            c == Contributor(machine.me, *mine) for c in plan.contributors if c.cid == mine[0]
+            c == Contributor(view.me, *mine) for c in plan.contributors if c.cid == mine[0]
         )
-        return plan.ballot <= machine.ballot and not self.judge.founding and true
+        return plan.ballot <= view.ballot and not self.judge.founding and true
 
     def awaits(self, member: Member) -> bool:
         """Also whose offer nobody could be shown."""
-        ready = self.machine.open.ready.get(member)
+        ready = self.view.open.ready.get(member)
         return ready is None or (
             ready.cid is not None and self.offered.get(ready.cid, (None,))[0] != member
         )
@@ -121,10 +120,10 @@ class Witness(Acceptor):
 
     def overdue(self, now: float, patience: float) -> bool:
         """A lying convener can let bytes and plans trickle for ever: no ballot is that long."""
-        machine = self.machine
-        plan = machine.open.plan
-        whole = patience + (2 * transfer_s(machine, plan) if plan is not None else 0.0)
-        return machine.engaged and now - self._entered_at > LENGTHS * whole * (1 + machine.ballot)
+        view = self.view
+        plan = view.open.plan
+        whole = patience + (2 * view.transfer_s(plan) if plan is not None else 0.0)
+        return view.engaged and now - self._entered_at > LENGTHS * whole * (1 + view.ballot)
 
     def entered(self, now: float) -> None:
         """Tell the others, so that they follow."""
@@ -133,22 +132,22 @@ class Witness(Acceptor):
 
     def _turn(self, now: float) -> None:
         self._turned_at = now
-        for peer in self.machine.others:
-            self.machine.tell(peer, m.Turn(self.machine.ballot))
+        for peer in self.view.others:
+            self.view.tell(peer, m.Turn(self.view.ballot))
 
     def tick(self, now: float) -> None:
         """Repair loss: say again what is in the journal, the claim, and the ballot."""
-        machine = self.machine
-        if not machine.engaged:
+        view = self.view
+        if not view.engaged:
             self._entered_at = now
-        if machine.open.decided:
+        if view.open.decided:
             return
         self.claim(now)
-        if machine.ballot > 0 and now - self._turned_at > REPEAT_S:
+        if view.ballot > 0 and now - self._turned_at > REPEAT_S:
             self._turn(now)
-        if machine.journal.echoed:
-            self._send_echo(*machine.journal.echoed)
-        elif machine.open.plan is not None:
+        if view.journal.echoed:
+            self._send_echo(*view.journal.echoed)
+        elif view.open.plan is not None:
             self._state()
         super().tick(now)
 
@@ -157,22 +156,22 @@ class Witness(Acceptor):
         """Once all of this member's parts are there, it signs them, and what they are the result
         of.
         """
-        machine, of = self.machine, meaning(plan)
+        view, of = self.view, meaning(plan)
         if self._reduced[0] != plan.plan_id:
             self._reduced = plan.plan_id, {}
         done = self._reduced[1]
         done[index] = digest
-        mine = [at for at, part in enumerate(plan.parts) if part.owner == machine.me.peer]
+        mine = [at for at, part in enumerate(plan.parts) if part.owner == view.me.peer]
         if len(done) == len(mine):
             parts = tuple(sorted(done.items()))
-            payload = reduced_payload(machine.run, machine.me.peer, of, parts)
-            self._statement = m.Reduced(of, parts, machine.actions.sign(payload))
+            payload = reduced_payload(view.run, view.me.peer, of, parts)
+            self._statement = m.Reduced(of, parts, view.actions.sign(payload))
             self._state()
 
     def _state(self) -> None:
         if self._statement is not None:
-            convener = self.machine.convener_of(self.machine.ballot).peer
-            self.machine.tell(convener, self._statement)
+            convener = self.view.convener_of(self.view.ballot).peer
+            self.view.tell(convener, self._statement)
 
     def _on_reduced(self, now: float, who: Member, body: m.Reduced) -> None:
         key = (who.peer, body.meaning, body.parts)
@@ -184,7 +183,7 @@ class Witness(Acceptor):
         for known in earlier[: max(0, len(earlier) - STATED + 1)]:
             del self.reduced[known]
         self.reduced[key] = body.signature
-        self.machine.convening.step(now)
+        self.view.convene(now)
 
     def stated(self, plan: Plan, digests: Sequence[bytes]) -> dict[PeerId, bytes]:
         """Of the owners of a plan's parts, who has signed these digests of them, and how."""
@@ -201,34 +200,34 @@ class Witness(Acceptor):
         """Tell everybody what this member has and whom it would have, when that changes; and the
         convener now and then.
         """
-        machine = self.machine
-        ready = my_ready(machine)
+        view = self.view
+        ready = view.my_ready()
         offer = ready if ready is not None and ready.cid is not None else None
         blank = m.Claim(
-            machine.base,
+            view.base,
             offer.cid if offer else None,
             offer.weight if offer else 0,
             offer.reading if offer else m.NO_READING,
-            machine.leaving,
-            tuple(self._convener.asking_in(now)),
-            tuple(who for who in machine.config if who != machine.me and machine.lost(who)),
+            view.leaving,
+            tuple(view.joiners_to_admit(now)),
+            tuple(who for who in view.config if who != view.me and view.lost(who)),
         )
         last = self._mine
         if last is None or msgspec.structs.replace(last, number=0, signature=b"") != blank:
             least = last.number + 1 if last is not None else 0
-            number = max(least, int((now + machine.unix_offset_s) * 1000))
+            number = max(least, int((now + view.unix_offset_s) * 1000))
             blank = msgspec.structs.replace(blank, number=number)
-            payload = claim_payload(machine.run, machine.log, machine.round, machine.me, blank)
+            payload = claim_payload(view.run, view.log, view.round, view.me, blank)
             first, self._mine = (
                 self._mine is None,
-                msgspec.structs.replace(blank, signature=machine.actions.sign(payload)),
+                msgspec.structs.replace(blank, signature=view.actions.sign(payload)),
             )
             if not first or blank.cid or blank.leave or blank.admits or blank.suspects:
                 self._told_at = now
-                self.broadcast(self._mine)
-        elif now - self._told_at > REPEAT_S or (blank.cid and machine.open.plan is None):
+                self.view.broadcast(self._mine)
+        elif now - self._told_at > REPEAT_S or (blank.cid and view.open.plan is None):
             self._told_at = now
-            machine.tell(machine.convener_of(machine.ballot).peer, last)
+            view.tell(view.convener_of(view.ballot).peer, last)
 
     def _on_claim(self, now: float, who: Member, claim: m.Claim) -> None:
         if self.claims.get(who) == claim:
@@ -244,7 +243,7 @@ class Witness(Acceptor):
             for cid in earlier[: max(0, len(earlier) - OFFERS + 1)]:
                 del self.offered[cid]
             self.offered[claim.cid] = (who, claim)
-        self.machine.convening.step(now)
+        self.view.convene(now)
 
     # ---- inputs
     def on_message(self, now: float, who: Member, body: m.Body) -> None:
@@ -276,73 +275,66 @@ class Witness(Acceptor):
                 self._on_echo(now, who, body)
             case m.Accepted():
                 if self._first(who, "vote", body.ballot, body.entry_hash, body.signature):
-                    self.machine.count_vote(now, who, body)
+                    self.view.count_vote(now, who, body)
             case _:
                 pass
 
     def _turned(self, now: float, who: Member, ballot: int) -> None:
         """A ballot is entered once more members are in it than may lie."""
-        machine = self.machine
+        view = self.view
         self.turns[who] = max(ballot, self.turns.get(who, 0))
-        where = [self.turns.get(member, 0) for member in machine.config if member != machine.me]
-        level = sorted((*where, machine.ballot), reverse=True)[min(machine.lying, len(where))]
-        if level > machine.ballot and not machine.open.decided and not self.judge.founding:
-            machine.enter(now, level)
+        where = [self.turns.get(member, 0) for member in view.config if member != view.me]
+        level = sorted((*where, view.ballot), reverse=True)[min(view.lying, len(where))]
+        if level > view.ballot and not view.open.decided and not self.judge.founding:
+            view.enter(now, level)
 
     def _on_prepare(self, now: float, who: Member, ballot: int) -> None:
-        machine, journal = self.machine, self.machine.journal
-        if (
-            not max(1, journal.promised) <= ballot <= machine.ballot
-            or machine.convener_of(ballot) != who
-        ):
+        view, journal = self.view, self.view.journal
+        if not max(1, journal.promised) <= ballot <= view.ballot or view.convener_of(ballot) != who:
             return
         accepted = journal.accepted
         if accepted is not None and accepted[0] >= ballot:
             return
         if ballot > journal.promised:
-            machine.progress(now)
+            view.progress(now)
             journal.promise(ballot)
         at, digest = (accepted[0], accepted[1].hash()) if accepted is not None else (-1, b"")
-        signature = machine.actions.sign(pledge_payload(*machine.slot, ballot, at, digest))
-        machine.tell(
+        signature = view.actions.sign(pledge_payload(*view.slot, ballot, at, digest))
+        view.tell(
             who.peer,
             m.Pledge(
                 ballot,
                 m.Accepted1(*accepted) if accepted else None,
                 journal.proof,
-                my_ready(machine),
+                view.my_ready(),
                 signature,
             ),
         )
 
     def _on_pledge(self, now: float, who: Member, body: m.Pledge) -> None:
-        machine, accepted = self.machine, body.accepted
+        view, accepted = self.view, body.accepted
         at, digest = (accepted.ballot, accepted.entry.hash()) if accepted is not None else (-1, b"")
         pledged = m.Pledged(who, at, digest, body.signature)
         proved = accepted is None or (
-            machine.entry_fits(accepted.entry) and self.judge.proved(at, digest, body.proof)
+            view.entry_fits(accepted.entry) and self.judge.proved(at, digest, body.proof)
         )
         if not proved or not self.judge.pledged(body.ballot, pledged):
             raise RemoteProtocolError(
                 "a pledge that is not its sender's, or names what was not accepted", peer=who.peer
             )
-        if body.ready and ready_fits(machine, body.ready):
-            machine.open.ready[who] = body.ready
-        self._convener.on_pledge(now, pledged, body)
+        if body.ready and view.ready_fits(body.ready):
+            view.open.ready[who] = body.ready
+        if self.convener is not None:
+            self.convener.on_pledge(now, pledged, body)
 
     def _on_propose(self, now: float, who: Member, body: m.Propose) -> None:
-        machine, ballot, digest = self.machine, body.ballot, body.entry.hash()
+        view, ballot, digest = self.view, body.ballot, body.entry.hash()
         known = self.proposed.get(ballot)
-        if machine.convener_of(ballot) != who or (known is not None and known[0] == digest):
+        if view.convener_of(ballot) != who or (known is not None and known[0] == digest):
             return self.step(now)
         self._first(who, "propose", ballot, digest, body.signature)
         said = self._said.get(("propose", who, ballot))  # perhaps an echo has told it before
-        if (
-            known is not None
-            or said is None
-            or said[0] != digest
-            or ballot < machine.journal.promised
-        ):
+        if known is not None or said is None or said[0] != digest or ballot < view.journal.promised:
             return None
         if wrong := self.judge.why_not(body, self.claims.items()):
             self._refused = [*self._refused[1 - REFUSED :], (who, ballot, body.entry)]
@@ -351,30 +343,30 @@ class Witness(Acceptor):
         if self.judge.taken_back(body, self.claims):
             return None  # an honest convener may not know it yet, so nobody is accused
         adopted = any(pledge.ballot >= 0 for pledge in body.pledges)
-        if not adopted and machine.objection(body.entry):
+        if not adopted and view.objection(body.entry):
             # one that a quorum has echoed may be decided already: then this comes too late
             return None
         self.proposed[ballot] = said
         if adopted:
             self._adopted.add(digest)
-        machine.open.known[digest] = body.entry
-        if ballot > machine.ballot:
-            machine.enter(now, ballot)  # honest members have pledged themselves to it
-        if not machine.open.pending or machine.open.pending[0] < ballot:
-            machine.progress(now)
-            machine.open.pending = (ballot, body.entry, who.peer)
+        view.open.known[digest] = body.entry
+        if ballot > view.ballot:
+            view.enter(now, ballot)  # honest members have pledged themselves to it
+        if not view.open.pending or view.open.pending[0] < ballot:
+            view.progress(now)
+            view.open.pending = (ballot, body.entry, who.peer)
         return self.step(now)
 
     def _on_echo(self, now: float, who: Member, body: m.Echo) -> None:
-        machine = self.machine
-        owner = machine.convener_of(body.ballot)
+        view = self.view
+        owner = view.convener_of(body.ballot)
         if body.proposed and self._said.get(("propose", owner, body.ballot)) != (
             body.entry_hash,
             body.proposed,
         ):
             self._first(owner, "propose", body.ballot, body.entry_hash, body.proposed, teller=who)
         if self._first(who, "echo", body.ballot, body.entry_hash, body.signature):
-            machine.progress(now)
+            view.progress(now)
             self.echoes.setdefault((body.ballot, body.entry_hash), {})[who] = body.signature
             self.step(now)
 
@@ -390,12 +382,12 @@ class Witness(Acceptor):
         """Whether a member says this for the first time. What it says beside is proof that it lies.
         Raises RemoteProtocolError.
         """
-        machine = self.machine
+        view = self.view
         key: tuple[Kind, Member, int] = (kind, who, ballot)
         before = self._said.get(key)
         if before is not None and before[0] == digest:
             return False
-        if before is None and ballot > machine.ballot + AHEAD * len(machine.config):
+        if before is None and ballot > view.ballot + AHEAD * len(view.config):
             # it would fill memory; whoever lags is told the ballot by the turns of others
             return False
         if not self.judge.signed(kind, who, ballot, digest, signature):
@@ -405,29 +397,29 @@ class Witness(Acceptor):
         if before is None:
             self._said[key] = (digest, signature)
             return True
-        if who.peer not in machine.caught and who != machine.me:
-            machine.caught.add(who.peer)
+        if who.peer not in view.caught and who != view.me:
+            view.caught.add(who.peer)
             one, other = (
-                slot_payload(kind, *machine.slot, ballot, hash_) for hash_ in (before[0], digest)
+                slot_payload(kind, *view.slot, ballot, hash_) for hash_ in (before[0], digest)
             )
-            machine.actions.caught(who.peer, (one, before[1]), (other, signature))
+            view.actions.caught(who.peer, (one, before[1]), (other, signature))
         return False
 
     def _prove(self) -> None:
         """What was refused may be another name for bytes that are here: the digest of a part binds
         what they are the result of, so the convener is proved to lie by its signature and by what
         the digest was made of. Honest conveners propose digests that they have made themselves."""
-        machine, reduced = self.machine, self.machine.open.reduced
+        view, reduced = self.view, self.view.open.reduced
         if reduced is None:
             return
         (plan, digests), refused = reduced, self._refused
         for who, ballot, entry in refused:
             index = relabelled(plan, digests, entry)
-            if index is not None and who.peer not in machine.caught and who != machine.me:
-                machine.caught.add(who.peer)
-                payload = slot_payload("propose", *machine.slot, ballot, entry.hash())
+            if index is not None and who.peer not in view.caught and who != view.me:
+                view.caught.add(who.peer)
+                payload = slot_payload("propose", *view.slot, ballot, entry.hash())
                 signature = self._said["propose", who, ballot][1]
-                machine.actions.relabelled(who.peer, (payload, signature), entry, plan, index)
+                view.actions.relabelled(who.peer, (payload, signature), entry, plan, index)
         self._refused = []
 
     # ---- echoes and votes
@@ -435,25 +427,25 @@ class Witness(Acceptor):
         """Echo what is pending, and vote for what a quorum has echoed, once bytes and state are
         here.
         """
-        journal, machine = self.machine.journal, self.machine
+        journal, view = self.view.journal, self.view
         if self._refused:
             self._prove()
-        if machine.open.pending is None or not self._early(now, machine.open.pending[1]):
+        if view.open.pending is None or not self._early(now, view.open.pending[1]):
             super().step(now)
         for (ballot, digest), echoes in sorted(self.echoes.items(), key=lambda item: item[0]):
             entry, voted = (
-                machine.open.known.get(digest),
+                view.open.known.get(digest),
                 journal.accepted[0] if journal.accepted else -1,
             )
             if (
                 entry is None
                 or ballot < journal.promised
                 or ballot <= voted
-                or not machine.quorum(list(echoes))
+                or not view.quorum(list(echoes))
             ):
                 continue
-            if self.holds(now, entry, [who.peer for who in echoes if who != machine.me]):
-                machine.actions.keep(
+            if self.view.holds(now, entry, [who.peer for who in echoes if who != view.me]):
+                view.actions.keep(
                     entry
                 )  # first the bytes, then the vote with its proof, then the answer
                 journal.accept(
@@ -463,7 +455,7 @@ class Witness(Acceptor):
                         Vote(who, ballot, signature) for who, signature in sorted(echoes.items())
                     ),
                 )
-                self._send_vote(ballot, entry)
+                self.view.send_vote(ballot, entry)
 
     def _early(self, now: float, entry: Entry) -> bool:
         """Whether an entry without contributors is not echoed yet: a lying convener could propose
@@ -472,25 +464,25 @@ class Witness(Acceptor):
         if entry.contributors or entry.hash() in self._adopted:
             return False
         wait_s = SOONER * self.judge.empty_after_s(entry.next_config)
-        return now - self.machine.open.born <= wait_s
+        return now - self.view.open.born <= wait_s
 
     def cast(self, now: float, ballot: int, entry: Entry) -> None:
         """Echo: all bytes of the entry and the state before it are stored here. One entry a ballot,
         and never in an earlier one again.
         """
-        machine, echoed = self.machine, self.machine.journal.echoed
+        view, echoed = self.view, self.view.journal.echoed
         if echoed is not None and echoed[0] >= ballot:
             return
-        machine.actions.keep(entry)
-        machine.journal.echo(ballot, entry)
-        machine.open.known[entry.hash()] = entry
+        view.actions.keep(entry)
+        view.journal.echo(ballot, entry)
+        view.open.known[entry.hash()] = entry
         self._send_echo(ballot, entry)
 
     def _send_echo(self, ballot: int, entry: Entry) -> None:
-        machine, digest = self.machine, entry.hash()
-        signature = machine.actions.sign(slot_payload("echo", *machine.slot, ballot, digest))
+        view, digest = self.view, entry.hash()
+        signature = view.actions.sign(slot_payload("echo", *view.slot, ballot, digest))
         proposed = self.proposed.get(ballot, (b"", b""))
-        self.broadcast(
+        self.view.broadcast(
             m.Echo(ballot, digest, signature, proposed[1] if proposed[0] == digest else b"")
         )
 

@@ -5,33 +5,29 @@ its proposal is one that it may make.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from ... import messages as m
 from ...group import Cid, Config, Contributor, Entry, Member, Plan, Vote
 from ...identifiers import PeerId
-from ..convener import Convening, Phase
-from ..patience import silent_s, stuck_s
-from ..pulling import PULLS_ALL_BUT
+from ..convener import Convener, Phase
+from ..patience import PULLS_ALL_BUT
 from ..signed import slot_payload
-
-if TYPE_CHECKING:
-    from ..machine import RoundMachine
-    from .acceptor import Witness
+from ..view import RoundView
+from .acceptor import ByzantineAcceptor
 
 # times detect_s: so long the bytes of a pledged value may take, where the other pledges are a
 # quorum
 PUT_ASIDE = 2.0
 
 
-class Accountable(Convening):
+class ByzantineConvener(Convener):
     """Volatile: an honest convener echoes what it proposes first, and that is in its journal. After
     a restart it never uses that ballot again.
     """
 
-    def __init__(self, machine: RoundMachine, witness: Witness) -> None:
-        super().__init__(machine)
-        self.witness, self.judge = witness, witness.judge
+    def __init__(self, view: RoundView, acceptor: ByzantineAcceptor) -> None:
+        super().__init__(view, acceptor)
+        self.voter, self.judge = acceptor, acceptor.judge
         self.pledges: dict[Member, tuple[m.Pledged, m.Pledge]] = {}
         self._reasons: tuple[tuple[m.Pledged, ...], tuple[Vote, ...]] = (), ()
         self._proposal: m.Propose | None = None
@@ -45,8 +41,8 @@ class Accountable(Convening):
         self.ballot, self.began_at, self.before = ballot, now, self.revision
         self.pledges, self._reasons, self._proposal = {}, ((), ()), None
         self._accused = {}
-        echoed = self.machine.journal.echoed
-        if ballot >= self.machine.journal.promised and (echoed is None or echoed[0] < ballot):
+        echoed = self.view.journal.echoed
+        if ballot >= self.view.journal.promised and (echoed is None or echoed[0] < ballot):
             self.phase = Phase.READY if ballot == 0 else Phase.PREPARE
             self.repeat(now)
 
@@ -54,27 +50,27 @@ class Accountable(Convening):
         """Go on as far as what is known allows."""
         aside = (
             self.phase is Phase.ADOPT
-            and now - self._adopting_since > PUT_ASIDE * self.machine.timing.detect_s
+            and now - self._adopting_since > PUT_ASIDE * self.view.timing.detect_s
         )
-        if aside and self.entry is not None and not self.machine.has_bytes(self.entry):
+        if aside and self.entry is not None and not self.view.has_bytes(self.entry):
             rest = {
                 who: pledge
                 for who, pledge in self.pledges.items()
                 if pledge[0].entry_hash != self.entry.hash()
             }
-            if self.machine.quorum(list(rest)):
+            if self.view.quorum(list(rest)):
                 self.phase, self.pledges = Phase.PREPARE, rest
         super().step(now)
 
     def repeat(self, now: float) -> None:
         """Repair loss: say again what the others may not have heard."""
         if self.phase is Phase.PREPARE:
-            for member in self.machine.config:
+            for member in self.view.config:
                 if member not in self.pledges:
                     self._tell(member.peer, m.Prepare(self.ballot))
         elif self.phase is Phase.ACCEPT and self._proposal is not None:
-            echoed = self.witness.echoes.get((self.ballot, self._proposal.entry.hash()), {})
-            for member in self.machine.config:
+            echoed = self.voter.echoes.get((self.ballot, self._proposal.entry.hash()), {})
+            for member in self.view.config:
                 if member not in echoed:
                     self._tell(member.peer, self._proposal)
         else:
@@ -87,7 +83,7 @@ class Accountable(Convening):
         self.step(now)
 
     def _collect_promises(self, now: float) -> None:
-        if not self.machine.quorum(list(self.pledges)):
+        if not self.view.quorum(list(self.pledges)):
             return
         shown = [pledged for pledged, _ in self.pledges.values()]
         highest, body = max(
@@ -98,7 +94,7 @@ class Accountable(Convening):
             self.phase, self.began_at = Phase.READY, now
             return
         self._reasons, self._adopting_since = (tuple(shown), body.proof), now
-        self.machine.open.known[highest.entry_hash] = body.accepted.entry
+        self.view.open.known[highest.entry_hash] = body.accepted.entry
         self.phase, self.entry = Phase.ADOPT, body.accepted.entry
 
     def _holders(self, entry: Entry) -> list[PeerId]:
@@ -107,16 +103,14 @@ class Accountable(Convening):
             who.peer for who, (pledged, _) in self.pledges.items() if pledged.entry_hash == digest
         ]
         return [
-            peer
-            for peer in dict.fromkeys((*named, *self.machine.others))
-            if peer != self.machine.me.peer
+            peer for peer in dict.fromkeys((*named, *self.view.others)) if peer != self.view.me.peer
         ]
 
     # ---- plans
     def _new_plan(self, now: float, offers: list[Contributor]) -> None:
         """Peers that have held up reductions of this log before own no part."""
-        machine = self.machine
-        self.slow |= machine.blamed.shunned(machine.round, machine.lying)
+        view = self.view
+        self.slow |= view.blamed.shunned(view.round, view.lying)
         super()._new_plan(now, offers)
 
     def _blame(self, now: float, plan: Plan) -> bool:
@@ -128,26 +122,26 @@ class Accountable(Convening):
         members missing, own nothing in the next plan and are remembered. So is an honest owner to
         which a liar does not send. A tree has no such owner: the next plan is a star.
         """
-        machine, me = self.machine, self.machine.me.peer
+        view, me = self.view, self.view.me.peer
         if self.trees:
             self.star = True
             return False
-        owners = {part.owner for part in plan.parts if not machine.actions.suspected(part.owner)}
-        since = now - machine.timing.detect_s
+        owners = {part.owner for part in plan.parts if not view.actions.suspected(part.owner)}
+        since = now - view.timing.detect_s
         waiting = {peer: cids for peer, cids in self._waiting().items() if peer in owners}
         own = {c.cid: c.member.peer for c in plan.contributors}
         for peer, cids in waiting.items():
             for cid in cids:
                 self._accused.setdefault(cid, set()).add(peer)
         known = {cid: voices for cid, voices in self._accused.items() if cid in own}
-        late = {cid for cid, of in known.items() if me in of or len(of) > machine.lying}
+        late = {cid for cid, of in known.items() if me in of or len(of) > view.lying}
         held = {
             owner
             for owner in owners - {me}
-            if machine.open.lacking_of(owner) and self.reported_at.get(owner, -1e9) <= since
+            if view.open.lacking_of(owner) and self.reported_at.get(owner, -1e9) <= since
         }
         to_blame = held | {peer for peer, cids in waiting.items() if cids and peer != me}
-        if len(held) > machine.lying and 2 * len(held) > len(owners - {me}):
+        if len(held) > view.lying and 2 * len(held) > len(owners - {me}):
             return True  # nothing comes here, by whose fault ever
         if 2 * len(late & waiting.get(me, set())) > len(own):
             self.slow.add(me)  # much has not come here, and may have to others
@@ -155,41 +149,41 @@ class Accountable(Convening):
         self.lost |= late
         self.slow |= to_blame | {own[cid] for cid in late}
         for peer in to_blame:
-            machine.blamed.strike(peer, machine.round)
-        return bool(machine.contribution) and machine.contribution[0] in late
+            view.blamed.strike(peer, view.round)
+        return bool(view.contribution) and view.contribution[0] in late
 
     # ---- the proposal
     def _propose_reduced(self, now: float, plan: Plan, digests: tuple[bytes, ...]) -> None:
-        if len(self.witness.vouched(list(plan.contributors))) < len(plan.contributors):
-            self.machine.open.reduced = (
+        if len(self.voter.vouched(list(plan.contributors))) < len(plan.contributors):
+            self.view.open.reduced = (
                 None  # another's plan, over what cannot be shown: nobody would echo it
             )
             return
         if self._unstated(plan, digests):
-            if plan != self.plan and now - self.began_at > self.machine.timing.revise_s:
-                self.machine.open.reduced = None  # another's plan, whose owners do not tell
+            if plan != self.plan and now - self.began_at > self.view.timing.revise_s:
+                self.view.open.reduced = None  # another's plan, whose owners do not tell
             return
         super()._propose_reduced(now, plan, digests)
 
     def _unstated(self, plan: Plan, digests: tuple[bytes, ...]) -> set[PeerId]:
         """Owners of parts that have not signed what has come of them: nobody would echo it."""
-        if self.machine.shape.kin:
+        if self.view.shape.kin:
             return set()
-        return {part.owner for part in plan.parts} - set(self.witness.stated(plan, digests))
+        return {part.owner for part in plan.parts} - set(self.voter.stated(plan, digests))
 
     def _consider_revision(self, now: float) -> None:
         """All bytes are here, and an owner does not stand by them: it owns nothing in the next
         plan.
         """
-        reduced, plan, machine = self.machine.open.reduced, self.plan, self.machine
+        reduced, plan, view = self.view.open.reduced, self.plan, self.view
         if plan is not None and (reduced is None or reduced[0] != plan):
             if withheld := self._withheld(now, plan):
                 return self._replace(now, withheld)
             return super()._consider_revision(now)
         if reduced is None or plan is None:
             return None
-        late = now - self.planned_at > stuck_s(machine)
-        if late and (unstated := self._unstated(*reduced)) and machine.me.peer not in unstated:
+        late = now - self.planned_at > view.stuck_s()
+        if late and (unstated := self._unstated(*reduced)) and view.me.peer not in unstated:
             return self._replace(now, unstated)
         return None
 
@@ -197,43 +191,41 @@ class Accountable(Convening):
         """The owners whose results have not come, where there are at most as many as may lie and
         they had twice the time of all the others.
         """
-        machine, opened = self.machine, self.machine.open
-        lacking, me = opened.lacking_owners, machine.me.peer
+        view, opened = self.view, self.view.open
+        lacking, me = opened.lacking_owners, view.me.peer
         reported = opened.plan == plan and opened.lacking is not None
-        if self.trees or not reported or me in lacking or not 0 < len(lacking) <= machine.lying:
+        if self.trees or not reported or me in lacking or not 0 < len(lacking) <= view.lying:
             return set()
         others = max(0.0, opened.bulk_at - opened.planned_at)
         since = now - max(opened.bulk_at, opened.planned_at)
-        return set(lacking) if since > others + silent_s(machine, PULLS_ALL_BUT) else set()
+        return set(lacking) if since > others + view.silent_s(PULLS_ALL_BUT) else set()
 
     def _replace(self, now: float, owners: set[PeerId]) -> None:
         """The same contributions under a plan in which these own nothing."""
-        machine = self.machine
+        view = self.view
         self.slow |= owners
         for peer in owners:
-            machine.blamed.strike(peer, machine.round)
-        if self.revision - self.before > len(machine.config) + 2:
-            return machine.next_ballot(now)
-        return self._new_plan(now, [c for c in machine.offers() if c.cid not in self.lost])
+            view.blamed.strike(peer, view.round)
+        if self.revision - self.before > len(view.config) + 2:
+            return view.next_ballot(now)
+        return self._new_plan(now, [c for c in view.offers() if c.cid not in self.lost])
 
     def _propose(self, now: float, entry: Entry) -> None:
-        machine, journal = self.machine, self.machine.journal
+        view, journal = self.view, self.view.journal
         spent = journal.echoed is not None and journal.echoed[0] >= self.ballot
-        if spent or self.ballot < journal.promised or machine.root != entry.base_state:
+        if spent or self.ballot < journal.promised or view.root != entry.base_state:
             return self.stop()
         pledges, proof = self._reasons
         self.phase, self.entry = Phase.ACCEPT, entry
-        self.witness.cast(now, self.ballot, entry)  # on disk before anybody sees it
+        self.voter.cast(now, self.ballot, entry)  # on disk before anybody sees it
         digest = entry.hash()
-        signature = machine.actions.sign(
-            slot_payload("propose", *machine.slot, self.ballot, digest)
-        )
+        signature = view.actions.sign(slot_payload("propose", *view.slot, self.ballot, digest))
         claims = () if any(pledge.ballot >= 0 for pledge in pledges) else tuple(self._shown(entry))
-        reduced = machine.open.reduced
+        reduced = view.open.reduced
         by = (
             {}
             if reduced is None or not claims or not entry.contributors
-            else self.witness.stated(*reduced)
+            else self.voter.stated(*reduced)
         )
         self._proposal = m.Propose(
             self.ballot, entry, claims, pledges, proof, signature, tuple(by.items())
@@ -243,48 +235,42 @@ class Accountable(Convening):
 
     def _shown(self, entry: Entry) -> Iterable[tuple[Member, m.Claim]]:
         """The claims that an entry stands on."""
-        known = [self.witness.offered[contributor.cid] for contributor in entry.contributors]
-        newest = self.witness.claims.items() if entry.next_config != self.machine.config else ()
+        known = [self.voter.offered[contributor.cid] for contributor in entry.contributors]
+        newest = self.voter.claims.items() if entry.next_config != self.view.config else ()
         return dict.fromkeys((*known, *newest))
 
     # ---- the next configuration
-    def asking_in(self, now: float) -> list[Member]:
-        """Who asks this member to be let in."""
-        return super()._joiners(now)
-
     def _joiners(self, now: float) -> list[Member]:
-        return self.machine.welcome(
-            sorted(self.judge.wishes(tuple(self.witness.claims.items()))[2])
-        )
+        return self.view.welcome(sorted(self.judge.wishes(tuple(self.voter.claims.items()))[2]))
 
     def wants_entry(self, now: float) -> bool:
         """Whether an entry without contributors is wanted, and late enough: it changes the
         configuration, or tells scripts what became of what was lost."""
-        machine = self.machine
-        settle = (machine.draw.whole or machine.draw.hopeless) and any(
-            ready.settle for ready in machine.open.ready.values()
+        view = self.view
+        settle = (view.draw.whole or view.hopeless) and any(
+            ready.settle for ready in view.open.ready.values()
         )
-        config = self._next_config(now, set(machine.config))
-        wanted = settle or config != machine.config
-        return wanted and now - machine.open.born > self.judge.empty_after_s(config)
+        config = self._next_config(now, set(view.config))
+        wanted = settle or config != view.config
+        return wanted and now - view.open.born > self.judge.empty_after_s(config)
 
     def _next_config(self, now: float, contributing: set[Member]) -> Config:
         """What the claims of members come to, as `Judge` sees it, never below the floor."""
-        machine, judge = self.machine, self.judge
-        claims = tuple(self.witness.claims.items())
+        view, judge = self.view, self.judge
+        claims = tuple(self.voter.claims.items())
         leaving, _, joining = judge.wishes(claims)
         silent = judge.evictable(claims)
-        staying = list(machine.config)
+        staying = list(view.config)
         going = [
             *sorted(leaving),
             *(who for who in sorted(silent - leaving) if who not in contributing),
         ]
         for member in going:
-            founder = judge.founding and member.peer == machine.organiser
+            founder = judge.founding and member.peer == view.organiser
             if member in staying and len(staying) > judge.floor and not founder:
                 staying.remove(member)
         room = max(1, len(staying) - 1)
-        for joiner in self.machine.welcome(sorted(joining)):
+        for joiner in self.view.welcome(sorted(joining)):
             older = [member for member in staying if member.peer == joiner.peer]
             if older and older[0].incarnation > joiner.incarnation:
                 continue

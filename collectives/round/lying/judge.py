@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -20,11 +19,8 @@ from ... import messages as m
 from ...digest import meaning
 from ...group import Config, Contributor, Entry, Member, Vote, least_members
 from ...identifiers import PeerId
-from ..signed import claim_payload, pledge_payload, reduced_payload, slot_payload
-
-if TYPE_CHECKING:
-    from ..machine import RoundMachine
-    from ..signed import Kind
+from ..signed import Kind, claim_payload, pledge_payload, reduced_payload, slot_payload
+from ..view import RoundView
 
 LATE = 4.0  # times detect_s: an entry that changes nothing comes no sooner in its round
 WINDOW = 16  # entries in which the comings of a peer count
@@ -35,33 +31,31 @@ Claims = Sequence[tuple[Member, m.Claim]]
 
 
 class Judge:
-    """Of the open round of a machine."""
+    """Of the open round of a view."""
 
-    def __init__(self, machine: RoundMachine) -> None:
-        self.machine = machine
-        self.founding = len(machine.config) < least_members(machine.lying)
+    def __init__(self, view: RoundView) -> None:
+        self.view = view
+        self.founding = len(view.config) < least_members(view.lying)
 
     # ---- signatures
     def signed(self, kind: Kind, who: Member, ballot: int, digest: bytes, signature: bytes) -> bool:
         """Whether a proposal, an echo or a vote is its sender's."""
-        return self.machine.actions.verify(
-            who.peer, slot_payload(kind, *self.machine.slot, ballot, digest), signature
+        return self.view.actions.verify(
+            who.peer, slot_payload(kind, *self.view.slot, ballot, digest), signature
         )
 
     def claimed(self, who: Member, claim: m.Claim) -> bool:
         """Whether a claim is its sender's, and of the open round."""
-        machine = self.machine
-        payload = claim_payload(machine.run, machine.log, machine.round, who, claim)
-        return claim.base == machine.base and machine.actions.verify(
-            who.peer, payload, claim.signature
-        )
+        view = self.view
+        payload = claim_payload(view.run, view.log, view.round, who, claim)
+        return claim.base == view.base and view.actions.verify(who.peer, payload, claim.signature)
 
     def pledged(self, ballot: int, pledge: m.Pledged) -> bool:
         """Whether a pledge for this ballot is its sender's; what it names was accepted in an
         earlier one.
         """
-        payload = pledge_payload(*self.machine.slot, ballot, pledge.ballot, pledge.entry_hash)
-        return pledge.ballot < ballot and self.machine.actions.verify(
+        payload = pledge_payload(*self.view.slot, ballot, pledge.ballot, pledge.entry_hash)
+        return pledge.ballot < ballot and self.view.actions.verify(
             pledge.member.peer, payload, pledge.signature
         )
 
@@ -70,11 +64,11 @@ class Judge:
         voters = {
             vote.member
             for vote in proof
-            if vote.ballot == ballot and vote.member in self.machine.config
+            if vote.ballot == ballot and vote.member in self.view.config
         }
         return (
             len(voters) == len(proof)
-            and self.machine.quorum(list(voters))
+            and self.view.quorum(list(voters))
             and all(
                 self.signed("echo", vote.member, ballot, digest, vote.signature) for vote in proof
             )
@@ -86,11 +80,11 @@ class Judge:
         verified when they came.
         """
         entry = body.entry
-        if not self.machine.entry_fits(entry):
+        if not self.view.entry_fits(entry):
             return "an entry that does not fit the round"
-        voters = {pledge.member for pledge in body.pledges if pledge.member in self.machine.config}
+        voters = {pledge.member for pledge in body.pledges if pledge.member in self.view.config}
         if body.ballot > 0 and not (
-            len(voters) == len(body.pledges) and self.machine.quorum(list(voters))
+            len(voters) == len(body.pledges) and self.view.quorum(list(voters))
         ):
             return "pledges of no quorum"
         if not all(self.pledged(body.ballot, pledge) for pledge in body.pledges):
@@ -103,7 +97,7 @@ class Judge:
                 if same and self.proved(highest.ballot, highest.entry_hash, body.proof)
                 else "another entry than the one accepted before"
             )
-        members = set(self.machine.config)
+        members = set(self.view.config)
         if not all(
             who in members and ((who, claim) in known or self.claimed(who, claim))
             for who, claim in body.claims
@@ -115,13 +109,13 @@ class Judge:
 
     def reduced(self, owner: PeerId, of: bytes, parts: m.PartDigests, signature: bytes) -> bool:
         """Whether an owner has stated this of its parts."""
-        return self.machine.actions.verify(
-            owner, reduced_payload(self.machine.run, owner, of, parts), signature
+        return self.view.actions.verify(
+            owner, reduced_payload(self.view.run, owner, of, parts), signature
         )
 
     def owned(self, entry: Entry, reduced: Mapping[PeerId, bytes]) -> bool:
         """Whether each part is what its owner has reduced, of exactly what the entry names."""
-        if self.machine.shape.kin:  # every member makes the bytes by itself
+        if self.view.shape.kin:  # every member makes the bytes by itself
             return True
         of = meaning(entry)
         found: dict[PeerId, list[tuple[int, bytes]]] = {}
@@ -145,10 +139,8 @@ class Judge:
         ):
             return "contributors that offered nothing of the kind"
         if entry.contributors and self.founding:
-            return f"contributors before there are {least_members(self.machine.lying)} members"
-        if not {part.owner for part in entry.parts} <= {
-            member.peer for member in self.machine.config
-        }:
+            return f"contributors before there are {least_members(self.view.lying)} members"
+        if not {part.owner for part in entry.parts} <= {member.peer for member in self.view.config}:
             return "owners that are no members"
         return self._wrong_config(entry.next_config, claims)
 
@@ -156,7 +148,7 @@ class Judge:
     @property
     def floor(self) -> int:
         """The fewest members that the next configuration may have."""
-        return 1 if self.founding else least_members(self.machine.lying)
+        return 1 if self.founding else least_members(self.view.lying)
 
     def voiced(self, naming: Iterable[tuple[Member, Member]]) -> set[Member]:
         """Of (who, whom) those named by more members than may lie; while the run is founded by the
@@ -165,7 +157,7 @@ class Judge:
         voices: dict[Member, set[Member]] = {}
         for who, whom in naming:
             voices.setdefault(whom, set()).add(who)
-        organiser, lying = self.machine.organiser, self.machine.lying
+        organiser, lying = self.view.organiser, self.view.lying
         return {
             whom
             for whom, of in voices.items()
@@ -177,7 +169,7 @@ class Judge:
         """By peer: how often it came in, or came back under a later life, by one of the last
         `WINDOW` entries that has no contributors.
         """
-        entries = self.machine.journal.entries
+        entries = self.view.journal.entries
         recent = [certified.entry for certified in entries[-WINDOW - 1 :]]
         comings = Counter[PeerId]()
         for before, entry in pairwise(recent):
@@ -196,9 +188,9 @@ class Judge:
         with contributors lets in the same peers at no cost, and who leaves or is evicted waits for
         nobody.
         """
-        machine = self.machine
-        old, new = set(machine.config), set(config)
-        usual = LATE * machine.timing.detect_s
+        view = self.view
+        old, new = set(view.config), set(config)
+        usual = LATE * view.timing.detect_s
         if self.founding or {who.peer for who in old} - {who.peer for who in new}:
             return 0.0
         often = min((self._comings[who.peer] for who in new - old), default=FREE)
@@ -209,7 +201,7 @@ class Judge:
         leaving = {who for who, claim in claims if claim.leave}
         silent = self.voiced((who, whom) for who, claim in claims for whom in claim.suspects)
         joining = self.voiced((who, whom) for who, claim in claims for whom in claim.admits)
-        return leaving, silent - joining, joining - set(self.machine.config)
+        return leaving, silent - joining, joining - set(self.view.config)
 
     def taken_back(self, body: m.Propose, newest: Mapping[Member, m.Claim]) -> bool:
         """Whether a free proposal leaves somebody out by suspicions that are held no more, as far
@@ -234,12 +226,12 @@ class Judge:
         """
         voices = Counter(whom for _, claim in claims for whom in set(claim.suspects))
         _, silent, _ = self.wishes(claims)
-        least = 1 if self.founding else 2 * self.machine.lying + 1
+        least = 1 if self.founding else 2 * self.view.lying + 1
         return {whom for whom in silent if voices[whom] >= least}
 
     def _wrong_config(self, config: Config, claims: Claims) -> str:
         old, new, (leaving, silent, joining) = (
-            set(self.machine.config),
+            set(self.view.config),
             set(config),
             self.wishes(claims),
         )
@@ -252,7 +244,7 @@ class Judge:
             later = peers.get(member.peer)
             if later is None or later.incarnation <= member.incarnation:
                 return f"a configuration without {member.peer}, which neither left nor is silent"
-        if len(config) < self.floor or (self.founding and self.machine.organiser not in peers):
+        if len(config) < self.floor or (self.founding and self.view.organiser not in peers):
             return f"a configuration of {len(config)} members"
         fresh = sum(member.peer not in {before.peer for before in old} for member in new - old)
         return (
