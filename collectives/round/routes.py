@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 
 from .. import messages as m
-from ..group import BUTTERFLY, Contributor, Plan, Topology, TopologyKind
+from ..group import BUTTERFLY, Contributor, Member, Plan, Topology, TopologyKind
 from ..identifiers import PeerId
 from ..reduce import REDUCERS
 from ..trees import Tree, trees_of
@@ -56,7 +56,7 @@ class Disputes:
 def topology_of(
     kind: TopologyKind,
     offers: Sequence[Contributor],
-    ready: Mapping[object, m.Ready],
+    ready: Mapping[Member, m.Ready],
     apart: Set[PeerId],
 ) -> Topology:
     """The run's topology over these contributors, grouped by the sites that they name in ``ready``.

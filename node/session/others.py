@@ -18,7 +18,7 @@ from ...collectives.round import check_genesis
 from . import events as ev
 
 if TYPE_CHECKING:
-    from ...collectives.round import RoundMachine
+    from ...collectives.round import RoundView
     from .session import Session
 
 COMPARE_S = 5.0  # a stranger that has not said how its log begins is asked again after this long
@@ -122,7 +122,7 @@ class Others:
             else None
         )
 
-    def lives_on(self, peer: PeerId, machine: RoundMachine) -> bool:
+    def lives_on(self, peer: PeerId, machine: RoundView) -> bool:
         """Whether a peer of the configuration is there, but as a later life than the one that
         counts.
         """

@@ -12,7 +12,7 @@ from ...collectives.codec import Grid
 from ...collectives.digest import chunk_hash, merkle_root
 from ...collectives.group import Entry, Plan
 from ...collectives.identifiers import PeerId
-from ...collectives.round import RoundMachine
+from ...collectives.round import RoundView
 from .replica import state_chunk_bytes
 from .transfer import part_digests
 
@@ -78,7 +78,7 @@ class Serving:
             and part_digests(entry, result_hashes(entry, data)) == entry.part_digests
         )
 
-    def recall(self, machine: RoundMachine) -> None:
+    def recall(self, machine: RoundView) -> None:
         """After a restart: the bytes of the entry voted for in the open round."""
         for voted in (machine.journal.echoed, machine.journal.accepted):
             entry = voted[1] if voted is not None else None

@@ -73,7 +73,7 @@ class _Automatic(sealing_module.Sealing):
         """Whoever is silent when no quorum is in sight for a while is removed, without anybody's
         word.
         """
-        machine = self.machine
+        machine = self.view
         if (
             machine.me.peer == machine.organiser
             and not self.leading

@@ -4,6 +4,7 @@ node.
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -11,7 +12,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from house import LAYERS, ROOT, functions, imports, package_files, script_files
+from house import (
+    LAYERS,
+    ROOT,
+    functions,
+    imports,
+    module_name,
+    package_files,
+    package_name,
+    script_files,
+    tree,
+)
 
 MAX_FUNCTION_LINES = 70
 LONG_FOR_A_REASON = {
@@ -103,6 +114,44 @@ def test_scripts_and_tests_import_the_package_by_its_name() -> None:
         if level == 0 and module.split(".")[0] in LAYERS
     ]
     assert wrong == []
+
+
+def _circles(edges: dict[str, set[str]]) -> list[list[str]]:
+    """What is left of a graph of modules once those are taken off, again and again, that import
+    nothing that is left: the circles, and what leads from one to another. ``edges``: by module,
+    what it imports.
+    """
+    left = {module: set(needed) for module, needed in edges.items()}
+    while free := {module for module, needed in left.items() if not needed & left.keys()}:
+        left = {module: needed for module, needed in left.items() if module not in free}
+    return [[module, *sorted(needed & left.keys())] for module, needed in sorted(left.items())]
+
+
+def test_circles_are_found() -> None:
+    assert _circles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+    assert _circles({"a": {"b"}, "b": {"a", "c"}, "c": set()}) == [["a", "b"], ["b", "a"]]
+
+
+def test_no_two_files_of_collectives_import_each_other() -> None:
+    """Imports for type checks count, too: a class that is cut over files whose parts all hold the
+    whole shows as such a circle. A package's own file stands for none of its files.
+    """
+    names = {
+        module_name(path): path
+        for path in package_files()
+        if path.parts[0] == "collectives" and path.name != "__init__.py"
+    }
+    edges: dict[str, set[str]] = {}
+    for module, path in names.items():
+        found: set[str] = set()
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ImportFrom):
+                above = package_name(path).split(".")[: 1 - node.level or None]
+                base = ".".join([*(above if node.level else []), *filter(None, [node.module])])
+                found |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
+        edges[module] = found & names.keys() - {module}
+    assert sum(map(len, edges.values())) > 200
+    assert _circles(edges) == []
 
 
 def test_functions_stay_short() -> None:
