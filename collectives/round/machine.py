@@ -177,7 +177,7 @@ class RoundMachine:
 
         groups = shape.arrivals.groups if shape.arrivals is not None else None
         self.grouping = Grouping(groups, journal.entries) if groups is not None else None
-        self._open(now, None)
+        self._open(now)
 
     # ---- views -----------------------------------------------------------------------------------
 
@@ -471,8 +471,10 @@ class RoundMachine:
 
     # ---- 1. a round opens ------------------------------------------------------------------------
 
-    def _open(self, now: float, before: Draw | None) -> None:
-        """Open the round after the newest entry. ``before``: the draw of the round before."""
+    def _open(self, now: float, before: Draw | None = None) -> None:
+        """Open the round after the newest entry. ``before``: the draw of the round before, None
+        where this member has just been started.
+        """
         self.open = OpenRound(born=now, progress_at=now)
         self.base = self.journal.entries[-1].entry.hash()
         self.draw = self._drawn(before)
