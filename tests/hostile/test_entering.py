@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import trio
 from bad_input_kit import PATIENCE_S, Member, Run, atoll, ended, new_home, new_run, one_round, soon
-from process.test_strangers import Stranger, got_nothing
+from strangers_kit import Stranger, got_nothing
 
 from atoll.collectives.errors import AtollError
 from atoll.node.invite import make_invite, parse_invite
