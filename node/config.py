@@ -13,25 +13,15 @@ from typing import Annotated, Any
 import msgspec
 
 from ..collectives.errors import ConfigError
-from ..collectives.foreign import PLAIN
 from .bandwidth import bytes_per_s
 from .local_settings import local_settings, read_settings, unused_words
 from .net.addresses import everywhere
 from .paths import Paths, write_atomic
-from .strict_toml import convert, parse_toml
+from .strict_toml import Address, convert, parse_toml
 
 ENV_PREFIX = "ATOLL_"
 DEFAULT_PORT = 4150
 
-Address = Annotated[
-    str,
-    msgspec.Meta(
-        min_length=1,
-        max_length=512,
-        pattern=PLAIN,
-        description="an address, such as /ip4/203.0.113.7/tcp/4150/p2p/PEER",
-    ),
-]
 Addresses = Annotated[tuple[Address, ...], msgspec.Meta(max_length=64)]
 
 

@@ -49,7 +49,7 @@ from .manifest_presets import take_wish, with_preset
 from .manifest_quorum import NoQuorumTable, QuorumTable, check_quorum
 from .manifest_robust import RobustTable, check_robust
 from .paths import Paths, make_private, storage_error, write_atomic
-from .strict_toml import convert, parse_toml, together
+from .strict_toml import Address, convert, parse_toml, together
 
 if TYPE_CHECKING:
     from ..security.identity import Identity
@@ -276,15 +276,7 @@ class NetworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     bootstrap: Annotated[
         tuple[
-            Annotated[
-                str,
-                msgspec.Meta(
-                    min_length=1,
-                    max_length=512,
-                    pattern=PLAIN,
-                    description="an address, such as /ip4/203.0.113.7/tcp/4150/p2p/PEER",
-                ),
-            ],
+            Address,
             ...,
         ],
         msgspec.Meta(max_length=16),

@@ -8,13 +8,25 @@ import difflib
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, TypeVar, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 
 import msgspec
 
 from ..collectives.errors import ConfigError
+from ..collectives.foreign import PLAIN
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+Address = Annotated[
+    str,
+    msgspec.Meta(
+        min_length=1,
+        max_length=512,
+        pattern=PLAIN,
+        description="an address, such as /ip4/203.0.113.7/tcp/4150/p2p/PEER",
+    ),
+]
+"""An address of a peer, as settings and recipes hold it."""
 
 _UNKNOWN = re.compile(
     r"Object contains unknown field `(?P<field>.*?)`(?: - at `(?P<path>.*)`)?\Z", re.DOTALL

@@ -70,7 +70,8 @@ class Twins:
             return
         votes = self._votes.setdefault((disk.watch.number, entry.round), set())
         votes.add((disk.member is self.twin, entry.hash()))
-        self.apart |= len(dict(votes)) == 2 and len({hash_ for _, hash_ in votes}) > 1
+        processes, entries = ({each[part] for each in votes} for part in (0, 1))
+        self.apart |= len(processes) == 2 and len(entries) > 1
 
     def unknown(self) -> list[PeerId]:
         """Who lives and does not know that there are two, while both live and somebody is there to
