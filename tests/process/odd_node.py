@@ -11,7 +11,7 @@ install   taking over a fetched state does
 fsize     it can write no byte to any file meanwhile
 lanes     it keeps no lane that it does not need now, as in a very large configuration
 aggregate in a run with BTARD, it states another aggregate of its part than it has, from the second
-step on
+          step on
 liar      it echoes, in a run that bears it, another value beside each
 clock     its clock is two hours ahead
 hider     it hides its plan from one member, says of the bytes that others have reduced for it that
@@ -91,15 +91,9 @@ def echo_twice() -> None:
     def both(self: ByzantineAcceptor, ballot: int, entry: Entry) -> None:
         honest(self, ballot, entry)
         if defective():
-            machine, digest = self.machine, b"another value".ljust(32)
-            self.broadcast(
-                m.Echo(
-                    ballot,
-                    digest,
-                    machine.actions.sign(slot_payload("echo", *machine.slot, ballot, digest)),
-                    b"",
-                )
-            )
+            view, digest = self.view, b"another value".ljust(32)
+            signature = view.actions.sign(slot_payload("echo", *view.slot, ballot, digest))
+            view.broadcast(m.Echo(ballot, digest, signature, b""))
 
     ByzantineAcceptor._send_echo = both  # type: ignore[method-assign]
 
