@@ -21,7 +21,6 @@ MOST_WORDS = 2500  # of a page; a token without a letter or digit, such as a tab
 MOST_WITHOUT_HEADING = 800
 TOO_LONG = {
     "docs/protocol/byzantine.md",
-    "docs/threat-model.md",
 }  # pages that are to be cut; nothing may be added to this list
 OVERRIDDEN = {"overload", "setter", "override"}
 
@@ -289,13 +288,19 @@ def test_tests_named_in_documents_exist() -> None:
     assert sorted(named - there) == []
 
 
+def _chapters(page: str) -> str:
+    """The text of a page of docs/ and of the pages in the folder of its name."""
+    first = ROOT / "docs" / page
+    pages = [first, *sorted(first.with_suffix("").glob("*.md"))]
+    return "\n".join(path.read_text(encoding="utf-8") for path in pages)
+
+
 def test_each_promise_and_each_threat_names_what_shows_it() -> None:
     """A test or a script, or the words "not solved" in a row that nothing shows."""
     for name, first, column in (("guarantees.md", "promise", 2), ("threat-model.md", "threat", 3)):
         rows = list[str]()
-        text = (ROOT / "docs" / name).read_text(encoding="utf-8")
-        for table in text.split(f"\n| {first} |")[1:]:
-            rows += table[: table.index("\n\n")].splitlines()[2:]
+        for table in _chapters(name).split(f"\n| {first} |")[1:]:
+            rows += table.split("\n\n")[0].splitlines()[2:]
         assert len(rows) > 20
         for row in rows:
             cells = [cell.strip() for cell in row.strip("|").split(" |")]
@@ -311,7 +316,7 @@ def test_figures_of_the_threat_model_are_those_of_the_code() -> None:
     from atoll.node.net.lan import neighbours
     from atoll.node.net.reach import punch, reach
 
-    text = " ".join((ROOT / "docs" / "threat-model.md").read_text(encoding="utf-8").split())
+    text = " ".join(_chapters("threat-model.md").split())
     words = {4: "four", 6: "six", 12: "twelve"}
     places = signature(Host.__init__).parameters["max_connections"].default
     for said in (
