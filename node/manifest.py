@@ -1,4 +1,4 @@
-"""A run's manifest: the signed recipe. TOML for people, canonical msgpack for machines; the run id
+"""A run's manifest: what it trains, signed. TOML for people, canonical msgpack for machines; the run id
 is the hash of those bytes.
 
 ``parse_manifest`` reads TOML strictly, ``Manifest.encode`` gives the canonical bytes
@@ -404,6 +404,7 @@ def parse_manifest(text: str, name: str = "manifest") -> Manifest:
         raise ConfigError(
             f"{name} has schema {manifest.schema}, this atoll reads schema {SCHEMA}",
             key="$.schema",
+            code="E413",
             why="The file was written for another atoll.",
             hint="pip install -U atoll",
         )

@@ -21,6 +21,7 @@ def check_places(table: dict[str, Any], name: str) -> None:
         raise ConfigError(
             f"{name} has $.data.factory",
             key="$.data.factory",
+            code="E411",
             why="Where a site's data lie, and what reads them, is that site's to say: a manifest comes from somebody else, and names no code to run.",
             hint="Leave it out; each site types  atoll config set data.factory /path/site.py:make  or gives it to atoll join --data",
         )

@@ -452,6 +452,7 @@ def check_budget(manifest: Manifest, name: str) -> None:
         raise ConfigError(
             f"{name}: $.train.rounds is {rounds}, and [privacy] is enough for {most}",
             key="$.train.rounds",
+            code="E414",
             why=f"One more would pass stop_at_epsilon = {manifest.privacy.stop_at_epsilon:g} at every site that takes part in all.",
             hint=f"rounds = {most}, or a larger noise or stop_at_epsilon",
         )

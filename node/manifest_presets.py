@@ -39,6 +39,7 @@ def take_wish(table: dict[str, Any], name: str) -> Wish | None:
         raise ConfigError(
             f"{name} gives both $.train.outer.preset and $.train.outer.{both[0]}",
             key=f"$.train.outer.{both[0]}",
+            code="E414",
             why="A preset sets optimizer, lr and momentum.",
             hint="Remove one of the two.",
         )
@@ -46,6 +47,7 @@ def take_wish(table: dict[str, Any], name: str) -> Wish | None:
         raise ConfigError(
             f"{name}: $.train.outer.peers is {peers!r}",
             key="$.train.outer.peers",
+            code="E413",
             hint="Write how many peers you expect: 4",
         )
     return preset, peers
@@ -63,12 +65,14 @@ def with_preset(manifest: Manifest, wish: Wish, name: str) -> Manifest:
         raise ConfigError(
             f"{name}: $.train.outer.preset is {wanted!r}, which is no preset",
             key="$.train.outer.preset",
+            code="E413",
             hint=f"Choose one of: {', '.join([AUTO, *named])}",
         )
     if manifest.train.method != "diloco":
         raise ConfigError(
             f"{name}: a preset with the method {manifest.train.method!r}",
             key="$.train.outer.preset",
+            code="E414",
             why="Presets are values of diloco's outer step.",
             hint="Leave it out.",
         )

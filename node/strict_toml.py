@@ -65,14 +65,15 @@ def convert(table: dict[str, Any], kind: type[T], name: str) -> T:
 
 
 def together(faults: Sequence[ConfigError]) -> ConfigError:
-    """The first of several faults, which tells the others, too: a person mends all of them at
-    once.
+    """The first of several faults, which tells the others, too, each with its hint beside it: a
+    person mends all of them at once.
     """
     first, *others = faults
     if others:
         first.message += f" (the first of {len(faults)} faults)"
         told = [" ".join(filter(None, (f"Also, {e.message}.", e.hint))) for e in others]
-        first.why = "\n".join(filter(None, (first.why, *told)))
+        first.why = "\n".join([" ".join(filter(None, (first.why, first.hint))), *told])
+        first.hint = f"Mend all {len(faults)}, then try again."
     first.annotate()
     return first
 

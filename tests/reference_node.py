@@ -299,6 +299,7 @@ class ReferenceService:
         self.blocked: trio.Event | None = None  # open_script waits for it
         self.opening = 0
         self.script_pid = 0
+        self.expected: list[int] = []  # processes that have joined and are to attach
         self.events: list[dict[str, Any]] = [{"n": n} for n in range(3)]
 
     async def status(self) -> dict[str, Any]:
@@ -348,6 +349,10 @@ class ReferenceService:
         if run not in ("", RUN, "reference"):
             raise ConfigError(f"no run {run!r}", key="run")
         return self._info()
+
+    def expect_script(self, run_id: RunId, pid: int) -> Callable[[], None]:
+        self.expected.append(pid)
+        return lambda: self.expected.remove(pid)
 
     async def begin(self, run: str) -> dict[str, Any]:
         await self.find_run(run)

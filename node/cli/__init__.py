@@ -197,8 +197,8 @@ def _version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 def cli(ctx: click.Context) -> None:
     """Train PyTorch models together, peer to peer.
 
-    A node is your machine. A run is a signed recipe. An invite is one string that gets a node into
-    a run. See it work: atoll demo
+    A node is your machine. A run is what a signed manifest, run.toml, says. An invite is one string
+    that gets a node into a run. See it work: atoll demo
     """
     ctx.ensure_object(Terminal)
 

@@ -13,7 +13,7 @@ from .output import current
 @click.argument("run", required=False, type=RUN)
 @shared_options
 def begin_command(run: str | None) -> None:
-    """Let a run begin with the members that are there, though its recipe waits for more.
+    """Let a run begin with the members that are there, though its manifest waits for more.
 
     For a run with [train] start_with, in which this machine's script waits. Its first round then
     begins it for everybody. RUN: id, its beginning, or name; the only one when left out.

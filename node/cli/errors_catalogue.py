@@ -112,7 +112,7 @@ the usual cause. Trying again is safe.""",
         "nobody-home",
         "no member of the run answered",
         69,
-        """The network is reached, but nobody who knows this run is online, so its recipe cannot be fetched. A run lives as long as one
+        """The network is reached, but nobody who knows this run is online, so its manifest cannot be fetched. A run lives as long as one
 of its members' nodes does. After `atoll new` a run exists on paper only, until somebody's node serves it.
 
     atoll up             on the organiser's machine: its node serves the runs it knows

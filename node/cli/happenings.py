@@ -136,6 +136,9 @@ def _peer(event: Event, key: str = "peer") -> str:
 _WORDS: Mapping[str, Callable[[Event], str]] = {
     "script.attached": lambda e: f"a script trains, process {int(e['pid'])}",
     "script.ended": lambda e: f"the script has let go, process {int(e['pid'])}",
+    "script.unattached": lambda e: (
+        f"process {int(e['pid'])} joined {span_text(float(e['seconds']))} ago and has attached nothing"
+    ),
     "script.idle": lambda e: (
         f"the script has contributed nothing in the {span_text(float(e['seconds']))} since it attached"
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import threading
 import time
 from contextlib import ExitStack
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 _AFTER = "atoll.join.after"
 STATUS_S = 0.5  # how often the node is asked
+ATTACH_S = 60.0  # a script of one's own that has not attached by then is told so
 
 
 class _JoinCommand(click.Command):
@@ -56,19 +58,19 @@ class _JoinCommand(click.Command):
 @click.option(
     "--script",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Train with your own script instead of the built-in recipe; ARGS go to it.",
+    help="Train with your own script instead of the built-in one; ARGS go to it.",
 )
 @click.option(
     "--data",
     type=DATA,
     metavar="PATH|FILE.py:NAME",
-    help="What to train on: a function of yours that returns a Dataset; or, for the built-in recipe, a text file or folder.",
+    help="What to train on: a function of yours that returns a Dataset; or, for the built-in model, a text file or folder.",
 )
 @click.option(
     "--steps", type=click.IntRange(1), help="Leave after so many inner steps of your own."
 )
 @click.option(
-    "--threads", type=click.IntRange(1), help="Threads of torch, for the built-in recipe."
+    "--threads", type=click.IntRange(1), help="Threads of torch, for the built-in script."
 )
 @click.option(
     "--max-up",
@@ -151,11 +153,11 @@ def join_command(
         environment = _environment(terminal, info, data, mine=mine)
         if begin:
             environment[BEGIN_VARIABLE] = "1"
-        return _train(terminal, client, info, command, environment)
+        return _train(terminal, client, info, command, environment, script)
 
 
 def _recipe(options: dict[str, object]) -> list[str]:
-    """The command that trains the built-in recipe; options that are None are left out."""
+    """The command of the built-in script; options that are None are left out."""
     given = [(name, str(value)) for name, value in options.items() if value is not None]
     command = [*PYTHON, "-m", "atoll.node.recipes.train", "--until-stdin-ends"]
     return [*command, *(part for pair in given for part in pair)]
@@ -269,8 +271,11 @@ def _train(
     info: RunInfo,
     command: list[str],
     environment: dict[str, str],
+    script: Path | None,
 ) -> int:
-    """Run the training process and show the run until it ends."""
+    """Run the training process and show the run until it ends. ``script``: where it is one of the
+    user's own, which may do anything.
+    """
     from .child import Child
     from .live import Progress, TrainingView
 
@@ -284,7 +289,7 @@ def _train(
     ):
         _follow(terminal, info, view)
         watched: NodeClient | None = client
-        under_way = True
+        under_way, attached = True, script is None
         while under_way:
             under_way = (
                 child.wait(STATUS_S) is None
@@ -307,10 +312,17 @@ def _train(
             for entry in runs:
                 if entry.get("run_id") == info.run_id:
                     view.take_status(entry, draining=bool(child.interrupted))
+                    attached = attached or bool(entry.get("script_pid"))
+            if not attached and time.monotonic() - started_s > ATTACH_S:
+                view.say(
+                    f"{script} has run for {ATTACH_S:.0f} s and has attached nothing: it must call join() and attach(model, optimizer, swarm)"
+                )
+                attached = True  # said once
         if watched is not None:
             watched.close()
         status = child.exit_status
-    return _ended(terminal, info, progress, status, time.monotonic() - started_s)
+        killed = status - 128 if status > 128 and not child.interrupted else 0
+    return _ended(terminal, info, progress, status, killed, time.monotonic() - started_s)
 
 
 def _again(terminal: Terminal, info: RunInfo, view: TrainingView) -> NodeClient | None:
@@ -349,10 +361,23 @@ def _follow(terminal: Terminal, info: RunInfo, view: TrainingView) -> None:
     threading.Thread(target=follow, name="atoll-events", daemon=True).start()
 
 
+def _signal_name(number: int) -> str:
+    with contextlib.suppress(ValueError):
+        return signal.Signals(number).name
+    return f"signal {number}"
+
+
 def _ended(
-    terminal: Terminal, info: RunInfo, progress: Progress, status: int, seconds: float
+    terminal: Terminal,
+    info: RunInfo,
+    progress: Progress,
+    status: int,
+    killed: int,
+    seconds: float,
 ) -> int:
-    """Say how it went."""
+    """Say how it went. ``killed``: the number of the signal that ended the script, where it was
+    not this command's; 0: none.
+    """
     from ..export import CHECKPOINT_FOLDER
     from .views import privacy_text
 
@@ -383,7 +408,9 @@ def _ended(
         terminal.say("A run that goes on from it: atoll new RUN.toml --from DIR")
     else:
         told = f"stopped after {took}"
-        if 0 < status <= 128:  # what it did before is the others' rounds as well
+        if killed:
+            told = f"was killed by {_signal_name(killed)} after {took}"
+        elif 0 < status <= 128:  # what it did before is the others' rounds as well
             told = f"ended with status {status}: its last lines say why"
         terminal.say(f"the script {told}. Again: atoll join {info.run_id[:8]}")
     if progress.privacy:

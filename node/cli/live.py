@@ -194,6 +194,11 @@ class TrainingView:
                     self.say(
                         f"{short_peer(str(event.get('owner', '')))} says that {wrong} stated another sum of its site than its members contributed"
                     )
+                case "script.idle":
+                    since = span_text(float(event.get("seconds", 0)))
+                    self.say(
+                        f"the script has contributed nothing in the {since} since it attached; does its loop call optimizer.step()?"
+                    )
                 case "storage.trouble" | "run.trouble":
                     self.say(
                         f"{event.get('code', '')} {event.get('message', '')}; {event.get('hint', '')}"

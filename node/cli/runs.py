@@ -1,4 +1,4 @@
-"""new, validate, export, rm: a run's recipe, its result, and its end on this machine."""
+"""new, validate, export, rm: a run's manifest, its result, and its end on this machine."""
 
 from __future__ import annotations
 

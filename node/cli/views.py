@@ -270,6 +270,11 @@ def run_state(run: Document) -> str:
         )
     if run.get("script") and (idle_s := run.get("idle_s")):
         state += f"; its script has contributed nothing in the {span_text(float(idle_s))} since it attached"
+    elif unattached := run.get("unattached"):
+        state += "".join(
+            f"; process {int(pid)} joined {span_text(float(seconds))} ago and has attached nothing"
+            for pid, seconds in unattached.items()
+        )
     lack, branch = no_quorum(run.get("quorum")), run.get("branch") or {}
     rounds, lost = int(branch.get("rounds", 0)), int(branch.get("lost", 0))
     if branch.get("members"):

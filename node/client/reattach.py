@@ -56,13 +56,13 @@ class Entry:
     def _info(self, link: Link, progress: Progress | None, give_up: GiveUp | None) -> p.RunInfo:
         if self._run or self._request is None:
             try:
-                call = link.submit(lambda id_: p.FindRun(id_, self._run))
+                call = link.submit(lambda id_: p.FindRun(id_, self._run, script=True))
                 return link.finish(call, p.Joined, timeout_s=None, give_up=give_up).run
             except ConfigError:  # this node is not in the run
                 if self._request is None:
                     raise
         request = self._request
-        call = link.submit(lambda id_: p.Join(id_, request), progress)
+        call = link.submit(lambda id_: p.Join(id_, request, script=True), progress)
         return link.finish(call, p.Joined, timeout_s=None, give_up=give_up).run
 
 

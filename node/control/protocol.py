@@ -120,17 +120,21 @@ class Check(Status, frozen=True, tag="check"):
 
 
 class Join(msgspec.Struct, frozen=True, tag="join"):
-    """→ Joined, after Progress pushes."""
+    """→ Joined, after Progress pushes. ``script``: whoever asks is to attach a model next."""
 
     id: Id
     request: JoinRequest
+    script: bool = False
 
 
 class FindRun(msgspec.Struct, frozen=True, tag="find_run"):
-    """→ Joined, for a run the node is in: by id, unique prefix of it, or name ("" = the only one)."""
+    """→ Joined, for a run the node is in: by id, unique prefix of it, or name ("" = the only one).
+    ``script``: as in Join.
+    """
 
     id: Id
     run: Name
+    script: bool = False
 
 
 class Leave(msgspec.Struct, frozen=True, tag="leave"):

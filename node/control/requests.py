@@ -35,6 +35,7 @@ class Requests:
         self._end = end
         self._pid = 0
         self._session: ScriptSession | None = None
+        self._attaches: Callable[[], None] | None = None  # to be called when the script does
         self._closed = False
         self._handlers: dict[type, Callable[[Any], Awaitable[None]]] = {
             p.Status: self._status,
@@ -109,6 +110,7 @@ class Requests:
     def close(self) -> None:
         """The connection is over: end its leases, tell the session. Idempotent."""
         self._closed = True
+        self._no_longer_expected()
         session, self._session = self._session, None
         if session is not None:
             for anchors in session.anchors:
@@ -180,15 +182,22 @@ class Requests:
     async def _join(self, request: p.Join) -> None:
         if bool(request.request.invite) == bool(request.request.manifest):
             raise ConfigError("join needs an invite or a manifest, and not both")
-        self._post(
-            p.Joined(
-                request.id, await self._service.join(request.request, self._progress(request.id))
-            ),
-            (),
-        )
+        run = await self._service.join(request.request, self._progress(request.id))
+        self._joined(request, run)
 
     async def _find_run(self, request: p.FindRun) -> None:
-        self._post(p.Joined(request.id, await self._service.find_run(request.run)), ())
+        self._joined(request, await self._service.find_run(request.run))
+
+    def _joined(self, request: p.Join | p.FindRun, run: p.RunInfo) -> None:
+        if request.script and not self._closed:
+            self._no_longer_expected()
+            self._attaches = self._service.expect_script(run.run_id, self._pid)
+        self._post(p.Joined(request.id, run), ())
+
+    def _no_longer_expected(self) -> None:
+        attaches, self._attaches = self._attaches, None
+        if attaches is not None:
+            attaches()
 
     async def _leave(self, request: p.Leave) -> None:
         await self._service.leave(request.run, request.now)
@@ -217,6 +226,7 @@ class Requests:
         fault = request.layout.check()
         if fault is not None:
             raise LocalProtocolError(f"layout: {fault}")
+        self._no_longer_expected()
         session = await self._service.open_script(
             request.run_id, request.layout, self._pid, self, self._progress(request.id)
         )

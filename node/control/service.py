@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ...collectives.errors import AtollError
 from ...collectives.group import NO_READING, Reading
-from ...collectives.identifiers import PeerId
+from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
 from ...collectives.swarm import Call, Outcome, PeerView, Spent, Tally
 from ..shared_memory import AnchorSlots, SharedBuffer
@@ -290,6 +290,12 @@ class NodeService(Protocol):
 
     async def find_run(self, run: str) -> RunInfo:
         """A run that the node is in."""
+        ...
+
+    def expect_script(self, run_id: RunId, pid: int) -> Callable[[], None]:
+        """A script has joined this run and is to attach next. Call what is returned when it does,
+        or is gone.
+        """
         ...
 
     async def leave(self, run: str, now: bool) -> None:

@@ -224,7 +224,7 @@ class Member:
 def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="atoll.node.recipes.train",
-        description="Train a run's built-in recipe as one of its members.",
+        description="Train a run's built-in model as one of its members.",
     )
     parser.add_argument(
         "run",

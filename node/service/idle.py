@@ -1,4 +1,6 @@
-"""A script that is attached and contributes nothing: named in status, and once in log and events."""
+"""A script that gives the run nothing: it has joined and attaches no model, or has attached and
+contributes nothing. Named in status, and once in log and events.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,25 @@ log = logging.getLogger("atoll")
 
 
 class Idle:
-    """Of one run: since when its script is attached, until it contributes for the first time."""
+    """Of one run: which scripts have joined and not attached, and since when the attached one has
+    contributed nothing.
+    """
 
     def __init__(self, run_id: str, publish: Callable[[dict[str, Any]], None]) -> None:
         self._run_id, self._publish = run_id, publish
         self._since: float | None = None
         self._told = False
+        self._joined: dict[int, float] = {}  # by process, since when
+        self._named = set[int]()  # of those, who was told
+
+    def joined(self, now: float, pid: int) -> None:
+        """A script has entered the run; it is to attach a model, or to call collectives."""
+        self._joined[pid] = now
+
+    def gone(self, pid: int) -> None:
+        """That script attaches, or has ended."""
+        self._joined.pop(pid, None)
+        self._named.discard(pid)
 
     def attached(self, now: float) -> None:
         """The script may train from now on."""
@@ -30,6 +45,16 @@ class Idle:
         """Tell it, once, after AFTER_S. Long rounds of slow steps are no fault, so it is no
         trouble.
         """
+        for pid, since in self._joined.items():
+            if pid not in self._named and now - since >= AFTER_S:
+                self._named.add(pid)
+                log.warning(
+                    "run %s: process %d joined %.0f s ago and has attached nothing; does its script call attach(model, optimizer, swarm)?",
+                    self._run_id,
+                    pid,
+                    now - since,
+                )
+                self._tell("script.unattached", pid=pid, seconds=round(now - since, 1))
         if self._since is None or self._told or now - self._since < AFTER_S:
             return
         self._told = True
@@ -39,12 +64,21 @@ class Idle:
             self._run_id,
             now - self._since,
         )
-        self._publish(
-            {"event": "script.idle", "run": self._run_id, "seconds": round(now - self._since, 1)}
-        )
+        self._tell("script.idle", seconds=round(now - self._since, 1))
 
     def view(self, now: float) -> float | None:
         """Seconds, once they are worth a word; None before, and where a contribution was made."""
         if self._since is None or now - self._since < AFTER_S:
             return None
         return round(now - self._since, 1)
+
+    def unattached(self, now: float) -> dict[str, float]:
+        """By process: seconds since it joined, of those that should have attached by now."""
+        return {
+            str(pid): round(now - since, 1)
+            for pid, since in self._joined.items()
+            if now - since >= AFTER_S
+        }
+
+    def _tell(self, kind: str, **told: Any) -> None:
+        self._publish({"event": kind, "run": self._run_id, **told})

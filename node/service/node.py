@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -417,6 +417,15 @@ class Node:
             run.stop()
 
     # ---- scripts
+    def expect_script(self, run_id: RunId, pid: int) -> Callable[[], None]:
+        """A script has joined a run and is to attach."""
+        run = self.by_id.get(run_id)
+        if run is None:
+            return lambda: None
+        run.idle.joined(trio.current_time(), pid)
+        run.wake()
+        return lambda: run.idle.gone(pid)
+
     async def open_script(
         self, run_id: str, layout: Layout, pid: int, events: ScriptEvents, progress: ProgressSink
     ) -> AttachedScript:

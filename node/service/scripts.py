@@ -319,6 +319,7 @@ class AttachedScript:
 
     def reduce_open(self, call: Call, numel: int, buffer: int = 0) -> ReduceMemory:
         """Memory for a contribution."""
+        self.run.idle.over()  # a script of collectives alone is not idle
         return self._reductions.open(call, numel, buffer)
 
     def reduce_start(self, op_id: str) -> None:

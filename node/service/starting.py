@@ -31,10 +31,15 @@ class Start:
 
     @property
     def there(self) -> int:
-        """Members that train and are known to live, this node among them."""
+        """Members that train and are known to live, this node among them: also before the run is
+        founded, when nobody is a member yet.
+        """
+        run = self._run
+        if run.whole is None or not run.whole.config_peers():
+            return int(run.roles.get(run.node.identity.peer, "train") == "train")
         return sum(
             bool(row["member"]) and (row["you"] or row["live"] is True) and row["role"] == "train"
-            for row in self._run.peers()
+            for row in run.peers()
         )
 
     @property

@@ -63,6 +63,7 @@ def status_of(run: RunService) -> dict[str, Any]:
         "waiting": waiting_of(run),
         "starting": run.start.view(),
         "idle_s": run.idle.view(trio.current_time()),
+        "unattached": run.idle.unattached(trio.current_time()),
         "script": bool(session and session.script),
         "progress": ["waiting for the state", 0, 0]
         if fetching and progress == SEEKING

@@ -466,6 +466,8 @@ def test_all_faults_of_a_manifest_are_told_at_once(atoll: Cli, tmp_path: Path) -
     assert error["message"].endswith("(the first of 3 faults)")
     for key in ("$.train.max_steps", "$.join.policy"):
         assert f"Also, bad.toml: {key}" in error["why"]
+    assert error["hints"] == ["Mend all 3, then try again."]
+    assert error["why"].index("feedback = true") < error["why"].index("Also, ")
 
 
 @pytest.mark.parametrize(
@@ -476,6 +478,11 @@ def test_all_faults_of_a_manifest_are_told_at_once(atoll: Cli, tmp_path: Path) -
         ("schema = 1", "E412"),
         ('schema = 1\nname = "x"\n[train]\nrounds = "many"', "E413"),
         ('schema = 1\nname = "x"\n[train]\nround_s = 1.0\nsync_every = 1', "E414"),
+        ('schema = 9\nname = "x"', "E413"),
+        ('schema = 1\nname = "x"\n[train.outer]\npreset = "best"', "E413"),
+        ('schema = 1\nname = "x"\n[train.outer]\npreset = "auto"\npeers = 0', "E413"),
+        ('schema = 1\nname = "x"\n[train.outer]\npreset = "auto"\nlr = 0.1', "E414"),
+        ('schema = 1\nname = "x"\n[data]\nfactory = "a.py:b"', "E411"),
     ],
 )
 def test_what_a_manifest_gets_wrong_has_a_code_with_a_page(

@@ -875,3 +875,20 @@ def test_a_silent_crowd_does_not_lock_the_node_out(
         assert client.runs() == [{"run": RUN}]
     for sock in crowd:
         sock.close()
+
+
+def test_a_script_that_joins_is_expected_to_attach_until_it_does_or_is_gone(
+    node: Node, tmp_path: Path
+) -> None:
+    expected = node.service.expected
+    with NodeClient.connect(node.paths) as client:  # a command attaches nothing
+        client.find_run("reference")
+        assert expected == []
+    with join("reference", home=tmp_path, private=False) as swarm:
+        assert expected == [os.getpid()]
+        swarm.open(LAYOUT, lambda initial: None).release()
+        assert expected == []
+    swarm = join("reference", home=tmp_path, private=False)
+    assert expected == [os.getpid()]
+    swarm.close()
+    node.until(lambda: not expected)

@@ -1,0 +1,54 @@
+"""Scripts that give a run nothing are named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from atoll.node.cli.happenings import Words
+from atoll.node.cli.views import run_state
+from atoll.node.service.idle import AFTER_S, Idle
+
+
+def test_who_joins_and_never_attaches_is_named_once() -> None:
+    told = list[Mapping[str, Any]]()
+    idle = Idle("run", told.append)
+    idle.joined(0.0, 41)
+    idle.joined(10.0, 42)
+    idle.joined(20.0, 43)
+    idle.gone(43)  # it attaches
+    idle.look(AFTER_S - 1)
+    assert (told, idle.unattached(AFTER_S - 1)) == ([], {})
+    idle.look(AFTER_S + 1)
+    idle.look(AFTER_S + 2)
+    assert [(event["event"], event["pid"], event["seconds"]) for event in told] == [
+        ("script.unattached", 41, 61.0)
+    ]
+    idle.look(AFTER_S + 10)
+    assert [event["pid"] for event in told] == [41, 42]
+    assert idle.unattached(AFTER_S + 10) == {"41": 70.0, "42": 60.0}
+    run = {"phase": "running", "script": False, "unattached": idle.unattached(AFTER_S + 10)}
+    assert run_state(run) == (
+        "seeding; no script is training here; process 41 joined 1 min 10 s ago and has attached nothing"
+        "; process 42 joined 1 min ago and has attached nothing"
+    )
+    assert list(Words().of({**told[0], "at": 0.0})) == [
+        "process 41 joined 1 min 1 s ago and has attached nothing"
+    ]
+    idle.gone(41)
+    idle.gone(42)
+    assert idle.unattached(1000.0) == {}
+
+
+def test_who_attaches_and_never_steps_is_named_once() -> None:
+    told = list[Mapping[str, Any]]()
+    idle = Idle("run", told.append)
+    idle.attached(0.0)
+    idle.look(AFTER_S - 1)
+    assert (told, idle.view(AFTER_S - 1)) == ([], None)
+    idle.look(AFTER_S)
+    idle.look(AFTER_S + 1)
+    assert [(event["event"], event["seconds"]) for event in told] == [("script.idle", 60.0)]
+    assert idle.view(AFTER_S + 1) == 61.0
+    idle.over()
+    assert idle.view(1000.0) is None
