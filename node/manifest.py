@@ -133,9 +133,7 @@ class OuterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lr: Annotated[float, msgspec.Meta(gt=0, le=10)] = (
         0.7  # DiLoCo's published value (arXiv 2311.08105)
     )
-    momentum: Fraction = (
-        0.9  # DiLoCo's published value; 0.6 below about 50 rounds, where 0.9 diverges
-    )
+    momentum: Fraction = 0.9  # DiLoCo's published value; 0.6 below about 50 rounds
     beta2: Fraction = 0.99  # of adam, yogi and adamw, published as epsilon is (arXiv 2003.00295)
     epsilon: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1e-3  # of adam, yogi, adagrad and adamw
     weight_decay: NotNegative = 0.0  # of adamw
@@ -167,7 +165,7 @@ class TrainTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``target_samples`` of all members; give one of them.
 
     ``overlap``, ``delay`` and ``mixing`` say what members train on while a round is under way
-    (`docs/optimizers.md`). With ``share``, the part of the time to be spent on training,
+    (`docs/training.md`). With ``share``, the part of the time to be spent on training,
     ``sync_every`` and ``delay`` are those of the first rounds: they are planned again as rounds go
     on.
     """

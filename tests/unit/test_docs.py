@@ -19,9 +19,6 @@ PAGES = sorted((ROOT / "docs").rglob("*.md"))
 DOCUMENTS = [*(ROOT / name for name in TOP), *PAGES]
 MOST_WORDS = 2500  # of a page; a token without a letter or digit, such as a table's |, is no word
 MOST_WITHOUT_HEADING = 800
-TOO_LONG = {
-    "docs/protocol/byzantine.md",
-}  # pages that are to be cut; nothing may be added to this list
 OVERRIDDEN = {"overload", "setter", "override"}
 
 
@@ -264,9 +261,6 @@ def _words(text: str) -> int:
 def test_pages_are_short_and_have_headings(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert text.startswith("# ")
-    if page.relative_to(ROOT).as_posix() in TOO_LONG:
-        assert _words(text) > MOST_WORDS, "short now: take it out of TOO_LONG"
-        return
     assert _words(text) <= MOST_WORDS
     prose = re.sub(r"^\|.*$", "", text, flags=re.MULTILINE)
     sections = re.split(r"^#{1,6} .*$", prose, flags=re.MULTILINE)

@@ -8,12 +8,14 @@ import itertools
 from typing import Any
 
 import pytest
+import torch
 
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.swarm import OuterSettings
 from atoll.node.manifest import Manifest, decode_manifest, parse_manifest
 from atoll.node.manifest_presets import expected_rounds, explain_outer
 from atoll.optim import OuterStep, outer_preset
+from atoll.optim.model.momentum import Momentum
 from atoll.optim.outer.presets import PRESETS, choose
 
 
@@ -108,9 +110,7 @@ def test_a_manifest_records_the_values_and_not_the_name() -> None:
 
 
 def test_where_members_send_running_means_the_outer_step_has_no_momentum() -> None:
-    """Two momenta of 0.9 on top of each other swing until nothing is left
-    (docs/operating/hostile.md): it is one of the two.
-    """
+    """Two momenta of 0.9 on top of each other diverge: it is one of the two."""
     robust = "[robust]\nrule = 'trimmed_mean'\nf = 2\nmomentum = 0.9"
     for train in ("rounds = 35", "rounds = 500", 'overlap = "late"\nrounds = 500'):
         found = run('preset = "auto"', train, robust).settings()
@@ -123,6 +123,31 @@ def test_where_members_send_running_means_the_outer_step_has_no_momentum() -> No
             run(outer, "rounds = 500", robust)
         assert caught.value.key == "$.train.outer.momentum"
         assert caught.value.hint == '[train.outer] preset = "worker-momentum"'
+
+
+def _shrinks(outer: OuterSettings, beta: float, share: float) -> bool:
+    """Whether a run nears the optimum of a quadratic, of whose distance a round takes ``share``."""
+    anchor, state = torch.ones(1), torch.zeros(1)
+    step, worker = OuterStep(outer), Momentum(1, beta)
+    distances = []
+    for _ in range(400):
+        contribution = share * anchor
+        worker.take(contribution)
+        worker.settle(counted=True)
+        step.apply(anchor, contribution, state, anchor)
+        distances.append(abs(float(anchor)))
+    return max(distances[-50:]) < max(distances[:50])
+
+
+def test_on_a_quadratic_two_momenta_of_0_9_diverge_and_one_does_not() -> None:
+    """Whether a round takes a twentieth of the way to the optimum, or all of it."""
+    published, preset = OuterSettings("nesterov", 0.7, 0.9), OuterSettings("sgd", 4.0, 0.0)
+    for share in (0.05, 0.2, 0.5, 1.0):
+        assert not _shrinks(published, 0.9, share)
+        assert _shrinks(published, 0.0, share)
+        assert _shrinks(preset, 0.9, share)
+    for share in (0.05, 0.2, 0.5):
+        assert _shrinks(OuterSettings("nesterov", 0.7, 0.6), 0.9, share)
 
 
 def test_how_long_a_run_is() -> None:
