@@ -111,7 +111,7 @@ MAX_CLIENTS = 10_000
     "--trace",
     type=GivenPath(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="When clients are there, as JSON (docs/federated.md).",
+    help="When clients are there, as JSON (docs/federated-simulation.md).",
 )
 @click.option(
     "--attack",

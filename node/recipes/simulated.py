@@ -30,7 +30,7 @@ def load_task(manifest: Manifest, where: str | None) -> Task:
             f"the model of {manifest.name} is {manifest.model.entry}",
             key="task",
             why="It is made by each member's own script, not by the manifest.",
-            hint="Say what is trained: --task FILE.py:NAME, a function that returns a Task (docs/federated.md; scripts/examples/hospital/task.py)",
+            hint="Say what is trained: --task FILE.py:NAME, a function that returns a Task (docs/federated-simulation.md; scripts/examples/hospital/task.py)",
         )
     context = gpt_config(manifest.model).context
     corpus = load_corpus(BUILTIN, context)
@@ -51,13 +51,13 @@ def _from_file(where: str) -> Task:
     task = made_in_file(
         where,
         "task",
-        "For example --task digits.py:task, a function that returns a Task (docs/federated.md)",
+        "For example --task digits.py:task, a function that returns a Task (docs/federated-simulation.md)",
     )
     if not isinstance(task, Task):
         raise ConfigError(
             f"{where} returns a {type(task).__name__}",
             key="task",
             why="A Task is wanted.",
-            hint="See docs/federated.md",
+            hint="See docs/federated-simulation.md",
         )
     return task

@@ -25,7 +25,7 @@ from atoll.optim import SoloSwarm, attach
 
 FEDERATED = "".join(
     (ROOT / "docs" / name).read_text(encoding="utf-8")
-    for name in ("federated.md", "federated-arrivals.md")
+    for name in ("federated.md", "federated-arrivals.md", "federated-simulation.md")
 )
 OPERATING = "".join(
     page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs" / "operating").glob("*.md"))
