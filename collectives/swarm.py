@@ -593,6 +593,13 @@ class Swarm(Protocol):
         Cheap: read after every step."""
         ...
 
+    @property
+    def paused(self) -> str:
+        """Why this machine's owner does not want it to train now, "" where she does: read between
+        two rounds, and again until it is over.
+        """
+        ...
+
     def buffer(self, numel: int) -> Tensor:
         """A tensor, float32 (numel,), zero at first, that the node can read where it lies: means,
         sums and maxima of it are neither copied nor encoded in this process. Do not write to it

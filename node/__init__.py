@@ -5,7 +5,7 @@ what scripts use of it.
 
 loads neither trio nor libp2p nor torch. Rooms, lowest first:
 
-    paths, bandwidth, config   where files lie, and settings
+    paths, bandwidth, hours, config   where files lie, and settings
     local_settings     ./atoll.toml, used only where it is named or trusted
     interpreter        the Python of processes that are started: it imports nothing from the
                        current folder
@@ -27,9 +27,10 @@ loads neither trio nor libp2p nor torch. Rooms, lowest first:
     session/           a run's log: rounds, state, transfer; sans I/O
     storage/           what a run keeps on disk
     simulation/        the whole swarm in virtual time
-    lifecycle, private_node, ending, notify, logs   one node a home; what ends with whom; systemd;
-                       lines of a log
-    diary, clocks      what happened in a run, on disk; what peers say of this machine's clock
+    lifecycle, private_node, ending, notify, units, logs   one node a home; what ends with whom;
+                       systemd, told and asked; lines of a log
+    diary, verdicts, clocks   what happened in a run, on disk; what is wrong with it over many
+                       rounds; what peers say of this machine's clock
     control/           the control socket: messages, what the node implements for it, the server
     service/           the node process's own work
     client/            the blocking side of the control socket: `join`, RunSwarm, NodeClient

@@ -59,6 +59,10 @@ def _parser() -> argparse.ArgumentParser:
         "--max-up", metavar="RATE", help="limit of bulk data sent, such as 20Mbit/s"
     )
     parser.add_argument("--max-down", metavar="RATE", help="limit of bulk data received")
+    parser.add_argument("--hours", metavar="FROM-TO", help="when scripts train, such as 22-06")
+    parser.add_argument(
+        "--drain", type=float, metavar="SECONDS", help="how long it may take to end, once told to"
+    )
     parser.add_argument(
         "--relay-for-all",
         action="store_true",
@@ -163,6 +167,8 @@ def _options(args: argparse.Namespace) -> NodeOptions:
         "node.bootstrap": tuple(args.bootstrap or ()),
         "node.max_up": args.max_up,
         "node.max_down": args.max_down,
+        "node.hours": args.hours,
+        "node.drain_s": args.drain,
         "node.site": args.site,
         "network.port_mapping": False if args.no_port_mapping else None,
         "network.relay_only": args.relay_only or None,
@@ -196,6 +202,9 @@ def _options(args: argparse.Namespace) -> NodeOptions:
         relay_only=loaded.config.network.relay_only,
         lan_discovery=loaded.config.network.lan_discovery,
         dht=loaded.config.network.dht,
+        hours=loaded.config.hours,
+        notify=loaded.config.notify_command,
+        drain_s=loaded.config.node.drain_s,
     )
 
 

@@ -6,6 +6,7 @@ default. Unknown keys are errors.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +15,7 @@ import msgspec
 
 from ..collectives.errors import ConfigError
 from .bandwidth import bytes_per_s
+from .hours import Hours, hours_of
 from .local_settings import local_settings, read_settings, unused_words
 from .net.addresses import everywhere
 from .paths import Paths, write_atomic
@@ -38,6 +40,9 @@ class NodeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     )
     max_up: str = ""  # what bulk data may send, such as 20Mbit/s; empty: no limit
     max_down: str = ""  # and receive
+    hours: str = ""  # of the day in which scripts of this machine train, such as 22-06; empty: all
+    # seconds that it may take to end, once told to: less than what the system gives
+    drain_s: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 30.0
     # the same label at all nodes of one fast network
     site: Annotated[
         str,
@@ -79,17 +84,44 @@ class DataTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = ""
 
 
+class NotifyTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[notify]``: who is told of verdicts on this machine's runs."""
+
+    # a program and its arguments, run without a shell (`service.judging.Notifier`)
+    command: Annotated[str, msgspec.Meta(max_length=4096)] = ""
+
+
 class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All settings of a node."""
 
     node: NodeTable = NodeTable()
     network: NetworkTable = NetworkTable()
     data: DataTable = DataTable()
+    notify: NotifyTable = NotifyTable()
 
     @property
     def listen_addresses(self) -> tuple[str, ...]:
         """Multiaddrs to listen on."""
         return self.node.listen or everywhere(self.node.port)
+
+    @property
+    def notify_command(self) -> tuple[str, ...]:
+        """What is run for each verdict, in words; none where nothing is set. Raises ConfigError."""
+        try:
+            return tuple(shlex.split(self.notify.command))
+        except ValueError as error:
+            raise ConfigError(
+                f"notify.command cannot be read: {error}",
+                key="$.notify.command",
+                code="E413",
+                why="It is a program and its arguments, with quotes as in a shell; no shell runs it.",
+                hint="""notify.command = "notify-send atoll" """.strip(),
+            ) from None
+
+    @property
+    def hours(self) -> Hours | None:
+        """When scripts may train; None: always. Raises ConfigError."""
+        return hours_of(self.node.hours, "node.hours")
 
     @property
     def limits(self) -> tuple[int, int]:
@@ -169,7 +201,9 @@ def set_value(paths: Paths, key: str, text: str) -> Any:
     table = parse_toml(kept, str(paths.config_file)) if kept is not None else {}
     value = _typed(key, text)
     _merge(table, _nested(key, value), "", {})
-    _check(convert(table, NodeConfig, f"{key} = {text}").node, key)
+    config = convert(table, NodeConfig, f"{key} = {text}")
+    _check(config.node, key)
+    _ = config.notify_command
     paths.ensure()
     write_atomic(paths.config_file, _toml(table).encode())
     return value
@@ -183,6 +217,8 @@ def _check(node: NodeTable, key: str) -> None:
     match key:
         case "node.max_up" | "node.max_down":
             bytes_per_s(getattr(node, key.removeprefix("node.")), key)
+        case "node.hours":
+            hours_of(node.hours, key)
         case "node.listen":
             for address in node.listen:
                 check_listen(address)

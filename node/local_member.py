@@ -288,6 +288,11 @@ class LocalMember:
         """See Swarm."""
         return self.fragment_closing(0)
 
+    @property
+    def paused(self) -> str:
+        """See Swarm: never."""
+        return ""
+
     # ---- FragmentSwarm
     @property
     def fragments(self) -> int:

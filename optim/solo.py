@@ -330,6 +330,11 @@ class SoloSwarm:
         """See `Swarm`. Nobody else is here."""
         return 0
 
+    @property
+    def paused(self) -> str:
+        """See `Swarm`: never."""
+        return ""
+
     def buffer(self, numel: int) -> Tensor:
         """See `Swarm`: an ordinary tensor."""
         return torch.zeros(numel, dtype=torch.float32, device="cpu")

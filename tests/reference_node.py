@@ -88,6 +88,7 @@ class ReferenceRun:
         self.hold = False
         self.spent: Spent | None = None
         self.begun = True  # else its script is kept from training
+        self.paused = ""  # why its script is not to train
         if home is not None and (home / "log.json").exists():
             # not before it is needed: a node that only starts and ends should do so quickly
             import torch
@@ -186,6 +187,9 @@ class ReferenceSession:
     def starts(self, now: bool) -> tuple[int, int]:
         self.run.begun = self.run.begun or now
         return (0, 0) if self.run.begun else (1, 2)
+
+    def rests(self) -> str:
+        return self.run.paused
 
     async def found(self) -> None:
         if not self.founding:
@@ -358,6 +362,11 @@ class ReferenceService:
         await self.find_run(run)
         before, self.run.begun = self.run.begun, True
         return {"run_id": RUN, "begun": not before, "missing": 1}
+
+    async def pause(self, run: str, paused: bool) -> dict[str, Any]:
+        await self.find_run(run)
+        before, self.run.paused = self.run.paused, "paused by its owner" if paused else ""
+        return {"run_id": RUN, "paused": self.run.paused, "changed": bool(before) != paused}
 
     async def leave(self, run: str, now: bool) -> None:
         await self.find_run(run)

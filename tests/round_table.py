@@ -157,6 +157,7 @@ class TableSwarm:
             return self._store().lease()
 
     closing = 0
+    paused = ""
 
     def contribute(
         self,

@@ -15,10 +15,13 @@
     identity           init, id, config
     daemon             up, down, status, ls, peers, leave
     happenings         events, logs
+    watching           watch
     reaching           netcheck, ping, relay
     doctor             doctor
     recertify          recertify
     beginning          begin
+    pausing            pause, resume
+    service            service install, status, remove
     bans               ban, unban, bans, trust
     audit              audit
     splitting          split
@@ -58,6 +61,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "init": ("identity", "Make this machine's key and settings; safe to repeat."),
     "up": ("daemon", "Run this machine's node."),
     "down": ("daemon", "Stop the node; it finishes its round first."),
+    "service": ("service", "Let the system run the node and start it again (systemd, launchd)."),
     "new": ("runs", "Check and sign a run's manifest; print its id and an invite."),
     "validate": ("runs", "Check a run's manifest and say what it means."),
     "plan": (
@@ -70,11 +74,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "join": ("join", "Join a run by invite and train, with a live view."),
     "begin": ("beginning", "Let a run begin with the members that are there."),
+    "pause": ("pausing", "Stop training in a run and go on serving it."),
+    "resume": ("pausing", "Train again in a run that was paused."),
     "leave": ("daemon", "Leave a run; the node finishes its round first."),
     "ls": ("daemon", "List the runs of this node."),
     "status": ("daemon", "Show the node and its runs on one screen."),
     "peers": ("daemon", "Show the members of a run."),
     "events": ("happenings", "Say what happened in a run, in words."),
+    "watch": ("watching", "Say what is wrong with a run over many rounds; has an exit status."),
     "logs": ("happenings", "Show the node's log."),
     "ping": ("reaching", "Say how a peer is reached, and how long a round trip takes."),
     "netcheck": ("reaching", "Say whether others can reach this node, and what that means."),
@@ -121,13 +128,14 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "config",
         "up",
         "down",
+        "service",
         "new",
         "validate",
         "plan",
         "completion",
     ),
-    "Train": ("join", "begin", "leave", "export", "rm"),
-    "Look": ("status", "ls", "peers", "events", "logs", "explain", "version"),
+    "Train": ("join", "begin", "pause", "resume", "leave", "export", "rm"),
+    "Look": ("status", "ls", "peers", "events", "watch", "logs", "explain", "version"),
     "Network": ("netcheck", "doctor", "ping", "relay"),
     "Organise": ("invite", "ban", "unban", "bans", "trust", "audit", "recertify"),
     "Research": ("simulate", "split"),

@@ -34,8 +34,11 @@ class Child:
         say: Callable[[str], None] | None,
         *,
         to_stderr: bool,
+        term_s: float | None = None,
     ) -> None:
+        """``term_s``: how long after SIGTERM it is killed; None: when a second signal says so."""
         self.interrupted = 0
+        self._term_s = term_s
         self._ended = threading.Event()
         self._say = say
         output = subprocess.PIPE if say is not None else sys.stderr if to_stderr else None
@@ -109,6 +112,10 @@ class Child:
         )  # shell and system may both tell that the terminal is closed
         self.interrupted = self.interrupted or number
         self._kill(signal.SIGKILL if again else signal.SIGINT)
+        if number == signal.SIGTERM and self._term_s is not None and not again:
+            timer = threading.Timer(self._term_s, self._kill, (signal.SIGKILL,))
+            timer.daemon = True
+            timer.start()
 
     def _kill(self, number: signal.Signals) -> None:
         if self._process.returncode is None:

@@ -91,6 +91,15 @@ def addresses_of(status: dict[str, Any]) -> tuple[str, ...]:
     help="Limit of what it sends, such as 20Mbit/s or 2.5MB/s.",
 )
 @click.option("--max-down", metavar="RATE", type=GIVEN, help="Limit of what it receives.")
+@click.option(
+    "--hours", metavar="FROM-TO", type=GIVEN, help="Train only then, such as 22-06; serve always."
+)
+@click.option(
+    "--drain",
+    metavar="SECONDS",
+    type=click.FloatRange(1, 3600),
+    help="How long it may take to end, once told to: less than a spot machine's notice.",
+)
 @click.option("--site", metavar="LABEL", help="The same label at all nodes of one fast network.")
 @click.option(
     "--no-port-mapping",
@@ -120,6 +129,8 @@ def up_command(
     bootstrap: tuple[str, ...],
     max_up: str | None,
     max_down: str | None,
+    hours: str | None,
+    drain: float | None,
     site: str | None,
     no_port_mapping: bool,
     no_lan_discovery: bool,
@@ -142,9 +153,14 @@ def up_command(
         "node.bootstrap": bootstrap,
         "node.site": site,
     }
-    limits = {"node.max_up": max_up, "node.max_down": max_down}
+    limits = {
+        "node.max_up": max_up,
+        "node.max_down": max_down,
+        "node.hours": hours,
+        "node.drain_s": drain,
+    }
     config = settings_of(terminal, flags | limits, ask=True).config
-    _ = config.limits  # a wrong one is told here
+    _ = config.limits, config.hours  # a wrong one is told here
     terminal.paths.ensure()
     identity_of(terminal)
     client = running(terminal)
@@ -164,6 +180,8 @@ def up_command(
     ]
     for option, rate in (("--max-up", config.node.max_up), ("--max-down", config.node.max_down)):
         command += [option, rate] if rate else []
+    command += ["--hours", config.node.hours] if config.node.hours else []
+    command += ["--drain", str(config.node.drain_s)]
     command += ["--no-port-mapping"] if no_port_mapping else []
     command += ["--no-lan-discovery"] if no_lan_discovery else []
     command += ["--relay-only"] if relay_only else []

@@ -154,6 +154,15 @@ _WORDS: Mapping[str, Callable[[Event], str]] = {
     "run.starting": lambda e: (
         f"the script waits with its first step: {int(e['there'])} of {int(e['wanted'])} members are there"
     ),
+    "verdict.raised": lambda e: f"verdict {_verdict(e)}",
+    "verdict.withdrawn": lambda e: f"verdict holds no more: {_verdict(e)}",
+    "peer.path": lambda e: (
+        f"{_peer(e)} is reached: {escaped(e['path'])}"
+        if e["path"]
+        else f"{_peer(e)} is not reached"
+    ),
+    "run.paused": lambda e: f"training is {escaped(e['why'])}; the node serves the run",
+    "run.resumed": lambda e: "training may go on",
     "run.begun": lambda e: (
         f"training begins; {int(e['there'])} of {int(e['wanted'])} members are there"
     ),
@@ -183,6 +192,11 @@ _WORDS: Mapping[str, Callable[[Event], str]] = {
 
 def _coded(event: Event) -> str:
     return f"{escaped(event['code'], 16)} {escaped(event['message'], 2000)}"
+
+
+def _verdict(event: Event) -> str:
+    of = f"{short_peer(str(event['subject']))} " if event.get("subject") else ""
+    return f"{escaped(event['code'], 16)}: {of}{escaped(event['said'], 2000)}"
 
 
 def _plain(event: Event) -> str:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 _AFTER = "atoll.join.after"
 STATUS_S = 0.5  # how often the node is asked
+SCRIPTS_SHARE, NODES_SHARE = 0.5, 0.35
+"""Of the time that --drain gives, what the script and then a node of its own may take."""
 ATTACH_S = 60.0  # a script of one's own that has not attached by then is told so
 
 
@@ -80,6 +82,15 @@ class _JoinCommand(click.Command):
 )
 @click.option("--max-down", metavar="RATE", type=GIVEN, help="Limit of what it receives.")
 @click.option(
+    "--hours", metavar="FROM-TO", type=GIVEN, help="Train only then, such as 22-06; serve always."
+)
+@click.option(
+    "--drain",
+    metavar="SECONDS",
+    type=click.FloatRange(2, 3600),
+    help="After SIGTERM hand the round over and end within this: less than a spot machine's notice.",
+)
+@click.option(
     "--begin",
     is_flag=True,
     help="Train at once, though the run waits for more members ([train] start_with).",
@@ -106,6 +117,8 @@ def join_command(
     threads: int | None,
     max_up: str | None,
     max_down: str | None,
+    hours: str | None,
+    drain: float | None,
     begin: bool,
     fresh_key: bool,
     dry_run: bool,
@@ -137,7 +150,8 @@ def join_command(
     if signed is not None and not agree(terminal, signed, invite, script, given):
         return 1
     with ExitStack() as stack:
-        client, mine = _node(terminal, stack, {"max_up": max_up, "max_down": max_down})
+        limits = {"max_up": max_up, "max_down": max_down, "hours": hours}
+        client, mine = _node(terminal, stack, limits, drain)
         known = {entry.get("run_id") for entry in client.runs()}
         info, entered = _enter(terminal, client, _request(terminal, invite, signed))
         if signed is None:  # nobody had shown it, and --yes was given for whatever it says
@@ -153,7 +167,7 @@ def join_command(
         environment = _environment(terminal, info, data, mine=mine)
         if begin:
             environment[BEGIN_VARIABLE] = "1"
-        return _train(terminal, client, info, command, environment, script)
+        return _train(terminal, client, info, command, environment, script, drain)
 
 
 def _recipe(options: dict[str, object]) -> list[str]:
@@ -217,21 +231,22 @@ def _request(
 
 
 def _node(
-    terminal: Terminal, stack: ExitStack, limits: dict[str, str | None]
+    terminal: Terminal, stack: ExitStack, limits: dict[str, str | None], drain: float | None
 ) -> tuple[NodeClient, bool]:
     """The running node, or a private one with these limits that ends with this command; and whether
     it is the latter.
     """
     from ..bandwidth import bytes_per_s
+    from ..hours import hours_of
 
-    given = {
-        name: rate for name, rate in limits.items() if rate is not None and bytes_per_s(rate, name)
-    }
+    given = {name: text for name, text in limits.items() if text is not None}
+    for name, text in given.items():
+        (hours_of if name == "hours" else bytes_per_s)(text, name)
     client = running(terminal)
     if client is not None and given:
         client.close()
         raise click.UsageError(
-            "a node runs already and has its own limits: atoll down, then atoll up --max-up RATE --max-down RATE"
+            "a node runs already and has its own limits: atoll down, then atoll up --max-up RATE --max-down RATE --hours FROM-TO"
         )
     if client is not None:
         return stack.enter_context(client), False
@@ -240,7 +255,9 @@ def _node(
     from ..private_node import PrivateNode
 
     terminal.say("starting a node for this run (a lasting one: atoll up --background)")
-    os.environ.update({f"ATOLL_NODE__{name.upper()}": rate for name, rate in given.items()})
+    os.environ.update({f"ATOLL_NODE__{name.upper()}": text for name, text in given.items()})
+    if drain is not None:
+        os.environ["ATOLL_NODE__DRAIN_S"] = str(drain * NODES_SHARE)
     os.environ.update(terminal.child_environ())
     os.environ.pop(INVITE_VARIABLE, None)  # the node is told it on its control socket
     node = PrivateNode.start(terminal.paths, home=terminal.home)
@@ -272,9 +289,10 @@ def _train(
     command: list[str],
     environment: dict[str, str],
     script: Path | None,
+    drain: float | None,
 ) -> int:
     """Run the training process and show the run until it ends. ``script``: where it is one of the
-    user's own, which may do anything.
+    user's own, which may do anything. ``drain``: seconds until all is over after SIGTERM.
     """
     from .child import Child
     from .live import Progress, TrainingView
@@ -284,7 +302,11 @@ def _train(
     with (
         TrainingView(terminal, progress) as view,
         Child(
-            command, environment, view.say if terminal.live else None, to_stderr=terminal.json
+            command,
+            environment,
+            view.say if terminal.live else None,
+            to_stderr=terminal.json,
+            term_s=drain and drain * SCRIPTS_SHARE,
         ) as child,
     ):
         _follow(terminal, info, view)

@@ -194,6 +194,12 @@ class TrainingView:
                     self.say(
                         f"{short_peer(str(event.get('owner', '')))} says that {wrong} stated another sum of its site than its members contributed"
                     )
+                case "verdict.raised":
+                    of = short_peer(str(event["subject"])) + " " if event.get("subject") else ""
+                    code = escaped(event.get("code", ""), 16)
+                    self.say(
+                        f"{code} {of}{escaped(event.get('said', ''), 2000)}; atoll explain {code}"
+                    )
                 case "script.idle":
                     since = span_text(float(event.get("seconds", 0)))
                     self.say(

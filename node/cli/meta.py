@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ...collectives.errors import ConfigError
-from .errors_catalogue import PAGES
+from .errors_catalogue import PAGES, Page
 from .options import GIVEN, GivenPath, shared_options
 from .output import current
 
@@ -47,38 +47,50 @@ def _installed(name: str) -> str | None:
         return None
 
 
+WATCH_STATUS = 1  # of `atoll watch`, where a verdict stands
+
+
 @click.command("explain")
 @click.argument("code", required=False, type=GIVEN)
 @shared_options
 def explain_command(code: str | None) -> None:
-    """Explain an error code; without one, list them."""
+    """Explain an error code, or a verdict's; without one, list them."""
+    from ..verdicts import PAGES as VERDICTS
+
     terminal = current()
+    pages = {
+        **PAGES,
+        **{
+            code: Page(page.slug, page.title, WATCH_STATUS, page.text)
+            for code, page in VERDICTS.items()
+        },
+    }
     if code is None:
         listed = [
             {"code": key, "slug": page.slug, "title": page.title, "exit": page.exit_code}
-            for key, page in PAGES.items()
+            for key, page in pages.items()
         ]
         terminal.data(
             terminal.table(
                 ("CODE", "EXIT", "MEANING"),
-                [(e, str(p.exit_code), p.title) for e, p in PAGES.items()],
+                [(e, str(p.exit_code), p.title) for e, p in pages.items()],
             ),
             {"codes": listed},
         )
         return
     key = (
         code.upper()
-        if code.upper() in PAGES
-        else next((e for e, p in PAGES.items() if p.slug == code.lower()), "")
+        if code.upper() in pages
+        else next((e for e, p in pages.items() if p.slug == code.lower()), "")
     )
     if not key:
         raise ConfigError(
             f"there is no error code {code!r}",
-            why="Codes look like E110.",
+            why="Codes look like E110, those of verdicts like V01.",
             hint="All of them: atoll explain",
             exit_code=2,
         )
-    page = PAGES[key]
+    page = pages[key]
     title = terminal.style(f"{key} {page.title}", sys.stdout, bold=True)
     terminal.data(
         f"{title}\n\n{page.text}\n\nExit status {page.exit_code}.", {"code": key, **page._asdict()}

@@ -121,6 +121,7 @@ def run_lines(terminal: Terminal, run: Document) -> list[str]:
     ]
     if run.get("finished"):
         lines.append(f"  next     {finished_text(run)}")
+    lines += verdict_lines(terminal, run)
     return lines + waiting_lines(run) + trouble_lines(terminal, run.get("trouble"))
 
 
@@ -226,6 +227,17 @@ def waiting_lines(run: Document) -> list[str]:
     ]
 
 
+def verdict_lines(terminal: Terminal, run: Document) -> list[str]:
+    """What has been wrong for several rounds."""
+    told = list[str]()
+    for each in run.get("verdicts") or ():
+        of = f"{short_peer(str(each['subject']))} " if each.get("subject") else ""
+        code, said = escaped(each.get("code", ""), 16), escaped(each.get("said", ""), 2000)
+        told.append(f"  verdict  {code} {escaped(each.get('title', ''), 200)}: {of}{said}")
+        told.append(f"           atoll explain {code}")
+    return [terminal.style(line, sys.stdout, fg="yellow") for line in told]
+
+
 def trouble_lines(terminal: Terminal, trouble: Any) -> list[str]:
     """What is wrong and what to type; nothing when nothing is."""
     if not isinstance(trouble, Mapping):
@@ -262,7 +274,9 @@ def run_state(run: Document) -> str:
     if isinstance(starting := run.get("starting"), Mapping):
         state = waits_text(int(starting.get("there", 0)), int(starting.get("wanted", 0)))
         return f"{state}; begin without: atoll begin {str(run.get('run_id', ''))[:8]}"
-    if not run.get("script"):
+    if run.get("paused"):
+        state = f"{escaped(run['paused'])}; the node serves the run"
+    elif not run.get("script"):
         state = "seeding; no script is training here"
     else:
         state = (

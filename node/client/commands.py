@@ -91,6 +91,12 @@ class NodeClient:
             lambda id_: p.BeginRun(id_, run), p.Document, timeout_s=ANSWER_S
         ).value
 
+    def pause(self, run: str, paused: bool) -> dict[str, Any]:
+        """Let a run's script rest, or train again: see `NodeService.pause`."""
+        return self._link.ask(
+            lambda id_: p.Pause(id_, run, paused=paused), p.Document, timeout_s=ANSWER_S
+        ).value
+
     def read_bans(self, run: str) -> dict[str, Any]:
         """The lists of who is banned from a run have changed on disk: who is now, and why."""
         return self._link.ask(

@@ -118,6 +118,7 @@ class RunSwarm(Manners, SeededWork):
         self._metrics: dict[str, float] = {}
         self._reported_s = 0.0
         self._reattach: Reattach | None = None
+        self._paused = ""  # why this script is not to train, as last heard
         self._closed = False
         self._owner = os.getpid()
         self._lock = threading.RLock()
@@ -197,6 +198,16 @@ class RunSwarm(Manners, SeededWork):
         return FileShelf(self._entry.dial.paths.run_dir(self.run_id))
 
     # ── rounds ──
+
+    @property
+    def paused(self) -> str:
+        """See Swarm. Without a node: as last heard."""
+        self._check_open()
+        self.take_in()
+        if self._at is not None:
+            with contextlib.suppress(SwarmClosedError):  # lost just now
+                self._paused = self._ask(self._at, p.Rest, p.Resting).why
+        return self._paused
 
     @property
     def trouble(self) -> str:

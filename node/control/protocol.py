@@ -10,7 +10,7 @@ them (SCM_RIGHTS).
 
 Script:  Hello → Welcome · Join | FindRun → Joined · Open → (Progress…) Opened + descriptors · Found
 | Lease → Leased
-         then any of Start, Release, Contribute, Computed, Resume, Lease, Members, Tallies, Report,
+         then any of Start, Rest, Release, Contribute, Computed, Resume, Lease, Members, Tallies, Report,
              Reduce…, Depart.
 """
 
@@ -159,6 +159,12 @@ class BeginRun(FindRun, frozen=True, tag="begin_run"):
     """→ Document, see `NodeService.begin`: a run begins with the members that are there."""
 
 
+class Pause(FindRun, frozen=True, tag="pause"):
+    """→ Document, see `NodeService.pause`: a run's script rests, or trains again."""
+
+    paused: bool = True
+
+
 class ReadBans(msgspec.Struct, frozen=True, tag="read_bans"):
     """→ Document: ``{"banned": {peer: why}}``. The lists of who is banned from a run have changed
     on this machine's disk.
@@ -283,6 +289,12 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     now: bool = False
 
 
+class Rest(msgspec.Struct, frozen=True, tag="rest"):
+    """→ Resting. Is the script to train now?"""
+
+    id: Id
+
+
 class Report(msgspec.Struct, frozen=True, tag="report"):
     """No answer. What the script says of its training."""
 
@@ -365,6 +377,7 @@ Request = (
     | Leave
     | Recertify
     | BeginRun
+    | Pause
     | ReadBans
     | Down
     | Subscribe
@@ -379,6 +392,7 @@ Request = (
     | Members
     | Tallies
     | Start
+    | Rest
     | Report
     | Depart
     | BufferOpen
@@ -474,6 +488,13 @@ class Starting(msgspec.Struct, frozen=True, tag="starting"):
     id: Id
     there: int
     wanted: int
+
+
+class Resting(msgspec.Struct, frozen=True, tag="resting"):
+    """``why`` the script is not to train now; "": it may."""
+
+    id: Id
+    why: str
 
 
 class TallyList(msgspec.Struct, frozen=True, tag="tally_list"):
@@ -580,6 +601,7 @@ Reply = (
     | Leased
     | MemberList
     | Starting
+    | Resting
     | TallyList
     | BufferOpened
     | ReduceOpened

@@ -48,6 +48,7 @@ class Requests:
             p.Leave: self._leave,
             p.Recertify: self._recertify,
             p.BeginRun: self._begin_run,
+            p.Pause: self._pause,
             p.ReadBans: self._read_bans,
             p.Down: self._down,
             p.Open: self._open,
@@ -61,6 +62,7 @@ class Requests:
             p.Members: self._members,
             p.Tallies: self._tallies,
             p.Start: self._start,
+            p.Rest: self._rest,
             p.Report: self._report,
             p.Depart: self._depart,
             p.BufferOpen: self._buffer_open,
@@ -211,6 +213,10 @@ class Requests:
     async def _begin_run(self, request: p.BeginRun) -> None:
         self._post(p.Document(request.id, await self._service.begin(request.run)), ())
 
+    async def _pause(self, request: p.Pause) -> None:
+        told = await self._service.pause(request.run, request.paused)
+        self._post(p.Document(request.id, told), ())
+
     async def _read_bans(self, request: p.ReadBans) -> None:
         self._post(p.Document(request.id, await self._service.read_bans(request.run)), ())
 
@@ -293,6 +299,9 @@ class Requests:
 
     async def _start(self, request: p.Start) -> None:
         self._post(p.Starting(request.id, *self._attached().starts(request.now)), ())
+
+    async def _rest(self, request: p.Rest) -> None:
+        self._post(p.Resting(request.id, self._attached().rests()), ())
 
     async def _report(self, request: p.Report) -> None:
         self._attached().report(request.metrics)

@@ -201,6 +201,12 @@ class ScriptSession(Protocol):
         many the run is to begin with. ``now``: it begins with those who are there."""
         ...
 
+    def rests(self) -> str:
+        """Why the script is not to train now, as the owner of this machine says; "": it may. Asked
+        between two rounds, and by a script that rests every second.
+        """
+        ...
+
     async def leave(self) -> None:
         """Finish or hand over the open round, contribute no more, keep seeding. Idempotent."""
         ...
@@ -290,6 +296,12 @@ class NodeService(Protocol):
 
     async def find_run(self, run: str) -> RunInfo:
         """A run that the node is in."""
+        ...
+
+    async def pause(self, run: str, paused: bool) -> dict[str, Any]:
+        """Let a run's script rest between two rounds, or train again; the node goes on serving.
+        JSON-able: ``run_id``, ``paused`` (why it does not train, or ""), ``changed``. Raises
+        StorageError."""
         ...
 
     def expect_script(self, run_id: RunId, pid: int) -> Callable[[], None]:

@@ -16,7 +16,9 @@ chronicle    what happened in a run: published, and kept for its status
 subscribers  who is told of events, and what the slow miss
 bans         who is banned: handed on, enforced
 waiting      what a run waits for, as a document
-idle         a script that is attached and contributes nothing
+idle         a script that joins and attaches nothing, or attaches and contributes nothing
+pausing      whether a run's script trains: its owner's word, and hours of the day
+judging      verdicts on a run: published, kept, told to the owner's command
 starting     whether a run's first round waits for members
 views        a run as documents for people and tools
 kept         results of durable operations, received into the files that keep them

@@ -236,6 +236,8 @@ class Chronicle:
             "contributors": {share.peer: share.samples for share in event.contributors},
             **({"weights": weights} if (weights := weights_of(event.contributors)) else {}),
             "parts": parts_of(event.contributors, event.parts),
+            **({"losses": dict(event.losses)} if event.losses else {}),
+            "reach": self.run.reach,
             "members": list(event.config),
             "lost": list(event.lost),
             "counted": event.counted,

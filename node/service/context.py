@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import trio
 
 from ...collectives.engine import EngineThread
-from ...collectives.identifiers import PeerId
+from ...collectives.identifiers import PeerId, RunId
 from ...security.identity import Identity
+from ..hours import Hours
 from ..net.network import PeerNetwork
 from ..paths import Paths
+from ..verdicts import Change
 from .buffers import BufferPool
+from .judging import Notifier
 from .lanes import LaneKeeper
 
 
@@ -36,6 +39,10 @@ class NodeContext:
     """
     site: str = ""
     """The label of the place where this node is."""
+    notifier: Notifier | None = None
+    """Who is told of verdicts; None: nobody."""
+    hours: Hours | None = None
+    """When scripts of this node may train; None: always."""
     lanes_per_peer: int = 1
     """No more than these: what the run allows that allows most."""
     lanes: LaneKeeper = field(init=False)
@@ -48,6 +55,11 @@ class NodeContext:
             ),
             self._let_go,
         )
+
+    def notify(self, run_id: RunId, name: str, changes: Sequence[Change]) -> None:
+        """Verdicts on a run came or went."""
+        if self.notifier is not None and changes:
+            self.notifier.tell(run_id, name, changes)
 
     def lanes_wanted(self, peer: PeerId, count: int) -> None:
         """So many lanes to a peer are best: if any are kept, and as far as runs allow it."""

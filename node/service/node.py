@@ -47,6 +47,7 @@ from .views import finished, sealed
 
 MANIFEST_PATIENCE_S = 20.0  # how long `join` waits for a member to hand over the manifest
 POLL_S = 0.1
+CLOCK_S = 600.0  # how often peers are asked what time it is
 REFUSED_S = 5.0  # a member that refuses us may have been the wrong one to ask
 FOUND_PATIENCE_S = 1.5  # how long the organiser looks for members before it founds its run
 DRAIN_S = 30.0
@@ -75,8 +76,11 @@ def left(run_id: RunId, name: str) -> SwarmClosedError:
 class Node:
     """All runs of this node. Lives in the trio thread of the node process."""
 
-    def __init__(self, context: NodeContext, *, private: bool, parent_pid: int) -> None:
-        self.context = context
+    def __init__(
+        self, context: NodeContext, *, private: bool, parent_pid: int, drain_s: float = DRAIN_S
+    ) -> None:
+        """``drain_s``: how long it may take to end, once told to, before whatever is open is left."""
+        self.context, self._drain_s = context, drain_s
         self.links = Links(context.network, context.engine)
         self.peer: PeerId = context.identity.peer
         self.private, self.parent_pid = private, parent_pid
@@ -114,6 +118,7 @@ class Node:
             run is not None and run.manifest is not None
         ):  # of what was never entered nothing is kept
             run.diary.write(event)
+            run.judged(event)
 
     def subscribe(self) -> AbstractAsyncContextManager[AsyncIterator[dict[str, Any]]]:
         """Events from now on."""
@@ -304,6 +309,16 @@ class Node:
         if not self._left_file(run_id).exists():
             self._begin(run_id, signed.organiser, signed, load_standing(self.paths, run_id))
 
+    async def watch_clock(self) -> None:
+        """Ask peers now and then what they say of this machine's clock; a wrong one is a trouble of
+        every run.
+        """
+        while True:
+            await trio.sleep(CLOCK_S)
+            if (error := await self._wrong_clock()) is not None:
+                for run in self.by_id.values():
+                    run.troubles.tell(error)
+
     async def _wrong_clock(self) -> AtollError | None:
         """E120, where the peers that are connected agree on it: members may be there and refused
         for their records' times.
@@ -375,6 +390,13 @@ class Node:
         missing = max(0, service.start.wanted - service.start.there)
         return {"run_id": service.run_id, "begun": service.start.now(), "missing": missing}
 
+    async def pause(self, run: str, paused: bool) -> dict[str, Any]:
+        """Let a run's script rest, or train again."""
+        await trio.lowlevel.checkpoint()
+        service = self._find(run)
+        changed = service.pause.say(paused)
+        return {"run_id": service.run_id, "paused": service.pause.why, "changed": changed}
+
     async def read_bans(self, run: str) -> dict[str, Any]:
         """The user has changed who is banned."""
         banning = self._find(run).banning
@@ -406,13 +428,14 @@ class Node:
         others must not wait for its vote; a daemon stays a member for its return.
         """
         if not self.end_now:
-            with trio.move_on_after(DRAIN_S):
+            leave_s = min(LEAVE_S, self._drain_s / 4) if self.private else 0.0
+            with trio.move_on_after(self._drain_s - leave_s):
                 while any(run.undecided for run in self.by_id.values()):
                     await trio.sleep(POLL_S)
             if self.private:
                 async with trio.open_nursery() as nursery:
                     for run in self.by_id.values():
-                        nursery.start_soon(self._depart, run, LEAVE_S)
+                        nursery.start_soon(self._depart, run, leave_s)
         for run in list(self.by_id.values()):
             run.stop()
 
@@ -543,7 +566,12 @@ class Node:
 
     def on_path(self, peer: PeerId, path: str) -> None:
         """A peer is connected in another way than before; "": no more."""
-        self.publish({"event": "peer.path", "peer": peer, "path": path})
+        told = {"event": "peer.path", "peer": peer, "path": path}
+        of = [run.run_id for run in self.by_id.values() if peer in run.members]
+        for run_id in of:
+            self.publish({**told, "run": run_id})
+        if not of:
+            self.publish(told)
 
     def on_refused(self, topic: str, peer: PeerId, code: str, reason: str) -> None:
         """A peer does not admit us."""

@@ -29,6 +29,7 @@ from ...security.identity import Identity, load_or_create
 from ...security.rules.reducers import find_reducer
 from ..control.parent import watch_parent
 from ..control.server import ControlServer
+from ..hours import Hours
 from ..lifecycle import NodeFile, NodeLock
 from ..manifest import list_runs
 from ..net.network import PeerNetwork
@@ -39,8 +40,9 @@ from ..paths import Paths, find_paths, storage_error
 from ..private_node import ParentLink
 from .buffers import BufferPool
 from .context import NodeContext
+from .judging import Notifier
 from .kept import kept_buffer
-from .node import Node
+from .node import DRAIN_S, Node
 from .troubles import coded, described
 
 log = logging.getLogger("atoll")
@@ -74,6 +76,12 @@ class NodeOptions:
     """Find peers in the house, and be found."""
     dht: bool = True
     """Be a node of the DHT."""
+    hours: Hours | None = None
+    """When its scripts may train; None: always."""
+    notify: tuple[str, ...] = ()
+    """A command that is run for each verdict; none where it is empty."""
+    drain_s: float = DRAIN_S
+    """How long it may take to end, once told to."""
     resume: bool = True
     """Enter the runs of the last life again (not in a private node: its script names the run)."""
 
@@ -178,8 +186,15 @@ async def _main(
                     lambda event: node.publish(event),
                     pool,
                     options.site,
+                    notifier=Notifier(options.notify) if options.notify else None,
+                    hours=options.hours,
                 )
-                node = Node(context, private=options.private, parent_pid=options.parent_pid)
+                node = Node(
+                    context,
+                    private=options.private,
+                    parent_pid=options.parent_pid,
+                    drain_s=options.drain_s,
+                )
                 nodes.append(node)
                 _connect(network, engine, node, lanes)
                 if options.resume and not options.private:
@@ -200,6 +215,9 @@ async def _main(
                     link.ready(path)
                     nursery.start_soon(_follow_parent, link, options.parent_pid, node)
                 nursery.start_soon(node.links.run)
+                nursery.start_soon(node.watch_clock)
+                if context.notifier is not None:
+                    nursery.start_soon(context.notifier.run)
                 # what is loaded now stays; the collector need not walk it again and again while an
                 # engine works
                 gc.freeze()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -40,12 +40,15 @@ from ..session.budgets import Accountant
 from ..session.fragments import Fragments, logs_of
 from ..shared_memory import AnchorSlots
 from ..storage import RunFiles
+from ..verdicts import Change
 from .asking import Asking
 from .bans import MESSAGE, PROOF, Banning
 from .chronicle import Chronicle
 from .context import NodeContext
 from .disk import Disk
 from .idle import Idle
+from .judging import Judge
+from .pausing import Pause, publisher
 from .phases import Phases
 from .ports import RunPorts
 from .refusals import MEMBER, MOST_REFUSALS, NAMED, STRANGER, Refusal
@@ -112,6 +115,8 @@ class RunService:
         self.timings = Timings(run_id, node.publish, self._lane_bytes)
         self.start = Start(self)
         self.idle = Idle(run_id, node.publish)
+        self.judge = Judge(run_id, node.publish)
+        self.pause = Pause(node.paths.run_dir(run_id), node.hours, publisher(run_id, node.publish))
         self.disk = Disk(node.paths.run_dir(run_id))
         # the session is let go of, and its files are about to be closed: nothing reaches it any
         # more
@@ -231,13 +236,20 @@ class RunService:
         )
 
     @property
+    def reach(self) -> dict[str, Any] | None:
+        """How many members are reachable, and how many a decision needs; None where this node
+        cannot tell.
+        """
+        return quorum(self)
+
+    @property
     def decidable(self) -> bool:
         """Whether waiting for a decision makes sense: the run goes on here, and it is not known
         that too few members are there.
         """
         if self.error is not None or self.over:
             return False
-        there = quorum(self)
+        there = self.reach
         return there is None or there["held"]
 
     def stop(self, why: AtollError | None = None) -> None:
@@ -397,8 +409,17 @@ class RunService:
         ):  # so that members find one another without any bootstrap
             self.node.network.add_addresses(peer, addresses)
         self.idle.look(now)
+        self._judged(self.judge.look(time.time()))
+        self.pause.look()
         if now >= session.next_due():
             session.tick(now)
+
+    def judged(self, event: Mapping[str, Any]) -> None:
+        """An event of this run was published."""
+        self._judged(self.judge.take(event))
+
+    def _judged(self, changes: Sequence[Change]) -> None:
+        self.node.notify(self.run_id, self.manifest.name if self.manifest else "", changes)
 
     def wake(self) -> None:
         """Look at the session's timers again."""
@@ -502,6 +523,11 @@ class RunService:
     def _members(self) -> list[PeerId]:
         """The newest configuration that this node knows."""
         return self.whole.config_peers() if self.whole is not None else []
+
+    @property
+    def members(self) -> list[PeerId]:
+        """See `_members`."""
+        return self._members()
 
     def _load_entrants(self) -> None:
         try:

@@ -24,7 +24,7 @@ from ..shared_memory import AnchorSlots, SharedBuffer
 from .buffers import PooledBuffer
 from .reductions import Reductions
 from .run import RunFailed, RunService
-from .views import spent
+from .views import finished, spent
 
 FLOAT_BYTES = 4
 LEAVE_S = 30.0
@@ -72,6 +72,7 @@ class AttachedScript:
         self._reductions = Reductions(run, events)
         self._told = run.traffic()
         self._ended = ended
+        self._resting = False  # training is paused: nothing is expected of it
         if not founding:
             self._attach()
         run.listeners.append(self._on_event)
@@ -196,6 +197,22 @@ class AttachedScript:
             self.run.start.now()
         self.run.idle.attached(trio.current_time())  # it was kept from training until now
         return self.run.start.look()
+
+    def rests(self) -> str:
+        """Why the script is not to train now; "": it may. While it rests nobody waits for its
+        contributions.
+        """
+        why = "" if finished(self.run) else self.run.pause.why
+        if why and not self._resting and not self._frozen:
+            self._resting = True
+            self.run.idle.over()
+            self._detach()
+        elif self._resting and not why:
+            self._resting = False
+            self.run.guard(self._attach)
+            self.run.idle.attached(trio.current_time())
+            self.run.wake()
+        return why
 
     async def leave(self) -> None:
         """Contribute no more once the frozen contribution is decided, or cannot be for want of a

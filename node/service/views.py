@@ -62,6 +62,8 @@ def status_of(run: RunService) -> dict[str, Any]:
         "seal": sealed(run),
         "waiting": waiting_of(run),
         "starting": run.start.view(),
+        "verdicts": run.judge.view(),
+        "paused": "" if finished(run) else run.pause.why,
         "idle_s": run.idle.view(trio.current_time()),
         "unattached": run.idle.unattached(trio.current_time()),
         "script": bool(session and session.script),

@@ -26,7 +26,8 @@ class RoundCommitted:
     is no round of its own.
 
     ``cid``: the own contribution that was frozen for it, if any; it is free again, ``counted`` or
-    not. ``parts``: who added up what.
+    not. ``parts``: who added up what. ``losses``: what contributors say of theirs, in a run that
+    records it.
     """
 
     round: int
@@ -39,6 +40,7 @@ class RoundCommitted:
     entry_hash: bytes
     elapsed_s: float
     parts: tuple[Part, ...] = ()
+    losses: tuple[tuple[PeerId, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

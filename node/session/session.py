@@ -700,9 +700,24 @@ class Session:
         parts = (
             () if machine.merges and len(entry.parts) == 1 else entry.parts
         )  # a branch that was taken over names one owner of all
+        losses = tuple(
+            (each.member.peer, each.reading.loss)
+            for each in entry.contributors
+            if each.reading.loss is not None
+        )
         self.ports.emit(
             ev.RoundCommitted(
-                round_, entry.round, shares, after, lost, cid, counted, entry.hash(), elapsed, parts
+                round_,
+                entry.round,
+                shares,
+                after,
+                lost,
+                cid,
+                counted,
+                entry.hash(),
+                elapsed,
+                parts,
+                losses,
             )
         )
         self.earlier.decided(entry)

@@ -191,6 +191,11 @@ class RankSwarm:
         return self.ranks.tell(lambda: self._at_rank_0.closing, int)
 
     @property
+    def paused(self) -> str:
+        """See Swarm: rank 0's."""
+        return self.ranks.tell(lambda: self._at_rank_0.paused, str)
+
+    @property
     def connected(self) -> bool:
         """Whether rank 0 has its node."""
         return self.ranks.tell(lambda: bool(getattr(self._at_rank_0, "connected", True)), bool)

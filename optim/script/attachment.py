@@ -14,6 +14,7 @@ synchronises when a round is over.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -61,6 +62,7 @@ logger = logging.getLogger("atoll")
 
 # after a failed attempt to re-enter that took t seconds, train at least 10 t before the next
 RETRY_FACTOR = 10.0
+REST_S = 1.0  # how often a script that rests asks whether it may go on
 
 _attached: weakref.WeakKeyDictionary[Any, weakref.ref[Attachment]] = (
     weakref.WeakKeyDictionary()
@@ -215,6 +217,7 @@ class Attachment:
         self._look_around()
         if self.done:
             self._lookout.tell_finished()
+        self._rest()
 
     # ---- counting
     # -------------------------------------------------------------------------------------------------------
@@ -274,6 +277,7 @@ class Attachment:
             self._count_members_again()
         if due := [strand for strand in self._strands if strand.due]:
             self._sync(due)
+            self._rest()
         elif late := [strand for strand in self._strands if strand.late]:
             self._sync(late, only_settle=True)
 
@@ -349,6 +353,18 @@ class Attachment:
             for turn in turns:
                 self._on_round(turn.outcome)
         return self._told(turns, failure)
+
+    def _rest(self) -> None:
+        """Between two rounds: wait for as long as this machine's owner has paused training, then go
+        on from the newest anchor.
+        """
+        if self.done or not (why := self.swarm.paused):
+            return
+        logger.info("training is %s; this machine goes on serving the run", why)
+        while self.swarm.paused:
+            threading.Event().wait(REST_S)
+        logger.info("training goes on")
+        self._sync(self._strands)
 
     def _outside(self, call: str) -> None:
         """Of the with block, and with what a load has left to do."""
@@ -469,7 +485,11 @@ class Attachment:
         undecided = self._last is not None and self._last.outcome.status == "open"
         try:
             self._lookout.look(
-                {"step": self._totals.steps, "samples": self._totals.samples_counted},
+                {
+                    "step": self._totals.steps,
+                    "samples": self._totals.samples_counted,
+                    **({"dropped": dropped} if (dropped := self._totals.samples_dropped) else {}),
+                },
                 undecided=undecided,
             )
         except AtollError as error:

@@ -247,6 +247,7 @@ OURS = {
     "node.audit.Proven": "a report",
     "node.config.Loaded": "where settings come from",
     "node.config.NodeTable": "the user's own settings",
+    "node.config.NotifyTable": "the user's own settings",
     "node.export.Exported": "a report",
     "node.lifecycle.NodeFile": "written by this node",
     "node.private_node._Ready": "between a script and its node",

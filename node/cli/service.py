@@ -1,0 +1,266 @@
+"""service install, status, remove: the node, and a run's training, started by the system."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ...collectives.errors import ConfigError, StateError
+from ..interpreter import PYTHON
+from ..paths import storage_error, write_atomic
+from .consent import INVITE_VARIABLE
+from .options import DATA, GIVEN, RUN, shared_options
+from .output import Terminal, current
+
+if TYPE_CHECKING:
+    from ..units import Service
+
+NOT_RUNNING = 3
+MANAGER_S = 120.0  # a node that starts on a slow disk says late that it is ready
+_SYSTEM = click.option(
+    "--system", is_flag=True, help="A service of the machine, not of this user; needs root."
+)
+_JOIN = click.option(
+    "--join",
+    "run",
+    metavar="RUN",
+    type=RUN,
+    help="Of the training of this run, which needs the node's service; not of the node.",
+)
+
+
+@click.group("service")
+@shared_options
+def service_command() -> None:
+    """Let the system run the node, and start it again: systemd on Linux, launchd on macOS."""
+
+
+@service_command.command("install")
+@_SYSTEM
+@_JOIN
+@click.option("--user", metavar="NAME", type=GIVEN, help="Whose node it is, with --system.")
+@click.option(
+    "--script",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="With --join: train with your own script.",
+)
+@click.option("--data", type=DATA, metavar="PATH|FILE.py:NAME", help="With --join: as atoll join.")
+@click.option("--print", "shown", is_flag=True, help="Print the file, and do nothing else.")
+@shared_options
+def install_command(
+    system: bool,
+    run: str | None,
+    user: str | None,
+    script: Path | None,
+    data: str | None,
+    shown: bool,
+) -> None:
+    """Write a service and start it. Its settings are those of this home: atoll config set.
+
+    First the node:  atoll service install   Then, for each run:  atoll service install --join RUN
+    A run that this machine is not in yet is joined once by hand: you are asked, a service is not.
+    """
+    from ..units import launchd, systemd
+
+    terminal = current()
+    if (script or data) and run is None:
+        raise click.UsageError("--script and --data are of the training: --join RUN")
+    if user and not system:
+        raise click.UsageError("--user is for --system")
+    owner = (user or os.environ.get("SUDO_USER") or getpass.getuser()) if system else ""
+    service = _service_of(terminal, run, script, data)
+    log = terminal.paths.log_dir / f"{service.name}.log"
+    mac = sys.platform == "darwin"
+    text = launchd(service, log, user=owner) if mac else systemd(service, user=owner).encode()
+    if shown:
+        terminal.data(text.decode().rstrip("\n"), {"name": service.name, "text": text.decode()})
+        return
+    manager = _manager(system)
+    file = _file(service.name, system)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(file, text)
+        file.chmod(0o644)
+    except OSError as error:
+        raise storage_error(f"cannot write {file}", error) from None
+    if mac:
+        _tell([*manager, "bootstrap", _domain(system), str(file)])
+    else:
+        _tell([*manager, "daemon-reload"])
+        _tell([*manager, "enable", "--now", f"{service.name}.service"])
+    terminal.data(f"{service.name} is installed: {file}", {"name": service.name, "file": file})
+    if not mac and not system:
+        terminal.say("To run while nobody is logged in, and from the start of the machine:")
+        terminal.say(f"  sudo loginctl enable-linger {getpass.getuser()}")
+    terminal.say(
+        f"Its log: {log}"
+        if mac
+        else f"Its log: journalctl {'' if system else '--user '}-u {service.name} -f"
+    )
+
+
+@service_command.command("status")
+@_SYSTEM
+@shared_options
+def status_command(system: bool) -> int:
+    """Show the services that were installed. Exit status 3: none is, or one does not run."""
+    terminal, manager = current(), _manager(system)
+    rows = [(name, _state(manager, name, system)) for name in _installed(system)]
+    terminal.data(
+        terminal.table(("SERVICE", "STATE"), rows)
+        if rows
+        else "no service is installed; atoll service install",
+        {"services": dict(rows)},
+    )
+    return 0 if rows and all(state in ("active", "running") for _, state in rows) else NOT_RUNNING
+
+
+@service_command.command("remove")
+@_SYSTEM
+@_JOIN
+@shared_options
+def remove_command(system: bool, run: str | None) -> None:
+    """Stop a service and delete it: the node's with all that need it, or one run's training.
+
+    The open round is handed over first. Keys, settings and what is known of runs stay.
+    """
+    terminal, manager = current(), _manager(system)
+    names = _installed(system)
+    if run is not None:
+        names = [name for name in names if name == _name_of(terminal, run)]
+    if not names:
+        raise StateError(
+            "there is no such service", exit_code=NOT_RUNNING, hint="atoll service status"
+        )
+    for name in sorted(names, reverse=True):  # the training before the node that it needs
+        file = _file(name, system)
+        if sys.platform == "darwin":
+            _tell([*manager, "bootout", f"{_domain(system)}/atoll.{name}"], may_fail=True)
+        else:
+            _tell([*manager, "disable", "--now", f"{name}.service"], may_fail=True)
+        try:
+            file.unlink(missing_ok=True)
+        except OSError as error:
+            raise storage_error(f"cannot delete {file}", error) from None
+    if sys.platform != "darwin":
+        _tell([*manager, "daemon-reload"])
+    terminal.data(f"removed: {', '.join(names)}", {"removed": names})
+
+
+def _service_of(
+    terminal: Terminal, run: str | None, script: Path | None, data: str | None
+) -> Service:
+    from ..units import NODE, Service
+    from .settings import settings_of
+
+    drain_s = settings_of(terminal).config.node.drain_s
+    home = {"ATOLL_HOME": str(Path(terminal.home).expanduser().absolute())} if terminal.home else {}
+    if not home and "ATOLL_HOME" in os.environ:
+        home = {"ATOLL_HOME": str(Path(os.environ["ATOLL_HOME"]).expanduser().absolute())}
+    command = [*PYTHON, "-m", "atoll.node.cli"]
+    folder = terminal.paths.data_dir
+    if run is None:
+        return Service(NODE, "atoll node", [*command, "up"], home, folder, drain_s, ready=True)
+    from ..manifest import load_run
+
+    signed = load_run(terminal.paths, run)
+    name, run_id = signed.open().name, signed.run_id
+    command += ["join", run_id, "--yes"]
+    if script is not None:
+        folder = script.absolute().parent
+        command += ["--script", str(script.absolute())]
+    command += ["--data", data] if data else []
+    environment = {key: value for key, value in home.items() if key != INVITE_VARIABLE}
+    return Service(
+        _name_of(terminal, run),
+        f"atoll training of {name}",
+        command,
+        environment,
+        folder,
+        60.0,  # what `atoll join` gives a script to hand its round over
+        after=NODE,
+    )
+
+
+def _name_of(terminal: Terminal, run: str) -> str:
+    from ..manifest import load_run
+
+    return f"atoll-run-{load_run(terminal.paths, run).run_id[:8]}"
+
+
+def _folder(system: bool) -> Path:
+    if sys.platform == "darwin":
+        return Path("/Library/LaunchDaemons" if system else "~/Library/LaunchAgents").expanduser()
+    if system:
+        return Path("/etc/systemd/system")
+    return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "systemd" / "user"
+
+
+def _file(name: str, system: bool) -> Path:
+    mac = sys.platform == "darwin"
+    return _folder(system) / (f"atoll.{name}.plist" if mac else f"{name}.service")
+
+
+def _installed(system: bool) -> list[str]:
+    pattern = "atoll.atoll-*.plist" if sys.platform == "darwin" else "atoll-*.service"
+    return sorted(
+        file.name.removeprefix("atoll.").rpartition(".")[0]
+        for file in _folder(system).glob(pattern)
+        if file.name.removeprefix("atoll.").startswith(("atoll-node", "atoll-run-"))
+    )
+
+
+def _domain(system: bool) -> str:
+    return "system" if system else f"gui/{os.getuid()}"
+
+
+def _manager(system: bool) -> list[str]:
+    """The command of the system's supervisor. Raises StateError where there is none."""
+    name = "launchctl" if sys.platform == "darwin" else "systemctl"
+    if shutil.which(name) is None:
+        raise StateError(
+            f"there is no {name} on this machine",
+            why="Services are those of systemd and launchd; a container has neither.",
+            hint="The file for another supervisor to be made from: atoll service install --print",
+        )
+    return [name] if system or name == "launchctl" else [name, "--user"]
+
+
+def _state(manager: Sequence[str], name: str, system: bool) -> str:
+    if sys.platform == "darwin":
+        found = _ran([*manager, "print", f"{_domain(system)}/atoll.{name}"])
+        return "running" if "state = running" in found.stdout else "stopped"
+    return _ran([*manager, "is-active", f"{name}.service"]).stdout.strip() or "unknown"
+
+
+def _tell(command: Sequence[str], *, may_fail: bool = False) -> None:
+    done = _ran(command)
+    if done.returncode and not may_fail:
+        raise ConfigError(
+            f"{' '.join(command)} failed with status {done.returncode}",
+            why=done.stderr.strip(),
+            hint="A user without a session has no systemd of its own: sudo loginctl enable-linger USER, or --system",
+            exit_code=1,
+        )
+
+
+def _ran(command: Sequence[str]) -> subprocess.CompletedProcess[Any]:
+    try:
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=MANAGER_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise StateError(f"{command[0]} does not answer: {error}") from None

@@ -1,0 +1,385 @@
+"""What goes wrong in a run over many rounds, judged from its events: a state machine without a
+clock or files.
+
+`Verdicts.take` is given the events of a run in their order (`diary`), whose ``at`` is the time; and
+`look` the time now, so that silence is noticed as well. Both return what has changed. The node
+judges while it runs, `atoll watch` from the file.
+
+A value stands apart from others, or from those before, where it is further from their median than
+several times their median absolute deviation (scaled by `SIGMA`, as of a normal distribution). One
+odd round is never a verdict: each needs the rounds that its page names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+SIGMA = 1.4826
+KEPT = 64  # rounds, or reports, that a usual value is taken from
+LEAST = 16  # of which so many must be there
+
+SLOW, SLOW_OF, SLOWER = 5, 6, 2.0
+QUIET_S = 600.0
+QUIET_ROUNDS = 20.0
+FALLEN_S = 60.0
+APART, APART_OF, DEVIATIONS = 8, 10, 6.0
+DROPS, DROPS_OF = 3, 5
+EDGE = 3
+GONE_S = 300.0  # a trouble that is not told again is over
+CLOCK_S = 1500.0  # it is looked at every ten minutes
+
+
+class Page(NamedTuple):
+    """What a verdict means and what to do."""
+
+    slug: str
+    title: str
+    text: str
+
+
+PAGES: Mapping[str, Page] = {
+    "V01": Page(
+        "rounds-slow",
+        "rounds have become slower",
+        f"""{SLOW} of {SLOW_OF} rounds took more than {SLOWER:g} times the median of the last {KEPT}, and more than chance explains. Where one member
+was the last in most of them, the verdict names it. It is withdrawn after {SLOW_OF} usual rounds, and once {KEPT} rounds
+were as slow, which are then the usual ones.
+
+    atoll peers                  path, round trip and rate of each member
+    atoll ping PEER              the one that is named
+    atoll plan RUN.toml          settings that fit slower links""",
+    ),
+    "V02": Page(
+        "link-fallen",
+        "a link has fallen back",
+        f"""A peer that was reached directly goes through a relay for more than {FALLEN_S:g} s, or this machine's link is too slow for it to add
+up a part of the rounds. Bulk data over a relay is slow.
+
+    atoll netcheck               whether others can reach this machine
+    atoll ping PEER""",
+    ),
+    "V03": Page(
+        "loss-apart",
+        "a loss stands apart",
+        f"""In {APART} of {APART_OF} rounds the loss of one member was further above the others' than {DEVIATIONS:g} deviations, or that of
+this script above its own before. Losses of others are known in runs with a governor only ([train.outer] governor). The usual causes: other
+data, another preprocessing, a learning rate that is too high, a damaged memory.
+
+    atoll events RUN             since when
+    atoll audit RUN --leaning 200        whose contributions point another way""",
+    ),
+    "V04": Page(
+        "not-finite",
+        "work is thrown away because it is not finite",
+        f"""In {DROPS} of {DROPS_OF} rounds this script's update, or its loss, was NaN or infinite. Such an update is not contributed, so this machine
+trains for nothing. Lower the learning rate, clip gradients, or look for a damaged batch; with float16 use a GradScaler.""",
+    ),
+    "V05": Page(
+        "clock-wrong",
+        "this machine's clock is wrong",
+        """Most peers that were asked say that this clock is off by more than five minutes. Signed records carry the time: members
+refuse this machine's.
+
+    sudo timedatectl set-ntp true
+    atoll netcheck""",
+    ),
+    "V06": Page(
+        "disk-refuses",
+        "this machine's disk does not take what must be written",
+        """A journal, a vote or a checkpoint could not be written, or a file is damaged. Rounds go on where they can, without this
+machine's vote.
+
+    df -h                        is it full?
+    atoll ls                     what each run takes; atoll rm RUN forgets an old one
+    atoll doctor""",
+    ),
+    "V07": Page(
+        "quorum-edge",
+        "one more loss stops the run",
+        f"""In {EDGE} rounds in a row no more members were reachable than a decision needs. If one more goes, nothing is decided until
+one is back.
+
+    atoll peers                  who is lost: start it again
+    atoll recertify RUN --without PEER   the organiser: it is lost for ever""",
+    ),
+    "V08": Page(
+        "key-doubled",
+        "another process has this machine's key",
+        """Two live processes have one key: a home was copied, or an image with a key was started twice. Neither votes. Stop one of the
+two; on its machine enter again with a key of its own: atoll join INVITE --fresh-key.""",
+    ),
+    "V09": Page(
+        "no-rounds",
+        "no round is decided any more",
+        f"""A script is attached, and for ten minutes, or {QUIET_ROUNDS:g} times as long as rounds usually take, none was decided. The verdict says
+what the node waits for, where it has said so.
+
+    atoll status                 what is waited for, of whom, and what would end it
+    atoll doctor""",
+    ),
+}
+TROUBLES = {"E120": "V05", "E501": "V06", "E303": "V06", "E308": "V08"}
+"""Verdicts that a trouble of the node is, as long as it is told again."""
+
+
+class Verdict(NamedTuple):
+    """One that stands. ``subject``: whom it is about, "" where nobody; ``since``: of 1970."""
+
+    code: str
+    subject: str
+    since: float
+    said: str
+
+
+class Change(NamedTuple):
+    """A verdict is ``raised`` or, False, withdrawn, at ``at``."""
+
+    raised: bool
+    verdict: Verdict
+    at: float
+
+
+class Usual:
+    """The last values that were not odd, and how many of the newest were."""
+
+    def __init__(self, odd: int, of: int) -> None:
+        self._values: deque[float] = deque(maxlen=KEPT)
+        self._odd: deque[bool] = deque(maxlen=of)
+        self._apart: deque[float] = deque(maxlen=KEPT)  # odd ones in a row of odd ones
+        self._least = odd
+
+    def take(self, value: float, least_ratio: float, least: float) -> bool:
+        """Whether so many of the newest are odd: above the median by ``least_ratio``, by ``least``
+        and by `DEVIATIONS`. What stays odd for `KEPT` values is the usual from then on.
+        """
+        odd = len(self._values) >= LEAST and value > self.limit(least_ratio, least)
+        if odd:
+            self._apart.append(value)
+            if len(self._apart) == KEPT:
+                self._values = deque(self._apart, KEPT)
+                self._apart.clear()
+                self._odd.clear()
+        else:
+            self._values.append(value)
+        self._odd.append(odd)
+        if not any(self._odd):
+            self._apart.clear()
+        return sum(self._odd) >= self._least
+
+    def limit(self, least_ratio: float, least: float) -> float:
+        """Above this a value is odd."""
+        middle = self.median
+        return middle + max(least_ratio * abs(middle), least, DEVIATIONS * deviation(self._values))
+
+    @property
+    def median(self) -> float:
+        """Of the usual values; 0 before there are any."""
+        return median(self._values) if self._values else 0.0
+
+    @property
+    def calm(self) -> bool:
+        """Whether none of the newest is odd."""
+        return not any(self._odd)
+
+
+def deviation(values: Sequence[float] | deque[float]) -> float:
+    """A standard deviation, by the median of the distances from the median."""
+    middle = median(values)
+    return SIGMA * median(abs(value - middle) for value in values)
+
+
+class Verdicts:
+    """Of one run, as one of its members sees it."""
+
+    def __init__(self) -> None:
+        self.standing: dict[tuple[str, str], Verdict] = {}
+        self._changes = list[Change]()
+        self._rounds = Usual(SLOW, SLOW_OF)
+        self._last: deque[str] = deque(maxlen=SLOW_OF)  # who was the slowest in each
+        self._own = Usual(APART, APART_OF)
+        self._others: dict[str, deque[bool]] = {}
+        self._dropped, self._drops = 0.0, deque[bool](maxlen=DROPS_OF)
+        self._edge = 0
+        self._relayed: dict[str, float] = {}  # since when, of peers that were reached directly
+        self._direct = set[str]()
+        self._told_at: dict[str, float] = {}  # of each trouble
+        self._scripts = 0
+        self._paused = self._finished = False
+        self._decided_at = 0.0
+        self._waits = ""
+
+    def take(self, event: Mapping[str, Any]) -> list[Change]:
+        """An event; what follows from it. Whatever is odd about an event, it is no more than
+        passed over.
+        """
+        at = event.get("at")
+        if not isinstance(at, int | float) or not math.isfinite(at):
+            return []
+        try:
+            self._take(str(event.get("event")), event, float(at))
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+            pass  # of another version
+        return self.look(float(at))
+
+    def look(self, now: float) -> list[Change]:
+        """What time alone brings: links that stay relayed, troubles that are over, silence."""
+        for peer, since in self._relayed.items():
+            if now - since >= FALLEN_S:
+                self._raise(
+                    "V02", peer, now, "is reached through a relay, and was reached directly"
+                )
+        for code, at in list(self._told_at.items()):
+            if now - at > (CLOCK_S if code == "V05" else GONE_S):
+                del self._told_at[code]
+                self._withdraw(code, "", now)
+        quiet_s = max(QUIET_S, QUIET_ROUNDS * self._rounds.median)
+        expected = self._scripts > 0 and not self._paused and not self._finished
+        if expected and self._decided_at and now - self._decided_at > quiet_s:
+            waits = f"; {self._waits}" if self._waits else ""
+            self._raise(
+                "V09", "", now, f"no round for {(now - self._decided_at) / 60:.0f} min{waits}"
+            )
+        elif not expected:
+            self._withdraw("V09", "", now)
+        changes, self._changes = self._changes, []
+        return changes
+
+    def _take(self, kind: str, event: Mapping[str, Any], at: float) -> None:
+        match kind:
+            case "round.committed" if event["contributors"]:
+                self._round(event, at)
+            case "reduction.timed" if event.get("slowest"):
+                self._last.append(str(event["slowest"]["peer"]))
+            case "script.report":
+                self._report(event["metrics"], at)
+            case "script.attached":
+                self._scripts += 1
+                self._decided_at = at
+            case "script.ended":
+                self._scripts = max(0, self._scripts - 1)
+            case "run.paused" | "run.resumed":
+                self._paused, self._decided_at = kind == "run.paused", at
+            case "run.waiting":
+                self._finished = event["state"] == "finished"
+                self._waits = f"waits for {event['what']}"
+                if event["state"] == "doubled":
+                    self._trouble("V08", at, "another process has this node's key")
+            case "peer.path":
+                self._path(str(event["peer"]), str(event["path"]), at)
+            case "round.part":
+                if event["part"] == 0:
+                    self._raise("V02", "", at, "this machine's link is too slow to add up a part")
+                else:
+                    self._withdraw("V02", "", at)
+            case "run.trouble" | "storage.trouble" if event["code"] in TROUBLES:
+                self._trouble(TROUBLES[event["code"]], at, str(event["message"]))
+            case _:
+                pass
+
+    def _trouble(self, code: str, at: float, said: str) -> None:
+        self._told_at[code] = at
+        self._raise(code, "", at, said)
+
+    def _round(self, event: Mapping[str, Any], at: float) -> None:
+        self._decided_at, self._waits = at, ""
+        self._withdraw("V09", "", at)
+        seconds = float(event["elapsed_s"])
+        before = self._rounds.median
+        if self._rounds.take(seconds, SLOWER - 1, 0.5):
+            self._raise(
+                "V01", "", at, f"rounds take {seconds:.1f} s, {before:.1f} s before{self._who()}"
+            )
+        elif self._rounds.calm:
+            self._withdraw("V01", "", at)
+        self._losses(event.get("losses") or {}, at)
+        reach = event.get("reach")
+        if reach and reach["members"] > 2 and reach["reachable"] <= reach["needed"]:
+            self._edge += 1
+        elif reach:
+            self._edge = 0
+            self._withdraw("V07", "", at)
+        if self._edge >= EDGE:
+            self._raise(
+                "V07",
+                "",
+                at,
+                f"{reach['reachable']} of {reach['members']} members are reachable, and {reach['needed']} are needed",
+            )
+
+    def _who(self) -> str:
+        """Who was the last in most of the newest rounds, in words."""
+        for peer in set(self._last):
+            if len(self._last) == SLOW_OF and self._last.count(peer) >= SLOW:
+                return f"; the last one is {peer}"
+        return ""
+
+    def _losses(self, losses: Mapping[str, float], at: float) -> None:
+        """Of all members, in a run that records them: against those of the same round."""
+        for peer in self._others.keys() - losses.keys():
+            del self._others[peer]
+            self._withdraw("V03", peer, at)
+        if len(losses) < 4:
+            return
+        middle = median(losses.values())
+        most = middle + max(0.05 * abs(middle), DEVIATIONS * deviation(list(losses.values())))
+        for peer, loss in losses.items():
+            apart = self._others.setdefault(peer, deque(maxlen=APART_OF))
+            apart.append(not loss <= most)
+            if sum(apart) >= APART:
+                self._raise(
+                    "V03", peer, at, f"has a loss of {loss:.4g}, the others' median is {middle:.4g}"
+                )
+            elif not any(apart):
+                self._withdraw("V03", peer, at)
+
+    def _report(self, metrics: Mapping[str, float], at: float) -> None:
+        """Of this machine's script, once a round."""
+        dropped = float(metrics.get("dropped", 0))
+        loss = metrics.get("loss")
+        bad = dropped > self._dropped or (loss is not None and not math.isfinite(loss))
+        self._dropped = dropped
+        self._drops.append(bad)
+        if sum(self._drops) >= DROPS:
+            self._raise("V04", "", at, f"{dropped:.0f} samples were thrown away so far")
+        elif not any(self._drops):
+            self._withdraw("V04", "", at)
+        if loss is None or not math.isfinite(loss):
+            return
+        before = self._own.median
+        if self._own.take(float(loss), 0.1, 0.0):
+            self._raise("V03", "", at, f"this script's loss is {loss:.4g}, {before:.4g} before")
+        elif self._own.calm:
+            self._withdraw("V03", "", at)
+
+    def _path(self, peer: str, path: str, at: float) -> None:
+        if path and path != "relay":
+            self._direct.add(peer)
+            self._relayed.pop(peer, None)
+            self._withdraw("V02", peer, at)
+        elif path == "relay" and peer in self._direct:
+            self._relayed.setdefault(peer, at)
+        elif not path:  # gone: no link at all is no fallen link
+            self._relayed.pop(peer, None)
+            self._direct.discard(peer)
+            self._withdraw("V02", peer, at)
+
+    def _raise(self, code: str, subject: str, at: float, said: str) -> None:
+        if (code, subject) in self.standing:
+            return
+        verdict = self.standing[code, subject] = Verdict(code, subject, at, said)
+        self._changes.append(Change(True, verdict, at))
+
+    def _withdraw(self, code: str, subject: str, at: float) -> None:
+        verdict = self.standing.pop((code, subject), None)
+        if verdict is not None:
+            self._changes.append(Change(False, verdict, at))
+
+
+def judge(events: Iterator[Mapping[str, Any]]) -> tuple[Verdicts, list[Change]]:
+    """All events of a file."""
+    verdicts = Verdicts()
+    return verdicts, [change for event in events for change in verdicts.take(event)]

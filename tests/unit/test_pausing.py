@@ -1,0 +1,168 @@
+"""Hours of the day, and whether a run's script trains: its owner's word beside them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from reference_node import Node
+
+from atoll.collectives.errors import ConfigError
+from atoll.node.cli.happenings import Words
+from atoll.node.cli.views import run_state
+from atoll.node.client import NodeClient, join
+from atoll.node.hours import DAY, Hours, hours_of
+from atoll.node.service.pausing import FILE, Pause
+from atoll.optim import attach
+from atoll.optim.script import attachment
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "stop"),
+    [
+        ("22-06", 22 * 60, 6 * 60),
+        ("9:30-17", 570, 1020),
+        (" 0 - 24:00 ", None, None),
+        ("18-24", 18 * 60, 0),
+        ("24-6", 0, 360),
+        ("", None, None),
+        ("7-7", None, None),
+        ("25-3", None, None),
+        ("1:60-3", None, None),
+        ("24:30-3", None, None),
+        ("nights", None, None),
+        ("1-2-3", None, None),
+        ("１-２", None, None),
+    ],
+)
+def test_hours_are_read(text: str, first: int | None, stop: int | None) -> None:
+    if first is not None and stop is not None:
+        assert hours_of(text, "node.hours") == Hours(first, stop)
+    elif not text:
+        assert hours_of(text, "node.hours") is None
+    else:
+        with pytest.raises(ConfigError) as told:
+            hours_of(text, "node.hours")
+        assert (told.value.code, told.value.key) == ("E413", "$.node.hours")
+
+
+def test_hours_hold_every_minute_that_they_should() -> None:
+    for first, stop in ((22 * 60, 6 * 60), (0, 1), (570, 1020), (1439, 0)):
+        inside = {(first + n) % DAY for n in range((stop - first) % DAY)}
+        assert {minute for minute in range(DAY) if Hours(first, stop).hold(minute)} == inside
+
+
+class Clock:
+    minute = 12 * 60
+
+    def __call__(self) -> int:
+        return self.minute
+
+
+def make(folder: Path, hours: Hours | None = None) -> tuple[Pause, Clock, list[tuple[str, Any]]]:
+    told, clock = list[tuple[str, Any]](), Clock()
+    return (
+        Pause(folder, hours, lambda kind, **more: told.append((kind, more.get("why"))), clock),
+        clock,
+        told,
+    )
+
+
+def test_a_pause_holds_until_the_owner_resumes_also_over_a_restart(tmp_path: Path) -> None:
+    pause, _, told = make(tmp_path)
+    assert pause.why == ""
+    assert pause.say(False) is False
+    assert (pause.say(True), pause.say(True)) == (True, False)
+    again, _, _ = make(tmp_path)
+    assert again.why == "paused by its owner"
+    assert again.say(False) is True
+    assert not (tmp_path / FILE).exists()
+    assert told == [("run.paused", "paused by its owner")]
+
+
+def test_hours_pause_and_a_resume_holds_until_they_begin(tmp_path: Path) -> None:
+    pause, clock, told = make(tmp_path, Hours(22 * 60, 6 * 60))
+    pause.look()
+    assert pause.why == "paused until 22:00"
+    assert pause.say(False) is True
+    assert (pause.why, pause.say(False)) == ("", False)
+    clock.minute = 22 * 60
+    pause.look()
+    clock.minute = 6 * 60
+    pause.look()
+    assert pause.why == "paused until 22:00"
+    clock.minute = 23 * 60
+    pause.look()
+    assert pause.say(True) is True
+    clock.minute = 23 * 60 + 1
+    assert pause.why == "paused by its owner"
+    noon, by_hours = (None, "paused until 22:00")
+    assert told == [
+        ("run.paused", by_hours),
+        ("run.resumed", noon),
+        ("run.paused", by_hours),
+        ("run.resumed", noon),
+        ("run.paused", "paused by its owner"),
+    ]
+
+
+def test_a_torn_word_is_a_pause(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(b"")
+    assert make(tmp_path)[0].why == "paused by its owner"
+
+
+def test_it_is_said_in_words() -> None:
+    run = {"phase": "running", "script": False, "paused": "paused until 22:00"}
+    assert run_state(run) == "paused until 22:00; the node serves the run"
+    event = {"at": 0.0, "event": "run.paused", "why": "paused until 22:00"}
+    assert list(Words().of(event)) == ["training is paused until 22:00; the node serves the run"]
+
+
+def test_a_script_rests_between_two_rounds_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(attachment, "REST_S", 0.01)
+    caplog.set_level(logging.INFO, "atoll")
+    node = Node(tmp_path)
+    try:
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        rested, steps = threading.Event(), 0
+        with (
+            NodeClient.connect(node.paths) as client,
+            join("reference", home=tmp_path, private=False) as swarm,
+        ):
+            attached = attach(model, optimizer, swarm, batch_size=2)
+            assert client.pause("", True) == {
+                "run_id": swarm.run_id,
+                "paused": "paused by its owner",
+                "changed": True,
+            }
+
+            def train() -> None:
+                nonlocal steps
+                while attached.round < 3:
+                    model(torch.ones(2, 3)).sum().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    steps += 1
+                rested.set()
+
+            thread = threading.Thread(target=train)
+            thread.start()
+            assert not rested.wait(0.5)
+            at = steps
+            assert not rested.wait(0.2)
+            assert (steps, attached.round) == (at, 1)
+            client.pause("", False)
+            assert rested.wait(30)
+            thread.join()
+    finally:
+        node.stop()
+    said = [record.getMessage() for record in caplog.records]
+    assert "training is paused by its owner; this machine goes on serving the run" in said
+    assert "training goes on" in said

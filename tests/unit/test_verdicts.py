@@ -1,0 +1,375 @@
+"""Verdicts over rounds: each with a cause, raised in time and withdrawn; none in healthy rounds."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from atoll.node import diary
+from atoll.node.cli.errors_catalogue import PAGES as ERRORS
+from atoll.node.cli.happenings import Words
+from atoll.node.service.judging import Judge, Notifier
+from atoll.node.verdicts import (
+    CLOCK_S,
+    FALLEN_S,
+    GONE_S,
+    KEPT,
+    PAGES,
+    QUIET_S,
+    Change,
+    Verdict,
+    Verdicts,
+    judge,
+)
+
+Event = dict[str, Any]
+PEERS = [f"peer{n}" for n in range(8)]
+
+
+class Run:
+    """A run's events, as a node would publish them, from a seed: times are log-normal, losses fall
+    with noise, peers come and go, and now and then something is odd once.
+    """
+
+    def __init__(self, seed: int, peers: int = 8) -> None:
+        self.rng, self.at, self.number = random.Random(seed), 1e9, 0
+        self.members, self.live = PEERS[:peers], peers
+        self.loss = 4.0
+        self.dropped = 0
+        self.seconds = 2.0
+
+    def event(self, kind: str, **told: Any) -> Event:
+        return {"at": self.at, "event": kind, "run": "r", **told}
+
+    def round(self, *, factor: float = 1.0, mine: float = 1.0, loss: float = 1.0) -> list[Event]:
+        """One round; ``mine`` multiplies this script's loss, ``loss`` that of the first peer."""
+        rng = self.rng
+        self.number += 1
+        seconds = self.seconds * factor * rng.lognormvariate(0, 0.25)
+        self.at += seconds + 20
+        self.loss = 1.5 + (self.loss - 1.5) * 0.999
+        losses = {peer: self.loss * rng.lognormvariate(0, 0.05) for peer in self.members}
+        losses[self.members[0]] *= loss
+        needed = len(self.members) // 2 + 1
+        reach = {"reachable": self.live, "members": len(self.members), "needed": needed}
+        metrics = {"step": self.number, "loss": self.loss * mine * rng.lognormvariate(0, 0.05)}
+        return [
+            self.event(
+                "reduction.timed",
+                slowest={"peer": rng.choice(self.members), "phase": "gather", "behind_s": 0.1},
+            ),
+            self.event(
+                "round.committed",
+                round=self.number,
+                contributors=dict.fromkeys(self.members, 64),
+                members=self.members,
+                lost=[],
+                elapsed_s=seconds,
+                losses=losses,
+                reach={**reach, "held": self.live >= needed},
+            ),
+            self.event(
+                "script.report",
+                metrics={**metrics, **({"dropped": self.dropped} if self.dropped else {})},
+            ),
+        ]
+
+    def odd(self) -> list[Event]:
+        """Something that happens in a healthy run and is nothing to tell."""
+        match self.rng.randrange(9):
+            case 0:  # one slow round
+                return self.round(factor=8)
+            case 1:  # one bad batch
+                return self.round(mine=3.0)
+            case 2:
+                return self.round(loss=3.0)
+            case 3:  # one update that is not finite
+                self.dropped += 64
+                return self.round()
+            case 4:  # a path is relayed for a moment
+                told = [self.event("peer.path", peer="peer3", path="direct")]
+                told.append(self.event("peer.path", peer="peer3", path="relay"))
+                self.at += FALLEN_S / 3
+                return [*told, self.event("peer.path", peer="peer3", path="punched")]
+            case 5:  # a peer is gone for two rounds, of which the quorum hangs on the last
+                self.live = len(self.members) // 2 + 1
+                told = self.round() + self.round()
+                self.live = len(self.members)
+                return told + self.round()
+            case 6:  # the script starts again
+                told = [self.event("script.ended", pid=1)]
+                self.at += 300
+                return [*told, self.event("script.attached", pid=2)]
+            case 7:  # a night
+                told = [self.event("run.paused", why="paused until 22:00")]
+                self.at += 40_000
+                return [*told, self.event("run.resumed")]
+            case _:  # members come and go
+                self.members = PEERS[: self.rng.randint(5, 8)]
+                self.live = len(self.members)
+                return self.round()
+
+
+def healthy(seed: int, rounds: int) -> Iterator[Event]:
+    run = Run(seed)
+    yield run.event("script.attached", pid=1)
+    while run.number < rounds:
+        yield from run.odd() if run.rng.random() < 0.02 else run.round()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_ten_thousand_healthy_rounds_have_no_verdict(seed: int) -> None:
+    _, changes = judge(healthy(seed, 10_000))
+    assert changes == []
+
+
+Cause = Callable[[Run], list[Event]]
+
+
+def slow(run: Run) -> list[Event]:
+    told = run.round(factor=4)
+    return [{**told[0], "slowest": {"peer": "peer2"}}, *told[1:]]
+
+
+def relayed(run: Run) -> list[Event]:
+    told = [run.event("peer.path", peer="peer5", path="direct")] if run.number == 200 else []
+    return [*told, run.event("peer.path", peer="peer5", path="relay"), *run.round()]
+
+
+def narrow(run: Run) -> list[Event]:
+    return [run.event("round.part", part=0.0), *run.round()]
+
+
+def not_finite(run: Run) -> list[Event]:
+    run.dropped += 64
+    return run.round()
+
+
+def nan(run: Run) -> list[Event]:
+    return run.round(mine=math.nan)
+
+
+def trouble(code: str) -> Cause:
+    def cause(run: Run) -> list[Event]:
+        kind = "storage.trouble" if code in ("E501", "E303") else "run.trouble"
+        return [run.event(kind, code=code, message="told"), *run.round()]
+
+    return cause
+
+
+def edge(run: Run) -> list[Event]:
+    run.live = len(run.members) // 2 + 1
+    return run.round()
+
+
+def usual(run: Run) -> list[Event]:
+    run.live = len(run.members)
+    return [
+        run.event("peer.path", peer="peer5", path="direct"),
+        run.event("round.part", part=0.1),
+        *run.round(),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cause", "code", "subject", "within"),
+    [
+        (slow, "V01", "", 6),
+        (relayed, "V02", "peer5", 4),
+        (narrow, "V02", "", 1),
+        (lambda run: run.round(loss=3.0), "V03", "peer0", 8),
+        (lambda run: run.round(mine=2.5), "V03", "", 8),
+        (lambda run: run.round(loss=math.nan), "V03", "peer0", 8),
+        (not_finite, "V04", "", 3),
+        (nan, "V04", "", 3),
+        (trouble("E120"), "V05", "", 1),
+        (trouble("E501"), "V06", "", 1),
+        (trouble("E303"), "V06", "", 1),
+        (edge, "V07", "", 3),
+        (trouble("E308"), "V08", "", 1),
+    ],
+)
+def test_each_cause_is_told_in_time_once_and_withdrawn(
+    cause: Cause, code: str, subject: str, within: int
+) -> None:
+    run, verdicts = Run(7), Verdicts()
+
+    def play(how: Cause, rounds: int) -> list[tuple[int, Change]]:
+        return [
+            (number, change)
+            for number in range(1, rounds + 1)
+            for event in how(run)
+            for change in verdicts.take(event)
+        ]
+
+    assert play(lambda run: run.round(), 200) == []
+    told = play(cause, 30)
+    assert [(change.raised, change.verdict[:2]) for _, change in told] == [(True, (code, subject))]
+    assert told[0][0] <= within
+    assert set(verdicts.standing) == {(code, subject)}
+    over = play(usual, 80)
+    assert [(change.raised, change.verdict[:2]) for _, change in over] == [(False, (code, subject))]
+    assert verdicts.standing == {}
+    assert play(usual, 200) == []
+
+
+def test_the_slowest_member_is_named() -> None:
+    run, verdicts = Run(1), Verdicts()
+    for _ in range(100):
+        for event in run.round():
+            verdicts.take(event)
+    for _ in range(10):
+        for event in slow(run):
+            verdicts.take(event)
+    (verdict,) = verdicts.standing.values()
+    assert verdict.said.endswith("; the last one is peer2")
+
+
+def test_what_stays_slow_becomes_usual() -> None:
+    run, verdicts = Run(2), Verdicts()
+    told = list[tuple[bool, int]]()
+    for number in range(100 + KEPT + 20):
+        for event in run.round(factor=1 if number < 100 else 5):
+            told += [(change.raised, number) for change in verdicts.take(event)]
+    (raised, _), (withdrawn, at) = told
+    assert (raised, withdrawn) == (True, False)
+    assert at <= 100 + KEPT + 8
+
+
+def test_silence_is_noticed_by_time_alone() -> None:
+    run, verdicts = Run(3), Verdicts()
+    verdicts.take(run.event("script.attached", pid=1))
+    for _ in range(50):
+        for event in run.round():
+            verdicts.take(event)
+    verdicts.take(run.event("run.waiting", state="no quorum", what="votes of two members"))
+    assert verdicts.look(run.at + QUIET_S) == []
+    (change,) = verdicts.look(run.at + QUIET_S + 1)
+    assert change.verdict[:2] == ("V09", "")
+    assert change.verdict.said == "no round for 10 min; waits for votes of two members"
+    assert verdicts.look(run.at + 2 * QUIET_S) == []
+    run.at += 3 * QUIET_S
+    assert [c.raised for event in run.round() for c in verdicts.take(event)] == [False]
+    for kind in ("script.ended", "run.paused"):
+        verdicts = Verdicts()
+        verdicts.take(run.event("script.attached", pid=1))
+        verdicts.take(run.event(kind, pid=1, why="paused by its owner"))
+        assert verdicts.look(run.at + 100 * QUIET_S) == []
+
+
+def test_a_trouble_is_over_when_it_is_not_told_again() -> None:
+    run, verdicts = Run(4), Verdicts()
+    for code, seconds in (("E501", GONE_S), ("E120", CLOCK_S)):
+        verdicts.take(run.event("run.trouble", code=code, message="told"))
+        assert verdicts.look(run.at + seconds) == []
+        assert [change.raised for change in verdicts.look(run.at + seconds + 1)] == [False]
+
+
+def test_odd_events_are_passed_over() -> None:
+    verdicts = Verdicts()
+    for kind in (
+        "round.committed",
+        "reduction.timed",
+        "script.report",
+        "run.waiting",
+        "peer.path",
+        "round.part",
+        "run.trouble",
+        "storage.trouble",
+        "nothing",
+    ):
+        for more in (
+            {},
+            {"contributors": 3, "elapsed_s": "x", "metrics": 7, "code": [], "slowest": "you"},
+            {"contributors": {"a": 1}, "elapsed_s": 1.0, "losses": [1], "reach": "far"},
+            {"contributors": {"a": 1}, "elapsed_s": math.inf, "losses": {"a": "b"}},
+        ):
+            for at in (1.0, math.nan, "now", None, True):
+                assert verdicts.take({"event": kind, "at": at, **more}) == []
+    assert verdicts.take({}) == []
+
+
+def test_every_verdict_has_a_page_that_no_error_has() -> None:
+    assert list(PAGES) == [f"V0{n}" for n in range(1, 10)]
+    assert not PAGES.keys() & ERRORS.keys()
+    assert not {page.slug for page in PAGES.values()} & {page.slug for page in ERRORS.values()}
+    for page in PAGES.values():
+        assert max(map(len, page.text.splitlines())) <= 140
+        assert page.title[0].islower()
+
+
+def test_the_node_publishes_what_it_finds(tmp_path: Path) -> None:
+    told = list[Mapping[str, Any]]()
+    made, run = Judge("r", lambda event: told.append({"at": 0.0, **event})), Run(5)
+    (change,) = made.take(run.event("storage.trouble", code="E501", message="full"))
+    assert change == Change(True, Verdict("V06", "", run.at, "full"), run.at)
+    assert made.take(told[0]) == []
+    assert made.view() == [
+        {"code": "V06", "subject": "", "since": run.at, "said": "full", "title": PAGES["V06"].title}
+    ]
+    made.look(run.at + GONE_S + 1)
+    assert [event["event"] for event in told] == ["verdict.raised", "verdict.withdrawn"]
+    assert [line for event in told for line in Words().of(dict(event))] == [
+        "verdict V06: full",
+        "verdict holds no more: V06: full",
+    ]
+    book = diary.Diary(tmp_path, "r", lambda: "name")
+    for event in (run.event("storage.trouble", code="E501", message="full"), *told):
+        book.write(event)
+    book.close()
+    verdicts, _ = judge(diary.events(tmp_path))
+    assert set(verdicts.standing) == {("V06", "")}
+
+
+def test_the_owners_command_is_run_without_a_shell(tmp_path: Path) -> None:
+    out, script = tmp_path / "out", tmp_path / "say.py"
+    script.write_text(
+        "import json, os, sys\n"
+        f"with open({str(out)!r}, 'a') as file:\n"
+        "    told = {k: v for k, v in os.environ.items() if k.startswith('ATOLL_')}\n"
+        "    file.write(json.dumps([sys.argv[1:], told]) + '\\n')\n"
+    )
+    words = "$(touch /tmp/x); `id` \u202e"
+
+    async def main() -> None:
+        notifier = Notifier([sys.executable, str(script), "a b"])
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(notifier.run)
+            for raised in (True, False):
+                notifier.tell("r", words, [Change(raised, Verdict("V06", "p", 1.0, words), 1.0)])
+            with trio.fail_after(60):
+                while not out.exists() or out.read_text().count("\n") < 2:
+                    await trio.sleep(0.02)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    first, second = map(json.loads, out.read_text().splitlines())
+    assert first[0] == ["a b"]
+    assert first[1]["ATOLL_NAME"] == words
+    assert first[1]["ATOLL_TEXT"] == f"{PAGES['V06'].title}: {words}"
+    assert [told["ATOLL_RAISED"] for _, told in (first, second)] == ["1", "0"]
+    assert (first[1]["ATOLL_CODE"], first[1]["ATOLL_PEER"], first[1]["ATOLL_RUN"]) == (
+        "V06",
+        "p",
+        "r",
+    )
+
+
+def test_a_command_that_fails_is_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        for command in (["/nonexistent/program"], [sys.executable, "-c", "raise SystemExit(3)"]):
+            await Notifier(command)._one({})
+
+    trio.run(main)
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
+        "[notify] command cannot be run",
+        "[notify] command ended with status 3",
+    ]
