@@ -30,7 +30,8 @@ def load_task(manifest: Manifest, where: str | None) -> Task:
             f"the model of {manifest.name} is {manifest.model.entry}",
             key="task",
             why="It is made by each member's own script, not by the manifest.",
-            hint="Say what is trained: --task FILE.py:NAME, a function that returns a Task (docs/federated-simulation.md; scripts/examples/hospital/task.py)",
+            hint="Say what is trained: --task FILE.py:NAME, a function that returns a Task "
+            "(docs/federated-simulation.md; scripts/examples/hospital/task.py)",
         )
     context = gpt_config(manifest.model).context
     corpus = load_corpus(BUILTIN, context)
