@@ -40,6 +40,7 @@ loads neither trio nor libp2p nor torch. Rooms, lowest first:
     leaning            whose contributions keep pointing one way over many rounds
     local, local_member   LocalSwarm: whole swarms in one process and virtual time, for users' own
                        tests
+    look/              a run looked at: one picture of it, for a terminal and a page
     recipes/, demo/, cli/   built-in training, the demonstration, the command line
 """
 

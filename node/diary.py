@@ -136,12 +136,17 @@ def follow(
         file.close()
 
 
-def _read(folder: Path, number: int, since_s: float) -> Iterator[dict[str, Any]]:
-    with contextlib.suppress(OSError), (folder / _name(number)).open("rb") as file:
-        for line in file:
+def recorded(file: Path, since_s: float = 0.0) -> Iterator[dict[str, Any]]:
+    """The events of one file; none of one that cannot be read."""
+    with contextlib.suppress(OSError), file.open("rb") as lines:
+        for line in lines:
             event = _event(line)
             if event is not None and event["at"] >= since_s:
                 yield event
+
+
+def _read(folder: Path, number: int, since_s: float) -> Iterator[dict[str, Any]]:
+    return recorded(folder / _name(number), since_s)
 
 
 def _is_another(newest: Path, file: BinaryIO) -> bool:

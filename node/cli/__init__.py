@@ -16,6 +16,7 @@
     daemon             up, down, status, ls, peers, leave
     happenings         events, logs
     watching           watch
+    looking            top, replay
     reaching           netcheck, ping, relay
     doctor             doctor
     recertify          recertify
@@ -83,6 +84,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "events": ("happenings", "Say what happened in a run, in words."),
     "watch": ("watching", "Say what is wrong with a run over many rounds; has an exit status."),
     "logs": ("happenings", "Show the node's log."),
+    "top": ("looking", "Watch a run on one screen of the terminal."),
+    "replay": ("looking", "Show again what happened in a run, from the file of its events."),
     "ping": ("reaching", "Say how a peer is reached, and how long a round trip takes."),
     "netcheck": ("reaching", "Say whether others can reach this node, and what that means."),
     "doctor": (
@@ -135,7 +138,18 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "completion",
     ),
     "Train": ("join", "begin", "pause", "resume", "leave", "export", "rm"),
-    "Look": ("status", "ls", "peers", "events", "watch", "logs", "explain", "version"),
+    "Look": (
+        "status",
+        "top",
+        "ls",
+        "peers",
+        "events",
+        "watch",
+        "logs",
+        "replay",
+        "explain",
+        "version",
+    ),
     "Network": ("netcheck", "doctor", "ping", "relay"),
     "Organise": ("invite", "ban", "unban", "bans", "trust", "audit", "recertify"),
     "Research": ("simulate", "split"),

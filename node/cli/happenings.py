@@ -23,7 +23,7 @@ from .output import Terminal, as_json, bytes_text, current, short_peer, span_tex
 Event = Mapping[str, Any]
 LOOK_S = 0.5
 LAST_LINES = 50
-_QUIET = frozenset({"round.phase", "reduction.timed", "state.root", "script.report", "work.judged"})
+QUIET = frozenset({"round.phase", "reduction.timed", "state.root", "script.report", "work.judged"})
 """Kinds for tools: several a round. Shown with --all, and always with --json."""
 
 
@@ -52,7 +52,7 @@ def events_command(run: str, follow: bool, since: str, everything: bool) -> None
         return
     words = Words()
     for event in found:
-        if everything or event["event"] not in _QUIET:
+        if everything or event["event"] not in QUIET:
             for line in words.of(event):
                 _print(terminal, f"{_when(event)}  {line}")
 

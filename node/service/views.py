@@ -53,6 +53,7 @@ def status_of(run: RunService) -> dict[str, Any]:
         "btard": _btard(run),
         "privacy": msgspec.to_builtins(spent(run)),
         "members": config,
+        "unreachable": _unreachable(run, config),
         "member": run.node.identity.peer in config,
         "drawn": _drawn(run),
         "role": run.roles.get(run.node.identity.peer, "train"),
@@ -88,6 +89,16 @@ def finished(run: RunService) -> bool:
     """Whether all rounds that the manifest asks for are committed, as far as this node knows."""
     rounds = run.manifest.train.rounds if run.manifest else None
     return rounds is not None and run.whole is not None and run.whole.completed >= rounds
+
+
+def _unreachable(run: RunService, config: Sequence[PeerId]) -> list[PeerId]:
+    """Members that this node takes to be gone."""
+    session, now = run.session, trio.current_time()
+    return (
+        []
+        if session is None
+        else [peer for peer in config if session.others.there(now, peer) is False]
+    )
 
 
 def _drawn(run: RunService) -> list[PeerId]:

@@ -251,6 +251,10 @@ OURS = {
     "node.export.Exported": "a report",
     "node.lifecycle.NodeFile": "written by this node",
     "node.private_node._Ready": "between a script and its node",
+    **{
+        f"node.look.view.{name}": "of a file, escaped in node/look/document.py"
+        for name in ("Committed", "Slowest", "Timed", "Reported", "Verdict")
+    },
     "node.leaning.Leaner": "a report",
     "node.leaning.Leans": "a report",
     "node.recompute.Part": "a report",
@@ -274,7 +278,9 @@ OURS = {
 def _structs() -> Iterator[type[msgspec.Struct]]:
     for package in (atoll.collectives, atoll.security, atoll.optim, atoll.node):
         for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-            if not module.name.endswith(("__main__", "_native", "lightning", "trainer")):
+            if not module.name.endswith(
+                ("__main__", "_native", "lightning", "trainer", "look.server")
+            ):
                 importlib.import_module(module.name)
     found, seen = [msgspec.Struct], set[type]()
     while found:
@@ -338,6 +344,7 @@ WRITERS = {
     "node/cli/output.py": "the terminal's door",
     "node/cli/__init__.py": "click's own help; an empty object",
     "node/cli/live.py": "shown() before rich",
+    "node/cli/looking.py": "painted() line by line",
     "node/cli/join.py": "as_json",
     "node/cli/consent.py": "a fixed question",
     "node/__main__.py": "as_json; its own addresses",

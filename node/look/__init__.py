@@ -1,0 +1,9 @@
+"""A run, looked at: now, or played again. A process of its own, which reads the
+event files and asks the node as any command does. Bottom up:
+
+    view      what is shown: events and status documents folded into one bounded picture; pure
+    allowed   what of a run may be shown: in a federated one what `validate --explain` allows
+    source    where it comes from: the files and the node of a home, or recorded files played again
+    document  the picture as plain values
+    frame     the picture as lines of a terminal
+"""

@@ -1,0 +1,256 @@
+"""The picture of a run as plain values, for the page and for `--json`: who and what by numbers,
+rounds in columns from some round on, so that a reader that has the rest is sent what is new.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from ...collectives.foreign import escaped
+from ..cli.names import name_of
+from ..cli.reach_views import reach_text
+from ..cli.views import path_text, run_state, too_few
+from ..quorum import no_quorum
+from .view import Curve, PeerView, Round, RunView, Verdict
+
+SCHEMA = 1
+
+
+def document(
+    view: RunView, now: float, *, rounds: int = 0, lines: int = 0, losses: int = 0
+) -> dict[str, Any]:
+    """All of it; of rounds, lines and losses those after the first so many that there ever were.
+
+    Not finite numbers are left out, as JSON has none. Words of others are escaped.
+    """
+    about = view.about
+    return {
+        "schema": SCHEMA,
+        "changes": view.changes,
+        "now": now,
+        "began": view.began,
+        "run": {
+            "id": escaped(about.run_id),
+            "name": escaped(about.name),
+            "mode": about.mode,
+            "rounds": about.rounds,
+            "sync_every": about.sync_every,
+            "codec": escaped(about.codec),
+            "overlap": about.overlap,
+            "parameters": about.parameters,
+            "hidden": [
+                what
+                for what in ("samples", "timings", "losses")
+                if not getattr(about.allowed, what)
+            ],
+        },
+        "state": state_words(view),
+        "reach": reach_words(view),
+        "waits": waits_words(view),
+        "script": view.script,
+        "quick": figures(view, now),
+        "mean": {escaped(name, 64): finite(value) for name, value in view.mean.items()},
+        "metrics": {escaped(name, 64): finite(value) for name, value in view.metrics.items()},
+        "peers": [peer_row(view, peer) for peer in view.peers],
+        "rounds": columns(view, rounds),
+        "losses": curves(view, losses),
+        "verdicts": [verdict_row(each) for each in verdicts(view)],
+        "lines": _lines(view, lines),
+        "skipped": view.skipped,
+    }
+
+
+def figures(view: RunView, now: float) -> dict[str, Any]:
+    """`RunView.quick`, without what may not be shown."""
+    found = view.quick(now)
+    if not view.about.allowed.samples:
+        found["samples"] = None
+    return found
+
+
+def peer_row(view: RunView, peer: PeerView) -> dict[str, Any]:
+    """One peer."""
+    allowed, link = view.about.allowed, peer.link
+    you = peer.you or peer.peer == view.me
+    why = (view.node.get("network") or {}).get("lanes_why") or {}
+    return {
+        "number": peer.number,
+        "id": escaped(peer.peer),
+        "name": name_of(peer.peer),
+        "you": you,
+        "member": peer.member,
+        "state": peer_state(peer),
+        "path": "" if you else escaped(path_kind(link)),
+        "path_text": "" if you or "path" not in link else escaped(path_text(link)),
+        "why": escaped(why.get(peer.peer, ""), 400) if isinstance(why, Mapping) else "",
+        "rtt_ms": _number(link.get("rtt_ms")),
+        "up_bytes_per_s": _number(link.get("up_bytes_per_s")),
+        "down_bytes_per_s": _number(link.get("down_bytes_per_s")),
+        "since": peer.since,
+        "until": peer.until,
+        "rounds": peer.rounds,
+        "round": peer.round,
+        "samples": peer.samples if allowed.samples else None,
+        "lost": peer.lost,
+        "slowest": peer.slowest if allowed.timings else None,
+        "sent": peer.sent,
+        "received": peer.received,
+        "loss": finite(peer.loss) if allowed.losses or you else None,
+    }
+
+
+def peer_state(peer: PeerView) -> str:
+    """In a word or two."""
+    link = peer.link
+    if link.get("banned"):
+        return "banned"
+    if link.get("doubled"):
+        return "doubled"
+    if not peer.member:
+        return (
+            "gone"
+            if peer.rounds or peer.until
+            else str(link.get("role") or "newcomer").replace("train", "newcomer")
+        )
+    return "lost" if link.get("live") is False else "live" if link.get("live") else "member"
+
+
+def path_kind(link: Mapping[str, Any]) -> str:
+    """``direct``, ``lan``, ``punched``, ``relay`` or ``none``; "" where nobody has said."""
+    if "path" not in link:
+        return ""
+    told = f"{link.get('path') or ''} {link.get('link') or ''}"
+    found = (kind for kind in ("relay", "punched", "lan", "direct") if kind in told.split(" ")[0])
+    return (
+        next(found, "") or str(link.get("link") or "") or ("direct" if link.get("path") else "none")
+    )
+
+
+def columns(view: RunView, after: int) -> dict[str, Any]:
+    """The rounds after the first ``after``, a list for each field; ``first``: how many came before.
+    Contributors and lost are bits, in hexadecimal.
+    """
+    allowed = view.about.allowed
+    first = max(after, view.taken - len(view.rounds))
+    rows = list(islice(view.rounds, len(view.rounds) - (view.taken - first), None))
+    found: dict[str, Any] = {
+        "first": first,
+        "round": [row.round for row in rows],
+        "fragment": [row.fragment for row in rows],
+        "at": [row.at for row in rows],
+        "period_s": [_short(row.period_s) for row in rows],
+        "elapsed_s": [_short(row.elapsed_s) for row in rows],
+        "waited_s": [_short(row.waited_s) for row in rows],
+        "who": [f"{row.who:x}" for row in rows],
+        "lost": [f"{row.lost:x}" for row in rows],
+        "members": [row.members for row in rows],
+        "counted": [row.counted for row in rows],
+        "sent": [row.sent for row in rows],
+        "samples": [row.samples for row in rows] if allowed.samples else [],
+    }
+    slow: Sequence[Round] = rows if allowed.timings else ()
+    return {
+        **found,
+        "slowest": [row.slowest for row in slow],
+        "phase": [escaped(row.phase, 32) for row in slow],
+        "behind_s": [_short(row.behind_s) for row in slow],
+    }
+
+
+def curves(view: RunView, after: int) -> dict[str, Any]:
+    """By peer's number: the losses after the first ``after`` of each, by round."""
+    found = dict[str, Any]()
+    for number, curve in view.curves.items():
+        you = view.peers[number].peer == view.me or len(view.curves) == 1
+        if view.about.allowed.losses or you:
+            found[str(number)] = _curve(curve, after)
+    return found
+
+
+def _curve(curve: Curve, after: int) -> dict[str, Any]:
+    first = max(after, curve.taken - len(curve.rounds))
+    skip = len(curve.rounds) - (curve.taken - first)
+    return {
+        "first": first,
+        "rounds": list(islice(curve.rounds, skip, None)),
+        "losses": [finite(loss) for loss in islice(curve.losses, skip, None)],
+    }
+
+
+def _lines(view: RunView, after: int) -> dict[str, Any]:
+    first = max(after, view.lines_taken - len(view.lines))
+    rows = islice(view.lines, len(view.lines) - (view.lines_taken - first), None)
+    return {
+        "first": first,
+        "rows": [[at, escaped(kind, 64), escaped(text, 2000)] for at, kind, text in rows],
+    }
+
+
+def verdicts(view: RunView) -> list[Verdict]:
+    """What is wrong now, the newest last: while the node answers, by its word."""
+    if not view.status:
+        return list(view.verdicts.values())
+    found = [each for each in view.verdicts.values() if each.event.startswith("verdict.")]
+    for told in (view.status.get("trouble"), *(view.node.get("troubles") or ())):
+        if isinstance(told, Mapping):
+            words = (str(told.get(key) or "") for key in ("code", "message", "hint", "why"))
+            found.append(Verdict(view.at or 0.0, "run.trouble", *words))
+    return found
+
+
+def verdict_row(told: Verdict) -> dict[str, Any]:
+    """One of them."""
+    of = f"{name_of(told.subject)}: " if told.subject else ""
+    return {
+        "at": told.at,
+        "code": escaped(told.code, 16),
+        "message": escaped(f"{of}{told.message or told.said}", 2000),
+        "hint": escaped(told.hint or f"atoll explain {told.code}", 2000),
+        "why": escaped(told.why, 2000),
+    }
+
+
+def state_words(view: RunView) -> str:
+    """What the run does here."""
+    if view.status:
+        return escaped(run_state(view.status), 400)
+    newest = view.rounds[-1].round if view.rounds else 0
+    if view.about.rounds is not None and newest >= view.about.rounds:
+        return f"finished: all {view.about.rounds} rounds are committed"
+    return "as recorded"
+
+
+def reach_words(view: RunView) -> str:
+    """How this node is reached; "" where no node has said."""
+    reach = (view.node.get("network") or {}).get("reach")
+    return escaped(reach_text(reach)) if isinstance(reach, Mapping) and reach else ""
+
+
+def waits_words(view: RunView) -> str:
+    """What is waited for, once no round came for long, and what is lacking; "" for nothing."""
+    lack = no_quorum(view.status.get("quorum")) or too_few(view.status)
+    waiting = view.waiting
+    if not waiting or waiting.get("state") == "finished":
+        return escaped(lack, 400)
+    of = waiting.get("of")
+    names = ", ".join(name_of(str(peer)) for peer in of) if isinstance(of, Sequence) else ""
+    told = f"{waiting.get('state')}: waits for {waiting.get('what')}"
+    told += (f" of {names}" if names else "") + f"; ends when {waiting.get('ends')}"
+    return escaped("; ".join(filter(None, (told, lack))), 600)
+
+
+def finite(value: float | None) -> float | None:
+    """``value`` as JSON can have it."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _short(value: float | None) -> float | None:
+    return round(value, 4) if value is not None and math.isfinite(value) else None
+
+
+def _number(value: Any) -> float | None:
+    is_one = isinstance(value, int | float) and not isinstance(value, bool)
+    return finite(float(value)) if is_one else None

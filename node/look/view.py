@@ -1,0 +1,486 @@
+"""What a run looks like: its events and its node's status documents, folded into one picture of
+bounded size, from which the page and the terminal draw. Pure: no I/O, no clock.
+
+Events come as they lie in the files (`node.diary`), which may be damaged, of another version, or
+somebody else's: each is decoded into a struct with bounds, and what does not fit is counted and left
+out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import msgspec
+
+from ...collectives.group import MAX_MEMBERS
+from .allowed import EVERYTHING, Allowed
+
+KEPT_ROUNDS = 10_000
+KEPT_LINES = 500
+KEPT_PEERS = 4 * MAX_MEMBERS
+"""Peers that are told apart, members of long ago included; what later ones do is not shown."""
+KEPT_VERDICTS = 64
+
+Text = Annotated[str, msgspec.Meta(max_length=4096)]
+Id = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+Ids = Annotated[list[Id], msgspec.Meta(max_length=MAX_MEMBERS)]
+Event = Mapping[str, Any]
+
+
+class Committed(msgspec.Struct, frozen=True):
+    """``round.committed`` and ``entry.committed``."""
+
+    at: float
+    round: Count
+    entry: Count
+    members: Ids
+    fragment: Count = 0
+    contributors: Annotated[dict[Id, Count], msgspec.Meta(max_length=MAX_MEMBERS)] = {}
+    lost: Ids = []
+    counted: bool = False
+    elapsed_s: Seconds = 0.0
+    bytes_sent: Count = 0
+    bytes_received: Count = 0
+
+
+class Slowest(msgspec.Struct, frozen=True):
+    """Who was furthest behind the others' median in a reduction."""
+
+    peer: Id
+    phase: Annotated[str, msgspec.Meta(max_length=32)]
+    behind_s: Seconds
+
+
+class Traffic(msgspec.Struct, frozen=True):
+    """Bytes on one lane during a reduction."""
+
+    sent: Count = 0
+    received: Count = 0
+
+
+class Timed(msgspec.Struct, frozen=True):
+    """``reduction.timed``. ``at``: when it began; seconds count from there."""
+
+    at: float
+    peer: Id
+    round: Count
+    log: Annotated[str, msgspec.Meta(max_length=128)] = ""
+    op_id: Text = ""
+    numel: Count = 0
+    codec: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    planned_s: Seconds = 0.0
+    reduced_s: Seconds = 0.0
+    decided_s: Seconds = 0.0
+    elapsed_s: Seconds = 0.0
+    phases: Annotated[dict[Id, dict[Id, float]], msgspec.Meta(max_length=16)] = {}
+    slowest: Slowest | None = None
+    lanes: Annotated[dict[Id, Traffic], msgspec.Meta(max_length=MAX_MEMBERS)] = {}
+
+    @property
+    def fragment(self) -> int:
+        """Of the model; 0 where it is whole."""
+        name = self.log.split("/")
+        return int(name[1]) if len(name) > 2 and name[1].isdigit() and len(name[1]) < 6 else 0
+
+
+class Reported(msgspec.Struct, frozen=True):
+    """``script.report``, once a round, after it."""
+
+    at: float
+    metrics: Annotated[
+        dict[Annotated[str, msgspec.Meta(max_length=64)], float], msgspec.Meta(max_length=64)
+    ]
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """Something that is wrong and has a code: ``run.trouble``, ``storage.trouble``, ``run.failed``,
+    ``engine.trouble``, and ``verdict.raised`` or ``verdict.withdrawn``, which ``said`` something of a
+    ``subject``, a peer.
+    """
+
+    at: float
+    event: Text
+    code: Text = ""
+    message: Text = ""
+    hint: Text = ""
+    why: Text = ""
+    subject: Text = ""
+    said: Text = ""
+
+
+@dataclass(slots=True)
+class Round:
+    """One committed round of one fragment. Peers are their numbers in `RunView.peers`; ``who``: the
+    contributors as bits.
+    """
+
+    round: int
+    entry: int
+    fragment: int
+    at: float
+    period_s: float | None  # since the round before it, of the same fragment
+    elapsed_s: float
+    who: int
+    lost: int
+    members: int
+    samples: int
+    counted: bool
+    sent: int
+    received: int
+    reduced_s: float | None = None  # until the part that this node adds up was complete
+    decided_s: float | None = None
+    waited_s: float | None = None  # from this node's contribution to the new anchor
+    slowest: int | None = None
+    phase: str = ""
+    behind_s: float = 0.0
+
+
+@dataclass(slots=True)
+class PeerView:
+    """What is known of one peer. ``since`` and ``until``: of its newest membership."""
+
+    peer: str
+    number: int
+    member: bool = False
+    you: bool = False
+    since: float | None = None
+    until: float | None = None
+    rounds: int = 0
+    samples: int = 0
+    lost: int = 0  # how often rounds were decided without it, and it was removed
+    slowest: int = 0  # in how many rounds it was
+    sent: int = 0  # to it, and from it, in reductions
+    received: int = 0
+    round: int | None = None
+    loss: float = math.nan
+    link: dict[str, Any] = field(default_factory=dict[str, Any])  # its row of `atoll peers`
+
+
+@dataclass(slots=True)
+class About:
+    """What the recipe says; zeros and "" where nobody has it."""
+
+    run_id: str = ""
+    name: str = ""
+    mode: str = "swarm"
+    rounds: int | None = None
+    sync_every: int | None = None
+    codec: str = ""
+    overlap: str = "none"
+    fragments: int = 1
+    parameters: int | None = None
+    allowed: Allowed = EVERYTHING
+
+
+class Curve:
+    """The losses that one peer reported, by round."""
+
+    def __init__(self) -> None:
+        self.rounds: deque[int] = deque(maxlen=KEPT_ROUNDS)
+        self.losses: deque[float] = deque(maxlen=KEPT_ROUNDS)
+        self.taken = 0  # how many ever, those that are forgotten included
+
+    def take(self, round_: int, loss: float) -> None:
+        """A later word on the same round replaces the earlier one."""
+        if self.rounds and self.rounds[-1] == round_:
+            self.losses[-1] = loss
+            return
+        self.rounds.append(round_)
+        self.losses.append(loss)
+        self.taken += 1
+
+
+class RunView:
+    """The picture of one run. ``words``: an event in lines for a person."""
+
+    def __init__(
+        self, about: About | None = None, words: Callable[[Event], Iterable[str]] | None = None
+    ) -> None:
+        self.about = about or About()
+        self.me = ""
+        self.peers: list[PeerView] = []
+        self.rounds: deque[Round] = deque(maxlen=KEPT_ROUNDS)
+        self.taken = 0  # rounds ever
+        self.lines: deque[tuple[float, str, str]] = deque(maxlen=KEPT_LINES)
+        self.lines_taken = 0
+        self.verdicts: dict[str, Verdict] = {}
+        self.curves: dict[int, Curve] = {}
+        self.changes = 0  # goes up with everything that is taken
+        self.at: float | None = None  # of the newest event
+        self.began: float | None = None
+        self.skipped = 0
+        self.ddp_bytes = 0.0
+        self.status: dict[str, Any] = {}
+        self.node: dict[str, Any] = {}
+        self.script: bool | None = None
+        self.waiting: dict[str, Any] | None = None
+        self.metrics: dict[str, float] = {}
+        self.mean: dict[str, float] = {}  # metrics of the newest masked sum, of all sites together
+        self.lying = 0
+        self._words = words
+        self._numbers: dict[str, int] = {}
+        self._timed: dict[tuple[int, int], Timed] = {}
+        self._before: dict[int, float] = {}  # by fragment, when its newest round came
+        self._entries: dict[int, int] = {}  # by fragment, the newest entry
+        self._steps: dict[str, float] = {}
+        self._base_sent = self._base_received = 0  # of node lives before
+        self._last_sent = self._last_received = 0
+
+    # ---- inputs
+    def take(self, event: Event, by: str = "") -> None:
+        """An event. ``by``: the peer whose file it lies in, where several are folded together; of
+        one file, whoever wrote it.
+        """
+        kind = event.get("event")
+        self.changes += 1
+        try:
+            self._fold(str(kind), event, by)
+        except msgspec.ValidationError:
+            self.skipped += 1
+            return
+        at = event.get("at")
+        if isinstance(at, int | float) and math.isfinite(at):
+            self.at = float(at) if self.at is None else max(self.at, float(at))
+            self.began = float(at) if self.began is None else min(self.began, float(at))
+            self._tell(float(at), str(kind), event)
+
+    def _fold(self, kind: str, event: Event, by: str) -> None:
+        match kind:
+            case "round.committed" | "entry.committed":
+                self._committed(msgspec.convert(event, Committed))
+            case "reduction.timed":
+                self._timing(msgspec.convert(event, Timed))
+            case "script.report":
+                self._reported(msgspec.convert(event, Reported), by or self.me)
+            case "script.attached" | "script.ended":
+                self.script = kind == "script.attached"
+            case "run.waiting":
+                self.waiting = {
+                    key: event.get(key) for key in ("state", "what", "of", "ends", "since")
+                }
+            case "run.goes_on":
+                self.waiting = None
+            case "peer.path":
+                if (row := self._peer(str(event.get("peer", "")))) is not None:
+                    row.link = {**row.link, "path": str(event.get("path", ""))[:64]}
+            case "round.unmasked":
+                self.mean = msgspec.convert(event.get("metrics", {}), dict[str, float])
+            case "run.trouble" | "storage.trouble" | "run.failed" | "engine.trouble":
+                self._verdict(msgspec.convert(event, Verdict))
+            case _ if kind.startswith("verdict."):
+                self._verdict(msgspec.convert(event, Verdict))
+            case _:
+                pass
+
+    def take_status(self, run: Mapping[str, Any], node: Mapping[str, Any]) -> None:
+        """The run's entry of a status document, and the document."""
+        self.changes += 1
+        self.status, self.node = dict(run), dict(node)
+        self.me = str(node.get("peer") or self.me)
+        self.script = bool(run.get("script"))
+        away = {str(peer) for peer in run.get("unreachable") or ()}
+        for peer in run.get("members") or ():
+            if (row := self._peer(str(peer))) is not None:
+                row.link = {**row.link, "live": str(peer) not in away}
+        self._members([str(peer) for peer in run.get("members") or ()], None, ())
+        waiting = run.get("waiting")
+        quiet = isinstance(waiting, Mapping) and waiting.get("quiet")
+        self.waiting = dict(waiting) if quiet and isinstance(waiting, Mapping) else None
+
+    def take_peers(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """The rows of `atoll peers`."""
+        self.changes += 1
+        for told in rows[:KEPT_PEERS]:
+            row = self._peer(str(told.get("peer", "")))
+            if row is not None:
+                row.link, row.you = dict(told), bool(told.get("you"))
+                row.round = told.get("round")
+
+    def node_gone(self) -> None:
+        """The node does not answer: what it said last is not so any more."""
+        if self.status:
+            self.changes += 1
+            self.status, self.node, self.waiting = {}, {}, None
+            for row in self.peers:
+                row.link = {}
+
+    # ---- rounds
+    def _committed(self, told: Committed) -> None:
+        if told.entry <= self._entries.get(told.fragment, -1):
+            return  # another file's word on the same
+        self._entries[told.fragment] = told.entry
+        self._members(told.members, told.at, told.lost)
+        self._traffic(told)
+        if not told.contributors:
+            return
+        before, self._before[told.fragment] = self._before.get(told.fragment), told.at
+        timed = self._timed.pop((told.fragment, told.entry), None)
+        self._timed = {key: row for key, row in self._timed.items() if key[0] != told.fragment}
+        row = Round(
+            told.round,
+            told.entry,
+            told.fragment,
+            told.at,
+            max(0.0, told.at - before) if before is not None else None,
+            told.elapsed_s,
+            self._bits(told.contributors),
+            self._bits(told.lost),
+            len(told.members),
+            sum(told.contributors.values()),
+            told.counted,
+            self._base_sent + told.bytes_sent,
+            self._base_received + told.bytes_received,
+        )
+        for peer, samples in told.contributors.items():
+            if (known := self._peer(peer)) is not None:
+                known.rounds += 1
+                known.samples += samples
+        if timed is not None:
+            self._add_timing(row, timed)
+        self.rounds.append(row)
+        self.taken += 1
+
+    def _traffic(self, told: Committed) -> None:
+        """Bytes of all lives of the node: its counts begin anew with each."""
+        if told.bytes_sent < self._last_sent or told.bytes_received < self._last_received:
+            self._base_sent += self._last_sent
+            self._base_received += self._last_received
+        self._last_sent, self._last_received = told.bytes_sent, told.bytes_received
+
+    def _timing(self, told: Timed) -> None:
+        if told.op_id:
+            return  # an operation of the script is no round
+        self.me = self.me or told.peer
+        if told.peer != self.me:
+            return
+        self._peer(self.me)
+        if told.numel and self.about.parameters is None and self.about.fragments == 1:
+            self.about.parameters = told.numel
+        self.about.codec = self.about.codec or told.codec
+        if len(self._timed) < KEPT_PEERS:
+            self._timed[(told.fragment, told.round)] = told
+        for peer, lane in told.lanes.items():
+            if (known := self._peer(peer)) is not None:
+                known.sent += lane.sent
+                known.received += lane.received
+
+    def _add_timing(self, row: Round, timed: Timed) -> None:
+        ready = timed.phases.get("ready", {}).get(timed.peer, 0.0)
+        ready = ready if math.isfinite(ready) else 0.0
+        row.reduced_s, row.decided_s = timed.reduced_s, timed.decided_s
+        row.waited_s = max(0.0, timed.elapsed_s - ready)
+        if timed.slowest is not None and (known := self._peer(timed.slowest.peer)) is not None:
+            known.slowest += 1
+            row.slowest, row.phase = known.number, timed.slowest.phase
+            row.behind_s = timed.slowest.behind_s
+
+    def _reported(self, told: Reported, by: str) -> None:
+        mine = not self.me or by in ("", self.me)
+        if mine:
+            self.metrics = {name: v for name, v in told.metrics.items() if math.isfinite(v)}
+        peer = self._peer(by or "this peer")
+        if peer is None:
+            return
+        loss = told.metrics.get("loss", math.nan)
+        last = self.rounds[-1] if self.rounds else None
+        if last is not None and "loss" in told.metrics:
+            peer.loss = loss
+            self.curves.setdefault(peer.number, Curve()).take(last.round, loss)
+        step = told.metrics.get("step", math.nan)
+        before = self._steps.get(by, math.nan)
+        if mine and last is not None and last.counted and step > before:
+            # bf16 gradients all-reduced every step by a ring: 2 (k - 1) / k times 2 bytes a value
+            k = last.who.bit_count()
+            self.ddp_bytes += (step - before) * 4.0 * (k - 1) / k * (self.about.parameters or 0)
+        if math.isfinite(step):
+            self._steps[by] = step
+
+    # ---- who
+    def _peer(self, peer: str) -> PeerView | None:
+        number = self._numbers.get(peer)
+        if number is None:
+            if len(self.peers) >= KEPT_PEERS or not peer:
+                return None
+            number = self._numbers[peer] = len(self.peers)
+            self.peers.append(PeerView(peer, number))
+        return self.peers[number]
+
+    def _bits(self, peers: Iterable[str]) -> int:
+        found = 0
+        for peer in peers:
+            if (row := self._peer(peer)) is not None:
+                found |= 1 << row.number
+        return found
+
+    def _members(self, members: Sequence[str], at: float | None, lost: Sequence[str]) -> None:
+        now = set(members)
+        for peer in members:
+            row = self._peer(peer)
+            if row is not None and not row.member:
+                row.member, row.since, row.until = True, at or row.since, None
+        for row in self.peers:
+            if row.member and row.peer not in now:
+                row.member, row.until = False, at
+        for peer in lost:
+            if (row := self._peer(peer)) is not None:
+                row.lost += 1
+
+    # ---- what is wrong, and words
+    def _verdict(self, told: Verdict) -> None:
+        key = f"{told.code or told.event} {told.subject}"
+        self.verdicts.pop(key, None)
+        if told.event == "verdict.withdrawn":
+            return
+        self.verdicts[key] = told
+        while len(self.verdicts) > KEPT_VERDICTS:
+            del self.verdicts[next(iter(self.verdicts))]
+
+    def _tell(self, at: float, kind: str, event: Event) -> None:
+        if self._words is None:
+            return
+        for line in self._words(event):
+            self.lines.append((at, kind, line))
+            self.lines_taken += 1
+
+    # ---- what follows from it
+    def quick(self, now: float, last: int = 20) -> dict[str, Any]:
+        """The figures at the top: of the newest ``last`` rounds where they are means."""
+        rows = list(self.rounds)[-last:]
+        periods = [row.period_s for row in rows if row.period_s]
+        waited = [(row.waited_s, row.period_s) for row in rows if row.period_s and row.waited_s]
+        share = None
+        if self.about.overlap == "none" and waited:
+            whole = sum(period for _, period in waited)
+            share = max(0.0, 1 - sum(min(w, period) for w, period in waited) / whole)
+        newest = self.rounds[-1] if self.rounds else None
+        sent = self.status.get("bytes_sent", newest.sent if newest else 0)
+        received = self.status.get("bytes_received", newest.received if newest else 0)
+        return {
+            "round": max((row.round for row in rows), default=0),
+            "members": sum(row.member for row in self.peers),
+            "reachable": sum(
+                row.member and row.link.get("live", True) is not False for row in self.peers
+            ),
+            "contributors": newest.who.bit_count() if newest else 0,
+            "samples": sum(row.samples for row in self.peers),
+            "period_s": sum(periods) / len(periods) if periods else None,
+            "training_share": share,
+            "bytes_sent": sent,
+            "bytes_received": received,
+            "ddp_bytes": round(self.ddp_bytes),
+            "disk_bytes": self.status.get("disk_bytes"),
+            "memory_bytes": self.node.get("memory_bytes"),
+            "loss": self.own_loss(),
+            "age_s": max(0.0, now - newest.at) if newest else None,
+        }
+
+    def own_loss(self) -> float | None:
+        """The newest loss that this node's script reported."""
+        loss = self.metrics.get("loss", math.nan)
+        return loss if math.isfinite(loss) else None
