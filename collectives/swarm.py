@@ -196,6 +196,12 @@ class LimitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     member_bytes: int = 256 << 20
 
 
+MOST_REPLAYED = 16
+"""Rounds: a checkpoint is tried after so many at the latest, since all results that follow one are
+kept.
+"""
+
+
 class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The part of a run's manifest that governs rounds and optimizers. The manifest has authority
     over the script.

@@ -25,8 +25,6 @@ from ..optim.solo import Lease
 from .session import events as ev
 from .session.replica import ModelReplica, PlainSlots
 from .session.session import Session
-from .session.tallies import lag as lag_at
-from .session.tallies import steps, tallies
 from .simulation.process import NodeProcess, Place
 from .simulation.stage import Actor
 
@@ -308,8 +306,8 @@ class LocalMember:
         slots = cast(PlainSlots, replica.slots)
         assert slots.current is not None
         rounds, samples = session.rounds(replica.generation), session.samples(replica.generation)
-        lag, whole = lag_at(session, replica.generation), slots.tensor(slots.current).clone()
-        return Lease(whole, rounds, lambda: None, samples, lag, steps(session))
+        lag, whole = session.lag(replica.generation), slots.tensor(slots.current).clone()
+        return Lease(whole, rounds, lambda: None, samples, lag, session.steps)
 
     def fragment_closing(self, fragment: int) -> int:
         """See FragmentSwarm."""
@@ -480,7 +478,7 @@ class LocalMember:
 
     def tallies(self, first: int) -> Sequence[Tally]:
         """See Swarm."""
-        return tallies(self._session(0), first)
+        return self._session(0).tallies(first)
 
     def shard(self, loader: Any) -> Shard:
         """See Swarm."""

@@ -243,11 +243,6 @@ class LanesTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     per_peer: Annotated[int, msgspec.Meta(ge=1, le=8)] = 8  # no more connections than these
 
 
-# rounds: a checkpoint is tried after so many at the latest, since all results that follow one are
-# kept
-MOST_REPLAYED = 16
-
-
 class CheckpointTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[checkpoint]``: every how many committed rounds each node writes the anchor to its disk;
     more than `MOST_REPLAYED` are as that.

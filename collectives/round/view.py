@@ -1,5 +1,5 @@
-"""RoundView: what the roles of a round (acceptor, convener, sealing) see of the machine that owns
-the round, and the few things that they ask of it.
+"""RoundView: what the roles of a round (acceptor, convener, sealing) and its session's parts see of
+the machine that owns the round, and the few things that they ask of it.
 
 The roles own state of their own and stand below `machine.RoundMachine`, which creates them anew for
 every round. They import this protocol, never the machine.
@@ -179,6 +179,21 @@ class RoundView(Protocol):
         ...
 
     @property
+    def takes_part(self) -> bool:
+        """Whether this member is drawn to contribute."""
+        ...
+
+    @property
+    def unasked(self) -> Set[PeerId]:
+        """Peers whose answer this member waits for before it decides alone."""
+        ...
+
+    @property
+    def tail(self) -> Certified:
+        """The newest entry known, applied or not."""
+        ...
+
+    @property
     def engaged(self) -> bool:
         """Whether the open round is under way as far as this member knows."""
         ...
@@ -240,6 +255,10 @@ class RoundView(Protocol):
 
     def offers(self) -> list[Contributor]:
         """Contributions that can be planned."""
+        ...
+
+    def offered(self) -> list[Contributor]:
+        """Contributions that are there for the round, or for a later one."""
         ...
 
     def enough(self, offers: Sequence[Contributor]) -> bool:

@@ -34,12 +34,12 @@ from ..session import events as ev
 from ..session.beforehand import Beforehand
 from ..session.copies import Copies
 from ..session.offering import Given
+from ..session.view import SessionView
 from .vectors import Vectors
 from .wire import PREFIX, Offered, Taken, decode, encode
 
 if TYPE_CHECKING:
     from ...security.identity import Identity
-    from ..session.session import Session
 
 BEGUN = "btard/begun"  # in what storage remembers: this member has spoken in the run's steps
 AGAIN = "this node began again in the midst of the run: it cannot know what it has said before"
@@ -78,7 +78,7 @@ class BtardRounds(Beforehand):
 
     def __init__(
         self,
-        session: Session,
+        session: SessionView,
         terms: BtardSettings,
         identity: Identity,
         chance: random.Random | None,

@@ -244,8 +244,9 @@ def export_command(run: str, folder: Path, force: bool) -> None:
 
     RUN is an id, its beginning, or a name. Written: model.safetensors, config.json, atoll.json.
     """
+    from ...collectives.swarm import MOST_REPLAYED
     from ..export import export_run
-    from ..manifest import MOST_REPLAYED, load_run
+    from ..manifest import load_run
 
     terminal = current()
     signed = load_run(terminal.paths, run)

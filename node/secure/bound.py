@@ -11,13 +11,10 @@ proportion to it.
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING
 
 from ...collectives.swarm import PrivacySettings
 from ...security.privacy import AdaptiveBound
-
-if TYPE_CHECKING:
-    from ..session.session import Session
+from ..session.view import SessionView
 
 FARTHEST = 1e6  # times the manifest's bound, up and down
 # of the count of those within the bound, in units of [privacy] noise: it costs a sixteenth, so
@@ -37,17 +34,13 @@ def rule(terms: PrivacySettings, bound: float) -> AdaptiveBound | None:
     return moving
 
 
-def bound_at(session: Session, terms: PrivacySettings, round_: int) -> float:
+def bound_at(session: SessionView, terms: PrivacySettings, round_: int) -> float:
     """What contributions to log entry ``round_`` are bounded by: the same at all members that have
     the entries before it.
     """
-    from ..session.tallies import newest_readings  # here: a session has secure rounds
-
     if terms.quantile is None:
         return terms.clip
-    told = [
-        reading.norm for reading in newest_readings(session, round_ - 1) if reading.norm is not None
-    ]
+    told = [reading.norm for reading in session.readings(round_ - 1) if reading.norm is not None]
     return held(terms, statistics.median(told or [terms.clip]))
 
 

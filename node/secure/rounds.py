@@ -37,6 +37,8 @@ from ..session.beforehand import Beforehand
 from ..session.copies import Copies
 from ..session.naming import MASKED_SUM, config_key
 from ..session.offering import Given
+from ..session.operations import Operations
+from ..session.view import SessionView
 from .bound import bound_at
 from .budget import Budget
 from .masking import Masking, Step
@@ -45,7 +47,6 @@ from .wire import PREFIX, Fixed, Pass, Said, Talk, Want, decode, encode
 
 if TYPE_CHECKING:
     from ...security.identity import Identity
-    from ..session.session import Session
 
 # how the operations of secure rounds are called, at greater length than any script's
 OPERATION = "masking/"
@@ -77,13 +78,15 @@ class SecureRounds(Beforehand):
 
     def __init__(
         self,
-        session: Session,
+        session: SessionView,
+        operations: Operations,
         terms: SecureSettings,
         identity: Identity,
         chance: random.Random | None,
     ) -> None:
         """``chance`` makes secrets and rounds; None, outside simulations: `random.SystemRandom()`."""
         self.session, self.terms, self.identity = session, terms, identity
+        self._operations = operations
         self.chance = chance or random.SystemRandom()
         self.masking: Masking | None = None
         self.given: Given | None = None  # the script's vector, in the attempt
@@ -327,7 +330,7 @@ class SecureRounds(Beforehand):
         """Let go of the attempt. The vector stays."""
         masking = self.masking
         if masking is not None and masking.digest is not None:
-            self.session.operations.abandon(self.session.clock(), self._op_id(masking))
+            self._operations.abandon(self.session.clock(), self._op_id(masking))
         self.masking, self._total, self._handed, self._left_out = None, None, False, False
         self._tried = 0
 
@@ -490,7 +493,7 @@ class SecureRounds(Beforehand):
     def _called(self) -> set[str]:
         return {
             operation.op_id
-            for operation in self.session.operations.by_key.values()
+            for operation in self._operations.by_key.values()
             if operation.op_id is not None
         }
 
@@ -602,7 +605,7 @@ class SecureRounds(Beforehand):
             under=masking.config,
         )
         try:
-            session.operations.start(
+            self._operations.start(
                 now, call, words.numel(), words, self.chance.randbytes(CID_BYTES)
             )
         except (GroupError, LocalProtocolError) as error:

@@ -34,6 +34,7 @@ from ..manifest import Manifest, SignedManifest, decode_signed, save_run
 from ..net.addresses import split_peer
 from ..net.look import Look
 from ..paths import make_private
+from ..secure.choosing import pre_round_of
 from ..session import Session
 from ..session import events as ev
 from ..session.budgets import Accountant
@@ -324,7 +325,7 @@ class RunService:
         for session in whole.sessions:
             if session.machine is not None and session.phase != "running":
                 self.files[session.log].check()
-            if session.recertifying.removed:
+            if session.removed:
                 raise removed_here()
         self.node.network.looks.open(self.run_id, self._show)
         self.known.set()
@@ -348,7 +349,7 @@ class RunService:
         make = (
             partial(Fragments, storages=storages)
             if settings.fragments > 1
-            else partial(Session, identity=identity)
+            else partial(Session, pre_round=pre_round_of(settings, identity))
         )
         return make(
             run=self.run_id,

@@ -15,11 +15,10 @@ from ...collectives.layout import Layout, cut
 from ...collectives.swarm import Call, Outcome, PeerView, Spent, Tally
 from ..control.service import ReduceMemory, ScriptEvents
 from ..manifest import Manifest
+from ..secure.rounds import SecureRounds
 from ..session import Session
 from ..session import events as ev
 from ..session.fragments import Fragments
-from ..session.tallies import lag as lag_at
-from ..session.tallies import steps, tallies
 from ..shared_memory import AnchorSlots, SharedBuffer
 from .buffers import PooledBuffer
 from .reductions import Reductions
@@ -158,11 +157,11 @@ class AttachedScript:
 
     def lag(self, entry: int, fragment: int = 0) -> float:
         """Inner steps that its newest round took to be decided."""
-        return lag_at(self.whole.sessions[fragment], entry)
+        return self.whole.sessions[fragment].lag(entry)
 
     def steps(self) -> int:
         """Inner steps of the turn, where members have each their number."""
-        return steps(self.whole.sessions[0])
+        return self.whole.sessions[0].steps
 
     def members(self) -> Sequence[PeerView]:
         """The members of the configuration."""
@@ -180,13 +179,14 @@ class AttachedScript:
 
     def tallies(self, first: int) -> Sequence[Tally]:
         """What the log says of the data."""
-        return tallies(self.whole.sessions[0], first)
+        return self.whole.sessions[0].tallies(first)
 
     def report(self, metrics: Mapping[str, float]) -> None:
         """Training metrics."""
         self.run.metrics.update(metrics)
-        if self.run.session is not None and self.run.session.secure is not None:
-            self.run.session.secure.metrics.update(metrics)
+        session = self.run.session
+        if session is not None and isinstance(session.beforehand, SecureRounds):
+            session.beforehand.metrics.update(metrics)
         self.run.node.publish(
             {"event": "script.report", "run": self.run.run_id, "metrics": dict(metrics)}
         )

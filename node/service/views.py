@@ -17,6 +17,7 @@ from ...collectives.swarm import Spent
 from ..btard.rounds import BtardRounds
 from ..quorum import quorum_of
 from ..secure.bound import bound_at
+from ..secure.rounds import SecureRounds
 from .chronicle import SEEKING
 from .troubles import described, founded_twice
 from .waiting import document_of
@@ -147,20 +148,21 @@ def _secure(run: RunService) -> dict[str, Any] | None:
     """How many contributions a sum needs with the present members, and whose were in the newest;
     None where they are not masked.
     """
-    if run.session is None or run.session.secure is None:
+    beforehand = run.session.beforehand if run.session is not None else None
+    if not isinstance(beforehand, SecureRounds):
         return None
-    return {"threshold": run.session.secure.needed, "last": run.chronicle.unmasked}
+    return {"threshold": beforehand.needed, "last": run.chronicle.unmasked}
 
 
 def spent(run: RunService) -> Spent | None:
     """What this site has spent of its privacy; None in a run without noise."""
-    budget = None
-    if run.session is not None and run.session.secure is not None:
+    budget, session = None, run.session
+    if session is not None and isinstance(session.beforehand, SecureRounds):
         with contextlib.suppress(StorageError):  # told as a trouble where the run needs it
-            budget = run.session.secure.budget
+            budget = session.beforehand.budget
     if budget is None:
         return None
-    terms, session = budget.terms, run.session
+    terms = budget.terms
     assert session is not None
     clip = bound_at(session, terms, session.machine.round) if session.machine else terms.clip
     return Spent(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ..session.waiting import Waiting
+from ..session.events import Waiting
 
 
 def document_of(waiting: Waiting, now: float) -> dict[str, Any]:

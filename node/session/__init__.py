@@ -4,6 +4,7 @@ virtual time.
 events          what a session tells its script and its observers
 barrier         what is said waits until what it depends on is on the medium
 ports           the seams to its driver: data plane, storage, replica, SessionPorts
+view            SessionView: what the parts below see of the session that makes them
 replica         anchor generations and momentum; the outer step of a decided entry
 memory_storage  Storage in memory
 transfer        fetching results and states from other members, chunk-verified
@@ -11,12 +12,13 @@ serving         answering other members, from copies
 timeline        where the time of a reduction goes
 actions         what the log's state machine asks of the session
 naming          names of free-standing operations: what all their callers must agree in
-volatile        what logs beside the run have in common; their journal, which is not kept
+volatile        the journal of logs beside the run's, which is not kept
+beside          what logs beside the run's ask of the session
 kept            operations whose votes outlive the process: their journal, what storage keeps of
                 them
 operation       one free-standing operation
 operations      all of them
-record          what must not be forgotten of branches
+record          what must not be forgotten of branches; what members have signed of contributions
 branch          a branch of the log, at one of its members
 branching       without a quorum: forks, the branch, and its end
 retaining       what is kept and signed to recompute a round
@@ -24,19 +26,17 @@ beforehand      the seam to what members do together before anything is given to
                 rounds, BTARD
 copies          results that members make themselves, where all contributions are copies of one
                 vector
-offering        contributions of the script, until they are frozen
+offering        contributions of the script, in order, until they are taken
 distances       how far contributions lay from results, where the rule goes by it
 recertifying    the organiser's word that members are lost for ever: checked, and how far it is
 earlier         what became of contributions of an earlier life
-applying        what follows the outer step of a decided entry
 installing      a fetched state replaces the own one
 waiting         what a member waits for, and when it says so
-resting         how often to look for what needs repair
 witness         who votes for two values of one ballot: the proof
 budgets         what one peer may ask of this node
 admission       who may contribute, and who may become a member
 others          whom to ask; who is on another history of the run
-beginning       the genesis; what the last life left on disk; whose model it is
+beginning       the genesis; a state brought to the end of the log; whose model it is
 tallies         what the log says of the data, for scripts
 session         Session: all of it tied together
 fragments       a run cut into fragments: a session for each, one membership

@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from blake3 import blake3
@@ -34,11 +33,10 @@ from ...collectives.errors import NotAdmittedError, RemoteProtocolError
 from ...collectives.group import Certified, Entry, Member
 from ...collectives.identifiers import HASH_BYTES, PeerId
 from . import events as ev
+from .retaining import Retaining
 from .serving import grid_of
+from .view import SessionView
 from .witness import Witness
-
-if TYPE_CHECKING:
-    from .session import Session
 
 HOUR_S = 3600.0
 WARDENS = 16  # to whom a sample is shown
@@ -61,8 +59,11 @@ class Admission:
     may enter; 0: no such bound.
     """
 
-    def __init__(self, session: Session, probation: int, per_hour: int) -> None:
+    def __init__(
+        self, session: SessionView, retaining: Retaining, probation: int, per_hour: int
+    ) -> None:
         self.session, self.probation, self.per_hour = session, probation, per_hour
+        self._retaining = retaining
         self.witness = Witness(session)
         self.good: dict[PeerId, int] = {}
         """Rounds in a row in which a newcomer's work was found to be in order."""
@@ -124,7 +125,7 @@ class Admission:
             case m.Disputed(wrong=wrong) if wrong:
                 self._on_dispute(peer, envelope.round, wrong)
             case m.Retained() as said:
-                self.session.retaining.heard(peer, envelope.round, said)
+                self._retaining.heard(peer, envelope.round, said)
                 return True
             case m.Trial() as trial:
                 self._on_trial(peer, envelope.round, trial)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ...collectives.exchange import BlobProgress
     from ...collectives.group import Entry, Plan
     from ...collectives.identifiers import PeerId
+    from . import events as ev
 
 
 class Beforehand(Protocol):
@@ -78,6 +79,10 @@ class Beforehand(Protocol):
         """The owners of a plan's parts have stated its result; whether it is not needed, as it is
         made here.
         """
+        return False
+
+    def takes(self, event: ev.OperationDone | ev.OperationRefused) -> bool:
+        """A free-standing operation is over; whether it was one of this, and not the script's."""
         return False
 
     def on_blob(self, now: float, event: BlobProgress) -> bool:

@@ -11,8 +11,6 @@ branches is lost, and said to be.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 from torch import Tensor
 
@@ -26,10 +24,9 @@ from . import events as ev
 from .branch import Branch
 from .offering import Given
 from .record import BranchRecord
+from .serving import Serving, matches
 from .tallies import shares_of
-
-if TYPE_CHECKING:
-    from .session import Session
+from .view import SessionView
 
 KEPT_TIPS = 3  # states of the branch that another member may just be fetching
 
@@ -46,8 +43,8 @@ class Branching:
     None: the run pauses.
     """
 
-    def __init__(self, session: Session, after_s: float | None) -> None:
-        self.session, self.after_s = session, after_s
+    def __init__(self, session: SessionView, serving: Serving, after_s: float | None) -> None:
+        self.session, self.serving, self.after_s = session, serving, after_s
         self.branch: Branch | None = None
         self.record = BranchRecord()
         self.base_state: memoryview | None = (
@@ -131,7 +128,7 @@ class Branching:
         if tip is not None:
             named = tip_entry(machine.log, machine.round, tip, machine.shape)
             state = session.ports.storage.kept(named)
-            if state is not None and session.serving.matches(named, state):
+            if state is not None and matches(named, state):
                 self._tips[tip.digest] = (named, state)
                 self._quorum_at = session.clock() - (self.after_s or 0.0)
             else:  # what this member did there counts only if another brings it
@@ -185,7 +182,7 @@ class Branching:
         if (
             machine.quorum(visible)
             or machine.open.decided is not None
-            or session.installing.under_way
+            or session.installs
             or machine.sealing.active
         ):
             self._quorum_at, self._proposal = now, None
@@ -428,7 +425,7 @@ class Branching:
         for digest in [digest for digest in self._tips if digest != present][
             : max(0, len(self._tips) - KEPT_TIPS)
         ]:
-            self.session.serving.withdraw(self._tips.pop(digest)[0].hash())
+            self.serving.withdraw(self._tips.pop(digest)[0].hash())
 
     # ---- on the branch
     def _begin(self, now: float, genesis: Certified, path: m.Tip | None) -> None:
@@ -440,7 +437,7 @@ class Branching:
             or machine.open.applying
             or machine.open.decided
             or machine.sealing.active
-            or session.installing.under_way
+            or session.installs
         ):
             return
         at, state = machine.round, self.state_of(path.digest) if path is not None else None
@@ -474,7 +471,7 @@ class Branching:
         assert machine is not None
         assert replica is not None
         self.moving = False
-        if machine.round != at or machine.open.applying or session.installing.under_way:
+        if machine.round != at or machine.open.applying or session.installs:
             return
         left = self.record.left if path == self.tip else self._own()
         self._write(
@@ -644,7 +641,7 @@ class Branching:
         if self.record.base == entry.base:
             self._settle(entry)
         for named, _ in self._tips.values():
-            session.serving.withdraw(named.hash())
+            self.serving.withdraw(named.hash())
             session.ports.storage.drop_result(named)
         self._tips.clear()
         if branch is None:

@@ -19,18 +19,18 @@ from ...collectives.encoded import EncodedVector
 from ...collectives.errors import StorageError
 from ...collectives.group import CID_BYTES, Entry, Plan
 from ...collectives.round import KIN_BYTES
+from .view import SessionView
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ...collectives.identifiers import PeerId
-    from .session import Session
 
 
 class Copies:
     """The vector of the open round at one member, and the bytes that plans and entries make of it."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SessionView) -> None:
         self._session = session
         self._kin = b""
         self._vector: Tensor | None = None

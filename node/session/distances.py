@@ -9,8 +9,6 @@ same radius, whichever rounds each of them was in (`security.rules.centre.common
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
 from ...collectives.group import Entry, Reading
@@ -18,15 +16,12 @@ from ...optim.outer.readings import LARGEST
 from ...security.rule_names import RUNNING, parse_reducer
 from ...security.rules.centre import Radius
 
-if TYPE_CHECKING:
-    from .session import Session
-
 
 class Distances:
     """Of one log at one member; nothing in runs whose rule does not ask for it."""
 
-    def __init__(self, session: Session) -> None:
-        parsed = parse_reducer(session.settings.reducer)
+    def __init__(self, reducer: str) -> None:
+        parsed = parse_reducer(reducer)
         self._asked = parsed is not None and RUNNING in parsed.options
         self._radius = Radius()
         self._weighed: dict[

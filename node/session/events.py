@@ -9,15 +9,43 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Literal
+
+import msgspec
 
 from ...collectives.group import Admitted, Part, Plan
 from ...collectives.identifiers import PeerId
 from ...collectives.swarm import Share
 from ...collectives.telemetry import ReductionTimed
 
-if TYPE_CHECKING:
-    from .waiting import Waiting
+WaitState = Literal[
+    "training",
+    "waiting for peers",
+    "no quorum",
+    "doubled",
+    "lacking state",
+    "recertifying",
+    "round under way",
+    "finished",
+    "left",
+    "banned",
+    "removed",
+]
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """``what`` is waited for, ``of`` whom, and what ``ends`` it; ``since``: seconds of the
+    session's clock, when this began.
+
+    ``round_open_s``: for how long no entry was decided.
+    """
+
+    state: WaitState
+    what: str
+    of: tuple[PeerId, ...]
+    ends: str
+    since: float
+    round_open_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

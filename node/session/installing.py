@@ -9,23 +9,37 @@ the member takes part again. It is the same life: what it promised and voted is 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ...collectives.digest import merkle_root
 from ...collectives.errors import StorageError
 from ...collectives.group import Entry
 from ...collectives.layout import Layout
+from .branching import Branching
 from .ports import Replica
+from .serving import matches
+from .view import SessionView
 
-if TYPE_CHECKING:
-    from .session import Session
+
+class Receiver(SessionView, Protocol):
+    """The session whose state is replaced."""
+
+    def adopt(self, now: float, round_: int, root: bytes) -> None:
+        """A fetched state is in the replica: take over the entries up to it. Raises StorageError,
+        and may be called again then.
+        """
+        ...
+
+    def installed(self, now: float, replica: Replica) -> None:
+        """A fetched state and its entries are in place: the next round opens."""
+        ...
 
 
 class Installing:
     """Takes over verified states for a session."""
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
+    def __init__(self, session: Receiver, branching: Branching) -> None:
+        self.session, self._branching = session, branching
         self.under_way = False  # nothing may be applied meanwhile
         self._half_done = False
         self._applying = False
@@ -56,10 +70,10 @@ class Installing:
         self.under_way = True
         # the entry after its base is certified: a round of it would be added to the state that
         # comes
-        session.branching.halt()
+        self._branching.halt()
 
         def install() -> None:
-            session.branching.abandon()
+            self._branching.abandon()
             replica.install(data, round_)
             storage.checkpoint(replica, certified, rounds)
 
@@ -96,7 +110,7 @@ class Installing:
             return session.ports.offload(replica.hashes, partial(self._replayed, replica))
         self._replica, entry = replica, self._next(replica)
         data = session.ports.storage.kept(entry) if entry.contributors else None
-        if not entry.contributors or (data is not None and session.serving.matches(entry, data)):
+        if not entry.contributors or (data is not None and matches(entry, data)):
             return self._apply(replica, entry, data)
         votes = machine.journal.entries[entry.round].votes
         holders = [*(vote.member.peer for vote in votes), *session.config_peers()]

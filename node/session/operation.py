@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 from blake3 import blake3
@@ -19,14 +19,14 @@ from ...collectives.group import Certified, Config, Entry, Plan
 from ...collectives.identifiers import HASH_BYTES, PeerId
 from ...collectives.round import RoundMachine
 from . import events as ev
+from .beside import BesideRun
 from .kept import KeptJournal, KeptVote
 from .naming import Spec, config_key, describe, parse
+from .serving import Serving, matches
 from .tallies import shares_of
 from .timeline import Timeline
-from .volatile import BesideRun, VolatileJournal, patient
-
-if TYPE_CHECKING:
-    from .session import Session
+from .view import SessionView
+from .volatile import VolatileJournal, patient
 
 NO_STATE = bytes(HASH_BYTES)
 EARLY_BYTES = 1 << 20
@@ -35,12 +35,38 @@ Given = tuple[bytes, int, Tensor | EncodedVector]
 """cid, weight, vector."""
 
 
+class Siblings(Protocol):
+    """What an operation asks of all operations of the run (`operations.Operations`)."""
+
+    @property
+    def serving(self) -> Serving:
+        """What this member serves."""
+        ...
+
+    def spend(self, key: str) -> None:
+        """Before the first promise or vote."""
+        ...
+
+    def affordable(self, operation: Operation, nbytes: int) -> bool:
+        """Whether an operation may take ``nbytes`` here."""
+        ...
+
+    def over(self, operation: Operation) -> None:
+        """It is decided, and its result delivered."""
+        ...
+
+    def trim(self) -> None:
+        """Let go of results that everybody has."""
+        ...
+
+
 class Operation(BesideRun):
     """One free-standing operation at this member."""
 
     def __init__(
         self,
-        session: Session,
+        session: SessionView,
+        siblings: Siblings,
         spec: Spec,
         key: str,
         config: Config,
@@ -49,6 +75,7 @@ class Operation(BesideRun):
     ) -> None:
         """``kept``: where an earlier life of the process stood, in an operation with durable votes."""
         self.session, self.spec, self.key, self.touched_at = session, spec, key, now
+        self._siblings = siblings
         main = session.machine
         assert main is not None
         self.whole, acceptors = config, spec.acceptors(key, config, main.me)
@@ -142,7 +169,7 @@ class Operation(BesideRun):
         votes = self.session.ports.storage.votes
 
         def spend() -> None:
-            self.session.operations.spend(self.key)
+            self._siblings.spend(self.key)
 
         def write(promised: int, accepted: tuple[int, Entry] | None, served: bool) -> None:
             votes.record(KeptVote(self.log, self.whole, promised, accepted, served))
@@ -156,7 +183,7 @@ class Operation(BesideRun):
     def recall(self, entry: Entry, data: memoryview | None) -> None:
         """What an earlier life voted for, and its bytes where they are kept."""
         self.machine.open.known[entry.hash()] = entry
-        if data is not None and self.session.serving.matches(entry, data):
+        if data is not None and matches(entry, data):
             self.results[entry.part_digests] = data
             self.machine.open.hold(entry, entry.part_digests)
 
@@ -305,7 +332,7 @@ class Operation(BesideRun):
                 self.journal.served()
             self.session.ports.storage.votes.drop(self.log)
         if self.entry is not None:
-            self.session.serving.withdraw(self.entry.hash())
+            self._siblings.serving.withdraw(self.entry.hash())
 
     def retire(self) -> None:
         """Nobody will ask for this operation any more."""
@@ -319,7 +346,7 @@ class Operation(BesideRun):
             self.session.ports.exchange.release(self.machine.contribution[0])
         self.results.clear()
         if self.entry is not None:
-            self.session.serving.withdraw(self.entry.hash())
+            self._siblings.serving.withdraw(self.entry.hash())
         self.session.transfer.drop_log(self.log)
         self.session.ports.exchange.close_round(self.log, 1)
 
@@ -336,7 +363,7 @@ class Operation(BesideRun):
         grid = Grid(plan.codec, plan.numel, plan.chunk_elements)
         own = sum(part.stop - part.first for part in plan.parts if part.owner == self.session.me)
         parts = len(plan.contributors) * own * grid.nbytes // max(1, grid.chunks)
-        if not self.session.operations.affordable(self, grid.results.nbytes + parts):
+        if not self._siblings.affordable(self, grid.results.nbytes + parts):
             self.deferred = plan, audience
             return
         self.deferred = None
@@ -349,7 +376,7 @@ class Operation(BesideRun):
     def fetch_result(self, entry: Entry, holders: Sequence[PeerId]) -> None:
         """Fetch result bytes, unless they only wait for the disk."""
         grid = Grid(entry.codec, entry.numel, entry.chunk_elements)
-        if entry.part_digests not in self.storing and self.session.operations.affordable(
+        if entry.part_digests not in self.storing and self._siblings.affordable(
             self, grid.results.nbytes
         ):
             super().fetch_result(entry, holders)
@@ -361,7 +388,7 @@ class Operation(BesideRun):
         self.results = {entry.part_digests: data}  # not those of plans that came to nothing
         now = self.touched_at = session.clock()
         self.entry, self.done, self.decision_s = entry, True, max(0.0, now - self.complete_at)
-        session.operations.undone.pop(self.key, None)
+        self._siblings.over(self)
         contribution = self.machine.contribution
         timed = self.timeline.finish(now, session.me, now, self.op_id or "")
         if timed is not None:
@@ -374,7 +401,7 @@ class Operation(BesideRun):
         self._say_held(now, entry)
         self.machine.on_applied(now)
         session.ports.exchange.close_round(self.log, 1)
-        session.operations.trim()
+        self._siblings.trim()
 
     def _say_held(self, now: float, entry: Entry) -> None:
         """Who learned the decision before the proposal has not voted: the others keep the result

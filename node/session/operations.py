@@ -19,8 +19,6 @@ deadline passes takes its contribution back where no plan names it yet.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
 from ...collectives import exchange as x
@@ -36,9 +34,8 @@ from .kept import KeptVote
 from .naming import KEPT, MASKED_SUM, Spec, config_key, operation_key, parse, spec_of
 from .operation import Operation
 from .record import MAX_SPENT
-
-if TYPE_CHECKING:
-    from .session import Session
+from .serving import Serving
+from .view import SessionView
 
 MAX_REFUSED = 64
 SHARE = 3, 4  # of all operations at once: as many may be known here by one peer's messages alone
@@ -60,8 +57,8 @@ class Operations:
     Bounded in number, memory and life.
     """
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
+    def __init__(self, session: SessionView, serving: Serving) -> None:
+        self.session, self.serving = session, serving
         self.by_key: dict[str, Operation] = {}
         self.undone: dict[str, Operation] = {}  # those of them that are not decided
         self.limits = session.settings.limits
@@ -402,7 +399,7 @@ class Operations:
             if (least := self._least(ours)) is None:
                 return None
             self._forget(least)
-        operation = Operation(self.session, spec, key, config, now, kept)
+        operation = Operation(self.session, self, spec, key, config, now, kept)
         operation.by = by
         self.by_key[operation.key] = self.undone[operation.key] = operation
         if self.session.script is None or operation.key in self._refused or self._watches(spec):
@@ -466,7 +463,7 @@ class Operations:
         """Whether this is a masked sum for a round in which this member takes no part."""
         machine = self.session.machine
         return (
-            self.session.secure is not None
+            self.session.settings.secure is not None
             and spec.reducer == MASKED_SUM
             and machine is not None
             and not machine.takes_part
@@ -555,6 +552,10 @@ class Operations:
         return None
 
     # ---- the end
+    def over(self, operation: Operation) -> None:
+        """It is decided, and its result delivered."""
+        self.undone.pop(operation.key, None)
+
     def trim(self) -> None:
         """Let go of results that everybody has, and of the oldest beyond KEPT_BYTES."""
         kept = 0

@@ -10,16 +10,13 @@ tells its own, and neither counts on the other any more.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ...collectives import messages as m
 from ...collectives.identifiers import PeerId
-from ...collectives.round import check_genesis
+from ...collectives.round import RoundView, check_genesis
 from . import events as ev
-
-if TYPE_CHECKING:
-    from ...collectives.round import RoundView
-    from .session import Session
+from .admission import Admission
+from .view import SessionView
 
 COMPARE_S = 5.0  # a stranger that has not said how its log begins is asked again after this long
 ASKED_AT_ONCE = 3
@@ -28,8 +25,8 @@ ASKED_AT_ONCE = 3
 class Others:
     """The other peers of the run, as far as they can be asked."""
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
+    def __init__(self, session: SessionView, admission: Admission) -> None:
+        self.session, self._admission = session, admission
         self._lives: dict[PeerId, int] = {}  # members: the newest incarnation that spoke
         self._same: set[PeerId] = set()  # known to be on this history
         self._compared: dict[PeerId, float] = {}  # strangers: when they were asked last
@@ -97,7 +94,7 @@ class Others:
         quorums, and then end.
         """
         session = self.session
-        if session.recertifying.removed or not session.admission.may_enter():
+        if session.removed or not self._admission.may_enter():
             return False
         return (
             session.seeding

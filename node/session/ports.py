@@ -5,7 +5,7 @@ simulator).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from torch import Tensor
 
@@ -18,10 +18,7 @@ from ...collectives.messages import Spans
 from ...collectives.pace import Pace
 from ...collectives.round import Journal
 from .kept import Votes
-from .record import BranchRecord
-
-if TYPE_CHECKING:
-    from .retaining import Statement
+from .record import BranchRecord, Statement
 
 T = TypeVar("T")
 

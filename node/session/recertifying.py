@@ -6,17 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ...collectives.errors import RecertifyError
 from ...collectives.group import Certified, Member
 from ...collectives.identifiers import PeerId
-from ...collectives.round import gone
 from . import events as ev
-
-if TYPE_CHECKING:
-    from .session import Session
-
+from .others import Others
+from .view import SessionView
 
 # another process under the same key is heard of sooner: until then an earlier life may still live
 ALONE_S = 10.0
@@ -32,7 +29,16 @@ class SealView:
     awaited: tuple[PeerId, ...]
 
 
-def recertify(sessions: Sequence[Session], now: float, peers: Collection[PeerId]) -> None:
+class Sealed(SessionView, Protocol):
+    """A session, as `recertify` sees it."""
+
+    @property
+    def recertifying(self) -> Recertifying:
+        """Of its log."""
+        ...
+
+
+def recertify(sessions: Sequence[Sealed], now: float, peers: Collection[PeerId]) -> None:
     """The organiser's user says: these never vote again, go on without them. Nothing is known here
     that could prove it.
 
@@ -91,8 +97,8 @@ def recertify(sessions: Sequence[Session], now: float, peers: Collection[PeerId]
 class Recertifying:
     """Of one log."""
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
+    def __init__(self, session: SessionView, others: Others) -> None:
+        self.session, self._others = session, others
 
     def view(self) -> SealView | None:
         """The seal of the open round, or one that was asked for and is to come; None where there is
@@ -133,7 +139,7 @@ class Recertifying:
         return (
             who.peer != session.me
             and session.membership.live(now, who.peer)
-            and bool(session.others.there(now, who.peer))
+            and bool(self._others.there(now, who.peer))
         )
 
     def enough(self, removed: Collection[Member]) -> str:
@@ -191,11 +197,5 @@ class Recertifying:
                     certified.entry.round, tuple(member.peer for member in certified.removed)
                 )
             )
-            if self.removed:
+            if session.removed:
                 session.ports.emit(ev.Removed(certified.entry.round))
-
-    @property
-    def removed(self) -> bool:
-        """Whether this member's present life was removed from the run."""
-        machine = self.session.machine
-        return machine is not None and gone(machine.me, machine.removed)

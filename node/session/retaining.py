@@ -8,55 +8,28 @@ signed is found out by whoever has the values.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
-
-import msgspec
 from torch import Tensor
 
 from ...collectives import messages as m
 from ...collectives.codec import Grid
 from ...collectives.digest import chunk_hash, merkle_root
 from ...collectives.encoded import EncodedVector
-from ...collectives.group import Cid, Count, Entry, Hash, LogName, Peer
+from ...collectives.group import Entry
 from ...collectives.identifiers import PeerId
 from ..evidence import twice
 from . import events as ev
+from .record import Statement, statement_payload
+from .view import SessionView
 
-if TYPE_CHECKING:
-    from .session import Session
-
-DOMAIN = "atoll/contribution/1"
 MOST_SAID = (
     4  # contributions of one member to one round: one that was refused is followed by another
 )
 
 
-class Statement(msgspec.Struct, frozen=True, array_like=True):
-    """``peer`` has signed that its contribution ``cid`` to entry ``entry`` encodes to chunks with
-    this Merkle root.
-    """
-
-    peer: Peer
-    log: LogName
-    entry: Count
-    cid: Cid
-    root: Hash
-    signature: Annotated[bytes, msgspec.Meta(max_length=64)]
-
-    def payload(self, run: str) -> bytes:
-        """The bytes under the signature."""
-        return statement_payload(run, self.log, self.entry, self.cid, self.root)
-
-
-def statement_payload(run: str, log: str, entry: int, cid: bytes, root: bytes) -> bytes:
-    """The bytes under the signature of a statement: a slot of its signer's, which it fills once."""
-    return msgspec.msgpack.encode((DOMAIN, run, log, entry, cid, root))
-
-
 class Retaining:
     """Of one session, whose storage has room for contributions."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SessionView) -> None:
         self._session = session
         self._said: dict[
             tuple[PeerId, bytes], Statement

@@ -5,7 +5,7 @@ paused.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ...collectives import messages as m
 from ...collectives.codec import Grid
@@ -15,9 +15,7 @@ from ...collectives.identifiers import PeerId
 from ...collectives.round import RoundView
 from .replica import state_chunk_bytes
 from .transfer import part_digests
-
-if TYPE_CHECKING:
-    from .session import Session
+from .view import SessionView
 
 SNAPSHOT_IDLE_S = 10.0  # a snapshot nobody has asked for this long is dropped
 SNAPSHOTS = (
@@ -33,6 +31,14 @@ def result_hashes(entry: Plan | Entry, data: memoryview) -> list[bytes]:
 def grid_of(entry: Plan | Entry) -> Grid:
     """How the result of an entry lies in its bytes."""
     return Grid(entry.codec, entry.numel, entry.chunk_elements).results
+
+
+def matches(entry: Entry, data: memoryview) -> bool:
+    """Whether kept bytes are the result of the entry."""
+    return (
+        len(data) == grid_of(entry).nbytes
+        and part_digests(entry, result_hashes(entry, data)) == entry.part_digests
+    )
 
 
 @dataclass(eq=False)
@@ -61,7 +67,7 @@ class Serving:
     keeps them.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SessionView) -> None:
         self.session = session
         self.snapshots: list[Snapshot] = []  # oldest first
         self._making = False
@@ -71,13 +77,6 @@ class Serving:
         self._hashing: dict[bytes, set[PeerId]] = {}  # by name: who waits for its hashes
 
     # ---- recovery
-    def matches(self, entry: Entry, data: memoryview) -> bool:
-        """Whether kept bytes are the result of the entry."""
-        return (
-            len(data) == grid_of(entry).nbytes
-            and part_digests(entry, result_hashes(entry, data)) == entry.part_digests
-        )
-
     def recall(self, machine: RoundView) -> None:
         """After a restart: the bytes of the entry voted for in the open round."""
         for voted in (machine.journal.echoed, machine.journal.accepted):
@@ -87,19 +86,16 @@ class Serving:
                 if entry is not None and entry.contributors
                 else None
             )
-            if entry is not None and data is not None and self.matches(entry, data):
+            if entry is not None and data is not None and matches(entry, data):
                 self.session.actions.results[entry.part_digests] = data
                 machine.open.hold(entry, entry.part_digests)
 
     # ---- results
     def find(self, name: bytes) -> tuple[Entry, memoryview] | None:
-        """An entry by hash, with its result bytes, if both are here."""
+        """An entry of the run's log by hash, with its result bytes, if both are here."""
         session, machine = self.session, self.session.machine
         if machine is None:
             return None
-        branched = session.branching.find(name)
-        if branched is not None:
-            return branched
         known = machine.open.known.get(name)
         if known is not None:
             data = session.actions.results.get(known.part_digests)
@@ -112,7 +108,7 @@ class Serving:
             if certified.entry.hash() == name:
                 data = session.ports.storage.kept(certified.entry)
                 return (certified.entry, data) if data is not None else None
-        return session.operations.find(name)
+        return None
 
     def on_get(self, now: float, peer: PeerId, body: m.Get) -> None:
         """A member asks for chunk hashes, or for chunks."""
@@ -128,7 +124,7 @@ class Serving:
             self.session.actions.tell(peer, known.round, m.Offer(body.name, known.hashes, None))
         elif body.name in self._hashing:
             self._hashing[body.name].add(peer)
-        elif (found := self.find(body.name)) is None:
+        elif (found := self.session.find(body.name)) is None:
             self.session.actions.tell(peer, 0, m.Gone(body.name))
         elif body.chunks:
             self._provide(body.name, *found)
@@ -173,7 +169,7 @@ class Serving:
                 self._offer_saved()
             return None
         if (
-            session.round < 0 or session.replica is None or session.branching.base_state is not None
+            session.round < 0 or session.replica is None or session.on_branch
         ):  # a branch's state is nobody's
             return None
         current = self.snapshots[-1] if self.snapshots else None

@@ -9,15 +9,19 @@ and threads, the simulator in virtual time; the code is the same. A member is in
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from random import Random
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from torch import Tensor
 
 from ...collectives import exchange as x
 from ...collectives import messages as m
+from ...collectives.codec import chunk_elements
+from ...collectives.codecs.mixtures import mixture_of
+from ...collectives.digest import merkle_root
+from ...collectives.encoded import why_refused
 from ...collectives.errors import (
     BadSignatureError,
     LocalProtocolError,
@@ -34,20 +38,20 @@ from ...collectives.round import (
     RoundMachine,
     Timing,
     check_genesis,
+    gone,
     rounds_in,
     samples_in,
 )
-from ...collectives.swarm import RunSettings
-from ..btard.rounds import BtardRounds
+from ...collectives.round.log import RECENT
+from ...collectives.swarm import MOST_REPLAYED, RunSettings, Tally
+from ...optim.outer.readings import median_lag
 from ..membership import Membership
 from ..membership import Timing as MembershipTiming
-from ..secure.rounds import SecureRounds
 from . import events as ev
 from .actions import LogActions, main_log
 from .admission import Admission
-from .applying import Applying
 from .beforehand import Beforehand
-from .beginning import check_model, found, restore
+from .beginning import check_model, make_genesis, replay
 from .branching import Branching
 from .budgets import Accountant
 from .distances import Distances
@@ -59,15 +63,12 @@ from .operations import Operations
 from .others import Others
 from .ports import Replica, SessionPorts
 from .recertifying import Recertifying
-from .resting import look_s
 from .retaining import Retaining
 from .serving import Serving
-from .tallies import shares_of
+from .tallies import newest_readings, shares_of, tallies
 from .transfer import Transfer
+from .view import SessionView
 from .waiting import Waits
-
-if TYPE_CHECKING:
-    from ...security.identity import Identity
 
 MEMBERSHIP, ROUND = b"M", b"R"
 MAX_CONTACTS = 256
@@ -79,6 +80,7 @@ OF_SPANS = frozenset(KINDS[kind] for kind in (m.Get, m.Need, m.Missing))
 """Messages that cost what they are long."""
 CHUNKLESS = m.outline(m.encode(m.Envelope("", 0, 0, m.Get(bytes(32), ()))), PeerId("")).nbytes
 """Bytes of a Get that asks for hashes."""
+RESTING_PULLS = 4  # a member that rests looks once in so many pulls
 Phase = Literal["seeking", "fetching", "running", "left"]
 
 
@@ -104,8 +106,7 @@ class Session:
         branch_after_s: float | None = None,
         log: str = "",
         membership: Membership | None = None,
-        identity: Identity | None = None,
-        secrets: Random | None = None,
+        pre_round: Callable[[SessionView, Operations], Beforehand] | None = None,
         probation: int = 0,
         per_hour: int = 0,
         budgets: Accountant | None = None,
@@ -116,10 +117,12 @@ class Session:
 
         ``branch_after_s``: those who see no quorum for so long go on together, uncertified; None:
         the run waits for one. ``log`` and ``membership``: of a fragment, whose run has others, with
-        the same membership. ``identity``: ``me``'s, for secure rounds and BTARD; ``secrets``: what
-        makes their secrets in a simulation. ``probation``, ``per_hour``: see `Admission`.
+        the same membership. ``pre_round``: makes what members do together before the log is given
+        anything, in a run that asks for it (`node.secure.choosing`). ``probation``, ``per_hour``:
+        see `Admission`.
         ``budgets``: of the run's peers; fragments have the same. ``doors``: by what peers enter the
-        configuration. Raises LocalProtocolError for a secure run without an identity.
+        configuration. Raises LocalProtocolError for a run that asks for a ``pre_round``
+        and has none.
         """
         self.run, self.me, self.organiser, self.settings, self.ports, self.rng = (
             run,
@@ -153,14 +156,13 @@ class Session:
         self.actions = LogActions(self)
         self.transfer = Transfer(self.actions, organiser, self.timing, rng, settings.lying)
         self.serving = Serving(self)
-        self.operations = Operations(self)
+        self.operations = Operations(self, self.serving)
         self.earlier = Earlier(self)
-        self.installing = Installing(self)
-        self.applying = Applying(self)
-        self.others = Others(self)
-        self.admission = Admission(self, probation, per_hour)
         self.retaining = Retaining(self)
-        self.distances = Distances(self)
+        self.admission = Admission(self, self.retaining, probation, per_hour)
+        self.others = Others(self, self.admission)
+        self.distances = Distances(settings.reducer)
+        self._unrecorded: Entry | None = None  # applied, but the disk was full
         self.left = self.doubled = False
         self.began_at = now
         self.script: Layout | None = None  # layout of the attached script, if any
@@ -172,21 +174,15 @@ class Session:
         self._draining = False
         self._asked_at = self._ticked_at = -1e9
         self._now = now
-        self.branching = Branching(self, branch_after_s)
-        self.recertifying = Recertifying(self)
-        self.waits = Waits(self, now)
-        if (settings.secure or settings.btard) is not None and (identity is None or log):
+        self.branching = Branching(self, self.serving, branch_after_s)
+        self.installing = Installing(self, self.branching)
+        self.recertifying = Recertifying(self, self.others)
+        self.waits = Waits(self, self.others, self.recertifying, now)
+        if (settings.secure or settings.btard) is not None and (pre_round is None or log):
             raise LocalProtocolError(
                 "a secure run, or one with BTARD, takes an identity, and is in one piece"
             )
-        self.secure = (
-            SecureRounds(self, settings.secure, identity, secrets)
-            if settings.secure and identity
-            else None
-        )
-        self.beforehand: Beforehand | None = self.secure
-        if settings.btard and identity:
-            self.beforehand = BtardRounds(self, settings.btard, identity, secrets)
+        self.beforehand: Beforehand | None = pre_round(self, self.operations) if pre_round else None
 
     # ---- views
     @property
@@ -246,6 +242,59 @@ class Session:
         """Rounds in the current anchor; -1 before there is a state."""
         return self.rounds(self.round) + self.branching.rounds if self.round >= 0 else -1
 
+    @property
+    def removed(self) -> bool:
+        """Whether this member's present life was removed from the run."""
+        return self.machine is not None and gone(self.machine.me, self.machine.removed)
+
+    @property
+    def installs(self) -> bool:
+        """Whether a fetched state is being installed: nothing may be applied meanwhile."""
+        return self.installing.under_way
+
+    @property
+    def on_branch(self) -> bool:
+        """Whether the replica holds a branch's state, which no entry certifies."""
+        return self.branching.base_state is not None
+
+    def find(self, name: bytes) -> tuple[Entry, memoryview] | None:
+        """An entry of any log here by its hash, with its result bytes, if both are here."""
+        if self.machine is None:
+            return None
+        return self.branching.find(name) or self.serving.find(name) or self.operations.find(name)
+
+    # ---- what the log says to scripts
+    def tallies(self, first: int) -> list[Tally]:
+        """Who was counted in the applied entries from number ``first`` on, as many as are told at
+        once. Raises StorageError.
+        """
+        return [] if self.machine is None else tallies(self.machine.journal.entries, first)
+
+    def readings(self, entry: int) -> list[Reading]:
+        """What contributors say of the newest round in the state after log entry ``entry``; on a
+        branch, of the last certified one.
+        """
+        machine = self.machine
+        if machine is None:
+            return []
+        return newest_readings(machine.journal.entries, machine.frontier, entry)
+
+    def lag(self, entry: int) -> float:
+        """How many inner steps that round took to be decided: the median of what its contributors
+        say, 0 where none does.
+        """
+        return median_lag(self.readings(entry))
+
+    @property
+    def steps(self) -> int:
+        """How many inner steps this member's script makes now, where members come in groups
+        (`AnchorView.steps`).
+        """
+        machine = self.machine
+        if machine is None or machine.grouping is None:
+            return 0
+        return machine.grouping.steps(self.me)
+
     def clock(self) -> float:
         """The time of the input being handled."""
         return self._now
@@ -268,15 +317,72 @@ class Session:
         StorageError.
         """
         self._now = now
-        restore(self, now)
+        self._restore(now)
         self.branching.restore()
+
+    def _restore(self, now: float) -> None:
+        """The journal, the checkpoint and the results since; where something of it is missing, the
+        state is sought among the others.
+
+        Raises StorageError where storage says that nobody else can have it.
+        """
+        storage = self.ports.storage
+        journal, layout = storage.journal(), storage.layout()
+        if not journal.entries:
+            return None
+        newest = journal.entries.since(max(0, len(journal.entries) - RECENT))
+        admitted = tuple(each for certified in newest for each in certified.entry.admitted)
+        if admitted:  # a power cut may have taken what was written of them beside the journal
+            self.ports.emit(ev.LetIn(admitted))
+        replica = storage.replica(layout, restore=True) if layout is not None else None
+        if replica is None or not 0 <= replica.generation < len(
+            journal.entries
+        ):  # or killed between a fetched state and its entries
+            self.make_machine(now, journal.entries[0])
+            return self.transfer.seek_state()
+        if not replay(storage, replica, journal.entries):
+            storage.lacks_results()
+            self.make_machine(now, journal.entries[0])
+            return self.installing.replay(now, replica)
+        self.replica = replica
+        self.make_machine(now, journal.entries[0])
+        replica.publish(self.round)
+        self.hash_state(self.round + 1)
+        self.opened(now)
+        self.operations.restore(now)
+        return self.ports.emit(ev.StateReady(self.completed))
 
     def found(self, now: float, layout: Layout, initial: Tensor) -> None:
         """Found the run with these parameters (float32, (numel,)): only its organiser may, once.
         Raises StorageError, ConfigError.
         """
         self._now = now
-        found(self, now, layout, initial)
+        storage = self.ports.storage
+        if self.machine is not None or self.me != self.organiser or storage.journal().entries:
+            raise LocalProtocolError(
+                "only the organiser founds a run, and only one that has no state"
+            )
+        settings, journal = self.settings, storage.journal()
+        replica = storage.replica(layout, restore=False)
+        replica.initialise(initial)
+        replica.publish(0)
+        certified = make_genesis(
+            run=self.run,
+            log=self.log,
+            me=Member(self.me, journal.incarnation),
+            replica=replica,
+            chunk_elements=self.chunk_elements or chunk_elements(settings.codec, layout.numel),
+            codec=mixture_of(layout, settings.codec, settings.codecs),
+            reducer=settings.reducer,
+            sign=self.ports.sign,
+        )
+        storage.found(
+            replica, certified
+        )  # before anybody hears of the run: nobody else could restore it
+        self.replica = replica
+        self.make_machine(now, certified).root = certified.entry.base_state
+        self.opened(now)
+        self.ports.emit(ev.StateReady(0))
         self._drain(now)
 
     def make_machine(self, now: float, genesis: Certified) -> RoundMachine:
@@ -389,12 +495,60 @@ class Session:
                 f"contribution of {vector.numel()} elements to a run of {self.machine.shape.numel}"
             )
         self.offering.put((cid, samples, vector, reading), base)
-        self.offering.offer(now)
+        self.offer(now)
         self._drain(now)
+
+    def offer(self, now: float) -> None:
+        """Freeze the script's first contribution for the open round, if nothing is."""
+        machine, offering = self.machine, self.offering
+        if machine is not None and not machine.takes_part:
+            offering.first()
+            machine.set_waiting(offering.waits)
+        if self.beforehand is not None:
+            return self.beforehand.offer(now)
+        if self.branching.active:
+            return self.branching.offer(now)
+        if (
+            machine
+            and machine.contribution is None
+            and not machine.open.applying
+            and (given := offering.first()) is not None
+        ):
+            cid, samples, vector, reading = given
+            self.ports.exchange.freeze(self.log, machine.round, cid, vector)
+            self.admission.offered(cid, vector)
+            self.retaining.offered(cid, vector)
+            machine.contribute(now, cid, samples, self.distances.said(reading))
+        return None
+
+    def _refuse(self, now: float, cid: bytes) -> None:
+        """The data plane found NaN, infinity, or what its codec cannot hold, in a contribution: it
+        is in no round. Why is told once known.
+        """
+        machine, replica = self.machine, self.replica
+        flat = self.branching.refuse(cid)
+        if (
+            flat is None
+            and machine
+            and machine.contribution
+            and machine.contribution[0] == cid
+            and not self.branching.active
+        ):
+            machine.contribution, (_, _, flat, _) = None, self.offering.take()
+        if flat is not None and machine and replica:
+            self.ports.offload(
+                lambda: why_refused(flat, replica.layout, machine.shape.codec),
+                lambda _, why: self.ports.emit(ev.ContributionRefused(cid, why, unfit=True)),
+            )
+        else:
+            why = "it holds NaN or infinity, or a value too large for its codec"
+            self.ports.emit(ev.ContributionRefused(cid, why, unfit=True))
+        self.operations.refuse(now, cid)
+        self.ports.exchange.release(cid)
 
     def tell(self, event: ev.OperationDone | ev.OperationRefused) -> None:
         """What became of a free-standing operation: of a secure round's own, or of the script's."""
-        if self.secure is None or not self.secure.takes(event):
+        if self.beforehand is None or not self.beforehand.takes(event):
             self.ports.emit(event)
 
     def settle(self, now: float) -> None:
@@ -565,7 +719,7 @@ class Session:
             case x.PeerFault():
                 self.ports.emit(ev.PeerMisbehaved(event.peer, event.reason))
             case x.NonFinite():
-                self.offering.refuse(now, event.cid)
+                self._refuse(now, event.cid)
             case _:
                 pass
         self._drain(now)
@@ -610,7 +764,42 @@ class Session:
         before.
         """
         beat, soon = self.membership.next_due(), self._ticked_at + self.timing.pull_s
-        return beat if beat <= soon else min(beat, self._ticked_at + look_s(self))
+        return beat if beat <= soon else min(beat, self._ticked_at + self.look_s)
+
+    @property
+    def look_s(self) -> float:
+        """Seconds between two looks at what may need repair: training takes minutes, and a look
+        twenty times a second for nothing takes from it.
+        """
+        return self.timing.pull_s * (RESTING_PULLS if self._rests else 1)
+
+    @property
+    def _rests(self) -> bool:
+        """Whether nothing is under way as far as this member knows, no round, no operation and no
+        transfer, and it waits for nobody.
+        """
+        machine, transfer = self.machine, self.transfer
+        if (
+            machine is None or machine.contribution is not None or self.operations.under_way
+        ):  # the likeliest, asked for every message
+            return False
+        if self.beforehand is not None and self.beforehand.active:
+            return False
+        if self.branching.after_s is not None:  # whether a quorum is in sight must be seen soon
+            return False
+        if machine.stateless or machine.engaged or machine.leaving or not machine.is_member:
+            return False
+        if any(who not in machine.config for who in machine.joiners):
+            return False
+        if (
+            machine.open.first_ready_at is not None
+            or machine.voted >= machine.round
+            or self._unrecorded is not None
+        ):
+            return False
+        if self.recertifying.view() is not None:
+            return False
+        return not (self.installing.busy or transfer.fetching or transfer.seeking_state)
 
     # ---- progress
     def adopt(self, now: float, round_: int, root: bytes) -> None:
@@ -644,9 +833,60 @@ class Session:
     def applied(self, now: float, entry: Entry) -> None:
         """The outer step of the decided entry is done: the next round opens."""
         self._now = now
-        self.applying.applied(now, entry)  # where it cannot be recorded, `tick` tries again
+        self._applied(now, entry)  # where it cannot be recorded, `tick` tries again
         self._retry(now)
         self._drain(now)
+
+    def _applied(self, now: float, entry: Entry) -> None:
+        """Record it, hash and save its state beside, and open the next round. Raises StorageError:
+        then `_retry` comes back to it.
+        """
+        machine, replica = self.machine, self.replica
+        assert machine is not None
+        assert replica is not None
+        replica.publish(entry.round)
+        self.ports.exchange.close_round(self.log, entry.round)
+        decided, self._unrecorded = machine.open.decided, entry
+        machine.on_applied(now)
+        self._unrecorded = None
+        self.transfer.drop(machine.round)
+        self.transfer.seeking_state = False  # replay goes on; a Catch says if it cannot
+        self.actions.clear()
+        self.hash_state(machine.round)
+        if decided and (
+            entry.round % min(self.checkpoint_every, MOST_REPLAYED) == 0
+            or self.completed == self.settings.rounds
+        ):
+            self._checkpoint(decided)
+        self.ports.storage.forget_results(machine.round - self.timing.keep_rounds)
+        self.opened(now)
+        self.resume(now, machine)
+
+    def hash_state(self, round_: int) -> None:
+        """Compute the Merkle root of the state before ``round_``, beside."""
+        replica = self.replica
+        assert replica is not None
+
+        def hashed(now: float, hashes: list[bytes]) -> None:
+            self.hashed(now, round_, merkle_root(hashes))
+
+        self.ports.offload(replica.hashes, hashed)
+
+    def _checkpoint(self, certified: Certified) -> None:
+        replica, rounds = self.replica, self.rounds(certified.entry.round)
+        assert replica is not None
+        self.ports.offload(
+            lambda: self.ports.storage.checkpoint(replica, certified, rounds),
+            lambda now, _: None,
+        )
+
+    def diverged(self, entry: Entry, mine: bytes) -> None:
+        """Our state is not the one the others decided on: it must never happen; fetch the state
+        anew.
+        """
+        if not self.transfer.seeking_state:
+            self.ports.emit(ev.StateDiverged(entry.round, mine, entry.base_state))
+            self.transfer.seek_state()
 
     def stored(self, now: float, bound: Plan | Entry, digests: tuple[bytes, ...]) -> None:
         """Result bytes of the open round are on the medium."""
@@ -664,7 +904,8 @@ class Session:
     def _retry(self, now: float) -> None:
         """What had to wait for another job, or for room on the disk."""
         self.actions.retry(now)
-        self.applying.retry(now)
+        if self._unrecorded is not None:
+            self.applied(now, self._unrecorded)
         self.installing.retry(now)
 
     def hashed(self, now: float, round_: int, root: bytes) -> None:
@@ -743,7 +984,14 @@ class Session:
         if not self._follows:
             self.membership.announce(now, round=self.completed + 1)
         self.serving.recall(machine)
-        self.offering.opened(now)
+        contribution = machine.contribution
+        if contribution is not None and machine.takes_part:
+            # what was offered to the round before, where that had no contributors, stands: it is
+            # signed anew, for this one
+            vector = self.offering.head(contribution[0])
+            if vector is not None:
+                self.retaining.offered(contribution[0], vector)
+        self.offer(now)
 
     def _drain(self, now: float) -> None:
         """Deliver messages to oneself and send what membership has to say."""

@@ -7,15 +7,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
 
-from ...collectives.group import Contributor, Member, Reading
-from ...collectives.round import rounds_in
+from ...collectives.group import Certified, Contributor, Member, Reading
+from ...collectives.round import Log, rounds_in
 from ...collectives.swarm import Share, Tally
-from ...optim.outer.readings import median_lag
-
-if TYPE_CHECKING:
-    from .session import Session
 
 AT_ONCE = 12  # entries of 256 members are a megabyte, which a control frame holds
 
@@ -31,13 +26,10 @@ def shares_of(
     )
 
 
-def tallies(session: Session, first: int) -> list[Tally]:
+def tallies(entries: Log, first: int) -> list[Tally]:
     """Of the applied entries from number ``first`` on, as many as are told at once. Raises
     StorageError.
     """
-    if session.machine is None:
-        return []
-    entries = session.machine.journal.entries
     told, round_ = list[Tally](), entries.rounds(first - 1)
     for certified in islice(entries.since(first), AT_ONCE):
         entry, shares = certified.entry, Counter[Member]()
@@ -50,30 +42,13 @@ def tallies(session: Session, first: int) -> list[Tally]:
     return told
 
 
-def newest_readings(session: Session, entry: int) -> list[Reading]:
+def newest_readings(entries: Log, frontier: Sequence[Certified], entry: int) -> list[Reading]:
     """What contributors say of the newest round that is in the state after log entry ``entry``;
-    empty before the first. That of the last certified one on a branch."""
-    if session.machine is None:
-        return []
-    entries = session.machine.journal.entries
-    ahead = {certified.entry.round: certified for certified in session.machine.frontier}
+    empty before the first. ``entries``: the applied ones; ``frontier``: certified ones that follow.
+    """
+    ahead = {certified.entry.round: certified for certified in frontier}
     for number in range(min(entry, max([len(entries) - 1, *ahead])), 0, -1):
         found = entries[number] if number < len(entries) else ahead[number]
         if found.entry.contributors:
             return [contributor.reading for contributor in found.entry.contributors]
     return []
-
-
-def steps(session: Session) -> int:
-    """How many inner steps this member's script makes now, where members come in groups
-    (`AnchorView.steps`).
-    """
-    machine = session.machine
-    return 0 if machine is None or machine.grouping is None else machine.grouping.steps(session.me)
-
-
-def lag(session: Session, entry: int) -> float:
-    """How many inner steps that round took to be decided: the median of what its contributors say,
-    0 where none does.
-    """
-    return median_lag(newest_readings(session, entry))

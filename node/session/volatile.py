@@ -5,19 +5,12 @@ perhaps all the time of the world.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import msgspec
 
-from ...collectives import messages as m
-from ...collectives.group import Entry, Member, Plan, Vote
-from ...collectives.identifiers import PeerId
-from ...collectives.pace import Pace
+from ...collectives.group import Entry, Vote
 from ...collectives.round import MemoryJournal, Timing
-
-if TYPE_CHECKING:
-    from .session import Session
 
 
 def patient(timing: Timing) -> Timing:
@@ -49,91 +42,3 @@ class VolatileJournal(MemoryJournal):
         if not self.spent:
             self._spend()  # may raise StorageError: tried again before anything is said
             self.spent = True
-
-
-class BesideRun:
-    """The part of `RoundActions` that is the same for every log beside the run's: branches and
-    operations.
-    """
-
-    session: Session
-
-    def report(self, plan_id: bytes) -> None:
-        """Ask the data plane."""
-        self.session.ports.exchange.report(plan_id)
-
-    def resend_parts(self, peer: PeerId, plan_id: bytes, cid: bytes, spans: m.Spans) -> None:
-        """Send parts again."""
-        self.session.ports.exchange.resend_parts(peer, plan_id, cid, spans)
-
-    def resend_results(self, peer: PeerId, plan_id: bytes, spans: m.Spans) -> None:
-        """Send results again."""
-        self.session.ports.exchange.resend_results(peer, plan_id, spans)
-
-    def fetch_result(self, entry: Entry, holders: Sequence[PeerId]) -> None:
-        """Fetch result bytes."""
-        self.session.transfer.fetch_result(
-            self.session.clock(), entry, [peer for peer in holders if peer != self.session.me]
-        )
-
-    def keep(self, entry: Entry) -> None:
-        """Votes are volatile."""
-
-    def tip(self) -> m.Tip | None:
-        """Nothing beside the run has branches of its own."""
-        return None
-
-    def nodes(self) -> Collection[PeerId]:
-        """Nobody seals such a log."""
-        return ()
-
-    def suspected(self, peer: PeerId) -> bool:
-        """Whether the peer is believed dead."""
-        return self.session.actions.suspected(peer)
-
-    def deaf_to(self, peer: PeerId) -> bool:
-        """Whether this member does not listen to the peer for now."""
-        return self.session.actions.deaf_to(peer)
-
-    def unread(self, peer: PeerId) -> bool:
-        """Whether the peer does not read what it is told."""
-        return self.session.actions.unread(peer)
-
-    def let_in(self, joiners: Sequence[Member]) -> list[Member]:
-        """Whoever asks; nobody does."""
-        return list(joiners)
-
-    def contradicts(self, entry: Entry) -> bool | None:
-        """Nothing is made beside what owners state."""
-        return False
-
-    def may_vote(self, entry: Entry, voters: Collection[PeerId]) -> bool:
-        """For whatever is here."""
-        return True
-
-    def on_false(self, entry: Entry, convener: PeerId, ballot: int) -> None:
-        """See `contradicts`."""
-
-    def helps(self, peer: PeerId) -> bool:
-        """Nobody: an operation is of those who call it."""
-        return False
-
-    def caught(self, peer: PeerId, one: tuple[bytes, bytes], other: tuple[bytes, bytes]) -> None:
-        """Nothing of what is said beside the run's log could tell: it is decided by majorities."""
-
-    def relabelled(
-        self, peer: PeerId, proposal: tuple[bytes, bytes], entry: Entry, plan: Plan, index: int
-    ) -> None:
-        """As `caught`."""
-
-    def pace(self) -> Pace:
-        """How fast this node's links are."""
-        return self.session.ports.pace()
-
-    def sign(self, payload: bytes) -> bytes:
-        """Sign as this peer."""
-        return self.session.ports.sign(payload)
-
-    def verify(self, peer: PeerId, payload: bytes, signature: bytes) -> bool:
-        """Check a signature."""
-        return self.session.ports.verify(peer, payload, signature)

@@ -8,55 +8,27 @@ several times as long as rounds take, again when it changes, and that it is over
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal
-
-import msgspec
 
 from ...collectives.group import Member
 from ...collectives.identifiers import PeerId
+from ...collectives.round import RoundView
 from . import events as ev
+from .events import Waiting, WaitState
+from .others import Others
+from .recertifying import Recertifying
+from .view import SessionView
 
-if TYPE_CHECKING:
-    from ...collectives.round import RoundMachine
-    from .session import Session
-
-WaitState = Literal[
-    "training",
-    "waiting for peers",
-    "no quorum",
-    "doubled",
-    "lacking state",
-    "recertifying",
-    "round under way",
-    "finished",
-    "left",
-    "banned",
-    "removed",
-]
 QUIET_ROUNDS = 3.0  # no commit for so many times as long as the last round took is silence
 QUIET_S = 5.0  # and for at least so long
-
-
-class Waiting(msgspec.Struct, frozen=True):
-    """``what`` is waited for, ``of`` whom, and what ``ends`` it; ``since``: seconds of the
-    session's clock, when this began.
-
-    ``round_open_s``: for how long no entry was decided.
-    """
-
-    state: WaitState
-    what: str
-    of: tuple[PeerId, ...]
-    ends: str
-    since: float
-    round_open_s: float = 0.0
 
 
 class Waits:
     """Of one log."""
 
-    def __init__(self, session: Session, now: float) -> None:
-        self.session = session
+    def __init__(
+        self, session: SessionView, others: Others, recertifying: Recertifying, now: float
+    ) -> None:
+        self.session, self._others, self._recertifying = session, others, recertifying
         self._moved_at = now  # when the log came on last
         self._round = -1
         self._now: Waiting | None = None
@@ -121,13 +93,13 @@ class Waits:
             )
         if session.me in session.membership.banned:
             return "banned", "nothing", (), "the organiser lifts the ban"
-        if session.recertifying.removed:
+        if session.removed:
             return "removed", "nothing", (), "this node joins again in a new life"
         if machine is None:
             return (
                 "waiting for peers",
                 "the beginning of the run's log",
-                _names(session.others.targets(now)),
+                _names(self._others.targets(now)),
                 "a member that has it is reached",
             )
         if machine.stateless or session.transfer.seeking_state:
@@ -140,7 +112,7 @@ class Waits:
                 self._holders(machine),
                 "one of them that holds it is reached",
             )
-        if (view := session.recertifying.view()) is not None:
+        if (view := self._recertifying.view()) is not None:
             return (
                 "recertifying",
                 "the answers of all known nodes to the organiser's seal",
@@ -165,12 +137,12 @@ class Waits:
         return self._in_round(machine)
 
     def _no_quorum(
-        self, machine: RoundMachine, there: list[Member]
+        self, machine: RoundView, there: list[Member]
     ) -> tuple[WaitState, str, tuple[PeerId, ...], str]:
         gone = [member.peer for member in machine.config if member not in there]
         needed = (len(machine.config) + machine.lying) // 2 + 1
         what = f"{needed} of {len(machine.config)} members; {len(there)} can be counted on"
-        for peer in [who for who in gone if self.session.others.lives_on(who, machine)]:
+        for peer in [who for who in gone if self._others.lives_on(who, machine)]:
             what += f"; {peer} lives on as another member, since it lost what it had voted"
         way_out = "the organiser runs atoll recertify"
         if machine.lying:  # the organiser's word is no proof there
@@ -179,7 +151,7 @@ class Waits:
         return "no quorum", what, _names(gone), ends
 
     def _outside(
-        self, machine: RoundMachine, there: list[Member]
+        self, machine: RoundView, there: list[Member]
     ) -> tuple[WaitState, str, tuple[PeerId, ...], str]:
         """A quorum is there, and this member takes no part in it yet."""
         if machine.unasked:
@@ -196,7 +168,7 @@ class Waits:
             "their next round is decided",
         )
 
-    def _in_round(self, machine: RoundMachine) -> tuple[WaitState, str, tuple[PeerId, ...], str]:
+    def _in_round(self, machine: RoundView) -> tuple[WaitState, str, tuple[PeerId, ...], str]:
         """A quorum is there, and this member is one of it."""
         ready = {offer.member.peer for offer in machine.offered()}
         late = [
@@ -232,9 +204,9 @@ class Waits:
         assert machine is not None
         if member.peer == session.me:
             return member == machine.me
-        return not machine.ended(member) and session.others.there(now, member.peer) is not False
+        return not machine.ended(member) and self._others.there(now, member.peer) is not False
 
-    def _holders(self, machine: RoundMachine) -> tuple[PeerId, ...]:
+    def _holders(self, machine: RoundView) -> tuple[PeerId, ...]:
         """Who would have the newest state: who voted for the newest entry known, and its members."""
         tail = machine.tail
         peers = [vote.member.peer for vote in tail.votes]

@@ -24,6 +24,7 @@ from ...collectives.simulation import Network, ProcessDied, Timer, World
 from ...collectives.swarm import RunSettings
 from ...security.identity import Identity
 from ...security.rules.reducers import find_reducer
+from ..secure.choosing import pre_round_of
 from ..session.barrier import Barrier
 from ..session.fragments import Fragments
 from ..session.ports import DataPlane, Storage
@@ -156,7 +157,8 @@ class NodeProcess:
         )
         self.exchange = cast(DataPlane, self.plane)
         self.barrier = Barrier([storage, *others], self.persist)
-        alone = partial(Session, identity=place.identities.get(peer), secrets=rng)
+        pre_round = pre_round_of(place.settings, place.identities.get(peer), rng)
+        alone = partial(Session, pre_round=pre_round)
         make = partial(Fragments, storages=[storage, *others]) if others else alone
         self.run: Session | Fragments = make(
             run=place.run_id,

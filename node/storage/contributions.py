@@ -16,7 +16,7 @@ import msgspec
 from ...collectives.errors import StorageError
 from ...collectives.identifiers import PeerId
 from ..paths import make_private
-from ..session.retaining import Statement
+from ..session.record import Statement
 from .medium import storage_error, write_atomically
 
 FOLDER = "contributions"

@@ -19,6 +19,7 @@ from session_table import LAYOUT, SETTINGS, Peer, Table
 
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.swarm import RunSettings
+from atoll.node.secure.rounds import SecureRounds
 from atoll.node.secure.vectors import Summed, Vectors
 from atoll.node.session import events as ev
 from atoll.optim import SoloSwarm, attach
@@ -87,8 +88,8 @@ def contribute(peer: Peer, number: int, name: str) -> bytes:
     """A vector of so many samples, after what was measured was told to its own node."""
     cid = name.encode().ljust(16, b".")
     vector = torch.full((LAYOUT.numel,), (number + 1) / 8)
-    if (secure := peer.session.secure) is not None:
-        secure.metrics.update(metrics_of(number))
+    if isinstance(rounds := peer.session.beforehand, SecureRounds):
+        rounds.metrics.update(metrics_of(number))
     peer.do(lambda session, now: session.contribute(now, cid, samples_of(number), vector))
     return cid
 

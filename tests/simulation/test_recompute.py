@@ -24,7 +24,7 @@ from atoll.collectives.swarm import OuterSettings, RunSettings
 from atoll.node import recompute as r
 from atoll.node.audit import Source
 from atoll.node.session import events as ev
-from atoll.node.session.retaining import statement_payload
+from atoll.node.session.record import statement_payload
 from atoll.node.session.session import ROUND
 from atoll.node.simulation.process import sign_as
 from atoll.node.storage.contributions import DATA, SIGNED, ContributionFiles

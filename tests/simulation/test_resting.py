@@ -12,8 +12,7 @@ from atoll.collectives import api
 from atoll.collectives.round import Timing
 from atoll.node.local import LocalSwarm
 from atoll.node.local_member import LocalMember
-from atoll.node.session.resting import RESTING_PULLS, look_s
-from atoll.node.session.session import Session
+from atoll.node.session.session import RESTING_PULLS, Session
 
 PULL_S = Timing().pull_s
 
@@ -28,23 +27,23 @@ def test_a_member_rests_until_an_operation_or_a_round_is_under_way() -> None:
     def body(member: Any) -> list[float]:
         api.enter(member)
         member.sleep(5.0 - member.clock())
-        found = [look_s(session_of(member))]
+        found = [session_of(member).look_s]
         if member.index:
             member.sleep(2.0)
         handle = api.barrier(member, op_id="b", deadline_s=20.0)
         member.sleep(0.5)
-        found.append(look_s(session_of(member)))
+        found.append(session_of(member).look_s)
         assert handle.wait().status == "committed"
         member.sleep(10.0 - member.clock())
-        found.append(look_s(session_of(member)))
+        found.append(session_of(member).look_s)
         if member.index:
             member.sleep(0.5)
         pending = member.contribute(samples=1, write=lambda out: out.fill_(1.0))
         member.sleep(0.25)
-        found.append(look_s(session_of(member)))
+        found.append(session_of(member).look_s)
         assert pending.wait(20.0).counted
         member.sleep(15.0 - member.clock())
-        return [*found, look_s(session_of(member))]
+        return [*found, session_of(member).look_s]
 
     first, second = LocalSwarm(2).run(body)
     rest = RESTING_PULLS * PULL_S

@@ -319,7 +319,7 @@ def test_the_medium_says_that_a_vector_was_handed_over_before_any_byte_of_it_lea
         sites.until(lambda: bool(struck) and struck[0][0].lives == 2)
         assert not early
         peer, cid = struck[0]
-        rounds: Any = peer.session.secure
+        rounds: Any = peer.session.beforehand
         assert rounds.gave(cid)
         sites.until(sites.committed(max(p.session.completed for p in sites.peers) + 2))
     sites.table.end()
@@ -411,7 +411,9 @@ def test_nobody_follows_one_member_to_an_attempt_far_ahead() -> None:
 
     def lie() -> None:
         for peer in honest:
-            if (masking := peer.session.secure.masking if peer.session.secure else None) is None:
+            rounds = peer.session.beforehand
+            assert isinstance(rounds, SecureRounds)
+            if (masking := rounds.masking) is None:
                 continue
             binding = dataclasses.replace(masking.binding, attempt=last)
             said = Said(binding.number(liar.name), Client(binding, identity, Memory()).keys())
@@ -432,7 +434,9 @@ def test_what_a_round_needs_is_of_those_that_were_drawn_for_it() -> None:
     for sample, needed in ((Sample(count=4, least=3), 3), (None, 5)):
         table = Table(7, structs.replace(SECURE, sample=sample))
         assert {
-            peer.session.secure.needed for peer in table.all_in() if peer.session.secure is not None
+            rounds.needed
+            for peer in table.all_in()
+            if isinstance(rounds := peer.session.beforehand, SecureRounds)
         } == {needed}
         table.end()
 

@@ -508,7 +508,7 @@ def diverge(peer: Peer) -> None:
     replica = peer.session.replica
     assert isinstance(replica, ModelReplica)
     replica.anchor[3] += 1.0
-    peer.do(lambda session, now: session.applying.hash_state(peer.machine.round))
+    peer.do(lambda session, now: session.hash_state(peer.machine.round))
     peer.table.wait(0.1)
 
 

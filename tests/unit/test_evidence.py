@@ -19,7 +19,7 @@ from atoll.node.evidence import MAX_EVIDENCE, Twice, accused, check, twice
 from atoll.node.manifest import parse_manifest, save_run, sign_manifest
 from atoll.node.paths import find_paths
 from atoll.node.service.ports import DOMAIN
-from atoll.node.session.retaining import statement_payload
+from atoll.node.session.record import statement_payload
 from atoll.security.identity import Identity, load_or_create, verify
 
 ORGANISER, MEMBER, LIAR = (Identity(bytes([i]) * 32) for i in range(1, 4))

@@ -263,7 +263,7 @@ OURS = {
     "node.standing.Standing": "written by this node",
     "node.local_settings.LocalSettings": "a file of the current folder, quoted where it is shown",
     "node.invite.Invite": "its addresses are checked where they are unpacked",
-    "node.session.waiting.Waiting": "sentences of a session's own",
+    "node.session.events.Waiting": "sentences of a session's own",
     "node.session.kept.KeptVote": "written by this node",
     "node.shared_memory.AnchorSlot": "between a script and its node",
     "node.simulation.swarm._Body": "a simulation",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from atoll.node.cli.views import waiting_lines
 from atoll.node.service.waiting import document_of
-from atoll.node.session.waiting import Waiting
+from atoll.node.session.events import Waiting
 
 WAITING = Waiting(
     "no quorum",

@@ -1,0 +1,226 @@
+"""SessionView: what the parts of a session see of it, and the few things that they ask of it.
+
+A part owns state of its own (branches, operations, what is served, who may enter) and stands below
+`session.Session`, which makes it. It imports this protocol, never the session; a part that uses
+another one is handed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Protocol
+
+from ...collectives.group import Entry, Plan, Reading
+from ...collectives.identifiers import PeerId, RunId
+from ...collectives.layout import Layout
+from ...collectives.round import RoundActions, RoundMachine, Timing
+from ...collectives.swarm import RunSettings
+from ..membership import Membership
+from . import events as ev
+from .beforehand import Beforehand
+from .budgets import Accountant
+from .offering import Offering
+from .ports import Replica, SessionPorts
+from .transfer import Transfer, TransferActions
+
+
+class LogView(RoundActions, TransferActions, Protocol):
+    """What parts see of what a session does for its run's log (`actions.LogActions`)."""
+
+    @property
+    def results(self) -> dict[tuple[bytes, ...], memoryview]:
+        """Complete result bytes of the open round, by part digests; parts add to it."""
+        ...
+
+    def store(
+        self, now: float, bound: Plan | Entry, digests: tuple[bytes, ...], data: memoryview
+    ) -> None:
+        """Result bytes of the open round are here: voted on once they are on the medium."""
+        ...
+
+
+class SessionView(Protocol):
+    """One run at one member. Attributes are for reading; the objects behind `machine`, `replica`,
+    `membership`, `offering` and `transfer` are changed by their own methods.
+    """
+
+    # ---- what the run is
+    @property
+    def run(self) -> RunId:
+        """Id of the run."""
+        ...
+
+    @property
+    def log(self) -> str:
+        """Name of the log."""
+        ...
+
+    @property
+    def me(self) -> PeerId:
+        """This node's peer."""
+        ...
+
+    @property
+    def organiser(self) -> PeerId:
+        """Who founded the run."""
+        ...
+
+    @property
+    def settings(self) -> RunSettings:
+        """What all members of the run have in common."""
+        ...
+
+    @property
+    def timing(self) -> Timing:
+        """How long things may take."""
+        ...
+
+    @property
+    def site(self) -> str:
+        """The label of the place where this member is."""
+        ...
+
+    @property
+    def seeding(self) -> bool:
+        """Whether this member takes part also while no script is attached."""
+        ...
+
+    # ---- what the session is made of
+    @property
+    def ports(self) -> SessionPorts:
+        """The driver: data plane, storage, sending, jobs."""
+        ...
+
+    @property
+    def rng(self) -> Random:
+        """All chance of the session."""
+        ...
+
+    @property
+    def membership(self) -> Membership:
+        """Records and liveness of the run's peers."""
+        ...
+
+    @property
+    def budgets(self) -> Accountant:
+        """What each peer may still ask of this node."""
+        ...
+
+    @property
+    def machine(self) -> RoundMachine | None:
+        """The log's round; None before its genesis is known."""
+        ...
+
+    @property
+    def replica(self) -> Replica | None:
+        """Anchor and momentum; None before there is a state."""
+        ...
+
+    @property
+    def actions(self) -> LogView:
+        """What the session does for the run's log."""
+        ...
+
+    @property
+    def transfer(self) -> Transfer:
+        """What is being fetched."""
+        ...
+
+    @property
+    def offering(self) -> Offering:
+        """Contributions of the script that are in no round yet."""
+        ...
+
+    @property
+    def beforehand(self) -> Beforehand | None:
+        """What members do together before the log is given anything; None: nothing."""
+        ...
+
+    # ---- where it stands
+    @property
+    def began_at(self) -> float:
+        """When this life of the session began."""
+        ...
+
+    @property
+    def script(self) -> Layout | None:
+        """Layout of the attached script; None: no script is attached."""
+        ...
+
+    @property
+    def contacts(self) -> Sequence[PeerId]:
+        """Peers that discovery says take part in the run now."""
+        ...
+
+    @property
+    def left(self) -> bool:
+        """Whether this member left the run."""
+        ...
+
+    @property
+    def doubled(self) -> bool:
+        """Whether another process lives under this key."""
+        ...
+
+    @property
+    def removed(self) -> bool:
+        """Whether this member's present life was removed from the run."""
+        ...
+
+    @property
+    def installs(self) -> bool:
+        """Whether a fetched state is being installed: nothing may be applied meanwhile."""
+        ...
+
+    @property
+    def on_branch(self) -> bool:
+        """Whether the replica holds a branch's state, which no entry certifies."""
+        ...
+
+    @property
+    def round(self) -> int:
+        """The entry whose anchor is current; -1 before there is a state."""
+        ...
+
+    @property
+    def completed(self) -> int:
+        """Rounds in the current anchor; -1 before there is a state."""
+        ...
+
+    def rounds(self, entry: int) -> int:
+        """How many rounds are in the state after log entry ``entry``."""
+        ...
+
+    def readings(self, entry: int) -> list[Reading]:
+        """What contributors say of the newest round in the state after log entry ``entry``."""
+        ...
+
+    def clock(self) -> float:
+        """The time of the input being handled."""
+        ...
+
+    def config_peers(self) -> list[PeerId]:
+        """The members of the newest configuration known."""
+        ...
+
+    def find(self, name: bytes) -> tuple[Entry, memoryview] | None:
+        """An entry of any log here by its hash, with its result bytes, if both are here."""
+        ...
+
+    # ---- what parts ask of it
+    def resume(self, now: float, machine: RoundMachine) -> None:
+        """Its round is open: take up what came early."""
+        ...
+
+    def settle(self, now: float) -> None:
+        """After a command to a part: deliver what it said to this member itself."""
+        ...
+
+    def misbehaved(self, now: float, peer: PeerId, reason: str) -> None:
+        """A message of a peer broke a rule."""
+        ...
+
+    def tell(self, event: ev.OperationDone | ev.OperationRefused) -> None:
+        """What became of a free-standing operation."""
+        ...
