@@ -1,6 +1,9 @@
-"""Samples between a loader and the steps made on them."""
+"""Samples between a loader and the steps made on them, and what is attached to which swarm."""
 
 from __future__ import annotations
+
+import weakref
+from typing import Any, Protocol
 
 from ...collectives.errors import ConfigError
 from ...collectives.swarm import Outcome
@@ -45,3 +48,34 @@ class Ledger:
         """What became of a contribution."""
         if outcome.status == "uncertified" and outcome.counted:
             self.uncertified += samples
+
+
+class Attached(Protocol):
+    """What a shard sees of an attachment."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """Samples that the shard gave and steps took."""
+        ...
+
+    @property
+    def begun(self) -> tuple[int, int]:
+        """Committed rounds in the model's anchor, and samples trained since that no decided
+        contribution counts.
+        """
+        ...
+
+    @property
+    def done(self) -> bool:
+        """Whether the run has committed as many rounds as its manifest asks for."""
+        ...
+
+
+attached: weakref.WeakKeyDictionary[Any, weakref.ref[Attached]] = weakref.WeakKeyDictionary()
+"""What is attached to a model, an optimizer or a swarm. An attachment enters itself."""
+
+
+def attached_to(thing: object) -> Attached | None:
+    """What is attached to it; None: nothing."""
+    found = attached.get(thing)
+    return found() if found is not None else None

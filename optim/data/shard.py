@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -30,12 +30,9 @@ from ...collectives.errors import ConfigError, SwarmClosedError
 from ...collectives.group import Member
 from ...collectives.swarm import Swarm, Tally
 from .leases import Leases
+from .ledger import Attached, Ledger, attached_to
 from .order import Order
 from .spans import Span
-
-if TYPE_CHECKING:
-    from ..script.attachment import Attachment
-    from .ledger import Ledger
 
 logger = logging.getLogger("atoll")
 
@@ -129,7 +126,7 @@ class Shard:
             mine = self._rank * self._batch
             yield self._order(positions[mine : mine + self._batch]).tolist()
 
-    def _follow(self, attachment: Attachment) -> bool:
+    def _follow(self, attachment: Attached) -> bool:
         """After a turn: take up what the log says. Whether what was drawn is another's now."""
         self._catch_up(attachment)
         if self._checked:
@@ -140,7 +137,7 @@ class Shard:
             for at, drawn in enumerate(self._drawn)
         )
 
-    def _catch_up(self, attachment: Attachment) -> None:
+    def _catch_up(self, attachment: Attached) -> None:
         """Take up what the log says since the last turn, and where this member stands in it."""
         ledger = attachment.ledger
         if ledger.turns == self._turn:
@@ -209,12 +206,10 @@ class Shard:
             default=None,
         )
 
-    def _attached(self) -> Attachment | None:
-        from ..script.attachment import attachment_of  # which imports this package
+    def _attached(self) -> Attached | None:
+        return attached_to(self._swarm)
 
-        return attachment_of(self._swarm)
-
-    def _attachment(self) -> Attachment:
+    def _attachment(self) -> Attached:
         if (found := self._attached()) is None:
             raise ConfigError(
                 "a shard of a swarm to which nothing is attached",

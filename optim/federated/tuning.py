@@ -6,20 +6,26 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from ...collectives.errors import ConfigError
 
-if TYPE_CHECKING:
-    from ..script.attachment import Attachment
+
+class Anchored(Protocol):
+    """An attachment, as far as its anchor goes."""
+
+    def evaluate_anchor(self) -> AbstractContextManager[object]:
+        """The newest anchor is in the model for a with block."""
+        ...
 
 
 def fine_tuned_model(
-    attachment: Attachment,
+    attachment: Anchored,
     model: nn.Module,
     loss: Callable[[nn.Module, Any], torch.Tensor],
     batches: Iterable[Any],

@@ -34,7 +34,7 @@ from ...collectives.errors import (
 )
 from ...collectives.swarm import AnchorView, Outcome, Swarm, sample_count
 from ...collectives.telemetry import emit
-from ..data.ledger import Ledger
+from ..data.ledger import Ledger, attached, attached_to
 from ..model.flat import FlatVector, showing
 from ..rounds.events import ProgressDropped, Reentered, RoundSeen, TrainingAlone
 from ..rounds.replica import Turn
@@ -63,10 +63,6 @@ logger = logging.getLogger("atoll")
 # after a failed attempt to re-enter that took t seconds, train at least 10 t before the next
 RETRY_FACTOR = 10.0
 REST_S = 1.0  # how often a script that rests asks whether it may go on
-
-_attached: weakref.WeakKeyDictionary[Any, weakref.ref[Attachment]] = (
-    weakref.WeakKeyDictionary()
-)  # by model, optimizer and swarm
 
 
 def attach(
@@ -126,7 +122,7 @@ def attach(
         *((each, "optimizer") for each in inner),
         (swarm, "swarm"),
     ):
-        if (found := _attached.get(thing)) is not None and found() is not None:
+        if attached_to(thing) is not None:
             raise ConfigError(
                 f"this {key} is attached already",
                 key=key,
@@ -212,8 +208,8 @@ class Attachment:
                 optimizer.register_step_pre_hook(before),
                 optimizer.register_step_post_hook(after),
             ]
-            _attached[optimizer] = weakref.ref(self)
-        _attached[model] = _attached[swarm] = weakref.ref(self)
+            attached[optimizer] = weakref.ref(self)
+        attached[model] = attached[swarm] = weakref.ref(self)
         self._look_around()
         if self.done:
             self._lookout.tell_finished()
@@ -639,8 +635,8 @@ class Attachment:
         self._detached = True
         for hook in self._hooks:
             hook.remove()
-        for key in [key for key, value in _attached.items() if value() is self]:
-            del _attached[key]
+        for key in [key for key, value in attached.items() if value() is self]:
+            del attached[key]
         for strand in self._strands:
             strand.replica.base.release()
 
@@ -688,9 +684,3 @@ class Attachment:
         resuming, self._resuming = self._resuming, None
         if resuming is not None:
             resuming.finish(self._drop)
-
-
-def attachment_of(swarm: Swarm) -> Attachment | None:
-    """What is attached to ``swarm``."""
-    found = _attached.get(swarm)
-    return found() if found is not None else None
