@@ -85,7 +85,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "status": ("daemon", "Show the node and its runs on one screen."),
     "peers": ("daemon", "Show the members of a run."),
     "events": ("happenings", "Say what happened in a run, in words."),
-    "watch": ("watching", "Say what is wrong with a run over many rounds; has an exit status."),
+    "watch": (
+        "watching",
+        "Say what is wrong with a run over many rounds; exit status 0: nothing, 1: something.",
+    ),
     "logs": ("happenings", "Show the node's log."),
     "top": ("looking", "Watch a run on one screen of the terminal."),
     "replay": ("looking", "Show again what happened in a run, from the file of its events."),
