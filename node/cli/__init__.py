@@ -16,7 +16,7 @@
     daemon             up, down, status, ls, peers, leave
     happenings         events, logs
     watching           watch
-    looking            top, replay
+    looking            ui, top, replay
     reaching           netcheck, ping, relay
     doctor             doctor
     recertify          recertify
@@ -62,10 +62,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "init": ("identity", "Make this machine's key and settings; safe to repeat."),
     "up": ("daemon", "Run this machine's node."),
     "down": ("daemon", "Stop the node; it finishes its round first."),
-    "service": (
-        "service",
-        "Let the system run the node, and start it again: systemd on Linux, launchd on macOS.",
-    ),
+    "service": ("service", "Let the system run the node and start it again (systemd, launchd)."),
     "new": ("runs", "Check and sign a run's manifest; print its id and an invite."),
     "validate": ("runs", "Check a run's manifest and say what it means."),
     "plan": (
@@ -90,6 +87,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Say what is wrong with a run over many rounds; exit status 0: nothing, 1: something.",
     ),
     "logs": ("happenings", "Show the node's log."),
+    "ui": ("looking", "Watch a run as a page in a browser of this machine."),
     "top": ("looking", "Watch a run on one screen of the terminal."),
     "replay": ("looking", "Show again what happened in a run, from the file of its events."),
     "ping": ("reaching", "Say how a peer is reached, and how long a round trip takes."),
@@ -146,6 +144,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Train": ("join", "begin", "pause", "resume", "leave", "export", "rm"),
     "Look": (
         "status",
+        "ui",
         "top",
         "ls",
         "peers",

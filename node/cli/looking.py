@@ -1,4 +1,4 @@
-"""top, replay: a run looked at on a terminal, now or as it was recorded."""
+"""top, replay, ui: a run looked at on a terminal or as a page, now or as it was recorded."""
 
 from __future__ import annotations
 
@@ -82,8 +82,12 @@ def top_command(run: str | None, once: bool) -> None:
     help="How many seconds of then pass in one of now. Without: all at once.",
 )
 @click.option("--once", is_flag=True, help="Print the last screen and end.")
+@click.option("--ui", is_flag=True, help="Show it as a page instead.")
+@click.option("--no-browser", is_flag=True, help="With --ui: print the address, open nothing.")
 @shared_options
-def replay_command(files: tuple[Path, ...], speed: float | None, once: bool) -> None:
+def replay_command(
+    files: tuple[Path, ...], speed: float | None, once: bool, ui: bool, no_browser: bool
+) -> None:
     """Show again what happened in a run, from the file of its events.
 
     FILE is events.jsonl of a run's folder, or the folder; several are those of several peers of one
@@ -95,7 +99,10 @@ def replay_command(files: tuple[Path, ...], speed: float | None, once: bool) -> 
     found = [file / "events.jsonl" if file.is_dir() else file for file in files]
     source = Replay(found, None if once else speed, _recipe(terminal, found[0]))
     with source:
-        watch(terminal, source, once=once or (speed is None and not terminal.live))
+        if ui:
+            _serve(terminal, source, 0, browser=not no_browser)
+        else:
+            watch(terminal, source, once=once or (speed is None and not terminal.live))
 
 
 def _recipe(terminal: Terminal, file: Path) -> Manifest | None:
@@ -180,3 +187,42 @@ def _screen() -> Generator[Callable[[float], bool]]:
         sys.stdout.flush()
         if stdin is not None and before is not None:
             termios.tcsetattr(stdin, termios.TCSADRAIN, before)
+
+
+@click.command("ui")
+@click.argument("run", type=RUN, required=False)
+@click.option("--port", default=0, type=click.IntRange(0, 65535), help="Port; any by itself.")
+@click.option("--no-browser", is_flag=True, help="Print the address, open nothing.")
+@shared_options
+def ui_command(run: str | None, port: int, no_browser: bool) -> None:
+    """Watch a run as a page in a browser of this machine.
+
+    RUN is an id, its beginning, or a name; without it the run to which something happened last.
+    Only programs of this machine reach the page, and only who has the address sees the run. Over
+    ssh: ssh -L PORT:127.0.0.1:PORT, with --port PORT. Ctrl-C ends it; the run goes on.
+    """
+    from ..look.source import Live
+
+    terminal = current()
+    with Live(terminal.paths, chosen(terminal, run)) as source:
+        _serve(terminal, source, port, browser=not no_browser)
+
+
+def _serve(terminal: Terminal, source: Source, port: int, *, browser: bool) -> None:
+    try:
+        from ..look.server import serve
+    except ImportError as error:
+        raise ConfigError(
+            f"the page needs a package that is not installed: {error.name}",
+            hint="pip install 'atoll[ui]'      On the terminal: atoll top",
+        ) from None
+
+    def ready(address: str) -> None:
+        terminal.data(address, {"address": address})
+        terminal.say("Ctrl-C ends the page; the run goes on.")
+        if browser and not terminal.json and terminal.environ.get("DISPLAY"):
+            import webbrowser
+
+            webbrowser.open(address)
+
+    serve(source, port, ready)

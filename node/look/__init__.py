@@ -6,4 +6,7 @@ event files and asks the node as any command does. Bottom up:
     source    where it comes from: the files and the node of a home, or recorded files played again
     document  the picture as plain values
     frame     the picture as lines of a terminal
+    what_if   the planner asked about this run
+    server    the picture as a page: loopback, a token, nothing from elsewhere (starlette, uvicorn)
+    static/   the page: HTML, CSS and JavaScript as they are served; uPlot (MIT) for curves
 """

@@ -1,0 +1,186 @@
+// Keeps the picture up to date: asks for what is new, draws what changed.
+"use strict";
+const token = location.hash.slice(1);
+const data = { changes: 0, rounds: null, losses: {}, lines: [], doc: null };
+let last = 300, chosen = -1, drawn = null, charts = {};
+async function ask(path) {
+  const answer = await fetch(path, { headers: { "X-Atoll-Token": token }, cache: "no-store" });
+  if (!answer.ok) throw new Error(answer.status === 403 ? "the address lacks its token: open it as atoll ui printed it" : `status ${answer.status}`);
+  return answer.json();
+}
+function merge(doc) {
+  if (!data.rounds || doc.rounds.first < data.rounds.first) { data.rounds = doc.rounds; data.end = doc.rounds.first + doc.rounds.round.length; }
+  else {
+    for (const [key, values] of Object.entries(doc.rounds)) if (Array.isArray(values)) for (const value of values) data.rounds[key].push(value);
+    data.end += doc.rounds.round.length;
+    const over = data.rounds.round.length - 10000;
+    if (over > 0) for (const values of Object.values(data.rounds)) if (Array.isArray(values)) values.splice(0, over);
+  }
+  data.losses = doc.losses;
+  for (const row of doc.lines.rows) data.lines.push(row);
+  data.lineEnd = doc.lines.first + doc.lines.rows.length;
+  data.lines.splice(0, Math.max(0, data.lines.length - 500));
+  data.changes = doc.changes; data.doc = doc;
+}
+function head(doc) {
+  const name = $("name"), state = $("state");
+  name.replaceChildren(doc.run.name || "a run", el("small", doc.run.id.slice(0, 8)));
+  document.title = `${doc.quick.round}${doc.run.rounds ? "/" + doc.run.rounds : ""} ${doc.run.name} · atoll`;
+  if (state.textContent !== doc.state) state.textContent = doc.state;
+  state.className = /^(training|finished|as recorded)/.test(doc.state) ? "state" : "state warn";
+  const bar = $("progress");
+  bar.parentElement.hidden = !doc.run.rounds;
+  bar.max = doc.run.rounds || 1; bar.value = Math.min(bar.max, doc.quick.round);
+  const rows = doc.verdicts.map((told) => ["verdict", `${told.code} ${told.message}`, [told.why, told.hint].filter(Boolean).join("  ")]);
+  if (doc.waits) rows.unshift(["verdict waits", doc.waits, ""]);
+  const text = JSON.stringify(rows);
+  if ($("wrong").dataset.text !== text) {
+    $("wrong").dataset.text = text;
+    $("wrong").replaceChildren(...rows.map(([cls, what, more]) => { const box = el("div", null, cls); box.append(el("p", what)); if (more) box.append(el("p", more)); return box; }));
+  }
+}
+function figures(doc) {
+  const q = doc.quick, left = doc.run.rounds && q.period_s && doc.script && q.round < doc.run.rounds ? `${span((doc.run.rounds - q.round) * q.period_s)} left` : "";
+  const ddp = q.bytes_sent && q.ddp_bytes > q.bytes_sent ? `DDP: ${bytes(q.ddp_bytes)}, ${(q.ddp_bytes / q.bytes_sent).toFixed(0)} times as much` : "";
+  const rows = [
+    ["Round", doc.run.rounds ? `${q.round} / ${doc.run.rounds}` : String(q.round), left, "round"],
+    ["Members", `${q.reachable} of ${q.members}`, "reachable", "members"],
+    ["A round takes", span(q.period_s), q.age_s !== null && doc.script ? `the last ${span(q.age_s)} ago` : "", "period"],
+    ["Training", percent(q.training_share), doc.run.overlap === "none" ? "of the time; the rest waits" : "goes on during rounds", "share"],
+    ["Sent", bytes(q.bytes_sent), ddp || `${bytes(q.bytes_received)} received`, "sent"],
+    ["Loss", q.loss === null ? "–" : q.loss.toPrecision(4), "of this node's script", "loss"],
+  ];
+  if (q.samples !== null) rows.push(["Samples", count(q.samples), "of all members", "samples"]);
+  if (q.disk_bytes) rows.push(["Disk", bytes(q.disk_bytes), q.memory_bytes ? `memory ${bytes(q.memory_bytes)}` : "of this run", "disk"]);
+  for (const [name, value] of Object.entries(doc.mean)) rows.push([name, value === null ? "–" : value.toPrecision(4), "mean of all sites", "mean"]);
+  $("figures").replaceChildren(...rows.map(([what, value, more, key]) => { const box = el("div"), dd = el("dd", value); dd.dataset.key = key; if (more) dd.append(el("small", more)); box.append(el("dt", what), dd); return box; }));
+}
+function shownMembers(doc) {
+  const seen = doc.peers.filter((p) => p.member || p.rounds);
+  return seen.sort((a, b) => (b.you - a.you) || (b.member - a.member) || a.number - b.number).slice(0, 64);
+}
+function drawRounds() {
+  const doc = data.doc, rounds = data.rounds, width = $("timeline-box").clientWidth;
+  const first = last ? Math.max(0, rounds.round.length - last) : 0;
+  drawn = timeline($("timeline"), width, rounds, first, shownMembers(doc), chosen);
+  const kinds = [["did", "contributed"], ["slow", "and was the slowest"], ["not", "did not"], ["lost", "lost"]].filter(([kind]) => kind !== "slow" || !doc.run.hidden.includes("timings"));
+  if (!$("legend").children.length) $("legend").replaceChildren(...kinds.map(([cls, text]) => { const box = el("span"); box.append(el("i", "", cls), text); return box; }));
+}
+const nameOf = (number) => (data.doc.peers[number] || { name: "" }).name;
+function roundWords(i) {
+  const r = data.rounds, who = data.doc.peers.filter((p) => bit(r.who[i], p.number)).length;
+  const lost = data.doc.peers.filter((p) => bit(r.lost[i], p.number)).map((p) => p.name);
+  const slow = r.slowest.length && r.slowest[i] !== null ? `; slowest ${nameOf(r.slowest[i])} in ${r.phase[i]}, ${span(r.behind_s[i])} behind` : "";
+  return `Round ${r.round[i]}, ${clock(r.at[i])}: ${who} of ${r.members[i]} contributed` + (r.samples.length ? `, ${count(r.samples[i])} samples` : "") + (r.period_s[i] ? `, ${span(r.period_s[i])}` : "") + slow + (lost.length ? `; lost ${lost.join(", ")}` : "");
+}
+function choose(i) {
+  if (!data.rounds || !data.rounds.round.length) return;
+  chosen = Math.max(drawn ? drawn.first : 0, Math.min(data.rounds.round.length - 1, i));
+  $("round-now").textContent = roundWords(chosen); drawRounds();
+}
+function table(node, header, rows, keys = []) {
+  const top = el("tr"), body = el("tbody");
+  header.forEach((text, i) => { const th = el("th", text, keys[i]); th.scope = "col"; top.append(th); });
+  for (const [cls, cells] of rows) { const tr = el("tr", null, cls); cells.forEach((cell, i) => { const td = el("td", cell instanceof Node ? null : cell, keys[i]); if (cell instanceof Node) td.append(cell); tr.append(td); }); body.append(tr); }
+  const thead = el("thead"); thead.append(top); node.replaceChildren(thead, body);
+}
+function members(doc) {
+  const hidden = doc.run.hidden, header = ["Member", "State", "Path", "Round trip", "Rounds"], keys = ["", "", "", "n", "n"];
+  if (!hidden.includes("samples")) { header.push("Samples"); keys.push("n"); }
+  if (!hidden.includes("timings")) { header.push("Slowest in"); keys.push("n"); }
+  header.push("Sent to", "Received"); keys.push("n", "n");
+  table($("members"), header, shownMembers(doc).map((p) => {
+    const name = el("span", p.name + (p.you ? " (you)" : "")); name.append(el("span", "…" + p.id.slice(-8), "id"));
+    const pill = el("span", p.state, "pill " + p.state);
+    const cells = [name, pill, p.you ? "here" : (p.path_text || p.path || "–") + (p.why ? `: ${p.why}` : ""), p.rtt_ms === null ? "–" : `${p.rtt_ms.toFixed(0)} ms`, String(p.rounds)];
+    if (!hidden.includes("samples")) cells.push(count(p.samples));
+    if (!hidden.includes("timings")) cells.push(String(p.slowest));
+    cells.push(bytes(p.sent), bytes(p.received));
+    return [p.member ? "" : "gone", cells];
+  }), keys);
+}
+function chart(key, series, rows, unit) {
+  const box = $(key), width = box.clientWidth, grid = { stroke: colour("line"), width: 1 }, font = "11px system-ui, sans-serif";
+  if (charts[key]) charts[key].destroy();
+  box.replaceChildren();
+  const axis = { stroke: colour("soft"), grid, ticks: grid, font, size: 46 };
+  charts[key] = new uPlot({ width, height: 230, legend: { show: false }, cursor: { y: false, points: { size: 7 } }, scales: { x: { time: false } }, axes: [{ ...axis, size: 30 }, { ...axis, values: (u, v) => v.map((x) => (x === null ? "" : x.toPrecision(3).replace(/\.?0+$/, "") + unit)) }], series: [{}, ...series] }, rows, box);
+}
+function curves(doc) {
+  const names = Object.keys(doc.losses), at = new Map(), palette = ["lagoon", "coral", "leaf", "sun", "soft"];
+  names.forEach((number, s) => doc.losses[number].rounds.forEach((round, i) => { if (!at.has(round)) at.set(round, Array(names.length).fill(null)); at.get(round)[s] = doc.losses[number].losses[i]; }));
+  const xs = [...at.keys()].sort((a, b) => a - b);
+  $("loss-now").textContent = names.length ? names.map((n) => { const l = doc.losses[n].losses, v = l[l.length - 1]; return `${nameOf(Number(n))} ${v === null ? "no number" : v.toPrecision(4)}`; }).join(", ") : "no script has told one: sync.log(loss=loss)";
+  if (names.length) chart("loss", names.map((n, s) => ({ label: nameOf(Number(n)), stroke: colour(palette[s % 5]), width: 2, spanGaps: true, points: { show: false } })), [xs, ...names.map((_, s) => xs.map((x) => at.get(x)[s]))], "");
+  const r = data.rounds, from = last ? Math.max(0, r.round.length - last) : 0, cut = (v) => v.slice(from);
+  if (r.round.length) chart("time", [{ label: "a round", stroke: colour("lagoon"), width: 2, points: { show: false } }, { label: "waited", stroke: colour("sun"), fill: colour("sun") + "33", width: 1.6, points: { show: false } }], [cut(r.round), cut(r.period_s), cut(r.waited_s)], " s");
+  $("time-now").textContent = `a round ${span(doc.quick.period_s)}; of that this node waits for the result (filled) ${percent(doc.quick.training_share === null ? null : 1 - doc.quick.training_share)}`;
+}
+function log() {
+  const box = $("log").parentElement, low = box.scrollTop + box.clientHeight >= box.scrollHeight - 30;
+  $("log").replaceChildren(...data.lines.map(([at, kind, text]) => { const li = el("li", null, /trouble|failed|misbehaved|verdict\.raised/.test(kind) ? "bad" : ""); const time = el("time", clock(at)); time.dateTime = new Date(at * 1000).toISOString(); li.append(time, el("span", text)); return li; }));
+  if (low) box.scrollTop = box.scrollHeight;
+}
+function roundsTable() {
+  if (!$("rounds-table").closest("details").open) return;
+  const r = data.rounds, rows = [];
+  for (let i = r.round.length - 1; i >= Math.max(0, r.round.length - 50); i--) rows.push(["", [String(r.round[i]), roundWords(i)]]);
+  table($("rounds-table"), ["Round", "What happened"], rows);
+}
+function draw() {
+  const doc = data.doc, began = performance.now();
+  head(doc); figures(doc); drawRounds(); members(doc); paths($("paths"), doc.peers); curves(doc); log(); roundsTable();
+  $("reach").textContent = doc.reach;
+  if (chosen < 0 && data.rounds.round.length) $("round-now").textContent = roundWords(data.rounds.round.length - 1);
+  document.body.dataset.drawMs = (performance.now() - began).toFixed(1);
+}
+const FIELDS = [["sync_every", "Steps a round"], ["codec", "Codec", ["fp32", "fp16", "bf16", "int8", "int4"]], ["overlap", "Overlap", ["none", "late", "eager"]], ["peers", "Peers"], ["mbit", "Link, Mbit/s"], ["rtt_ms", "Round trip, ms"], ["step_ms", "A step, ms"], ["parameters", "Parameters"]];
+async function whatIf() {
+  const query = new URLSearchParams();
+  for (const [key] of FIELDS) if ($("w-" + key) && $("w-" + key).value) query.set(key, $("w-" + key).value);
+  const told = await ask("/api/what-if?" + query);
+  if (!$("what").children.length) for (const [key, text, among] of FIELDS) {
+    const label = el("label", text), input = el(among ? "select" : "input"); input.id = "w-" + key; input.name = key;
+    if (among) input.append(...among.map((one) => el("option", one))); else { input.inputMode = "decimal"; input.autocomplete = "off"; }
+    input.value = told.given[key]; label.htmlFor = input.id; label.append(input); $("what").append(label);
+  }
+  const f = told.found, rows = f ? [["Training", percent(f.training_share)], ["Steps and wait", span(f.period_s)], ["Up, a round", bytes(f.bytes)], ["DDP sends", f.ddp_times ? `${f.ddp_times.toFixed(0)} times as much` : "–"]] : [["", told.error]];
+  $("what-found").replaceChildren(...rows.map(([a, b]) => { const box = el("div"); box.append(el("dt", a), el("dd", b)); return box; }));
+  $("what-price").replaceChildren(...(f ? f.price.map((one) => el("li", one)) : []));
+}
+async function follow() {
+  let asked = false;
+  for (;;) {
+    try {
+      const r = data.rounds ? data.end : 0;
+      merge(await ask(`/api/run?changes=${data.changes}&rounds=${r}&lines=${data.lineEnd || 0}`));
+      draw();
+      $("link").textContent = ""; $("link").className = "link";
+      if (!asked) { asked = true; whatIf().catch(() => {}); document.body.dataset.ready = "yes"; }
+      await new Promise((done) => setTimeout(done, 250));
+    } catch (error) {
+      $("link").textContent = `not connected: ${error.message}`; $("link").className = "link bad";
+      await new Promise((done) => setTimeout(done, 1500));
+    }
+  }
+}
+for (const button of document.querySelectorAll("[data-last]")) button.addEventListener("click", () => {
+  last = Number(button.dataset.last); chosen = -1;
+  for (const one of document.querySelectorAll("[data-last]")) one.setAttribute("aria-pressed", String(one === button));
+  if (data.doc) draw();
+});
+$("timeline-box").addEventListener("pointermove", (event) => {
+  if (!drawn || !drawn.many) return;
+  const x = event.clientX - $("timeline-box").getBoundingClientRect().left - drawn.label;
+  if (x >= 0) choose(drawn.first + Math.floor(x / drawn.cell));
+});
+$("timeline-box").addEventListener("keydown", (event) => {
+  const move = { ArrowLeft: -1, ArrowRight: 1, Home: -1e9, End: 1e9 }[event.key];
+  if (move) { event.preventDefault(); choose((chosen < 0 ? data.rounds.round.length - 1 : chosen) + move); }
+});
+$("what").addEventListener("input", () => whatIf().catch(() => {}));
+$("what").addEventListener("submit", (event) => event.preventDefault());
+$("rounds-table").closest("details").addEventListener("toggle", roundsTable);
+for (const query of ["(prefers-color-scheme: dark)"]) matchMedia(query).addEventListener("change", () => data.doc && draw());
+addEventListener("resize", () => data.doc && draw());
+follow();
