@@ -134,9 +134,10 @@ class Wanted:
             gap for gap in ((first, chunk), (chunk + 1, stop)) if gap[0] < gap[1]
         ]
 
-    def progress(self) -> BlobProgress:
-        """How much is here and which chunks are missing."""
-        return BlobProgress(self.name, self.have, self.chunks, tuple(self._gaps[:MOST_GAPS]))
+    def progress(self, source: PeerId | None = None) -> BlobProgress:
+        """How much is here and which chunks are missing; ``source`` brought the newest."""
+        missing = tuple(self._gaps[:MOST_GAPS])
+        return BlobProgress(self.name, self.have, self.chunks, missing, source)
 
 
 def cut(data: memoryview, bounds: Bounds) -> tuple[int, ...]:
@@ -279,10 +280,10 @@ class Blobs:
         if not blob.arrived(peer, chunk):
             self._post(BadChunk(peer, blob.name, chunk))
             return
-        self._advanced(key, blob)
+        self._advanced(key, blob, peer)
 
-    def _advanced(self, key: bytes, blob: Wanted) -> None:
-        self._post(blob.progress())
+    def _advanced(self, key: bytes, blob: Wanted, source: PeerId | None = None) -> None:
+        self._post(blob.progress(source))
         if blob.have == blob.chunks:
             del self._wanted[key]
             if blob.expected:

@@ -71,13 +71,14 @@ class Report:
 @dataclass(frozen=True, slots=True)
 class BlobProgress:
     """``have`` of ``total`` chunks of a wanted blob are here; ``missing``: (some of) those that are
-    not.
+    not; ``source``: who brought the newest.
     """
 
     name: bytes
     have: int
     total: int
     missing: Spans = ()
+    source: PeerId | None = None
 
 
 @dataclass(frozen=True, slots=True)

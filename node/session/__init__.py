@@ -8,6 +8,8 @@ view            SessionView: what the parts below see of the session that makes 
 replica         anchor generations and momentum; the outer step of a decided entry
 memory_storage  Storage in memory
 transfer        fetching results and states from other members, chunk-verified
+requests        which chunks of one content are asked of which source
+race            whether another member's state would be here sooner than the one that is coming
 serving         answering other members, from copies
 timeline        where the time of a reduction goes
 actions         what the log's state machine asks of the session

@@ -708,7 +708,7 @@ class Session:
                     )
             case x.BlobProgress():
                 if self.beforehand is None or not self.beforehand.on_blob(now, event):
-                    self.transfer.on_blob(now, event.name, event.have, event.missing)
+                    self.transfer.on_blob(now, event.name, event.have, event.missing, event.source)
             case x.BlobComplete():
                 pass  # told by the last BlobProgress
             case x.BadChunk():

@@ -5,7 +5,8 @@ A result is verified against the part digests of its decided entry. A state (anc
 verified against its Merkle root: the one a decided entry names as the state before it, or the one a
 quorum of the newest configuration offers alike. Where a state is offered that neither holds of, the
 next question is for a certified one: every holder has one that is older, and all results since, so
-that one holder is enough. Nobody is paused: a member serves from a copy.
+that one holder is enough. A state that comes slowly is compared with another member's (`race`).
+Nobody is paused: a member serves from a copy.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ from ...collectives.layout import Layout
 from ...collectives.round import Timing
 from .naming import is_operation
 from .ports import DataPlane
+from .race import Race
 from .replica import state_chunk_bytes
+from .requests import Requests
 
-SPAN_CHUNKS = 8  # chunks asked of one source at a time
-WINDOW_CHUNKS = 64  # chunks asked for and not yet here
 # a quorum that offers one state alike has done so within this time; then a certified one is asked
 # for
 UNBELIEVED_S = 1.0
 # nothing came of a state for so long, whoever was asked: its sources are dead, or have no link.
 # Some have a slow one
 STALLED_S = 30.0
+RIVALS_ASKED = 2  # at once: each makes a copy of its state, and hashes it
 
 
 class TransferActions(Protocol):
@@ -111,8 +113,8 @@ class Fetching:
     data: memoryview | None = None
     bounds: Bounds = 0
     have: int = 0
-    cursor: int = 0  # chunks below it have been asked for, where they were missing
     missing: Sequence[m.Span] = ()
+    requests: Requests | None = None  # once there is something to ask for
     asked_at: float = -1e9
     moved_at: float = 0.0  # when something came last
     turn: int = 0
@@ -135,6 +137,10 @@ class Transfer:
         self.fetching: dict[bytes, Fetching] = {}
         self.offers: dict[tuple[int, bytes], dict[PeerId, m.Offer]] = {}
         self.seeking_state = False
+        self._coming: bytes | None = None  # the state that is being fetched
+        self._race: Race | None = None  # of it
+        self._rival: bytes | None = None  # the state that is tried beside it
+        self._beaten: set[PeerId] = set()  # whose states came more slowly than others'
         self._asked_state_at = -1e9
         self._unbelieved_at: float | None = (
             None  # since when states are offered, and none that is believed
@@ -175,6 +181,7 @@ class Transfer:
 
     def drop_all(self) -> None:
         """Fetch nothing any more."""
+        self._forget_states()
         for name in list(self.fetching):
             self._forget(name)
         self.seeking_state = False
@@ -216,32 +223,36 @@ class Transfer:
         ):
             return
         if item.entry is None:
-            self._forget(name)  # all have moved on: look for a newer state
+            self._drop_state(now, name)  # all have moved on: look for a newer state
         else:
             item.refused.clear()  # others may have it by now
             self.actions.result_gone(item.entry)
 
-    def on_blob(self, now: float, name: bytes, have: int, missing: Sequence[m.Span]) -> None:
-        """Progress of content on its way; without any, this answers the report that `tick` asked
-        for.
+    def on_blob(
+        self,
+        now: float,
+        name: bytes,
+        have: int,
+        missing: Sequence[m.Span],
+        source: PeerId | None = None,
+    ) -> None:
+        """Progress of content on its way: ``source`` brought a chunk. Without any, this answers a
+        `report`.
         """
         item = self.fetching.get(name)
         if item is None or item.data is None:
             return
         progressed, item.have, item.missing = have > item.have, have, missing
-        if item.layout is not None and progressed:
+        if name == self._coming and progressed:
             self.actions.state_progress(have, len(item.hashes), tuple(item.sources))
         if not missing:
             self._complete(item)
-        elif progressed:
+            return
+        if progressed:
             item.asked_at = item.moved_at = now
-            self._advance(item)
-        else:
-            self._request(
-                item,
-                [(first, min(stop, item.cursor)) for first, stop in missing if first < item.cursor],
-            )
-            self._advance(item)
+            if item.requests is not None:
+                item.requests.came(now, source, missing)
+        self._advance(now, item)
 
     def on_bad_chunk(self, peer: PeerId, name: bytes) -> None:
         """A chunk from this peer failed its hash: ask others."""
@@ -264,7 +275,11 @@ class Transfer:
             )
             for peer in list(targets)[:8]:
                 self.actions.tell(peer, 0, ask)
+        self._compare(now, targets)
         for item in list(self.fetching.values()):
+            if item.requests is not None:
+                late = item.requests.late(now, self._able(item), self.timing.pull_s)
+                self._get(item, late)
             if now - item.asked_at > 4 * self.timing.pull_s:
                 item.asked_at = now
                 if item.data is not None:
@@ -294,7 +309,14 @@ class Transfer:
         believed = self._believed(round_, offer.name, list(offers))
         if not believed and self._unbelieved_at is None:
             self._unbelieved_at = now
-        if self._state_comes(now) or offer.name in self.fetching or not believed:
+        rival = (
+            self._race is not None
+            and self._race.seeking
+            and offer.name not in self.fetching
+            and peer not in self._beaten
+        )
+        comes = self._state_comes(now) and not rival
+        if comes or offer.name in self.fetching or not believed:
             running = self.fetching.get(offer.name)
             if running and peer not in running.sources:
                 running.sources.append(peer)
@@ -308,11 +330,11 @@ class Transfer:
         if genesis is None or layout.digest() != genesis.entry.base:
             raise RemoteProtocolError("state offer is for another model", peer=peer)
         self._unbelieved_at = None
-        for stalled in [name for name, each in self.fetching.items() if each.layout is not None]:
-            self._forget(stalled)
+        if not rival:
+            self._forget_states()
         item = Fetching(
             offer.name,
-            sorted(offers),
+            [peer] if rival else sorted(offers),
             round=round_,
             root=offer.name,
             layout=layout,
@@ -323,6 +345,10 @@ class Transfer:
             self.actions.allocate_state(layout),
         )
         self.fetching[offer.name] = item
+        if rival:
+            self._try(now, item)
+        else:
+            self._lead(now, item)
         self._want(now, item)
 
     def _state_comes(self, now: float) -> bool:
@@ -344,6 +370,56 @@ class Transfer:
         voters: list[Member] = [member for member in config if member.peer in offering]
         return is_quorum(config, voters, self.organiser, self.lying)
 
+    # ---- a state and its rival
+    def _lead(self, now: float, item: Fetching) -> None:
+        """This is the state to be fetched."""
+        self._coming, self._race = item.name, Race(now, len(item.hashes), item.have)
+
+    def _try(self, now: float, item: Fetching) -> None:
+        """This is tried beside it."""
+        assert self._race is not None
+        assert self._coming is not None
+        self._rival = item.name
+        self._race.begin(now, self.fetching[self._coming].have)
+
+    def _compare(self, now: float, targets: Sequence[PeerId]) -> None:
+        """Try another member's state where the one that comes is slow, and go on with the better."""
+        race, first = self._race, self.fetching.get(self._coming or b"")
+        if race is None or first is None:
+            return
+        rival = self.fetching.get(self._rival or b"")
+        if rival is not None:
+            won = race.won(now, first.have, rival.have)
+            if won is not None:
+                self._drop_state(now, (first if won else rival).name)
+        elif race.wants_rival(now, first.have) and race.may_ask(now):
+            others = [peer for peer in targets if peer not in first.sources]
+            if self._beaten.issuperset(others):
+                self._beaten.clear()
+            others = [peer for peer in others if peer not in self._beaten]
+            self.offers.clear()
+            for peer in self.rng.sample(others, min(RIVALS_ASKED, len(others))):
+                self.actions.tell(peer, 0, m.AskState(True, self.actions.least_state()))
+
+    def _drop_state(self, now: float, name: bytes) -> None:
+        """Fetch this state no longer; where a rival is tried, go on with the other one."""
+        self._beaten.update(self.fetching[name].sources)
+        self._forget(name)
+        rival, self._rival = self._rival, None
+        if name == self._coming:
+            self._coming = self._race = None
+            if rival is not None:
+                item = self.fetching[rival]
+                self._lead(now, item)
+                item.requests = None
+                self._advance(now, item)
+
+    def _forget_states(self) -> None:
+        for name in [name for name, each in self.fetching.items() if each.layout is not None]:
+            self._forget(name)
+        self._coming = self._rival = self._race = None
+        self._beaten.clear()
+
     # ---- both
     def _want(self, now: float, item: Fetching) -> None:
         assert item.data is not None
@@ -363,35 +439,30 @@ class Transfer:
         elif source := self._next_source(item):
             self.actions.tell(source, item.round, m.Get(item.name, ()))
 
-    def _advance(self, item: Fetching) -> None:
+    def _advance(self, now: float, item: Fetching) -> None:
         """Keep a window of chunks asked for, spread over the sources."""
-        room = WINDOW_CHUNKS - sum(
-            min(stop, item.cursor) - first for first, stop in item.missing if first < item.cursor
-        )
-        for first, stop in item.missing:
-            at = max(first, item.cursor)
-            while at < stop:
-                if room <= 0:
-                    return
-                item.cursor = min(at + SPAN_CHUNKS, stop)
-                self._request(item, [(at, item.cursor)])
-                room -= item.cursor - at
-                at = item.cursor
+        if item.requests is None:
+            item.requests = Requests(now, self._chunk_bytes(item))
+        if item.name == self._rival:
+            item.requests.most = 1
+        self._get(item, item.requests.next(now, item.missing, self._able(item)))
 
-    def _request(self, item: Fetching, spans: Sequence[m.Span]) -> None:
-        by_source: dict[PeerId, list[m.Span]] = {}
-        for piece in _cut(spans, WINDOW_CHUNKS):
-            if source := self._next_source(item):
-                by_source.setdefault(source, []).append(piece)
-        for source, pieces in by_source.items():
-            self.actions.tell(source, item.round, m.Get(item.name, tuple(pieces)))
+    def _get(self, item: Fetching, gets: Sequence[tuple[PeerId, list[m.Span]]]) -> None:
+        for peer, spans in gets:
+            self.actions.tell(peer, item.round, m.Get(item.name, tuple(spans)))
+
+    def _chunk_bytes(self, item: Fetching) -> int:
+        assert item.data is not None
+        return -(-len(item.data) // max(1, len(item.hashes)))
+
+    def _able(self, item: Fetching) -> list[PeerId]:
+        """Sources to ask: those who live and have not refused, if there are any."""
+        alive = [peer for peer in item.sources if not self.actions.unheard(peer)] or item.sources
+        return [peer for peer in alive if peer not in item.refused] or alive
 
     def _next_source(self, item: Fetching) -> PeerId | None:
-        """In turn: of those who live, if there are any; what a dead one is asked for is asked for
-        again only after a pause without progress.
-        """
-        alive = [peer for peer in item.sources if not self.actions.unheard(peer)] or item.sources
-        sources = [peer for peer in alive if peer not in item.refused] or alive
+        """In turn."""
+        sources = self._able(item)
         item.turn += 1
         return sources[item.turn % len(sources)] if sources else None
 
@@ -402,6 +473,7 @@ class Transfer:
             self.actions.result_arrived(item.entry, item.data)
         elif item.layout is not None:
             self.seeking_state = False
+            self._forget_states()
             self.actions.state_arrived(item.round, item.root, item.layout, item.data)
 
     def _forget(self, name: bytes) -> None:
@@ -416,14 +488,3 @@ def part_digests(entry: Entry, hashes: Sequence[bytes]) -> tuple[bytes, ...]:
 
 def _split(hashes: bytes) -> list[bytes]:
     return [hashes[at : at + HASH_BYTES] for at in range(0, len(hashes), HASH_BYTES)]
-
-
-def _cut(spans: Sequence[m.Span], limit: int) -> list[m.Span]:
-    """The first ``limit`` chunks of the spans, in pieces of at most SPAN_CHUNKS."""
-    pieces, left = list[m.Span](), limit
-    for first, stop in spans:
-        while first < stop and left > 0:
-            size = min(SPAN_CHUNKS, stop - first, left)
-            pieces.append((first, first + size))
-            first, left = first + size, left - size
-    return pieces

@@ -660,15 +660,15 @@ def test_blobs():
     net.run()
     assert net.of(c, BadChunk) == [BadChunk(b, b"state", 2)]  # and b is not listened to any more
     assert net.of(c, BlobProgress) == [
-        BlobProgress(b"state", 1, 11, ((1, 11),)),
-        BlobProgress(b"state", 2, 11, ((2, 11),)),
+        BlobProgress(b"state", 1, 11, ((1, 11),), b),
+        BlobProgress(b"state", 2, 11, ((2, 11),), b),
     ]
     net.nodes[c].report(b"state")
     net.nodes[c].report(b"something else")
     assert net.events[c][-1] == BlobProgress(b"state", 2, 11, ((2, 11),))
     net.nodes[a].send_blob(c, b"state", [(5, 6)])
     net.run()
-    assert net.events[c][-1] == BlobProgress(b"state", 3, 11, ((2, 5), (6, 11)))
+    assert net.events[c][-1] == BlobProgress(b"state", 3, 11, ((2, 5), (6, 11)), a)
     net.nodes[a].send_blob(c, b"state", [(2, 100)])
     net.nodes[a].send_blob(b, b"nothing", [(2, 100)])
     net.run()
