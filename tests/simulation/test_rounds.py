@@ -17,6 +17,7 @@ import torch
 
 from atoll.collectives.codec import Grid, get_codec
 from atoll.collectives.digest import chunk_hash, part_digest
+from atoll.collectives.errors import RemoteProtocolError
 from atoll.collectives.group import Certified, Contributor, Entry, Member, Part, Vote
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.reduce import MEAN
@@ -108,9 +109,12 @@ def test_a_founder_whose_journal_is_lost_wedges_nothing(seed: int) -> None:
 
 
 def found_by(plant: str, seeds: range, options: Options | None = None) -> tuple[int, str] | None:
-    """The first seed that finds a plant."""
+    """The first seed that finds a plant: honest peers do not even break the protocol."""
     for seed in seeds:
-        verdict = run_seed(seed, options, PLANTS[plant]())
+        try:
+            verdict = run_seed(seed, options, PLANTS[plant]())
+        except RemoteProtocolError as error:
+            return seed, str(error)
         if verdict.problem:
             return seed, verdict.problem
     return None

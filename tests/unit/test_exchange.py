@@ -826,7 +826,7 @@ def test_of_many_gaps_some_are_told():
             b, a, wire_header.pack(wire_header.BLOB, 1, chunk, key, wire_header.NO_KEY), b"g"
         )
     assert net.events[a][-1] == BlobProgress(
-        b"x", 1000, 2000, tuple((chunk, chunk + 1) for chunk in range(1, 513, 2))
+        b"x", 1000, 2000, tuple((chunk, chunk + 1) for chunk in range(1, 513, 2)), b
     )
 
 
