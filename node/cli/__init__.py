@@ -62,7 +62,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "init": ("identity", "Make this machine's key and settings; safe to repeat."),
     "up": ("daemon", "Run this machine's node."),
     "down": ("daemon", "Stop the node; it finishes its round first."),
-    "service": ("service", "Let the system run the node and start it again (systemd, launchd)."),
+    "service": (
+        "service",
+        "Let the system run the node, and start it again: systemd on Linux, launchd on macOS.",
+    ),
     "new": ("runs", "Check and sign a run's manifest; print its id and an invite."),
     "validate": ("runs", "Check a run's manifest and say what it means."),
     "plan": (
