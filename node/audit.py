@@ -34,11 +34,10 @@ from ..collectives.round.merging import rounds_in
 from ..collectives.round.sampling import drawn
 from ..security.identity import verify
 from .banning import Bans
-from .evidence import MAX_EVIDENCE, check
+from .evidence import DOMAIN, MAX_EVIDENCE, check
 from .export import CHECKPOINT_FOLDER
 from .manifest import SignedManifest, decode_signed
 from .paths import Paths, storage_error
-from .service.ports import DOMAIN
 from .session.fragments import logs_of
 from .storage.frames import framed, read_frames
 from .storage.journal import stored_entries

@@ -37,6 +37,8 @@ from ..security.btard import Bundle, Fault, verify_removals
 from ..security.identity import verify as verify_for
 from ..security.masking import Misdealt, verify_misdealt
 
+DOMAIN = "atoll/run/1"
+"""Of what members sign in a run: votes, proposals, statements."""
 MAX_PAYLOAD, MAX_EVIDENCE = 2048, 1 << 17
 MAIN = "main/"  # how the names of a run's logs begin (`session/actions.py`, `session/fragments.py`)
 SLOTS = {"atoll/vote/2": 6, "atoll/contribution/1": 5, "atoll/propose/2": 6, "atoll/echo/2": 6}

@@ -23,7 +23,7 @@ from ..collectives.trees import Tree, trees_of
 from ..security.identity import verify
 from ..security.rules.reducers import find_reducer
 from .audit import Source
-from .service.ports import DOMAIN
+from .evidence import DOMAIN
 from .storage.contributions import FOLDER as CONTRIBUTIONS
 from .storage.contributions import find_kept
 

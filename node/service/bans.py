@@ -12,12 +12,11 @@ from ...collectives.errors import ConfigError, StorageError
 from ...collectives.identifiers import PeerId
 from ...security.identity import verify
 from ..banning import Ban, Bans, banned
-from ..evidence import accused, check
-from .ports import DOMAIN
+from ..evidence import DOMAIN, accused, check
+from .view import RunView
 
 if TYPE_CHECKING:
     from ..manifest import Manifest
-    from .run import RunService
 
 log = logging.getLogger("atoll")
 MESSAGE, PROOF = b"B", b"E"
@@ -32,7 +31,7 @@ class Banning:
     connecting, and when it changes.
     """
 
-    def __init__(self, run: RunService) -> None:
+    def __init__(self, run: RunView) -> None:
         self._run = run
         self.lists = Bans(run.node.paths.run_dir(run.run_id), run.run_id, run.organiser)
         self._useless = Counter[PeerId]()
@@ -64,10 +63,10 @@ class Banning:
         """The configuration may have changed: the organiser's list counts against whom it has
         evicted.
         """
-        session = self._run.session
-        if session is None or not self.lists.of_run:
+        membership = self._run.membership
+        if membership is None or not self.lists.of_run:
             return
-        if session.membership.banned != self.lists.peers:
+        if membership.banned != self.lists.peers:
             self._shut_out()
             self._run.node.nursery.start_soon(self._expel)
 
@@ -150,8 +149,8 @@ class Banning:
         run, me = self._run, self._run.node.identity.peer
         if me in self.lists.peers:
             run.fail(banned(self.lists.why(me) or "", me))
-        elif run.session is not None:
-            membership = run.session.membership
+        elif run.membership is not None:
+            membership = run.membership
             membership.banned, membership.trusted = self.lists.peers, self.lists.trusted
             run.wake()
 

@@ -8,7 +8,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 
@@ -18,10 +18,8 @@ from ...collectives.layout import MAX_FRAGMENTS
 from ...collectives.swarm import Share
 from ..session import events as ev
 from .troubles import doubled_here, founded_twice, removed_here
+from .view import RunView
 from .waiting import document_of
-
-if TYPE_CHECKING:
-    from .run import RunService
 
 log = logging.getLogger("atoll")
 USUAL = ("training", "round under way", "finished", "left")  # no news for whoever watches a log
@@ -37,7 +35,7 @@ def weights_of(shares: Sequence[Share]) -> dict[PeerId, float]:
 class Chronicle:
     """Of one run at one node."""
 
-    def __init__(self, run: RunService) -> None:
+    def __init__(self, run: RunView) -> None:
         self.run = run
         self.rounds: list[dict[str, Any]] = []
         self.operation: dict[str, Any] | None = None  # the free-standing one decided last
@@ -160,7 +158,7 @@ class Chronicle:
             case ev.SumDisputed():
                 self._tell("sum.disputed", fragment, owner=event.owner, wrong=list(event.wrong))
             case ev.Equivocated():
-                run.guard(lambda: run.banning.take_proof(run.node.identity.peer, event.evidence))
+                run.guard(lambda: run.take_proof(event.evidence))
             case ev.WorkJudged():
                 self._tell(
                     "work.judged",

@@ -28,7 +28,7 @@ from ..manifest import SignedManifest, decode_signed, list_runs, load_run
 from ..net.addresses import at_home
 from ..net.network import PeerNetwork
 from ..paths import Paths, write_atomic
-from ..session import Session
+from ..session.fragments import Whole
 from ..session.recertifying import recertify
 from ..standing import (
     Standing,
@@ -485,7 +485,7 @@ class Node:
             if not founding and not finished(
                 run
             ):  # its model is the run's: only now a private node asks to be let in
-                await self._await_admission(run.whole.sessions, progress)
+                await self._await_admission(run.whole, progress)
         except BaseException:
             script.detached()
             raise
@@ -528,7 +528,8 @@ class Node:
                 raise run.error
         return False
 
-    async def _await_admission(self, sessions: Sequence[Session], progress: ProgressSink) -> None:
+    async def _await_admission(self, whole: Whole, progress: ProgressSink) -> None:
+        sessions = whole.sessions
         if sessions[0].admission.probation or not sessions[0].admission.may_enter():
             return  # it takes rounds, or never comes
         with trio.move_on_after(

@@ -6,22 +6,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import trio
 
 from ...collectives.identifiers import PeerId
 from ...collectives.pace import Pace
 from ...security.identity import verify
+from ..evidence import DOMAIN
 from ..session.barrier import Barrier
 from ..session.ports import DataPlane, Storage
 from .lanes import LanedPlane
-
-if TYPE_CHECKING:
-    from .run import RunService
+from .view import RunView
 
 T = TypeVar("T")
-DOMAIN = "atoll/run/1"
 MAX_SERVED = 32
 """Jobs for other peers that may wait."""
 
@@ -29,7 +27,7 @@ MAX_SERVED = 32
 class Jobs:
     """Jobs for a thread beside the loop, one at a time and in order."""
 
-    def __init__(self, run: RunService) -> None:
+    def __init__(self, run: RunView) -> None:
         self._run = run
         self.waiting: deque[tuple[Callable[[], Any], Callable[[float, Any], None]]] = deque()
         self._work = trio.Event()
@@ -58,7 +56,7 @@ class Jobs:
 class RunPorts:
     """Ports of one run's session."""
 
-    def __init__(self, run: RunService, storages: Sequence[Storage]) -> None:
+    def __init__(self, run: RunView, storages: Sequence[Storage]) -> None:
         """``storages``: of all fragments; the first is the session's of a run in one piece."""
         self._run = run
         self.exchange: DataPlane = LanedPlane(
@@ -81,7 +79,8 @@ class RunPorts:
         self._run.node.network.send(self._run.run_id, peer, data)
 
     def _banned(self) -> set[PeerId]:
-        return self._run.session.membership.banned if self._run.session is not None else set()
+        membership = self._run.membership
+        return membership.banned if membership is not None else set()
 
     def after_sync(self, act: Callable[[float], None]) -> bool:
         """See SessionPorts."""

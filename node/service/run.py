@@ -7,7 +7,6 @@ import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import trio
@@ -31,6 +30,7 @@ from ..doors import doors_of
 from ..entrants import Entrants
 from ..gate import Gate
 from ..manifest import Manifest, SignedManifest, decode_signed, save_run
+from ..membership import Membership
 from ..net.addresses import split_peer
 from ..net.look import Look
 from ..paths import make_private
@@ -38,7 +38,7 @@ from ..secure.choosing import pre_round_of
 from ..session import Session
 from ..session import events as ev
 from ..session.budgets import Accountant
-from ..session.fragments import Fragments, logs_of
+from ..session.fragments import Whole, logs_of, whole_of
 from ..shared_memory import AnchorSlots
 from ..storage import RunFiles
 from ..verdicts import Change
@@ -92,7 +92,7 @@ class RunService:
         self.signed, self.certificate = signed, certificate
         self.entrants = Entrants(node.paths.run_dir(run_id))
         self.manifest: Manifest | None = None
-        self.whole: Session | Fragments | None = None  # driven as one
+        self.whole: Whole | None = None  # driven as one
         self.files: dict[str, RunFiles] = {}  # by log: of each fragment, or of the one session
         self.ports: RunPorts | None = None
         self.known = trio.Event()  # the manifest is known and the session runs
@@ -199,12 +199,21 @@ class RunService:
         return self.whole.sessions[0] if self.whole is not None else None
 
     @property
+    def membership(self) -> Membership | None:
+        """Records and liveness of the run's peers; None before the run has begun here."""
+        return self.session.membership if self.session is not None else None
+
+    @property
     def foreign(self) -> set[PeerId]:
         """Peers that are on another history of this run."""
         return self.session.membership.foreign if self.session is not None else set()
 
+    def take_proof(self, evidence: bytes) -> None:
+        """This node has found evidence against a peer."""
+        self.banning.take_proof(self.node.identity.peer, evidence)
+
     @property
-    def driven(self) -> Session | Fragments:
+    def driven(self) -> Whole:
         """What a script's command is given to. Raises the error the run failed of, SwarmClosedError
         once it is over.
         """
@@ -340,18 +349,15 @@ class RunService:
                 ),
             )
 
-    def _make(self, manifest: Manifest, now: float) -> Session | Fragments:
+    def _make(self, manifest: Manifest, now: float) -> Whole:
         settings, identity = manifest.settings(), self.node.identity
         for number, log in enumerate(logs_of(self.run_id, settings.fragments)):
             self.files[log] = self._open_files(manifest, number)
         storages = list(self.files.values())
         self.ports = RunPorts(self, storages)
-        make = (
-            partial(Fragments, storages=storages)
-            if settings.fragments > 1
-            else partial(Session, pre_round=pre_round_of(settings, identity))
-        )
-        return make(
+        return whole_of(
+            storages if settings.fragments > 1 else (),
+            pre_round_of(settings, identity),
             run=self.run_id,
             me=identity.peer,
             organiser=self.organiser,
@@ -657,7 +663,7 @@ class RunService:
         self.phases.on_exchange(trio.current_time(), event)
         self._input(lambda session, now: session.on_exchange(now, event))
 
-    def _input(self, handle: Callable[[Session | Fragments, float], None]) -> None:
+    def _input(self, handle: Callable[[Whole, float], None]) -> None:
         session = self.whole
         if session is not None:
             self.guard(lambda: handle(session, trio.current_time()))

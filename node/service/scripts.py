@@ -16,9 +16,8 @@ from ...collectives.swarm import Call, Outcome, PeerView, Spent, Tally
 from ..control.service import ReduceMemory, ScriptEvents
 from ..manifest import Manifest
 from ..secure.rounds import SecureRounds
-from ..session import Session
 from ..session import events as ev
-from ..session.fragments import Fragments
+from ..session.fragments import Whole
 from ..shared_memory import AnchorSlots, SharedBuffer
 from .buffers import PooledBuffer
 from .reductions import Reductions
@@ -78,7 +77,7 @@ class AttachedScript:
         run.idle.attached(trio.current_time())
 
     @property
-    def whole(self) -> Session | Fragments:
+    def whole(self) -> Whole:
         """See `RunService.driven`."""
         return self.run.driven
 

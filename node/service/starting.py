@@ -8,16 +8,15 @@ the run has begun, for everybody and for good (docs/protocol/joining.md).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from .run import RunService
+from .view import RunView
 
 
 class Start:
     """Of one run at one node. ``waits``: a script is attached and is kept from its first step."""
 
-    def __init__(self, run: RunService) -> None:
+    def __init__(self, run: RunView) -> None:
         self.waits = False
         self._run = run
         self._begun = False

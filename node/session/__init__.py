@@ -41,7 +41,8 @@ others          whom to ask; who is on another history of the run
 beginning       the genesis; a state brought to the end of the log; whose model it is
 tallies         what the log says of the data, for scripts
 session         Session: all of it tied together
-fragments       a run cut into fragments: a session for each, one membership
+fragments       a run cut into fragments: a session for each, one membership; `whole_of`: a run in
+                one piece or in several
 """
 
 from .memory_storage import MemoryStorage

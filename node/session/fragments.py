@@ -35,10 +35,13 @@ from ...collectives.swarm import RunSettings
 from ..doors import InnerDoors
 from . import events as ev
 from .actions import main_log
+from .beforehand import Beforehand
 from .beginning import check_model
 from .budgets import Accountant
+from .operations import Operations
 from .ports import DataPlane, SessionPorts, Storage
 from .session import ROUND, Phase, Session
+from .view import SessionView
 
 T = TypeVar("T")
 
@@ -361,3 +364,18 @@ class Fragments:
                 failed = error
         if failed is not None:
             raise failed
+
+
+Whole = Session | Fragments
+"""A run at one member, in one piece or in several; driven alike."""
+
+
+def whole_of(
+    storages: Sequence[Storage],
+    pre_round: Callable[[SessionView, Operations], Beforehand] | None,
+    **how: Any,
+) -> Whole:
+    """A session; or where there are ``storages``, one a fragment, the fragments of a run. ``how``:
+    what both are made of.
+    """
+    return Fragments(storages=storages, **how) if storages else Session(pre_round=pre_round, **how)

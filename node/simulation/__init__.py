@@ -5,8 +5,8 @@ medium    a disk that loses, tears and reorders what was not synced when power g
 storage   what a simulated member keeps over the life of its process
 script    a training script reduced to what the round protocol sees of it: units of work
 process   one life of a node: Session and Exchange on a World and a Network
-member    one peer: its disks, and while it lives a process and its scripts
-watch     one log as it is watched: its checker, and what its scripts share
+member    one peer: its disks, and while it lives a process and its scripts; one log as it is
+          watched: its checker, and what its scripts share
 checker   the oracle: predicates that must hold whatever happens
 removal   a quorum is lost for ever, and the organiser recertifies
 loss_plants  known bugs of backups, failing disks and deaths

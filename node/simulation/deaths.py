@@ -13,17 +13,13 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ...collectives.group import Certified, Config, is_quorum, least_members
 from ...collectives.identifiers import PeerId
 from ...collectives.reduce import least_of
 from ...collectives.simulation.faults import FaultKind
 from ...security.rules.reducers import find_reducer
-
-if TYPE_CHECKING:
-    from .swarm import SimSwarm
-    from .watch import Watch
+from .member import SwarmView, Watch
 
 LATE_S = 2.0  # the last deaths are so long after the network is mended
 SILENT_S = 2.0  # whoever waits says why so long after it should
@@ -39,7 +35,7 @@ STILL_S = 15.0  # after the last death: whoever is no quorum by now will never b
 class Deaths:
     """Who dies for good, and when."""
 
-    def __init__(self, swarm: SimSwarm, rng: random.Random) -> None:
+    def __init__(self, swarm: SwarmView, rng: random.Random) -> None:
         self.swarm, self.rng = swarm, rng
         self.doomed: dict[PeerId, float] = {}
         self.heirs: dict[PeerId, float] = {}  # peers that begin late -> when

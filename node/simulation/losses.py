@@ -25,11 +25,10 @@ from ...collectives.group import Member, is_quorum
 from ...collectives.identifiers import PeerId
 from ...collectives.simulation.faults import FaultKind
 from ...collectives.simulation.network import Weather
+from .member import Disk, SwarmView
 
 if TYPE_CHECKING:
-    from .member import Disk
     from .storage import Backup
-    from .swarm import SimSwarm
 
 SHARE = 0.25  # of the seeds in which each of these kinds is drawn
 LATEST = 0.9  # a backup comes back by this part of the time in which faults strike
@@ -45,7 +44,7 @@ FAIL_EVERY = (60, 200, 1000)  # calls between two failures of a disk, in the mea
 class Losses:
     """Which of these a seed has."""
 
-    def __init__(self, swarm: SimSwarm) -> None:
+    def __init__(self, swarm: SwarmView) -> None:
         self.swarm = swarm
         self.rng = swarm.world.stream("losses")
         self.weather: Weather | None = None

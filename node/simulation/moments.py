@@ -20,16 +20,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ...collectives.group import Config, is_quorum
 from ...collectives.identifiers import PeerId
 from ...collectives.simulation.network import Weather
-from .member import SimMember
+from .member import SimMember, SwarmView
 from .storage import Backup
-
-if TYPE_CHECKING:
-    from .swarm import SimSwarm
 
 ON_ITS_WAY_S = 0.006  # a message has arrived so long after it was sent
 ARMED_S = 1.5  # the proposal comes so soon after its plan, or another one is waited for
@@ -80,7 +76,7 @@ class Stage(Enum):
 class Moments:
     """Which of these a seed has, and what becomes of them."""
 
-    def __init__(self, swarm: SimSwarm) -> None:
+    def __init__(self, swarm: SwarmView) -> None:
         self.swarm = swarm
         self.rng = swarm.world.stream("moments")
         self.lapses: list[Lapse] = []

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from ...collectives.exchange import Exchange
+from ...collectives.identifiers import PeerId
 from ...collectives.round import blame as blame_module
 from ...collectives.round import convener as convener_module
 from ...collectives.round import lying as lying_module
@@ -26,11 +27,17 @@ from ..session import waiting as waiting_module
 from . import process as process_module
 from .storage import SimStorage
 
-if TYPE_CHECKING:
-    from .script import Script
-
 DIALS = ("branches", "dying", "losing", "recertified", "power", "moments", "twins", "lying", "lies")
 """What a plant says of the seeds in which its bug can show, apart from the bug."""
+
+
+class Life(Protocol):
+    """A script, as far as the names of its contributions go."""
+
+    peer: PeerId
+    life: int
+    rounds: int
+    """Contributions of this life."""
 
 
 class Plant:
@@ -90,7 +97,7 @@ class Plant:
     def crashed(self, storage: SimStorage) -> None:
         """A process died; its disk is as it left it."""
 
-    def cid(self, rng: Random, script: Script) -> bytes:
+    def cid(self, rng: Random, script: Life) -> bytes:
         """The name of a new contribution."""
         return rng.randbytes(16)
 

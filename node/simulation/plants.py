@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import msgspec
 from blake3 import blake3
@@ -26,12 +26,9 @@ from ..session.barrier import Barrier
 from .branch_plants import BRANCH_PLANTS
 from .loss_plants import LOSS_PLANTS
 from .lying_plants import LYING_PLANTS
-from .plant import Plant
+from .plant import Life, Plant
 from .seal_plants import SEAL_PLANTS
 from .storage import SimStorage
-
-if TYPE_CHECKING:
-    from .script import Script
 
 
 class VoteNotPersisted(Plant):
@@ -183,7 +180,7 @@ class ContributionWithoutCid(Plant):
     content.
     """
 
-    def cid(self, rng: Random, script: Script) -> bytes:
+    def cid(self, rng: Random, script: Life) -> bytes:
         """The same names in every life."""
         return blake3(f"{script.peer}/{script.rounds}".encode()).digest(16)
 

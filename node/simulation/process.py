@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from random import Random
 from types import TracebackType
 from typing import Any, TypeVar, cast
@@ -26,9 +25,9 @@ from ...security.identity import Identity
 from ...security.rules.reducers import find_reducer
 from ..secure.choosing import pre_round_of
 from ..session.barrier import Barrier
-from ..session.fragments import Fragments
+from ..session.fragments import Whole, whole_of
 from ..session.ports import DataPlane, Storage
-from ..session.session import MEMBERSHIP, Session
+from ..session.session import MEMBERSHIP
 
 T = TypeVar("T")
 SMALLEST_WAIT_S = 0.001
@@ -157,10 +156,9 @@ class NodeProcess:
         )
         self.exchange = cast(DataPlane, self.plane)
         self.barrier = Barrier([storage, *others], self.persist)
-        pre_round = pre_round_of(place.settings, place.identities.get(peer), rng)
-        alone = partial(Session, pre_round=pre_round)
-        make = partial(Fragments, storages=[storage, *others]) if others else alone
-        self.run: Session | Fragments = make(
+        self.run: Whole = whole_of(
+            [storage, *others] if others else (),
+            pre_round_of(place.settings, place.identities.get(peer), rng),
             run=place.run_id,
             me=peer,
             organiser=place.organiser,

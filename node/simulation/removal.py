@@ -7,7 +7,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ...collectives.errors import RecertifyError
 from ...collectives.group import is_quorum
@@ -15,12 +14,8 @@ from ...collectives.identifiers import PeerId
 from ...collectives.simulation.faults import FaultKind
 from ..session.recertifying import recertify
 from .deaths import STILL_S
-from .member import SimMember
+from .member import SimMember, SwarmView, Watch
 from .process import NodeProcess
-
-if TYPE_CHECKING:
-    from .swarm import SimSwarm
-    from .watch import Watch
 
 AGAIN_S = 0.5
 REBOOTS = 0.25  # in so many of the seeds the organiser's machine loses power, too
@@ -31,7 +26,7 @@ class Removal:
     may decide what it never hears of; waits; then whoever is dead is declared so, loses its disk,
     and is removed. Once a run."""
 
-    def __init__(self, swarm: SimSwarm, rng: random.Random) -> None:
+    def __init__(self, swarm: SwarmView, rng: random.Random) -> None:
         self.swarm, self.rng = swarm, rng
         self.at_s: float | None = None
         self.reboots = swarm.world.stream("reboot").random() < REBOOTS

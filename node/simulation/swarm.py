@@ -42,13 +42,12 @@ from .checker import Checker, Violation
 from .deaths import Deaths
 from .liars import LIES, Lie
 from .losses import LOSSY_ROUNDS, SHARE, SLOWER, Losses
-from .member import Disk, SimMember
+from .member import Disk, SimMember, Watch
 from .moments import Moments
 from .plant import Plant
 from .process import Place, verify_as
 from .removal import Removal
 from .twins import Twins
-from .watch import Watch
 
 CUTS = (1, 1, 1, 2, 3)  # in how many fragments the model is, in seeds without branches
 RECERTIFIED = (

@@ -8,14 +8,11 @@ promise, the seed says nothing and is counted as such. Drawn from a stream of it
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...collectives.group import Entry
 from ...collectives.identifiers import PeerId
-from .member import Disk, SimMember
-
-if TYPE_CHECKING:
-    from .swarm import SimSwarm
+from .member import Disk, SimMember, SwarmView
 
 LIFE = 1000  # of the twin's process: another stream of random numbers
 UNITS = 1 << 20  # the twin's script counts its work from here on
@@ -28,7 +25,7 @@ class Twins:
     their user ends one and starts the other again.
     """
 
-    def __init__(self, swarm: SimSwarm) -> None:
+    def __init__(self, swarm: SwarmView) -> None:
         self.swarm = swarm
         self.rng = swarm.world.stream("twins")
         self.peer: PeerId | None = None

@@ -132,15 +132,17 @@ def test_circles_are_found() -> None:
     assert _circles({"a": {"b"}, "b": {"a", "c"}, "c": set()}) == [["a", "b"], ["b", "a"]]
 
 
-def test_no_two_files_of_collectives_import_each_other() -> None:
+STILL_IN_CIRCLES = ("atoll.node.manifest", "atoll.security.btard.")
+"""What modules begin with whose parts still hold the whole: a manifest's tables beside what they
+mean together, and one attempt of BTARD.
+"""
+
+
+def test_no_two_files_import_each_other() -> None:
     """Imports for type checks count, too: a class that is cut over files whose parts all hold the
     whole shows as such a circle. A package's own file stands for none of its files.
     """
-    names = {
-        module_name(path): path
-        for path in package_files()
-        if path.parts[0] == "collectives" and path.name != "__init__.py"
-    }
+    names = {module_name(path): path for path in package_files() if path.name != "__init__.py"}
     edges: dict[str, set[str]] = {}
     for module, path in names.items():
         found: set[str] = set()
@@ -150,7 +152,12 @@ def test_no_two_files_of_collectives_import_each_other() -> None:
                 base = ".".join([*(above if node.level else []), *filter(None, [node.module])])
                 found |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
         edges[module] = found & names.keys() - {module}
-    assert sum(map(len, edges.values())) > 200
+    assert sum(map(len, edges.values())) > 2000
+    for module in names:
+        if module.startswith(STILL_IN_CIRCLES):
+            edges[module] = {
+                each for each in edges[module] if not each.startswith(STILL_IN_CIRCLES)
+            }
     assert _circles(edges) == []
 
 
