@@ -129,3 +129,9 @@ def test_secure_aggregation() -> None:
     assert set(run["steps"]) == {"keys", "deal", "mask", "reveal", "unmask"}
     assert 0 < sum(run["steps"].values()) == pytest.approx(run["seconds"], rel=1e-6)
     assert result["seconds"] > 0
+
+
+def test_coding() -> None:
+    result = federated("bench_coding.py", "--seeds", "2", "--steps", "60", "--workers", "12")
+    assert result["ratio"]["sequential"] < result["ratio"]["plain"] < 1
+    assert set(result["seconds"]) == {"uncoded", "plain", "sequential"}
