@@ -177,6 +177,38 @@ def test_who_proposes_bytes_as_another_result_is_proved_to_lie(scene: Scene, whe
         check(evidence, RunId("b" * 26), verify_as, a.peer)
 
 
+@pytest.mark.parametrize(
+    "bent",
+    [{"base": b"b" * 32}, {"round": 9}, {"part_digests": ()}, {"digests": 2}],
+    ids=["base", "round", "no digest", "two digests"],
+)
+def test_a_proposal_that_proves_nothing_is_refused_and_harms_nobody(
+    scene: Scene, bent: dict[str, object]
+) -> None:
+    """Another name for bytes that are here, in an entry of another slot or with another number of
+    digests than parts: no proof can be made of it, and none is tried."""
+    machine, owner, (a, b, c, _) = scene.machine, scene.order[0], scene.others
+    claims = tuple(
+        scene.claim(who, cid=who.peer.encode() * 8, weight=3) for who in sorted((a, b, c))
+    )
+    three = tuple(Contributor(who, claim.cid, claim.weight) for who, claim in claims if claim.cid)
+    plan = scene.plan(three)
+    data = memoryview(bytearray(b"\x01" * grid_of(scene.entry()).nbytes))
+    hashes = [chunk_hash(view) for view in grid_of(scene.entry()).views(data)]
+    digest = part_digest(plan, plan.parts[0], hashes)
+    false = scene.entry(contributors=three[1:], parts=plan.parts, part_digests=(digest,))
+    if "digests" in bent:
+        bent = {"part_digests": (digest, digest)}
+    machine.open.plan = plan
+    scene.session.actions.results[digest,] = data
+    scene.hear(owner, scene.propose(msgspec.structs.replace(false, **bent), 0, *claims))
+    machine.on_result(scene.swarm.world.now, plan, (digest,))
+    scene.swarm.world.run(until=scene.swarm.world.now + 0.01)
+    assert machine.open.reduced is not None
+    assert not [event for event in scene.events if isinstance(event, Equivocated)]
+    assert not scene.said(m.Echo)
+
+
 def test_a_second_proposal_is_not_echoed_and_proves_a_lie(scene: Scene) -> None:
     owner, one, other = (
         scene.order[0],

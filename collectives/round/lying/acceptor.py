@@ -414,7 +414,9 @@ class ByzantineAcceptor(Acceptor):
             return
         (plan, digests), refused = reduced, self._refused
         for who, ballot, entry in refused:
-            index = relabelled(plan, digests, entry)
+            # A proof names one slot, which a liar's entry need not be of.
+            of_slot = (view.run, entry.log, entry.round, entry.base) == view.slot
+            index = relabelled(plan, digests, entry) if of_slot else None
             if index is not None and who.peer not in view.caught and who != view.me:
                 view.caught.add(who.peer)
                 payload = slot_payload("propose", *view.slot, ballot, entry.hash())
@@ -489,8 +491,10 @@ class ByzantineAcceptor(Acceptor):
 
 def relabelled(plan: Plan, digests: Sequence[bytes], entry: Entry) -> int | None:
     """The part of an entry whose digest is that of a part of a plan (``digests``: of its parts)
-    that is another result; None where there is none.
+    that is another result; None where there is none, or the entry has not one digest a part.
     """
+    if len(entry.parts) != len(entry.part_digests):
+        return None
     made = dict(zip(digests, plan.parts, strict=True))
     for index, (part, digest) in enumerate(zip(entry.parts, entry.part_digests, strict=True)):
         if digest in made and part_meaning(plan, made[digest]) != part_meaning(entry, part):
