@@ -2,6 +2,8 @@
 
     {"do": "contribute", "seed": 7, "weight": 3, "wait_s": 20}  →  {"status", "round", "counted",
         "contributors", "digest", "elapsed_s"}
+    {"do": "fate", "wait_s": 20} → of the last contribution, which outlives its node: {"status", "round",
+        "counted", "contributors", "reason"}
     {"do": "anchor"} → {"round", "digest"}      {"do": "end"} → the process ends
 
 A contribution is a deterministic function of (seed), so that anybody can compute what the mean must
@@ -82,6 +84,20 @@ def offer(swarm: Any, earlier: Any, seed: int, weight: int, numel: int) -> Any:
             continue
 
 
+def fate(pending: Any, wait_s: float) -> dict[str, Any]:
+    """What became of a contribution, as soon as any node can tell."""
+    until = time.monotonic() + wait_s
+    while (outcome := pending.wait(wait_s)).status == "open" and time.monotonic() < until:
+        time.sleep(0.05)  # without a node it says "open" at once
+    return {
+        "status": outcome.status,
+        "round": outcome.round,
+        "counted": outcome.counted,
+        "contributors": {share.peer: share.samples for share in outcome.contributors},
+        "reason": outcome.reason,
+    }
+
+
 def main() -> None:
     home, run, numel = sys.argv[1], sys.argv[2], int(sys.argv[3])
     swarm = join(run, home=home, private=True)
@@ -95,6 +111,9 @@ def main() -> None:
         if command["do"] == "anchor":
             round_, hexdigest = digest(swarm, numel)
             say(event="anchor", round=round_, digest=hexdigest)
+            continue
+        if command["do"] == "fate":
+            say(event="fate", **fate(pending, command["wait_s"]))
             continue
         since = time.monotonic()
         pending = offer(swarm, pending, command["seed"], command["weight"], numel)

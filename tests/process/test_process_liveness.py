@@ -164,3 +164,38 @@ def test_one_of_three_back_from_a_backup_goes_on_and_two_wait_for_the_third_and_
         assert played(swarm, swarm.all, 3) >= newest + 3
         renewed = [one for one, was in zip(swarm.all, lives, strict=True) if incarnation(one) > was]
         assert renewed == [peer]
+
+
+def test_a_contribution_that_died_with_its_node_is_told_as_lost_and_of_no_round(
+    tmp_path: Path,
+) -> None:
+    """The others' nodes are frozen while one hands over its contribution and its node dies, so
+    nobody else has a byte of it. They go on without it; its script hears that it is lost, and not
+    that it was committed in a round that others know to be of others.
+    """
+    with Peers(tmp_path, 4, NUMEL, ready_s=PATIENCE_S) as swarm:
+        *others, loser = swarm.all
+        swarm.settle()
+        newest = played(swarm, swarm.all, 1)
+        for peer in others:
+            peer.signal("node", signal.SIGSTOP)
+        swarm.contribute(7, wait_s=PATIENCE_S, who=[loser])
+        loser.signal("node", signal.SIGKILL)
+        told = loser.expect("outcome", PATIENCE_S)
+        assert (told["status"], told["contributors"]) == ("open", {}), told
+        for peer in others:
+            peer.signal("node", signal.SIGCONT)
+
+        loser.say(do="fate", wait_s=PATIENCE_S)
+        without = played(swarm, others, 1)
+        fate = loser.expect("fate", PATIENCE_S)
+        assert without > newest
+        assert fate == {
+            "event": "fate",
+            "status": "lost",
+            "round": 0,
+            "counted": False,
+            "contributors": {},
+            "reason": "it was lost with the node",
+        }
+        assert played(swarm, swarm.all, 2) > without
