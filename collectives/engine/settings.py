@@ -58,10 +58,15 @@ RTO_MOST_MS = 1000
 LOSSY: tuple[tuple[str, int], ...] = (
     ("TCP_THIN_LINEAR_TIMEOUTS", 1),
     ("TCP_RTO_MAX_MS", RTO_MOST_MS),
+    ("TCP_RTO_MIN_US", 50_000),
+    ("TCP_DELACK_MAX_US", 10_000),
 )
 """For links that lose packets. TCP doubles its pause before each repetition of the same bytes:
 after five losses in a row nothing came for 12 s. With the first (Linux) few bytes under way are
-repeated at a constant pause, with the second (Linux 6.15) no pause is longer than a second."""
+repeated at a constant pause, with the second (Linux 6.15) no pause is longer than a second. The
+other two (Linux 6.16) are for the end of a transfer, after which nothing comes that would tell of a
+loss: what is not acknowledged is repeated a twentieth of a second after it should have been, not a
+fifth, and the other end acknowledges it sooner."""
 
 
 def tune(sock: socket.socket, settings: EngineSettings) -> None:
@@ -102,6 +107,14 @@ def control(sock: socket.socket, name: str) -> bool:
     return True
 
 
+def begin_bbr(sock: socket.socket) -> None:
+    """Use bbr, which the system must allow, as at a connection's beginning; anew, where it is used
+    already.
+    """
+    control(sock, "reno")  # to ask for what is used already changes nothing
+    control(sock, "bbr")
+
+
 def on_this_machine(sock: socket.socket) -> bool:
     """Whether the other end's address is one of loopback: no link that could be slow, whatever the
     rate.
@@ -118,6 +131,8 @@ NUMBERS = {
     "TCP_NOTSENT_LOWAT": {"linux": 25, "darwin": 0x201},
     "TCP_THIN_LINEAR_TIMEOUTS": {"linux": 16},
     "TCP_RTO_MAX_MS": {"linux": 44},
+    "TCP_RTO_MIN_US": {"linux": 45},
+    "TCP_DELACK_MAX_US": {"linux": 46},
 }
 """Options that Python 3.11 does not name everywhere."""
 

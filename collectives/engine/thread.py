@@ -36,7 +36,7 @@ from .meter import Meter, Reading, read_socket
 from .plain import PlainLane
 from .poller import READ, WRITE, make_poller
 from .proxy import EngineExchange
-from .settings import EngineSettings, control, tune
+from .settings import EngineSettings, begin_bbr, tune
 from .width import Width, first
 
 IDLE_S = 5.0
@@ -355,8 +355,8 @@ class EngineThread:
             reading = readings[lane.number] = read_socket(lane.sock) or Reading(
                 lane.bytes_sent, lane.bytes_received, lane.waited_s, 0.0
             )
-            if lane.way.read(reading):
-                control(lane.sock, "bbr")
+            if lane.way.read(reading) and self.settings.bbr:
+                begin_bbr(lane.sock)
         self._measured_at = now
         self.meter.read(now, readings)
         self.losses.read((lane.peer, lane.number, readings[lane.number]) for lane in self._order)

@@ -49,6 +49,37 @@ def test_where_cubic_sends_next_to_nothing_nobody_waits_for_a_whole_stretch() ->
     )
 
 
+@pytest.mark.parametrize(
+    ("lost", "rtt_s", "least_rtt_s", "every"),
+    [
+        (5, 0.06, 0.05, 9),  # a quarter: bbr begins anew after each 1.25 s, 25 round trips
+        (5, 0.035, 0.03, 7),  # after each second at least
+        (5, 0.21, 0.2, 34),  # on a far link, after five
+        (2, 0.06, 0.05, 0),  # a tenth: it can bear that
+        (5, 0.15, 0.05, 0),  # there is a queue: the link is full
+    ],
+)
+def test_where_more_is_lost_than_bbr_can_bear_it_begins_anew(
+    lost: int, rtt_s: float, least_rtt_s: float, every: int
+) -> None:
+    path, found, number = Path(), list[int](), 0
+    path.spoilt = True
+    for number in range(1, 72):  # a reading each 0.15 s, busy all the time
+        counters = Reading(0, 0, 0.15 * number, 0.0, rtt_s, least_rtt_s, 20 * number, lost * number)
+        if path.read(counters):
+            found.append(number)
+    assert found == (list(range(1 + every, 72, every)) if every else [])
+
+
+def test_a_lane_that_rests_does_not_begin_anew() -> None:
+    path = Path()
+    path.spoilt = True
+    assert not any(  # some heartbeats, of which a third is lost
+        path.read(Reading(0, 0, 0.01 * number, 0.0, 0.06, 0.05, 3 * number, number))
+        for number in range(1, 100)
+    )
+
+
 def test_a_deep_queue() -> None:
     assert play((10, 0), rtt_s=0.05 + DEEP_S) == [False]
     assert play((10, 0), rtt_s=0.051 + DEEP_S) == [True]

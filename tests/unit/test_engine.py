@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import socket
+import struct
 import sys
 import threading
 import time
@@ -439,6 +440,27 @@ def test_socket_options_are_optional(monkeypatch):
     other.close()
     with pytest.raises(ConfigError):
         EngineSettings(beat_s=1.0, dead_after_s=1.0)
+
+
+@pytest.mark.skipif(
+    not engine_settings.offers("bbr"), reason="this system does not let us have bbr"
+)
+def test_bbr_begins_anew_where_it_is_in_use():
+    """The kernel's own word (TCP_CC_INFO): the rate that it had seen is forgotten."""
+
+    def seen(sock):  # the first of struct tcp_bbr_info
+        return struct.unpack("=Q", sock.getsockopt(socket.IPPROTO_TCP, 26, 8))[0]
+
+    one, other = tcp_pair()
+    with one, other:
+        engine_settings.begin_bbr(one)
+        one.sendall(b"some")
+        other.sendall(other.recv(4))
+        assert one.recv(4) == b"some"
+        assert seen(one) > 0
+        engine_settings.begin_bbr(one)
+        assert seen(one) == 0
+        assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 4) == b"bbr\0"
 
 
 def test_an_engine_without_bbr_says_how_many_lanes_it_wants(monkeypatch):
