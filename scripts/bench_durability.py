@@ -7,14 +7,15 @@ the entry; on --folder as it is, and as on a medium whose syncs take 10 ms at le
 wrapped here). A round: three nodes with their own homes on --folder, scripts that train for
 --train-s and contribute --elements numbers; a round lasts until all three were told that all were
 counted. Each node's syncs are switched from round to round, in an order drawn anew for each block:
-real, none (they return at once; no setting of the product), and, in the rounds without training,
-slow (10 ms). Medians. The last line of stdout is one JSON object.
+real, none (they return at once; no setting of the product), and, in quick rounds, slow (10 ms).
+Quick rounds train for a tenth of a second: so that, as in any round that trains, the sync of the
+entry before is over when a contribution is offered. Medians. The last line of stdout is one JSON
+object.
 
 round_ratio    median seconds of a round with syncs over those without, at --train-s of training
-extra_ms       of a round without any training: median with real (slow) syncs less the median
-               without
-full_ratio     1 + extra_ms / --train-s: the same for a round with training, from rounds without,
-               whose times vary less
+extra_ms       of a quick round: median with real (slow) syncs less the median without
+full_ratio     1 + extra_ms / --train-s: the same for a round with training, from quick ones, whose
+               times vary less
 
     scripts/bench_durability.py --folder ~/somewhere-on-ext4
 """
@@ -52,6 +53,7 @@ from atoll.node.storage.results import ResultFiles
 
 NODE = Path(__file__).parent / "_synced_node.py"
 MEMBERS, EVERY = 3, 10
+QUICK_S = 0.1
 WORDS = {"r": "real", "n": "none", "s": "slow"}
 
 
@@ -178,9 +180,9 @@ def run(options: argparse.Namespace) -> int:
         letter = "r"
         swarm = Swarm(folder / "swarm", options.elements)
         try:
-            rounds(swarm, "rn", 3, 0, rng)  # warm
-            quick = rounds(swarm, "rns", options.quick, 0, rng)
-            progress(f"{len(quick)} rounds without training")
+            rounds(swarm, "rn", 3, QUICK_S, rng)  # warm
+            quick = rounds(swarm, "rns", options.quick, QUICK_S, rng)
+            progress(f"{len(quick)} quick rounds")
             trained = rounds(swarm, "rn", options.blocks, options.train_s, rng)
         finally:
             swarm.close()
@@ -230,9 +232,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--blocks", type=int, default=12, help="of (real, none) rounds with training"
     )
-    parser.add_argument(
-        "--quick", type=int, default=30, help="of (real, none, slow) rounds without"
-    )
+    parser.add_argument("--quick", type=int, default=30, help="of quick (real, none, slow) rounds")
     parser.add_argument("--seed", type=int, default=0)
     parsed = parser.parse_args(arguments)
     if parsed.folder is not None and not parsed.folder.is_dir():
