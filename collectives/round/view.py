@@ -155,7 +155,7 @@ class RoundView(Protocol):
 
     @property
     def blamed(self) -> Blame:
-        """Who held reductions up, over rounds."""
+        """Owners that held reductions up, over rounds."""
         ...
 
     @property
