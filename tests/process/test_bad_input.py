@@ -94,7 +94,7 @@ def test_a_manifest_names_the_offending_key(tmp_path: Path, old: str, new: str, 
         (b"\x80\xff\x00", "E410"),
         (b"= =", "E410"),
         (b"", "E412"),
-        (b'schema = 9\nname = "x"', "E400"),
+        (b'schema = 9\nname = "x"', "E413"),
     ],
 )
 def test_a_manifest_that_is_no_toml_or_of_another_atoll(

@@ -9,6 +9,8 @@ import tomllib
 from house import LAYERS, ROOT, imports, package_files
 
 DIRECT = {
+    "starlette",
+    "uvicorn",
     "rich",
     "torch",
     "trio",
