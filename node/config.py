@@ -5,6 +5,7 @@ default. Unknown keys are errors.
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 from collections.abc import Mapping
@@ -280,15 +281,18 @@ def _typed(key: str, text: str) -> Any:
                 hint=f"{key} = false turns it off",
             )
         return text == "true"
-    if isinstance(default, int):
+    if isinstance(default, int | float):
         try:
-            return int(text)
+            number = type(default)(text)
         except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
             raise ConfigError(
-                f"{key} is {text!r}, not a whole number",
+                f"{key} is {text!r}, not a {'whole ' if isinstance(default, int) else ''}number",
                 key=f"$.{key}",
                 hint=f"For example {key} = {default}",
-            ) from None
+            )
+        return number
     return text
 
 

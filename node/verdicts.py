@@ -302,7 +302,7 @@ class Verdicts:
         elif reach:
             self._edge = 0
             self._withdraw("V07", "", at)
-        if self._edge >= EDGE:
+        if reach and self._edge >= EDGE:
             self._raise(
                 "V07",
                 "",

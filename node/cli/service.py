@@ -224,14 +224,15 @@ def _domain(system: bool) -> str:
 
 def _manager(system: bool) -> list[str]:
     """The command of the system's supervisor. Raises StateError where there is none."""
-    name = "launchctl" if sys.platform == "darwin" else "systemctl"
+    mac = sys.platform == "darwin"
+    name = "launchctl" if mac else "systemctl"
     if shutil.which(name) is None:
         raise StateError(
             f"there is no {name} on this machine",
             why="Services are those of systemd and launchd; a container has neither.",
             hint="The file for another supervisor to be made from: atoll service install --print",
         )
-    return [name] if system or name == "launchctl" else [name, "--user"]
+    return [name] if system or mac else [name, "--user"]
 
 
 def _state(manager: Sequence[str], name: str, system: bool) -> str:

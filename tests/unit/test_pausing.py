@@ -15,7 +15,9 @@ from atoll.collectives.errors import ConfigError
 from atoll.node.cli.happenings import Words
 from atoll.node.cli.views import run_state
 from atoll.node.client import NodeClient, join
+from atoll.node.config import load_config, set_value
 from atoll.node.hours import DAY, Hours, hours_of
+from atoll.node.paths import find_paths
 from atoll.node.service.pausing import FILE, Pause
 from atoll.optim import attach
 from atoll.optim.script import attachment
@@ -54,6 +56,28 @@ def test_hours_hold_every_minute_that_they_should() -> None:
     for first, stop in ((22 * 60, 6 * 60), (0, 1), (570, 1020), (1439, 0)):
         inside = {(first + n) % DAY for n in range((stop - first) % DAY)}
         assert {minute for minute in range(DAY) if Hours(first, stop).hold(minute)} == inside
+
+
+def test_settings_that_are_numbers_are_read_from_texts(tmp_path: Path) -> None:
+    paths = find_paths(tmp_path)
+    told = load_config(paths, environ={"ATOLL_NODE__DRAIN_S": "3.5", "ATOLL_NODE__PORT": "7"})
+    assert (told.config.node.drain_s, told.config.node.port) == (3.5, 7)
+    assert set_value(paths, "node.drain_s", "25") == 25.0
+    assert set_value(paths, "node.hours", "22-06") == "22-06"
+    assert set_value(paths, "notify.command", "say 'a b'") == "say 'a b'"
+    assert load_config(paths, environ={}).config.notify_command == ("say", "a b")
+    for key, text in (
+        ("node.drain_s", "soon"),
+        ("node.drain_s", "nan"),
+        ("node.drain_s", "inf"),
+        ("node.drain_s", "0.5"),
+        ("node.port", "1.5"),
+        ("node.hours", "nights"),
+        ("notify.command", "say 'a"),
+    ):
+        with pytest.raises(ConfigError) as wrong:
+            set_value(paths, key, text)
+        assert wrong.value.key == f"$.{key}"
 
 
 class Clock:
