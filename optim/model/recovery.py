@@ -49,8 +49,10 @@ def recovered_stage(
     for name, value in before.items():
         other = after[name]
         if (value.shape, value.dtype) != (other.shape, other.dtype):
-            raise ValueError(f"{name}: {value.dtype} {tuple(value.shape)} beside"
-                             f" {other.dtype} {tuple(other.shape)}")  # fmt: skip
+            raise ValueError(
+                f"{name}: {value.dtype} {tuple(value.shape)} beside"
+                f" {other.dtype} {tuple(other.shape)}"
+            )
         if not value.is_floating_point():
             stage[name] = value.clone()
             continue
