@@ -28,6 +28,11 @@ class Acceptor:
         """Whether others report that the round is under way, although nothing is known here."""
         return False
 
+    @property
+    def ahead(self) -> bool:
+        """Whether others must come to the present ballot before it has had its time."""
+        return False
+
     def follows(self, plan: Plan) -> bool:
         """Whether to carry out a plan of the owner of its ballot."""
         return True

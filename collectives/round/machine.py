@@ -1262,7 +1262,7 @@ class RoundMachine:
     def _consider_takeover(self, now: float) -> None:
         # nobody else can use ballot 0 where its owner has forgotten what it did in it
         spent = self.ballot == 0 and self.journal.restarted and self.convener_of(0) == self.me
-        if self.open.decided:
+        if self.open.decided or self.acceptor.ahead:
             return
         if not self.engaged:
             if spent and self.convening.wants_entry(now):

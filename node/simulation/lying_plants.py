@@ -200,6 +200,19 @@ class AnybodyTurns(LyingPlant):
     lies = ("turns",)
 
 
+class _RunsAhead(ByzantineAcceptor):
+    @property
+    def ahead(self) -> bool:
+        """Each ballot has its time, whoever is in it."""
+        return False
+
+
+class NobodyWaitsForAQuorum(LyingPlant):
+    """A member that has less patience than the others stays ahead of them, ballot after ballot."""
+
+    byzantine_acceptor = _RunsAhead
+
+
 class _Ignores(ByzantineConvener):
     def on_pledge(self, now: float, pledged: m.Pledged, body: m.Pledge) -> None:
         """As if nothing had been accepted."""
@@ -285,6 +298,7 @@ DEAR_PLANTS: dict[str, type[Plant]] = {
     "owners-forgotten": OwnersForgotten,
     "lives-cost-nothing": LivesCostNothing,
     "retractions-ignored": RetractionsIgnored,
+    "nobody-waits-for-a-quorum": NobodyWaitsForAQuorum,
 }
 """Of these no history is wrong: liars cost the others more than they should. Tests of what they
 cost find them.

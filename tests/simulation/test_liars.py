@@ -141,6 +141,50 @@ def test_lives_that_cost_nothing_make_many_empty_entries() -> None:
     assert all_ > members + 2
 
 
+def apart_s() -> float | None:
+    """Virtual seconds until three honest members of four decide, one of which is some ballots ahead
+    of the others and has less patience, since its last reduction was faster; None where they do not
+    in 200 s. The fourth is dead.
+    """
+    options = Options(peers=(4, 4), faults=(), plan="butterfly", fragments=1, lying=1, lies=())
+    swarm = SimSwarm(0, options)
+    swarm._start()
+    world = swarm.world
+    world.run(until=6.0)
+    (liar,) = swarm.liars
+    swarm.kill(swarm.members[liar], power=False)
+    processes = [member.process for peer, member in swarm.members.items() if peer != liar]
+    machines = [process.session.machine for process in processes if process is not None]
+    first, *rest = honest = [machine for machine in machines if machine is not None]
+
+    def planned() -> bool:
+        opened = [machine.open for machine in honest]
+        return len({machine.round for machine in honest}) == 1 and all(
+            each.plan is not None and not each.decided and not each.reduced for each in opened
+        )
+
+    assert world.run(until=30.0, stop=planned)
+    round_, since, first.bulk_s = first.round, world.now, 0.0
+    first.enter(since, next(b for b in range(4, 8) if first.convener_of(b) == first.me))
+    for machine in rest:
+        machine.bulk_s = 5.0
+        machine.enter(since, 1)
+    for machine in honest:
+        machine.open.reduced = None
+    together = world.run(
+        until=since + 200.0, stop=lambda: all(machine.round > round_ for machine in honest)
+    )
+    return world.now - since if together else None
+
+
+def test_members_that_are_ballots_apart_come_together() -> None:
+    took_s = apart_s()
+    assert took_s is not None
+    assert took_s < 40.0
+    with DEAR_PLANTS["nobody-waits-for-a-quorum"]().planted():
+        assert apart_s() is None
+
+
 def test_nobody_is_accused_where_nobody_lies() -> None:
     verdict = run_seed(3, Options(peers=(5, 5), rounds=8, faults=(), lying=1, lies=()))
     assert (

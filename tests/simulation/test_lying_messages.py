@@ -370,6 +370,8 @@ def test_nobody_leaves_the_last_ballot_that_can_be_said(scene: Scene) -> None:
         two, m.Turn(LAST_BALLOT - 1)
     )  # two do: the round may stand still, and nobody honest says what cannot be said
     assert machine.ballot == LAST_BALLOT - 1
+    for who in scene.others[2:]:
+        machine.on_message(now, who.peer, who.incarnation, machine.round, m.Turn(LAST_BALLOT - 1))
     for step in range(1, 1000):
         machine.tick(now + step)
     assert machine.ballot == LAST_BALLOT
@@ -460,10 +462,42 @@ def test_a_ballot_ends_whatever_seems_to_go_on_in_it(scene: Scene) -> None:
         machine.tick(at)
         if machine.ballot > len(turned):
             turned.append(at - now)
+            for who in scene.others:
+                machine.on_message(
+                    at, who.peer, who.incarnation, machine.round, m.Turn(machine.ballot)
+                )
         if len(turned) == 2:
             break
     assert len(turned) == 2
     assert turned[1] - turned[0] > turned[0], "each has more time than the one before"
+
+
+def test_a_member_that_is_ahead_waits_until_a_quorum_has_come(scene: Scene) -> None:
+    """Each member's patience is its own. One that went on alone each time would never be caught up
+    with where the others are no quorum without it, and need not follow one member.
+    """
+    machine, at = scene.machine, scene.swarm.world.now
+    machine.contribute(at, b"c" * 16, 7)
+
+    def left_after_s(ballot: int) -> float:
+        """How long the ballot lasts here, at most 100 s."""
+        nonlocal at
+        since = at
+        while machine.ballot == ballot and at - since < 100.0:
+            at += 0.1
+            machine.tick(at)
+        return at - since
+
+    left_after_s(0)
+    ballot = machine.ballot
+    assert ballot > 0
+    assert left_after_s(ballot) >= 100.0
+    for who in scene.others[:3]:  # of five; one may lie, so four are a quorum
+        assert machine.acceptor.ahead
+        machine.on_message(at, who.peer, who.incarnation, machine.round, m.Turn(ballot))
+    assert not machine.acceptor.ahead
+    assert machine.timing.takeover_s < left_after_s(ballot) < 100.0, "its time began just now"
+    assert machine.ballot > ballot
 
 
 def test_quorums_and_who_is_needed() -> None:

@@ -91,6 +91,18 @@ class ByzantineAcceptor(Acceptor):
         view = self.view
         return view.is_member and (any(self.turns.values()) or view.enough(view.offers()))
 
+    @property
+    def ahead(self) -> bool:
+        """Fewer than a quorum are in this ballot or beyond. None of the others need follow one
+        member, and nobody comes back: a member that went on, each time its patience is over, could
+        stay ahead of the others for ever.
+        """
+        view = self.view
+        there = [
+            who for who in view.config if who == view.me or self.turns.get(who, 0) >= view.ballot
+        ]
+        return view.ballot > 0 and not self.judge.founding and not view.quorum(there)
+
     def follows(self, plan: Plan) -> bool:
         """Not into a ballot that nobody else is in, nor with another weight than this member has
         claimed for what it contributes; and nothing is reduced before the run is founded."""
@@ -280,9 +292,14 @@ class ByzantineAcceptor(Acceptor):
                 pass
 
     def _turned(self, now: float, who: Member, ballot: int) -> None:
-        """A ballot is entered once more members are in it than may lie."""
-        view = self.view
+        """A ballot is entered once more members are in it than may lie. Its time begins when a
+        quorum has come.
+        """
+        view, ahead = self.view, self.ahead
         self.turns[who] = max(ballot, self.turns.get(who, 0))
+        if ahead and not self.ahead:
+            view.progress(now)
+            self._entered_at = now
         where = [self.turns.get(member, 0) for member in view.config if member != view.me]
         level = sorted((*where, view.ballot), reverse=True)[min(view.lying, len(where))]
         if level > view.ballot and not view.open.decided and not self.judge.founding:
