@@ -130,7 +130,7 @@ class RoundMachine:
 
         # ---- what other members are known for
         self.caught = set[PeerId]()  # peers that are proved to be Byzantine
-        self.blamed = Blame()  # owners that held up reductions, where members may lie
+        self.blamed = Blame()  # who held up reductions, where members may lie
         self.disputes = Disputes()  # peers that disagreed on a partial sum
         self.joiners: dict[
             Member, tuple[int, float]
@@ -824,10 +824,24 @@ class RoundMachine:
             return
         self.progress(now)
         opened = self.open
+        if self.lying and current and current.ballot == plan.ballot:
+            self._learn_from_revision(current, plan)
         opened.plan, opened.plan_sender, opened.lacking = plan, who.peer, None
         opened.planned_at = now
         opened.senders, opened.cut = senders_of(plan, self.me.peer), set()
         self.actions.execute(plan, [member.peer for member in self.config])
+
+    def _learn_from_revision(self, before: Plan, after: Plan) -> None:
+        """What the convener of a ballot found out, each member need not find out anew at a second
+        an entry: whose contribution it leaves out though it lives, and that a tree does not come
+        on. Its word is enough: who is doubted falsely loses nothing while its link is as it says.
+        """
+        kept = {c.cid for c in after.contributors}
+        for c in before.contributors:
+            if c.cid not in kept and not self.silent(c.member):
+                self.blamed.doubted.strike(c.member.peer, self.round)
+        if before.topology.kind != "butterfly" and after.topology.kind == "butterfly":
+            self.blamed.fell(self.round)
 
     def _plan_fits(self, plan: Plan) -> bool:
         same = (plan.log, plan.round, plan.base) == (
@@ -995,7 +1009,7 @@ class RoundMachine:
             return True
         if self.lying and plan.topology.kind == "butterfly":
             for owner in opened.lacking_owners - {self.me.peer}:
-                self.blamed.strike(owner, self.round)
+                self.blamed.owners.strike(owner, self.round)
         return False
 
     # ---- 5. acceptors promise and vote -----------------------------------------------------------

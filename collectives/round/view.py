@@ -155,7 +155,7 @@ class RoundView(Protocol):
 
     @property
     def blamed(self) -> Blame:
-        """Owners that held reductions up, over rounds."""
+        """Who held reductions up, over rounds."""
         ...
 
     @property

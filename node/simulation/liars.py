@@ -58,11 +58,16 @@ Lie = Literal[
     "hide",
     "hoard",
     "slander",
+    "starve",
     "lives",
     "bend",
 ]
 LIES: tuple[Lie, ...] = get_args(Lie)
 REMEMBERED = 200
+WITHHELD: tuple[tuple[Lie, int, str], ...] = (
+    ("hoard", record_header.RESULT, "result"),
+    ("starve", record_header.PART, "contribution"),
+)
 
 
 class LyingProcess(NodeProcess):
@@ -210,16 +215,19 @@ class LyingProcess(NodeProcess):
         return changed
 
     def _pump(self, peer: PeerId) -> None:
-        """Results of the own parts do not go to those from whom they are withheld."""
+        """Results of the own parts, and the own contribution, do not go to those from whom they are
+        withheld.
+        """
         machine = self.session.machine
-        if (
-            "hoard" in self.lies
-            and machine is not None
-            and self._other_side(machine, peer, "hoard")
-        ):
+        kept = machine is not None and {
+            kind: what
+            for lie, kind, what in WITHHELD
+            if lie in self.lies and self._other_side(machine, peer, lie)
+        }
+        if kept:
             while (record := self.plane.next_record(peer)) is not None:
-                if bytes(record.header)[1] == record_header.RESULT:
-                    self._tell("lie: result withheld")
+                if (what := kept.get(bytes(record.header)[1])) is not None:
+                    self._tell(f"lie: {what} withheld")
                     continue
                 self.network.send(
                     self.peer, peer, "record", (bytes(record.header), bytes(record.payload))

@@ -9,7 +9,7 @@ from ...collectives.group import Certified, Config, Entry, Member, Plan, Vote
 from ...collectives.identifiers import PeerId
 from ...collectives.round import Kind
 from ...collectives.round import machine as machine_module
-from ...collectives.round.blame import Blame
+from ...collectives.round.blame import Blame, Strikes
 from ...collectives.round.lying import ByzantineAcceptor, ByzantineConvener, Judge
 from .plant import Plant
 from .storage import SimStorage
@@ -238,10 +238,22 @@ class EchoForgotten(LyingPlant):
         journal.promised, journal.echoed, journal.restarted = -1, None, False
 
 
-class _Forgetful(Blame):
+class _Forgetting(Strikes):
     def shunned(self, round_: int, most: int) -> set[PeerId]:
         """Nobody."""
         return set()
+
+
+class _Forgetful(Blame):
+    def __init__(self) -> None:
+        super().__init__()
+        self.owners = _Forgetting(1)
+
+
+class _Lenient(Blame):
+    def __init__(self) -> None:
+        super().__init__()
+        self.givers, self.doubted = _Forgetting(1), _Forgetting(1)
 
 
 class OwnersForgotten(LyingPlant):
@@ -249,6 +261,13 @@ class OwnersForgotten(LyingPlant):
 
     blame = _Forgetful
     lies = ("hoard",)
+
+
+class GiversForgotten(LyingPlant):
+    """Who keeps its contribution from some is waited for as long in the next round."""
+
+    blame = _Lenient
+    lies = ("starve",)
 
 
 class _NoWait(Judge):
@@ -296,6 +315,7 @@ LYING_PLANTS: dict[str, type[Plant]] = {
 
 DEAR_PLANTS: dict[str, type[Plant]] = {
     "owners-forgotten": OwnersForgotten,
+    "givers-forgotten": GiversForgotten,
     "lives-cost-nothing": LivesCostNothing,
     "retractions-ignored": RetractionsIgnored,
     "nobody-waits-for-a-quorum": NobodyWaitsForAQuorum,

@@ -16,6 +16,13 @@ from atoll.node.simulation.lying_plants import DEAR_PLANTS, LYING_PLANTS
 from atoll.node.simulation.swarm import Options, SimSwarm, run_seed
 
 FAULTS: tuple[FaultKind, ...] = ("crash", "freeze", "partition", "isolate", "cut", "storm", "leave")
+WITHHOLDING: tuple[tuple[Lie, ...], ...] = (
+    ("hoard",),
+    ("slander",),
+    ("starve",),
+    ("hoard", "slander"),
+    ("hoard", "starve"),
+)
 SOON = {
     "justification-not-checked",
     "contributors-not-checked",
@@ -60,6 +67,7 @@ def test_two_of_many_members_lie(seed: int) -> None:
         ("hide", "lie: plan hidden", "refused"),
         ("hoard", "lie: result withheld", ""),
         ("slander", "lie: report", ""),
+        ("starve", "lie: contribution withheld", ""),
         ("lives", "lie: another life", ""),
         ("bend", "lie: bent", "refused"),
     ],
@@ -84,28 +92,36 @@ def test_each_lie_alone(lie: Lie, told: str, found: str) -> None:
 
 
 def costs(*lies: Lie) -> tuple[float, float]:
-    """Virtual seconds and contributions left out, an entry, with one liar among 4 to 6 members."""
-    options = Options(peers=(4, 6), rounds=8, faults=(), lying=1, lies=lies)
-    verdicts = [run_seed(seed, options) for seed in (0, 8, 9, 10)]
+    """Virtual seconds and contributions left out, an entry, with one liar among 4 to 6 members.
+    `scripts/bench_lies.py` measures more seeds, and each lie.
+    """
+    options = Options(peers=(4, 6), rounds=20, faults=(), plan="butterfly", lying=1, lies=lies)
+    verdicts = [run_seed(seed, options) for seed in range(4)]
     assert [verdict.problem for verdict in verdicts] == [""] * len(verdicts)
     entries = sum(verdict.rounds for verdict in verdicts)
     left_out = sum(verdict.stats.get("contribution left out", 0) for verdict in verdicts)
     return sum(verdict.virtual_s for verdict in verdicts) / entries, left_out / entries
 
 
-def test_an_owner_that_withholds_or_reports_falsely_costs_little_in_the_mean() -> None:
+@pytest.mark.slow
+def test_who_withholds_or_reports_falsely_costs_little_in_the_mean() -> None:
     usual_s, _ = costs()
-    for lies in (("hoard",), ("slander",), ("hoard", "slander")):
+    for lies in WITHHOLDING:
         entry_s, left_out = costs(*lies)
         assert entry_s <= 2 * usual_s, lies
         assert left_out <= 1, lies
 
 
-def test_owners_that_are_not_remembered_cost_more() -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("lie", "plant"), [("hoard", "owners-forgotten"), ("starve", "givers-forgotten")]
+)
+def test_who_is_not_remembered_costs_more(lie: Lie, plant: str) -> None:
     usual_s, _ = costs()
-    with DEAR_PLANTS["owners-forgotten"]().planted():
-        entry_s, _ = costs("hoard")
-    assert entry_s > 2 * usual_s
+    remembered_s, _ = costs(lie)
+    with DEAR_PLANTS[plant]().planted():
+        forgotten_s, _ = costs(lie)
+    assert forgotten_s - usual_s > 1.3 * (remembered_s - usual_s)
 
 
 def empties(seed: int) -> tuple[int, int, int]:

@@ -108,9 +108,18 @@ class ByzantineConvener(Convener):
 
     # ---- plans
     def _new_plan(self, now: float, offers: list[Contributor]) -> None:
-        """Peers that have held up reductions of this log before own no part."""
+        """Peers that have held up reductions of this log before own no part. Contributions of those
+        that kept theirs back are not planned, where others are enough; where a tree was held up,
+        there is none.
+        """
         view = self.view
-        self.slow |= view.blamed.shunned(view.round, view.lying)
+        self.slow |= view.blamed.owners.shunned(view.round, view.lying)
+        self.star |= view.blamed.no_tree(view.round)
+        shunned = view.blamed.givers.shunned(view.round, view.lying) - {view.me.peer}
+        rest = [c for c in offers if c.member.peer not in shunned]
+        if view.enough(rest):
+            self.lost |= {c.cid for c in offers if c not in rest}
+            offers = rest
         super()._new_plan(now, offers)
 
     def _blame(self, now: float, plan: Plan) -> bool:
@@ -120,10 +129,12 @@ class ByzantineConvener(Convener):
 
         An owner whose results have not come here, and one that reports contributions of living
         members missing, own nothing in the next plan and are remembered. So is an honest owner to
-        which a liar does not send. A tree has no such owner: the next plan is a star.
+        which a liar does not send, unless that is why the contribution is left out; then who made
+        it is remembered. A tree has no such owner: the next plans are stars.
         """
         view, me = self.view, self.view.me.peer
         if self.trees:
+            view.blamed.fell(view.round)
             self.star = True
             return False
         owners = {part.owner for part in plan.parts if not view.actions.suspected(part.owner)}
@@ -140,7 +151,7 @@ class ByzantineConvener(Convener):
             for owner in owners - {me}
             if view.open.lacking_of(owner) and self.reported_at.get(owner, -1e9) <= since
         }
-        to_blame = held | {peer for peer, cids in waiting.items() if cids and peer != me}
+        to_blame = held | {peer for peer, cids in waiting.items() if cids - late and peer != me}
         if len(held) > view.lying and 2 * len(held) > len(owners - {me}):
             return True  # nothing comes here, by whose fault ever
         if 2 * len(late & waiting.get(me, set())) > len(own):
@@ -149,7 +160,8 @@ class ByzantineConvener(Convener):
         self.lost |= late
         self.slow |= to_blame | {own[cid] for cid in late}
         for peer in to_blame:
-            view.blamed.strike(peer, view.round)
+            view.blamed.owners.strike(peer, view.round)
+        self._remember_givers(plan, late)
         return bool(view.contribution) and view.contribution[0] in late
 
     # ---- the proposal
@@ -177,7 +189,11 @@ class ByzantineConvener(Convener):
         """
         reduced, plan, view = self.view.open.reduced, self.plan, self.view
         if plan is not None and (reduced is None or reduced[0] != plan):
-            if withheld := self._withheld(now, plan):
+            kept, withheld = self._withheld(now, plan)
+            if kept or withheld:
+                self.lost |= kept
+                self._remember_givers(plan, kept)
+                self._doubt_givers(plan, withheld)
                 return self._replace(now, withheld)
             return super()._consider_revision(now)
         if reduced is None or plan is None:
@@ -187,28 +203,76 @@ class ByzantineConvener(Convener):
             return self._replace(now, unstated)
         return None
 
-    def _withheld(self, now: float, plan: Plan) -> set[PeerId]:
-        """The owners whose results have not come, where there are at most as many as may lie and
-        they had twice the time of all the others.
+    def _withheld(self, now: float, plan: Plan) -> tuple[set[Cid], set[PeerId]]:
+        """Contributions and owners that a plan waits for, where they are of at most as many members
+        as may lie and had twice the time of all the others.
+
+        A contribution is left out so early only if its member is remembered for one that did not
+        come, and its link was to have brought it long ago; and, as ever, if it has not come here or
+        if more owners than may lie report it missing.
         """
         view, opened = self.view, self.view.open
-        lacking, me = opened.lacking_owners, view.me.peer
+        lacking, me = set(opened.lacking_owners), view.me.peer
         reported = opened.plan == plan and opened.lacking is not None
-        if self.trees or not reported or me in lacking or not 0 < len(lacking) <= view.lying:
-            return set()
         others = max(0.0, opened.bulk_at - opened.planned_at)
         since = now - max(opened.bulk_at, opened.planned_at)
-        return set(lacking) if since > others + view.silent_s(PULLS_ALL_BUT) else set()
+        if self.trees or not reported or since <= others + view.silent_s(PULLS_ALL_BUT):
+            return set(), set()
+        kept = self._kept_back(now, plan) if now > self.due_at - view.stuck_s() else set[Cid]()
+        excused = {peer for peer, cids in self._waiting().items() if cids and cids <= kept}
+        owners = lacking - excused
+        makers = {c.member.peer for c in plan.contributors if c.cid in kept}
+        if me in owners or len(owners | makers) > view.lying:
+            return set(), set()
+        return kept, owners
+
+    def _kept_back(self, now: float, plan: Plan) -> set[Cid]:
+        """Contributions of members remembered for such that have not come here, or not to more
+        owners than may lie, under this plan or one before it.
+        """
+        view, me = self.view, self.view.me.peer
+        blamed, everybody = view.blamed, len(view.config)
+        known = blamed.givers.shunned(view.round, everybody)
+        known |= blamed.doubted.shunned(view.round, everybody)
+        lately = now - view.timing.detect_s / 2
+        lacks = {
+            peer: cids
+            for peer, cids in self._waiting().items()
+            if peer == me or self.reported_at.get(peer, -1e9) > lately
+        }
+        found = set[Cid]()
+        for c in plan.contributors:
+            voices = {peer for peer, cids in lacks.items() if c.cid in cids}
+            if c.member.peer in known and voices:
+                voices |= self._accused.get(c.cid, set())
+                found |= {c.cid} if me in voices or len(voices) > view.lying else set()
+        return found
+
+    def _doubt_givers(self, plan: Plan, owners: set[PeerId]) -> None:
+        """These owners are replaced; what they lacked may have been kept from them."""
+        waiting = self._waiting()
+        for c in plan.contributors:
+            if voices := {peer for peer in owners if c.cid in waiting.get(peer, set())}:
+                self._accused.setdefault(c.cid, set()).update(voices)
+                self.view.blamed.doubted.strike(c.member.peer, self.view.round)
+
+    def _remember_givers(self, plan: Plan, late: set[Cid]) -> None:
+        """These are left out; whose members live, and are not this one, kept them back."""
+        for c in plan.contributors:
+            if c.cid in late and c.member != self.view.me and not self.view.silent(c.member):
+                self.view.blamed.givers.strike(c.member.peer, self.view.round)
+                self.slow.add(c.member.peer)
 
     def _replace(self, now: float, owners: set[PeerId]) -> None:
-        """The same contributions under a plan in which these own nothing."""
+        """What is left of the contributions, under a plan in which these own nothing."""
         view = self.view
         self.slow |= owners
         for peer in owners:
-            view.blamed.strike(peer, view.round)
-        if self.revision - self.before > len(view.config) + 2:
+            view.blamed.owners.strike(peer, view.round)
+        offers = [c for c in view.offers() if c.cid not in self.lost]
+        if self.revision - self.before > len(view.config) + 2 or not view.enough(offers):
             return view.next_ballot(now)
-        return self._new_plan(now, [c for c in view.offers() if c.cid not in self.lost])
+        return self._new_plan(now, offers)
 
     def _propose(self, now: float, entry: Entry) -> None:
         view, journal = self.view, self.view.journal
