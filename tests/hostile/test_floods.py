@@ -1,7 +1,8 @@
 """Real nodes, one of which floods another with well-formed messages, several types at once: no
-round is lost or late, and no memory or disk.
+round is lost or held up, and no memory or disk.
 
-`scripts/bench_hostile.py` does the same for a minute each, with every type by itself.
+`scripts/bench_hostile.py` does the same for a minute each, with every type by itself, and says
+how much longer a round takes: that is a figure of a machine at rest, and none of a test.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.flaky(reruns=1)]
 SECONDS = 1.5
 MEMORY = 64 << 20
 DISK = 32 << 20  # far less than what is declared; journals and checkpoints grow a little meanwhile
-SLOWER = 1.25
+HELD_UP_S = 5.0
+"""What a round may take longer, seconds: a busy machine costs a flooded round a part of a second,
+and a node that serves the flood before its rounds costs it minutes.
+"""
 ADMITTED = [
     "slow+get+get_chunks+get_unknown+ask_state+fetch",
     "offer+trial+sample+missing+need+manifest",
@@ -89,6 +93,6 @@ def bear(scene: Scene, kind: str) -> None:
     assert cost.sent > 0
     assert cost.rounds
     assert cost.lost <= slowly, cost
-    assert cost.round_s <= SLOWER * quiet.round_s, (cost, quiet)
+    assert cost.round_s <= quiet.round_s + HELD_UP_S, (cost, quiet)
     assert cost.rss <= MEMORY, cost
     assert cost.disk <= DISK, cost
