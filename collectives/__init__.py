@@ -15,6 +15,7 @@ telemetry      typed events and one emit(); sinks subscribe
 layout         what the flat vector means: names, shapes, offsets
 seeded         work that follows from a public seed: settings of BTARD, what a node asks its script
                for
+codec_names    the codecs, and what is known of them without torch
 arrivals       for whom a round waits that does not wait for everybody: settings
 swarm          the Swarm seam: what a training script sees; no implementation
 plain          tensors whose values are their memory: flat, as bytes, as words
@@ -24,10 +25,6 @@ group          members, configurations, quorums, plans, log entries: frozen valu
 groups         parts of a configuration: lines of a grid, pairs
 messages       the round's control messages: typed, bounded
 compiled       libraries compiled at installation
-codecs/        the formats of encoded values
-codec          a chunk of float32 values and its wire bytes, named; the grid of a vector's chunks
-device         such a vector encoded and decoded where its values lie
-encoded        a whole vector of such chunks
 digest         hashes of chunks, parts and states
 compass        FedCompass' scheduler: who makes how many steps, so that groups arrive together
 pace           how fast a member's links are
@@ -35,6 +32,7 @@ partition      one vector, parts per member
 reduce         the Reducer seam in four forms: mean, sum, maximum, modular sum, copies
 trees          over which members a part is summed, and its result handed down
 record_layer   authenticated records for lanes
+codecs/        the formats of encoded values, of chunks and of whole vectors
 exchange/      the data plane of a round; sans I/O
 engine/        one thread that runs an exchange over real sockets
 round/         the round and its decision; sans I/O

@@ -25,7 +25,7 @@ from typing import (
 import msgspec
 
 from .arrivals import Arrivals
-from .codecs.names import CODECS, MASKED_CODEC
+from .codec_names import CODECS, MASKED_CODEC
 from .errors import ConfigError
 from .foreign import PLAIN, WORDS
 from .group import Config, Count, Member, TopologyKind

@@ -15,8 +15,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from ..collectives.codec import Grid
-from ..collectives.encoded import EncodedVector
+from ..collectives.codecs.codec import Grid
+from ..collectives.codecs.encoded import EncodedVector
 from ..collectives.errors import ConfigError
 from ..collectives.identifiers import PeerId
 from ..security.rules.leaning import LEAST_ROUNDS, Leaning, chance

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..collectives import telemetry
 from ..collectives.api import Handle, all_reduce
-from ..collectives.codec import Grid
+from ..collectives.codecs.codec import Grid
 from ..collectives.errors import AtollError, LocalProtocolError, SwarmClosedError
 from ..collectives.identifiers import PeerId, RunId
 from ..collectives.layout import Layout, cut

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
-from ..collectives.codecs.names import CODECS
+from ..collectives.codec_names import CODECS
 from ..collectives.errors import BadSignatureError, ConfigError, StorageError, VersionMismatchError
 from ..collectives.foreign import LINES, PLAIN, WORDS, quoted
 from ..collectives.group import MAX_MEMBERS, MAX_PEER_ID, TopologyKind, least_members

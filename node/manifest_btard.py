@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from ..collectives.codecs.names import MASKED_CODEC
+from ..collectives.codec_names import MASKED_CODEC
 from ..collectives.identifiers import PeerId
 from ..collectives.seeded import MOST_PEERS, BtardSettings
 from .manifest_refusals import refuse

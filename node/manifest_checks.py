@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..collectives.codecs.names import RESULTS
+from ..collectives.codec_names import RESULTS
 from ..collectives.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
-from ..collectives.codecs.names import MASKED_CODEC
+from ..collectives.codec_names import MASKED_CODEC
 from ..collectives.errors import ConfigError
 from ..collectives.swarm import OuterSettings, PrivacySettings, SecureSettings
 from ..security.rule_names import parse_reducer

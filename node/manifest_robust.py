@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
-from ..collectives.codecs.names import RESULTS
+from ..collectives.codec_names import RESULTS
 from ..collectives.errors import ConfigError
 from ..collectives.foreign import PLAIN
 from ..collectives.group import MAX_MEMBERS

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..collectives.codec import Grid, Wire
+from ..collectives.codecs.codec import Grid, Wire
 from ..collectives.digest import chunk_hash, merkle_root, part_digest
 from ..collectives.errors import ConfigError, SecurityError, StorageError
 from ..collectives.group import Certified, Entry

@@ -16,8 +16,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from ..collectives.codec import Grid
-from ..collectives.encoded import EncodedVector
+from ..collectives.codecs.codec import Grid
+from ..collectives.codecs.encoded import EncodedVector
 from ..collectives.errors import ConfigError
 from ..collectives.group import Entry
 from ..collectives.identifiers import PeerId

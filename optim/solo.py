@@ -19,7 +19,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from ..collectives.api import Handle, all_reduce
-from ..collectives.encoded import why_refused
+from ..collectives.codecs.encoded import why_refused
 from ..collectives.errors import (
     LocalProtocolError,
     ModelMismatchError,

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import torch
 
-from atoll.collectives.codecs.names import round_bytes_per_value
+from atoll.collectives.codec_names import round_bytes_per_value
 from atoll.collectives.layout import cut
 from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings
 from atoll.node.local import LocalSwarm

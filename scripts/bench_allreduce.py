@@ -49,7 +49,7 @@ from typing import Any
 from _bench import CANNOT, FailedError, emit, manifest, progress
 from _hivemind import Unavailable, averagings
 
-from atoll.collectives.codec import CODECS, DEFAULT_CHUNK_ELEMENTS, Grid
+from atoll.collectives.codecs.codec import CODECS, DEFAULT_CHUNK_ELEMENTS, Grid
 from atoll.node.invite import make_invite
 from atoll.node.manifest import parse_manifest, save_run, sign_manifest
 from atoll.node.paths import find_paths

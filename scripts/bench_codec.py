@@ -26,9 +26,9 @@ import torch
 import zstandard
 from _bench import emit, progress
 
-from atoll.collectives import codec as codecs
-from atoll.collectives.codec import CODECS, DEFAULT_CHUNK_ELEMENTS, Codec, Wire
+from atoll.collectives.codecs import codec as codecs
 from atoll.collectives.codecs.blocks import BLOCK, BlockCodec
+from atoll.collectives.codecs.codec import CODECS, DEFAULT_CHUNK_ELEMENTS, Codec, Wire
 
 PEERS = 8
 NAMES = (*CODECS, "int8_torch")

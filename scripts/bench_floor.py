@@ -33,7 +33,7 @@ from _bench import emit, machine, progress
 from blake3 import blake3
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from atoll.collectives.codec import DEFAULT_CHUNK_ELEMENTS, Codec, Wire, get_codec
+from atoll.collectives.codecs.codec import DEFAULT_CHUNK_ELEMENTS, Codec, Wire, get_codec
 from atoll.collectives.engine import EngineSettings, tune
 
 POOL_ELEMENTS = 16 << 20  # of a vector that is far larger than the caches near a core

@@ -36,7 +36,7 @@ from typing import Any
 from _bench import FailedError, emit, manifest, progress
 from _kits import TESTS, Lab, Peers, Seen, Watch, in_laboratory
 
-from atoll.collectives.codec import CODECS, DEFAULT_CHUNK_ELEMENTS, Grid, chunk_elements
+from atoll.collectives.codecs.codec import CODECS, DEFAULT_CHUNK_ELEMENTS, Grid, chunk_elements
 
 SETTLE_TRIES = 40
 MEMBERS_S = 30.0

@@ -33,7 +33,7 @@ from typing import Any
 from _bench import emit, manifest, progress
 from _kits import Lab, Peers, in_laboratory
 
-from atoll.collectives.codec import Grid, chunk_elements
+from atoll.collectives.codecs.codec import Grid, chunk_elements
 
 PATIENCE_S = 120.0
 PIECE = bytes(1 << 16)

@@ -18,7 +18,7 @@ from typing import Any
 from _bench import CANNOT, FailedError, emit, progress
 from bench_allreduce import started
 
-from atoll.collectives.codec import CODECS, DEFAULT_CHUNK_ELEMENTS, Grid
+from atoll.collectives.codecs.codec import CODECS, DEFAULT_CHUNK_ELEMENTS, Grid
 from atoll.security.rule_names import BY_COORDINATE, parse_reducer
 
 WANTED = {"coordinate": 1.6, "whole rows": 3.0}

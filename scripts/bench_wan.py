@@ -33,7 +33,7 @@ from _bench import ROOT, emit, progress
 from _kits import Lab, Peers, in_laboratory
 from bench_link import bound_s
 
-from atoll.collectives.codec import Grid, chunk_elements
+from atoll.collectives.codecs.codec import Grid, chunk_elements
 from atoll.optim.planning import Choice, Conditions, Peer, Plan, estimate, plan
 
 PATIENCE_S = 280.0

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from codec_kit import reference
 
-from atoll.collectives.codec import Grid
+from atoll.collectives.codecs.codec import Grid
 from atoll.collectives.digest import chunk_hash, part_digest
 from atoll.collectives.exchange import Exchange, ExchangeEvent, Report, ResultComplete
 from atoll.collectives.group import BUTTERFLY, Contributor, Member, Part, Plan, Topology

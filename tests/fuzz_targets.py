@@ -27,9 +27,9 @@ from blake3 import blake3
 from session_table import LAYOUT, Table
 
 from atoll.collectives import messages as m
-from atoll.collectives.codec import Grid
+from atoll.collectives.codec_names import CODECS
+from atoll.collectives.codecs.codec import Grid
 from atoll.collectives.codecs.mixtures import ranges_of
-from atoll.collectives.codecs.names import CODECS
 from atoll.collectives.engine.packing import full_length, unpack
 from atoll.collectives.errors import (
     BadSignatureError,

@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 import torch
 from process.fault_peer import PERIOD, contribution
 
-from atoll.collectives.codec import get_codec
+from atoll.collectives.codecs.codec import get_codec
 from atoll.collectives.reduce import MEAN
 from atoll.node.invite import make_invite
 from atoll.node.lifecycle import read_node_file

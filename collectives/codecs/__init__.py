@@ -1,7 +1,6 @@
 """Formats of encoded values, one file a family. Lowest first; nothing here is imported for you,
-`names` and `mixtures` need no torch:
+`mixtures` needs no torch:
 
-names       the codecs' names and what is known of them without torch
 mixtures    which elements of a flat vector have which codec, as text
 wire        Codec, Wire: the seam, and typed views of encoded bytes
 kernels     the arithmetic: pure torch, `out=`, the same bits everywhere
@@ -13,4 +12,8 @@ sparse      sparse32 to sparse256
 codebook    codebook8: PRIME's quantiser
 bits        bits: words that nobody calculates with
 mixed       pieces of several codecs in one chunk
+codec       a chunk of float32 values and its wire bytes, by the codec's name; the grid of a vector's
+            chunks
+device      such a vector encoded and decoded where its values lie
+encoded     a whole vector of such chunks
 """

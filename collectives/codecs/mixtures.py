@@ -14,10 +14,10 @@ import re
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
+from ..codec_names import CODECS, DEFAULT_CHUNK_ELEMENTS, MASKED_CODEC, RESULTS
 from ..errors import ConfigError
 from ..group import MAX_CODEC_NAME
 from ..layout import Layout, TensorSpec
-from .names import CODECS, DEFAULT_CHUNK_ELEMENTS, MASKED_CODEC, RESULTS
 
 Range = tuple[str, int, int]
 """codec, first element, last element + 1"""

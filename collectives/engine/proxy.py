@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..encoded import EncodedVector
+from ..codecs.encoded import EncodedVector
 from ..exchange import Bounds
 from ..group import Plan
 from ..identifiers import PeerId

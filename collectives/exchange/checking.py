@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..codec import Codec, Wire
+from ..codecs.codec import Codec, Wire
 from ..digest import chunk_hash
 from ..identifiers import HASH_BYTES, PeerId
 from ..messages import Disputed

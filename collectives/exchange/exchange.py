@@ -20,9 +20,9 @@ from functools import lru_cache, partial
 
 from torch import Tensor
 
-from ..codec import Grid, Wire
+from ..codecs.codec import Grid, Wire
+from ..codecs.encoded import EncodedVector
 from ..digest import chunk_hash
-from ..encoded import EncodedVector
 from ..errors import ConfigError, LocalProtocolError
 from ..group import MAX_MEMBERS, Plan
 from ..identifiers import PeerId

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 
-from ..codec import Codec, Wire, get_codec
+from ..codecs.codec import Codec, Wire, get_codec
 
 SLAB_BYTES = 4 << 20
 ALIGNMENT = 64

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..codec import Wire
+from ..codecs.codec import Wire
 from ..identifiers import PeerId
 from ..reduce import Statistics
 from .pool import Workspace

@@ -15,9 +15,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..codec import Grid, Wire
+from ..codecs.codec import Grid, Wire
+from ..codecs.encoded import EncodedVector
 from ..digest import part_digest
-from ..encoded import EncodedVector
 from ..errors import AtollError, LocalProtocolError, RemoteProtocolError
 from ..group import Plan
 from ..identifiers import CID_BYTES, PeerId

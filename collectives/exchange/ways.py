@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..codec import Grid, Wire
+from ..codecs.codec import Grid, Wire
 from ..errors import ConfigError
 from ..group import Plan
 from ..identifiers import PeerId

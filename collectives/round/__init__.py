@@ -18,7 +18,10 @@ view          RoundView: what the roles of a round see of the machine that owns 
 acceptor      the seam at which a fault model changes how an acceptor takes part
 convener      the convener's side: collect, plan, revise, propose
 sealing       without a quorum for ever: the organiser seals the round and signs its entry
-lying         acceptor and convener where some members may be Byzantine
+judge         where some members may be Byzantine: whether a proposal is justified by what
+              others have signed
+byzantine_acceptor    there the acceptor's side: claims, turns, pledges, echoes, votes
+byzantine_convener    there the convener's side: shows why its proposal is the one it may make
 machine       RoundMachine: the whole life of a round at one member. Start to read here
 """
 

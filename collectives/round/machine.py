@@ -66,13 +66,13 @@ from ..trees import senders_of
 from . import patience
 from .acceptor import Acceptor
 from .blame import Blame
+from .byzantine_convener import byzantine_roles
 from .certificate import check_chain, vote_payload
 from .convener import Convener
 from .entering import OPEN, Doors, crowded
 from .gathering import is_ripe
 from .grouping import Grouping
 from .journal import Journal
-from .lying import byzantine_roles
 from .merging import adopts, tip_entry
 from .routes import Disputes, broken_by
 from .sampling import Draw, drawn

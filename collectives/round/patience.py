@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 
-from ..codec import Grid
+from ..codecs.codec import Grid
 from ..group import Plan
 from ..identifiers import PeerId
 from ..messages import Ready

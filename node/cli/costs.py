@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ...collectives.codecs.names import MASKED_BYTES, round_bytes_per_value
+from ...collectives.codec_names import MASKED_BYTES, round_bytes_per_value
 from ...optim.federated.methods import SUMS
 from ..manifest import Manifest
 from ..manifest_btard import liars_borne

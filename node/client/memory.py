@@ -21,7 +21,7 @@ from .eager import eager
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ...collectives.encoded import EncodedVector
+    from ...collectives.codecs.encoded import EncodedVector
     from .link import Link
 
 MAPPED = 8  # mappings kept: contribution and result of a few operations at once
@@ -71,8 +71,8 @@ class ReductionMemory:
         return self._map(number, fd, grid, writable=False)
 
     def _map(self, number: int, fd: int, grid: Grid, *, writable: bool) -> EncodedVector:
-        from ...collectives import codec  # loads torch, as the caller has
-        from ...collectives.encoded import EncodedVector
+        from ...collectives.codecs import codec  # loads torch, as the caller has
+        from ...collectives.codecs.encoded import EncodedVector
 
         with self._lock:
             known = self._mapped.pop(number, None)

@@ -17,7 +17,7 @@ from .memory import copy_range
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ...collectives.encoded import EncodedVector
+    from ...collectives.codecs.encoded import EncodedVector
     from .memory import Grid, ReductionMemory
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...collectives.codecs.names import round_bytes_per_value
+from ...collectives.codec_names import round_bytes_per_value
 from ...collectives.errors import ConfigError
 from ...optim.planning import Choice, Conditions, Peer, estimate
 from .view import RunView

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...collectives.codec import Grid
+from ...collectives.codecs.codec import Grid
 from ...collectives.errors import (
     GroupError,
     LocalProtocolError,

@@ -283,7 +283,7 @@ def _result_buffer(nodes: Sequence[Node], pool: BufferPool, plan: Plan) -> memor
 
 def plan_bytes(plan: Plan) -> int:
     """Length of a plan's encoded result."""
-    from ...collectives.codec import Grid
+    from ...collectives.codecs.codec import Grid
 
     return Grid(plan.codec, plan.numel, plan.chunk_elements).results.nbytes
 

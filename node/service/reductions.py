@@ -10,8 +10,8 @@ from pathlib import Path
 import trio
 from torch import Tensor
 
-from ...collectives.codec import Grid
-from ...collectives.encoded import EncodedVector
+from ...collectives.codecs.codec import Grid
+from ...collectives.codecs.encoded import EncodedVector
 from ...collectives.errors import LocalProtocolError
 from ...collectives.swarm import Call, Outcome
 from ..control.service import ReduceMemory, ScriptEvents

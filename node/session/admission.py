@@ -26,9 +26,9 @@ from blake3 import blake3
 from torch import Tensor
 
 from ...collectives import messages as m
-from ...collectives.codec import Grid
+from ...collectives.codecs.codec import Grid
+from ...collectives.codecs.encoded import EncodedVector
 from ...collectives.digest import chunk_hash
-from ...collectives.encoded import EncodedVector
 from ...collectives.errors import NotAdmittedError, RemoteProtocolError
 from ...collectives.group import Certified, Entry, Member
 from ...collectives.identifiers import HASH_BYTES, PeerId

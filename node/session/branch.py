@@ -13,7 +13,7 @@ from typing import Protocol
 
 from ...collectives import exchange as x
 from ...collectives import messages as m
-from ...collectives.codec import Grid
+from ...collectives.codecs.codec import Grid
 from ...collectives.digest import chunk_hash, part_digest
 from ...collectives.group import MAX_PATH, Certified, Contributor, Entry, Plan
 from ...collectives.identifiers import HASH_BYTES, PeerId

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
-from ...collectives.codec import Grid
+from ...collectives.codecs.codec import Grid
+from ...collectives.codecs.encoded import EncodedVector
 from ...collectives.digest import chunk_hash, meaning, part_digest
-from ...collectives.encoded import EncodedVector
 from ...collectives.errors import StorageError
 from ...collectives.group import CID_BYTES, Entry, Plan
 from ...collectives.round import KIN_BYTES

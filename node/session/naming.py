@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 from blake3 import blake3
 
-from ...collectives.codec import DEFAULT_CHUNK_ELEMENTS, chunk_elements
+from ...collectives.codecs.codec import DEFAULT_CHUNK_ELEMENTS, chunk_elements
 from ...collectives.errors import ConfigError, VersionMismatchError
 from ...collectives.group import MAX_MEMBERS, Config, Member, TopologyKind
 from ...collectives.groups import group_fault, group_of

@@ -12,8 +12,8 @@ from blake3 import blake3
 from torch import Tensor
 
 from ...collectives import messages as m
-from ...collectives.codec import Grid
-from ...collectives.encoded import EncodedVector
+from ...collectives.codecs.codec import Grid
+from ...collectives.codecs.encoded import EncodedVector
 from ...collectives.errors import StorageError
 from ...collectives.group import Certified, Config, Entry, Plan
 from ...collectives.identifiers import HASH_BYTES, PeerId

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ...collectives import exchange as x
 from ...collectives import messages as m
-from ...collectives.encoded import EncodedVector
+from ...collectives.codecs.encoded import EncodedVector
 from ...collectives.errors import ConfigError, LocalProtocolError, NotEnoughPeersError, StorageError
 from ...collectives.group import Config, Entry, Plan
 from ...collectives.identifiers import PeerId

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
-from ...collectives.encoded import EncodedVector
+from ...collectives.codecs.encoded import EncodedVector
 from ...collectives.exchange import Bounds
 from ...collectives.group import Certified, Entry, Plan
 from ...collectives.identifiers import PeerId

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...collectives.codec import Grid
+from ...collectives.codecs.codec import Grid
 from ...collectives.digest import chunk_hash
 from ...collectives.errors import DigestMismatchError
 from ...collectives.group import Entry

@@ -11,9 +11,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...collectives import messages as m
-from ...collectives.codec import Grid
+from ...collectives.codecs.codec import Grid
+from ...collectives.codecs.encoded import EncodedVector
 from ...collectives.digest import chunk_hash, merkle_root
-from ...collectives.encoded import EncodedVector
 from ...collectives.group import Entry
 from ...collectives.identifiers import PeerId
 from ..evidence import twice

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...collectives import messages as m
-from ...collectives.codec import Grid
+from ...collectives.codecs.codec import Grid
 from ...collectives.digest import chunk_hash, merkle_root
 from ...collectives.group import Entry, Plan
 from ...collectives.identifiers import PeerId

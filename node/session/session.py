@@ -18,10 +18,10 @@ from torch import Tensor
 
 from ...collectives import exchange as x
 from ...collectives import messages as m
-from ...collectives.codec import chunk_elements
+from ...collectives.codecs.codec import chunk_elements
+from ...collectives.codecs.encoded import why_refused
 from ...collectives.codecs.mixtures import mixture_of
 from ...collectives.digest import merkle_root
-from ...collectives.encoded import why_refused
 from ...collectives.errors import (
     BadSignatureError,
     LocalProtocolError,

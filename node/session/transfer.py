@@ -17,7 +17,7 @@ from random import Random
 from typing import Protocol
 
 from ...collectives import messages as m
-from ...collectives.codec import Grid
+from ...collectives.codecs.codec import Grid
 from ...collectives.digest import merkle_root, part_digest
 from ...collectives.errors import RemoteProtocolError
 from ...collectives.exchange import Bounds

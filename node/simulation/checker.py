@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...collectives.codec import Grid, Wire
+from ...collectives.codecs.codec import Grid, Wire
 from ...collectives.digest import chunk_hash, part_digest
 from ...collectives.group import (
     Certified,

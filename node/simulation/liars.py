@@ -36,7 +36,7 @@ from ...collectives.round import (
     reduced_payload,
     slot_payload,
 )
-from ...collectives.round.lying import ByzantineAcceptor
+from ...collectives.round.byzantine_acceptor import ByzantineAcceptor
 from ..session.serving import part_digests, result_hashes
 from .bending import bent
 from .process import NodeProcess, sign_as

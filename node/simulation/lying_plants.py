@@ -10,7 +10,9 @@ from ...collectives.identifiers import PeerId
 from ...collectives.round import Kind
 from ...collectives.round import machine as machine_module
 from ...collectives.round.blame import Blame, Strikes
-from ...collectives.round.lying import ByzantineAcceptor, ByzantineConvener, Judge
+from ...collectives.round.byzantine_acceptor import ByzantineAcceptor
+from ...collectives.round.byzantine_convener import ByzantineConvener
+from ...collectives.round.judge import Judge
 from .plant import Plant
 from .storage import SimStorage
 

@@ -12,12 +12,12 @@ from torch import Tensor
 from ...collectives.exchange import Exchange
 from ...collectives.identifiers import PeerId
 from ...collectives.round import blame as blame_module
+from ...collectives.round import byzantine_acceptor as byzantine_acceptor_module
+from ...collectives.round import byzantine_convener as byzantine_convener_module
 from ...collectives.round import convener as convener_module
-from ...collectives.round import lying as lying_module
+from ...collectives.round import judge as judge_module
 from ...collectives.round import machine as machine_module
 from ...collectives.round import sealing as sealing_module
-from ...collectives.round.lying import acceptor as byzantine_acceptor_module
-from ...collectives.round.lying import judge as judge_module
 from ..session import barrier as barrier_module
 from ..session import branch as branch_module
 from ..session import branching as branching_module
@@ -57,8 +57,8 @@ class Plant:
     machine: type[machine_module.RoundMachine] | None = None
     convener: type[convener_module.Convener] | None = None
     sealing: type[sealing_module.Sealing] | None = None
-    byzantine_acceptor: type[lying_module.ByzantineAcceptor] | None = None
-    byzantine_convener: type[lying_module.ByzantineConvener] | None = None
+    byzantine_acceptor: type[byzantine_acceptor_module.ByzantineAcceptor] | None = None
+    byzantine_convener: type[byzantine_convener_module.ByzantineConvener] | None = None
     judge: type[judge_module.Judge] | None = None
     blame: type[blame_module.Blame] | None = None
     barrier: type[barrier_module.Barrier] | None = None
@@ -74,8 +74,8 @@ class Plant:
             (session_module, "RoundMachine", self.machine),
             (machine_module, "Convener", self.convener),
             (machine_module, "Sealing", self.sealing),
-            (lying_module, "ByzantineAcceptor", self.byzantine_acceptor),
-            (lying_module, "ByzantineConvener", self.byzantine_convener),
+            (byzantine_convener_module, "ByzantineAcceptor", self.byzantine_acceptor),
+            (byzantine_convener_module, "ByzantineConvener", self.byzantine_convener),
             (byzantine_acceptor_module, "Judge", self.judge),
             (machine_module, "Blame", self.blame),
             (process_module, "Barrier", self.barrier),

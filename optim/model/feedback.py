@@ -15,9 +15,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ...collectives.codec import Grid, chunk_elements
+from ...collectives.codec_names import RESULTS
+from ...collectives.codecs.codec import Grid, chunk_elements
 from ...collectives.codecs.mixtures import mixture_of
-from ...collectives.codecs.names import RESULTS
 from ...collectives.layout import Layout
 from ...collectives.swarm import RunSettings
 

@@ -19,7 +19,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from ...collectives.codecs.names import chunk_elements, round_bytes_per_value
+from ...collectives.codec_names import chunk_elements, round_bytes_per_value
 from ...collectives.identifiers import PeerId
 from ...collectives.partition import comparable, parts_for
 from .conditions import Conditions

@@ -40,7 +40,7 @@ from atoll.collectives import messages as m
 from atoll.collectives.exchange import Exchange
 from atoll.collectives.group import Contributor, Entry
 from atoll.collectives.round import RoundMachine, machine, slot_payload
-from atoll.collectives.round.lying import ByzantineAcceptor
+from atoll.collectives.round.byzantine_acceptor import ByzantineAcceptor
 from atoll.node import manifest
 from atoll.node.__main__ import main
 from atoll.node.net.measuring import Measuring

@@ -14,7 +14,7 @@ from exchange_kit import cid_of, make_plan, ref_result, ref_tree_result
 from process.test_all_reduce import SCRIPT, await_members, start
 from swarm_kit import MANIFEST, Peers
 
-from atoll.collectives.codec import chunk_elements
+from atoll.collectives.codecs.codec import chunk_elements
 from atoll.collectives.group import Topology, TopologyKind
 from atoll.collectives.identifiers import PeerId
 

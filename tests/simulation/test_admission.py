@@ -13,7 +13,7 @@ from doors_kit import toy, toy_doors
 from session_table import LAYOUT, SETTINGS, Peer, Table
 
 from atoll.collectives import messages as m
-from atoll.collectives.codec import Grid
+from atoll.collectives.codecs.codec import Grid
 from atoll.collectives.digest import chunk_hash
 from atoll.collectives.errors import NotAdmittedError, RemoteProtocolError
 from atoll.collectives.group import Admitted, Contributor, Entry, Member, Part

@@ -30,8 +30,8 @@ from atoll.collectives.group import (
 )
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.round import Kind, check_chain, reduced_payload, slot_payload, vote_payload
-from atoll.collectives.round.lying import ByzantineAcceptor, Judge
-from atoll.collectives.round.lying.acceptor import FAULTS
+from atoll.collectives.round.byzantine_acceptor import FAULTS, ByzantineAcceptor
+from atoll.collectives.round.judge import Judge
 from atoll.node.evidence import RELABELLED, Relabelled, Twice, accused, check, twice
 from atoll.node.service.ports import DOMAIN
 from atoll.node.session.events import Equivocated

@@ -9,8 +9,7 @@ from lying_kit import Scene
 from atoll.collectives import messages as m
 from atoll.collectives.group import Certified, Contributor, Member, Part
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.round.lying import ByzantineAcceptor
-from atoll.collectives.round.lying.acceptor import OFFERS
+from atoll.collectives.round.byzantine_acceptor import OFFERS, ByzantineAcceptor
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import torch
 from faults import Simulated, fault
 
 from atoll.collectives import api
-from atoll.collectives.codec import Grid
+from atoll.collectives.codecs.codec import Grid
 from atoll.collectives.errors import ConfigError, LocalProtocolError
 from atoll.collectives.exchange.header import MEASURE
 from atoll.collectives.layout import make_layout

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 import torch
 
-from atoll.collectives.codec import Grid, get_codec
+from atoll.collectives.codecs.codec import Grid, get_codec
 from atoll.collectives.digest import chunk_hash, part_digest
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.collectives.group import Certified, Contributor, Entry, Member, Part, Vote

@@ -14,7 +14,7 @@ from faults import PHASES, TARGETS, Kind, Simulated, fault
 
 from atoll.collectives import api
 from atoll.collectives import messages as m
-from atoll.collectives.codec import Grid
+from atoll.collectives.codecs.codec import Grid
 from atoll.collectives.exchange import header as record_header
 from atoll.collectives.group import Plan, TopologyKind
 from atoll.collectives.swarm import RunSettings

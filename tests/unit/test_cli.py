@@ -12,7 +12,7 @@ from typing import Any
 import click
 import pytest
 
-from atoll.collectives.codecs.names import CODECS, round_bytes_per_value
+from atoll.collectives.codec_names import CODECS, round_bytes_per_value
 from atoll.collectives.errors import AtollError, ConfigError
 from atoll.node.capability import capability_name
 from atoll.node.cli import COMMANDS, GROUPS, cli, run

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from atoll.collectives.codec import CODECS, DEFAULT_CHUNK_ELEMENTS, get_codec
-from atoll.collectives.codecs.names import BYTES_PER_VALUE, RESULTS, chunk_elements
+from atoll.collectives.codec_names import BYTES_PER_VALUE, RESULTS, chunk_elements
+from atoll.collectives.codecs.codec import CODECS, DEFAULT_CHUNK_ELEMENTS, get_codec
 from atoll.collectives.errors import ConfigError
 
 BLOCKS = {"int8": 256, "int8_fp16": 256, "int4": 64}

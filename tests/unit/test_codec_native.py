@@ -12,8 +12,8 @@ import pytest
 import torch
 from compiled_kit import compiled
 
-from atoll.collectives.codec import get_codec
 from atoll.collectives.codecs.blocks import BLOCK, BlockCodec
+from atoll.collectives.codecs.codec import get_codec
 from atoll.collectives.codecs.floats import FloatCodec
 from atoll.collectives.codecs.levels import LevelsCodec
 from atoll.collectives.codecs.native import Kernels, load

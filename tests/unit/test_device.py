@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from atoll.collectives import device
-from atoll.collectives.codec import CODECS, Grid
-from atoll.collectives.encoded import EncodedVector
+from atoll.collectives.codecs import device
+from atoll.collectives.codecs.codec import CODECS, Grid
+from atoll.collectives.codecs.encoded import EncodedVector
 
 NAMES = [name for name in CODECS if name != "bits"]
 CHUNK = 1024

@@ -24,8 +24,8 @@ from exchange_kit import (
     vector,
 )
 
-from atoll.collectives.codec import CODECS
-from atoll.collectives.codecs.names import RESULTS
+from atoll.collectives.codec_names import RESULTS
+from atoll.collectives.codecs.codec import CODECS
 from atoll.collectives.digest import chunk_hash
 from atoll.collectives.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from atoll.collectives.exchange import (

@@ -25,7 +25,7 @@ from exchange_kit import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.collectives.codec import CODECS
+from atoll.collectives.codecs.codec import CODECS
 from atoll.collectives.codecs.mixtures import has_partial_sums
 from atoll.collectives.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from atoll.collectives.exchange import NonFinite, PartReduced, Report

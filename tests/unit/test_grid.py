@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.collectives.codec import CODECS, Grid, get_codec
+from atoll.collectives.codecs.codec import CODECS, Grid, get_codec
+from atoll.collectives.codecs.encoded import EncodedVector
 from atoll.collectives.codecs.mixtures import arranged, codec_of, mixture_of, ranges_of
-from atoll.collectives.encoded import EncodedVector
 from atoll.collectives.errors import ConfigError, LocalProtocolError
 from atoll.collectives.layout import Layout, TensorSpec, make_layout
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from atoll.collectives.codec import CODECS, Grid, get_codec
 from atoll.collectives.codecs import native
-from atoll.collectives.encoded import EncodedVector
+from atoll.collectives.codecs.codec import CODECS, Grid, get_codec
+from atoll.collectives.codecs.encoded import EncodedVector
 from atoll.collectives.errors import LocalProtocolError
 from atoll.security.rules.native import KERNEL
 

@@ -10,7 +10,7 @@ from exchange_kit import cid_of, make_plan, peers_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.collectives.codec import get_codec
+from atoll.collectives.codecs.codec import get_codec
 from atoll.collectives.digest import chunk_hash, merkle_root, part_digest
 from atoll.collectives.group import Entry, Part
 from atoll.collectives.reduce import MEAN, Factors

@@ -15,12 +15,12 @@ from itertools import pairwise
 
 import msgspec
 
-from ... import messages as m
-from ...digest import meaning
-from ...group import Config, Contributor, Entry, Member, Vote, least_members
-from ...identifiers import PeerId
-from ..signed import Kind, claim_payload, pledge_payload, reduced_payload, slot_payload
-from ..view import RoundView
+from .. import messages as m
+from ..digest import meaning
+from ..group import Config, Contributor, Entry, Member, Vote, least_members
+from ..identifiers import PeerId
+from .signed import Kind, claim_payload, pledge_payload, reduced_payload, slot_payload
+from .view import RoundView
 
 LATE = 4.0  # times detect_s: an entry that changes nothing comes no sooner in its round
 WINDOW = 16  # entries in which the comings of a peer count

@@ -10,15 +10,15 @@ from typing import Protocol
 
 import msgspec
 
-from ... import messages as m
-from ...digest import meaning, part_meaning
-from ...errors import RemoteProtocolError
-from ...group import Cid, Contributor, Entry, Member, Plan, Vote
-from ...identifiers import PeerId
-from ..acceptor import Acceptor
-from ..signed import Kind, claim_payload, pledge_payload, reduced_payload, slot_payload
-from ..view import RoundView
+from .. import messages as m
+from ..digest import meaning, part_meaning
+from ..errors import RemoteProtocolError
+from ..group import Cid, Contributor, Entry, Member, Plan, Vote
+from ..identifiers import PeerId
+from .acceptor import Acceptor
 from .judge import Judge
+from .signed import Kind, claim_payload, pledge_payload, reduced_payload, slot_payload
+from .view import RoundView
 
 LENGTHS = 4.0  # a ballot has so many times what it should take, and that again in each later one
 REPEAT_S = 0.5  # how often what changes seldom is said again

@@ -6,18 +6,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ... import messages as m
-from ...group import Cid, Config, Contributor, Entry, Member, Plan, Vote
-from ...identifiers import PeerId
-from ..convener import Convener, Phase
-from ..patience import PULLS_ALL_BUT
-from ..signed import slot_payload
-from ..view import RoundView
-from .acceptor import ByzantineAcceptor
+from .. import messages as m
+from ..group import Cid, Config, Contributor, Entry, Member, Plan, Vote
+from ..identifiers import PeerId
+from .byzantine_acceptor import ByzantineAcceptor
+from .convener import Convener, Phase
+from .patience import PULLS_ALL_BUT
+from .signed import slot_payload
+from .view import RoundView
 
 # times detect_s: so long the bytes of a pledged value may take, where the other pledges are a
 # quorum
 PUT_ASIDE = 2.0
+
+
+def byzantine_roles(view: RoundView) -> tuple[ByzantineAcceptor, ByzantineConvener]:
+    """The acceptor and the convener of the view's open round."""
+    acceptor = ByzantineAcceptor(view)
+    convener = ByzantineConvener(view, acceptor)
+    acceptor.convener = convener
+    return acceptor, convener
 
 
 class ByzantineConvener(Convener):

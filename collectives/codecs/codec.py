@@ -1,7 +1,7 @@
 """Codecs: a chunk of a float32 vector ⇄ the bytes that travel. Named, versioned by name, any
 length.
 
-    get_codec("int8")                         one codec; `codecs/names.py` lists them, `codecs/`
+    get_codec("int8")                         one codec; `codec_names` lists them, `codecs/`
         holds them
     Grid("fp16:40960+int8", numel, 131_072)   a vector's chunks: their codecs, and where their bytes
         lie
@@ -20,17 +20,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .codecs.bits import BitsCodec
-from .codecs.blocks import BLOCK, NIBBLE_BLOCK, BlockCodec
-from .codecs.codebook import CodebookCodec
-from .codecs.floats import FloatCodec
-from .codecs.levels import LevelsCodec
-from .codecs.mixed import MixedCodec
-from .codecs.mixtures import Range, ranges_of
-from .codecs.names import CODECS, DEFAULT_CHUNK_ELEMENTS, RESULTS, chunk_elements
-from .codecs.sparse import SparseCodec
-from .codecs.wire import Codec, Wire
-from .errors import ConfigError
+from ..codec_names import CODECS, DEFAULT_CHUNK_ELEMENTS, RESULTS, chunk_elements
+from ..errors import ConfigError
+from .bits import BitsCodec
+from .blocks import BLOCK, NIBBLE_BLOCK, BlockCodec
+from .codebook import CodebookCodec
+from .floats import FloatCodec
+from .levels import LevelsCodec
+from .mixed import MixedCodec
+from .mixtures import Range, ranges_of
+from .sparse import SparseCodec
+from .wire import Codec, Wire
 
 __all__ = [
     "CODECS",

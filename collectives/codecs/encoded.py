@@ -7,14 +7,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import device
+from ..errors import LocalProtocolError
+from ..layout import Layout
+from . import device, kernels
+from .blocks import BlockCodec
 from .codec import Grid, Wire, get_codec
-from .codecs import kernels
-from .codecs.blocks import BlockCodec
-from .codecs.floats import FloatCodec
-from .codecs.mixtures import ranges_of
-from .errors import LocalProtocolError
-from .layout import Layout
+from .floats import FloatCodec
+from .mixtures import ranges_of
 
 
 class EncodedVector:
