@@ -31,7 +31,7 @@ class Groups(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     slack: Annotated[float, msgspec.Meta(ge=1, le=100)] = 1.5
 
 
-class Arrivals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ArrivalSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A round waits for some contributions, not for all members (`round.gathering`): for ``count``
     of them (FedBuff), or until ``period_s`` seconds are over, and as many periods more as nobody
     comes (FedFix), or for a group of ``groups`` (FedCompass). One of the three is given.

@@ -23,7 +23,7 @@ Work = TypeVar("Work")
 
 
 @dataclass(frozen=True, slots=True)
-class Part(Generic[Work]):
+class MergedContribution(Generic[Work]):
     """One contribution of a merge. ``staleness``: outer steps since the anchor that it was made on."""
 
     peer: PeerId
@@ -37,7 +37,7 @@ class Decision(Generic[Work]):
     makes how many inner steps, in this order.
     """
 
-    parts: tuple[Part[Work], ...]
+    parts: tuple[MergedContribution[Work], ...]
     orders: tuple[tuple[PeerId, int], ...]
 
 
@@ -173,8 +173,13 @@ class Compass(Generic[Work]):
         member = self._members.get(peer)
         return member is not None and member.waiting and member.group == number
 
-    def _step(self, entries: Iterable[tuple[PeerId, int, Work]]) -> tuple[Part[Work], ...]:
-        parts = tuple(Part(peer, self.version - version, work) for peer, version, work in entries)
+    def _step(
+        self, entries: Iterable[tuple[PeerId, int, Work]]
+    ) -> tuple[MergedContribution[Work], ...]:
+        parts = tuple(
+            MergedContribution(peer, self.version - version, work)
+            for peer, version, work in entries
+        )
         self.version += 1
         return parts
 

@@ -24,7 +24,7 @@ SEED_BYTES = 32
 
 
 class BtardSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who takes part, and numbers of the protocol (`security.btard.Settings`). Times are seconds."""
+    """Who takes part, and numbers of the protocol (`security.btard.AttemptSettings`). Times are seconds."""
 
     peers: Annotated[
         tuple[Annotated[PeerId, msgspec.Meta(max_length=128, pattern=PLAIN)], ...],
@@ -38,7 +38,7 @@ class BtardSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     intervals: int = 0
 
 
-class Work(NamedTuple):
+class SeededTask(NamedTuple):
     """A vector to compute: what comes of training from the anchor of ``round``, with ``seed`` (32
     bytes) for all that is random. ``number``: of the request. In a run whose work is in intervals:
     all states after these; with ``interval`` (counted from 0; else -1) the state after that one
@@ -54,19 +54,19 @@ class Work(NamedTuple):
 class Seeded(Protocol):
     """A Swarm whose node asks for vectors by seed."""
 
-    def asked(self, timeout_s: float | None, until: Callable[[], bool]) -> Work | None:
+    def asked(self, timeout_s: float | None, until: Callable[[], bool]) -> SeededTask | None:
         """The oldest request that is not answered; waits for one. None: ``until()``, or the time is
         up. Raises SwarmClosedError without a node.
         """
         ...
 
-    def begin(self, work: Work, read: Callable[[Tensor], None]) -> bool:
+    def begin(self, work: SeededTask, read: Callable[[Tensor], None]) -> bool:
         """``read`` is given the state that an interval begins at, float32 (numel,), to be copied
         before it returns. False: nobody wants this work any more. Raises SwarmClosedError without a
         node."""
         ...
 
-    def answer(self, work: Work, write: Callable[[Tensor], None], part: int = 0) -> None:
+    def answer(self, work: SeededTask, write: Callable[[Tensor], None], part: int = 0) -> None:
         """``write`` fills a float32 tensor of shape (numel,): the vector, or the state after an
         interval; ``part``: of all intervals, which one, in order. Raises SwarmClosedError without a
         node."""

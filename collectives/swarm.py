@@ -24,7 +24,7 @@ from typing import (
 
 import msgspec
 
-from .arrivals import Arrivals
+from .arrivals import ArrivalSettings
 from .codec_names import CODECS, MASKED_CODEC
 from .errors import ConfigError
 from .foreign import PLAIN, WORDS
@@ -164,7 +164,7 @@ class SiteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pull: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = None
 
 
-class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SampleSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How many members take part in a round: a share of them, or a number (``count``), and at least
     ``least`` (`round.sampling`).
     """
@@ -269,8 +269,10 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     site: SiteSettings | None = (
         None  # of a federated run: what members do beside plain inner steps; None: nothing
     )
-    sample: Sample | None = None  # who takes part in a round, with ``site``; None: all that can
-    arrivals: Arrivals | None = (
+    sample: SampleSettings | None = (
+        None  # who takes part in a round, with ``site``; None: all that can
+    )
+    arrivals: ArrivalSettings | None = (
         None  # a round is of whoever has come, on whichever anchor; None: of all, on the newest
     )
     btard: BtardSettings | None = (

@@ -47,7 +47,7 @@ class Term:
 
 
 @dataclass(frozen=True, slots=True)
-class Sum:
+class PartialSum:
     """What a member that has others below adds up, in this order, and the weight of all
     contributions in it.
     """
@@ -59,11 +59,11 @@ class Sum:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class CheckedSum:
     """A partial sum that is used if two accounts of it are the same: its maker's and a witness's."""
 
     partial: Term
-    of: Sum
+    of: PartialSum
     accounts: tuple[Term, Term]
 
     @property
@@ -88,10 +88,10 @@ class Tree:
         self.owner = owner
         self.parents = parents
         self._witnesses = witnesses or {}
-        self._checks: tuple[Check, ...] | None = None
+        self._checks: tuple[CheckedSum, ...] | None = None
         self._own = {c.member.peer: Term(c.member.peer, c.cid, c.weight) for c in contributors}
         self._reducer = reducer
-        self._sums: dict[PeerId, Sum] = {}
+        self._sums: dict[PeerId, PartialSum] = {}
         self._members: dict[PeerId, list[PeerId]] = {}
         """Who sends something to each member that has others below, itself included where it
         contributes; in the plan's order.
@@ -114,7 +114,7 @@ class Tree:
             other for other in audience if other != self.owner and self.above(other) == peer
         )
 
-    def sum(self, peer: PeerId) -> Sum | None:
+    def sum(self, peer: PeerId) -> PartialSum | None:
         """What a member adds up; None where nobody is below it."""
         if peer not in self._members:
             return None
@@ -130,21 +130,21 @@ class Tree:
         found = self.sum(peer)
         return found.sent if found is not None else self._own.get(peer)
 
-    def checks(self) -> tuple[Check, ...]:
+    def checks(self) -> tuple[CheckedSum, ...]:
         """Which partial sums are checked, in the order of the plan."""
         if self._checks is None:
-            found: list[Check] = []
+            found: list[CheckedSum] = []
             for head, witness in self._witnesses.items():
                 of = self.sum(head)
                 assert of is not None
                 assert of.sent is not None
                 found.append(
-                    Check(of.sent, of, (_account(of.sent, head), _account(of.sent, witness)))
+                    CheckedSum(of.sent, of, (_account(of.sent, head), _account(of.sent, witness)))
                 )
             self._checks = tuple(found)
         return self._checks
 
-    def check_by(self, peer: PeerId) -> Check | None:
+    def check_by(self, peer: PeerId) -> CheckedSum | None:
         """The check in which a member is head or witness."""
         return next(
             (check for check in self.checks() if peer in (check.partial.peer, check.witness)), None
@@ -178,7 +178,7 @@ class Tree:
             found += [(account, self.owner) for account in check.accounts if account.peer == peer]
         return tuple(found)
 
-    def _make(self, peer: PeerId) -> Sum:
+    def _make(self, peer: PeerId) -> PartialSum:
         terms: list[Term] = []
         total = 0
         for other in self._members[peer]:
@@ -189,9 +189,9 @@ class Tree:
             total += below.total if below is not None else term.weight
         weights = [term.weight for term in terms]
         if peer == self.owner:
-            return Sum(tuple(terms), self._reducer.factors(weights, total), None, total)
+            return PartialSum(tuple(terms), self._reducer.factors(weights, total), None, total)
         factors, weight = self._reducer.partial(weights, total)
-        return Sum(
+        return PartialSum(
             tuple(terms), factors, Term(peer, _name(self._reducer.name, terms), weight), total
         )
 

@@ -62,7 +62,7 @@ class Evidence(msgspec.Struct, frozen=True, array_like=True):
 _evidence = msgspec.msgpack.Decoder(Evidence)
 
 
-class Source(NamedTuple):
+class AuditSource(NamedTuple):
     """The logs of one run, the bans with proof beside them, and where they were read. ``folders``:
     of the checkpoints, where there are any.
     """
@@ -74,7 +74,7 @@ class Source(NamedTuple):
     bans: Callable[[], list[Evidence]] = list
 
 
-class Share(msgspec.Struct):
+class PeerShare(msgspec.Struct):
     """What one peer contributed: in how many rounds (those of branches that were taken over
     included), of how many samples.
     """
@@ -83,7 +83,7 @@ class Share(msgspec.Struct):
     samples: int = 0
 
 
-class Change(msgspec.Struct, frozen=True):
+class ConfigurationChange(msgspec.Struct, frozen=True):
     """Entry number ``entry`` changed who decides from then on. ``removed``: on the organiser's
     word, for good.
     """
@@ -105,11 +105,11 @@ class Audited(msgspec.Struct, frozen=True):
     votes: int
     head: bytes
     members: tuple[PeerId, ...]
-    contributors: dict[PeerId, Share]
-    changes: tuple[Change, ...]
+    contributors: dict[PeerId, PeerShare]
+    changes: tuple[ConfigurationChange, ...]
 
 
-class Fork(msgspec.Struct, frozen=True):
+class LogFork(msgspec.Struct, frozen=True):
     """Two certified logs of one run differ from entry ``entry`` on. ``both``: who signed in both;
     ``liars``: under one ballot, or twice as the organiser, which no honest member does that has not
     lost its disk."""
@@ -120,12 +120,12 @@ class Fork(msgspec.Struct, frozen=True):
     liars: tuple[PeerId, ...]
 
 
-def of_node(paths: Paths, signed: SignedManifest) -> Source:
+def of_node(paths: Paths, signed: SignedManifest) -> AuditSource:
     """The logs of a run that is stored on this machine."""
     fragments = signed.open().exchange.fragments
     folders = paths.state_dirs(signed.run_id, fragments)
     names = logs_of(signed.run_id, fragments)
-    return Source(
+    return AuditSource(
         paths.run_dir(signed.run_id),
         signed,
         {
@@ -137,13 +137,13 @@ def of_node(paths: Paths, signed: SignedManifest) -> Source:
     )
 
 
-def of_archive(path: Path) -> Source:
+def of_archive(path: Path) -> AuditSource:
     """The logs in an archive. Raises StorageError, ConfigError, BadSignatureError."""
     with closing(_bodies(path)) as bodies:
         signed = decode_signed(next(bodies, b""))
     names = logs_of(signed.run_id, signed.open().exchange.fragments)
     logs = {name: lambda name=name: _archived(path, name, names) for name in names}
-    return Source(path, signed, logs, bans=lambda: _archived_bans(path))
+    return AuditSource(path, signed, logs, bans=lambda: _archived_bans(path))
 
 
 def _bans_of(paths: Paths, signed: SignedManifest) -> list[Evidence]:
@@ -166,7 +166,7 @@ class Proven(msgspec.Struct, frozen=True):
     what: str
 
 
-def proven_bans(source: Source) -> list[Proven]:
+def proven_bans(source: AuditSource) -> list[Proven]:
     """All bans beside a run's logs that carry evidence, checked. Raises SecurityError E204 where
     one proves nothing, StorageError.
     """
@@ -192,7 +192,7 @@ def proven_bans(source: Source) -> list[Proven]:
     return found
 
 
-def write_archive(source: Source, path: Path) -> int:
+def write_archive(source: AuditSource, path: Path) -> int:
     """Write an archive of all logs, and of the bans that prove themselves; how many bytes it has.
 
     Raises StorageError; a file that is there is replaced, at once or not at all.
@@ -223,7 +223,7 @@ def write_archive(source: Source, path: Path) -> int:
 
 
 def audit(
-    source: Source, name: str, progress: Callable[[int], None] = lambda entry: None
+    source: AuditSource, name: str, progress: Callable[[int], None] = lambda entry: None
 ) -> Audited:
     """Check one log of ``source`` from its genesis on. Raises SecurityError E204 at the first entry
     that was not decided as it says, StorageError where the file is damaged, ConfigError where there
@@ -288,7 +288,7 @@ def _check_drawn(entry: Entry, chosen: Config) -> None:
         )
 
 
-def root_before(source: Source, name: str, entry: int) -> bytes | None:
+def root_before(source: AuditSource, name: str, entry: int) -> bytes | None:
     """Merkle root of the state that entry number ``entry`` was decided on; None where the log ends
     before it.
     """
@@ -296,7 +296,7 @@ def root_before(source: Source, name: str, entry: int) -> bytes | None:
     return None if found is None else found.entry.base_state
 
 
-def fork(mine: Source, theirs: Source, name: str) -> Fork | None:
+def fork(mine: AuditSource, theirs: AuditSource, name: str) -> LogFork | None:
     """Where one log of two sources, audited in both, first says different things; None where one is
     the beginning of the other.
     """
@@ -305,7 +305,7 @@ def fork(mine: Source, theirs: Source, name: str) -> Fork | None:
             continue
         signed, others = (_signers(mine.signed.run_id, each) for each in (one, other))
         both = {member.peer for member, _ in signed} & {member.peer for member, _ in others}
-        return Fork(
+        return LogFork(
             name,
             one.entry.round,
             tuple(sorted(both)),
@@ -340,8 +340,8 @@ class _Report:
         self.entries = self.rounds = self.votes = 0
         self.head = b""
         self.config: Config = ()
-        self.contributors = dict[PeerId, Share]()
-        self.changes = list[Change]()
+        self.contributors = dict[PeerId, PeerShare]()
+        self.changes = list[ConfigurationChange]()
 
     def take(self, certified: Certified, before: Config) -> None:
         """The next entry, which was checked."""
@@ -352,7 +352,7 @@ class _Report:
         if earlier != later or certified.removed:
             removed = tuple(sorted({member.peer for member in certified.removed}))
             self.changes.append(
-                Change(
+                ConfigurationChange(
                     entry.round,
                     tuple(sorted(later - earlier)),
                     tuple(sorted(earlier - later)),
@@ -362,7 +362,7 @@ class _Report:
         for peer, count in Counter(
             contributor.member.peer for contributor in entry.contributors
         ).items():
-            self.contributors.setdefault(peer, Share()).rounds += count
+            self.contributors.setdefault(peer, PeerShare()).rounds += count
         for contributor in entry.contributors:
             self.contributors[contributor.member.peer].samples += contributor.weight
         self.entries += 1

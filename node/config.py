@@ -54,7 +54,7 @@ class NodeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = ""
 
 
-class NetworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NodeNetworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[network]``: what this node does to be found without being told."""
 
     lan_discovery: bool = True  # find peers in the house by multicast DNS, and be found
@@ -69,7 +69,7 @@ class NetworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port_guessing: bool = False
 
 
-class DataTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NodeDataTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[data]``: what this machine has to train on. Of the machine, never of a run: no manifest
     has such a key.
     """
@@ -96,8 +96,8 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All settings of a node."""
 
     node: NodeTable = NodeTable()
-    network: NetworkTable = NetworkTable()
-    data: DataTable = DataTable()
+    network: NodeNetworkTable = NodeNetworkTable()
+    data: NodeDataTable = NodeDataTable()
     notify: NotifyTable = NotifyTable()
 
     @property

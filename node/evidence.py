@@ -96,7 +96,7 @@ class Relabelled(msgspec.Struct, frozen=True, array_like=True, tag="relabelled")
     meaning: Annotated[bytes, msgspec.Meta(max_length=MAX_EVIDENCE)]
 
 
-class Removed(msgspec.Struct, frozen=True, array_like=True, tag="btard"):
+class BtardRemoval(msgspec.Struct, frozen=True, array_like=True, tag="btard"):
     """On what BTARD has removed a peer: the last of these; those before are against peers that were
     gone by then.
     """
@@ -104,7 +104,7 @@ class Removed(msgspec.Struct, frozen=True, array_like=True, tag="btard"):
     bundles: Annotated[tuple[Bundle, ...], msgspec.Meta(min_length=1, max_length=MOST_PEERS)]
 
 
-_decoder = msgspec.msgpack.Decoder(Twice | Relabelled | Removed | Misdealt)
+_decoder = msgspec.msgpack.Decoder(Twice | Relabelled | BtardRemoval | Misdealt)
 
 
 def twice(peer: PeerId, first: tuple[bytes, bytes], second: tuple[bytes, bytes]) -> Twice:
@@ -136,7 +136,7 @@ def removal(bundles: Sequence[Bundle], bundle: Bundle) -> bytes:
     before = [
         each for each in bundles if each.context.roster[each.whom] not in bundle.context.roster
     ]
-    return msgspec.msgpack.encode(Removed((*before, bundle)))
+    return msgspec.msgpack.encode(BtardRemoval((*before, bundle)))
 
 
 def accused(data: bytes) -> PeerId | None:
@@ -145,7 +145,7 @@ def accused(data: bytes) -> PeerId | None:
         found = _decoder.decode(data) if len(data) <= MAX_EVIDENCE else None
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
-    if isinstance(found, Removed):
+    if isinstance(found, BtardRemoval):
         last = found.bundles[-1]
         return last.context.roster[last.whom] if last.whom < len(last.context.roster) else None
     if isinstance(found, Misdealt):
@@ -164,7 +164,7 @@ def check(
         raise RemoteProtocolError(f"evidence of {len(data)} bytes", peer=sender)
     try:
         found = _decoder.decode(data)
-        if isinstance(found, Removed):
+        if isinstance(found, BtardRemoval):
             return _check_removal(found.bundles, run, sender, peers)
         if isinstance(found, Misdealt):
             return verify_misdealt(found, run), MISDEALT

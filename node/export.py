@@ -20,7 +20,7 @@ from .manifest import Manifest, SignedManifest, gpt_config
 from .paths import Paths, storage_error, write_atomic
 
 if TYPE_CHECKING:
-    from .storage.checkpoint import Saved
+    from .storage.checkpoint import SavedCheckpoint
 
 CHECKPOINT_FOLDER = "checkpoint"
 STATE_FILE = "state.safetensors"
@@ -152,14 +152,14 @@ def keep_start(source: Path, folder: Path) -> None:
     write_atomic(folder / START_FILE, data)
 
 
-def verified_checkpoint(source: Path) -> Saved | None:
+def verified_checkpoint(source: Path) -> SavedCheckpoint | None:
     """The checkpoint in a folder, its bytes checked against its own root; None where there is none.
     Raises StorageError E303.
     """
     return _verified(source, read_info(source)) if (source / INFO_FILE).exists() else None
 
 
-def _verified(source: Path, info: CheckpointInfo) -> Saved:
+def _verified(source: Path, info: CheckpointInfo) -> SavedCheckpoint:
     """The checkpoint, its bytes checked against the Merkle root that it was saved under."""
     from ..collectives.digest import chunk_hash, merkle_root
     from .session.replica import state_chunk_bytes

@@ -20,7 +20,7 @@ from ..collectives.codecs.encoded import EncodedVector
 from ..collectives.errors import ConfigError
 from ..collectives.identifiers import PeerId
 from ..security.rules.leaning import LEAST_ROUNDS, Leaning, chance
-from .audit import Source
+from .audit import AuditSource
 from .export import read_info
 from .recompute import contributions_of
 from .splitting import newest_rounds
@@ -57,7 +57,7 @@ class Leans(msgspec.Struct, frozen=True):
 
 
 def leans(
-    source: Source,
+    source: AuditSource,
     log: str,
     rounds: int,
     folders: Sequence[Path],
@@ -110,7 +110,7 @@ def leans(
     )
 
 
-def _sample(source: Source, log: str, numel: int) -> Tensor:
+def _sample(source: AuditSource, log: str, numel: int) -> Tensor:
     """Indices of the elements to look at, int64: of parameters only, where a checkpoint beside the
     log says which these are.
     """

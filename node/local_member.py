@@ -21,7 +21,7 @@ from ..collectives.plain import placed
 from ..collectives.swarm import Call, Outcome, PeerView, RunSettings, Shelf, Tally, sample_count
 from ..optim.data.shard import Shard
 from ..optim.outer import effective_outer, reading_of
-from ..optim.solo import Lease
+from ..optim.solo import AnchorLease
 from .session import events as ev
 from .session.replica import ModelReplica, PlainSlots
 from .session.session import Session
@@ -224,7 +224,7 @@ class LocalMember:
         """See Shelved: it outlives this member's processes."""
         return self._shelf
 
-    def open(self, layout: Layout, initial: Callable[[Tensor], None]) -> Lease:
+    def open(self, layout: Layout, initial: Callable[[Tensor], None]) -> AnchorLease:
         """See Swarm."""
         node = self._node()
         session = node.run
@@ -249,7 +249,7 @@ class LocalMember:
         self._layout = layout
         return self.anchor()
 
-    def anchor(self) -> Lease:
+    def anchor(self) -> AnchorLease:
         """See Swarm. Of all fragments; its round is that of the one that is behind."""
         views = [self.fragment_anchor(number) for number in range(self.fragments)]
         whole, start = (
@@ -260,7 +260,7 @@ class LocalMember:
             view.copy_into(whole[start : start + view.numel])
             start += view.numel
         round_, samples = min(view.round for view in views), min(view.samples for view in views)
-        return Lease(whole, round_, lambda: None, samples, views[0].lag, views[0].steps)
+        return AnchorLease(whole, round_, lambda: None, samples, views[0].lag, views[0].steps)
 
     def contribute(
         self,
@@ -297,7 +297,7 @@ class LocalMember:
         """See FragmentSwarm."""
         return self.settings.fragments
 
-    def fragment_anchor(self, fragment: int) -> Lease:
+    def fragment_anchor(self, fragment: int) -> AnchorLease:
         """See FragmentSwarm."""
         session = self._session(fragment)
         replica = cast(ModelReplica, session.replica)
@@ -307,7 +307,7 @@ class LocalMember:
         assert slots.current is not None
         rounds, samples = session.rounds(replica.generation), session.samples(replica.generation)
         lag, whole = session.lag(replica.generation), slots.tensor(slots.current).clone()
-        return Lease(whole, rounds, lambda: None, samples, lag, session.steps)
+        return AnchorLease(whole, rounds, lambda: None, samples, lag, session.steps)
 
     def fragment_closing(self, fragment: int) -> int:
         """See FragmentSwarm."""

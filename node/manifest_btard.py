@@ -16,7 +16,7 @@ from .manifest_refusals import refuse
 if TYPE_CHECKING:
     from .manifest import Manifest
 
-LEAST_LEFT = 3  # as `security.btard.Settings.least`: with fewer nothing goes on
+LEAST_LEFT = 3  # as `security.btard.AttemptSettings.least`: with fewer nothing goes on
 LEAST_PEERS = LEAST_LEFT + 1  # so that one of them may be removed
 MOST_INTERVALS = 63  # whose states' hashes one message holds
 Times = Annotated[float, msgspec.Meta(ge=0.1, le=86_400)]
@@ -30,7 +30,7 @@ def liars_borne(peers: int) -> int:
 
 
 class BtardTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[btard]``: as `security.btard.Settings`. The peers are those that ``[join] allow`` names,
+    """``[btard]``: as `security.btard.AttemptSettings`. The peers are those that ``[join] allow`` names,
     fewer than half of which may do anything. Up to `liars_borne` of them cannot end the run, nor
     have one removed that does not lie.
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Literal
 
-from ..collectives.arrivals import Arrivals, Fading, Groups
-from ..collectives.swarm import Sample, SiteSettings
+from ..collectives.arrivals import ArrivalSettings, Fading, Groups
+from ..collectives.swarm import SampleSettings, SiteSettings
 from .manifest_refusals import Refusal
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def site_of(table: FederatedTable) -> SiteSettings | None:
     return SiteSettings(table.method, table.mu, table.beta, table.ahead, pull)
 
 
-def sample_of(manifest: Manifest) -> Sample | None:
+def sample_of(manifest: Manifest) -> SampleSettings | None:
     """Who takes part in a round; None: all that can."""
     from ..security.rule_names import parse_reducer
 
@@ -115,7 +115,9 @@ def sample_of(manifest: Manifest) -> Sample | None:
         secure.threshold if secure is not None else 1, rule.least if rule is not None else 1
     )
     return (
-        Sample(count=given, least=least) if isinstance(given, int) else Sample(given, least=least)
+        SampleSettings(count=given, least=least)
+        if isinstance(given, int)
+        else SampleSettings(given, least=least)
     )
 
 
@@ -128,22 +130,22 @@ def exact_codecs(table: FederatedTable) -> dict[str, str]:
     return dict.fromkeys(SUMS, "fp32") if method_of_steps(table.method).control else {}
 
 
-def arrivals_of(manifest: Manifest) -> Arrivals | None:
+def arrivals_of(manifest: Manifest) -> ArrivalSettings | None:
     """For whom a round waits; None: for all that can contribute."""
     table = manifest.federated
     if manifest.mode != "federated":
         return None
     match table.method:
         case "fedasync":
-            return Arrivals(count=1, fading=fading_of(table))
+            return ArrivalSettings(count=1, fading=fading_of(table))
         case "fedbuff":
-            return Arrivals(count=table.buffer)
+            return ArrivalSettings(count=table.buffer)
         case "fedfix":
-            return Arrivals(period_s=table.period_s)
+            return ArrivalSettings(period_s=table.period_s)
         case "fedcompass":
             least = manifest.train.sync_every or 1  # refused where it is not given
             groups = Groups(least, math.ceil(table.longest * least), least, table.slack)
-            return Arrivals(fading=fading_of(table), groups=groups)
+            return ArrivalSettings(fading=fading_of(table), groups=groups)
         case _:
             return None
 

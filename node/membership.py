@@ -27,7 +27,7 @@ MOST_BY_ONE = MAX_RECORDS * 3 // 4
 LONG_AGO, NEVER = float("-inf"), float("inf")
 
 
-class Timing(msgspec.Struct, frozen=True):
+class MembershipTiming(msgspec.Struct, frozen=True):
     """Seconds. The defaults are measured: all of 200 members know a new record after 2.9 s
     (median).
     """
@@ -77,7 +77,7 @@ class Membership:
         sign: Sign,
         verify: Verify,
         rng: random.Random,
-        timing: Timing | None = None,
+        timing: MembershipTiming | None = None,
         unix_offset_s: float = 0.0,
     ) -> None:
         self.me, self.run = me, run
@@ -104,7 +104,7 @@ class Membership:
         `MOST_BY_ONE` records at most.
         """
         self._by_invite = Counter[bytes]()  # records in the table
-        self.timing = timing or Timing()
+        self.timing = timing or MembershipTiming()
         self.silences: Mapping[PeerId, float] = {}
         """Peers on the way to whom packets are lost: the silence that says nothing, in seconds,
         where it is longer than ``detect_s``.
@@ -279,8 +279,8 @@ class Membership:
                 if target == self.me:
                     self._send(now, sender, wire.Alive(self.me, sender))
                 elif target in self._watched or target in self._table:
-                    self._send(now, target, wire.Ask(sender))
-            case wire.Ask(asker):
+                    self._send(now, target, wire.ProbePing(sender))
+            case wire.ProbePing(asker):
                 self._send(now, sender, wire.Alive(self.me, asker))
             case wire.Alive(target, asker):
                 self._on_alive(now, sender, target, asker)

@@ -79,7 +79,7 @@ class Probe(msgspec.Struct, frozen=True, array_like=True, tag="probe"):
     target: Peer
 
 
-class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
+class ProbePing(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
     """From a helper to the target: answer me, ``asker`` does not hear you."""
 
     asker: Peer
@@ -115,7 +115,7 @@ class Records(msgspec.Struct, frozen=True, array_like=True, tag="records"):
     wanted: Annotated[bytes, msgspec.Meta(max_length=MAX_RECORDS * SHORT_BYTES)] = b""
 
 
-Message = Beat | Probe | Ask | Alive | TableHash | Digest | Records
+Message = Beat | Probe | ProbePing | Alive | TableHash | Digest | Records
 
 _encoder = msgspec.msgpack.Encoder()
 _message_decoder = msgspec.msgpack.Decoder(Message)

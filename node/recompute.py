@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..collectives.codecs.codec import Grid, Wire
+from ..collectives.codecs.codec import EncodedChunk, Grid
 from ..collectives.digest import chunk_hash, merkle_root, part_digest
 from ..collectives.errors import ConfigError, SecurityError, StorageError
 from ..collectives.group import Certified, Entry
@@ -22,13 +22,13 @@ from ..collectives.round import adopted_rounds, rounds_in
 from ..collectives.trees import Tree, trees_of
 from ..security.identity import verify
 from ..security.rules.reducers import find_reducer
-from .audit import Source
+from .audit import AuditSource
 from .evidence import DOMAIN
 from .storage.contributions import FOLDER as CONTRIBUTIONS
 from .storage.contributions import find_kept
 
 
-class Part(msgspec.Struct, frozen=True):
+class RecomputedPart(msgspec.Struct, frozen=True):
     """One part of a round: who added it up, and whether it is what comes of the contributions.
     ``heads``: on two levels or in a ring, who added up others' contributions for the owner."""
 
@@ -47,7 +47,7 @@ class Recomputed(msgspec.Struct, frozen=True):
     entry: int
     reducer: str
     contributors: tuple[PeerId, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[RecomputedPart, ...]
 
     @property
     def wrong(self) -> list[PeerId]:
@@ -59,7 +59,7 @@ class Recomputed(msgspec.Struct, frozen=True):
 
 
 def recompute(
-    source: Source,
+    source: AuditSource,
     log: str,
     round_: int,
     folders: Sequence[Path],
@@ -82,7 +82,7 @@ def recompute(
     arithmetic = _Round(entry, grid, vectors)
     hashes = arithmetic.hashes(progress)
     parts = tuple(
-        Part(
+        RecomputedPart(
             part.owner,
             part.first,
             part.stop,
@@ -103,7 +103,7 @@ def recompute(
     )
 
 
-def _entry_of(source: Source, log: str, round_: int) -> Certified:
+def _entry_of(source: AuditSource, log: str, round_: int) -> Certified:
     rounds = 0
     for certified in source.logs[log]():
         rounds += rounds_in(certified.entry)
@@ -129,7 +129,7 @@ def missing(entry: Entry, folders: Sequence[Path]) -> list[PeerId]:
 
 
 def contributions_of(
-    source: Source, entry: Entry, grid: Grid, folders: Sequence[Path]
+    source: AuditSource, entry: Entry, grid: Grid, folders: Sequence[Path]
 ) -> list[memoryview]:
     """The encoded vectors of the entry's contributors, each what its contributor has signed. Raises
     as `recompute`.
@@ -196,11 +196,13 @@ class _Round:
             for tree in self._trees
         )
 
-    def _summed(self, tree: Tree, peer: PeerId, chunk: int, own: Sequence[Wire], out: Wire) -> None:
+    def _summed(
+        self, tree: Tree, peer: PeerId, chunk: int, own: Sequence[EncodedChunk], out: EncodedChunk
+    ) -> None:
         """What a member of a part's tree makes of what it has and what it is sent, to ``out``: the
         result, at the root.
         """
-        found, wires = tree.sum(peer), list[Wire]()
+        found, wires = tree.sum(peer), list[EncodedChunk]()
         assert found is not None
         for term in found.terms:
             if term.peer == peer or tree.sum(term.peer) is None:
@@ -229,7 +231,7 @@ class _Round:
             progress(chunk)
         return found
 
-    def _wires(self, chunk: int) -> list[Wire]:
+    def _wires(self, chunk: int) -> list[EncodedChunk]:
         start, stop = self._grid.span(chunk)
         return [self._grid.wire(vector[start:stop], chunk) for vector in self._vectors]
 
@@ -251,7 +253,7 @@ class _Round:
             total, [c.cid for c in contributors], [c.reading.norm for c in contributors]
         )
 
-    def _reduce(self, chunk: int, out: Wire, weighing: Weighing | None) -> None:
+    def _reduce(self, chunk: int, out: EncodedChunk, weighing: Weighing | None) -> None:
         codec, reducer = self._grid.codec(chunk), self._reducer
         if self._trees:
             number = next(

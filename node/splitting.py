@@ -24,7 +24,7 @@ from ..collectives.identifiers import PeerId
 from ..collectives.layout import Layout
 from ..collectives.round import adopted_rounds
 from ..optim.federated.clusters import adjusted_rand, alike, clusters, same_names
-from .audit import Source
+from .audit import AuditSource
 from .export import read_info
 from .manifest import Manifest
 from .manifest_join import JoinTable
@@ -85,7 +85,7 @@ def check_split(manifest: Manifest) -> None:
 
 
 def split(
-    source: Source,
+    source: AuditSource,
     folders: Sequence[Path],
     rounds: int = 2,
     count: int | None = None,
@@ -159,7 +159,7 @@ def manifests(parent: Manifest, found: Split) -> list[Manifest]:
 
 
 def newest_rounds(
-    source: Source, log: str, rounds: int, folders: Sequence[Path], least: int, why: str
+    source: AuditSource, log: str, rounds: int, folders: Sequence[Path], least: int, why: str
 ) -> tuple[list[Entry], list[PeerId]]:
     """The newest ``rounds`` rounds of which all contributions are here, the oldest first, and who
     the members are now.
@@ -191,7 +191,7 @@ def newest_rounds(
 
 
 def _directions(
-    source: Source,
+    source: AuditSource,
     entries: Iterable[Entry],
     folders: Sequence[Path],
     layout: Layout,

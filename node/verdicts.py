@@ -33,7 +33,7 @@ GONE_S = 300.0  # a trouble that is not told again is over
 CLOCK_S = 1500.0  # it is looked at every ten minutes
 
 
-class Page(NamedTuple):
+class VerdictPage(NamedTuple):
     """What a verdict means and what to do."""
 
     slug: str
@@ -41,8 +41,8 @@ class Page(NamedTuple):
     text: str
 
 
-PAGES: Mapping[str, Page] = {
-    "V01": Page(
+PAGES: Mapping[str, VerdictPage] = {
+    "V01": VerdictPage(
         "rounds-slow",
         "rounds have become slower",
         f"""{SLOW} of {SLOW_OF} rounds took more than {SLOWER:g} times the median of the last {KEPT}, and more than chance explains. Where one member
@@ -53,7 +53,7 @@ were as slow, which are then the usual ones.
     atoll ping PEER              the one that is named
     atoll plan RUN.toml          settings that fit slower links""",
     ),
-    "V02": Page(
+    "V02": VerdictPage(
         "link-fallen",
         "a link has fallen back",
         f"""A peer that was reached directly goes through a relay for more than {FALLEN_S:g} s, or this machine's link is too slow for it to add
@@ -62,7 +62,7 @@ up a part of the rounds. Bulk data over a relay is slow.
     atoll netcheck               whether others can reach this machine
     atoll ping PEER""",
     ),
-    "V03": Page(
+    "V03": VerdictPage(
         "loss-apart",
         "a loss stands apart",
         f"""In {APART} of {APART_OF} rounds the loss of one member was further above the others' than {DEVIATIONS:g} deviations, or that of
@@ -72,13 +72,13 @@ data, another preprocessing, a learning rate that is too high, a damaged memory.
     atoll events RUN             since when
     atoll audit RUN --leaning 200        whose contributions point another way""",
     ),
-    "V04": Page(
+    "V04": VerdictPage(
         "not-finite",
         "work is thrown away because it is not finite",
         f"""In {DROPS} of {DROPS_OF} rounds this script's update, or its loss, was NaN or infinite. Such an update is not contributed, so this machine
 trains for nothing. Lower the learning rate, clip gradients, or look for a damaged batch; with float16 use a GradScaler.""",
     ),
-    "V05": Page(
+    "V05": VerdictPage(
         "clock-wrong",
         "this machine's clock is wrong",
         """Most peers that were asked say that this clock is off by more than five minutes. Signed records carry the time: members
@@ -87,7 +87,7 @@ refuse this machine's.
     sudo timedatectl set-ntp true
     atoll netcheck""",
     ),
-    "V06": Page(
+    "V06": VerdictPage(
         "disk-refuses",
         "this machine's disk does not take what must be written",
         """A journal, a vote or a checkpoint could not be written, or a file is damaged. Rounds go on where they can, without this
@@ -97,7 +97,7 @@ machine's vote.
     atoll ls                     what each run takes; atoll rm RUN forgets an old one
     atoll doctor""",
     ),
-    "V07": Page(
+    "V07": VerdictPage(
         "quorum-edge",
         "one more loss stops the run",
         f"""In {EDGE} rounds in a row no more members were reachable than a decision needs. If one more goes, nothing is decided until
@@ -106,13 +106,13 @@ one is back.
     atoll peers                  who is lost: start it again
     atoll recertify RUN --without PEER   the organiser: it is lost for ever""",
     ),
-    "V08": Page(
+    "V08": VerdictPage(
         "key-doubled",
         "another process has this machine's key",
         """Two live processes have one key: a home was copied, or an image with a key was started twice. Neither votes. Stop one of the
 two; on its machine enter again with a key of its own: atoll join INVITE --fresh-key.""",
     ),
-    "V09": Page(
+    "V09": VerdictPage(
         "no-rounds",
         "no round is decided any more",
         f"""A script is attached, and for ten minutes, or {QUIET_ROUNDS:g} times as long as rounds usually take, none was decided. The verdict says
@@ -135,7 +135,7 @@ class Verdict(NamedTuple):
     said: str
 
 
-class Change(NamedTuple):
+class VerdictChange(NamedTuple):
     """A verdict is ``raised`` or, False, withdrawn, at ``at``."""
 
     raised: bool
@@ -197,7 +197,7 @@ class Verdicts:
 
     def __init__(self) -> None:
         self.standing: dict[tuple[str, str], Verdict] = {}
-        self._changes = list[Change]()
+        self._changes = list[VerdictChange]()
         self._rounds = Usual(SLOW, SLOW_OF)
         self._last: deque[str] = deque(maxlen=SLOW_OF)  # who was the slowest in each
         self._own = Usual(APART, APART_OF)
@@ -212,7 +212,7 @@ class Verdicts:
         self._decided_at = 0.0
         self._waits = ""
 
-    def take(self, event: Mapping[str, Any]) -> list[Change]:
+    def take(self, event: Mapping[str, Any]) -> list[VerdictChange]:
         """An event; what follows from it. Whatever is odd about an event, it is no more than
         passed over.
         """
@@ -225,7 +225,7 @@ class Verdicts:
             pass  # of another version
         return self.look(float(at))
 
-    def look(self, now: float) -> list[Change]:
+    def look(self, now: float) -> list[VerdictChange]:
         """What time alone brings: links that stay relayed, troubles that are over, silence."""
         for peer, since in self._relayed.items():
             if now - since >= FALLEN_S:
@@ -371,15 +371,15 @@ class Verdicts:
         if (code, subject) in self.standing:
             return
         verdict = self.standing[code, subject] = Verdict(code, subject, at, said)
-        self._changes.append(Change(True, verdict, at))
+        self._changes.append(VerdictChange(True, verdict, at))
 
     def _withdraw(self, code: str, subject: str, at: float) -> None:
         verdict = self.standing.pop((code, subject), None)
         if verdict is not None:
-            self._changes.append(Change(False, verdict, at))
+            self._changes.append(VerdictChange(False, verdict, at))
 
 
-def judge(events: Iterator[Mapping[str, Any]]) -> tuple[Verdicts, list[Change]]:
+def judge(events: Iterator[Mapping[str, Any]]) -> tuple[Verdicts, list[VerdictChange]]:
     """All events of a file."""
     verdicts = Verdicts()
     return verdicts, [change for event in events for change in verdicts.take(event)]

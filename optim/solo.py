@@ -53,7 +53,7 @@ def _plain(tensor: Tensor) -> bool:
     return tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.is_contiguous()
 
 
-class Done(Generic[T]):
+class SettledPending(Generic[T]):
     """A Pending that has come."""
 
     def __init__(self, result: T) -> None:
@@ -68,7 +68,7 @@ class Done(Generic[T]):
         return self._result
 
 
-class Lease:
+class AnchorLease:
     """An AnchorView on one generation of an `AnchorStore`."""
 
     def __init__(
@@ -143,7 +143,7 @@ class AnchorStore:
         self._free: list[Tensor] = []
         self._leases: dict[int, int] = {}  # id of a generation's tensor: how many leases are out
 
-    def lease(self) -> Lease:
+    def lease(self) -> AnchorLease:
         """A lease on the newest generation."""
         flat = self.anchor
         self._leases[id(flat)] = self._leases.get(id(flat), 0) + 1
@@ -155,7 +155,7 @@ class AnchorStore:
                 if flat is not self.anchor:
                     self._free.append(flat)
 
-        return Lease(flat, self.round, give_back, self.samples, self.lag)
+        return AnchorLease(flat, self.round, give_back, self.samples, self.lag)
 
     def commit(self, mean: Tensor, said: Said = ()) -> None:
         """Apply the outer step with this mean, of whose contributions this is ``said``; the result
@@ -253,7 +253,7 @@ class SoloSwarm:
         """See `Shelved`; it ends with this object."""
         return self._shelf
 
-    def open(self, layout: Layout, initial: Callable[[Tensor], None]) -> Lease:
+    def open(self, layout: Layout, initial: Callable[[Tensor], None]) -> AnchorLease:
         """See `Swarm`. The first call founds the run."""
         self._check_open()
         if self._store is None:
@@ -266,7 +266,7 @@ class SoloSwarm:
             )
         return self._store.lease()
 
-    def anchor(self) -> Lease:
+    def anchor(self) -> AnchorLease:
         """See `Swarm`."""
         return self._opened().lease()
 
@@ -278,7 +278,7 @@ class SoloSwarm:
         base: int | None = None,
         loss: float | None = None,
         lag: float | None = None,
-    ) -> Done[Outcome]:
+    ) -> SettledPending[Outcome]:
         """See `Swarm`. The round is decided when this returns; when ``write`` raises nothing has
         happened.
         """
@@ -290,7 +290,7 @@ class SoloSwarm:
         if (samples := sample_count(samples)) < 1:
             raise LocalProtocolError(f"a contribution of {samples} samples; at least 1 is needed")
         if base is not None and base != store.round:
-            return Done(
+            return SettledPending(
                 Outcome(
                     "lost",
                     store.round,
@@ -315,7 +315,7 @@ class SoloSwarm:
         store.commit(mean, [(samples, reading_of(mean, store.layout, outer, loss, lag))])
         self._counted.append(self._counted[-1] + samples)
         share = Share(self.peer, samples)
-        return Done(
+        return SettledPending(
             Outcome(
                 "committed",
                 store.round,

@@ -35,12 +35,12 @@ def play(task: tuple[str, int, dict[str, Any]]) -> dict[str, Any]:
     import torch
 
     from atoll.security.btard.messages import Fault
-    from atoll.security.btard.simulation import Options, Swarm
+    from atoll.security.btard.simulation import BtardOptions, BtardSwarm
 
     torch.set_num_threads(1)
     kind, seed, options = task
     began = time.perf_counter()
-    swarm = Swarm(seed, Options(**options))
+    swarm = BtardSwarm(seed, BtardOptions(**options))
     checker = swarm.run()
     honest = {
         peer: Fault(fault).name

@@ -28,7 +28,7 @@ from _bench import emit, progress
 
 from atoll.collectives.codecs import codec as codecs
 from atoll.collectives.codecs.blocks import BLOCK, BlockCodec
-from atoll.collectives.codecs.codec import CODECS, DEFAULT_CHUNK_ELEMENTS, Codec, Wire
+from atoll.collectives.codecs.codec import CODECS, DEFAULT_CHUNK_ELEMENTS, Codec, EncodedChunk
 
 PEERS = 8
 NAMES = (*CODECS, "int8_torch")
@@ -180,7 +180,7 @@ def errors(name: str, elements: int) -> dict[str, float]:
     return found
 
 
-def _wire(codec: Codec, elements: int, device: torch.device) -> Wire:
+def _wire(codec: Codec, elements: int, device: torch.device) -> EncodedChunk:
     size = codec.wire_bytes(elements)
     return codec.wire(
         memoryview(bytearray(size))

@@ -31,8 +31,15 @@ from atoll.collectives.arrivals import Fading
 from atoll.optim.federated import METHODS, server_settings
 from atoll.optim.federated.clusters import adjusted_rand
 from atoll.optim.federated.member import Knobs
-from atoll.optim.federated.server import Server
-from atoll.optim.federated.simulation import NAMES, Result, Settings, fleet, personalised, simulate
+from atoll.optim.federated.server import FederatedServer
+from atoll.optim.federated.simulation import (
+    NAMES,
+    StudyResult,
+    StudySettings,
+    fleet,
+    personalised,
+    simulate,
+)
 from atoll.optim.federated.simulation.report import row
 from atoll.optim.federated.simulation.study import ARRIVING
 
@@ -53,10 +60,10 @@ ONE_PASS = "fedavg_one_pass"  # FedAvg as it was published: a turn is a pass ove
 MEMORY_ELEMENTS, MEMORY_CLIENTS = 10_000_000, (4, 16)
 
 
-def settings_of(name: str, spec: Spec) -> Settings:
+def settings_of(name: str, spec: Spec) -> StudySettings:
     """A method's values in this benchmark."""
     knobs = SLOWER.get(name, Knobs(lr=spec.lr, beta=BETA))
-    settings = Settings(
+    settings = StudySettings(
         "fedavg" if name == ONE_PASS else name,
         rounds=spec.rounds,
         steps=spec.steps,
@@ -78,9 +85,9 @@ def settings_of(name: str, spec: Spec) -> Settings:
     )
 
 
-def method_runs(name: str, base: Spec, seeds: int) -> list[Result]:
+def method_runs(name: str, base: Spec, seeds: int) -> list[StudyResult]:
     """One run a seed; the seed decides the parts, the first model and the batches."""
-    found: list[Result] = []
+    found: list[StudyResult] = []
     for seed in range(seeds):
         spec = replace(base, seed=seed)
         found.append(
@@ -91,7 +98,7 @@ def method_runs(name: str, base: Spec, seeds: int) -> list[Result]:
     return found
 
 
-def mean_curve(results: Sequence[Result], times: Sequence[float]) -> list[float]:
+def mean_curve(results: Sequence[StudyResult], times: Sequence[float]) -> list[float]:
     """Mean accuracy over the seeds at these virtual seconds."""
     return [
         round(statistics.mean(result.at(seconds).accuracy for result in results), 4)
@@ -110,7 +117,7 @@ def planted_groups(base: Spec, seeds: int) -> dict[str, Any]:
         y = whole.y.clone()
         for site, part in enumerate(parts):
             y[torch.from_numpy(part)] = (y[torch.from_numpy(part)] + 3 * groups[site]) % 10
-        settings = Settings(
+        settings = StudySettings(
             "fedavg",
             rounds=20,
             steps=base.steps,
@@ -141,7 +148,9 @@ def ours_memory(clients: int) -> float:
     models; the anchor's step included.
     """
     before = _flwr.peak()
-    server = Server(METHODS["fedavg"], server_settings("fedavg"), torch.zeros(MEMORY_ELEMENTS))
+    server = FederatedServer(
+        METHODS["fedavg"], server_settings("fedavg"), torch.zeros(MEMORY_ELEMENTS)
+    )
     for client in range(clients):
         server.add(torch.full((MEMORY_ELEMENTS,), -float(client + 1)), 1.0)
     server.step()

@@ -33,7 +33,7 @@ from _bench import emit, machine, progress
 from blake3 import blake3
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from atoll.collectives.codecs.codec import DEFAULT_CHUNK_ELEMENTS, Codec, Wire, get_codec
+from atoll.collectives.codecs.codec import DEFAULT_CHUNK_ELEMENTS, Codec, EncodedChunk, get_codec
 from atoll.collectives.engine import EngineSettings, tune
 
 POOL_ELEMENTS = 16 << 20  # of a vector that is far larger than the caches near a core
@@ -61,7 +61,7 @@ class Floor:
         self.sealed = memoryview(bytearray(self.size + TAG_BYTES))
         self.cipher = AESGCM(bytes(16))
 
-    def _wires(self, count: int) -> Iterator[Wire]:
+    def _wires(self, count: int) -> Iterator[EncodedChunk]:
         memory = memoryview(mmap.mmap(-1, count * self.size))
         memory[:] = bytes(len(memory))
         for index in range(count):

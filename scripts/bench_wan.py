@@ -34,7 +34,7 @@ from _kits import Lab, Peers, in_laboratory
 from bench_link import bound_s
 
 from atoll.collectives.codecs.codec import Grid, chunk_elements
-from atoll.optim.planning import Choice, Conditions, Peer, Plan, estimate, plan
+from atoll.optim.planning import Choice, Conditions, PeerConditions, TrainingPlan, estimate, plan
 
 PATIENCE_S = 280.0
 WHOLE = 0.9  # of the rounds that must have counted everybody
@@ -54,7 +54,7 @@ momentum = 0.6
 """
 
 
-def manifest(found: Plan) -> str:
+def manifest(found: TrainingPlan) -> str:
     """The run's manifest with a plan's settings."""
     tables = {
         name: "\n".join(f"{key} = {json.dumps(value)}" for key, value in table.items())
@@ -63,11 +63,12 @@ def manifest(found: Plan) -> str:
     return TEXT.format(**tables)
 
 
-def planned(options: argparse.Namespace) -> tuple[Conditions, Plan]:
+def planned(options: argparse.Namespace) -> tuple[Conditions, TrainingPlan]:
     """The conditions of the laboratory, and the plan to measure."""
     rate = options.mbit * 1e6 / 8
     peers = tuple(
-        Peer(f"p{index}", rate, rate, options.step_ms / 1000) for index in range(options.peers)
+        PeerConditions(f"p{index}", rate, rate, options.step_ms / 1000)
+        for index in range(options.peers)
     )
     conditions = Conditions(
         options.parameters, peers, options.rtt_ms / 1000, options.share, options.max_steps

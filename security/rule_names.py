@@ -35,7 +35,7 @@ _STEP = re.compile(
 )
 
 
-class Step(NamedTuple):
+class RuleStep(NamedTuple):
     """A step before a rule. ``number``: of contributions in a bucket, or the length to which longer
     ones are clipped; 0 for the others.
     """
@@ -49,7 +49,7 @@ class RuleName(NamedTuple):
 
     rule: str
     f: int
-    before: tuple[Step, ...] = ()
+    before: tuple[RuleStep, ...] = ()
     options: tuple[str, ...] = ()
 
     @property
@@ -80,14 +80,14 @@ def reducer_name(
     return "+".join([*before, f"{'/'.join([rule, *options])}:{f}"])
 
 
-def parse_step(text: str) -> Step | None:
+def parse_step(text: str) -> RuleStep | None:
     """A step as manifests name it: ``nnm``, ``arc``, ``bucketing2`` (to 16), ``clipping10`` (or
     ``clipping0.5``); None for anything else.
     """
     found = _STEP.fullmatch(text)
     if found is None or text == "clipping0":
         return None
-    return Step(text.rstrip("0123456789."), float(found[1] or found[2] or 0))
+    return RuleStep(text.rstrip("0123456789."), float(found[1] or found[2] or 0))
 
 
 def parse_reducer(name: str) -> RuleName | None:

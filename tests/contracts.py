@@ -34,7 +34,7 @@ from atoll.collectives.exchange import (
     ExchangeEvent,
     NonFinite,
     PartReduced,
-    Report,
+    ReductionReport,
     ResultComplete,
 )
 from atoll.collectives.group import Certified, Contributor, Entry, Member, Plan, Vote
@@ -1040,8 +1040,8 @@ def plane_reports_what_is_lacking(case: PlaneCase) -> None:
     plane.freeze("run", 1, CID, flat)
     plane.report(plan.plan_id)
     assert events(case) == [
-        Report(plan.plan_id, {CID: ((0, 3),), OTHERS_CID: ((0, 3),)}, {}),
-        Report(plan.plan_id, {OTHERS_CID: ((0, 3),)}, {}),
+        ReductionReport(plan.plan_id, {CID: ((0, 3),), OTHERS_CID: ((0, 3),)}, {}),
+        ReductionReport(plan.plan_id, {OTHERS_CID: ((0, 3),)}, {}),
     ]
     plane.close_round("run", 1)
     plane.report(plan.plan_id)
@@ -1064,7 +1064,7 @@ def plane_a_larger_ballot_takes_over(case: PlaneCase) -> None:
     plane.report(blocked.plan_id)
     plane.report(late.plan_id)
     plane.report(mine.plan_id)
-    assert events(case) == [Report(mine.plan_id, {}, {})]
+    assert events(case) == [ReductionReport(mine.plan_id, {}, {})]
 
 
 def plane_uses_nothing_that_was_released(case: PlaneCase) -> None:

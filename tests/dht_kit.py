@@ -18,7 +18,7 @@ from atoll.collectives.simulation import World
 from atoll.node.net.dht.engine import QUORUM, REPLICAS, Engine, Operation
 from atoll.node.net.dht.routing import closest, position
 from atoll.node.net.dht.wire import ADD_PROVIDER, GET_VALUE, PUT_VALUE, Rpc
-from atoll.node.net.dht.work import Work
+from atoll.node.net.dht.work import DhtWork
 from atoll.node.net.peerbook import PeerBook
 from atoll.security.identity import Identity, encode_base58
 
@@ -210,9 +210,9 @@ class Swarm:
 
 
 class _Driver:
-    """Carries out one `Work` of a node."""
+    """Carries out one `DhtWork` of a node."""
 
-    def __init__(self, swarm: Swarm, node: Node, work: Work) -> None:
+    def __init__(self, swarm: Swarm, node: Node, work: DhtWork) -> None:
         self._swarm, self._node, self._work = swarm, node, work
 
     def poll(self) -> None:

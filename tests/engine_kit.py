@@ -10,7 +10,7 @@ import pytest
 from exchange_kit import peers_of
 
 from atoll.collectives.engine import EngineSettings, EngineThread, derive_lane_keys
-from atoll.collectives.exchange import LaneUp, Report, ResultComplete
+from atoll.collectives.exchange import LaneUp, ReductionReport, ResultComplete
 
 WAIT_S = 20.0
 PATIENT = EngineSettings(
@@ -115,7 +115,7 @@ def pull_until_complete(peers, plan, by_cid):
             break
         for peer in peers:
             peer.engine.exchange.report(plan.plan_id)
-            report = peer.wait(Report)
+            report = peer.wait(ReductionReport)
             for cid, spans in report.missing.items():
                 by_cid[cid].engine.exchange.resend_parts(peer.engine.me, plan.plan_id, cid, spans)
             for owner, spans in report.lacking.items():

@@ -14,7 +14,7 @@ from codec_kit import reference
 
 from atoll.collectives.codecs.codec import Grid
 from atoll.collectives.digest import chunk_hash, part_digest
-from atoll.collectives.exchange import Exchange, ExchangeEvent, Report, ResultComplete
+from atoll.collectives.exchange import Exchange, ExchangeEvent, ReductionReport, ResultComplete
 from atoll.collectives.group import BUTTERFLY, Contributor, Member, Part, Plan, Topology
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.pace import Lead
@@ -312,7 +312,7 @@ class Net:
             seen = len(self.events[peer])
             self.nodes[peer].report(plan.plan_id)
             for event in self.events[peer][seen:]:
-                assert isinstance(event, Report)
+                assert isinstance(event, ReductionReport)
                 for cid, spans in event.missing.items():
                     for sender in senders_of(plan, peer)[cid] - self.down:
                         self.nodes[sender].resend_parts(peer, plan.plan_id, cid, spans)

@@ -76,7 +76,7 @@ from atoll.node.session.session import MEMBERSHIP, ROUND
 from atoll.node.storage.frames import framed, read_frames
 from atoll.security import btard
 from atoll.security.btard import messages as btard_messages
-from atoll.security.btard.wire import Header
+from atoll.security.btard.wire import VectorHeader
 from atoll.security.identity import Identity, decode_base58, encode_base58, public_key_of
 from atoll.security.masking import binding, messages
 from atoll.security.rules.reducers import find_reducer
@@ -378,8 +378,8 @@ def steps(data: bytes) -> None:
     """
     peers = (*(Identity(bytes([index]) * 32).peer for index in range(3)), ME.peer, PEER)
     host: Any = _Deaf()
-    peer = btard.Peer(
-        RUN, ME, lambda *_: True, peers, 64, btard.Settings(1.0), host, random.Random(0)
+    peer = btard.BtardPeer(
+        RUN, ME, lambda *_: True, peers, 64, btard.AttemptSettings(1.0), host, random.Random(0)
     )
     peer.begin(0.0, 3, bytes(32))
     assert peer.attempt is not None
@@ -396,7 +396,7 @@ def steps(data: bytes) -> None:
             peer.receive(
                 1.0,
                 PEER,
-                btard_messages.Piece(
+                btard_messages.CommittedVector(
                     3, context.tag, frame_.header.item, vector, frame_.header.path
                 ),
             )
@@ -525,12 +525,12 @@ def seeds() -> dict[str, list[bytes]]:
         + [
             _encode(x)
             for x in (
-                greeting.Hello(2, RUN),
+                greeting.GreetingHello(2, RUN),
                 greeting.Proof(b"certificate"),
-                greeting.Answer("", "", shown=b"certificate"),
-                greeting.Answer("", ""),
-                lane_talk.Ask(b"t" * 16, 0),
-                lane_talk.Offer(b"t" * 16, b"s" * 32, ("/ip4/10.0.0.1/tcp/1",), 0, False),
+                greeting.GreetingAnswer("", "", shown=b"certificate"),
+                greeting.GreetingAnswer("", ""),
+                lane_talk.LaneRequest(b"t" * 16, 0),
+                lane_talk.LaneOffer(b"t" * 16, b"s" * 32, ("/ip4/10.0.0.1/tcp/1",), 0, False),
                 lane_talk.Met((), True),
             )
         ],
@@ -571,13 +571,13 @@ def seeds() -> dict[str, list[bytes]]:
         "announced": [_encode(rendezvous._News(RUN, (news,), True))],
         "dht": [rpc, rpc[1:], value],
         "masking": [
-            secure.encode(secure.Talk(1, 0, body))[1:]
+            secure.encode(secure.AttemptMessage(1, 0, body))[1:]
             for body in (
                 secure.Pass(),
                 secure.Fixed(0, (1, 2)),
                 secure.Want(1, (0,)),
                 secure.Said(1, messages.Keys(b"k" * 32, b"p" * 32, hash_)),
-                secure.Said(1, messages.Consent((0, 1))),
+                secure.Said(1, messages.MaskConsent((0, 1))),
             )
         ],
         "steps": [
@@ -612,8 +612,8 @@ def _bodies_of_steps() -> list[Any]:
         b.Reveal(hash_, hash_),
         b.Residuals(hash_, bytes(20), bytes(20)),
         b.Checks(hash_, (b.Accusation(7, 1),)),
-        b.Judgement(hash_, (b.Verdict(1, 6),)),
-        b.Ask(((7, 1, 2),)),
+        b.Judgement(hash_, (b.GuiltyVerdict(1, 6),)),
+        b.VectorRequest(((7, 1, 2),)),
         b.Lacking(((1, 1, 0),)),
     ]
 
@@ -624,7 +624,7 @@ def _said_of_steps() -> list[Any]:
     signed = tuple(
         b.Signed(3, context.tag, 1, _encode(body), bytes(64)) for body in _bodies_of_steps()[:2]
     )
-    header_ = Header(3, context.tag, (int(b.Kind.PART), 1, 0), (bytes(32),))
+    header_ = VectorHeader(3, context.tag, (int(b.Kind.PART), 1, 0), (bytes(32),))
     return [
         *signed,
         b.Bundle(context, int(b.Fault.EQUIVOCATION), 1, None, signed),

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from atoll.collectives.identifiers import PeerId
 from atoll.node.session.session import Session
-from atoll.node.simulation.swarm import Options, SimSwarm, Verdict
+from atoll.node.simulation.swarm import Options, SeedResult, SimSwarm
 
 QUIET = 3.0
 """Not before this second is anybody struck: until then rounds are certified."""
@@ -92,7 +92,7 @@ class QuietStage:
         for peer in peers:
             self.swarm.crash(peer)
 
-    def run(self) -> Verdict:
+    def run(self) -> SeedResult:
         """Play it to its end."""
         verdict = self.swarm.run()
         assert self.struck_at is not None, "no calm moment came"

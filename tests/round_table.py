@@ -27,7 +27,7 @@ from atoll.collectives.layout import Layout, differences
 from atoll.collectives.swarm import Call, Outcome, PeerView, RunSettings, Share, Tally
 from atoll.optim.data.shard import Shard
 from atoll.optim.outer import effective_outer, reading_of
-from atoll.optim.solo import AnchorStore, Lease
+from atoll.optim.solo import AnchorLease, AnchorStore
 
 
 class Offer:
@@ -142,7 +142,7 @@ class TableSwarm:
         )
         self.reported: dict[str, float] = {}
 
-    def open(self, layout: Layout, initial: Callable[[Tensor], None]) -> Lease:
+    def open(self, layout: Layout, initial: Callable[[Tensor], None]) -> AnchorLease:
         with self.table.changed:
             self.table.check(self.peer)
             if self.table.store is None:
@@ -152,7 +152,7 @@ class TableSwarm:
             self.table.opened.add(self.peer)
             return self.table.store.lease()
 
-    def anchor(self) -> Lease:
+    def anchor(self) -> AnchorLease:
         with self.table.changed:
             return self._store().lease()
 

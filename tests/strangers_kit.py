@@ -22,7 +22,7 @@ from atoll.node.membership_records import encode as beat
 from atoll.node.net.announcements import announce
 from atoll.node.net.framing import FrameReader, frame
 from atoll.node.net.greeting import PROTOCOL as TOPIC
-from atoll.node.net.greeting import VERSION, Answer, Hello, Proof
+from atoll.node.net.greeting import VERSION, GreetingAnswer, GreetingHello, Proof
 from atoll.node.net.network import PeerNetwork
 from atoll.node.net.rendezvous import PROTOCOL as PEERS
 from atoll.node.net.rendezvous import _News
@@ -49,7 +49,7 @@ class Stranger:
         )
         self.messages = list[bytes]()  # of members, to this peer
         self.greetings = list[bytes]()  # what members showed this peer as openers
-        self.answers = list[Answer]()  # what they answered this peer as an opener
+        self.answers = list[GreetingAnswer]()  # what they answered this peer as an opener
 
     async def work(self) -> None:
         """Everything that may let it in, or lure a member into saying something."""
@@ -97,12 +97,12 @@ class Stranger:
         """Greet by hand, so that a refusal is no reason to pause."""
         stream = await self.network._host.open_stream(self.organiser, TOPIC)
         reader = FrameReader(stream.receive_some, self.organiser)
-        for said in (Hello(VERSION, self.topic), Proof(what)):
+        for said in (GreetingHello(VERSION, self.topic), Proof(what)):
             await stream.send_all(frame(msgspec.msgpack.encode(said)))
             with trio.fail_after(10):
                 payload = await reader.next()
             assert payload is not None
-            self.answers.append(msgspec.msgpack.decode(payload, type=Answer))
+            self.answers.append(msgspec.msgpack.decode(payload, type=GreetingAnswer))
         await stream.send_all(
             frame(ASK_MANIFEST)
             + frame(ROUND + encode(Envelope(main_log(self.topic), 1, 0, Join())))

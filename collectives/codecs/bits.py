@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import LocalProtocolError
-from .wire import Codec, Wire, check_length, view
+from .wire import Codec, EncodedChunk, check_length, view
 
 
 class BitsCodec:
@@ -30,33 +30,39 @@ class BitsCodec:
         """4 bytes a word."""
         return 4 * elements
 
-    def wire(self, data: memoryview | Tensor, elements: int) -> Wire:
+    def wire(self, data: memoryview | Tensor, elements: int) -> EncodedChunk:
         """A view of a buffer."""
         check_length(self, data, elements)
-        return Wire(data, elements, view(data, torch.float32, elements))
+        return EncodedChunk(data, elements, view(data, torch.float32, elements))
 
-    def encode(self, x: Tensor, out: Wire) -> bool:
+    def encode(self, x: Tensor, out: EncodedChunk) -> bool:
         """Copy."""
         _words(out.values).copy_(_words(x))
         return True
 
-    def decode(self, wire: Wire, out: Tensor, *, cold: bool = False) -> None:
+    def decode(self, wire: EncodedChunk, out: Tensor, *, cold: bool = False) -> None:
         """Copy."""
         _words(out).copy_(_words(wire.values))
 
-    def accumulate(self, wire: Wire, weight: float, acc: Tensor, *, first: bool = False) -> None:
+    def accumulate(
+        self, wire: EncodedChunk, weight: float, acc: Tensor, *, first: bool = False
+    ) -> None:
         """Bits have no sum."""
         raise LocalProtocolError("bits cannot be added up as floats")
 
     def weighted_mean(
-        self, wires: Sequence[Wire], weights: Sequence[float], divisor: float, out: Wire
+        self,
+        wires: Sequence[EncodedChunk],
+        weights: Sequence[float],
+        divisor: float,
+        out: EncodedChunk,
     ) -> bool:
         """Of one contribution: its copy."""
         if len(wires) != 1:
             raise LocalProtocolError("bits have no mean")
         return self.encode(wires[0].values, out)
 
-    def finite(self, wire: Wire) -> bool:
+    def finite(self, wire: EncodedChunk) -> bool:
         """They are no numbers."""
         return True
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from . import kernels, native
-from .wire import Codec, LazyWire, Scratch, Wire, check_length, padded, tail_of, view
+from .wire import Codec, EncodedChunk, LazyWire, Scratch, check_length, padded, tail_of, view
 
 BLOCK = (
     256  # +1.6 % wire against 0.4 % for 1024, no measurable time, and half the damage of an outlier
@@ -56,7 +56,9 @@ class BlockCodec:
         self._compiled = (
             compiled if (block, half_scales, packed) == (native.BLOCK, False, False) else None
         )
-        self._scratch = Scratch(lambda elements, device: _Space(elements, block, packed, device))
+        self._scratch = Scratch(
+            lambda elements, device: _BlockSpace(elements, block, packed, device)
+        )
         self._last = (
             0,
             0,
@@ -73,18 +75,18 @@ class BlockCodec:
             self._last = elements, padded(self._head(elements) + self._body(elements))
         return self._last[1]
 
-    def wire(self, data: memoryview | Tensor, elements: int) -> Wire:
+    def wire(self, data: memoryview | Tensor, elements: int) -> EncodedChunk:
         """Views of a buffer."""
         check_length(self, data, elements)
         if self._compiled is not None and isinstance(data, memoryview):
             return LazyWire(data, elements, self._views)
         return self._views(data, elements)
 
-    def _views(self, data: memoryview | Tensor, elements: int) -> Wire:
+    def _views(self, data: memoryview | Tensor, elements: int) -> EncodedChunk:
         blocks, head, body = -(-elements // self._block), self._head(elements), self._body(elements)
         values, tail = view(data, torch.int8, body, head), tail_of(data, head + body)
         if self._half:
-            return Wire(
+            return EncodedChunk(
                 data,
                 elements,
                 values,
@@ -93,11 +95,11 @@ class BlockCodec:
                 tail=tail,
             )
         scales = view(data, torch.float32, blocks)
-        return Wire(
+        return EncodedChunk(
             data, elements, values, scales, _columns(scales, elements, self._block), tail=tail
         )
 
-    def encode(self, x: Tensor, out: Wire) -> bool:
+    def encode(self, x: Tensor, out: EncodedChunk) -> bool:
         """Quantise; False when a value is infinite, NaN, or within 1 % (int4: 13 %) of float32's
         limit.
         """
@@ -105,14 +107,14 @@ class BlockCodec:
             return self._compiled.encode(x.contiguous(), self._share, self._limit, out)
         return self._encode(x.contiguous(), out, 1.0)
 
-    def decode(self, wire: Wire, out: Tensor, *, cold: bool = False) -> None:
+    def decode(self, wire: EncodedChunk, out: Tensor, *, cold: bool = False) -> None:
         """Value times scale, one rounding."""
         if self._compiled is not None and isinstance(wire, LazyWire):
             self._compiled.decode(wire, out, cold=cold)
         else:
             self.accumulate(wire, 1.0, out, first=True)
 
-    def encode_chunks(self, x: Tensor, first: Wire, chunks: int) -> bool | None:
+    def encode_chunks(self, x: Tensor, first: EncodedChunk, chunks: int) -> bool | None:
         """`encode` of chunks as long as the first, whose wires lie one after another, in one step;
         None where there is none.
         """
@@ -122,14 +124,16 @@ class BlockCodec:
             )
         return None
 
-    def decode_chunks(self, first: Wire, chunks: int, out: Tensor) -> bool:
+    def decode_chunks(self, first: EncodedChunk, chunks: int, out: Tensor) -> bool:
         """`decode` in one step, past the caches; False where there is none."""
         if self._compiled is None or not isinstance(first, LazyWire):
             return False
         self._compiled.decode_chunks(first, chunks, out, cold=True)
         return True
 
-    def accumulate(self, wire: Wire, weight: float, acc: Tensor, *, first: bool = False) -> None:
+    def accumulate(
+        self, wire: EncodedChunk, weight: float, acc: Tensor, *, first: bool = False
+    ) -> None:
         """The weight goes into the scales: no pass over the values for it."""
         space = self._space(wire)
         columns = self._scales(wire, space, weight)
@@ -146,7 +150,11 @@ class BlockCodec:
             acc.add_(target)
 
     def weighted_mean(
-        self, wires: Sequence[Wire], weights: Sequence[float], divisor: float, out: Wire
+        self,
+        wires: Sequence[EncodedChunk],
+        weights: Sequence[float],
+        divisor: float,
+        out: EncodedChunk,
     ) -> bool:
         """Sum in float32, then one quantisation; the division goes into the scales."""
         if self._compiled is not None and isinstance(out, LazyWire):
@@ -156,7 +164,7 @@ class BlockCodec:
             self.accumulate(wire, weights[index], total, first=index == 0)
         return self._encode(total, out, divisor)
 
-    def finite(self, wire: Wire) -> bool:
+    def finite(self, wire: EncodedChunk) -> bool:
         """The scales tell."""
         if self._compiled is not None and isinstance(wire, LazyWire):
             return self._compiled.within(wire, self._limit)
@@ -173,7 +181,7 @@ class BlockCodec:
     def _body(self, elements: int) -> int:
         return -(-elements // 2) if self._packed else elements
 
-    def _encode(self, x: Tensor, out: Wire, divisor: float) -> bool:
+    def _encode(self, x: Tensor, out: EncodedChunk, divisor: float) -> bool:
         space = self._space(out)
         columns, rows = (space.columns if self._half else out.columns), _rows(x, self._block)
         for values, scale, low in zip(rows, columns, space.spare_columns, strict=True):
@@ -194,7 +202,7 @@ class BlockCodec:
             out.tail.zero_()
         return self.finite(out)
 
-    def _write_scales(self, space: _Space, out: Wire) -> None:
+    def _write_scales(self, space: _BlockSpace, out: EncodedChunk) -> None:
         """Store exact scales as unit and ratios; afterwards ``space.scales`` are those that a
         decoder will see.
         """
@@ -205,7 +213,7 @@ class BlockCodec:
         space.scales.copy_(ratios)
         space.scales.mul_(unit)
 
-    def _scales(self, wire: Wire, space: _Space, weight: float) -> tuple[Tensor, ...]:
+    def _scales(self, wire: EncodedChunk, space: _BlockSpace, weight: float) -> tuple[Tensor, ...]:
         """The decoded scales times ``weight``, as columns."""
         scales, columns = _need(wire.scales), wire.columns
         if self._half:
@@ -217,11 +225,11 @@ class BlockCodec:
             columns = space.spare_columns
         return columns
 
-    def _space(self, wire: Wire) -> _Space:
+    def _space(self, wire: EncodedChunk) -> _BlockSpace:
         return self._scratch.get(wire.elements, wire.values.device)
 
 
-class _Space:
+class _BlockSpace:
     """Work space for one chunk: two float32 copies and a few values a block."""
 
     def __init__(self, elements: int, block: int, packed: bool, device: torch.device) -> None:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from . import kernels
-from .wire import Codec, Scratch, Wire, check_length, padded, tail_of, view
+from .wire import Codec, EncodedChunk, Scratch, check_length, padded, tail_of, view
 
 BUCKETS = 256
 SPAN = 6.0  # of all buckets, in σ
@@ -35,7 +35,7 @@ class CodebookCodec:
     zero_copy = False
 
     def __init__(self) -> None:
-        self._scratch = Scratch(_Space)
+        self._scratch = Scratch(_CodebookSpace)
 
     @property
     def results(self) -> Codec:
@@ -46,11 +46,11 @@ class CodebookCodec:
         """The codebook and a byte a value, padded to 4."""
         return 4 * BUCKETS + padded(elements)
 
-    def wire(self, data: memoryview | Tensor, elements: int) -> Wire:
+    def wire(self, data: memoryview | Tensor, elements: int) -> EncodedChunk:
         """Views of a buffer."""
         check_length(self, data, elements)
         values = view(data, torch.uint8, elements, 4 * BUCKETS)
-        return Wire(
+        return EncodedChunk(
             data,
             elements,
             values,
@@ -58,7 +58,7 @@ class CodebookCodec:
             tail=tail_of(data, 4 * BUCKETS + elements),
         )
 
-    def encode(self, x: Tensor, out: Wire) -> bool:
+    def encode(self, x: Tensor, out: EncodedChunk) -> bool:
         """Quantise; False when a value is infinite or NaN."""
         assert out.scales is not None
         space = self._space(out)
@@ -87,14 +87,16 @@ class CodebookCodec:
         out.scales.copy_(space.means)
         return self.finite(out)
 
-    def decode(self, wire: Wire, out: Tensor, *, cold: bool = False) -> None:
+    def decode(self, wire: EncodedChunk, out: Tensor, *, cold: bool = False) -> None:
         """Look every bucket up."""
         assert wire.scales is not None
         bucket = self._space(wire).bucket
         bucket.copy_(wire.values)
         torch.index_select(wire.scales, 0, bucket, out=out)
 
-    def accumulate(self, wire: Wire, weight: float, acc: Tensor, *, first: bool = False) -> None:
+    def accumulate(
+        self, wire: EncodedChunk, weight: float, acc: Tensor, *, first: bool = False
+    ) -> None:
         """acc += weight * decoded."""
         target = acc if first else self._space(wire).values
         self.decode(wire, target)
@@ -104,7 +106,11 @@ class CodebookCodec:
             acc.add_(target)
 
     def weighted_mean(
-        self, wires: Sequence[Wire], weights: Sequence[float], divisor: float, out: Wire
+        self,
+        wires: Sequence[EncodedChunk],
+        weights: Sequence[float],
+        divisor: float,
+        out: EncodedChunk,
     ) -> bool:
         """Sum in float32, then one quantisation."""
         space = self._space(out)
@@ -114,16 +120,16 @@ class CodebookCodec:
             space.total.div_(space.number.fill_(divisor))
         return self.encode(space.total, out)
 
-    def finite(self, wire: Wire) -> bool:
+    def finite(self, wire: EncodedChunk) -> bool:
         """The codebook tells."""
         assert wire.scales is not None
         return kernels.within(wire.scales, kernels.FLOAT_MAX)
 
-    def _space(self, wire: Wire) -> _Space:
+    def _space(self, wire: EncodedChunk) -> _CodebookSpace:
         return self._scratch.get(wire.elements, wire.values.device)
 
 
-class _Space:
+class _CodebookSpace:
     """Work space for one chunk; 32 bytes a value, most of it for exact sums."""
 
     def __init__(self, elements: int, device: torch.device) -> None:

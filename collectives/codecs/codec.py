@@ -30,14 +30,14 @@ from .levels import LevelsCodec
 from .mixed import MixedCodec
 from .mixtures import Range, ranges_of
 from .sparse import SparseCodec
-from .wire import Codec, Wire
+from .wire import Codec, EncodedChunk
 
 __all__ = [
     "CODECS",
     "DEFAULT_CHUNK_ELEMENTS",
     "Codec",
     "Grid",
-    "Wire",
+    "EncodedChunk",
     "chunk_elements",
     "get_codec",
 ]
@@ -179,7 +179,7 @@ class Grid:
         for run, stop in zip(self._runs, [*self._first[1:], self.chunks], strict=True):
             yield run.codec, run.elements, run.chunk, stop
 
-    def wire(self, data: memoryview, chunk: int) -> Wire:
+    def wire(self, data: memoryview, chunk: int) -> EncodedChunk:
         """Views of a chunk's bytes; ``data``: writable, exactly `wire_bytes` long."""
         run = self._run(chunk)
         return run.codec.wire(data, run.elements)

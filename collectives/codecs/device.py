@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .codec import Grid, Wire
+from .codec import EncodedChunk, Grid
 
 SLAB_BYTES = 8 << 20
 
@@ -44,14 +44,14 @@ def _values(grid: Grid, flat: Tensor, chunk: int) -> Tensor:
 
 def _slabs(
     grid: Grid, data: memoryview, device: torch.device
-) -> Iterator[tuple[Tensor, Tensor, list[tuple[int, Wire]]]]:
+) -> Iterator[tuple[Tensor, Tensor, list[tuple[int, EncodedChunk]]]]:
     """Memory of the device, the host's memory for the same bytes, and the chunks with their wires
     there; slab after slab.
     """
     chunk = 0
     space = torch.empty(min(grid.nbytes, SLAB_BYTES), dtype=torch.uint8, device=device)
     while chunk < grid.chunks:
-        begin, wires = grid.span(chunk)[0], list[tuple[int, Wire]]()
+        begin, wires = grid.span(chunk)[0], list[tuple[int, EncodedChunk]]()
         if grid.wire_bytes(chunk) > len(space):
             space = torch.empty(grid.wire_bytes(chunk), dtype=torch.uint8, device=device)
         while chunk < grid.chunks and grid.span(chunk)[1] - begin <= len(space):

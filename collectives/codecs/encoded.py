@@ -11,7 +11,7 @@ from ..errors import LocalProtocolError
 from ..layout import Layout
 from . import device, kernels
 from .blocks import BlockCodec
-from .codec import Grid, Wire, get_codec
+from .codec import EncodedChunk, Grid, get_codec
 from .floats import FloatCodec
 from .mixtures import ranges_of
 
@@ -31,13 +31,13 @@ class EncodedVector:
                 f"{len(data)} bytes do not hold {grid.numel} values of {grid.name} in chunks of {grid.chunk_elements}"
             )
         self.grid, self.data = grid, data
-        self._wires: list[Wire | None] = [None] * grid.chunks
+        self._wires: list[EncodedChunk | None] = [None] * grid.chunks
 
     def numel(self) -> int:
         """Number of values, as of a tensor."""
         return self.grid.numel
 
-    def wire(self, chunk: int) -> Wire:
+    def wire(self, chunk: int) -> EncodedChunk:
         """Views of one chunk."""
         wire = self._wires[chunk]
         if wire is None:

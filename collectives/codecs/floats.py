@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from . import kernels, native
-from .wire import Codec, LazyWire, Scratch, Wire, check_length, padded, tail_of, view
+from .wire import Codec, EncodedChunk, LazyWire, Scratch, check_length, padded, tail_of, view
 
 
 class FloatCodec:
@@ -25,7 +25,7 @@ class FloatCodec:
         self.zero_copy = dtype == torch.float32
         self._dtype = dtype
         self._compiled = compiled if self.zero_copy else None
-        self._scratch = Scratch(lambda elements, device: _Space(elements, device))
+        self._scratch = Scratch(lambda elements, device: _FloatSpace(elements, device))
 
     @property
     def results(self) -> Codec:
@@ -36,22 +36,22 @@ class FloatCodec:
         """Length of ``elements`` encoded values, padded to 4 bytes."""
         return padded(elements * self._dtype.itemsize)
 
-    def wire(self, data: memoryview | Tensor, elements: int) -> Wire:
+    def wire(self, data: memoryview | Tensor, elements: int) -> EncodedChunk:
         """Views of a buffer."""
         check_length(self, data, elements)
         if self._compiled is not None and isinstance(data, memoryview):
             return LazyWire(data, elements, self._views)
         return self._views(data, elements)
 
-    def _views(self, data: memoryview | Tensor, elements: int) -> Wire:
-        return Wire(
+    def _views(self, data: memoryview | Tensor, elements: int) -> EncodedChunk:
+        return EncodedChunk(
             data,
             elements,
             view(data, self._dtype, elements),
             tail=tail_of(data, elements * self._dtype.itemsize),
         )
 
-    def encode(self, x: Tensor, out: Wire) -> bool:
+    def encode(self, x: Tensor, out: EncodedChunk) -> bool:
         """Round every value; False when one is or becomes infinite or NaN."""
         if self._compiled is not None and isinstance(out, LazyWire):
             return self._compiled.copy_in(x.contiguous(), out.elements, out)
@@ -60,14 +60,14 @@ class FloatCodec:
             out.tail.zero_()
         return self.finite(out)
 
-    def decode(self, wire: Wire, out: Tensor, *, cold: bool = False) -> None:
+    def decode(self, wire: EncodedChunk, out: Tensor, *, cold: bool = False) -> None:
         """Widen to float32; exact."""
         if cold and self._compiled is not None and isinstance(wire, LazyWire):
             self._compiled.copy_out(wire, wire.elements, out)
         else:
             out.copy_(wire.values)
 
-    def encode_chunks(self, x: Tensor, first: Wire, chunks: int) -> bool | None:
+    def encode_chunks(self, x: Tensor, first: EncodedChunk, chunks: int) -> bool | None:
         """`encode` of chunks as long as the first, whose wires lie one after another, in one step;
         None where there is none.
         """
@@ -75,14 +75,16 @@ class FloatCodec:
             return self._compiled.copy_in(x.contiguous(), chunks * first.elements, first)
         return None
 
-    def decode_chunks(self, first: Wire, chunks: int, out: Tensor) -> bool:
+    def decode_chunks(self, first: EncodedChunk, chunks: int, out: Tensor) -> bool:
         """`decode` in one step, past the caches; False where there is none."""
         if self._compiled is None or not isinstance(first, LazyWire):
             return False
         self._compiled.copy_out(first, chunks * first.elements, out)
         return True
 
-    def accumulate(self, wire: Wire, weight: float, acc: Tensor, *, first: bool = False) -> None:
+    def accumulate(
+        self, wire: EncodedChunk, weight: float, acc: Tensor, *, first: bool = False
+    ) -> None:
         """acc += weight * decoded."""
         if first:
             acc.copy_(wire.values)
@@ -96,7 +98,11 @@ class FloatCodec:
             acc.add_(widened if weight == 1.0 else widened.mul_(weight))
 
     def weighted_mean(
-        self, wires: Sequence[Wire], weights: Sequence[float], divisor: float, out: Wire
+        self,
+        wires: Sequence[EncodedChunk],
+        weights: Sequence[float],
+        divisor: float,
+        out: EncodedChunk,
     ) -> bool:
         """fp32 accumulates in the result's own memory."""
         if self._compiled is not None and isinstance(out, LazyWire):
@@ -117,17 +123,17 @@ class FloatCodec:
             acc.div_(space.number.fill_(divisor))
         return self.finite(out) if self.zero_copy else self.encode(acc, out)
 
-    def finite(self, wire: Wire) -> bool:
+    def finite(self, wire: EncodedChunk) -> bool:
         """One pass over the values."""
         if self._compiled is not None and isinstance(wire, LazyWire):
             return self._compiled.finite(wire)
         return kernels.all_finite(wire.values)
 
-    def _space(self, wire: Wire) -> _Space:
+    def _space(self, wire: EncodedChunk) -> _FloatSpace:
         return self._scratch.get(wire.elements, wire.values.device)
 
 
-class _Space:
+class _FloatSpace:
     """Float32 work space for one chunk; memory that a format never touches is never backed."""
 
     def __init__(self, elements: int, device: torch.device) -> None:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from . import kernels, native
-from .wire import Codec, LazyWire, Scratch, Wire, check_length, padded, view
+from .wire import Codec, EncodedChunk, LazyWire, Scratch, check_length, padded, view
 
 BLOCK = 256
 HEAD = 8  # bytes of the two levels
@@ -56,21 +56,21 @@ class RecordCodec(ABC):
         self._block = block
         self._keep = keep
         self._compiled = compiled
-        self._scratch = Scratch(_Space)
+        self._scratch = Scratch(_LevelSpace)
 
     def wire_bytes(self, elements: int) -> int:
         """Whole records and the last one's, each padded to 4."""
         blocks, rest = divmod(elements, self._block)
         return blocks * self._record(self._block) + (self._record(rest) if rest else 0)
 
-    def wire(self, data: memoryview | Tensor, elements: int) -> Wire:
+    def wire(self, data: memoryview | Tensor, elements: int) -> EncodedChunk:
         """Views of a buffer."""
         check_length(self, data, elements)
         if self._compiled is not None and isinstance(data, memoryview):
             return LazyWire(data, elements, _views)
         return _views(data, elements)
 
-    def encode(self, x: Tensor, out: Wire) -> bool:
+    def encode(self, x: Tensor, out: EncodedChunk) -> bool:
         """Quantise; False when a value is infinite or NaN."""
         if self._compiled is not None and isinstance(out, LazyWire):
             return self._compiled.records_encode(x.contiguous(), self._keep, out)
@@ -80,11 +80,13 @@ class RecordCodec(ABC):
             )  # padding is hashed like the rest
         return self.finite(out)
 
-    def decode(self, wire: Wire, out: Tensor, *, cold: bool = False) -> None:
+    def decode(self, wire: EncodedChunk, out: Tensor, *, cold: bool = False) -> None:
         """Levels by their codes."""
         self.accumulate(wire, 1.0, out, first=True)
 
-    def accumulate(self, wire: Wire, weight: float, acc: Tensor, *, first: bool = False) -> None:
+    def accumulate(
+        self, wire: EncodedChunk, weight: float, acc: Tensor, *, first: bool = False
+    ) -> None:
         """acc += weight * decoded; the weight is multiplied into the levels. A value that is not in
         its record leaves acc as it is.
         """
@@ -97,7 +99,11 @@ class RecordCodec(ABC):
         return None
 
     def weighted_mean(
-        self, wires: Sequence[Wire], weights: Sequence[float], divisor: float, out: Wire
+        self,
+        wires: Sequence[EncodedChunk],
+        weights: Sequence[float],
+        divisor: float,
+        out: EncodedChunk,
     ) -> bool:
         """Sum in float32, then one encoding by ``results``. False also where a wire is not
         `finite`.
@@ -113,7 +119,7 @@ class RecordCodec(ABC):
             space.total.div_(space.number.fill_(divisor))
         return self.results.encode(space.total, out)
 
-    def finite(self, wire: Wire) -> bool:
+    def finite(self, wire: EncodedChunk) -> bool:
         """Whether an encoder could have made it, of finite values."""
         if self._compiled is not None and isinstance(wire, LazyWire):
             return self._compiled.records_sound(wire, self._keep)
@@ -122,7 +128,7 @@ class RecordCodec(ABC):
             for part, rows, records in self._rows(wire)
         )
 
-    def _rows(self, wire: Wire) -> Iterator[tuple[slice, int, Tensor]]:
+    def _rows(self, wire: EncodedChunk) -> Iterator[tuple[slice, int, Tensor]]:
         """(which values, number of blocks, their records as rows): whole blocks, and what is left."""
         blocks, rest = divmod(wire.elements, self._block)
         edge, at = blocks * self._block, blocks * self._record(self._block)
@@ -222,11 +228,11 @@ def _levels(records: Tensor) -> Tensor:
     return records[:, :HEAD].contiguous().view(torch.float32)
 
 
-def _views(data: memoryview | Tensor, elements: int) -> Wire:
-    return Wire(data, elements, view(data, torch.uint8, len(data)))
+def _views(data: memoryview | Tensor, elements: int) -> EncodedChunk:
+    return EncodedChunk(data, elements, view(data, torch.uint8, len(data)))
 
 
-class _Space:
+class _LevelSpace:
     """Work space for one chunk."""
 
     def __init__(self, elements: int, device: torch.device) -> None:

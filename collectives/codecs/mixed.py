@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from .wire import Codec, Wire, check_length
+from .wire import Codec, EncodedChunk, check_length
 
 
 class MixedCodec:
@@ -35,32 +35,38 @@ class MixedCodec:
             else 0
         )
 
-    def wire(self, data: memoryview | Tensor, elements: int) -> Wire:
+    def wire(self, data: memoryview | Tensor, elements: int) -> EncodedChunk:
         """Views of the pieces."""
         check_length(self, data, elements)
-        parts, at = list[Wire](), 0
+        parts, at = list[EncodedChunk](), 0
         for codec, count in self._pieces:
             size = codec.wire_bytes(count)
             parts.append(codec.wire(data[at : at + size], count))
             at += size
-        return Wire(data, elements, parts[0].values, parts=tuple(parts))
+        return EncodedChunk(data, elements, parts[0].values, parts=tuple(parts))
 
-    def encode(self, x: Tensor, out: Wire) -> bool:
+    def encode(self, x: Tensor, out: EncodedChunk) -> bool:
         """Each piece by its codec."""
         return all(codec.encode(piece, part) for codec, piece, part in self._of(x, out))
 
-    def decode(self, wire: Wire, out: Tensor, *, cold: bool = False) -> None:
+    def decode(self, wire: EncodedChunk, out: Tensor, *, cold: bool = False) -> None:
         """Each piece by its codec."""
         for codec, piece, part in self._of(out, wire):
             codec.decode(part, piece, cold=cold)
 
-    def accumulate(self, wire: Wire, weight: float, acc: Tensor, *, first: bool = False) -> None:
+    def accumulate(
+        self, wire: EncodedChunk, weight: float, acc: Tensor, *, first: bool = False
+    ) -> None:
         """Each piece by its codec."""
         for codec, piece, part in self._of(acc, wire):
             codec.accumulate(part, weight, piece, first=first)
 
     def weighted_mean(
-        self, wires: Sequence[Wire], weights: Sequence[float], divisor: float, out: Wire
+        self,
+        wires: Sequence[EncodedChunk],
+        weights: Sequence[float],
+        divisor: float,
+        out: EncodedChunk,
     ) -> bool:
         """Each piece by its codec."""
         return all(
@@ -70,12 +76,12 @@ class MixedCodec:
             for index, (codec, _) in enumerate(self._pieces)
         )
 
-    def finite(self, wire: Wire) -> bool:
+    def finite(self, wire: EncodedChunk) -> bool:
         """Whether all pieces are."""
         return all(
             codec.finite(part) for (codec, _), part in zip(self._pieces, wire.parts, strict=True)
         )
 
-    def _of(self, x: Tensor, wire: Wire) -> list[tuple[Codec, Tensor, Wire]]:
+    def _of(self, x: Tensor, wire: EncodedChunk) -> list[tuple[Codec, Tensor, EncodedChunk]]:
         pieces = zip(self._pieces, x.split(self._sizes), wire.parts, strict=True)
         return [(codec, piece, part) for (codec, _), piece, part in pieces]

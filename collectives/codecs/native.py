@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import compiled
 from ..compiled import address
-from .wire import LazyWire, Wire
+from .wire import EncodedChunk, LazyWire
 
 BLOCK = 256
 _ADDRESS, _LENGTH, _FLOAT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_float
@@ -110,7 +110,7 @@ class Kernels:
 
     def mean(
         self,
-        wires: Sequence[Wire],
+        wires: Sequence[EncodedChunk],
         weights: Sequence[float],
         divisor: float,
         share: float,
@@ -143,7 +143,7 @@ class Kernels:
         self._copy(first.address, elements, address(out, elements))
 
     def float_mean(
-        self, wires: Sequence[Wire], weights: Sequence[float], divisor: float, out: LazyWire
+        self, wires: Sequence[EncodedChunk], weights: Sequence[float], divisor: float, out: LazyWire
     ) -> bool:
         """(sum of weights[i] * values i) / divisor; whether the result is finite."""
         factors = (_FLOAT * len(weights))(*weights)
@@ -170,7 +170,7 @@ class Kernels:
         return bool(self._records_sound(wire.address, wire.elements, keep))
 
 
-def _addresses(wires: Sequence[Wire]) -> ctypes.Array[ctypes.c_void_p]:
+def _addresses(wires: Sequence[EncodedChunk]) -> ctypes.Array[ctypes.c_void_p]:
     return (_ADDRESS * len(wires))(*[cast(LazyWire, wire).address for wire in wires])
 
 

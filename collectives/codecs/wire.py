@@ -16,7 +16,7 @@ MAX_SCRATCH = 16
 NO_BYTES = memoryview(b"")
 
 
-class Wire:
+class EncodedChunk:
     """Typed views of one encoded chunk, made once and used often.
 
     ``data``: its bytes, writable, exactly ``wire_bytes(elements)``; empty when the wire lies in a
@@ -38,7 +38,7 @@ class Wire:
         *,
         unit: Tensor | None = None,
         tail: Tensor | None = None,
-        parts: tuple[Wire, ...] = (),
+        parts: tuple[EncodedChunk, ...] = (),
     ) -> None:
         self.data = NO_BYTES if isinstance(data, Tensor) else data
         self.elements = elements
@@ -50,7 +50,7 @@ class Wire:
         self.parts = parts
 
 
-class LazyWire(Wire):
+class LazyWire(EncodedChunk):
     """A wire whose views are made when somebody looks at them: compiled kernels need only its
     address, and views cost more than short work.
     """
@@ -58,7 +58,7 @@ class LazyWire(Wire):
     __slots__ = ("_make", "address")
 
     def __init__(
-        self, data: memoryview, elements: int, make: Callable[[memoryview, int], Wire]
+        self, data: memoryview, elements: int, make: Callable[[memoryview, int], EncodedChunk]
     ) -> None:
         self.data, self.elements, self._make = data, elements, make
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(data))
@@ -67,7 +67,7 @@ class LazyWire(Wire):
 
     def __getattr__(self, name: str) -> Any:  # only for a slot that is still empty
         wire = self._make(self.data, self.elements)
-        for slot in Wire.__slots__:
+        for slot in EncodedChunk.__slots__:
             setattr(self, slot, getattr(wire, slot))
         return object.__getattribute__(self, name)
 
@@ -76,7 +76,7 @@ class Codec(Protocol):
     """A chunk of float32 values ⇄ wire bytes. Lossy or not, decoding depends on the bytes alone,
     and any bytes of the right length decode.
 
-    Buffers are wrapped once in a `Wire` and used often; nothing is allocated in the loop. A codec
+    Buffers are wrapped once in a `EncodedChunk` and used often; nothing is allocated in the loop. A codec
     owns scratch memory, so it belongs to one thread. Values and wire may both lie in a device's
     memory; the bits are the same as on the CPU.
     """
@@ -96,13 +96,13 @@ class Codec(Protocol):
         """Length of ``elements`` encoded values, a multiple of 4."""
         ...
 
-    def wire(self, data: memoryview | Tensor, elements: int) -> Wire:
+    def wire(self, data: memoryview | Tensor, elements: int) -> EncodedChunk:
         """Views of exactly ``wire_bytes(elements)`` bytes, aligned to 4: a writable buffer, or a
         uint8 tensor on any device. No copy.
         """
         ...
 
-    def encode(self, x: Tensor, out: Wire) -> bool:
+    def encode(self, x: Tensor, out: EncodedChunk) -> bool:
         """Encode x (float32, shape (elements,), of any strides). False when an encoded value is not
         finite: such bytes must not be sent.
 
@@ -111,7 +111,7 @@ class Codec(Protocol):
         """
         ...
 
-    def decode(self, wire: Wire, out: Tensor, *, cold: bool = False) -> None:
+    def decode(self, wire: EncodedChunk, out: Tensor, *, cold: bool = False) -> None:
         """Decode into out (float32, shape (elements,), contiguous). ``cold``: nobody will read it
         soon, so it need not pass the caches.
 
@@ -120,14 +120,20 @@ class Codec(Protocol):
         """
         ...
 
-    def accumulate(self, wire: Wire, weight: float, acc: Tensor, *, first: bool = False) -> None:
+    def accumulate(
+        self, wire: EncodedChunk, weight: float, acc: Tensor, *, first: bool = False
+    ) -> None:
         """acc += weight * decoded, each operation rounded by itself; ``first``: acc = weight *
         decoded. acc: float32 (elements,).
         """
         ...
 
     def weighted_mean(
-        self, wires: Sequence[Wire], weights: Sequence[float], divisor: float, out: Wire
+        self,
+        wires: Sequence[EncodedChunk],
+        weights: Sequence[float],
+        divisor: float,
+        out: EncodedChunk,
     ) -> bool:
         """Encode (sum over i of weights[i] * decoded(wires[i])) / divisor, in this order, as
         `results` does: ``out`` is a wire of it.
@@ -136,7 +142,7 @@ class Codec(Protocol):
         """
         ...
 
-    def finite(self, wire: Wire) -> bool:
+    def finite(self, wire: EncodedChunk) -> bool:
         """Whether all values of an encoded chunk, whoever made it, decode to finite numbers. (False
         also for bytes that no encoder makes, where a codec can tell.)"""
         ...

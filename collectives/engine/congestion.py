@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from .meter import Reading
+from .meter import LaneCounters
 
 STRETCH = 400  # segments that are judged together
 LOSSY, STRETCHES = (
@@ -50,13 +50,13 @@ class Path:
     def __init__(self) -> None:
         self.spoilt = False
         """Whether it needs bbr."""
-        self._began: Reading | None = None  # when bbr did
+        self._began: LaneCounters | None = None  # when bbr did
         self._sent = self._again = 0
         self._busy_s = 0.0
         self._bad = self._longest_s = 0.0
         self._sparse = deque[float](maxlen=WINDOW)
 
-    def read(self, reading: Reading) -> bool:
+    def read(self, reading: LaneCounters) -> bool:
         """New counters. True when bbr is to begin: the path has just turned out to be lossy, or to
         have a deep queue; or it loses so much that bbr has to begin anew.
         """
@@ -76,7 +76,7 @@ class Path:
         self.spoilt = self._bad >= STRETCHES or sum(self._sparse) >= OFTEN or queued_s > DEEP_S
         return self.spoilt
 
-    def _falls(self, reading: Reading) -> bool:
+    def _falls(self, reading: LaneCounters) -> bool:
         """Whether bbr sends less and less."""
         began, self._began = self._began, self._began or reading
         if began is None or reading.busy_s - began.busy_s < max(
@@ -89,6 +89,6 @@ class Path:
         return again >= max(LEAST, FALLING * sent) and queued_s <= _queue_s(reading)
 
 
-def _queue_s(reading: Reading) -> float:
+def _queue_s(reading: LaneCounters) -> float:
     """Round trips longer by this had a queue on the way."""
     return max(QUEUE_S, QUEUE * reading.least_rtt_s)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from math import log
 
 from ..identifiers import PeerId
-from .meter import Reading
+from .meter import LaneCounters
 from .settings import RTO_MOST_MS
 
 MEMORY = 300.0  # segments
@@ -49,18 +49,18 @@ class Losses:
         """Seconds that a living peer may be silent, for those from whose lanes something was lost;
         a new mapping with each change.
         """
-        self._before: dict[int, Reading] = {}
+        self._before: dict[int, LaneCounters] = {}
         self._counts: dict[PeerId, tuple[float, float]] = {}
         self._rtts: dict[PeerId, float] = {}
         self._many: set[PeerId] = set()
 
-    def read(self, lanes: Iterable[tuple[PeerId, int, Reading]]) -> None:
+    def read(self, lanes: Iterable[tuple[PeerId, int, LaneCounters]]) -> None:
         """Counters of the present lanes: (peer, lane number, counters)."""
         lanes = list(lanes)
         for peer in {peer for peer, _, _ in lanes}:
             self._rtts[peer] = 0.0
         for peer, number, reading in lanes:
-            before = self._before.get(number, Reading(0, 0, 0.0, 0.0))
+            before = self._before.get(number, LaneCounters(0, 0, 0.0, 0.0))
             sent, again = self._counts.get(peer, (0.0, 0.0))
             sent += max(0, reading.segments - before.segments)
             again += max(0, reading.again - before.again)

@@ -39,7 +39,7 @@ _INFO = struct.Struct(
 )  # struct tcp_info up to tcpi_sndbuf_limited, Linux 4.10 and newer
 
 
-class Reading(NamedTuple):
+class LaneCounters(NamedTuple):
     """Counters of one lane since it began: bytes acknowledged and received, seconds with bytes
     under way, and held up by the receiver.
     """
@@ -54,7 +54,7 @@ class Reading(NamedTuple):
     again: int = 0  # of them sent again
 
 
-def read_socket(sock: socket.socket) -> Reading | None:
+def read_socket(sock: socket.socket) -> LaneCounters | None:
     """What the kernel says of a TCP connection, or None where it does not."""
     option = getattr(socket, "TCP_INFO", None)
     if option is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
@@ -67,7 +67,7 @@ def read_socket(sock: socket.socket) -> Reading | None:
         return None
     fields = _INFO.unpack(raw)
     acked, received, busy_us, held_up_us = fields[26], fields[27], fields[35], fields[36]
-    return Reading(
+    return LaneCounters(
         acked,
         received,
         busy_us / 1e6,
@@ -94,10 +94,10 @@ class Meter:
             0.0,
         )  # bytes and seconds of windows in a row in which the network was the limit
         self._rtt_s = self._least_rtt_s = 0.0
-        self._before: Mapping[int, Reading] = {}
+        self._before: Mapping[int, LaneCounters] = {}
         self._since = 0.0
 
-    def read(self, now: float, lanes: Mapping[int, Reading]) -> None:
+    def read(self, now: float, lanes: Mapping[int, LaneCounters]) -> None:
         """Counters of the present lanes, by lane number, at least WINDOW_S after those before."""
         elapsed = now - self._since
         both = [

@@ -32,7 +32,7 @@ from ..reduce import REDUCERS, FindReducer
 from .bucket import Bucket
 from .lane import REPLACED, Lane, PeerFaultError
 from .losses import LANES, Losses
-from .meter import Meter, Reading, read_socket
+from .meter import LaneCounters, Meter, read_socket
 from .plain import PlainLane
 from .poller import READ, WRITE, make_poller
 from .proxy import EngineExchange
@@ -348,11 +348,11 @@ class EngineThread:
         """Read what the lanes have carried. Where the kernel does not tell, a lane whose socket is
         full counts as busy.
         """
-        readings: dict[int, Reading] = {}
+        readings: dict[int, LaneCounters] = {}
         for lane in self._order:
             if lane.wants_write:
                 lane.waited_s += now - self._measured_at
-            reading = readings[lane.number] = read_socket(lane.sock) or Reading(
+            reading = readings[lane.number] = read_socket(lane.sock) or LaneCounters(
                 lane.bytes_sent, lane.bytes_received, lane.waited_s, 0.0
             )
             if lane.way.read(reading) and self.settings.bbr:

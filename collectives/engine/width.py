@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .meter import BUSY, HELD_UP, LEAST_BYTES, PAUSE_S, Reading
+from .meter import BUSY, HELD_UP, LEAST_BYTES, PAUSE_S, LaneCounters
 
 FIRST, MOST = 2, 8
 LOSSY = 0.0005
@@ -36,7 +36,7 @@ class Width:
     def __init__(self, most: int = MOST) -> None:
         self.wanted = min(FIRST, most)
         self._most = most
-        self._before: Mapping[int, Reading] = {}
+        self._before: Mapping[int, LaneCounters] = {}
         self._since = 0.0
         self._settling_s = 0.0
         self._bytes, self._seconds, self._sent, self._again = 0, 0.0, 0, 0
@@ -47,7 +47,7 @@ class Width:
             None  # when more lanes were of no use, and how much was lost then
         )
 
-    def read(self, now: float, lanes: Mapping[int, Reading]) -> bool:
+    def read(self, now: float, lanes: Mapping[int, LaneCounters]) -> bool:
         """Counters of the lanes that are up, by lane number. True when ``wanted`` has changed."""
         elapsed = now - self._since
         both = [

@@ -31,7 +31,7 @@ from .events import (
     NonFinite,
     PartReduced,
     PeerFault,
-    Report,
+    ReductionReport,
     ResultComplete,
 )
 from .exchange import Exchange
@@ -55,6 +55,6 @@ __all__ = [
     "Outgoing",
     "PartReduced",
     "PeerFault",
-    "Report",
+    "ReductionReport",
     "ResultComplete",
 ]

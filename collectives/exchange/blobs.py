@@ -29,7 +29,7 @@ begins and the last one ends.
 
 
 @dataclass(frozen=True, slots=True)
-class Provided:
+class ProvidedBlob:
     """A blob that can be had from me."""
 
     name: bytes
@@ -168,7 +168,7 @@ class Blobs:
         self, plans: Mapping[bytes, PlanState], post: Callable[[ExchangeEvent], None]
     ) -> None:
         self._plans, self._post = plans, post
-        self._provided: dict[bytes, Provided] = {}
+        self._provided: dict[bytes, ProvidedBlob] = {}
         self._wanted: dict[bytes, Wanted] = {}  # by key
         self._complete: dict[
             bytes, Wanted
@@ -177,7 +177,7 @@ class Blobs:
 
     def provide(self, name: bytes, data: memoryview, bounds: Bounds) -> None:
         """See `Exchange.provide`."""
-        self._provided[name] = Provided(name, blob_key(name), data, cut(data, bounds))
+        self._provided[name] = ProvidedBlob(name, blob_key(name), data, cut(data, bounds))
 
     def withdraw(self, name: bytes) -> None:
         """See `Exchange.withdraw`."""

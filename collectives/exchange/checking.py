@@ -14,15 +14,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..codecs.codec import Codec, Wire
+from ..codecs.codec import Codec, EncodedChunk
 from ..digest import chunk_hash
 from ..identifiers import HASH_BYTES, PeerId
 from ..messages import Disputed
-from ..trees import Check
+from ..trees import CheckedSum
 from .ways import Job, Parts
 
 
-def account_of(result: Wire, terms: Sequence[Wire]) -> bytes:
+def account_of(result: EncodedChunk, terms: Sequence[EncodedChunk]) -> bytes:
     """What a member says of a chunk that it added up."""
     return b"".join(chunk_hash(wire.data) for wire in (result, *terms))
 
@@ -35,7 +35,7 @@ class Dispute:
 
     plan_id: bytes
     chunk: int
-    check: Check
+    check: CheckedSum
     result: bytes
     accounts: tuple[bytes, bytes]
     wrong: tuple[PeerId, ...] = ()
@@ -48,7 +48,7 @@ class Dispute:
         )
 
     def settled(
-        self, held: Mapping[bytes, Mapping[int, Wire]], codec: Codec, out: Wire
+        self, held: Mapping[bytes, Mapping[int, EncodedChunk]], codec: Codec, out: EncodedChunk
     ) -> Dispute | None:
         """Who is wrong, where all that was to be added up is here, by cid; else None. ``out``: room
         for the sum.

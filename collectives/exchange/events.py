@@ -52,7 +52,7 @@ class ResultComplete:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ReductionReport:
     """Answer to `Exchange.report`. ``missing``: chunks of my part that lack a contribution, by its
     cid. ``lacking``: result chunks that have not come, by the owner of their part. ``progress``
     counts the useful records received for the plan: when it has not moved since the last report,
@@ -160,7 +160,7 @@ class CommandFailed:
 ExchangeEvent = (
     PartReduced
     | ResultComplete
-    | Report
+    | ReductionReport
     | BlobProgress
     | BlobComplete
     | BadChunk

@@ -20,7 +20,7 @@ from functools import lru_cache, partial
 
 from torch import Tensor
 
-from ..codecs.codec import Grid, Wire
+from ..codecs.codec import EncodedChunk, Grid
 from ..codecs.encoded import EncodedVector
 from ..digest import chunk_hash
 from ..errors import ConfigError, LocalProtocolError
@@ -37,7 +37,7 @@ from .measuring import NOT_FINITE, FirstPhase
 from .outbox import Outgoing, Sender
 from .pool import Pools
 from .reduction import ChunkReducer
-from .slot import Frozen, PlanState, RoundSlot, slot_for, unfold
+from .slot import FrozenVector, PlanState, RoundSlot, slot_for, unfold
 from .ways import Job
 
 
@@ -88,7 +88,7 @@ class Exchange:
         self._slots: dict[bytes, RoundSlot] = {}
         self._lingering: dict[str, RoundSlot] = {}  # by log: closed, still serving slower peers
         self._plans: dict[bytes, PlanState] = {}
-        self._frozen: dict[bytes, Frozen] = {}
+        self._frozen: dict[bytes, FrozenVector] = {}
         self._ready: deque[tuple[PlanState, int]] = deque()
         self._events: deque[ExchangeEvent] = deque()
         self._blobs = Blobs(self._plans, self._post)
@@ -155,7 +155,7 @@ class Exchange:
 
         Nothing is copied or encoded here. Raises LocalProtocolError for another kind of tensor.
         """
-        slot, frozen = self._slots.get(wire_header.slot_id(log, round_)), Frozen(cid, vector)
+        slot, frozen = self._slots.get(wire_header.slot_id(log, round_)), FrozenVector(cid, vector)
         if slot is not None and not frozen.fits(slot):
             raise LocalProtocolError(
                 f"contribution of {vector.numel()} elements to a round of {slot.numel}, or on another grid"
@@ -299,7 +299,7 @@ class Exchange:
         self._queue_results(state, (peer,), [c for c in chunks if self._sender.overdue(given, c)])
 
     def report(self, plan_id: bytes) -> None:
-        """Ask what a plan (or a wanted blob, by its name) still lacks; answered by a `Report`
+        """Ask what a plan (or a wanted blob, by its name) still lacks; answered by a `ReductionReport`
         (`BlobProgress`) event if it is known.
         """
         self._blobs.report(plan_id)
@@ -489,7 +489,7 @@ class Exchange:
         self._completed(state)
 
     def _added_up(
-        self, state: PlanState, job: Job, chunk: int, out: Wire, terms: list[Wire]
+        self, state: PlanState, job: Job, chunk: int, out: EncodedChunk, terms: list[EncodedChunk]
     ) -> None:
         """What I add up for others: send it, or what I say of it."""
         if job.account is not None:
@@ -562,7 +562,7 @@ class Exchange:
                 )
             )
 
-    def _usable(self, state: PlanState) -> Frozen | None:
+    def _usable(self, state: PlanState) -> FrozenVector | None:
         """My contribution to a plan, when it can be used."""
         frozen = self._frozen.get(state.own_cid) if state.own_cid is not None else None
         return None if frozen is None or frozen.poisoned or not frozen.fits(state.slot) else frozen

@@ -13,15 +13,15 @@ from typing import Protocol
 from ..digest import chunk_hash
 from ..identifiers import PeerId
 from .reduction import ChunkReducer
-from .slot import Frozen, PlanState
-from .statements import Measuring
+from .slot import FrozenVector, PlanState
+from .statements import PlanStatements
 
 NOT_FINITE = "contribution is not finite, or not what its codec makes"
 Beside = Callable[[Callable[[], Callable[[], None]]], None]
 """Runs what may take a while in another thread, then what it returned in the driver's."""
 
 
-class Blame(Protocol):
+class BlameCallback(Protocol):
     """Nothing can be reduced under a plan any more: whose fault it is, and what it offered, if
     anything.
     """
@@ -41,8 +41,8 @@ class FirstPhase:
         me: PeerId,
         reducer: ChunkReducer,
         *,
-        usable: Callable[[PlanState], Frozen | None],
-        blame: Blame,
+        usable: Callable[[PlanState], FrozenVector | None],
+        blame: BlameCallback,
         spread: Callable[[PlanState, Iterable[PeerId], Sequence[int]], None],
         weighed: Callable[[PlanState], None],
         beside: Beside,
@@ -51,7 +51,7 @@ class FirstPhase:
         self._usable, self._blame = usable, blame
         self._spread, self._weighed, self._beside = spread, weighed, beside
 
-    def measure(self, state: PlanState, measuring: Measuring, chunk: int, ready: bool) -> bool:
+    def measure(self, state: PlanState, measuring: PlanStatements, chunk: int, ready: bool) -> bool:
         """Measure a chunk: all contributions to one of mine that is ``ready``, the own one to
         another's. Whether there was something to do.
         """
@@ -100,7 +100,7 @@ class FirstPhase:
                 del state.slot.said[peer]
                 self.said(state, peer, part, data)
 
-    def _weigh(self, state: PlanState, measuring: Measuring) -> None:
+    def _weigh(self, state: PlanState, measuring: PlanStatements) -> None:
         if (
             measuring.under_way
             or state.blocked

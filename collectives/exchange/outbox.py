@@ -12,7 +12,7 @@ from . import header as wire_header
 from .blobs import Blobs
 from .header import HEADER_BYTES
 from .pool import Workspace
-from .slot import Frozen, PlanState, RoundSlot
+from .slot import FrozenVector, PlanState, RoundSlot
 
 LONG_AGO, NOT_YET = float("-inf"), float("inf")
 NEVER = 1 << 63
@@ -128,7 +128,7 @@ class Sender:
 
     def __init__(
         self,
-        frozen: Mapping[bytes, Frozen],
+        frozen: Mapping[bytes, FrozenVector],
         blobs: Blobs,
         poison: Callable[[bytes], None],
         served: Callable[[RoundSlot], None],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 
-from ..codecs.codec import Codec, Wire, get_codec
+from ..codecs.codec import Codec, EncodedChunk, get_codec
 
 SLAB_BYTES = 4 << 20
 ALIGNMENT = 64
@@ -24,10 +24,10 @@ class WirePool:
         self.codec = codec
         self.elements = elements
         self._stride = -(-codec.wire_bytes(elements) // ALIGNMENT) * ALIGNMENT
-        self._free: list[Wire] = []
+        self._free: list[EncodedChunk] = []
         self._slab = memoryview(b"")
 
-    def take(self) -> Wire:
+    def take(self) -> EncodedChunk:
         """A wire; its content is undefined."""
         if self._free:
             return self._free.pop()
@@ -40,7 +40,7 @@ class WirePool:
         )
         return self.codec.wire(data, self.elements)
 
-    def give(self, wire: Wire) -> None:
+    def give(self, wire: EncodedChunk) -> None:
         """Take a wire back. Nobody may hold on to its data."""
         self._free.append(wire)
 
@@ -77,9 +77,9 @@ class Workspace:
 
     def __init__(self) -> None:
         self._data = memoryview(b"")
-        self._wires: dict[tuple[str, int], Wire] = {}
+        self._wires: dict[tuple[str, int], EncodedChunk] = {}
 
-    def wire(self, codec: Codec, elements: int) -> Wire:
+    def wire(self, codec: Codec, elements: int) -> EncodedChunk:
         """A wire on that memory; the one before it is overwritten."""
         key = (codec.name, elements)
         wire = self._wires.get(key)

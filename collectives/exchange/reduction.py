@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..codecs.codec import Wire
+from ..codecs.codec import EncodedChunk
 from ..identifiers import PeerId
 from ..reduce import Statistics
 from .pool import Workspace
-from .slot import Frozen, PlanState
+from .slot import FrozenVector, PlanState
 from .ways import Job
 
 Source = tuple[PeerId, bytes]
@@ -28,8 +28,8 @@ class ChunkReducer:
         self._out: Tensor | None = None
 
     def reduce(
-        self, state: PlanState, chunk: int, own: Frozen | None, out: Wire
-    ) -> list[Wire] | Source:
+        self, state: PlanState, chunk: int, own: FrozenVector | None, out: EncodedChunk
+    ) -> list[EncodedChunk] | Source:
         """Write the encoded result, or partial sum, of a chunk to ``out``. Returns what it is made
         of, until the next call, or the contribution that made it impossible.
 
@@ -44,7 +44,9 @@ class ChunkReducer:
             return wires
         return self._culprit(state, job, chunk, wires)
 
-    def measure(self, state: PlanState, chunk: int, own: Frozen | None) -> Statistics | Source:
+    def measure(
+        self, state: PlanState, chunk: int, own: FrozenVector | None
+    ) -> Statistics | Source:
         """The statistics of a chunk of my part, or the contribution that made them impossible."""
         job, codec = state.job(chunk), state.slot.grid.codec(chunk)
         wires = self._wires(state, job, chunk, own)
@@ -55,7 +57,9 @@ class ChunkReducer:
             return self._culprit(state, job, chunk, wires)
         return state.reducer.measure(self._decoded(state, chunk, wires))
 
-    def measure_own(self, state: PlanState, chunk: int, own: Frozen | None) -> Statistics | Source:
+    def measure_own(
+        self, state: PlanState, chunk: int, own: FrozenVector | None
+    ) -> Statistics | Source:
         """The statistics of my own contribution to a chunk of another's part, or that it is not
         finite.
         """
@@ -69,12 +73,12 @@ class ChunkReducer:
         )
 
     def _wires(
-        self, state: PlanState, job: Job, chunk: int, own: Frozen | None
-    ) -> list[Wire] | Source:
+        self, state: PlanState, job: Job, chunk: int, own: FrozenVector | None
+    ) -> list[EncodedChunk] | Source:
         """All that is added up for a chunk, encoded; or who I am, where my own contribution is not
         finite.
         """
-        wires: list[Wire] = []
+        wires: list[EncodedChunk] = []
         for peer, cid, held in job.sources:
             if cid == job.own_cid:
                 assert own is not None
@@ -89,7 +93,12 @@ class ChunkReducer:
         return wires
 
     def _combine(
-        self, state: PlanState, job: Job, chunk: int, wires: Sequence[Wire], out: Wire
+        self,
+        state: PlanState,
+        job: Job,
+        chunk: int,
+        wires: Sequence[EncodedChunk],
+        out: EncodedChunk,
     ) -> bool:
         codec, results = state.slot.grid.codec(chunk), state.slot.results.codec(chunk)
         if job.factors is not None:
@@ -115,7 +124,7 @@ class ChunkReducer:
         state.reducer.reduce(rows, job.weights, result)
         return all(codec.finite(wire) for wire in wires) and results.encode(result, out)
 
-    def _decoded(self, state: PlanState, chunk: int, wires: Sequence[Wire]) -> Tensor:
+    def _decoded(self, state: PlanState, chunk: int, wires: Sequence[EncodedChunk]) -> Tensor:
         """float32 (contributors, elements), until the next call."""
         codec, elements, count = state.slot.grid.codec(chunk), wires[0].elements, len(wires)
         if (
@@ -131,7 +140,9 @@ class ChunkReducer:
             codec.decode(wire, row)
         return rows
 
-    def _culprit(self, state: PlanState, job: Job, chunk: int, wires: Sequence[Wire]) -> Source:
+    def _culprit(
+        self, state: PlanState, job: Job, chunk: int, wires: Sequence[EncodedChunk]
+    ) -> Source:
         """Whose values made the result overflow: the first that is not finite, else the largest."""
         codec = state.slot.grid.codec(chunk)
         worst, largest = 0, -1.0

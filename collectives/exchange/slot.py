@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..codecs.codec import Grid, Wire
+from ..codecs.codec import EncodedChunk, Grid
 from ..codecs.encoded import EncodedVector
 from ..digest import part_digest
 from ..errors import AtollError, LocalProtocolError, RemoteProtocolError
@@ -27,10 +27,10 @@ from ..reduce import Reducer
 from . import header as wire_header
 from .accounts import Accounts
 from .checking import Dispute
-from .events import Report, Spans
+from .events import ReductionReport, Spans
 from .header import HALF, PART, Header, slot_id
 from .pool import Pools, WirePool, Workspace
-from .statements import Measuring
+from .statements import PlanStatements
 from .ways import Job, ways_of
 
 EVEN_AHEAD, EVEN_S = 3, 0.01  # chunks; of silence
@@ -68,7 +68,7 @@ class RoundSlot:
         self.numel = grid.numel
         self.chunks = grid.chunks
         self.plan: PlanState | None = None
-        self.partials: dict[bytes, dict[int, Wire]] = {}
+        self.partials: dict[bytes, dict[int, EncodedChunk]] = {}
         self.accounts = Accounts(2 * grid.chunks)
         self.dispute: Dispute | None = None  # the first partial sum of which accounts differed
         self.closed = False
@@ -77,11 +77,11 @@ class RoundSlot:
         self.abandoned: set[bytes] = set()
         self._pools = pools
         self._last_pool: WirePool | None = None
-        self._parts: dict[PeerId, dict[bytes, dict[int, Wire]]] = {}
+        self._parts: dict[PeerId, dict[bytes, dict[int, EncodedChunk]]] = {}
         self._counts: dict[PeerId, int] = {}
         self.early = early
         self._refused: set[tuple[PeerId, bytes]] = set()
-        self._early: dict[bytes, dict[int, tuple[PeerId, Wire]]] = {}
+        self._early: dict[bytes, dict[int, tuple[PeerId, EncodedChunk]]] = {}
         self._early_count = 0
         self.said: dict[
             PeerId, tuple[bytes, int, bytes]
@@ -132,12 +132,12 @@ class RoundSlot:
         here = sum(self._counts.values())
         return not here or (here + 1) * self.grid.wire_bytes(chunk) <= self.early
 
-    def store(self, peer: PeerId, cid: bytes, chunk: int, wire: Wire) -> None:
+    def store(self, peer: PeerId, cid: bytes, chunk: int, wire: EncodedChunk) -> None:
         """A part has arrived."""
         self._parts.setdefault(peer, {}).setdefault(cid, {})[chunk] = wire
         self._counts[peer] = self._counts.get(peer, 0) + 1
 
-    def parts_of(self, peer: PeerId, cid: bytes) -> dict[int, Wire]:
+    def parts_of(self, peer: PeerId, cid: bytes) -> dict[int, EncodedChunk]:
         """The chunks of a contribution that are here (a live view; do not change it)."""
         return self._parts.setdefault(peer, {}).setdefault(cid, {})
 
@@ -184,12 +184,12 @@ class RoundSlot:
             return False
         return self._early_count < self.chunks and chunk not in self._early.get(plan_id, ())
 
-    def store_early(self, plan_id: bytes, peer: PeerId, chunk: int, wire: Wire) -> None:
+    def store_early(self, plan_id: bytes, peer: PeerId, chunk: int, wire: EncodedChunk) -> None:
         """A result has arrived before its plan."""
         self._early.setdefault(plan_id, {})[chunk] = (peer, wire)
         self._early_count += 1
 
-    def take_early(self, plan_id: bytes) -> dict[int, tuple[PeerId, Wire]]:
+    def take_early(self, plan_id: bytes) -> dict[int, tuple[PeerId, EncodedChunk]]:
         """The early results of a plan. Hand the wires back to the pool."""
         found = self._early.pop(plan_id, {})
         self._early_count -= len(found)
@@ -222,7 +222,7 @@ class RoundSlot:
                 self.pool(chunk, self.results).give(wire)
 
 
-class Frozen:
+class FrozenVector:
     """One of my own contributions, unchanged until released: float32 (numel,), or encoded already.
 
     Raises LocalProtocolError for another kind of tensor.
@@ -249,7 +249,7 @@ class Frozen:
         self._chunks: dict[int, Sequence[Tensor]] = {}
         self._fitting: Grid | None = None
 
-    def same(self, other: Frozen) -> bool:
+    def same(self, other: FrozenVector) -> bool:
         """Whether the other has the same memory."""
         mine, theirs = self.vector, other.vector
         return mine is theirs or (
@@ -273,7 +273,7 @@ class Frozen:
 
     def wire(
         self, slot: RoundSlot, chunk: int, workspace: Workspace, *, look: bool = True
-    ) -> tuple[Wire, bool]:
+    ) -> tuple[EncodedChunk, bool]:
         """The chunk encoded (as it lies, where that needs no copy, else on ``workspace``), and
         whether all of it is finite. ``look``: False spares the pass that only a look would need,
         and says True."""
@@ -367,7 +367,7 @@ class PlanState:
         self.givers: list[PeerId] = [
             self.ways[index].above for index in self.part_of
         ]  # by chunk: who sends me the result
-        self.measuring = Measuring(plan, me, reducer) if reducer.form == "two-phase" else None
+        self.measuring = PlanStatements(plan, me, reducer) if reducer.form == "two-phase" else None
         if self.measuring is not None:
             self.part_of += range(len(plan.parts))
             self.givers += [part.owner for part in plan.parts]
@@ -389,7 +389,7 @@ class PlanState:
             int, int
         ] = {}  # chunks I add up and have not: how many contributions of others they lack
         self._left: dict[int, int] = {}  # my parts: chunks still to reduce
-        self._wires: dict[int, Wire] = {}
+        self._wires: dict[int, EncodedChunk] = {}
         self.me = me
         self._clock = clock
         self._began = clock()
@@ -525,7 +525,7 @@ class PlanState:
                 f"an account of chunk {record.chunk} that the plan does not want", peer=peer
             )
 
-    def wire(self, chunk: int) -> Wire:
+    def wire(self, chunk: int) -> EncodedChunk:
         """Views of a chunk of the result."""
         wire = self._wires.get(chunk)
         if wire is None:
@@ -654,7 +654,7 @@ class PlanState:
         assert len(hashes) == part.stop - part.first
         return part_digest(self.plan, part, hashes)
 
-    def report(self, own_usable: bool) -> Report:
+    def report(self, own_usable: bool) -> ReductionReport:
         """What is still lacking."""
         lost: dict[bytes, list[int]] = {}
         for chunk in self.waiting:
@@ -672,7 +672,7 @@ class PlanState:
         missing = {cid: spans(chunks) for cid, chunks in lost.items()}
         found = {giver: spans(chunks) for giver, chunks in lacking.items()}
         dispute = self.slot.dispute
-        return Report(
+        return ReductionReport(
             self.plan_id,
             missing,
             found,

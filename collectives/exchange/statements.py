@@ -17,7 +17,7 @@ from ..reduce import Statistics, TwoPhaseReducer, Weighing
 NUMBER = np.dtype("<f8")
 
 
-class Measuring:
+class PlanStatements:
     """Of one plan at one member."""
 
     def __init__(self, plan: Plan, me: PeerId, reducer: TwoPhaseReducer) -> None:

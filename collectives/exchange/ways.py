@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..codecs.codec import Grid, Wire
+from ..codecs.codec import EncodedChunk, Grid
 from ..errors import ConfigError
 from ..group import Plan
 from ..identifiers import PeerId
 from ..reduce import Factors, Reducer
-from ..trees import Check, Term, Tree, trees_of
+from ..trees import CheckedSum, Term, Tree, trees_of
 from .accounts import Accounts
 
 
@@ -24,7 +24,7 @@ class Parts(Protocol):
     results: Grid
     accounts: Accounts
 
-    def parts_of(self, peer: PeerId, cid: bytes) -> dict[int, Wire]:
+    def parts_of(self, peer: PeerId, cid: bytes) -> dict[int, EncodedChunk]:
         """The chunks of a contribution that are here (a live view)."""
         ...
 
@@ -46,7 +46,7 @@ class Job:
         sent: Term | None = None,
         *,
         account: bytes | None = None,
-        checks: Sequence[Check] = (),
+        checks: Sequence[CheckedSum] = (),
     ) -> None:
         self.sent, self.account, self.checks = sent, account, checks
         self.weights = tuple(term.weight for term in terms)

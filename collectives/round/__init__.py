@@ -34,7 +34,7 @@ from .certificate import (
     vote_payload,
 )
 from .convener import Convener, Phase
-from .entering import OPEN, Doors, Tally
+from .entering import OPEN, Doors, InviteTally
 from .journal import Journal, MemoryJournal, SealRecord
 from .log import RECENT, SPAN, Log
 from .machine import RoundMachine
@@ -75,7 +75,7 @@ __all__ = [
     "SealRecord",
     "Sealing",
     "Shape",
-    "Tally",
+    "InviteTally",
     "Timing",
     "adopted_rounds",
     "adopts",

@@ -87,7 +87,7 @@ class _Spent:
 
 
 @dataclass(frozen=True)
-class Tally:
+class InviteTally:
     """Whom limited invites have let in. ``newest_s``: when the newest of them was made."""
 
     spent: Mapping[bytes, _Spent] = field(default_factory=lambda: MappingProxyType({}))
@@ -118,7 +118,7 @@ class Tally:
             spent is not None and len(spent.peers) >= spent.uses and _short(peer) not in spent.peers
         )
 
-    def after(self, admitted: Iterable[Admitted]) -> Tally | None:
+    def after(self, admitted: Iterable[Admitted]) -> InviteTally | None:
         """With these counted, too; None where an invite has no use left, or nothing more can be
         counted.
         """
@@ -133,9 +133,9 @@ class Tally:
                 return None
             spent[each.invite] = _Spent(before.uses, before.expires_s, peers)
         newest_s = max(self.newest_s, *(each.issued_s for each in limited))
-        found = Tally(spent, newest_s)
+        found = InviteTally(spent, newest_s)
         if found.size > MOST_TALLIED:
-            found = Tally(
+            found = InviteTally(
                 {
                     invite: each
                     for invite, each in spent.items()

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 
-from ..arrivals import Arrivals
+from ..arrivals import ArrivalSettings
 
 
 def is_ripe(
-    arrivals: Arrivals, now: float, *, born: float, first_at: float, there: int, awaited: int
+    arrivals: ArrivalSettings, now: float, *, born: float, first_at: float, there: int, awaited: int
 ) -> bool:
     """Whether a round by count (FedBuff) or by period (FedFix) is complete.
 

@@ -15,7 +15,7 @@ from typing import overload
 
 from ..group import Certified, Config, Member
 from ..identifiers import PeerId
-from .entering import Tally
+from .entering import InviteTally
 from .merging import rounds_in, samples_in
 
 RECENT = 128
@@ -40,7 +40,7 @@ class Log(Sequence[Certified]):
         self._last_rounds = self._last_samples = 0  # in all entries
         self.removed = set[Member]()
         """Whom the organiser has removed in any entry: they never vote again."""
-        self.tally = Tally()
+        self.tally = InviteTally()
         """Whom limited invites have let in, after the newest entry."""
         self.came: dict[PeerId, bytes] = {}
         """By which invite each member of the newest configuration entered, of those who needed one.

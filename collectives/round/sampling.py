@@ -22,7 +22,7 @@ from blake3 import blake3
 
 from ..group import Config, Member
 from ..messages import Ready
-from ..swarm import Sample
+from ..swarm import SampleSettings
 
 TURNS = 8  # times the last round with contributors: so long drawn members have for theirs
 AGAIN = 1.1  # times the draw before: also members that have become that much slower get there
@@ -34,7 +34,7 @@ SLOWER = 2.0
 UNKNOWN = 2.0  # as `AGAIN`, where no round was seen here: nobody knows how long one takes
 
 
-def drawn(run: str, base: bytes, config: Config, sample: Sample | None) -> Config:
+def drawn(run: str, base: bytes, config: Config, sample: SampleSettings | None) -> Config:
     """The members of ``config`` that take part in the round after the entry with hash ``base``, in
     the configuration's order; all where there is no sample."""
     if sample is None:

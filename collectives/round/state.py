@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from .. import messages as m
-from ..arrivals import Arrivals
+from ..arrivals import ArrivalSettings
 from ..codecs.mixtures import has_partial_sums
 from ..digest import meaning
 from ..group import Certified, Config, Contributor, Entry, Member, Plan, TopologyKind
 from ..identifiers import PeerId
 from ..pace import Pace
-from ..swarm import Sample
+from ..swarm import SampleSettings
 
 KIN_BYTES = 8  # of a cid: what contributions have in common that are copies of one vector
 
@@ -41,8 +41,8 @@ class Shape:
     least: int = 1
     kin: bool = False
     single: bool = False
-    sample: Sample | None = None
-    arrivals: Arrivals | None = None
+    sample: SampleSettings | None = None
+    arrivals: ArrivalSettings | None = None
 
     def __post_init__(self) -> None:
         if not has_partial_sums(self.codec):

@@ -8,13 +8,13 @@ faults    seeded plans of faults, and traps that strike at the n-th message of a
 The same seed gives the same run, event by event: ``World.trace()`` is the proof.
 """
 
-from .faults import FaultPlan, Faults, ProcessDied, Subject, quiet_plan, random_plan
+from .faults import FaultInjector, FaultPlan, ProcessDied, Subject, quiet_plan, random_plan
 from .network import Network, Weather
 from .world import Timer, World
 
 __all__ = [
     "FaultPlan",
-    "Faults",
+    "FaultInjector",
     "Network",
     "ProcessDied",
     "Subject",

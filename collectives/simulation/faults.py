@@ -155,7 +155,7 @@ class Subject(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class InjectedFault:
     """One fault at a time."""
 
     at_s: float
@@ -181,7 +181,7 @@ class FaultPlan:
     """Everything bad that happens before ``heal_s``. Traps are set at ``start_s``."""
 
     weather: Weather
-    faults: list[Fault]
+    faults: list[InjectedFault]
     traps: list[Trap]
     heal_s: float
     start_s: float = 0.0
@@ -219,7 +219,7 @@ def random_plan(
     ]
     count = rng.randint(1, 8) if often else 0
     faults = [
-        Fault(
+        InjectedFault(
             start_s + rng.random() * horizon_s,
             rng.choice(often),
             rng.choice(peers),
@@ -254,12 +254,12 @@ def shatter_plan(rng: random.Random, peers: Sequence[PeerId], plan: FaultPlan) -
     for _ in range(rng.choice((1, 1, 2, 3))):
         at_s = plan.start_s + rng.random() * 0.7 * span
         plan.faults.append(
-            Fault(at_s, "shatter", rng.choice(peers), rng.choice((0.3, 0.6, 1.0)) * span)
+            InjectedFault(at_s, "shatter", rng.choice(peers), rng.choice((0.3, 0.6, 1.0)) * span)
         )
 
 
 @dataclass(slots=True)
-class Faults:
+class FaultInjector:
     """Carries a plan out. ``struck`` counts what really happened, by kind."""
 
     world: World

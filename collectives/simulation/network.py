@@ -33,7 +33,7 @@ class Weather:
 
 
 @dataclass(slots=True)
-class Link:
+class SimulatedLink:
     """One direction between two peers."""
 
     latency_s: float
@@ -64,7 +64,7 @@ class Network:
         self.bytes_received: dict[PeerId, int] = {}
         self._rng = world.stream("network")
         self._default = (latency_s, jitter_s, bandwidth_bytes_per_s)
-        self._links: dict[tuple[PeerId, PeerId], Link] = {}
+        self._links: dict[tuple[PeerId, PeerId], SimulatedLink] = {}
         self._deliver: dict[PeerId, Deliver] = {}
         self._frozen: dict[PeerId, list[tuple[PeerId, str, Payload]]] = {}
         self._side: Mapping[PeerId, int] | None = None
@@ -112,16 +112,16 @@ class Network:
             return True
         return self._side is not None and self._side.get(sender, 0) != self._side.get(receiver, 0)
 
-    def link(self, sender: PeerId, receiver: PeerId) -> Link:
+    def link(self, sender: PeerId, receiver: PeerId) -> SimulatedLink:
         """The link of this direction; its fields may be set."""
         found = self._links.get((sender, receiver))
         if found is None:
-            found = self._links[(sender, receiver)] = Link(*self._default)
+            found = self._links[(sender, receiver)] = SimulatedLink(*self._default)
         return found
 
-    def share(self, pairs: Iterable[tuple[PeerId, PeerId]]) -> Link:
+    def share(self, pairs: Iterable[tuple[PeerId, PeerId]]) -> SimulatedLink:
         """One link for all these directions, as a site's uplink is; its fields may be set."""
-        link = Link(*self._default)
+        link = SimulatedLink(*self._default)
         self._links.update(dict.fromkeys(pairs, link))
         return link
 

@@ -24,9 +24,9 @@ from ...collectives.group import Config, Entry, Plan
 from ...collectives.identifiers import PeerId
 from ...collectives.round import KIN_BYTES
 from ...collectives.seeded import BtardSettings
-from ...security.btard import Bundle, Peer, Settings, Task
+from ...security.btard import AttemptSettings, BtardPeer, Bundle, GradientTask
 from ...security.btard.finished import Finished
-from ...security.btard.messages import Frame, Piece, Vector
+from ...security.btard.messages import CommittedVector, Frame, Vector
 from ...security.btard.trail import Trail
 from ...security.identity import verify
 from ..evidence import removal
@@ -35,7 +35,7 @@ from ..session.beforehand import Beforehand
 from ..session.copies import Copies
 from ..session.offering import Given
 from ..session.view import SessionView
-from .vectors import Vectors
+from .vectors import VectorTransfers
 from .wire import PREFIX, Offered, Taken, decode, encode
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ LOOKS = 6  # ticks in `timeout_s`
 Output = Callable[[float], None]
 
 
-class Found(NamedTuple):
+class StepOutcome(NamedTuple):
     """What a step came to: the aggregate, float32 (numel,), and whether this member's vector is in
     it.
     """
@@ -88,19 +88,19 @@ class BtardRounds(Beforehand):
         self.chance = chance or random.SystemRandom()
         self.given: Given | None = None  # the script waits for the round
         self.step = -1  # that the peer has begun
-        self.found: Found | None = None  # what the newest step that is over came to
+        self.found: StepOutcome | None = None  # what the newest step that is over came to
         self._copies = Copies(session)
-        self._peer: Peer | None = None
-        self._vectors: Vectors | None = None
+        self._peer: BtardPeer | None = None
+        self._vectors: VectorTransfers | None = None
         self._barred = ""  # why this member takes no part
-        self._inputs: list[Callable[[Peer], None]] = []
+        self._inputs: list[Callable[[BtardPeer], None]] = []
         self._queued = Counter[PeerId]()
         self._outputs: list[Output] = []
         self._removals: list[
             Output
         ] = []  # after those: who is removed is told on what evidence before it is banned
         self._busy = False
-        self._tasks: dict[int, Task] = {}
+        self._tasks: dict[int, GradientTask] = {}
         self._states: list[
             Vector
         ] = []  # of the own work, from the anchor on, where it is in intervals
@@ -228,12 +228,12 @@ class BtardRounds(Beforehand):
         )
         return self._states[0] if self._states else None
 
-    def _made(self) -> Peer | None:
+    def _made(self) -> BtardPeer | None:
         session, terms = self.session, self.terms
         if self._why_barred():
             return None
         if self._peer is None and session.machine is not None:
-            settings = Settings(
+            settings = AttemptSettings(
                 terms.radius,
                 terms.validators,
                 terms.tolerance,
@@ -242,8 +242,8 @@ class BtardRounds(Beforehand):
                 intervals=terms.intervals,
             )
             numel = session.machine.shape.numel
-            self._vectors = Vectors(session, numel, min(2.0, terms.timeout_s / LOOKS))
-            self._peer = Peer(
+            self._vectors = VectorTransfers(session, numel, min(2.0, terms.timeout_s / LOOKS))
+            self._peer = BtardPeer(
                 session.run, self.identity, verify, terms.peers, numel, settings, self, self.chance
             )  # type: ignore[arg-type]
         return self._peer
@@ -274,7 +274,7 @@ class BtardRounds(Beforehand):
 
     # ---- the peer's inputs, and what comes of them
     def _input(
-        self, act: Callable[[Peer], None], sender: PeerId | None = None, nbytes: int = 0
+        self, act: Callable[[BtardPeer], None], sender: PeerId | None = None, nbytes: int = 0
     ) -> None:
         peer = self._peer
         if sender is not None and peer is not None:
@@ -314,13 +314,13 @@ class BtardRounds(Beforehand):
         """See Host."""
         self._outputs.append(lambda now: self._tell(to, frame))
 
-    def compute(self, task: Task) -> None:
+    def compute(self, task: GradientTask) -> None:
         """See Host."""
         self._outputs.append(lambda now: self._ask(task))
 
     def finished(self, now: float, step: Finished) -> None:
         """See Host."""
-        found = Found(
+        found = StepOutcome(
             step.context.step, torch.from_numpy(step.vector), self.session.me in step.residuals
         )
         kin = found.kin
@@ -343,7 +343,7 @@ class BtardRounds(Beforehand):
             if to is not None
             else [peer for peer in self.terms.peers if peer != self.session.me]
         )
-        if isinstance(frame, Piece):
+        if isinstance(frame, CommittedVector):
             assert self._vectors is not None
             return self._vectors.offer(frame, receivers)
         said = (receivers, encode(frame))
@@ -356,7 +356,7 @@ class BtardRounds(Beforehand):
         for peer in receivers:
             self.session.ports.send(peer, data)
 
-    def _ask(self, task: Task) -> None:
+    def _ask(self, task: GradientTask) -> None:
         if task.start is not None and not np.isfinite(task.start).all():
             nothing = np.full_like(
                 task.start, np.nan
@@ -366,7 +366,7 @@ class BtardRounds(Beforehand):
         self._tasks[self._number] = task
         self.session.ports.emit(ev.WorkAsked(self._number, task.step, task.seed, task.interval))
 
-    def _end(self, now: float, found: Found, kin: bytes) -> None:
+    def _end(self, now: float, found: StepOutcome, kin: bytes) -> None:
         self.found = found
         if found.step == self.session.completed:
             self._copies.have(kin, found.vector)

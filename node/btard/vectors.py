@@ -10,8 +10,8 @@ import numpy as np
 
 from ...collectives.exchange import BlobProgress
 from ...collectives.identifiers import PeerId
-from ...security.btard.messages import FLOAT, Piece
-from ...security.btard.wire import Header
+from ...security.btard.messages import FLOAT, CommittedVector
+from ...security.btard.wire import VectorHeader
 from ..session.view import SessionView
 from .wire import MOST_SPANS, Offered, Taken, encode
 
@@ -27,7 +27,7 @@ class _Coming(NamedTuple):
     asked_at: float
 
 
-class Vectors:
+class VectorTransfers:
     """Of one session. ``elements``: of the whole vector; one sender may have as many under way
     here. ``again_s``: after this long without news of a vector it is asked for again."""
 
@@ -37,9 +37,11 @@ class Vectors:
         self._coming: dict[bytes, _Coming] = {}
         self._waiting: dict[PeerId, deque[Offered]] = {}
 
-    def offer(self, piece: Piece, to: list[PeerId]) -> None:
+    def offer(self, piece: CommittedVector, to: list[PeerId]) -> None:
         """Let these peers have a vector. float32, 1-d."""
-        offered = Offered(Header(piece.step, piece.tag, piece.item, piece.path), len(piece.values))
+        offered = Offered(
+            VectorHeader(piece.step, piece.tag, piece.item, piece.path), len(piece.values)
+        )
         session = self._session
         name = offered.name(session.me)
         if name not in self._given:
@@ -88,7 +90,7 @@ class Vectors:
         if taken.name in self._given:
             self._session.ports.exchange.send_blob(peer, taken.name, taken.spans)
 
-    def on_blob(self, now: float, event: BlobProgress) -> tuple[PeerId, Piece] | None:
+    def on_blob(self, now: float, event: BlobProgress) -> tuple[PeerId, CommittedVector] | None:
         """Some of a vector is here. Returns it when all is, and who sent it."""
         coming = self._coming.get(event.name)
         if coming is None:
@@ -99,7 +101,7 @@ class Vectors:
         del self._coming[event.name]
         self._take(now, coming.sender)
         header = coming.offered.header
-        return coming.sender, Piece(
+        return coming.sender, CommittedVector(
             header.step, header.tag, header.item, np.frombuffer(coming.data, FLOAT), header.path
         )
 

@@ -14,7 +14,7 @@ from ...collectives.foreign import quoted
 from ...collectives.group import Hash
 from ...collectives.identifiers import PeerId
 from ...security.btard.messages import Bundle, Signed
-from ...security.btard.wire import MAX_CONTROL_BYTES, Header
+from ...security.btard.wire import MAX_CONTROL_BYTES, VectorHeader
 
 PREFIX = b"V"
 MOST_SPANS = 1024
@@ -23,7 +23,7 @@ MOST_SPANS = 1024
 class Offered(msgspec.Struct, frozen=True, array_like=True, tag=4):
     """The sender has the vector of this header, of so many values, for the receiver."""
 
-    header: Header
+    header: VectorHeader
     elements: Annotated[int, msgspec.Meta(ge=1, lt=1 << 34)]
 
     def name(self, sender: PeerId) -> bytes:

@@ -15,7 +15,7 @@ from .options import RUN, GivenPath, shared_options
 from .output import Terminal, bytes_text, current, short_peer
 
 if TYPE_CHECKING:
-    from ..audit import Audited, Change, Fork, Proven, Source
+    from ..audit import Audited, AuditSource, ConfigurationChange, LogFork, Proven
     from ..leaning import Leans
     from ..recompute import Recomputed
 
@@ -123,7 +123,7 @@ def audit_command(
         )
 
 
-def _source(terminal: Terminal, run: str) -> Source:
+def _source(terminal: Terminal, run: str) -> AuditSource:
     from ..audit import of_archive, of_node
     from ..manifest import load_run
 
@@ -136,7 +136,7 @@ def _progress(terminal: Terminal) -> Any:
     return lambda entry: None if entry % EVERY else terminal.say(f"{entry:,} entries checked")
 
 
-def _compare(terminal: Terminal, source: Source, other: Path) -> None:
+def _compare(terminal: Terminal, source: AuditSource, other: Path) -> None:
     from ..audit import audit, fork, of_archive
 
     theirs = of_archive(other)
@@ -149,7 +149,7 @@ def _compare(terminal: Terminal, source: Source, other: Path) -> None:
             raise _two_histories(found)
 
 
-def _two_histories(found: Fork) -> AtollError:
+def _two_histories(found: LogFork) -> AtollError:
     hint = "Keep both files: they prove it to anybody. atoll explain E305 says how a run gets one history again."
     message = f"the run has two histories: both logs are proven, and they differ from entry {found.entry} of {found.log} on"
     if not found.liars:
@@ -165,7 +165,7 @@ def _two_histories(found: Fork) -> AtollError:
     return error
 
 
-def _state(source: Source, reports: list[Audited]) -> list[dict[str, Any]]:
+def _state(source: AuditSource, reports: list[Audited]) -> list[dict[str, Any]]:
     """For each log with a checkpoint: whether that is the state that the log's next entry was
     decided on.
     """
@@ -230,7 +230,7 @@ def _lines(terminal: Terminal, report: Audited, logs: int) -> list[str]:
     ]
 
 
-def _change(change: Change) -> str:
+def _change(change: ConfigurationChange) -> str:
     said = [
         (what, who)
         for what, who in (
@@ -244,7 +244,7 @@ def _change(change: Change) -> str:
 
 
 def _recompute(
-    terminal: Terminal, source: Source, log: str, round_: int, folders: tuple[Path, ...]
+    terminal: Terminal, source: AuditSource, log: str, round_: int, folders: tuple[Path, ...]
 ) -> Recomputed:
     from ..recompute import recompute
 
@@ -280,7 +280,7 @@ def _again_lines(again: list[Recomputed]) -> list[str]:
 
 
 def _leans(
-    terminal: Terminal, source: Source, log: str, rounds: int | None, folders: tuple[Path, ...]
+    terminal: Terminal, source: AuditSource, log: str, rounds: int | None, folders: tuple[Path, ...]
 ) -> Leans | None:
     from ..leaning import leans
 

@@ -18,7 +18,7 @@ from ...collectives.errors import ConfigError
 from ..ending import GRACE_S, end_signals
 
 
-class Child:
+class ChildCommand:
     """A running command, as a context.
 
     The first Ctrl-C (SIGTERM, a closed terminal) reaches it as SIGINT: it finishes or hands over

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Page(NamedTuple):
+class ErrorPage(NamedTuple):
     """One code: a stable slug, one line, the exit status, and what to know and type."""
 
     slug: str
@@ -16,8 +16,8 @@ class Page(NamedTuple):
     text: str
 
 
-PAGES: dict[str, Page] = {
-    "E000": Page(
+PAGES: dict[str, ErrorPage] = {
+    "E000": ErrorPage(
         "defect",
         "something failed that atoll did not expect",
         1,
@@ -25,7 +25,7 @@ PAGES: dict[str, Page] = {
 written atomically. Run the same command with -vv to see where it happened, and report that text together with
 `atoll version --json`.""",
     ),
-    "E001": Page(
+    "E001": ErrorPage(
         "preflight",
         "something that must be compiled cannot be compiled here",
         69,
@@ -36,13 +36,13 @@ needed while installing, and Python 3.11 or newer with its module venv.
     Fedora            sudo dnf install gcc python3-devel gmp-devel
     macOS             xcode-select --install; brew install python gmp""",
     ),
-    "E002": Page(
+    "E002": ErrorPage(
         "usage",
         "the command line is not understood",
         2,
         """The message names the option or argument. `atoll COMMAND --help` shows what a command takes.""",
     ),
-    "E003": Page(
+    "E003": ErrorPage(
         "not-running",
         "no node of yours is running",
         3,
@@ -52,14 +52,14 @@ needed while installing, and Python 3.11 or newer with its module venv.
     atoll up --background      run it behind you
     atoll config path          show which folders are in use: a node started with another --home or ATOLL_HOME is another node""",
     ),
-    "E100": Page(
+    "E100": ErrorPage(
         "network",
         "the network failed",
         69,
         """A connection could not be made or broke. Training goes on alone; the node tries again by itself. When it lasts, look at
 `atoll peers` to see who is reached and how, and at the firewall of this machine.""",
     ),
-    "E101": Page(
+    "E101": ErrorPage(
         "port-in-use",
         "the port to listen on is taken",
         73,
@@ -69,7 +69,7 @@ needed while installing, and Python 3.11 or newer with its module venv.
     atoll up --port 0 --home ./node2      a second node with its own key and any free port
     atoll config set node.port 4160       another port for good""",
     ),
-    "E102": Page(
+    "E102": ErrorPage(
         "node-running",
         "this home has its node already",
         73,
@@ -80,7 +80,7 @@ it alone and ends with it.
     atoll up --background            a node that all your scripts and commands share (when the private one has ended)
     atoll up --home ./node2          a second node with a key of its own""",
     ),
-    "E110": Page(
+    "E110": ErrorPage(
         "no-bootstrap",
         "no peer could be reached",
         69,
@@ -94,21 +94,21 @@ ever reached.
     atoll up --bootstrap ADDRESS         try another way in
 Any member can print an invite with fresh addresses: atoll invite new""",
     ),
-    "E111": Page(
+    "E111": ErrorPage(
         "peer-lost",
         "a peer fell silent",
         69,
         """Neither we nor two other members got an answer from it. Its contribution to the open round is left out by name, its part
 goes to others, and the round is decided without it. There is nothing to do; it re-enters when it comes back.""",
     ),
-    "E112": Page(
+    "E112": ErrorPage(
         "deadline",
         "something took longer than its deadline",
         75,
         """No wait in atoll is for ever; this one ended. Deadlines follow from measured rates, so a link that suddenly became slow is
 the usual cause. Trying again is safe.""",
     ),
-    "E113": Page(
+    "E113": ErrorPage(
         "nobody-home",
         "no member of the run answered",
         69,
@@ -118,7 +118,7 @@ of its members' nodes does. After `atoll new` a run exists on paper only, until 
     atoll up             on the organiser's machine: its node serves the runs it knows
     atoll join RUN       there, too, where the run has only been made with `atoll new`: the first one who trains founds it""",
     ),
-    "E120": Page(
+    "E120": ErrorPage(
         "clock",
         "this machine's clock is wrong",
         75,
@@ -126,7 +126,7 @@ of its members' nodes does. After `atoll new` a run exists on paper only, until 
 
     sudo timedatectl set-ntp true""",
     ),
-    "E130": Page(
+    "E130": ErrorPage(
         "unreachable",
         "nobody can dial this node, and no relay takes it",
         69,
@@ -137,7 +137,7 @@ others, so it can train with members that can be dialled. Any one of these mends
     ask somebody with a public address to run: atoll relay      and start with: atoll up --bootstrap ADDRESS
 A relay that answers “relays only for peers of runs it knows” knows this node as soon as it has joined one of its runs.""",
     ),
-    "E140": Page(
+    "E140": ErrorPage(
         "version",
         "no protocol version in common",
         76,
@@ -146,27 +146,27 @@ A relay that answers “relays only for peers of runs it knows” knows this nod
     pip install -U atoll
     atoll down && atoll up""",
     ),
-    "E141": Page(
+    "E141": ErrorPage(
         "remote-protocol",
         "a peer sent something that breaks the protocol",
         76,
         """The bytes were refused before they had any effect, and it counts against that peer. An old or foreign program on its side
 is the usual cause. There is nothing to do here.""",
     ),
-    "E142": Page(
+    "E142": ErrorPage(
         "local-protocol",
         "atoll was used, or behaved, against its own rules",
         70,
         """From a script: a call out of order, such as a second contribution while one is undecided; the message names it.
 Otherwise a defect of atoll: report it with the text that -vv shows.""",
     ),
-    "E150": Page(
+    "E150": ErrorPage(
         "group",
         "the group for an operation cannot be formed",
         75,
         """Not enough members agreed to take part in time. Training goes on; the next round tries again.""",
     ),
-    "E151": Page(
+    "E151": ErrorPage(
         "not-enough-peers",
         "fewer peers than asked for",
         75,
@@ -175,20 +175,20 @@ part of a divided network you train on alone and wait; what you learned meanwhil
 
     atoll peers          who is there""",
     ),
-    "E152": Page(
+    "E152": ErrorPage(
         "group-dissolved",
         "the group ended before the operation did",
         75,
         """Members left or were lost while it ran. Nothing was committed, nothing is lost; try again.""",
     ),
-    "E160": Page(
+    "E160": ErrorPage(
         "closed",
         "the connection to the node is closed",
         1,
         """The script called close(), or its node ended. Training can go on alone. `atoll up` starts the node again; the script
 enters the run again at the next synchronisation.""",
     ),
-    "E161": Page(
+    "E161": ErrorPage(
         "no-node",
         "a node could not be started",
         1,
@@ -197,7 +197,7 @@ full, the port is taken, or libp2p is not installed as it should be.
 
     atoll up             run it in the foreground and see""",
     ),
-    "E162": Page(
+    "E162": ErrorPage(
         "left",
         "this node has left the run",
         1,
@@ -206,13 +206,13 @@ it goes on alone; it is back in the run by itself once the node is.
 
     atoll join RUN       its id, the beginning of it, or its name""",
     ),
-    "E200": Page(
+    "E200": ErrorPage(
         "security",
         "something could not be trusted",
         77,
         """A check of a key, a signature or a permission failed; the message says which. Nothing was accepted.""",
     ),
-    "E201": Page(
+    "E201": ErrorPage(
         "not-admitted",
         "the invite does not open this run",
         77,
@@ -222,21 +222,21 @@ run. Invites end by themselves so that a leaked one does not stay open. Your own
     atoll invite inspect INVITE       what it says and when it ends
     atoll invite new                  a member types this to make you a new one""",
     ),
-    "E202": Page(
+    "E202": ErrorPage(
         "bad-signature",
         "a signature does not verify",
         77,
         """The bytes were changed after signing, or somebody else signed them. An invite: copy it again, character by character. A
 manifest: it is refused; ask the organiser. A record from a peer: it is dropped and counts against that peer.""",
     ),
-    "E203": Page(
+    "E203": ErrorPage(
         "misbehaviour",
         "a peer provably misbehaved",
         77,
         """It signed two things that cannot both be true. The signed bytes are kept as evidence, the peer is left out. There is nothing
 to do.""",
     ),
-    "E204": Page(
+    "E204": ErrorPage(
         "not-proven",
         "a run's log does not prove itself",
         77,
@@ -250,7 +250,7 @@ organiser. `atoll audit` found an entry of which that is not true, or two logs t
 If only this machine's log is wrong, move the run's folder away and join again: the log is fetched from the others and checked.
 If two members have different logs that are both proven, the run has two histories: see atoll explain E305.""",
     ),
-    "E205": Page(
+    "E205": ErrorPage(
         "banned",
         "a peer is banned",
         77,
@@ -259,7 +259,7 @@ banned it from its own machine. The reason is in the message. What the peer had 
 
 If it is you: ask the organiser, who alone can lift a ban of the run (`atoll unban PEER`). Other runs are not touched.""",
     ),
-    "E206": Page(
+    "E206": ErrorPage(
         "role",
         "this node's invite is not one to train",
         77,
@@ -269,7 +269,7 @@ contribute.
 
 To train, ask the organiser for another invite (`atoll invite new --role train`) and join with it: atoll join INVITE""",
     ),
-    "E210": Page(
+    "E210": ErrorPage(
         "key-file",
         "the key file cannot be used",
         77,
@@ -280,28 +280,28 @@ To train, ask the organiser for another invite (`atoll invite new --role train`)
 When the file is damaged: restore it from a backup, or move it away and run `atoll init` for a new key. A new key is a new
 peer; runs that you organise can then no longer be signed for.""",
     ),
-    "E300": Page(
+    "E300": ErrorPage(
         "state",
         "local state does not fit",
         74,
         """What lies on disk does not belong to what the run has committed. The message names the file. Moving the run's folder away
 and joining again fetches a good state from the others.""",
     ),
-    "E301": Page(
+    "E301": ErrorPage(
         "model-mismatch",
         "your model is not the run's model",
         76,
         """All members of a run train the same tensors: same names, same shapes, same order. The message lists those that differ.
 Compare with whoever made the run; for a built-in model leave the model to the manifest.""",
     ),
-    "E302": Page(
+    "E302": ErrorPage(
         "digest",
         "bytes do not have the hash they must have",
         74,
         """Received bytes are discarded, their sender is marked, and they are fetched from somebody else; then there is nothing to do.
 If it is a file of this machine, the disk is suspect.""",
     ),
-    "E303": Page(
+    "E303": ErrorPage(
         "damaged",
         "a file on this disk is damaged",
         74,
@@ -311,13 +311,13 @@ known to have the state, nothing is touched and the run waits: restore the file 
 have the state, move the run's folder away and join again. Your key and your other runs are not touched. If it happens again,
 check the disk.""",
     ),
-    "E304": Page(
+    "E304": ErrorPage(
         "out-of-date",
         "local state is older than the run",
         74,
         """The run went on without this copy. A log is never rewound: load a newer state, or join again and let the node fetch it.""",
     ),
-    "E305": Page(
+    "E305": ErrorPage(
         "founded-twice",
         "the run has two histories",
         74,
@@ -330,7 +330,7 @@ other. Nothing of either is lost.
 Then choose one. On every machine of the other: atoll down, move the run's folder away (`atoll config path` names the
 folder of runs), atoll up, join again.""",
     ),
-    "E306": Page(
+    "E306": ErrorPage(
         "recertify",
         "that cannot be recertified",
         78,
@@ -347,7 +347,7 @@ in a run of two, where it is the only one to name.
     atoll peers RUN              who is there, and who is lost
     atoll status                 how many members the open round waits for""",
     ),
-    "E307": Page(
+    "E307": ErrorPage(
         "removed",
         "the organiser has removed this node from the run",
         77,
@@ -357,7 +357,7 @@ again, so the node takes no part any more. What its script did since its last ce
 To come back as a new member: atoll down, move the run's folder away (`atoll config path` names the folder of runs), atoll up,
 and join again. The state is fetched from the others.""",
     ),
-    "E308": Page(
+    "E308": ErrorPage(
         "doubled",
         "another process has this node's key and lives",
         77,
@@ -368,7 +368,7 @@ Both would vote in one name, and could vote differently. So both take no more pa
 Stop one of the two (`atoll down`). On its machine enter again with a key of its own: atoll join INVITE --fresh-key.
 Then start the other again: atoll down, atoll up.""",
     ),
-    "E400": Page(
+    "E400": ErrorPage(
         "config",
         "a setting is wrong",
         78,
@@ -378,7 +378,7 @@ a typing mistake cannot silently train with a default.
     atoll validate RUN.toml      check a manifest
     atoll config show            settings in use, and where each comes from""",
     ),
-    "E410": Page(
+    "E410": ErrorPage(
         "no-toml",
         "a file of settings is not valid TOML",
         78,
@@ -390,7 +390,7 @@ a typing mistake cannot silently train with a default.
     [train]                      a table begins with its name in brackets, on a line of its own
     atoll new --example          prints a manifest to compare with""",
     ),
-    "E411": Page(
+    "E411": ErrorPage(
         "unknown-key",
         "a file of settings has a key that does not exist",
         78,
@@ -402,7 +402,7 @@ it, or lists those that exist there.
     atoll config show            the settings of this machine, each under its name
     atoll version                a key of a newer release needs that release""",
     ),
-    "E412": Page(
+    "E412": ErrorPage(
         "missing-key",
         "a file of settings lacks a key that has no default",
         78,
@@ -413,7 +413,7 @@ it, or lists those that exist there.
 
 `atoll new --example` prints one with the usual tables.""",
     ),
-    "E413": Page(
+    "E413": ErrorPage(
         "bad-value",
         "a setting has a value that it cannot have",
         78,
@@ -422,7 +422,7 @@ choices, which the message lists. Numbers have no quotes, texts have; 0.5 is no 
 
     atoll validate RUN.toml      says whether it is mended""",
     ),
-    "E414": Page(
+    "E414": ErrorPage(
         "settings-exclude",
         "settings are right one by one and cannot be had together",
         78,
@@ -432,7 +432,7 @@ change, why it cannot work, and a way out. Where several are wrong all are told 
     atoll validate RUN.toml --explain      what the settings come to
     atoll new --template federated-hospital      a manifest whose settings fit together""",
     ),
-    "E501": Page(
+    "E501": ErrorPage(
         "storage",
         "a file could not be written or read",
         73,
@@ -447,6 +447,6 @@ freeing space does not help. Move the state before the disk dies; dmesg and smar
 }
 
 
-def page(code: str) -> Page:
+def page(code: str) -> ErrorPage:
     """The page of a code; of E000 for one that is unknown."""
     return PAGES.get(code.upper(), PAGES["E000"])

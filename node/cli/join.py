@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ..control.protocol import JoinRequest, RunInfo
     from ..invite import Invite
     from ..manifest import SignedManifest
-    from .live import Progress, TrainingView
+    from .live import RunProgress, TrainingView
 
 _AFTER = "atoll.join.after"
 STATUS_S = 0.5  # how often the node is asked
@@ -294,14 +294,14 @@ def _train(
     """Run the training process and show the run until it ends. ``script``: where it is one of the
     user's own, which may do anything. ``drain``: seconds until all is over after SIGTERM.
     """
-    from .child import Child
-    from .live import Progress, TrainingView
+    from .child import ChildCommand
+    from .live import RunProgress, TrainingView
 
-    progress = Progress(info.name, info.settings.rounds, round=info.round)
+    progress = RunProgress(info.name, info.settings.rounds, round=info.round)
     started_s = time.monotonic()
     with (
         TrainingView(terminal, progress) as view,
-        Child(
+        ChildCommand(
             command,
             environment,
             view.say if terminal.live else None,
@@ -392,7 +392,7 @@ def _signal_name(number: int) -> str:
 def _ended(
     terminal: Terminal,
     info: RunInfo,
-    progress: Progress,
+    progress: RunProgress,
     status: int,
     killed: int,
     seconds: float,

@@ -27,7 +27,7 @@ REMEMBERED_LOSSES = 40
 
 
 @dataclass
-class Progress:
+class RunProgress:
     """What is known of the run, from status documents and events; no I/O."""
 
     name: str
@@ -107,7 +107,7 @@ def sparkline(values: Iterable[float]) -> str:
 class TrainingView:
     """The view, as a context. Its methods may be called from any thread."""
 
-    def __init__(self, terminal: Terminal, progress: Progress) -> None:
+    def __init__(self, terminal: Terminal, progress: RunProgress) -> None:
         self._terminal = terminal
         self._progress = progress
         self._live: Live | None = None

@@ -18,7 +18,7 @@ from .options import RUN, GivenPath, shared_options
 from .output import Terminal, as_json, current, painted
 
 if TYPE_CHECKING:
-    from ..look.source import Source
+    from ..look.source import PictureSource
     from ..manifest import Manifest, SignedManifest
 
 REDRAW_S = 0.5
@@ -120,7 +120,7 @@ def _recipe(terminal: Terminal, file: Path) -> Manifest | None:
     return None
 
 
-def watch(terminal: Terminal, source: Source, *, once: bool) -> None:
+def watch(terminal: Terminal, source: PictureSource, *, once: bool) -> None:
     """Draw until q or Ctrl-C, or one screen. With --json one document."""
     from ..look.document import document
     from ..look.frame import frame, plain
@@ -208,7 +208,7 @@ def ui_command(run: str | None, port: int, no_browser: bool) -> None:
         _serve(terminal, source, port, browser=not no_browser)
 
 
-def _serve(terminal: Terminal, source: Source, port: int, *, browser: bool) -> None:
+def _serve(terminal: Terminal, source: PictureSource, port: int, *, browser: bool) -> None:
     try:
         from ..look.server import serve
     except ImportError as error:

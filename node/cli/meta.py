@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ...collectives.errors import ConfigError
-from .errors_catalogue import PAGES, Page
+from .errors_catalogue import PAGES, ErrorPage
 from .options import GIVEN, GivenPath, shared_options
 from .output import current
 
@@ -61,7 +61,7 @@ def explain_command(code: str | None) -> None:
     pages = {
         **PAGES,
         **{
-            code: Page(page.slug, page.title, WATCH_STATUS, page.text)
+            code: ErrorPage(page.slug, page.title, WATCH_STATUS, page.text)
             for code, page in VERDICTS.items()
         },
     }

@@ -18,7 +18,7 @@ from .output import Terminal, bytes_text, current, short_peer, span_text
 from .reaching import find_peer
 
 if TYPE_CHECKING:
-    from ...optim.planning import Conditions, Peer, Plan
+    from ...optim.planning import Conditions, PeerConditions, TrainingPlan
     from ..client.commands import NodeClient
     from ..manifest import Manifest
 
@@ -169,15 +169,20 @@ def _size(recipe: Manifest, parameters: int | None) -> int:
     return size
 
 
-def _given(rows: Sequence[str], count: int, up: str, down: str, step_s: float) -> list[Peer]:
+def _given(
+    rows: Sequence[str], count: int, up: str, down: str, step_s: float
+) -> list[PeerConditions]:
     """Peers as the command line describes them."""
     from ...collectives.group import MAX_MEMBERS
-    from ...optim.planning import Peer
+    from ...optim.planning import PeerConditions
 
     if not rows:
         rates = _rate(up, "up"), _rate(down, "down")
-        return [Peer(f"p{index}", *rates, step_s) for index in range(min(count, MAX_MEMBERS + 1))]
-    found: list[Peer] = []
+        return [
+            PeerConditions(f"p{index}", *rates, step_s)
+            for index in range(min(count, MAX_MEMBERS + 1))
+        ]
+    found: list[PeerConditions] = []
     for index, row in enumerate(rows):
         fields = _split(row)
         if len(fields) not in (2, 3):
@@ -192,7 +197,9 @@ def _given(rows: Sequence[str], count: int, up: str, down: str, step_s: float) -
             raise ConfigError(
                 f"--peer {row!r}: {fields[2]!r} is no time in milliseconds", key="peer"
             ) from None
-        found.append(Peer(f"p{index}", _rate(fields[0], "peer"), _rate(fields[1], "peer"), own))
+        found.append(
+            PeerConditions(f"p{index}", _rate(fields[0], "peer"), _rate(fields[1], "peer"), own)
+        )
     return found
 
 
@@ -211,17 +218,17 @@ def _rate(text: str, key: str) -> int:
 
 def _measured(
     terminal: Terminal, client: NodeClient, run: str, step_s: float
-) -> tuple[list[Peer], float]:
+) -> tuple[list[PeerConditions], float]:
     """The members of a run, with rates measured over the connections there are, and the longest
     round trip.
 
     This node's own link is taken to carry the most that went over it to or from one of them, theirs
     what went from or to them.
     """
-    from ...optim.planning import Peer
+    from ...optim.planning import PeerConditions
 
     rows = [row for row in client.peers(run) if row["member"] or row["you"]]
-    found: list[Peer] = []
+    found: list[PeerConditions] = []
     most_up = most_down = rtt_ms = 0.0
     for row in rows:
         if row["you"]:
@@ -229,7 +236,7 @@ def _measured(
         terminal.say(f"measuring the connection to {short_peer(row['peer'])}")
         flow = client.check(find_peer(client.status(), row["peer"]))["bandwidth"]
         up, down = float(flow["up_bytes_per_s"]), float(flow["down_bytes_per_s"])
-        found.append(Peer(short_peer(row["peer"]), down, up, step_s))
+        found.append(PeerConditions(short_peer(row["peer"]), down, up, step_s))
         most_up, most_down, rtt_ms = (
             max(most_up, up),
             max(most_down, down),
@@ -241,13 +248,13 @@ def _measured(
             key="node",
             hint="See them: atoll peers. Or give rates: --up, --down",
         )
-    return [Peer("this machine", most_up, most_down, step_s), *found], rtt_ms / 1000
+    return [PeerConditions("this machine", most_up, most_down, step_s), *found], rtt_ms / 1000
 
 
 def _lines(
     terminal: Terminal,
     conditions: Conditions,
-    decided: Plan,
+    decided: TrainingPlan,
     explain: bool,
     settings: Mapping[str, Mapping[str, Any]],
 ) -> list[str]:
@@ -290,7 +297,7 @@ def _predicted(estimate: Any) -> dict[str, Any]:
     }
 
 
-def _document(conditions: Conditions, decided: Plan) -> dict[str, Any]:
+def _document(conditions: Conditions, decided: TrainingPlan) -> dict[str, Any]:
     return {
         "reached": decided.reached,
         "predicted": _predicted(decided.estimate),

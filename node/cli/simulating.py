@@ -22,7 +22,7 @@ from .simulating_btard import attacked, plays
 
 if TYPE_CHECKING:
     from ...optim.federated.member import Knobs
-    from ...optim.federated.simulation import Fleet, Settings, Sites
+    from ...optim.federated.simulation import Fleet, Sites, StudySettings
     from ...optim.federated.simulation.study import Means
     from ..manifest import Manifest
 
@@ -253,8 +253,8 @@ def _run(terminal: Terminal, recipe: Manifest, task: Any, given: dict[str, Any])
     }
 
 
-def _settings(recipe: Manifest, name: str, seed: int, given: dict[str, Any]) -> Settings:
-    from ...optim.federated.simulation import NAMES, Settings
+def _settings(recipe: Manifest, name: str, seed: int, given: dict[str, Any]) -> StudySettings:
+    from ...optim.federated.simulation import NAMES, StudySettings
     from ...optim.federated.simulation.study import ARRIVING
 
     rounds, train = given["rounds"] or recipe.train.rounds or 50, recipe.train
@@ -265,7 +265,7 @@ def _settings(recipe: Manifest, name: str, seed: int, given: dict[str, Any]) -> 
         "fedadagrad": 0.03,
         "fedavgm": 0.3,
     }.get(name, 1.0)
-    settings = Settings(
+    settings = StudySettings(
         name,
         rounds=rounds,
         steps=steps,
@@ -320,7 +320,7 @@ def _settings(recipe: Manifest, name: str, seed: int, given: dict[str, Any]) -> 
     return settings
 
 
-def _secure_means(recipe: Manifest, settings: Settings, clients: int) -> Callable[[], Means]:
+def _secure_means(recipe: Manifest, settings: StudySettings, clients: int) -> Callable[[], Means]:
     from ..manifest_federated import check_budget
     from ..secure.simulated import SecureMeans
     from ..secure.vectors import threshold_of

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ...collectives.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ...security.btard.simulation import Options, Swarm
+    from ...security.btard.simulation import BtardOptions, BtardSwarm
     from ..manifest import Manifest
     from .output import Terminal
 
@@ -31,11 +31,11 @@ def plays(recipe: Manifest, attack: str | None) -> bool:
 
 def attacked(terminal: Terminal, recipe: Manifest, given: dict[str, Any]) -> None:
     """Play it, and say who was removed for what. Raises ConfigError for what cannot be played."""
-    from ...security.btard.simulation import Swarm
+    from ...security.btard.simulation import BtardSwarm
 
     options, runs = _options(recipe, given), list[dict[str, Any]]()
     for seed in range(given["seeds"]):
-        runs.append(_found(swarm := Swarm(seed, options), swarm.run()))
+        runs.append(_found(swarm := BtardSwarm(seed, options), swarm.run()))
         terminal.say(
             f"seed {seed}: {len(runs[-1]['removed'])} removed in {runs[-1]['steps']} steps"
         )
@@ -49,9 +49,9 @@ def attacked(terminal: Terminal, recipe: Manifest, given: dict[str, Any]) -> Non
     terminal.data("\n".join(_lines(options, runs)), document)
 
 
-def _options(recipe: Manifest, given: dict[str, Any]) -> Options:
-    from ...security.btard import Settings
-    from ...security.btard.simulation import Options
+def _options(recipe: Manifest, given: dict[str, Any]) -> BtardOptions:
+    from ...security.btard import AttemptSettings
+    from ...security.btard.simulation import BtardOptions
     from ...security.btard.simulation.hostile import ATTACKS
 
     attack, hostile, terms = given["attack"], given["hostile"], recipe.settings().btard
@@ -96,15 +96,15 @@ def _options(recipe: Manifest, given: dict[str, Any]) -> Options:
             why=why,
             hint="Leave it out.",
         )
-    settings = Settings(
-        Options().settings.radius,
+    settings = AttemptSettings(
+        BtardOptions().settings.radius,
         terms.validators,
         terms.tolerance,
         terms.timeout_s,
         terms.compute_s,
         intervals=terms.intervals,
     )  # the first step's radius is the task's
-    return Options(
+    return BtardOptions(
         n,
         hostile,
         attack,
@@ -114,7 +114,7 @@ def _options(recipe: Manifest, given: dict[str, Any]) -> Options:
     )
 
 
-def _found(swarm: Swarm, checker: Any) -> dict[str, Any]:
+def _found(swarm: BtardSwarm, checker: Any) -> dict[str, Any]:
     from ...security.btard.messages import Fault
 
     removed = {
@@ -130,7 +130,7 @@ def _found(swarm: Swarm, checker: Any) -> dict[str, Any]:
     }
 
 
-def _lines(options: Options, runs: list[dict[str, Any]]) -> list[str]:
+def _lines(options: BtardOptions, runs: list[dict[str, Any]]) -> list[str]:
     removed = [each for run in runs for each in run["removed"].values()]
     faults = Counter(each["fault"] for each in removed if each["hostile"])
     clean = [run["clean_after"] for run in runs if run["clean_after"] is not None]

@@ -70,7 +70,7 @@ class NodeClient:
         self, request: p.JoinRequest, progress: Callable[[str, int, int], None] | None = None
     ) -> p.RunInfo:
         """Put the node into a run; waits until the run's manifest is there."""
-        call = self._link.submit(lambda id_: p.Join(id_, request), progress)
+        call = self._link.submit(lambda id_: p.JoinRun(id_, request), progress)
         return self._link.finish(call, p.Joined, timeout_s=None).run
 
     def leave(self, run: str = "", *, now: bool = False) -> None:
@@ -121,7 +121,7 @@ class NodeClient:
 
     def _pushed(self, push: p.Push, fds: list[int]) -> None:
         del fds  # of reductions, which belong to scripts
-        if isinstance(push, p.Event):
+        if isinstance(push, p.EventPush):
             self._events.append(push.event)
 
     def close(self) -> None:

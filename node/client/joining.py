@@ -12,7 +12,7 @@ from ..control.protocol import JoinRequest
 from ..invite import is_invite
 from ..process_title import hide_invites
 from .find import Dial
-from .reattach import Entry
+from .reattach import RunEntry
 from .speaking import end_in_words, speak
 from .starting import BEGIN_VARIABLE
 from .swarm import RunSwarm
@@ -71,9 +71,9 @@ def join(
     dial = Dial(home, private=private, command=command)
     told = progress or Lines()
     if is_invite(invite_or_run):
-        entry = Entry(dial, JoinRequest(invite=invite_or_run, name=name or ""))
+        entry = RunEntry(dial, JoinRequest(invite=invite_or_run, name=name or ""))
     else:
-        entry = Entry(dial, None, invite_or_run)
+        entry = RunEntry(dial, None, invite_or_run)
     try:
         link, info = entry.enter(told)
     except BaseException:

@@ -44,7 +44,7 @@ _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 A = TypeVar("A")
 
 
-class Call:
+class PendingAnswer:
     """A request that was sent and its answer, once it came."""
 
     def __init__(self, progress: Callable[[str, int, int], None] | None = None) -> None:
@@ -94,7 +94,7 @@ class Link:
         self._unsent = bytearray()
         self._frames = p.answer_frames()
         self._fds: deque[int] = deque()
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, PendingAnswer] = {}
         self._next_id = 1
         self._ending = ""
         close_in_children(self)
@@ -126,11 +126,11 @@ class Link:
         self,
         make: Callable[[int], p.Request],
         progress: Callable[[str, int, int], None] | None = None,
-    ) -> Call:
+    ) -> PendingAnswer:
         """Send a request; its answer comes to the returned Call. Raises SwarmClosedError when the
         link is lost.
         """
-        call = Call(progress)
+        call = PendingAnswer(progress)
         with self._condition, eager():
             id_, self._next_id = self._next_id, self._next_id + 1
             data = p.frame(make(id_))
@@ -147,7 +147,7 @@ class Link:
 
     def finish(
         self,
-        call: Call,
+        call: PendingAnswer,
         kind: type[A],
         *,
         timeout_s: float | None,
@@ -269,7 +269,7 @@ class Link:
             call = self._calls.get(answer.id)
             if call is not None and call.progress is not None:
                 call.progress(answer.stage, answer.done, answer.total)
-        elif isinstance(answer, p.Decided | p.Closing | p.Asked | p.Reduced | p.Event):
+        elif isinstance(answer, p.Decided | p.Closing | p.Asked | p.ReductionOutcome | p.EventPush):
             self.on_push(answer, fds)
         elif isinstance(answer, p.Ending):
             self._ending = f"the node shuts down: {answer.reason}"

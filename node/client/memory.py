@@ -45,7 +45,7 @@ class RunMemory:
         ]
 
 
-class Grid(NamedTuple):
+class VectorEncoding(NamedTuple):
     """How a vector is encoded."""
 
     codec: str
@@ -59,18 +59,20 @@ class ReductionMemory:
     """
 
     def __init__(self) -> None:
-        self._mapped: dict[int, tuple[tuple[Grid, bool], EncodedVector]] = {}  # the newest last
+        self._mapped: dict[
+            int, tuple[tuple[VectorEncoding, bool], EncodedVector]
+        ] = {}  # the newest last
         self._lock = threading.Lock()  # each thread of the script may call
 
-    def contribution(self, number: int, fd: int, grid: Grid) -> EncodedVector:
+    def contribution(self, number: int, fd: int, grid: VectorEncoding) -> EncodedVector:
         """Where to encode a contribution. Takes ``fd`` over."""
         return self._map(number, fd, grid, writable=True)
 
-    def result(self, number: int, fd: int, grid: Grid) -> EncodedVector:
+    def result(self, number: int, fd: int, grid: VectorEncoding) -> EncodedVector:
         """What to decode; it cannot be written to. Takes ``fd`` over."""
         return self._map(number, fd, grid, writable=False)
 
-    def _map(self, number: int, fd: int, grid: Grid, *, writable: bool) -> EncodedVector:
+    def _map(self, number: int, fd: int, grid: VectorEncoding, *, writable: bool) -> EncodedVector:
         from ...collectives.codecs import codec  # loads torch, as the caller has
         from ...collectives.codecs.encoded import EncodedVector
 

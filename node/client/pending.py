@@ -11,14 +11,14 @@ from ...collectives.identifiers import PeerId
 from ...collectives.swarm import Outcome
 from ..shared_memory import received
 from .eager import eager
-from .link import Call
+from .link import PendingAnswer
 from .memory import copy_range
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ...collectives.codecs.encoded import EncodedVector
-    from .memory import Grid, ReductionMemory
+    from .memory import ReductionMemory, VectorEncoding
 
 
 class Waiter(Protocol):
@@ -67,7 +67,7 @@ class Ticket:
     def __init__(self, swarm: Waiter, cid: bytes) -> None:
         self.cid = cid
         self.outcome: Outcome | None = None
-        self.call: Call | None = None
+        self.call: PendingAnswer | None = None
         self._swarm = swarm
 
     def resolved(self) -> bool:
@@ -102,12 +102,12 @@ class ReduceTicket:
         self,
         swarm: Waiter,
         memory: ReductionMemory,
-        grid: Grid,
+        grid: VectorEncoding,
         members: tuple[PeerId, ...],
         hooks: Hooks,
     ) -> None:
         self.outcome: Outcome | None = None
-        self.call: Call | None = None
+        self.call: PendingAnswer | None = None
         self.members, self.numel = members, grid.numel
         self._swarm, self._memory, self._grid, self._hooks = swarm, memory, grid, hooks
         self._fd: tuple[int, int] | None = (

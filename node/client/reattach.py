@@ -23,7 +23,7 @@ LONGEST_DELAY_S = 15.0
 Progress = Callable[[str, int, int], None]
 
 
-class Entry:
+class RunEntry:
     """Which run, and how to get into it: ``request`` the first time (or again, when a new node does
     not know the run), else by ``run`` (id, unique prefix, name; "" = the only one)."""
 
@@ -62,7 +62,7 @@ class Entry:
                 if self._request is None:
                     raise
         request = self._request
-        call = link.submit(lambda id_: p.Join(id_, request, script=True), progress)
+        call = link.submit(lambda id_: p.JoinRun(id_, request, script=True), progress)
         return link.finish(call, p.Joined, timeout_s=None, give_up=give_up).run
 
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ...collectives.seeded import Work
+from ...collectives.seeded import SeededTask
 from ..control import protocol as p
 from .eager import eager
 
@@ -24,23 +24,23 @@ class SeededWork:
     wait_until: Callable[[Callable[[], bool], float | None], None]
 
     def __init__(self) -> None:
-        self._asked = deque[Work]()
+        self._asked = deque[SeededTask]()
 
-    def asked(self, timeout_s: float | None, until: Callable[[], bool]) -> Work | None:
+    def asked(self, timeout_s: float | None, until: Callable[[], bool]) -> SeededTask | None:
         """See Seeded."""
         self._ready()
         self.wait_until(lambda: bool(self._asked) or until(), timeout_s)
         return self._asked.popleft() if self._asked else None
 
-    def begin(self, work: Work, read: Callable[[Tensor], None]) -> bool:
+    def begin(self, work: SeededTask, read: Callable[[Tensor], None]) -> bool:
         """See Seeded."""
         at = self._ready()
-        begun: p.Begun = self._ask(at, lambda id_: p.Begin(id_, work.number), p.Begun)
+        begun: p.Begun = self._ask(at, lambda id_: p.BeginInterval(id_, work.number), p.Begun)
         if begun.wanted:
             read(at.memory.contribution.tensor())
         return begun.wanted
 
-    def answer(self, work: Work, write: Callable[[Tensor], None], part: int = 0) -> None:
+    def answer(self, work: SeededTask, write: Callable[[Tensor], None], part: int = 0) -> None:
         """See Seeded. An exception in ``write`` leaves the request unanswered."""
         at = self._ready()
         with eager():

@@ -48,10 +48,10 @@ from ..shared_memory import AnchorSlot, received
 from .eager import eager
 from .link import Link, closed
 from .manners import Manners
-from .memory import Attached, Grid, SlotView, WholeView
+from .memory import Attached, SlotView, VectorEncoding, WholeView
 from .pending import Hooks, ReduceTicket, Ticket
-from .reattach import Entry, Reattach, open_session
-from .seeded import SeededWork, Work
+from .reattach import Reattach, RunEntry, open_session
+from .seeded import SeededTask, SeededWork
 from .shared import Buffers, SharedFloats
 from .shelf import FileShelf
 from .starting import await_start
@@ -88,7 +88,7 @@ class RunSwarm(Manners, SeededWork):
 
     def __init__(
         self,
-        entry: Entry,
+        entry: RunEntry,
         link: Link,
         info: p.RunInfo,
         progress: Callable[[str, int, int], None] | None = None,
@@ -369,7 +369,7 @@ class RunSwarm(Manners, SeededWork):
             number = shared.number if shared is not None else 0
             asked = at.link.submit(lambda id_: p.ReduceOpen(id_, call, values.numel(), number))
             opened = at.link.finish(asked, p.ReduceOpened, timeout_s=ANSWER_S)
-            grid = Grid(opened.codec, opened.numel, opened.chunk_elements)
+            grid = VectorEncoding(opened.codec, opened.numel, opened.chunk_elements)
             hooks = Hooks(
                 lambda: at.link.lost is not None,
                 lambda: self._end_reduction(at, call.op_id),
@@ -559,9 +559,9 @@ class RunSwarm(Manners, SeededWork):
         elif isinstance(push, p.Closing):
             self._closing[push.fragment] = max(self._closing.get(push.fragment, 0), push.round)
         elif isinstance(push, p.Asked):
-            self._asked.append(Work(push.number, push.round, push.seed, push.interval))
+            self._asked.append(SeededTask(push.number, push.round, push.seed, push.interval))
         elif (
-            isinstance(push, p.Reduced)
+            isinstance(push, p.ReductionOutcome)
             and (reduction := self._reductions.get(push.op_id)) is not None
         ):
             reduction.resolve(push.outcome, push.number, fds)

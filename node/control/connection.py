@@ -18,7 +18,7 @@ from ...collectives.errors import AtollError, LocalProtocolError, RemoteProtocol
 from . import protocol as p
 from .address import check_peer, peer_pid
 from .failures import failure
-from .requests import Requests
+from .requests import ConnectionRequests
 from .service import NodeService
 
 HELLO_S = 10.0  # a connection that says nothing is closed
@@ -41,7 +41,7 @@ class Connection:
         self._sock = sock
         self._service = service
         self._on_defect = on_defect
-        self._requests = Requests(service, self._post, self._fail)
+        self._requests = ConnectionRequests(service, self._post, self._fail)
         self._scope = trio.CancelScope()
         self._outbox, self._to_write = trio.open_memory_channel[tuple[bytes, list[int]]](
             WAITING_ANSWERS
@@ -137,7 +137,7 @@ class Connection:
             self._post(p.Done(request.id), ())
             async for event in events:
                 await self._outbox.send(
-                    (p.frame(p.Event(event)), [])
+                    (p.frame(p.EventPush(event)), [])
                 )  # waits for a slow reader: the service's queue is bounded
 
     def _post(self, answer: p.Answer, fds: Sequence[int]) -> None:

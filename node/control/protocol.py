@@ -4,7 +4,7 @@ neither trio nor torch.
 A frame is a big-endian u32 length and that many bytes of msgpack, at most 1 MiB: one tagged struct
 below. The client speaks first (`Hello`); every request but `Release` and `Report` is answered once,
 by its ``id``, with a reply or a `Failure`. The node handles one connection's requests in order, and
-sends pushes (`Progress`, `Decided`, `Asked`, `Reduced`, `Event`, `Ending`) at any time. Tensors
+sends pushes (`Progress`, `Decided`, `Asked`, `ReductionOutcome`, `EventPush`, `Ending`) at any time. Tensors
 never cross: descriptors of shared memory travel beside the first byte of the frame that announces
 them (SCM_RIGHTS).
 
@@ -119,7 +119,7 @@ class Check(Status, frozen=True, tag="check"):
     bandwidth: Name = ""
 
 
-class Join(msgspec.Struct, frozen=True, tag="join"):
+class JoinRun(msgspec.Struct, frozen=True, tag="join"):
     """→ Joined, after Progress pushes. ``script``: whoever asks is to attach a model next."""
 
     id: Id
@@ -248,7 +248,7 @@ class Computed(msgspec.Struct, frozen=True, tag="computed"):
     part: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
 
 
-class Begin(msgspec.Struct, frozen=True, tag="begin"):
+class BeginInterval(msgspec.Struct, frozen=True, tag="begin"):
     """→ Begun. The contribution buffer is to hold the state that the interval of Asked ``number``
     begins at, until the next request.
     """
@@ -372,7 +372,7 @@ Request = (
     | Peers
     | Ping
     | Check
-    | Join
+    | JoinRun
     | FindRun
     | Leave
     | Recertify
@@ -387,7 +387,7 @@ Request = (
     | Release
     | Contribute
     | Computed
-    | Begin
+    | BeginInterval
     | Resume
     | Members
     | Tallies
@@ -568,7 +568,7 @@ class Asked(msgspec.Struct, frozen=True, tag="asked"):
     interval: int = -1
 
 
-class Reduced(msgspec.Struct, frozen=True, tag="reduced"):
+class ReductionOutcome(msgspec.Struct, frozen=True, tag="reduced"):
     """What became of a free-standing reduction. When committed, the memory of the result comes
     beside this (read-only): the encoded mean, in chunks like the contribution. The same memory
     whenever ``number`` is the same."""
@@ -579,7 +579,7 @@ class Reduced(msgspec.Struct, frozen=True, tag="reduced"):
     fds: int = 0
 
 
-class Event(msgspec.Struct, frozen=True, tag="event"):
+class EventPush(msgspec.Struct, frozen=True, tag="event"):
     """A telemetry event, for subscribers."""
 
     event: dict[str, Any]
@@ -607,7 +607,7 @@ Reply = (
     | ReduceOpened
     | Failure
 )
-Push = Progress | Decided | Closing | Asked | Reduced | Event | Ending
+Push = Progress | Decided | Closing | Asked | ReductionOutcome | EventPush | Ending
 Answer = Reply | Push
 
 # ── frames

@@ -22,7 +22,7 @@ blocks.
 """
 
 
-class Requests:
+class ConnectionRequests:
     """The requests of one connection. ``handle`` them one after the other; then ``close``.
 
     Is the ScriptEvents of its session.
@@ -43,7 +43,7 @@ class Requests:
             p.Peers: self._peers,
             p.Ping: self._ping,
             p.Check: self._check,
-            p.Join: self._join,
+            p.JoinRun: self._join,
             p.FindRun: self._find_run,
             p.Leave: self._leave,
             p.Recertify: self._recertify,
@@ -57,7 +57,7 @@ class Requests:
             p.Release: self._release,
             p.Contribute: self._contribute,
             p.Computed: self._computed,
-            p.Begin: self._begin,
+            p.BeginInterval: self._begin,
             p.Resume: self._resume,
             p.Members: self._members,
             p.Tallies: self._tallies,
@@ -134,9 +134,11 @@ class Requests:
     def reduced(self, op_id: str, outcome: Outcome, result: NumberedBuffer | None = None) -> None:
         """See ScriptEvents."""
         if result is None:
-            self._push(p.Reduced(op_id, outcome))
+            self._push(p.ReductionOutcome(op_id, outcome))
         else:
-            self._push(p.Reduced(op_id, outcome, result.number, p.REDUCE_FDS), [result.reader_fd])
+            self._push(
+                p.ReductionOutcome(op_id, outcome, result.number, p.REDUCE_FDS), [result.reader_fd]
+            )
 
     def failed(self, error: AtollError) -> None:
         """See ScriptEvents."""
@@ -181,7 +183,7 @@ class Requests:
     async def _check(self, request: p.Check) -> None:
         self._post(p.Document(request.id, await self._service.check(request.bandwidth)), ())
 
-    async def _join(self, request: p.Join) -> None:
+    async def _join(self, request: p.JoinRun) -> None:
         if bool(request.request.invite) == bool(request.request.manifest):
             raise ConfigError("join needs an invite or a manifest, and not both")
         run = await self._service.join(request.request, self._progress(request.id))
@@ -190,7 +192,7 @@ class Requests:
     async def _find_run(self, request: p.FindRun) -> None:
         self._joined(request, await self._service.find_run(request.run))
 
-    def _joined(self, request: p.Join | p.FindRun, run: p.RunInfo) -> None:
+    def _joined(self, request: p.JoinRun | p.FindRun, run: p.RunInfo) -> None:
         if request.script and not self._closed:
             self._no_longer_expected()
             self._attaches = self._service.expect_script(run.run_id, self._pid)
@@ -283,7 +285,7 @@ class Requests:
         self._attached().computed(request.number, request.part)
         self._done(request.id)
 
-    async def _begin(self, request: p.Begin) -> None:
+    async def _begin(self, request: p.BeginInterval) -> None:
         self._post(p.Begun(request.id, self._attached().begin(request.number)), ())
 
     async def _resume(self, request: p.Resume) -> None:

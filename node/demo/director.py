@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 from ...collectives.errors import AtollError, NetworkError
 from .board import Board
-from .processes import Child, Inbox, Line, end, kill
-from .stage import Stage
+from .processes import DemoProcess, Inbox, OutputLine, end, kill
+from .stage import DemoStage
 from .view import Screen
 
 REDRAW_S = 0.2
@@ -27,9 +27,9 @@ class Cast:
 
     def __init__(self) -> None:
         self.inbox: Inbox = queue.SimpleQueue()
-        self.nodes: dict[str, Child] = {}
-        self.scripts: dict[str, Child] = {}
-        self.others: list[Child] = []
+        self.nodes: dict[str, DemoProcess] = {}
+        self.scripts: dict[str, DemoProcess] = {}
+        self.others: list[DemoProcess] = []
 
     def end_nodes(self) -> None:
         """End the nodes in order."""
@@ -48,7 +48,7 @@ class Director:
 
     def __init__(
         self,
-        stage: Stage,
+        stage: DemoStage,
         board: Board,
         screen: Screen,
         cast: Cast,
@@ -225,19 +225,19 @@ class Director:
         else:
             self.board.measured(line.record)
 
-    def _node_line(self, line: Line) -> None:
+    def _node_line(self, line: OutputLine) -> None:
         row = self.board.rows[line.name]
         if line.record.get("event") == "exit" and row.state not in ("killed", "finished"):
             row.state, row.note = "failed", "its node ended"
             self._broke("node", line)
 
-    def _script_exit(self, line: Line) -> None:
+    def _script_exit(self, line: OutputLine) -> None:
         row = self.board.rows[line.name]
         if line.record.get("event") == "exit" and row.state not in ("killed", "finished"):
             row.state = "failed"
             self._broke("script", line)
 
-    def _broke(self, role: str, line: Line) -> None:
+    def _broke(self, role: str, line: OutputLine) -> None:
         """A process that should run has ended."""
         processes = self.cast.nodes if role == "node" else self.cast.scripts
         raise AtollError(

@@ -21,7 +21,7 @@ END_S = 20.0  # a node hands over what is open; then it is killed
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class OutputLine:
     """A JSON object that a process printed, or ``{"event": "exit", "code": …}``; ``at`` in seconds
     of the monotonic clock.
     """
@@ -32,10 +32,10 @@ class Line:
     at: float
 
 
-Inbox = queue.SimpleQueue[Line]
+Inbox = queue.SimpleQueue[OutputLine]
 
 
-class Child:
+class DemoProcess:
     """One process of the demo. Its stdout is read as JSON lines into the inbox, other lines and its
     stderr go to the log.
     """
@@ -83,9 +83,9 @@ class Child:
                 if record is None:
                     print(line, end="", file=log, flush=True)
                 else:
-                    self._inbox.put(Line(self.name, self.role, record, at))
+                    self._inbox.put(OutputLine(self.name, self.role, record, at))
         self._inbox.put(
-            Line(
+            OutputLine(
                 self.name,
                 self.role,
                 {"event": "exit", "code": self.process.wait()},
@@ -131,7 +131,7 @@ def _object(line: str) -> dict[str, Any] | None:
     return {str(key): item for key, item in value.items()} if isinstance(value, dict) else None
 
 
-def kill(children: Sequence[Child]) -> float:
+def kill(children: Sequence[DemoProcess]) -> float:
     """SIGKILL all of them at once; returns the moment, in seconds of the monotonic clock."""
     at = time.monotonic()
     for child in children:
@@ -139,7 +139,7 @@ def kill(children: Sequence[Child]) -> float:
     return at
 
 
-def end(children: Sequence[Child], timeout_s: float = END_S) -> None:
+def end(children: Sequence[DemoProcess], timeout_s: float = END_S) -> None:
     """SIGTERM, a while for going in order, then SIGKILL for those that are left. Nothing runs
     afterwards.
     """

@@ -21,8 +21,8 @@ from . import DemoOptions
 from .board import Board
 from .director import Cast, Director
 from .figure import draw
-from .stage import PARAMETERS, QUICK_STEPS, STEPS, SYNC_EVERY, Stage, prepare
-from .verdict import Verdict, judge
+from .stage import PARAMETERS, QUICK_STEPS, STEPS, SYNC_EVERY, DemoStage, prepare
+from .verdict import DemoResult, judge
 from .view import LiveScreen, PlainScreen, Screen
 
 
@@ -65,7 +65,7 @@ def run(options: DemoOptions) -> int:
     return 0 if verdict.ok else 1
 
 
-def _counted_bytes(stage: Stage, board: Board) -> None:
+def _counted_bytes(stage: DemoStage, board: Board) -> None:
     """What each surviving node says it sent, control messages and state for the joiner included;
     scripts only know of rounds.
     """
@@ -75,7 +75,7 @@ def _counted_bytes(stage: Stage, board: Board) -> None:
             row.bytes_sent = max(row.bytes_sent, int(entry.get("bytes_sent", 0)))
 
 
-def _finish(stage: Stage, board: Board, options: DemoOptions, seconds: float) -> Verdict:
+def _finish(stage: DemoStage, board: Board, options: DemoOptions, seconds: float) -> DemoResult:
     """Judge, draw, and write the result."""
     files = [str(stage.folder / "result.json")]
     if draw(board, stage.folder / "loss.png"):

@@ -20,7 +20,7 @@ from ..control.protocol import JoinRequest
 from ..interpreter import PYTHON
 from ..manifest import load_run
 from ..paths import find_paths, storage_error
-from .processes import Child, Inbox
+from .processes import DemoProcess, Inbox
 
 SYNC_EVERY = 20
 STEPS, QUICK_STEPS = 700, 400  # 700: where three peers were seen to reach 0.9 of one machine's loss
@@ -61,7 +61,7 @@ codec = "int8"
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class DemoStage:
     """Where a demo lives. Made by `prepare`."""
 
     folder: Path
@@ -86,7 +86,7 @@ class Stage:
         """What a peer's processes see besides the environment: a home of its own, one thread."""
         return {"ATOLL_HOME": str(self.home(name)), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
-    def node(self, name: str, inbox: Inbox) -> Child:
+    def node(self, name: str, inbox: Inbox) -> DemoProcess:
         """Start a peer's node, on a free port of this machine only. Like all processes of the demo
         it ends with the demo.
         """
@@ -135,7 +135,7 @@ class Stage:
             )
         return str(answer["invite"])
 
-    def script(self, name: str, run: str, inbox: Inbox) -> Child:
+    def script(self, name: str, run: str, inbox: Inbox) -> DemoProcess:
         """Start a peer's training script; ``run``: an invite. It writes anchors to its folder."""
         self.anchors(name).mkdir(parents=True)
         told = [
@@ -163,14 +163,14 @@ class Stage:
         except OSError:
             return ""
 
-    def measure(self, what: str, argument: str, inbox: Inbox) -> Child:
+    def measure(self, what: str, argument: str, inbox: Inbox) -> DemoProcess:
         """Start a measurement (`measure`)."""
         return self._start(
             what, "measure", ["atoll.node.demo.measure", str(self.manifest), what, argument], inbox
         )
 
-    def _start(self, name: str, role: str, command: list[str], inbox: Inbox) -> Child:
-        return Child(
+    def _start(self, name: str, role: str, command: list[str], inbox: Inbox) -> DemoProcess:
+        return DemoProcess(
             name,
             role,
             [*PYTHON, "-m", *command],
@@ -184,14 +184,14 @@ class Stage:
         shutil.rmtree(self.folder / "homes", ignore_errors=True)
 
 
-def prepare(folder: Path, *, steps: int, seed: int) -> Stage:
+def prepare(folder: Path, *, steps: int, seed: int) -> DemoStage:
     """Make the folder, end what an earlier demo may have left running in it, write the manifest.
 
     Raises StorageError, and ConfigError when the folder holds files that are not a demo's.
     """
     folder = folder.absolute()
     steps -= steps % SYNC_EVERY
-    stage = Stage(folder, steps // SYNC_EVERY, steps, seed)
+    stage = DemoStage(folder, steps // SYNC_EVERY, steps, seed)
     try:
         if folder.is_dir() and any(folder.iterdir()) and not stage.manifest.exists():
             raise ConfigError(
@@ -219,7 +219,7 @@ def prepare(folder: Path, *, steps: int, seed: int) -> Stage:
     return stage
 
 
-def _end_leftovers(stage: Stage) -> None:
+def _end_leftovers(stage: DemoStage) -> None:
     """A demo that was killed could not end its nodes."""
     homes = stage.folder / "homes"
     for home in homes.iterdir() if homes.is_dir() else ():

@@ -18,7 +18,7 @@ MUST_FALL_TO = (
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class DemoResult:
     """The result. ``failures`` is empty when everything that the demo promises held."""
 
     board: Board
@@ -160,7 +160,7 @@ def judge(
     late: str | None,
     files: tuple[str, ...],
     extra: dict[str, Any],
-) -> Verdict:
+) -> DemoResult:
     """Look at what the peers reported and decide. ``late``: the name of the late peer, None where
     none was to join.
     """
@@ -196,7 +196,7 @@ def judge(
     loss_solo = board.solo[-1][1] if solo and board.solo else None
     if solo and loss_solo is None:
         failures.append("the run of one machine alone gave no result")
-    return Verdict(
+    return DemoResult(
         board,
         seconds,
         start,

@@ -14,13 +14,13 @@ from ..cli.names import name_of
 from ..cli.reach_views import reach_text
 from ..cli.views import path_text, run_state, too_few
 from ..quorum import no_quorum
-from .view import Curve, PeerView, Round, RunView, Verdict
+from .view import CodedTrouble, Curve, PeerPicture, RoundPicture, RunPicture
 
 SCHEMA = 1
 
 
 def document(
-    view: RunView, now: float, *, rounds: int = 0, lines: int = 0, losses: int = 0
+    view: RunPicture, now: float, *, rounds: int = 0, lines: int = 0, losses: int = 0
 ) -> dict[str, Any]:
     """All of it; of rounds, lines and losses those after the first so many that there ever were.
 
@@ -63,15 +63,15 @@ def document(
     }
 
 
-def figures(view: RunView, now: float) -> dict[str, Any]:
-    """`RunView.quick`, without what may not be shown."""
+def figures(view: RunPicture, now: float) -> dict[str, Any]:
+    """`RunPicture.quick`, without what may not be shown."""
     found = view.quick(now)
     if not view.about.allowed.samples:
         found["samples"] = None
     return found
 
 
-def peer_row(view: RunView, peer: PeerView) -> dict[str, Any]:
+def peer_row(view: RunPicture, peer: PeerPicture) -> dict[str, Any]:
     """One peer."""
     allowed, link = view.about.allowed, peer.link
     you = peer.you or peer.peer == view.me
@@ -102,7 +102,7 @@ def peer_row(view: RunView, peer: PeerView) -> dict[str, Any]:
     }
 
 
-def peer_state(peer: PeerView) -> str:
+def peer_state(peer: PeerPicture) -> str:
     """In a word or two."""
     link = peer.link
     if link.get("banned"):
@@ -129,7 +129,7 @@ def path_kind(link: Mapping[str, Any]) -> str:
     )
 
 
-def columns(view: RunView, after: int) -> dict[str, Any]:
+def columns(view: RunPicture, after: int) -> dict[str, Any]:
     """The rounds after the first ``after``, a list for each field; ``first``: how many came before.
     Contributors and lost are bits, in hexadecimal.
     """
@@ -151,7 +151,7 @@ def columns(view: RunView, after: int) -> dict[str, Any]:
         "sent": [row.sent for row in rows],
         "samples": [row.samples for row in rows] if allowed.samples else [],
     }
-    slow: Sequence[Round] = rows if allowed.timings else ()
+    slow: Sequence[RoundPicture] = rows if allowed.timings else ()
     return {
         **found,
         "slowest": [row.slowest for row in slow],
@@ -160,7 +160,7 @@ def columns(view: RunView, after: int) -> dict[str, Any]:
     }
 
 
-def curves(view: RunView, after: int) -> dict[str, Any]:
+def curves(view: RunPicture, after: int) -> dict[str, Any]:
     """By peer's number: the losses after the first ``after`` of each, by round."""
     found = dict[str, Any]()
     for number, curve in view.curves.items():
@@ -180,7 +180,7 @@ def _curve(curve: Curve, after: int) -> dict[str, Any]:
     }
 
 
-def _lines(view: RunView, after: int) -> dict[str, Any]:
+def _lines(view: RunPicture, after: int) -> dict[str, Any]:
     first = max(after, view.lines_taken - len(view.lines))
     rows = islice(view.lines, len(view.lines) - (view.lines_taken - first), None)
     return {
@@ -189,7 +189,7 @@ def _lines(view: RunView, after: int) -> dict[str, Any]:
     }
 
 
-def verdicts(view: RunView) -> list[Verdict]:
+def verdicts(view: RunPicture) -> list[CodedTrouble]:
     """What is wrong now, the newest last: while the node answers, by its word."""
     if not view.status:
         return list(view.verdicts.values())
@@ -197,11 +197,11 @@ def verdicts(view: RunView) -> list[Verdict]:
     for told in (view.status.get("trouble"), *(view.node.get("troubles") or ())):
         if isinstance(told, Mapping):
             words = (str(told.get(key) or "") for key in ("code", "message", "hint", "why"))
-            found.append(Verdict(view.at or 0.0, "run.trouble", *words))
+            found.append(CodedTrouble(view.at or 0.0, "run.trouble", *words))
     return found
 
 
-def verdict_row(told: Verdict) -> dict[str, Any]:
+def verdict_row(told: CodedTrouble) -> dict[str, Any]:
     """One of them."""
     of = f"{name_of(told.subject)}: " if told.subject else ""
     return {
@@ -213,7 +213,7 @@ def verdict_row(told: Verdict) -> dict[str, Any]:
     }
 
 
-def state_words(view: RunView) -> str:
+def state_words(view: RunPicture) -> str:
     """What the run does here."""
     if view.status:
         return escaped(run_state(view.status), 400)
@@ -223,13 +223,13 @@ def state_words(view: RunView) -> str:
     return "as recorded"
 
 
-def reach_words(view: RunView) -> str:
+def reach_words(view: RunPicture) -> str:
     """How this node is reached; "" where no node has said."""
     reach = (view.node.get("network") or {}).get("reach")
     return escaped(reach_text(reach)) if isinstance(reach, Mapping) and reach else ""
 
 
-def waits_words(view: RunView) -> str:
+def waits_words(view: RunPicture) -> str:
     """What is waited for, once no round came for long, and what is lacking; "" for nothing."""
     lack = no_quorum(view.status.get("quorum")) or too_few(view.status)
     waiting = view.waiting

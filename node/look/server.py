@@ -27,7 +27,7 @@ from starlette.routing import Route
 from ...collectives.errors import ConfigError
 from ...collectives.foreign import escaped
 from .document import document
-from .source import Source
+from .source import PictureSource
 from .what_if import given, what_if
 
 HOST = "127.0.0.1"
@@ -57,10 +57,10 @@ HEADERS = {
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-class Page:
+class PageServer:
     """The server's answers. ``hosts``: what a request's Host may be."""
 
-    def __init__(self, source: Source, token: str, hosts: frozenset[str]) -> None:
+    def __init__(self, source: PictureSource, token: str, hosts: frozenset[str]) -> None:
         self._source, self._token, self._hosts = source, token, hosts
         self.ending = False
         folder = Path(__file__).parent / "static"
@@ -130,7 +130,7 @@ def _count(request: Request, key: str) -> int:
     return min(int(text), MAX_SKIP) if text.isascii() and text.isdigit() and len(text) < 20 else 0
 
 
-def serve(source: Source, port: int, ready: Callable[[str], None]) -> None:
+def serve(source: PictureSource, port: int, ready: Callable[[str], None]) -> None:
     """Serve until Ctrl-C. ``port``: 0 is any; ``ready`` is told the address, token included. Raises
     ConfigError where the port is taken.
     """
@@ -144,7 +144,7 @@ def serve(source: Source, port: int, ready: Callable[[str], None]) -> None:
             ) from None
         number = listening.getsockname()[1]
         token = secrets.token_urlsafe(24)
-        page = Page(source, token, frozenset({f"{HOST}:{number}", f"localhost:{number}"}))
+        page = PageServer(source, token, frozenset({f"{HOST}:{number}", f"localhost:{number}"}))
         config = uvicorn.Config(
             page.application(),
             log_config=None,

@@ -1,5 +1,5 @@
 """Where the picture comes from: `Live`, the event file and the node of a home; `Replay`, recorded
-files played again. Each folds into a `RunView` under a lock, in threads of its own.
+files played again. Each folds into a `RunPicture` under a lock, in threads of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..client.commands import NodeClient
 from ..manifest import Manifest, SignedManifest
 from ..paths import Paths
 from .allowed import allowed_of
-from .view import About, Event, RunView
+from .view import About, Event, RunPicture
 
 STATUS_S = 1.0
 PEERS_S = 10.0  # a question about peers pings them
@@ -51,10 +51,10 @@ def in_words() -> Callable[[Event], Iterable[str]]:
     return lambda event: () if event.get("event") in QUIET else words.of(event)
 
 
-class Source(Protocol):
+class PictureSource(Protocol):
     """A picture that changes by itself, while it is entered as a context."""
 
-    view: RunView
+    view: RunPicture
     lock: threading.Lock
 
     def now(self) -> float:
@@ -81,7 +81,7 @@ class _Ended(Exception):
 class _Threads:
     """What both sources are: threads that end with the context."""
 
-    def __init__(self, view: RunView) -> None:
+    def __init__(self, view: RunPicture) -> None:
         self.view, self.lock = view, threading.Lock()
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -118,7 +118,7 @@ class Live(_Threads):
     """
 
     def __init__(self, paths: Paths, signed: SignedManifest) -> None:
-        super().__init__(RunView(about_of(signed.open(), signed.run_id), in_words()))
+        super().__init__(RunPicture(about_of(signed.open(), signed.run_id), in_words()))
         self._paths, self._run_id = paths, signed.run_id
         self._seen = time.monotonic()
         self._looked = threading.Event()
@@ -225,7 +225,7 @@ class Replay(_Threads):
             about = about_of(manifest, about.run_id)
         if len({head.get("run") for head in heads}) > 1:
             raise ConfigError("these files are of several runs", hint="One run at a time.")
-        super().__init__(RunView(about, in_words()))
+        super().__init__(RunPicture(about, in_words()))
         self.speed = speed
         self._owners = [_owner(file) for file in files]
         self._files = files

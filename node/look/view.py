@@ -64,7 +64,7 @@ class Traffic(msgspec.Struct, frozen=True):
     received: Count = 0
 
 
-class Timed(msgspec.Struct, frozen=True):
+class ReductionSpan(msgspec.Struct, frozen=True):
     """``reduction.timed``. ``at``: when it began; seconds count from there."""
 
     at: float
@@ -98,7 +98,7 @@ class Reported(msgspec.Struct, frozen=True):
     ]
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class CodedTrouble(msgspec.Struct, frozen=True):
     """Something that is wrong and has a code: ``run.trouble``, ``storage.trouble``, ``run.failed``,
     ``engine.trouble``, and ``verdict.raised`` or ``verdict.withdrawn``, which ``said`` something of a
     ``subject``, a peer.
@@ -115,8 +115,8 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Round:
-    """One committed round of one fragment. Peers are their numbers in `RunView.peers`; ``who``: the
+class RoundPicture:
+    """One committed round of one fragment. Peers are their numbers in `RunPicture.peers`; ``who``: the
     contributors as bits.
     """
 
@@ -142,7 +142,7 @@ class Round:
 
 
 @dataclass(slots=True)
-class PeerView:
+class PeerPicture:
     """What is known of one peer. ``since`` and ``until``: of its newest membership."""
 
     peer: str
@@ -196,7 +196,7 @@ class Curve:
         self.taken += 1
 
 
-class RunView:
+class RunPicture:
     """The picture of one run. ``words``: an event in lines for a person."""
 
     def __init__(
@@ -204,12 +204,12 @@ class RunView:
     ) -> None:
         self.about = about or About()
         self.me = ""
-        self.peers: list[PeerView] = []
-        self.rounds: deque[Round] = deque(maxlen=KEPT_ROUNDS)
+        self.peers: list[PeerPicture] = []
+        self.rounds: deque[RoundPicture] = deque(maxlen=KEPT_ROUNDS)
         self.taken = 0  # rounds ever
         self.lines: deque[tuple[float, str, str]] = deque(maxlen=KEPT_LINES)
         self.lines_taken = 0
-        self.verdicts: dict[str, Verdict] = {}
+        self.verdicts: dict[str, CodedTrouble] = {}
         self.curves: dict[int, Curve] = {}
         self.changes = 0  # goes up with everything that is taken
         self.at: float | None = None  # of the newest event
@@ -225,7 +225,7 @@ class RunView:
         self.lying = 0
         self._words = words
         self._numbers: dict[str, int] = {}
-        self._timed: dict[tuple[int, int], Timed] = {}
+        self._timed: dict[tuple[int, int], ReductionSpan] = {}
         self._before: dict[int, float] = {}  # by fragment, when its newest round came
         self._entries: dict[int, int] = {}  # by fragment, the newest entry
         self._steps: dict[str, float] = {}
@@ -255,7 +255,7 @@ class RunView:
             case "round.committed" | "entry.committed":
                 self._committed(msgspec.convert(event, Committed))
             case "reduction.timed":
-                self._timing(msgspec.convert(event, Timed))
+                self._timing(msgspec.convert(event, ReductionSpan))
             case "script.report":
                 self._reported(msgspec.convert(event, Reported), by or self.me)
             case "script.attached" | "script.ended":
@@ -272,9 +272,9 @@ class RunView:
             case "round.unmasked":
                 self.mean = msgspec.convert(event.get("metrics", {}), dict[str, float])
             case "run.trouble" | "storage.trouble" | "run.failed" | "engine.trouble":
-                self._verdict(msgspec.convert(event, Verdict))
+                self._verdict(msgspec.convert(event, CodedTrouble))
             case _ if kind.startswith("verdict."):
-                self._verdict(msgspec.convert(event, Verdict))
+                self._verdict(msgspec.convert(event, CodedTrouble))
             case _:
                 pass
 
@@ -322,7 +322,7 @@ class RunView:
         before, self._before[told.fragment] = self._before.get(told.fragment), told.at
         timed = self._timed.pop((told.fragment, told.entry), None)
         self._timed = {key: row for key, row in self._timed.items() if key[0] != told.fragment}
-        row = Round(
+        row = RoundPicture(
             told.round,
             told.entry,
             told.fragment,
@@ -353,7 +353,7 @@ class RunView:
             self._base_received += self._last_received
         self._last_sent, self._last_received = told.bytes_sent, told.bytes_received
 
-    def _timing(self, told: Timed) -> None:
+    def _timing(self, told: ReductionSpan) -> None:
         if told.op_id:
             return  # an operation of the script is no round
         self.me = self.me or told.peer
@@ -370,7 +370,7 @@ class RunView:
                 known.sent += lane.sent
                 known.received += lane.received
 
-    def _add_timing(self, row: Round, timed: Timed) -> None:
+    def _add_timing(self, row: RoundPicture, timed: ReductionSpan) -> None:
         ready = timed.phases.get("ready", {}).get(timed.peer, 0.0)
         ready = ready if math.isfinite(ready) else 0.0
         row.reduced_s, row.decided_s = timed.reduced_s, timed.decided_s
@@ -402,13 +402,13 @@ class RunView:
             self._steps[by] = step
 
     # ---- who
-    def _peer(self, peer: str) -> PeerView | None:
+    def _peer(self, peer: str) -> PeerPicture | None:
         number = self._numbers.get(peer)
         if number is None:
             if len(self.peers) >= KEPT_PEERS or not peer:
                 return None
             number = self._numbers[peer] = len(self.peers)
-            self.peers.append(PeerView(peer, number))
+            self.peers.append(PeerPicture(peer, number))
         return self.peers[number]
 
     def _bits(self, peers: Iterable[str]) -> int:
@@ -432,7 +432,7 @@ class RunView:
                 row.lost += 1
 
     # ---- what is wrong, and words
-    def _verdict(self, told: Verdict) -> None:
+    def _verdict(self, told: CodedTrouble) -> None:
         key = f"{told.code or told.event} {told.subject}"
         self.verdicts.pop(key, None)
         if told.event == "verdict.withdrawn":

@@ -7,15 +7,15 @@ from typing import Any
 
 from ...collectives.codec_names import round_bytes_per_value
 from ...collectives.errors import ConfigError
-from ...optim.planning import Choice, Conditions, Peer, estimate
-from .view import RunView
+from ...optim.planning import Choice, Conditions, PeerConditions, estimate
+from .view import RunPicture
 
 CODECS = ("fp32", "fp16", "bf16", "int8", "int4")
 OVERLAPS = ("none", "late", "eager")
 RATE, RTT_S = 12_500_000.0, 0.05  # where nothing was measured: 100 Mbit/s
 
 
-def given(view: RunView) -> dict[str, Any]:
+def given(view: RunPicture) -> dict[str, Any]:
     """What the questions begin with: the run's own settings, and what was measured."""
     rows = [row for row in list(view.rounds)[-50:] if row.period_s]
     steps = view.about.sync_every or 20
@@ -47,7 +47,7 @@ def what_if(asked: Mapping[str, str]) -> dict[str, Any]:
     parameters = int(_number(asked, "parameters", 1, 1e12))
     conditions = Conditions(
         parameters,
-        tuple(Peer(f"p{number}", rate, rate, step_s) for number in range(peers)),
+        tuple(PeerConditions(f"p{number}", rate, rate, step_s) for number in range(peers)),
         _number(asked, "rtt_ms", 0, 1e6) / 1000,
     )
     found = estimate(conditions, Choice(steps, codec, overlap))

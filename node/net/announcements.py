@@ -45,7 +45,7 @@ SWEEP_S = 1.0
 """Between two looks for what is over among all of them."""
 
 
-class Place(NamedTuple):
+class AnnouncedRun(NamedTuple):
     """A run and the organiser that its announcements name; "" where they name nobody."""
 
     run: str
@@ -71,9 +71,9 @@ class Announcement(msgspec.Struct, frozen=True, array_like=True):
     certificate: Annotated[bytes, msgspec.Meta(max_length=MAX_CERTIFICATE_BYTES)] = b""
 
     @property
-    def place(self) -> Place:
+    def place(self) -> AnnouncedRun:
         """Where it is kept, and asked for."""
-        return Place(self.run, self.organiser)
+        return AnnouncedRun(self.run, self.organiser)
 
     @property
     def invite(self) -> bytes:
@@ -157,14 +157,14 @@ class Registry:
     nobody's own announcement.
     """
 
-    def __init__(self, mine: Collection[Place] = ()) -> None:
+    def __init__(self, mine: Collection[AnnouncedRun] = ()) -> None:
         """``mine``: our own places, for which there is room whatever others fill the rest with; it
         may change.
         """
         self._mine = mine
-        self._runs: dict[Place, dict[PeerId, _Known]] = {}
+        self._runs: dict[AnnouncedRun, dict[PeerId, _Known]] = {}
         self._strange: dict[
-            PeerId, dict[tuple[Place, PeerId], None]
+            PeerId, dict[tuple[AnnouncedRun, PeerId], None]
         ] = {}  # by sender: what it passed on of runs not ours, oldest first
         self._swept_at = -math.inf
 
@@ -213,7 +213,7 @@ class Registry:
 
     def members(self, run: RunId, now: float, organiser: str = "") -> list[Announcement]:
         """The live announcements of a run under an organiser, sorted by peer."""
-        place = Place(run, organiser)
+        place = AnnouncedRun(run, organiser)
         self._expire(place, now)
         return [
             it.news
@@ -225,7 +225,7 @@ class Registry:
         self, run: RunId, known: Sequence[Announcement], now: float, organiser: str = ""
     ) -> list[Announcement]:
         """What somebody who sent ``known`` lacks of a run under an organiser, goodbyes included."""
-        place = Place(run, organiser)
+        place = AnnouncedRun(run, organiser)
         self._expire(place, now)
         theirs = {PeerId(news.peer): news.sequence for news in known}
         live = [
@@ -240,11 +240,11 @@ class Registry:
 
     def drop(self, run: RunId, organiser: str = "") -> None:
         """Forget what is announced in a run under an organiser."""
-        place = Place(run, organiser)
+        place = AnnouncedRun(run, organiser)
         for peer in list(self._runs.get(place, ())):
             self._remove(place, peer)
 
-    def _remove(self, place: Place, peer: PeerId) -> None:
+    def _remove(self, place: AnnouncedRun, peer: PeerId) -> None:
         known = self._runs[place].pop(peer)
         if not self._runs[place]:
             del self._runs[place]
@@ -253,7 +253,7 @@ class Registry:
         if not brought:
             self._strange.pop(known.sender, None)
 
-    def _expire(self, place: Place, now: float, remember_s: float = REMEMBER_S) -> None:
+    def _expire(self, place: AnnouncedRun, now: float, remember_s: float = REMEMBER_S) -> None:
         for peer in [
             peer for peer, it in self._runs.get(place, {}).items() if it.until + remember_s < now
         ]:

@@ -56,7 +56,7 @@ class Preface(msgspec.Struct, frozen=True, array_like=True):
     version: Annotated[int, msgspec.Meta(ge=0)]
 
 
-class Hello(msgspec.Struct, frozen=True, array_like=True):
+class GreetingHello(msgspec.Struct, frozen=True, array_like=True):
     """The opener's greeting. ``secret``: empty where it wants no wire."""
 
     version: Annotated[int, msgspec.Meta(ge=0)]
@@ -70,7 +70,7 @@ class Proof(msgspec.Struct, frozen=True, array_like=True):
     shown: Annotated[bytes, msgspec.Meta(max_length=MAX_SHOWN_BYTES)]
 
 
-class Answer(msgspec.Struct, frozen=True, array_like=True):
+class GreetingAnswer(msgspec.Struct, frozen=True, array_like=True):
     """``code`` "" means yes: to the Hello, with what is ``shown`` and ``recalled``; to the Proof,
     perhaps with a wire.
     """
@@ -84,8 +84,8 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 
 preface_decoder = msgspec.msgpack.Decoder(Preface)
 proof_decoder = msgspec.msgpack.Decoder(Proof)
-hello_decoder = msgspec.msgpack.Decoder(Hello)
-answer_decoder = msgspec.msgpack.Decoder(Answer)
+hello_decoder = msgspec.msgpack.Decoder(GreetingHello)
+answer_decoder = msgspec.msgpack.Decoder(GreetingAnswer)
 
 
 def transcript(opener: PeerId, other: PeerId, topic: str) -> bytes:

@@ -40,7 +40,7 @@ _Addresses = Annotated[
 _Index = Annotated[int, msgspec.Meta(ge=0, lt=MAX_LANES)]
 
 
-class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
+class LaneRequest(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
     """Larger to smaller: please make an offer. ``lost`` is the token of the lane that broke (zeros:
     there was none).
     """
@@ -57,7 +57,7 @@ class Again(msgspec.Struct, frozen=True, array_like=True, tag="again"):
     index: _Index
 
 
-class Offer(msgspec.Struct, frozen=True, array_like=True, tag="offer"):
+class LaneOffer(msgspec.Struct, frozen=True, array_like=True, tag="offer"):
     """Driver: a lane with this secret, at these addresses."""
 
     token: _Token
@@ -107,7 +107,7 @@ class Dialled(msgspec.Struct, frozen=True, array_like=True, tag="dialled"):
     ok: bool
 
 
-class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
+class LaneDone(msgspec.Struct, frozen=True, array_like=True, tag="done"):
     """Driver: the connection made last is the lane."""
 
 
@@ -149,9 +149,9 @@ class Bridge(msgspec.Struct, frozen=True, array_like=True, tag="bridge"):
 
 
 Message = (
-    Ask
+    LaneRequest
     | Again
-    | Offer
+    | LaneOffer
     | Take
     | Refuse
     | Reverse
@@ -160,13 +160,13 @@ Message = (
     | Met
     | Sync
     | Relayed
-    | Done
+    | LaneDone
     | Bridge
 )
 _decoder = msgspec.msgpack.Decoder(Message)
 
 
-class Talk:
+class LaneTalk:
     """Messages over one stream."""
 
     def __init__(self, stream: PeerStream) -> None:

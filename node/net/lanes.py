@@ -35,13 +35,13 @@ from .lane_talk import (
     MAX_LANES,
     SECRET_BYTES,
     Again,
-    Ask,
     Bridge,
-    Done,
-    Offer,
+    LaneDone,
+    LaneOffer,
+    LaneRequest,
+    LaneTalk,
     Refuse,
     Take,
-    Talk,
     Terms,
 )
 from .retry import Retry
@@ -240,11 +240,13 @@ class Lanes:
             return
         await self._connect(peer)
         if not wanted.up:  # else it came meanwhile: to name its token would say that it is lost
-            await self._tell(peer, Ask(wanted.token, index), until=lambda: wanted.up)
+            await self._tell(peer, LaneRequest(wanted.token, index), until=lambda: wanted.up)
 
-    async def _tell(self, peer: PeerId, message: Ask | Again, *, until: Callable[[], bool]) -> None:
+    async def _tell(
+        self, peer: PeerId, message: LaneRequest | Again, *, until: Callable[[], bool]
+    ) -> None:
         """Say one thing, and wait until the other side has taken it in. Raises NetworkError."""
-        talk = Talk(await self._host.open_stream(peer, PROTOCOL))
+        talk = LaneTalk(await self._host.open_stream(peer, PROTOCOL))
         try:
             if until():
                 return
@@ -263,7 +265,7 @@ class Lanes:
         self._busy.add((peer, index))
         try:
             await self._connect(peer)
-            talk = Talk(await self._host.open_stream(peer, PROTOCOL))
+            talk = LaneTalk(await self._host.open_stream(peer, PROTOCOL))
             try:
                 bridged = await self._drive(talk, index, better)
             except BaseException:
@@ -274,7 +276,7 @@ class Lanes:
         finally:
             self._busy.discard((peer, index))
 
-    async def _drive(self, talk: Talk, index: int, better: bool) -> bool:
+    async def _drive(self, talk: LaneTalk, index: int, better: bool) -> bool:
         """Whether the stream has become the lane."""
         token, mine, plain = (
             secrets.token_bytes(16),
@@ -282,7 +284,7 @@ class Lanes:
             self.allows_plain(talk.peer),
         )
         said = trio.current_time()
-        await talk.say(Offer(token, mine, self._ways.addresses(), index, plain))
+        await talk.say(LaneOffer(token, mine, self._ways.addresses(), index, plain))
         answer = await talk.hear()
         rtt_s = trio.current_time() - said
         if isinstance(answer, Refuse):
@@ -302,14 +304,14 @@ class Lanes:
             self._start_bridge(talk, terms)
             return True
         try:
-            await talk.say(Done())
+            await talk.say(LaneDone())
         except BaseException:
             made.socket.close()
             raise
         self._up(talk.peer, made, terms)
         return False
 
-    def _start_bridge(self, talk: Talk, terms: Terms) -> None:
+    def _start_bridge(self, talk: LaneTalk, terms: Terms) -> None:
         ours, far = socket.socketpair()
         ours.setblocking(False)
         far.setblocking(False)
@@ -320,19 +322,19 @@ class Lanes:
     # --- the other side (the larger peer id, or an Ask) ---
 
     async def _serve(self, stream: PeerStream) -> None:
-        talk = Talk(stream)
+        talk = LaneTalk(stream)
         if self._faults.shut_out(talk.peer, trio.current_time()):
             return
         try:
             message = await talk.hear()
-            if isinstance(message, Ask) and self._host.peer < talk.peer:
+            if isinstance(message, LaneRequest) and self._host.peer < talk.peer:
                 await self._asked(talk, message)
             elif isinstance(message, Again) and self._host.peer < talk.peer:
                 wanted = self._wanted.get((talk.peer, message.index))
                 if wanted is not None:
                     wanted.retry.asked(trio.current_time())
                     wanted.notify()
-            elif isinstance(message, Offer) and talk.peer < self._host.peer:
+            elif isinstance(message, LaneOffer) and talk.peer < self._host.peer:
                 await self._offered(talk, message)
             else:
                 raise RemoteProtocolError(
@@ -343,7 +345,7 @@ class Lanes:
         except NetworkError:
             pass
 
-    async def _asked(self, talk: Talk, ask: Ask) -> None:
+    async def _asked(self, talk: LaneTalk, ask: LaneRequest) -> None:
         """The larger peer wants a lane. If ours is the one it lost, it is lost for us too."""
         wanted = self._wanted.get((talk.peer, ask.index))
         if wanted is None:
@@ -354,7 +356,7 @@ class Lanes:
             self._there.pop((talk.peer, ask.index), None)
             wanted.notify()
 
-    async def _offered(self, talk: Talk, offer: Offer) -> None:
+    async def _offered(self, talk: LaneTalk, offer: LaneOffer) -> None:
         known = (talk.peer, offer.index) in self._wanted  # what we asked for needs no greeting
         if not known and not await self._admitted(talk.peer):
             await talk.say(Refuse("no run in common"))
@@ -382,7 +384,7 @@ class Lanes:
         else:
             self._up(talk.peer, made, terms)
 
-    async def _bridge_here(self, talk: Talk, terms: Terms) -> None:
+    async def _bridge_here(self, talk: LaneTalk, terms: Terms) -> None:
         """Inside the stream's handler, whose return closes the stream."""
         ours, far = socket.socketpair()
         ours.setblocking(False)

@@ -73,7 +73,7 @@ class Look(msgspec.Struct, frozen=True, array_like=True):
         return PeerId(self.holder)
 
 
-class Answer(msgspec.Struct, frozen=True, array_like=True):
+class LookAnswer(msgspec.Struct, frozen=True, array_like=True):
     """``code`` "": here is the manifest. The code of an error: not for you, and why."""
 
     code: Annotated[str, msgspec.Meta(max_length=16, pattern=PLAIN)]
@@ -83,7 +83,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 
 Show = Callable[[PeerId, Look], bytes]
 """(asker, what it shows): the signed manifest. Raises AtollError for whom it is not shown."""
-_looks, _answers = msgspec.msgpack.Decoder(Look), msgspec.msgpack.Decoder(Answer)
+_looks, _answers = msgspec.msgpack.Decoder(Look), msgspec.msgpack.Decoder(LookAnswer)
 
 
 def _bound(run: str, asker: PeerId, server: PeerId) -> bytes:
@@ -144,21 +144,21 @@ class Looks:
         finally:
             self._door.leave(scope)
 
-    def _answer(self, stream: PeerStream, look: Look) -> Answer:
+    def _answer(self, stream: PeerStream, look: Look) -> LookAnswer:
         if not self._window.allows(PeerId(_machine(stream)), trio.current_time()):
-            return Answer(BUSY, "looked at too often this minute")
+            return LookAnswer(BUSY, "looked at too often this minute")
         show = self._shown.get(look.run)
         if show is None:
-            return Answer(NOT_HERE, "this peer is not in the run")
+            return LookAnswer(NOT_HERE, "this peer is not in the run")
         try:
-            return Answer("", "", show(stream.peer, look))
+            return LookAnswer("", "", show(stream.peer, look))
         except RemoteProtocolError:
             raise
         except AtollError as error:
-            return Answer(error.code[:16], error.message[:512])
+            return LookAnswer(error.code[:16], error.message[:512])
 
 
-async def ask(host: Host, server: PeerId, look: Look) -> Answer:
+async def ask(host: Host, server: PeerId, look: Look) -> LookAnswer:
     """What a connected peer answers. Raises NetworkError: NotSpokenError where it is no node of
     this version; RemoteProtocolError.
     """

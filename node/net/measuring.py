@@ -30,7 +30,7 @@ PIECE_BYTES = 1 << 14
 _NUMBER = struct.Struct(">Q")
 
 
-class Flow:
+class ByteRate:
     """How fast bytes come. Sans-IO: ``now`` in seconds."""
 
     def __init__(self) -> None:
@@ -154,9 +154,9 @@ async def _pour(stream: PeerStream) -> None:
     await stream.finish()
 
 
-async def _drain(stream: PeerStream) -> Flow:
+async def _drain(stream: PeerStream) -> ByteRate:
     """Read until the other end has sent what it wants, or long enough, or nothing for a while."""
-    flow = Flow()
+    flow = ByteRate()
     with trio.move_on_after(SEND_S + ASK_S):
         while flow.nbytes < MOST_BYTES and (piece := await stream.receive_some()):
             flow.add(trio.current_time(), len(piece))

@@ -23,7 +23,7 @@ from .addresses import (
     split_peer,
     without_peer,
 )
-from .announcements import Announcement, Place
+from .announcements import AnnouncedRun, Announcement
 from .backoff import Backoff
 from .bootstrap import Bootstrap
 from .dht.node import Dht
@@ -34,14 +34,14 @@ from .host import Host
 from .lan.discovery import LanDiscovery
 from .lane_sockets import LaneListener, refuses
 from .lanes import Lanes, OnLane
-from .look import Answer, Look, Looks, ask
+from .look import Look, LookAnswer, Looks, ask
 from .measuring import Measuring
 from .peerbook import PeerBook, save_cache
-from .reach.reach import Reach, ReachSettings, known_to_dial
+from .reach.reach import Reachability, ReachSettings, known_to_dial
 from .rendezvous import Rendezvous
 from .streams import TopicStreams
 from .through.meeting import OBSERVERS
-from .through.relaying import Helpers, Relay
+from .through.relaying import Helpers, LaneRelay
 from .through.vouchers import Limits
 from .ways import Ways
 
@@ -158,7 +158,7 @@ class PeerNetwork:
         self._rendezvous.learned = self._learned
         self._helpers = Helpers(self._host, self.book.addresses)
         relays = (settings := reach or ReachSettings()).relay
-        self._relay = Relay(
+        self._relay = LaneRelay(
             self._host,
             listener,
             lambda run, peer: relays.open_to_all or self._knows(run, peer),
@@ -173,7 +173,7 @@ class PeerNetwork:
         self._lanes = Lanes(
             self._host, self._ways, self.connect, self._streams.greeted, self._faults, self._rng
         )
-        self.reach = Reach(
+        self.reach = Reachability(
             self._host,
             self._faults,
             self._rng,
@@ -496,14 +496,14 @@ class PeerNetwork:
         found = dict[PeerId, tuple[str, ...]]()
         for peer in self._host.peers()[:STRANGERS_ASKED]:
             with contextlib.suppress(NetworkError, RemoteProtocolError):
-                for place in (Place(run, organiser), Place(run)):
+                for place in (AnnouncedRun(run, organiser), AnnouncedRun(run)):
                     for news in await self._rendezvous.ask(peer, place):
                         found.setdefault(PeerId(news.peer), news.addresses)
         found |= dict(await self.dht.find_providers(run_key(run)))
         found.pop(self.peer, None)
         return sorted(found.items())
 
-    async def look_at(self, peer: PeerId, look: Look) -> Answer:
+    async def look_at(self, peer: PeerId, look: Look) -> LookAnswer:
         """What ``peer`` shows of a run to who is not in it. Raises NetworkError,
         RemoteProtocolError.
         """

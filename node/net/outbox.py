@@ -28,9 +28,9 @@ from .greeting import (
     PING_S,
     PROTOCOL,
     SILENT_S,
-    Answer,
     Counters,
-    Hello,
+    GreetingAnswer,
+    GreetingHello,
     Proof,
     RefusedError,
     Topic,
@@ -63,7 +63,7 @@ connection.
 """
 
 
-class Line(Protocol):
+class OutboxOwner(Protocol):
     """What an outbox takes from the node's streams: counters, the topics it takes part in, whom it
     may dial, and how a connection is made and a refusal told.
     """
@@ -80,10 +80,10 @@ class Line(Protocol):
     """Returns once there is a connection. Raises NetworkError."""
 
 
-class Outbox:
+class TopicOutbox:
     """What waits for one peer in one topic, and where it goes out."""
 
-    def __init__(self, line: Line, host: Host, peer: PeerId, topic: str) -> None:
+    def __init__(self, line: OutboxOwner, host: Host, peer: PeerId, topic: str) -> None:
         self.wire: Wire | None = None  # what we speak on, if it is not a stream
         self.dialled: tuple[str, int] | None = None  # where it was dialled
         self.echoes = Echoes()
@@ -191,7 +191,7 @@ class Outbox:
             secret = secrets.token_bytes(SECRET_BYTES)
             reader = FrameReader(stream.receive_some, self._peer)
             with trio.move_on_after(HELLO_S):
-                hello = Hello(self._line.version, self._topic, secret)
+                hello = GreetingHello(self._line.version, self._topic, secret)
                 first = await self._ask(stream, reader, hello)
                 if first.recalled:
                     topic.reminded(self._peer, first.recalled)
@@ -207,7 +207,9 @@ class Outbox:
             await stream.aclose()
             raise
 
-    async def _ask(self, stream: PeerStream, reader: FrameReader, said: Hello | Proof) -> Answer:
+    async def _ask(
+        self, stream: PeerStream, reader: FrameReader, said: GreetingHello | Proof
+    ) -> GreetingAnswer:
         """The other side's yes. Raises RefusedError for its no, PeerLostError where it ends."""
         await stream.send_all(frame(msgspec.msgpack.encode(said)))
         payload = await reader.next(MAX_ANSWER_BYTES)
@@ -235,7 +237,7 @@ class Outbox:
         self, stream: PeerStream | Wire, reader: FrameReader, agreed: _Agreed | None
     ) -> Wire | None:
         """Speak on it until it ends; the wire to go on with, if it ended for that."""
-        state = _State(trio.current_time(), self.echoes)
+        state = _StreamState(trio.current_time(), self.echoes)
         self.wire = stream if isinstance(stream, Wire) else None
         try:
             async with trio.open_nursery() as nursery:
@@ -260,7 +262,7 @@ class Outbox:
             await self._host.disconnect(self._peer)
         return None
 
-    async def _listen(self, reader: FrameReader, state: _State) -> None:
+    async def _listen(self, reader: FrameReader, state: _StreamState) -> None:
         """Notes signs of life. The end of the stream is only noted too: to cancel a write in
         progress could break the connection.
         """
@@ -272,7 +274,7 @@ class Outbox:
         state.ended = True
         self._wake.set()
 
-    async def _dial(self, agreed: _Agreed, state: _State) -> None:
+    async def _dial(self, agreed: _Agreed, state: _StreamState) -> None:
         """A wire, once the stream has proved to be used."""
         await state.busy.wait()
         where = [
@@ -292,7 +294,7 @@ class Outbox:
             )
             self._wake.set()
 
-    async def _write(self, stream: PeerStream | Wire, state: _State) -> None:
+    async def _write(self, stream: PeerStream | Wire, state: _StreamState) -> None:
         """Send what waits, joined; ask for a sign of life when nothing does. Returns when the
         stream ended, or is to end for a wire.
         """
@@ -324,7 +326,7 @@ class Outbox:
             with trio.move_on_after(PING_S):
                 await self._wake.wait()
 
-    def _batch(self, state: _State) -> bytearray:
+    def _batch(self, state: _StreamState) -> bytearray:
         batch = bytearray()
         while self._queue and len(batch) < BATCH_BYTES:
             data = self._queue.popleft()[1]
@@ -345,7 +347,7 @@ class _Agreed:
     offer: WireOffer
 
 
-class _State:
+class _StreamState:
     """Of an outgoing stream or wire. Times are trio's."""
 
     def __init__(self, now: float, echoes: Echoes) -> None:

@@ -30,7 +30,7 @@ class _Cached(msgspec.Struct, frozen=True):
     ]
 
 
-class _File(msgspec.Struct, frozen=True):
+class _PeerbookFile(msgspec.Struct, frozen=True):
     schema: int
     peers: Annotated[tuple[_Cached, ...], msgspec.Meta(max_length=MAX_PEERS)]
 
@@ -93,7 +93,7 @@ class PeerBook:
     def cached(self) -> bytes:
         """What `save` writes."""
         peers = tuple(_Cached(peer, self.addresses(peer)) for peer in self.peers()[:CACHED_PEERS])
-        return msgspec.json.encode(_File(1, peers))
+        return msgspec.json.encode(_PeerbookFile(1, peers))
 
     def save(self, path: Path) -> None:
         """Write the most recent peers to ``path``: see `save_cache`. Raises OSError."""
@@ -106,7 +106,7 @@ class PeerBook:
         try:
             with path.open("rb") as file:
                 data = file.read(_MAX_FILE_BYTES)
-            cached = msgspec.json.decode(data, type=_File)
+            cached = msgspec.json.decode(data, type=_PeerbookFile)
         except (OSError, msgspec.MsgspecError, ValueError):
             return
         for entry in reversed(cached.peers):

@@ -23,7 +23,15 @@ from ...collectives.errors import NetworkError, PeerLostError, RemoteProtocolErr
 from ...collectives.foreign import PLAIN
 from ...collectives.identifiers import PeerId, RunId
 from ...security.identity import Identity
-from .announcements import LIFE_S, MAX_PER_RUN, RENEW_S, Announcement, Place, Registry, announce
+from .announcements import (
+    LIFE_S,
+    MAX_PER_RUN,
+    RENEW_S,
+    AnnouncedRun,
+    Announcement,
+    Registry,
+    announce,
+)
 from .backoff import Backoff
 from .faults import Faults
 from .framing import FrameReader, decode, frame
@@ -61,15 +69,15 @@ class _Own:
     """A run of ours. ``hears(peer, certificate)``: whether an announcement counts. ``free``:
     whether peers without a certificate may be of it; None: that is not known yet."""
 
-    place: Place
+    place: AnnouncedRun
     certificate: bytes
     hears: Callable[[PeerId, bytes], bool]
     free: bool | None
 
     @property
-    def places(self) -> set[Place]:
+    def places(self) -> set[AnnouncedRun]:
         """Where its members are announced."""
-        return {self.place} if self.free is False else {self.place, Place(self.place.run)}
+        return {self.place} if self.free is False else {self.place, AnnouncedRun(self.place.run)}
 
 
 class _News(msgspec.Struct, frozen=True, array_like=True):
@@ -88,14 +96,14 @@ class _Exchange:
     def __init__(self, stream: PeerStream) -> None:
         self.stream = stream
         self.peer = stream.peer
-        self.places: set[Place] = set()
+        self.places: set[AnnouncedRun] = set()
         self.heard = False
         """Whether the other end has said anything."""
         self._queue: deque[bytes] = deque(maxlen=_QUEUE)
         self._wake = trio.Event()
 
     def say(
-        self, place: Place, announcements: Iterable[Announcement], *, asks: bool = False
+        self, place: AnnouncedRun, announcements: Iterable[Announcement], *, asks: bool = False
     ) -> None:
         """Queue news; never blocks. What is lost in an overflow comes with the next renewal."""
         self.places.add(place)
@@ -151,7 +159,7 @@ class Rendezvous:
             rng,
         )
         self._mine: dict[RunId, _Own] = {}
-        self._places: set[Place] = set()
+        self._places: set[AnnouncedRun] = set()
         self.registry = Registry(self._places)
         self.learned: Callable[[Announcement], None] = lambda news: None
         self.answered: set[str] = set()
@@ -183,7 +191,7 @@ class Rendezvous:
         ``organiser``: whose run it is, "" for one without certificates; others see
         `PeerNetwork.announce_run`.
         """
-        self._mine[run] = _Own(Place(run, organiser), certificate, hears, free)
+        self._mine[run] = _Own(AnnouncedRun(run, organiser), certificate, hears, free)
         self._places |= self._mine[run].places
         if self._running:
             self._announce(run)
@@ -194,7 +202,7 @@ class Rendezvous:
         own = self._mine.get(run)
         if own is not None:
             own.free = free
-            for place in {Place(run)} - own.places:
+            for place in {AnnouncedRun(run)} - own.places:
                 self._places.discard(place)
                 self.registry.drop(run)
 
@@ -235,7 +243,9 @@ class Rendezvous:
         found = self._heard_of(own, own.place)
         if own.place.organiser and (own.free or (own.free is None and not found)):
             known = {news.peer for news in found}
-            found += [news for news in self._heard_of(own, Place(run)) if news.peer not in known]
+            found += [
+                news for news in self._heard_of(own, AnnouncedRun(run)) if news.peer not in known
+            ]
         return sorted(found, key=lambda news: news.peer)
 
     def uncertified(self, run: RunId) -> int:
@@ -245,7 +255,7 @@ class Rendezvous:
             return 0
         return len(self.registry.members(run, trio.current_time()))
 
-    def _heard_of(self, own: _Own, place: Place) -> list[Announcement]:
+    def _heard_of(self, own: _Own, place: AnnouncedRun) -> list[Announcement]:
         return [
             news
             for news in self.registry.members(
@@ -254,7 +264,7 @@ class Rendezvous:
             if news.peer != self._host.peer and own.hears(PeerId(news.peer), news.certificate)
         ]
 
-    async def ask(self, peer: PeerId, place: Place) -> list[Announcement]:
+    async def ask(self, peer: PeerId, place: AnnouncedRun) -> list[Announcement]:
         """What a connected peer has heard of a run in which we take no part; nothing is checked.
         Raises NetworkError, RemoteProtocolError.
         """
@@ -398,7 +408,7 @@ class Rendezvous:
             self._faults.count(exchange.peer, trio.current_time())
 
     def _heard(self, exchange: _Exchange, news: _News) -> None:
-        place = Place(news.run, news.organiser)
+        place = AnnouncedRun(news.run, news.organiser)
         for announcement in news.announcements:
             if announcement.place != place:
                 raise RemoteProtocolError("announcement of another run", peer=exchange.peer)
@@ -434,7 +444,7 @@ class Rendezvous:
         if news.peer != self._host.peer and ours:
             self.learned(news)
 
-    def _known(self, place: Place) -> list[Announcement]:
+    def _known(self, place: AnnouncedRun) -> list[Announcement]:
         now = trio.current_time()
         return self.registry.missing(RunId(place.run), (), now, place.organiser)[:MAX_PER_RUN]
 

@@ -38,9 +38,9 @@ from .greeting import (
     PROTOCOL,
     SILENT_S,
     VERSION,
-    Answer,
     Counters,
-    Hello,
+    GreetingAnswer,
+    GreetingHello,
     RefusedError,
     Topic,
     hello_decoder,
@@ -50,7 +50,7 @@ from .greeting import (
 )
 from .host import Host, PeerStream
 from .lane_sockets import TOKEN_BYTES, LaneListener, MayDial
-from .outbox import Outbox
+from .outbox import TopicOutbox
 from .wires import Wire, WireOffer
 
 STREAMS_PER_PEER = 32
@@ -86,7 +86,7 @@ class TopicStreams:
             None
         )
         self.topics: dict[str, Topic] = {}
-        self._outboxes: dict[tuple[PeerId, str], Outbox] = {}
+        self._outboxes: dict[tuple[PeerId, str], TopicOutbox] = {}
         self._inbound: dict[tuple[PeerId, str], PeerStream | Wire] = {}
         self._streams: dict[PeerId, int] = {}
         self._greetings: dict[PeerId, list[trio.Event]] = {}
@@ -138,7 +138,7 @@ class TopicStreams:
             raise LocalProtocolError(f"cannot send {len(data)} bytes to {peer}")
         outbox = self._outboxes.get((peer, name))
         if outbox is None:
-            outbox = self._outboxes[peer, name] = Outbox(self, self._host, peer, name)
+            outbox = self._outboxes[peer, name] = TopicOutbox(self, self._host, peer, name)
             if self._nursery is not None:
                 self._nursery.start_soon(outbox.run)
         outbox.put(data)
@@ -188,7 +188,7 @@ class TopicStreams:
             {peer for (peer, _), outbox in self._outboxes.items() if outbox.wire is not None}
         )
 
-    def _to(self, peer: PeerId) -> list[Outbox]:
+    def _to(self, peer: PeerId) -> list[TopicOutbox]:
         return [outbox for key, outbox in self._outboxes.items() if key[0] == peer]
 
     def _wires(self, peer: PeerId) -> list[Wire]:
@@ -239,7 +239,7 @@ class TopicStreams:
         both = hello.secret + offer.secret if offer else b""
         expected = self._listener.expect(offer.token, stream.peer, both) if offer else None
         try:
-            await stream.send_all(frame(msgspec.msgpack.encode(Answer("", "", offer))))
+            await stream.send_all(frame(msgspec.msgpack.encode(GreetingAnswer("", "", offer))))
             await self._receive(stream, reader, topic)
             if (
                 offer and expected and expected.socket and self._inbound.get(key) is stream
@@ -266,7 +266,7 @@ class TopicStreams:
             if self._inbound.get(key) is wire:
                 del self._inbound[key]
 
-    def _offer(self, hello: Hello) -> WireOffer | None:
+    def _offer(self, hello: GreetingHello) -> WireOffer | None:
         addresses = self._listener.addresses()[:MAX_ADDRESSES]
         if len(hello.secret) != SECRET_BYTES or not addresses:
             return None
@@ -288,7 +288,9 @@ class TopicStreams:
         if not self._greetings[peer]:
             del self._greetings[peer]
 
-    async def _greet(self, stream: PeerStream, reader: FrameReader) -> tuple[Hello, Topic] | None:
+    async def _greet(
+        self, stream: PeerStream, reader: FrameReader
+    ) -> tuple[GreetingHello, Topic] | None:
         """What an opener wants, once both sides have shown their standing; None where it ended.
         Raises RefusedError.
         """
@@ -300,7 +302,7 @@ class TopicStreams:
         recalled = topic.recall(stream.peer)
         if len(recalled) > MAX_RECALLED_BYTES:
             recalled = b""
-        answer = Answer("", "", shown=shown, recalled=recalled)
+        answer = GreetingAnswer("", "", shown=shown, recalled=recalled)
         await stream.send_all(frame(msgspec.msgpack.encode(answer)))
         payload = await reader.next(MAX_PROOF_BYTES)
         if payload is None:
@@ -312,7 +314,7 @@ class TopicStreams:
             raise RefusedError("E201", "this run does not admit you")
         return hello, topic
 
-    def _check(self, peer: PeerId, greeting: bytes) -> tuple[Hello, Topic]:
+    def _check(self, peer: PeerId, greeting: bytes) -> tuple[GreetingHello, Topic]:
         version = decode(preface_decoder, greeting, peer).version
         if version != self.version:
             raise RefusedError(
@@ -328,7 +330,7 @@ class TopicStreams:
     async def _refuse(self, stream: PeerStream, refused: RefusedError) -> None:
         self.counters.refusals += 1
         await stream.send_all(
-            frame(msgspec.msgpack.encode(Answer(refused.code[:16], refused.reason[:1024])))
+            frame(msgspec.msgpack.encode(GreetingAnswer(refused.code[:16], refused.reason[:1024])))
         )
         await stream.finish()
         with trio.move_on_after(2.0):  # let it be read before the stream is reset

@@ -40,13 +40,13 @@ from .lane_talk import (
     ANSWER_S,
     Bridge,
     Dialled,
-    Done,
+    LaneDone,
+    LaneTalk,
     Meet,
     Met,
     Relayed,
     Reverse,
     Sync,
-    Talk,
     Terms,
 )
 from .through.meeting import Spot
@@ -150,7 +150,13 @@ class Ways:
         return not has_public(theirs) and not has_public(self.addresses())
 
     async def drive(
-        self, talk: Talk, terms: Terms, theirs: tuple[str, ...], rtt_s: float, *, relay: bool = True
+        self,
+        talk: LaneTalk,
+        terms: Terms,
+        theirs: tuple[str, ...],
+        rtt_s: float,
+        *,
+        relay: bool = True,
     ) -> Made | None:
         """Propose until something works; None: nothing but the stream does. ``relay``: whether one
         is tried, too.
@@ -178,7 +184,7 @@ class _Drive:
     """One attempt of the driver."""
 
     def __init__(
-        self, ways: Ways, talk: Talk, terms: Terms, theirs: tuple[str, ...], rtt_s: float
+        self, ways: Ways, talk: LaneTalk, terms: Terms, theirs: tuple[str, ...], rtt_s: float
     ) -> None:
         self._ways, self._talk, self._terms, self._theirs, self._rtt_s = (
             ways,
@@ -305,7 +311,7 @@ class Follower:
     """The other side of one attempt."""
 
     def __init__(
-        self, ways: Ways, talk: Talk, terms: Terms, offered: tuple[str, ...], expected: Expected
+        self, ways: Ways, talk: LaneTalk, terms: Terms, offered: tuple[str, ...], expected: Expected
     ) -> None:
         """``offered``: the driver's addresses; ``expected``: where its dial arrives."""
         self._ways, self._talk, self._terms, self._offered, self._expected = (
@@ -370,7 +376,7 @@ class Follower:
                 self._propose(nursery, self._punch)
             elif isinstance(message, Relayed):
                 self._propose(nursery, partial(self._relay, message))
-            elif isinstance(message, Done):
+            elif isinstance(message, LaneDone):
                 if self._arrived is not None:
                     with trio.move_on_after(ARRIVE_S):
                         await self._arrived.wait()

@@ -61,7 +61,7 @@ def load_data(manifest: Manifest, path: str | None, home: str | None = None) -> 
     return load_corpus(path or BUILTIN, gpt_config(manifest.model).context)
 
 
-class Member:
+class TrainingMember:
     """One member training the recipe: model, optimizer, data and attachment. Give it a Swarm of any
     kind.
     """
@@ -303,7 +303,7 @@ def run(options: argparse.Namespace, say: Say, stop: threading.Event) -> dict[st
         manifest = load_run(find_paths(options.home), swarm.run_id).open()
         if options.threads is not None or gpt_config(manifest.model).parameters < SMALL_PARAMETERS:
             torch.set_num_threads(options.threads or 1)
-        member = Member(
+        member = TrainingMember(
             swarm, manifest, load_data(manifest, options.data, options.home), say, options.anchors
         )
         member.train(steps=options.steps, stop=stop.is_set, evaluate_every=options.evaluate_every)

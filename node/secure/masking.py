@@ -20,14 +20,14 @@ from ...collectives.identifiers import PeerId
 from ...collectives.swarm import SecureSettings
 from ...security.identity import Identity
 from ...security.masking import Binding, Buckets, Client, Memory
-from ...security.masking.messages import Consent, Deal, Keys, Message, Reveal, check
+from ...security.masking.messages import Deal, Keys, MaskConsent, MaskReveal, Message, check
 from .wire import Body, Fixed, Said, Stage, Want
 
 ANSWERS = 32  # messages handed on at once: shares for 256 members are 60 kB each
-KINDS: tuple[type[Message], ...] = (Keys, Deal, Consent, Reveal)
+KINDS: tuple[type[Message], ...] = (Keys, Deal, MaskConsent, MaskReveal)
 
 
-class Step(IntEnum):
+class MaskingStep(IntEnum):
     """How far an attempt is here."""
 
     KEYS = 0
@@ -57,14 +57,14 @@ class Masking:
         return self.binding.round, self.binding.attempt
 
     @property
-    def step(self) -> Step:
+    def step(self) -> MaskingStep:
         """See Step."""
         return (
-            Step.SUMMED
+            MaskingStep.SUMMED
             if self.survivors is not None
-            else Step.MASKED
+            else MaskingStep.MASKED
             if self.digest is not None
-            else Step(min(1, len(self.fixed)))
+            else MaskingStep(min(1, len(self.fixed)))
         )
 
     @property
@@ -205,23 +205,23 @@ class Masking:
                 b"atoll/masked/1\0" + self.binding.digest + msgspec.msgpack.encode((keys, heard))
             ).digest()
 
-    def consents(self) -> dict[PeerId, Consent]:
+    def consents(self) -> dict[PeerId, MaskConsent]:
         """Of survivors, to the set that is decided."""
         survivors = self.survivors or ()
         wanted = tuple(sorted(self.binding.number(peer) for peer in survivors))
         found = {
             peer: said
             for peer, said in self.said[2].items()
-            if peer in survivors and isinstance(said, Consent)
+            if peer in survivors and isinstance(said, MaskConsent)
         }
         return {peer: said for peer, said in found.items() if said.survivors == wanted}
 
-    def reveals(self) -> dict[PeerId, Reveal]:
+    def reveals(self) -> dict[PeerId, MaskReveal]:
         """Shares of survivors."""
         return {
             peer: said
             for peer, said in self.said[3].items()
-            if peer in (self.survivors or ()) and isinstance(said, Reveal)
+            if peer in (self.survivors or ()) and isinstance(said, MaskReveal)
         }
 
     # ---- repair

@@ -41,9 +41,9 @@ from ..session.operations import Operations
 from ..session.view import SessionView
 from .bound import bound_at
 from .budget import Budget
-from .masking import Masking, Step
-from .vectors import Summed, Vectors, apart, least_buckets, length_of, threshold_of
-from .wire import PREFIX, Fixed, Pass, Said, Talk, Want, decode, encode
+from .masking import Masking, MaskingStep
+from .vectors import RingLayout, Summed, apart, least_buckets, length_of, threshold_of
+from .wire import PREFIX, AttemptMessage, Fixed, Pass, Said, Want, decode, encode
 
 if TYPE_CHECKING:
     from ...security.identity import Identity
@@ -90,7 +90,7 @@ class SecureRounds(Beforehand):
         self.chance = chance or random.SystemRandom()
         self.masking: Masking | None = None
         self.given: Given | None = None  # the script's vector, in the attempt
-        self.vectors: Vectors | None = None  # how they lie on the ring, in the attempt
+        self.vectors: RingLayout | None = None  # how they lie on the ring, in the attempt
         self.mean: tuple[bytes, Tensor, Reading] | None = None  # what came out, for the log
         self._copies = Copies(session)  # of it
         self._following: tuple[bytes, float] | None = None  # an entry that others made, since when
@@ -157,11 +157,11 @@ class SecureRounds(Beforehand):
         masking = self.masking
         if (
             masking is not None
-            and masking.step < Step.MASKED
+            and masking.step < MaskingStep.MASKED
             and masking.binding.round != machine.round
         ):
             self._drop()  # only the configuration changed: another roster
-        if self.given is None and (self.masking is None or self.masking.step < Step.MASKED):
+        if self.given is None and (self.masking is None or self.masking.step < MaskingStep.MASKED):
             first = self.session.offering.first()
             if first is None:
                 return None
@@ -371,7 +371,7 @@ class SecureRounds(Beforehand):
         if (
             opens
             and near
-            and (masking is None or (key > masking.key and masking.step < Step.MASKED))
+            and (masking is None or (key > masking.key and masking.step < MaskingStep.MASKED))
         ):
             fresh = self._fresh(talk.attempt)
             if fresh is None or not isinstance(body, Said) or not fresh.hear(peer, body):
@@ -418,7 +418,7 @@ class SecureRounds(Beforehand):
             return
         out, masking.out = masking.out, []
         for peer, body in out:
-            data = encode(Talk(*masking.key, body))
+            data = encode(AttemptMessage(*masking.key, body))
             for each in masking.binding.roster if peer is None else (peer,):
                 if each != masking.me:
                     self.session.ports.send(each, data)
@@ -449,7 +449,7 @@ class SecureRounds(Beforehand):
             return False
         if masking.client is None:  # others began without us, and may be gone
             return self.given is not None and waited > many * SUM_S
-        if masking.step >= Step.MASKED:
+        if masking.step >= MaskingStep.MASKED:
             return waited > many * SUM_S
         if len(masking.said[0].keys() - {masking.me}) + 1 < masking.binding.threshold:
             return False
@@ -515,7 +515,7 @@ class SecureRounds(Beforehand):
         bound = (
             bound_at(self.session, privacy, masking.binding.round) if privacy is not None else 0.0
         )
-        self.vectors = vectors = Vectors(
+        self.vectors = vectors = RingLayout(
             self.terms, privacy, vector.numel(), len(roster), self._threshold(masking), bound
         )
         buckets = masking.buckets(self.terms)

@@ -15,7 +15,7 @@ from ...collectives.identifiers import PeerId
 from ...collectives.swarm import PrivacySettings, SecureSettings
 from ...security.masking import Buckets
 from .bound import held
-from .vectors import Summed, Vectors, least_buckets, threshold_of
+from .vectors import RingLayout, Summed, least_buckets, threshold_of
 
 
 class SecureMeans:
@@ -42,7 +42,7 @@ class SecureMeans:
             return None
         enough = threshold_of(self._terms, self._members)
         smallest = self._terms.threshold if self._terms.buckets > 1 else enough
-        vectors = Vectors(
+        vectors = RingLayout(
             self._terms, self._privacy, rows[0].numel(), self._members, smallest, self._bound
         )
         made = [
@@ -73,7 +73,7 @@ class SecureMeans:
             len(words),
         )
 
-    def _taken(self, vectors: Vectors, found: Summed, members: int) -> Tensor:
+    def _taken(self, vectors: RingLayout, found: Summed, members: int) -> Tensor:
         if self._privacy is not None and vectors.moving is not None and found.within is not None:
             self._bound = held(self._privacy, vectors.moving.next(found.within, members).bound)
         return found.mean

@@ -76,7 +76,7 @@ def apart(words: Words, bucket: int, buckets: int) -> NDArray[np.uint32]:
 
 
 @dataclass(frozen=True, slots=True)
-class Vectors:
+class RingLayout:
     """How the vectors of one attempt lie on their ring: the same at all members. ``threshold``: of
     the attempt. ``bound``: of a run with privacy.
     """

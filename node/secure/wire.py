@@ -50,7 +50,7 @@ class Pass(msgspec.Struct, frozen=True, array_like=True, tag="pass"):
 Body = Said | Fixed | Want | Pass
 
 
-class Talk(msgspec.Struct, frozen=True, array_like=True):
+class AttemptMessage(msgspec.Struct, frozen=True, array_like=True):
     """A message, and which attempt at which round it is of."""
 
     round: Count
@@ -59,15 +59,15 @@ class Talk(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Talk)
+_decoder = msgspec.msgpack.Decoder(AttemptMessage)
 
 
-def encode(talk: Talk) -> bytes:
+def encode(talk: AttemptMessage) -> bytes:
     """Bytes for the wire, `PREFIX` first."""
     return PREFIX + _encoder.encode(talk)
 
 
-def decode(data: bytes, peer: PeerId) -> Talk:
+def decode(data: bytes, peer: PeerId) -> AttemptMessage:
     """Of bytes after `PREFIX`. Raises RemoteProtocolError, naming the peer."""
     if len(data) > MAX_BYTES:
         raise RemoteProtocolError(f"a message of {len(data)} bytes about a masking", peer=peer)

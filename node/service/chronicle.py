@@ -181,7 +181,7 @@ class Chronicle:
                     event.incarnation,
                 )
                 self._tell("member.renewed", fragment, life=event.incarnation)
-            case ev.Waits():
+            case ev.StillWaiting():
                 told = document_of(event.waiting, trio.current_time())
                 level = logging.INFO if event.waiting.state in USUAL else logging.WARNING
                 log.log(

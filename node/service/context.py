@@ -15,7 +15,7 @@ from ...security.identity import Identity
 from ..hours import Hours
 from ..net.network import PeerNetwork
 from ..paths import Paths
-from ..verdicts import Change
+from ..verdicts import VerdictChange
 from .buffers import BufferPool
 from .judging import Notifier
 from .lanes import LaneKeeper
@@ -56,7 +56,7 @@ class NodeContext:
             self._let_go,
         )
 
-    def notify(self, run_id: RunId, name: str, changes: Sequence[Change]) -> None:
+    def notify(self, run_id: RunId, name: str, changes: Sequence[VerdictChange]) -> None:
         """Verdicts on a run came or went."""
         if self.notifier is not None and changes:
             self.notifier.tell(run_id, name, changes)

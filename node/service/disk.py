@@ -9,7 +9,7 @@ from ..paths import bytes_in
 AGAIN_S = 60.0
 
 
-class Disk:
+class DiskUsage:
     """Of one run's folder: journal, results, checkpoints, kept contributions, events."""
 
     def __init__(self, folder: Path) -> None:

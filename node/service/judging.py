@@ -13,7 +13,7 @@ from typing import Any
 
 import trio
 
-from ..verdicts import PAGES, Change, Verdicts
+from ..verdicts import PAGES, VerdictChange, Verdicts
 
 log = logging.getLogger("atoll")
 COMMAND_S = 30.0
@@ -21,20 +21,20 @@ WAITING = 16  # changes that wait for the command; more are dropped, the oldest 
 KINDS = ("verdict.raised", "verdict.withdrawn")
 
 
-class Judge:
+class RunVerdicts:
     """Of one run."""
 
     def __init__(self, run_id: str, publish: Callable[[dict[str, Any]], None]) -> None:
         self._run_id, self._publish = run_id, publish
         self._verdicts = Verdicts()
 
-    def take(self, event: Mapping[str, Any]) -> list[Change]:
+    def take(self, event: Mapping[str, Any]) -> list[VerdictChange]:
         """An event of the run was published; what was withdrawn or raised, and is published now."""
         if event.get("event") in KINDS:
             return []
         return self._tell(self._verdicts.take(event))
 
-    def look(self, unix_s: float) -> list[Change]:
+    def look(self, unix_s: float) -> list[VerdictChange]:
         """What time alone brings."""
         return self._tell(self._verdicts.look(unix_s))
 
@@ -43,7 +43,7 @@ class Judge:
         standing = sorted(self._verdicts.standing.values(), key=lambda verdict: verdict.since)
         return [{**verdict._asdict(), "title": PAGES[verdict.code].title} for verdict in standing]
 
-    def _tell(self, changes: Sequence[Change]) -> list[Change]:
+    def _tell(self, changes: Sequence[VerdictChange]) -> list[VerdictChange]:
         for raised, verdict, _ in changes:
             kind = KINDS[not raised]
             (log.warning if raised else log.info)(
@@ -70,7 +70,7 @@ class Notifier:
         self._waiting: deque[dict[str, str]] = deque(maxlen=WAITING)
         self._more = trio.Event()
 
-    def tell(self, run_id: str, name: str, changes: Sequence[Change]) -> None:
+    def tell(self, run_id: str, name: str, changes: Sequence[VerdictChange]) -> None:
         """Never waits."""
         for raised, verdict, _ in changes if self._command else ():
             title = PAGES[verdict.code].title

@@ -20,7 +20,7 @@ FILE = "paused"  # in the run's folder
 Word = Literal["", "pause", "resume"]
 
 
-class Pause:
+class RunPause:
     """Of one run. ``minute`` tells the minute of the day, by this machine's clock on the wall."""
 
     def __init__(

@@ -43,7 +43,7 @@ SEARCH_AGAIN_S = 1.0
 MOST_ASKED = 32
 AT_ONCE = 4
 
-LookAt = Callable[[PeerId, look.Look], Awaitable[look.Answer]]
+LookAt = Callable[[PeerId, look.Look], Awaitable[look.LookAnswer]]
 
 
 @dataclass(slots=True)
@@ -100,7 +100,7 @@ class _Preview:
                 named = await self._named()
                 given = {address for addresses in named.values() for address in addresses}
 
-                async def look_at(peer: PeerId, shown: look.Look) -> look.Answer:
+                async def look_at(peer: PeerId, shown: look.Look) -> look.LookAnswer:
                     await host.connect(peer, await dnsaddr.numeric(named[peer], given))
                     return await look.ask(host, peer, shown)
 

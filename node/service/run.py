@@ -37,23 +37,23 @@ from ..paths import make_private
 from ..secure.choosing import pre_round_of
 from ..session import Session
 from ..session import events as ev
-from ..session.budgets import Accountant
+from ..session.budgets import PeerUsage
 from ..session.fragments import Whole, logs_of, whole_of
 from ..shared_memory import AnchorSlots
 from ..storage import RunFiles
-from ..verdicts import Change
+from ..verdicts import VerdictChange
 from .asking import Asking
 from .bans import MESSAGE, PROOF, Banning
 from .chronicle import Chronicle
 from .context import NodeContext
-from .disk import Disk
+from .disk import DiskUsage
 from .idle import Idle
-from .judging import Judge
-from .pausing import Pause, publisher
+from .judging import RunVerdicts
+from .pausing import RunPause, publisher
 from .phases import Phases
 from .ports import RunPorts
 from .refusals import MEMBER, MOST_REFUSALS, NAMED, STRANGER, Refusal
-from .starting import Start
+from .starting import ScriptStart
 from .timings import Timings
 from .troubles import Troubles, coded, described, removed_here
 from .views import peers_of, quorum, status_of
@@ -103,7 +103,7 @@ class RunService:
         self.diary = Diary(
             node.paths.run_dir(run_id), run_id, lambda: self.manifest.name if self.manifest else ""
         )
-        self.budgets = Accountant()  # of what peers may send and ask for, and whom we listen to
+        self.budgets = PeerUsage()  # of what peers may send and ask for, and whom we listen to
         self.refusals: dict[PeerId, Refusal] = {}
         self.banning = Banning(self)
         self.gate = Gate(run_id, organiser, self.banning.lists, self._members)
@@ -114,11 +114,13 @@ class RunService:
         self.troubles = Troubles(run_id, node.publish)
         self.phases = Phases(run_id, node.publish)
         self.timings = Timings(run_id, node.publish, self._lane_bytes)
-        self.start = Start(self)
+        self.start = ScriptStart(self)
         self.idle = Idle(run_id, node.publish)
-        self.judge = Judge(run_id, node.publish)
-        self.pause = Pause(node.paths.run_dir(run_id), node.hours, publisher(run_id, node.publish))
-        self.disk = Disk(node.paths.run_dir(run_id))
+        self.judge = RunVerdicts(run_id, node.publish)
+        self.pause = RunPause(
+            node.paths.run_dir(run_id), node.hours, publisher(run_id, node.publish)
+        )
+        self.disk = DiskUsage(node.paths.run_dir(run_id))
         # the session is let go of, and its files are about to be closed: nothing reaches it any
         # more
         self.over = False
@@ -425,7 +427,7 @@ class RunService:
         """An event of this run was published."""
         self._judged(self.judge.take(event))
 
-    def _judged(self, changes: Sequence[Change]) -> None:
+    def _judged(self, changes: Sequence[VerdictChange]) -> None:
         self.node.notify(self.run_id, self.manifest.name if self.manifest else "", changes)
 
     def wake(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from .view import RunView
 
 
-class Start:
+class ScriptStart:
     """Of one run at one node. ``waits``: a script is attached and is kept from its first step."""
 
     def __init__(self, run: RunView) -> None:

@@ -19,16 +19,16 @@ from ..quorum import quorum_of
 from ..secure.bound import bound_at
 from ..secure.rounds import SecureRounds
 from ..session import Session
-from ..session.budgets import Accountant
+from ..session.budgets import PeerUsage
 from ..storage import RunFiles
 from .bans import Banning
 from .chronicle import SEEKING, Chronicle
-from .disk import Disk
+from .disk import DiskUsage
 from .idle import Idle
-from .judging import Judge
-from .pausing import Pause
+from .judging import RunVerdicts
+from .pausing import RunPause
 from .refusals import Refusal
-from .starting import Start
+from .starting import ScriptStart
 from .troubles import described, founded_twice
 from .view import RunView
 from .waiting import document_of
@@ -68,17 +68,17 @@ class ShownRun(RunView, Protocol):
         ...
 
     @property
-    def start(self) -> Start:
+    def start(self) -> ScriptStart:
         """Whether the first round waits for members."""
         ...
 
     @property
-    def judge(self) -> Judge:
+    def judge(self) -> RunVerdicts:
         """Verdicts on how training goes."""
         ...
 
     @property
-    def pause(self) -> Pause:
+    def pause(self) -> RunPause:
         """Why the script is kept from training, if it is."""
         ...
 
@@ -88,12 +88,12 @@ class ShownRun(RunView, Protocol):
         ...
 
     @property
-    def disk(self) -> Disk:
+    def disk(self) -> DiskUsage:
         """How many bytes the run takes."""
         ...
 
     @property
-    def budgets(self) -> Accountant:
+    def budgets(self) -> PeerUsage:
         """What peers may send and ask for."""
         ...
 

@@ -46,7 +46,7 @@ fragments       a run cut into fragments: a session for each, one membership; `w
 """
 
 from .memory_storage import MemoryStorage
-from .ports import DataPlane, Replica, SessionPorts, Storage
+from .ports import AnchorReplica, DataPlane, SessionPorts, Storage
 from .replica import ModelReplica, PlainSlots
 from .session import Session
 
@@ -55,7 +55,7 @@ __all__ = [
     "MemoryStorage",
     "ModelReplica",
     "PlainSlots",
-    "Replica",
+    "AnchorReplica",
     "Session",
     "SessionPorts",
     "Storage",

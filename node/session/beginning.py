@@ -9,7 +9,7 @@ from ...collectives.errors import ModelMismatchError
 from ...collectives.group import Certified, Entry, Member, Vote
 from ...collectives.layout import Layout, differences
 from ...collectives.round import Log, genesis_payload
-from .ports import Replica, Storage
+from .ports import AnchorReplica, Storage
 from .serving import matches
 
 
@@ -18,7 +18,7 @@ def make_genesis(
     run: str,
     log: str,
     me: Member,
-    replica: Replica,
+    replica: AnchorReplica,
     chunk_elements: int,
     codec: str,
     reducer: str,
@@ -45,7 +45,7 @@ def make_genesis(
     return Certified(entry, (Vote(me, 0, sign(genesis_payload(run, entry.hash()))),))
 
 
-def replay(storage: Storage, replica: Replica, entries: Log) -> bool:
+def replay(storage: Storage, replica: AnchorReplica, entries: Log) -> bool:
     """Bring a restored replica to the end of the log by kept results; False when one is missing or
     damaged.
     """

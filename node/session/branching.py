@@ -562,7 +562,7 @@ class Branching:
         """Result bytes of a plan; False when it is none of the branch's."""
         return self.branch is not None and self.branch.on_result(now, event)
 
-    def on_report(self, now: float, event: x.Report) -> bool:
+    def on_report(self, now: float, event: x.ReductionReport) -> bool:
         """What the data plane waits for; False when it is none of ours."""
         branch = self.branch
         if (

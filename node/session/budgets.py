@@ -10,7 +10,7 @@ by that but time, since every loss is repaired by asking again.
 
 Who breaks rules (`net.faults`) is not listened to for a minute. What such a peer says now is
 dropped, and what a peer says whose stream pauses comes late: rounds do not wait for either
-(`Accountant.deaf_to`), and it is as alive as any.
+(`PeerUsage.deaf_to`), and it is as alive as any.
 
 Members have larger buckets than those who are only admitted. Free-standing operations are as many
 as scripts call: each call of the own script pays for what its peers say about as many operations,
@@ -129,7 +129,7 @@ class _Account:
         self.behind_until = float("-inf")
 
 
-class Accountant:
+class PeerUsage:
     """What the peers of one run have used of this node."""
 
     def __init__(self) -> None:

@@ -145,7 +145,7 @@ class BranchEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
+class StillWaiting:
     """No entry was decided for several times as long as usual: what this member waits for. Told
     again when that changes.
     """
@@ -155,7 +155,7 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class WaitEnded:
-    """An entry is applied, after `Waits` was told."""
+    """An entry is applied, after `StillWaiting` was told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +352,7 @@ class RoundClosing:
 @dataclass(frozen=True, slots=True)
 class WorkAsked:
     """The script is to compute a vector: what follows from the anchor of ``round`` and ``seed``;
-    ``interval``: see `collectives.seeded.Work`.
+    ``interval``: see `collectives.seeded.SeededTask`.
     """
 
     number: int

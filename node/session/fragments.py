@@ -37,7 +37,7 @@ from . import events as ev
 from .actions import main_log
 from .beforehand import Beforehand
 from .beginning import check_model
-from .budgets import Accountant
+from .budgets import PeerUsage
 from .operations import Operations
 from .ports import DataPlane, SessionPorts, Storage
 from .session import ROUND, Phase, Session
@@ -46,13 +46,13 @@ from .view import SessionView
 T = TypeVar("T")
 
 
-class _Head(msgspec.Struct, frozen=True, array_like=True):
+class _EnvelopeHead(msgspec.Struct, frozen=True, array_like=True):
     """The first field of an Envelope."""
 
     log: LogName
 
 
-_head = msgspec.msgpack.Decoder(_Head)
+_head = msgspec.msgpack.Decoder(_EnvelopeHead)
 PHASES: tuple[Phase, ...] = ("left", "seeking", "fetching", "running")
 
 
@@ -184,7 +184,7 @@ class Fragments:
         branch_after_s: float | None = None,
         probation: int = 0,
         per_hour: int = 0,
-        budgets: Accountant | None = None,
+        budgets: PeerUsage | None = None,
         doors: Doors = OPEN,
     ) -> None:
         """``storages``: one a fragment; that of ``ports`` is not used. Raises ConfigError where
@@ -195,7 +195,7 @@ class Fragments:
                 "a run of no fragments" if not storages else "a run in fragments has no branches",
                 key="fragments",
             )
-        budgets = budgets or Accountant()
+        budgets = budgets or PeerUsage()
         self.ports = [
             FragmentPorts(ports, storage, number) for number, storage in enumerate(storages)
         ]
@@ -331,7 +331,7 @@ class Fragments:
                     name = ports.plane.named(event.name)
                     if name in session.transfer.fetching:
                         session.on_exchange(now, replace(event, name=name))
-            case x.ResultComplete() | x.Report() | x.PartReduced():
+            case x.ResultComplete() | x.ReductionReport() | x.PartReduced():
                 self._each(lambda session, _: session.on_exchange(now, event))
             case x.NonFinite():
                 self._giver(event.cid).on_exchange(now, event)

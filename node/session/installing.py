@@ -16,7 +16,7 @@ from ...collectives.errors import StorageError
 from ...collectives.group import Entry
 from ...collectives.layout import Layout
 from .branching import Branching
-from .ports import Replica
+from .ports import AnchorReplica
 from .serving import matches
 from .view import SessionView
 
@@ -30,7 +30,7 @@ class Receiver(SessionView, Protocol):
         """
         ...
 
-    def installed(self, now: float, replica: Replica) -> None:
+    def installed(self, now: float, replica: AnchorReplica) -> None:
         """A fetched state and its entries are in place: the next round opens."""
         ...
 
@@ -43,7 +43,9 @@ class Installing:
         self.under_way = False  # nothing may be applied meanwhile
         self._half_done = False
         self._applying = False
-        self._replica: Replica | None = None  # behind the journal, on its way to the journal's end
+        self._replica: AnchorReplica | None = (
+            None  # behind the journal, on its way to the journal's end
+        )
         self._waiting: tuple[int, bytes, Layout, memoryview] | None = (
             None  # it came while an entry was being applied, or found no room
         )
@@ -101,7 +103,7 @@ class Installing:
         return None
 
     # ---- from a state to the end of the journal
-    def replay(self, now: float, replica: Replica) -> None:
+    def replay(self, now: float, replica: AnchorReplica) -> None:
         """Apply the journal's next entry to the state, or take part again where there is none."""
         session, machine = self.session, self.session.machine
         assert machine is not None
@@ -119,7 +121,7 @@ class Installing:
         )
         return None
 
-    def _next(self, replica: Replica) -> Entry:
+    def _next(self, replica: AnchorReplica) -> Entry:
         machine = self.session.machine
         assert machine is not None
         return machine.journal.entries[replica.applied + 1].entry
@@ -134,7 +136,7 @@ class Installing:
         """Whether the state cannot be brought on without this result: a newer state is of use then."""
         return self._replica is not None and entry.round == self._replica.applied + 1
 
-    def _apply(self, replica: Replica, entry: Entry, data: memoryview | None) -> None:
+    def _apply(self, replica: AnchorReplica, entry: Entry, data: memoryview | None) -> None:
         def applied(now: float, _: None) -> None:
             self._applying = False
             replica.publish(entry.round)
@@ -144,7 +146,7 @@ class Installing:
         self._applying = True
         self.session.ports.offload(lambda: replica.apply(entry, data), applied)
 
-    def _replayed(self, replica: Replica, now: float, hashes: list[bytes]) -> None:
+    def _replayed(self, replica: AnchorReplica, now: float, hashes: list[bytes]) -> None:
         session = self.session
         session.adopt(now, replica.applied, merkle_root(hashes))
         session.transfer.seeking_state = False

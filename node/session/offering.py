@@ -20,7 +20,7 @@ Given = tuple[bytes, int, Tensor, Reading]
 """cid, samples, vector, and what the script says of it."""
 
 
-class Standing(Protocol):
+class SessionProgress(Protocol):
     """How far the session is."""
 
     @property
@@ -47,7 +47,7 @@ class Standing(Protocol):
 class Offering:
     """Contributions of the script, in order; the first may be frozen for the open round."""
 
-    def __init__(self, session: Standing) -> None:
+    def __init__(self, session: SessionProgress) -> None:
         self._session = session
         self._waiting: deque[tuple[Given, int | None]] = deque()
 

@@ -514,7 +514,7 @@ class Operations:
         else:
             held(now)
 
-    def on_report(self, now: float, event: x.Report) -> bool:
+    def on_report(self, now: float, event: x.ReductionReport) -> bool:
         """What the data plane waits for; False when it is none of ours."""
         operation = self._planned(event.plan_id)
         if operation is not None:

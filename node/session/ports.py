@@ -99,7 +99,7 @@ class DataPlane(Protocol):
         ...
 
 
-class Replica(Protocol):
+class AnchorReplica(Protocol):
     """Anchor and outer momentum of one run at this node."""
 
     layout: Layout
@@ -256,19 +256,19 @@ class Storage(Protocol):
         """
         ...
 
-    def replica(self, layout: Layout, *, restore: bool) -> Replica:
+    def replica(self, layout: Layout, *, restore: bool) -> AnchorReplica:
         """Memory for a replica of this layout; with ``restore`` filled from the newest checkpoint
         that the journal reaches, if there is one.
         """
         ...
 
-    def found(self, replica: Replica, genesis: Certified) -> None:
+    def found(self, replica: AnchorReplica, genesis: Certified) -> None:
         """Keep layout, initial state and genesis of a run that is founded here, all on the medium,
         or nothing at all (StorageError).
         """
         ...
 
-    def checkpoint(self, replica: Replica, entry: Certified, rounds: int) -> None:
+    def checkpoint(self, replica: AnchorReplica, entry: Certified, rounds: int) -> None:
         """Write the current state, after ``entry`` and ``rounds`` rounds, to disk. Heavy.
 
         Told, not raised, when it fails: the last checkpoint and all later results stay.

@@ -29,7 +29,7 @@ class SealView:
     awaited: tuple[PeerId, ...]
 
 
-class Sealed(SessionView, Protocol):
+class SealableSession(SessionView, Protocol):
     """A session, as `recertify` sees it."""
 
     @property
@@ -38,7 +38,7 @@ class Sealed(SessionView, Protocol):
         ...
 
 
-def recertify(sessions: Sequence[Sealed], now: float, peers: Collection[PeerId]) -> None:
+def recertify(sessions: Sequence[SealableSession], now: float, peers: Collection[PeerId]) -> None:
     """The organiser's user says: these never vote again, go on without them. Nothing is known here
     that could prove it.
 

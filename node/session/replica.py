@@ -53,7 +53,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 class ModelReplica:
     """State of one run at one node: anchor generations in ``slots``, the outer step's state beside
-    them. Implements `ports.Replica`.
+    them. Implements `ports.AnchorReplica`.
     """
 
     def __init__(self, layout: Layout, outer: OuterSettings, slots: Slots) -> None:

@@ -29,7 +29,7 @@ Get = tuple[PeerId, list[Span]]
 
 
 @dataclass
-class Source:
+class ChunkSource:
     """What one source was asked for, and how fast it brings it."""
 
     chunks: dict[int, None] = field(default_factory=dict[int, None])  # outstanding, oldest first
@@ -40,7 +40,7 @@ class Source:
     busy_s: float = 0.0  # how long it took for that
 
 
-class Requests:
+class ChunkRequests:
     """Outstanding chunks of one content."""
 
     def __init__(self, now: float, chunk_bytes: int, most: int = WINDOW_CHUNKS) -> None:
@@ -48,7 +48,7 @@ class Requests:
         self.most, self._chunk_bytes = most, chunk_bytes
         self._began_at = self._moved_at = now
         self._came = 0
-        self._of: dict[PeerId, Source] = {}
+        self._of: dict[PeerId, ChunkSource] = {}
         self._turn = 0
 
     def came(self, now: float, source: PeerId | None, missing: Sequence[Span]) -> None:
@@ -127,7 +127,7 @@ class Requests:
         return active * (took_s / self._came if self._came else self._chunk_bytes / UNMEASURED)
 
     def _ask(self, now: float, peer: PeerId, chunks: Sequence[int]) -> None:
-        known = self._of.setdefault(peer, Source())
+        known = self._of.setdefault(peer, ChunkSource())
         if not known.chunks:
             known.moved_at, known.tries = now, 0
         known.asked_at = now

@@ -52,7 +52,7 @@ class Snapshot:
     used_at: float
 
 
-class Provided(NamedTuple):
+class ServedResult(NamedTuple):
     """A result that is served: of which log and round, and the hashes of its chunks, joined; empty
     where nobody has asked for them yet.
     """
@@ -73,7 +73,7 @@ class Serving:
         self._making = False
         self._asking: set[PeerId] = set()
         self._asking_certified: dict[PeerId, m.AskState] = {}
-        self._provided: dict[bytes, Provided] = {}
+        self._provided: dict[bytes, ServedResult] = {}
         self._hashing: dict[bytes, set[PeerId]] = {}  # by name: who waits for its hashes
 
     # ---- recovery
@@ -155,7 +155,7 @@ class Serving:
 
     def _provide(self, name: bytes, entry: Entry, data: memoryview, hashes: bytes = b"") -> None:
         self.session.ports.exchange.provide(name, data, grid_of(entry).bounds)
-        self._provided[name] = Provided(entry.log, entry.round, hashes)
+        self._provided[name] = ServedResult(entry.log, entry.round, hashes)
 
     # ---- state
     def on_ask_state(self, now: float, peer: PeerId, body: m.AskState) -> None:

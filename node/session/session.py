@@ -46,14 +46,14 @@ from ...collectives.round.log import RECENT
 from ...collectives.swarm import MOST_REPLAYED, RunSettings, Tally
 from ...optim.outer.readings import median_lag
 from ..membership import Membership
-from ..membership import Timing as MembershipTiming
+from ..membership import MembershipTiming as MembershipTiming
 from . import events as ev
 from .actions import LogActions, main_log
 from .admission import Admission
 from .beforehand import Beforehand
 from .beginning import check_model, make_genesis, replay
 from .branching import Branching
-from .budgets import Accountant
+from .budgets import PeerUsage
 from .distances import Distances
 from .earlier import Earlier
 from .installing import Installing
@@ -61,7 +61,7 @@ from .naming import is_operation, shape_of
 from .offering import Offering
 from .operations import Operations
 from .others import Others
-from .ports import Replica, SessionPorts
+from .ports import AnchorReplica, SessionPorts
 from .recertifying import Recertifying
 from .retaining import Retaining
 from .serving import Serving
@@ -109,7 +109,7 @@ class Session:
         pre_round: Callable[[SessionView, Operations], Beforehand] | None = None,
         probation: int = 0,
         per_hour: int = 0,
-        budgets: Accountant | None = None,
+        budgets: PeerUsage | None = None,
         doors: Doors = OPEN,
     ) -> None:
         """With ``seeding`` this member takes part also while no script is attached. ``site``: the
@@ -149,10 +149,10 @@ class Session:
         )
         self._unix_offset_s = unix_offset_s
         self._follows = membership is not None  # another session speaks for the peer
-        self.budgets = budgets or Accountant()
+        self.budgets = budgets or PeerUsage()
         self.sessions = [self]  # of a run in fragments there are several
         self.machine: RoundMachine | None = None
-        self.replica: Replica | None = None
+        self.replica: AnchorReplica | None = None
         self.actions = LogActions(self)
         self.transfer = Transfer(self.actions, organiser, self.timing, rng, settings.lying)
         self.serving = Serving(self)
@@ -692,7 +692,7 @@ class Session:
             case x.PartReduced():
                 if machine is not None and machine.lying:
                     machine.on_part(now, event.plan_id, event.part, event.digest)
-            case x.Report():
+            case x.ReductionReport():
                 if (
                     not self.branching.on_report(now, event)
                     and not self.operations.on_report(now, event)
@@ -813,7 +813,7 @@ class Session:
             now, [c for c in machine.frontier if machine.round <= c.entry.round <= round_], root
         )
 
-    def installed(self, now: float, replica: Replica) -> None:
+    def installed(self, now: float, replica: AnchorReplica) -> None:
         """A fetched state and its entries are in place: the next round opens."""
         machine = self.machine
         assert machine is not None

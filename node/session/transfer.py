@@ -29,7 +29,7 @@ from .naming import is_operation
 from .ports import DataPlane
 from .race import Race
 from .replica import state_chunk_bytes
-from .requests import Requests
+from .requests import ChunkRequests
 
 # a quorum that offers one state alike has done so within this time; then a certified one is asked
 # for
@@ -114,7 +114,7 @@ class Fetching:
     bounds: Bounds = 0
     have: int = 0
     missing: Sequence[m.Span] = ()
-    requests: Requests | None = None  # once there is something to ask for
+    requests: ChunkRequests | None = None  # once there is something to ask for
     asked_at: float = -1e9
     moved_at: float = 0.0  # when something came last
     turn: int = 0
@@ -442,7 +442,7 @@ class Transfer:
     def _advance(self, now: float, item: Fetching) -> None:
         """Keep a window of chunks asked for, spread over the sources."""
         if item.requests is None:
-            item.requests = Requests(now, self._chunk_bytes(item))
+            item.requests = ChunkRequests(now, self._chunk_bytes(item))
         if item.name == self._rival:
             item.requests.most = 1
         self._get(item, item.requests.next(now, item.missing, self._able(item)))

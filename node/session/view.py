@@ -19,9 +19,9 @@ from ...collectives.swarm import RunSettings
 from ..membership import Membership
 from . import events as ev
 from .beforehand import Beforehand
-from .budgets import Accountant
+from .budgets import PeerUsage
 from .offering import Offering
-from .ports import Replica, SessionPorts
+from .ports import AnchorReplica, SessionPorts
 from .transfer import Transfer, TransferActions
 
 
@@ -103,7 +103,7 @@ class SessionView(Protocol):
         ...
 
     @property
-    def budgets(self) -> Accountant:
+    def budgets(self) -> PeerUsage:
         """What each peer may still ask of this node."""
         ...
 
@@ -113,7 +113,7 @@ class SessionView(Protocol):
         ...
 
     @property
-    def replica(self) -> Replica | None:
+    def replica(self) -> AnchorReplica | None:
         """Anchor and momentum; None before there is a state."""
         ...
 

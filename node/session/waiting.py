@@ -47,7 +47,7 @@ class Waits:
         waiting = self.look(now)
         if (key := (waiting.state, waiting.of)) != self._told:
             self._told = key
-            self.session.ports.emit(ev.Waits(waiting))
+            self.session.ports.emit(ev.StillWaiting(waiting))
 
     @property
     def quiet_s(self) -> float:

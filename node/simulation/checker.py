@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...collectives.codecs.codec import Grid, Wire
+from ...collectives.codecs.codec import EncodedChunk, Grid
 from ...collectives.digest import chunk_hash, part_digest
 from ...collectives.group import (
     Certified,
@@ -54,7 +54,7 @@ MOST_BALLOTS = 1000  # of a round in which honest members turn by their clocks
 
 
 @dataclass(frozen=True, slots=True)
-class Frozen:
+class FrozenContribution:
     """A contribution as its script froze it. ``units``: the units of work in it; ``weight``
     samples.
     """
@@ -67,7 +67,7 @@ class Frozen:
 
 
 @dataclass(frozen=True, slots=True)
-class Tip:
+class CheckedTip:
     """Where a branch of the certified entry ``base`` stands: its contributions and the state they
     lead to.
     """
@@ -106,9 +106,9 @@ class Checker:
         self.results: list[bytes] = []
         self.anchors: list[Tensor] = []  # float32 (numel,), expected after each entry
         self.used: dict[int, int] = {}  # unit of work -> the round that counts it
-        self.frozen: dict[bytes, Frozen] = {}
+        self.frozen: dict[bytes, FrozenContribution] = {}
         self._given_up: set[bytes] = set()  # contributions that scripts were told are not counted
-        self.tips: dict[bytes, Tip] = {}  # uncertified states, by digest
+        self.tips: dict[bytes, CheckedTip] = {}  # uncertified states, by digest
         self._momenta: list[Tensor] = []  # after each entry
         self.absorbed = self.branch_rounds = 0
         self.retired: set[Member] = (
@@ -129,7 +129,7 @@ class Checker:
         self.entries, self.results, self.anchors = [genesis], [b""], [initial.clone()]
         self._momenta = [torch.zeros_like(initial)]
 
-    def freeze(self, cid: bytes, contribution: Frozen) -> None:
+    def freeze(self, cid: bytes, contribution: FrozenContribution) -> None:
         """A script froze a contribution. The vector must not be changed by the caller."""
         self.frozen[cid] = contribution
 
@@ -222,14 +222,14 @@ class Checker:
         before = self.tips.get(entry.base_state)
         if before is None:
             index = next(i for i, c in enumerate(self.entries) if c.entry.hash() == tip.base)
-            before = Tip(tip.base, (), self.anchors[index], self._momenta[index])
+            before = CheckedTip(tip.base, (), self.anchors[index], self._momenta[index])
         if before.base != tip.base or tip.contributors != (*before.path, *entry.contributors):
             raise Violation(
                 "honest outcome", f"the tip of {who}'s {tip.log} does not name all that is in it"
             )
         result = self._honest(entry)
         anchor, momentum = self._outer(entry, result, before.anchor, before.momentum)
-        self.tips[tip.digest] = Tip(tip.base, tip.contributors, anchor, momentum)
+        self.tips[tip.digest] = CheckedTip(tip.base, tip.contributors, anchor, momentum)
         self.branch_rounds += 1
 
     def shown(self, who: PeerId, tip: bytes, anchor: Tensor) -> None:
@@ -496,7 +496,9 @@ class Checker:
         digest = part_digest(entry, part, [chunk_hash(views[1][chunk]) for chunk in chunks])
         return digest == entry.part_digests[entry.parts.index(part)]
 
-    def _encoded(self, grid: Grid, entry: Entry, chunk: int) -> tuple[dict[bytes, Wire], Tensor]:
+    def _encoded(
+        self, grid: Grid, entry: Entry, chunk: int
+    ) -> tuple[dict[bytes, EncodedChunk], Tensor]:
         """What was contributed to a chunk, as it travels and decoded."""
         codec, first, elements = (
             grid.codec(chunk),
@@ -566,7 +568,7 @@ class Checker:
             if part.first <= chunk < part.stop
         )
 
-        def add(peer: PeerId, target: memoryview) -> Wire:
+        def add(peer: PeerId, target: memoryview) -> EncodedChunk:
             total, wire = tree.sum(peer), grid.wire(target, chunk)
             assert total is not None
             terms = [

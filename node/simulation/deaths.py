@@ -39,7 +39,7 @@ class Deaths:
         self.swarm, self.rng = swarm, rng
         self.doomed: dict[PeerId, float] = {}
         self.heirs: dict[PeerId, float] = {}  # peers that begin late -> when
-        self.relay: Relay | None = None
+        self.relay: DyingHolders | None = None
 
     def plan(self, share: float, kinds: Sequence[FaultKind]) -> None:
         """In ``share`` of the seeds with deaths: some members, perhaps all but one, each at a time
@@ -58,14 +58,14 @@ class Deaths:
             self._plan_heirs(self.swarm.world.stream("heirs"))
 
     def plan_relay(self, share: float) -> None:
-        """In half of ``share`` of the seeds of four members and more, a `Relay` in place of the
+        """In half of ``share`` of the seeds of four members and more, a `DyingHolders` in place of the
         others.
         """
         rng, names = self.swarm.world.stream("relay"), self.swarm.names
         if rng.random() >= share / 2 or len(names) < 4:
             return
         self.doomed, self.heirs = {}, {}
-        self.relay = Relay(self, rng.sample(names[1:], 3), rng)
+        self.relay = DyingHolders(self, rng.sample(names[1:], 3), rng)
 
     def _plan_heirs(self, rng: random.Random) -> None:
         for peer, at_s in self.doomed.items():
@@ -171,7 +171,7 @@ class Deaths:
         return max(logs, key=len)[-1].entry.next_config if logs else ()
 
 
-class Relay:
+class DyingHolders:
     """Once the network is mended, all but three die for good, one after another. Of these one is
     away until it lacks more than anybody keeps results of; as it comes back another one dies, so
     that the third, no quorum by itself, is the only one that has the newest state."""

@@ -41,7 +41,7 @@ LOSSY_ROUNDS = 4  # are asked for then
 FAIL_EVERY = (60, 200, 1000)  # calls between two failures of a disk, in the mean
 
 
-class Losses:
+class SeedLosses:
     """Which of these a seed has."""
 
     def __init__(self, swarm: SwarmView) -> None:

@@ -19,7 +19,7 @@ SECTOR = 512
 
 
 @dataclass(slots=True)
-class _File:
+class _MediumFile:
     """What everybody reads, what is on the medium, and what is on the way there."""
 
     now: bytearray = field(default_factory=bytearray)
@@ -32,9 +32,11 @@ class _File:
 class _Names:
     """Of one folder."""
 
-    now: dict[str, _File] = field(default_factory=dict[str, _File])
-    medium: dict[str, _File] = field(default_factory=dict[str, _File])
-    changes: list[dict[str, _File | None]] = field(default_factory=list[dict[str, "_File | None"]])
+    now: dict[str, _MediumFile] = field(default_factory=dict[str, _MediumFile])
+    medium: dict[str, _MediumFile] = field(default_factory=dict[str, _MediumFile])
+    changes: list[dict[str, _MediumFile | None]] = field(
+        default_factory=list[dict[str, "_MediumFile | None"]]
+    )
     """Each arrives as a whole or not at all: a rename is one of a name that goes and one that
     comes.
     """
@@ -48,7 +50,7 @@ class SimMedium:
     def __init__(self, rng: Random, skip: str = "") -> None:
         self._rng, self._skip = rng, skip
         self._folders: dict[Path, _Names] = {}
-        self._open: dict[int, tuple[_File, str]] = {}
+        self._open: dict[int, tuple[_MediumFile, str]] = {}
         self._numbers = 0
         self.syncs = 0
         self.boots = 0
@@ -74,7 +76,7 @@ class SimMedium:
         self._open.clear()
         self._folders = {}
         for folder, contents in files.items():
-            found = {name: _File(bytearray(data), data) for name, data in contents.items()}
+            found = {name: _MediumFile(bytearray(data), data) for name, data in contents.items()}
             self._folders[folder] = _Names(found, dict(found))
 
     # ---- power
@@ -99,7 +101,7 @@ class SimMedium:
         names.changes.clear()
         names.now = dict(names.medium)
 
-    def _settle(self, file: _File) -> None:
+    def _settle(self, file: _MediumFile) -> None:
         left = bytearray(file.medium)
         for at, data in file.writes:
             if not data:  # cut
@@ -141,7 +143,7 @@ class SimMedium:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
         return names
 
-    def _file(self, number: int) -> _File:
+    def _file(self, number: int) -> _MediumFile:
         if number not in self._open:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         return self._open[number][0]
@@ -152,7 +154,7 @@ class SimMedium:
         file = names.now.get(path.name)
         if file is None:
             self._change()
-            file = names.now[path.name] = _File()
+            file = names.now[path.name] = _MediumFile()
             names.changes.append({path.name: file})
         self._numbers += 1
         self._open[self._numbers] = (file, path.name)
@@ -218,7 +220,7 @@ class SimMedium:
         if old.parent != new.parent or old.name not in names.now:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(old))
         self._change()
-        change: dict[str, _File | None] = {new.name: names.now[old.name], old.name: None}
+        change: dict[str, _MediumFile | None] = {new.name: names.now[old.name], old.name: None}
         _apply(names.now, change)
         names.changes.append(change)
 
@@ -227,7 +229,7 @@ class SimMedium:
         names = self._folders.get(path.parent)
         if names is not None and path.name in names.now:
             self._change()
-            change: dict[str, _File | None] = {path.name: None}
+            change: dict[str, _MediumFile | None] = {path.name: None}
             _apply(names.now, change)
             names.changes.append(change)
 
@@ -244,7 +246,7 @@ class SimMedium:
         return bytes(names.now[path.name].now)
 
 
-def _apply(names: dict[str, _File], change: dict[str, _File | None]) -> None:
+def _apply(names: dict[str, _MediumFile], change: dict[str, _MediumFile | None]) -> None:
     for name, file in change.items():
         if file is None:
             names.pop(name, None)

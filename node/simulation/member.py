@@ -14,13 +14,13 @@ from ...collectives.group import Certified, Config, Entry, Member
 from ...collectives.identifiers import PeerId
 from ...collectives.layout import Layout
 from ...collectives.simulation import Network, World
-from ...collectives.simulation.faults import Faults
+from ...collectives.simulation.faults import FaultInjector
 from ...collectives.swarm import RunSettings
 from ..session.events import BranchEnded, EarlierSettled, InFragment, StateReady
 from ..session.record import BranchRecord
 from ..session.replica import ModelReplica
 from ..session.session import Session
-from .checker import Checker, Frozen, Violation
+from .checker import Checker, FrozenContribution, Violation
 from .liars import Lie, LyingProcess
 from .plant import Plant
 from .process import NodeProcess, Place
@@ -31,7 +31,7 @@ ASK_S = 0.01  # a script that outlived its node enters the next one so long afte
 LATE_S = 0.8  # a script that reuses its buffers (a planted bug) does so after this time
 
 
-class Asked(Protocol):
+class MemberOptions(Protocol):
     """What the parts of a seed read of its options."""
 
     @property
@@ -67,7 +67,7 @@ class TwinsView(Protocol):
 
 
 class LossesView(Protocol):
-    """Homes from a backup, disks that fail (`losses.Losses`)."""
+    """Homes from a backup, disks that fail (`losses.SeedLosses`)."""
 
     @property
     def restored(self) -> set[Member]:
@@ -109,7 +109,7 @@ class SwarmView(Protocol):
     initial: Tensor
     place: Place
     plant: Plant
-    faults: Faults
+    faults: FaultInjector
     members: dict[PeerId, SimMember]
     watches: list[Watch]
     liars: frozenset[PeerId]
@@ -117,7 +117,7 @@ class SwarmView(Protocol):
     left: bool
 
     @property
-    def options(self) -> Asked:
+    def options(self) -> MemberOptions:
         """What the seed is run with."""
         ...
 
@@ -496,7 +496,7 @@ class Disk(Observer):
             unit for staked in self.units.staked.values() for unit in staked
         )
 
-    def contribute(self, cid: bytes, contribution: Frozen, base: int | None) -> None:
+    def contribute(self, cid: bytes, contribution: FrozenContribution, base: int | None) -> None:
         """The script offers a contribution."""
         process, script = self.member.process, self.script
         if (

@@ -10,7 +10,7 @@ hardly ever meet it.
   the convener decides, tells nobody and is cut off again; the rest, who count on the promise,
   decide otherwise.
 
-Drawn from a stream of its own: a seed without them is played as it always was. `deaths.Relay` has
+Drawn from a stream of its own: a seed without them is played as it always was. `deaths.DyingHolders` has
 the third kind, of members that die for good.
 """
 
@@ -61,7 +61,7 @@ class Lapse:
     away_s: float
 
 
-class Stage(Enum):
+class UsurpationStage(Enum):
     """How far a usurpation has come."""
 
     IDLE = "a plan is waited for"
@@ -81,7 +81,7 @@ class Moments:
         self.rng = swarm.world.stream("moments")
         self.lapses: list[Lapse] = []
         self.usurpations = 0
-        self.stage = Stage.IDLE
+        self.stage = UsurpationStage.IDLE
         self._plans = 0  # messages until one begins
         self._began = 0  # how many have begun: a timer of an earlier one does nothing
         self._round = 0
@@ -143,26 +143,26 @@ class Moments:
     def _usurped(self, kind: str, round_: int, sender: PeerId, receiver: PeerId) -> bool:
         few = self._few
         match self.stage:
-            case Stage.IDLE if kind == "plan":
+            case UsurpationStage.IDLE if kind == "plan":
                 self._plans -= 1
                 if self._plans <= 0:
                     self._arm(round_, sender)
-            case Stage.ARMED if kind == "result" and sender == self._convener:
+            case UsurpationStage.ARMED if kind == "result" and sender == self._convener:
                 return receiver not in few
-            case Stage.ARMED if kind == "accept" and sender == self._convener:
-                self.stage = Stage.APART
+            case UsurpationStage.ARMED if kind == "accept" and sender == self._convener:
+                self.stage = UsurpationStage.APART
                 self._part(few)
-                self._later(ALONE_S, lambda: self._idle(Stage.APART))
-            case Stage.APART if kind == "promise" and not {sender, receiver} & few:
-                self.stage, self._fallen = Stage.FALLING, sender
+                self._later(ALONE_S, lambda: self._idle(UsurpationStage.APART))
+            case UsurpationStage.APART if kind == "promise" and not {sender, receiver} & few:
+                self.stage, self._fallen = UsurpationStage.FALLING, sender
                 self._later(ON_ITS_WAY_S, self._fall)
-            case Stage.BACK if kind == "accepted" and round_ == self._round:
+            case UsurpationStage.BACK if kind == "accepted" and round_ == self._round:
                 if (sender, receiver) == (self._fallen, self._convener):
-                    self.stage = Stage.TOLD
+                    self.stage = UsurpationStage.TOLD
                     self.swarm.count("usurpation: a vote for the earlier proposal")
                     self._later(ON_ITS_WAY_S, self._leave)
                 return receiver != self._convener
-            case Stage.TOLD:
+            case UsurpationStage.TOLD:
                 return (sender in few) != (receiver in few)
             case _:
                 pass
@@ -177,8 +177,8 @@ class Moments:
         few = self._chosen(config, convener)
         if few is not None:
             self._round, self._convener, self._few = round_, convener, few
-            self.stage, self._began = Stage.ARMED, self._began + 1
-            self._later(ARMED_S, lambda: self._idle(Stage.ARMED))
+            self.stage, self._began = UsurpationStage.ARMED, self._began + 1
+            self._later(ARMED_S, lambda: self._idle(UsurpationStage.ARMED))
 
     def _chosen(self, config: Config, convener: PeerId) -> frozenset[PeerId] | None:
         organiser, peers = self.swarm.organiser, [member.peer for member in config]
@@ -199,7 +199,7 @@ class Moments:
         """Who promised ends, and comes back among the few."""
         swarm, rng, member = self.swarm, self.rng, self.swarm.members[self._fallen]
         if member.process is None or swarm.left or swarm.removal.planned:
-            return self._idle(Stage.FALLING)
+            return self._idle(UsurpationStage.FALLING)
         how, copies = rng.choice(WAYS), None
         if how == "backup":
             copies = self._old_copy(member)
@@ -208,9 +208,9 @@ class Moments:
         for disk, copy in zip(member.disks, copies or (), strict=copies is not None):
             disk.restore(copy)
         self._part(self._few | {self._fallen})
-        self.stage = Stage.BACK
+        self.stage = UsurpationStage.BACK
         swarm.world.after(rng.choice(AWAY_S), partial(swarm.restart, self._fallen))
-        return self._later(HEARD_S, lambda: self._leave(Stage.BACK))
+        return self._later(HEARD_S, lambda: self._leave(UsurpationStage.BACK))
 
     def _old_copy(self, member: SimMember) -> Sequence[Backup] | None:
         """A copy of its disks that the log tells from them, if it can be done without."""
@@ -222,20 +222,20 @@ class Moments:
         ]
         return self.rng.choice(found) if found and self.swarm.expendable(member.peer) else None
 
-    def _leave(self, only: Stage | None = None) -> None:
+    def _leave(self, only: UsurpationStage | None = None) -> None:
         """The few are cut off, without who was among them for a while."""
         if only in (None, self.stage):
-            self.stage = Stage.OVER
+            self.stage = UsurpationStage.OVER
             self._part(self._few)
-            self._later(self.rng.choice(APART_S), lambda: self._idle(Stage.OVER))
+            self._later(self.rng.choice(APART_S), lambda: self._idle(UsurpationStage.OVER))
 
-    def _idle(self, only: Stage) -> None:
+    def _idle(self, only: UsurpationStage) -> None:
         """It is over; perhaps another one begins."""
         if self.stage is only:
-            if only is not Stage.ARMED:
+            if only is not UsurpationStage.ARMED:
                 self.usurpations -= 1
                 self.swarm.network.partition(None)
-            self.stage = Stage.IDLE
+            self.stage = UsurpationStage.IDLE
 
     def _part(self, few: frozenset[PeerId]) -> None:
         self.swarm.network.partition({peer: int(peer in few) for peer in self.swarm.peers()})

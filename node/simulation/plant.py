@@ -48,7 +48,7 @@ class Plant:
     losing = 0.0  # share of the seeds with each of the kinds of `losses`
     recertified = 0.0  # share of the seeds in which the organiser recertifies
     power = 0.0  # share of the seeds in which machines lose power, and not only processes die
-    moments = 0.0  # share of the seeds with faults that aim (`moments`, `deaths.Relay`)
+    moments = 0.0  # share of the seeds with faults that aim (`moments`, `deaths.DyingHolders`)
     twins = 0.0  # share of the seeds in which a second process begins from a copy of a live home
     unforced = ""  # the name of files whose sync does nothing, or "folder"
     lying = 0  # how many members lie

@@ -25,14 +25,14 @@ from ..session.events import (
     RoundCommitted,
     StateReady,
 )
-from .checker import Frozen
+from .checker import FrozenContribution
 from .plant import Plant
 
 
-class Node(Protocol):
+class ScriptNode(Protocol):
     """What a script may ask of its member."""
 
-    def contribute(self, cid: bytes, contribution: Frozen, base: int | None) -> None:
+    def contribute(self, cid: bytes, contribution: FrozenContribution, base: int | None) -> None:
         """Freeze and offer a contribution, made on the anchor of round ``base``."""
         ...
 
@@ -61,7 +61,14 @@ class Script:
     """One life of a script."""
 
     def __init__(
-        self, scene: Scene, rng: random.Random, node: Node, units: Units, *, peer: PeerId, life: int
+        self,
+        scene: Scene,
+        rng: random.Random,
+        node: ScriptNode,
+        units: Units,
+        *,
+        peer: PeerId,
+        life: int,
     ) -> None:
         self.scene, self.world, self.rng, self.node, self.units = (
             scene,
@@ -153,5 +160,5 @@ class Script:
             vector = torch.randn(self.scene.layout.numel, generator=generator)
             base = self.base if self.careful else None
             self.node.contribute(
-                cid, Frozen(self.peer, self.life, 8 * len(units), units, vector), base
+                cid, FrozenContribution(self.peer, self.life, 8 * len(units), units, vector), base
             )

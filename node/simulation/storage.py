@@ -22,7 +22,7 @@ from ...collectives.round import SealRecord
 from ...collectives.swarm import OuterSettings
 from ..session.kept import Votes
 from ..session.memory_storage import MemoryStorage, MemoryVotes
-from ..session.ports import Replica
+from ..session.ports import AnchorReplica
 from ..session.record import BranchRecord
 from ..session.replica import ModelReplica, PlainSlots, bytes_of
 from ..storage import checkpoint as cp
@@ -335,7 +335,7 @@ class SimStorage(MemoryStorage):
         self.observer.branched(record)
         super().keep_branch(record)
 
-    def replica(self, layout: Layout, *, restore: bool) -> Replica:
+    def replica(self, layout: Layout, *, restore: bool) -> AnchorReplica:
         """A replica of this layout, with ``restore`` filled from the newest checkpoint that the
         journal reaches.
         """
@@ -343,11 +343,11 @@ class SimStorage(MemoryStorage):
         self._fill(replica, restore)
         return replica
 
-    def checkpoint(self, replica: Replica, entry: Certified, rounds: int) -> None:
+    def checkpoint(self, replica: AnchorReplica, entry: Certified, rounds: int) -> None:
         """Keep the state."""
         self.observer.before_write("checkpoint")
         assert isinstance(replica, ModelReplica)
-        saved = cp.Saved(
+        saved = cp.SavedCheckpoint(
             replica.applied, rounds, merkle_root(replica.hashes()), replica.anchor, replica.momentum
         )
         self._numel = replica.layout.numel
@@ -365,7 +365,7 @@ class SimStorage(MemoryStorage):
         super().checkpoint(replica, entry, rounds)
         self._begun.clear()
 
-    def found(self, replica: Replica, genesis: Certified) -> None:
+    def found(self, replica: AnchorReplica, genesis: Certified) -> None:
         """Keep layout, initial state and genesis."""
         super().found(replica, genesis)
         self.journal().sync()

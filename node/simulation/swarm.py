@@ -16,7 +16,7 @@ from ...collectives.group import Member, TopologyKind, least_members
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import cut, make_layout
 from ...collectives.round import Timing
-from ...collectives.simulation import Faults, Network, World, quiet_plan, random_plan
+from ...collectives.simulation import FaultInjector, Network, World, quiet_plan, random_plan
 from ...collectives.simulation.faults import (
     AIMED,
     ALL_FAULTS,
@@ -41,7 +41,7 @@ from ..session.events import (
 from .checker import Checker, Violation
 from .deaths import Deaths
 from .liars import LIES, Lie
-from .losses import LOSSY_ROUNDS, SHARE, SLOWER, Losses
+from .losses import LOSSY_ROUNDS, SHARE, SLOWER, SeedLosses
 from .member import Disk, SimMember, Watch
 from .moments import Moments
 from .plant import Plant
@@ -95,7 +95,7 @@ class _Body(msgspec.Struct, array_like=True):
     tag: str
 
 
-class _Head(msgspec.Struct, array_like=True):
+class _EnvelopePeek(msgspec.Struct, array_like=True):
     """An envelope as far as traps look at it."""
 
     log: str
@@ -104,11 +104,11 @@ class _Head(msgspec.Struct, array_like=True):
     body: _Body
 
 
-_head = msgspec.msgpack.Decoder(_Head)
+_head = msgspec.msgpack.Decoder(_EnvelopePeek)
 
 
 @dataclass(slots=True)
-class Verdict:
+class SeedResult:
     """What became of a seed. ``problem`` is "" when all predicates held; ``unfinished`` when only
     liveness failed.
     """
@@ -217,11 +217,13 @@ class SimSwarm:
             0.0 if self.options.lying else RECERTIFIED if plant is None else plant.recertified,
             kinds,
         )
-        self.faults = Faults(self.world, self.network, self, plan, self.world.stream("faults"))
+        self.faults = FaultInjector(
+            self.world, self.network, self, plan, self.world.stream("faults")
+        )
         self.deaths = Deaths(self, self.world.stream("deaths"))
         if not (self.removal.planned or branching):
             self.deaths.plan(DYING if plant is None else self.plant.dying, kinds)
-        self.losses = Losses(self)
+        self.losses = SeedLosses(self)
         if not (branching or self.options.lying):
             self.losses.plan(self.options.losing if plant is None else plant.losing, kinds)
         self.moments = Moments(self)
@@ -241,7 +243,7 @@ class SimSwarm:
         return self.watches[0].checker
 
     # ---- a run
-    def run(self) -> Verdict:
+    def run(self) -> SeedResult:
         """Play the seed to its end."""
         problem, unfinished = "", False
         try:
@@ -278,7 +280,7 @@ class SimSwarm:
             self.world.seed if isinstance(self.world.seed, int) else 0,
             [len(watch.checker.entries) for watch in self.watches],
         )
-        return Verdict(
+        return SeedResult(
             seed,
             problem,
             unfinished,
@@ -585,7 +587,7 @@ class SimSwarm:
         return True
 
 
-def run_seed(seed: int, options: Options | None = None, plant: Plant | None = None) -> Verdict:
+def run_seed(seed: int, options: Options | None = None, plant: Plant | None = None) -> SeedResult:
     """Play one seed. Deterministic: the same arguments give the same verdict and trace."""
     with (plant or Plant()).planted():
         return SimSwarm(seed, options, plant).run()

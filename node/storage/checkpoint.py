@@ -26,7 +26,7 @@ NEWEST, BEFORE = "state.safetensors", "before.safetensors"
 MAX_HEAD_BYTES = 1 << 20
 
 
-class Saved(NamedTuple):
+class SavedCheckpoint(NamedTuple):
     """A checkpoint: the state after log entry ``entry``, which holds ``rounds`` rounds; ``root`` is
     its Merkle root.
     """
@@ -41,7 +41,7 @@ class Saved(NamedTuple):
 def save(
     folder: Path,
     layout: Layout,
-    saved: Saved,
+    saved: SavedCheckpoint,
     *,
     run_id: str,
     entry_hash: bytes,
@@ -120,7 +120,7 @@ def load(
     alone: bool = False,
     medium: Medium = REAL,
     name: str = "",
-) -> Saved | None:
+) -> SavedCheckpoint | None:
     """The last checkpoint, or that in the file ``name``; None when there is none. Its root is not
     checked.
 
@@ -132,7 +132,7 @@ def load(
     try:
         meta, tensors = _read(medium, path)
         anchor, momentum = tensors["anchor"], tensors["momentum"]
-        saved = Saved(
+        saved = SavedCheckpoint(
             int(meta["entry"]), int(meta["round"]), bytes.fromhex(meta["root"]), anchor, momentum
         )
     except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:

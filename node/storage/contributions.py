@@ -67,18 +67,18 @@ class ContributionFiles:
             self._trouble(storage_error(self._folder, error))
 
 
-class Kept(msgspec.Struct, frozen=True):
+class KeptContribution(msgspec.Struct, frozen=True):
     """A statement, and where the values are that it is about, if they are here."""
 
     statement: Statement
     data: Path | None
 
 
-def find_kept(folders: Iterable[Path], entry: int) -> dict[bytes, Kept]:
+def find_kept(folders: Iterable[Path], entry: int) -> dict[bytes, KeptContribution]:
     """By cid: all statements about an entry below these folders. Raises StorageError for one that
     is damaged.
     """
-    found = dict[bytes, Kept]()
+    found = dict[bytes, KeptContribution]()
     for folder in folders:
         for path in sorted(folder.rglob(f"{entry:08}/*{SIGNED}")):
             try:
@@ -89,5 +89,5 @@ def find_kept(folders: Iterable[Path], entry: int) -> dict[bytes, Kept]:
                 ) from None
             data = path.with_suffix(DATA)
             if statement.cid not in found or found[statement.cid].data is None:
-                found[statement.cid] = Kept(statement, data if data.exists() else None)
+                found[statement.cid] = KeptContribution(statement, data if data.exists() else None)
     return found

@@ -18,7 +18,7 @@ from ...collectives.layout import Layout
 from ...collectives.swarm import OuterSettings
 from ...optim.outer import OuterStep
 from ..paths import make_private
-from ..session.ports import Replica
+from ..session.ports import AnchorReplica
 from ..session.record import MAX_SPENT, BranchRecord
 from ..session.replica import ModelReplica, Slots, bytes_of
 from . import checkpoint as cp
@@ -26,7 +26,7 @@ from .contributions import ContributionFiles
 from .journal import FileJournal
 from .medium import REAL, storage_error, write_atomically
 from .results import ResultFiles
-from .spent import Spent
+from .spent import SpentCounter
 from .votes import VoteFiles
 
 log = logging.getLogger("atoll")
@@ -92,7 +92,7 @@ class RunFiles:
         self.contributions = (
             ContributionFiles(folder, keep_contributions, trouble) if keep_contributions else None
         )
-        self._budget = Spent(folder / "privacy")
+        self._budget = SpentCounter(folder / "privacy")
         self._results = ResultFiles(folder / "results")
         self.votes = VoteFiles(folder / "votes", forced=sync != "none")
         self._journal = self._open_journal(self._life())
@@ -294,7 +294,7 @@ class RunFiles:
         """See Storage."""
         return OuterStep(self._outer, layout).state_bytes(layout.numel)
 
-    def replica(self, layout: Layout, *, restore: bool) -> Replica:
+    def replica(self, layout: Layout, *, restore: bool) -> AnchorReplica:
         """A replica, with ``restore`` filled from the checkpoint; a damaged checkpoint is told and
         left out.
 
@@ -349,7 +349,7 @@ class RunFiles:
             return
         raise next(iter([*damage, *ahead]), cp.damaged(folder, "it is missing", alone=self.alone))
 
-    def _load(self, replica: ModelReplica, name: str) -> cp.Saved | None:
+    def _load(self, replica: ModelReplica, name: str) -> cp.SavedCheckpoint | None:
         """Fill a replica from one checkpoint; None where there is none. Raises StorageError,
         `cp.AheadError`.
         """
@@ -402,7 +402,7 @@ class RunFiles:
     def _momentum_numel(self, layout: Layout) -> int:
         return OuterStep(self._outer, layout).state_numel(layout.numel)
 
-    def found(self, replica: Replica, genesis: Certified) -> None:
+    def found(self, replica: AnchorReplica, genesis: Certified) -> None:
         """Initial state, layout and genesis, all on the medium, or nothing. The mark that it was
         founded comes last.
 
@@ -422,11 +422,11 @@ class RunFiles:
             self._saved = []
             raise
 
-    def _save(self, replica: Replica, entry: Certified, rounds: int) -> None:
+    def _save(self, replica: AnchorReplica, entry: Certified, rounds: int) -> None:
         assert isinstance(replica, ModelReplica)
         if self._sync != "none":
             self._journal.sync()  # a checkpoint that the journal does not reach is of no use
-        saved = cp.Saved(
+        saved = cp.SavedCheckpoint(
             replica.applied, rounds, merkle_root(replica.hashes()), replica.anchor, replica.momentum
         )
         cp.save(
@@ -441,7 +441,7 @@ class RunFiles:
         if self._saved[-1:] != [saved.entry]:
             self._saved = [*self._saved[-1:], saved.entry]
 
-    def checkpoint(self, replica: Replica, entry: Certified, rounds: int) -> None:
+    def checkpoint(self, replica: AnchorReplica, entry: Certified, rounds: int) -> None:
         """Write the current state to disk; told, not raised, when that fails: the last checkpoint
         and all later results stay.
         """
@@ -484,7 +484,7 @@ class RunFiles:
         self._spent_unforced = True
 
     def noisy(self) -> int:
-        """See `Spent`."""
+        """See `SpentCounter`."""
         return self._budget.count()
 
     def spend_noisy(self) -> None:

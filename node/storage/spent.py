@@ -10,7 +10,7 @@ from ...collectives.errors import StorageError
 from .medium import REAL, Medium, make_folder, storage_error, write_atomically
 
 
-class Spent:
+class SpentCounter:
     """A number in a file. It is never behind what others have received, whatever power takes."""
 
     def __init__(self, path: Path, medium: Medium = REAL) -> None:

@@ -9,7 +9,7 @@ from ...collectives.errors import ConfigError
 from ...collectives.swarm import Outcome
 
 
-class Ledger:
+class SampleLedger:
     """Of one attachment. Its `shard` writes what it gives, its steps what they took."""
 
     def __init__(self, batch_size: int | None = None) -> None:
@@ -50,11 +50,11 @@ class Ledger:
             self.uncertified += samples
 
 
-class Attached(Protocol):
+class AttachmentView(Protocol):
     """What a shard sees of an attachment."""
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> SampleLedger:
         """Samples that the shard gave and steps took."""
         ...
 
@@ -71,11 +71,11 @@ class Attached(Protocol):
         ...
 
 
-attached: weakref.WeakKeyDictionary[Any, weakref.ref[Attached]] = weakref.WeakKeyDictionary()
+attached: weakref.WeakKeyDictionary[Any, weakref.ref[AttachmentView]] = weakref.WeakKeyDictionary()
 """What is attached to a model, an optimizer or a swarm. An attachment enters itself."""
 
 
-def attached_to(thing: object) -> Attached | None:
+def attached_to(thing: object) -> AttachmentView | None:
     """What is attached to it; None: nothing."""
     found = attached.get(thing)
     return found() if found is not None else None

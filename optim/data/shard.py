@@ -30,7 +30,7 @@ from ...collectives.errors import ConfigError, SwarmClosedError
 from ...collectives.group import Member
 from ...collectives.swarm import Swarm, Tally
 from .leases import Leases
-from .ledger import Attached, Ledger, attached_to
+from .ledger import AttachmentView, SampleLedger, attached_to
 from .order import Order
 from .spans import Span
 
@@ -126,7 +126,7 @@ class Shard:
             mine = self._rank * self._batch
             yield self._order(positions[mine : mine + self._batch]).tolist()
 
-    def _follow(self, attachment: Attached) -> bool:
+    def _follow(self, attachment: AttachmentView) -> bool:
         """After a turn: take up what the log says. Whether what was drawn is another's now."""
         self._catch_up(attachment)
         if self._checked:
@@ -137,7 +137,7 @@ class Shard:
             for at, drawn in enumerate(self._drawn)
         )
 
-    def _catch_up(self, attachment: Attached) -> None:
+    def _catch_up(self, attachment: AttachmentView) -> None:
         """Take up what the log says since the last turn, and where this member stands in it."""
         ledger = attachment.ledger
         if ledger.turns == self._turn:
@@ -165,7 +165,7 @@ class Shard:
                 entry = tally.entry
                 yield tally
 
-    def _learn(self, news: list[Tally], begun: int, ledger: Ledger) -> None:
+    def _learn(self, news: list[Tally], begun: int, ledger: SampleLedger) -> None:
         """Go on to the newest of these entries. ``begun`` samples of this member are in none of
         them.
         """
@@ -206,10 +206,10 @@ class Shard:
             default=None,
         )
 
-    def _attached(self) -> Attached | None:
+    def _attached(self) -> AttachmentView | None:
         return attached_to(self._swarm)
 
-    def _attachment(self) -> Attached:
+    def _attachment(self) -> AttachmentView:
         if (found := self._attached()) is None:
             raise ConfigError(
                 "a shard of a swarm to which nothing is attached",

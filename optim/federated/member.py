@@ -45,7 +45,7 @@ class Knobs:
     ahead: float = 0.01
 
 
-class Turn:
+class InnerSteps:
     """One member's inner steps in one round. ``own``: its c_i, None where the method keeps none."""
 
     def __init__(

@@ -19,7 +19,7 @@ from .member import Served
 from .methods import Method
 
 
-class Server:
+class FederatedServer:
     """The anchor of a run, from contribution to contribution and from step to step.
 
     ``anchor``: float32 (numel,), or float64 where the outer step is plain, of lr 1; parameters

@@ -1,9 +1,9 @@
 """What a member of a real run keeps for itself from round to round, and across its lives. Pure, but
-for `Kept.pack`'s bytes, which go on a shelf.
+for `SiteState.pack`'s bytes, which go on a shelf.
 
 A control variate must be in the run's sum exactly once. So what a member keeps says which anchor
 its newest contribution was made on, and holds its c_i with that contribution and without it: the
-run's log tells which of the two it is (`Kept.resolve`), whoever was killed in between. Until it
+run's log tells which of the two it is (`SiteState.resolve`), whoever was killed in between. Until it
 does the member offers the same change again.
 
 The sum over all members travels in the flat vector, beside the model (`sums_beside`), and is
@@ -52,7 +52,7 @@ def sums_beside(settings: RunSettings, parameters: int) -> dict[str, Tensor]:
 
 
 @dataclass(slots=True)
-class Kept:
+class SiteState:
     """A member's own state. Vectors: float32 (parameters,) on the CPU, None where the method has
     none.
 
@@ -114,8 +114,8 @@ class _Numbers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rate: float
 
 
-def unpack(data: bytes, parameters: int) -> Kept:
-    """The inverse of `Kept.pack`. Raises StateError for anything else, and for vectors of another
+def unpack(data: bytes, parameters: int) -> SiteState:
+    """The inverse of `SiteState.pack`. Raises StateError for anything else, and for vectors of another
     length than ``parameters``.
     """
     from safetensors import SafetensorError
@@ -137,7 +137,7 @@ def unpack(data: bytes, parameters: int) -> Kept:
             f"what this member keeps has version {numbers.version}, this program reads {VERSION}",
             hint="pip install -U atoll",
         )
-    known = {field.name for field in fields(Kept)}
+    known = {field.name for field in fields(SiteState)}
     vectors = {name: tensor for name, tensor in tensors.items() if name in known}
     if wrong := [
         name
@@ -147,4 +147,4 @@ def unpack(data: bytes, parameters: int) -> Kept:
         raise StateError(
             f"what this member keeps is of another model: {wrong[0]} has shape {list(vectors[wrong[0]].shape)}"
         )
-    return Kept(numbers.round, numbers.open, numbers.member, numbers.rate, **vectors)
+    return SiteState(numbers.round, numbers.open, numbers.member, numbers.rate, **vectors)

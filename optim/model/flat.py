@@ -49,7 +49,7 @@ WRAPPERS = (
 )  # torch.compile and activation checkpointing put these into names
 
 
-class Source(Protocol):
+class RangeSource(Protocol):
     """Anything that can copy ranges of a flat vector: an AnchorView, or `FlatTensor`."""
 
     def copy_into(self, destination: Tensor, start: int = 0) -> None:
@@ -61,12 +61,12 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FlatTensor:
-    """A float32 tensor of shape (numel,) as a `Source`."""
+    """A float32 tensor of shape (numel,) as a `RangeSource`."""
 
     flat: Tensor
 
     def copy_into(self, destination: Tensor, start: int = 0) -> None:
-        """See `Source`."""
+        """See `RangeSource`."""
         destination.copy_(self.flat[start : start + destination.numel()])
 
 
@@ -281,7 +281,7 @@ class FlatVector:
         self.write_to(out)
 
     @torch.no_grad()
-    def read_from(self, source: Source) -> None:
+    def read_from(self, source: RangeSource) -> None:
         """Make the live values those of ``source``, exactly (rounded to the live type where that is
         narrower).
         """
@@ -332,7 +332,7 @@ class FlatVector:
 
 
 @contextmanager
-def showing(flat: FlatVector, source: Source, replaced: Callable[[], None]) -> Generator[None]:
+def showing(flat: FlatVector, source: RangeSource, replaced: Callable[[], None]) -> Generator[None]:
     """The live values are those of ``source`` for a with block, and come back after it, bit for
     bit. ``replaced`` hears of both.
     """

@@ -15,7 +15,7 @@ from torch import Tensor
 from ...security.rules import WorkerMomentum
 
 
-class Momentum:
+class ContributionMomentum:
     """Of one vector, whose first ``numel`` elements are parameters. Holds two vectors of that
     length: the mean, and that with what is under way.
     """

@@ -25,18 +25,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .flat import FlatVector, Source
+from .flat import FlatVector, RangeSource
 
 LOST_SHARE = 0.5  # 0.3 and 0.5 were equally good
 
 
-def adopt(flat: FlatVector, new: Source) -> None:
+def adopt(flat: FlatVector, new: RangeSource) -> None:
     """Make the live values the new anchor, exactly."""
     flat.read_from(new)
 
 
 @torch.no_grad()
-def rebase(flat: FlatVector, new: Source, start: Source) -> None:
+def rebase(flat: FlatVector, new: RangeSource, start: RangeSource) -> None:
     """``live ← new + (live - start)``, computed in float32, in segments.
 
     ``start`` is an anchor or a snapshot of the live values; both are taken as the live tensors
@@ -54,7 +54,7 @@ def rebase(flat: FlatVector, new: Source, start: Source) -> None:
 
 
 @torch.no_grad()
-def mix(flat: FlatVector, new: Source, share: float, start: Tensor | None = None) -> None:
+def mix(flat: FlatVector, new: RangeSource, share: float, start: Tensor | None = None) -> None:
     """``live ← share·live + (1 - share)·new``; with ``start`` that of ``start`` plus what was
     trained since: ``live + (1 - share)·(new - start)``.
     """
@@ -70,7 +70,7 @@ def mix(flat: FlatVector, new: Source, share: float, start: Tensor | None = None
 
 
 @torch.no_grad()
-def expect(flat: FlatVector, base: Source, own: Tensor, rate: float, momentum: float) -> None:
+def expect(flat: FlatVector, base: RangeSource, own: Tensor, rate: float, momentum: float) -> None:
     """Replace one's whole progress since the anchor ``base`` by what the outer step will make of
     one's share in the mean.
 

@@ -7,19 +7,19 @@ planner      which settings: the ladder, and why in words
 again        how long the next round is, from what the log says of the last one
 """
 
-from .again import Lag, Pace, again
-from .conditions import Conditions, Peer
+from .again import Lag, RoundSteps, again
+from .conditions import Conditions, PeerConditions
 from .estimate import Choice, Estimate, estimate
-from .planner import Plan, plan
+from .planner import TrainingPlan, plan
 
 __all__ = [
     "Choice",
     "Conditions",
     "Estimate",
     "Lag",
-    "Pace",
-    "Peer",
-    "Plan",
+    "RoundSteps",
+    "PeerConditions",
+    "TrainingPlan",
     "again",
     "estimate",
     "plan",

@@ -24,7 +24,7 @@ REMEMBERED = 8  # rounds
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class RoundSteps:
     """Inner steps of a round, and from a contribution to its result where training goes on
     meanwhile (None: to the end of the next round).
     """
@@ -33,7 +33,7 @@ class Pace:
     delay: int | None
 
 
-def again(settings: RunSettings, parameters: int, lag: float) -> Pace:
+def again(settings: RunSettings, parameters: int, lag: float) -> RoundSteps:
     """The plan for training that starts from an anchor with this lag, in a run whose rounds end by
     steps.
 
@@ -44,16 +44,16 @@ def again(settings: RunSettings, parameters: int, lag: float) -> Pace:
     first = settings.sync_every
     assert first is not None
     if settings.share is None or not lag > 0:
-        return Pace(first, settings.delay)
+        return RoundSteps(first, settings.delay)
     longest = settings.max_steps or max(first, longest_round(parameters))
     if settings.overlap == "none":
         needed = math.ceil(min(settings.share / (1 - settings.share) * lag, float(longest)) - 1e-9)
-        return Pace(max(min(LEAST_STEPS, longest), needed), None)
+        return RoundSteps(max(min(LEAST_STEPS, longest), needed), None)
     due = max(1, math.ceil(min(MARGIN * lag, float(longest))))
     if settings.delay is None:
-        return Pace(min(max(first, due), longest), None)
+        return RoundSteps(min(max(first, due), longest), None)
     steps = min(max(first, due + 1), longest)
-    return Pace(steps, min(due, steps - 1))
+    return RoundSteps(steps, min(due, steps - 1))
 
 
 @dataclass(slots=True)

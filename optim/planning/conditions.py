@@ -18,7 +18,7 @@ MAX_STEPS, MAX_STEPS_SMALL = 500, 100
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class PeerConditions:
     """One peer: bytes/s that its link carries to and from all others together, and seconds that its
     inner step takes.
     """
@@ -40,7 +40,7 @@ class Conditions:
     """
 
     parameters: int
-    peers: tuple[Peer, ...]
+    peers: tuple[PeerConditions, ...]
     rtt_s: float = 0.0
     share: float = 0.95
     max_steps: int | None = None

@@ -50,7 +50,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class RoundCost:
     """What one round of one fragment costs, in seconds; ``bound``: what decided the transfer;
     ``nbytes``: the most that one peer sends.
     """
@@ -74,7 +74,7 @@ class Estimate:
     """
 
     compute_s: float
-    round: Round
+    round: RoundCost
     waiting_s: float
     script_s: float
     fragments: int
@@ -122,11 +122,11 @@ def estimate(conditions: Conditions, choice: Choice) -> Estimate:
     return Estimate(compute_s, one, choice.fragments * waiting_s, script_s, choice.fragments)
 
 
-def round_of(conditions: Conditions, codec: str, fragments: int = 1) -> Round:
+def round_of(conditions: Conditions, codec: str, fragments: int = 1) -> RoundCost:
     """What one round of one of so many fragments costs."""
     values, n = math.ceil(conditions.parameters / fragments), len(conditions.peers)
     if n == 1:
-        return Round(0.0, 0.0, WORK_S * values, 0, "nothing is sent")
+        return RoundCost(0.0, 0.0, WORK_S * values, 0, "nothing is sent")
     nbytes = values * round_bytes_per_value(codec)
     share = _shares(conditions, codec, values)
     moved = {name: nbytes * (1 + (n - 2) * part) for name, part in share.items()}
@@ -139,7 +139,7 @@ def round_of(conditions: Conditions, codec: str, fragments: int = 1) -> Round:
         for (a, b), rate in conditions.links.items()
     ]
     slowest_s, bound = max(times, key=lambda row: row[0])
-    return Round(
+    return RoundCost(
         slowest_s / EFFICIENCY,
         ROUND_TRIPS * conditions.rtt_s,
         WORK_S * values,

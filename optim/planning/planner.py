@@ -36,7 +36,7 @@ GAIN = 2 / 3  # twice as many fragments must bring the delay down to this part o
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TrainingPlan:
     """``group``: who should be in the run; ``why``: the sentences behind it; ``reached``: whether
     the wanted share is.
     """
@@ -57,7 +57,7 @@ class Plan:
         }
 
 
-def plan(conditions: Conditions) -> Plan:
+def plan(conditions: Conditions) -> TrainingPlan:
     """The settings for these conditions, and the group of peers that trains most with them."""
     order = sorted(
         conditions.peers, key=lambda peer: (-min(peer.up, peer.down), peer.step_s, peer.name)
@@ -78,10 +78,10 @@ def plan(conditions: Conditions) -> Plan:
     )
 
 
-def _plan(conditions: Conditions) -> Plan:
+def _plan(conditions: Conditions) -> TrainingPlan:
     if len(conditions.peers) == 1:
         choice = Choice(min(conditions.longest, 100))
-        return Plan(
+        return TrainingPlan(
             choice,
             estimate(conditions, choice),
             (conditions.peers[0].name,),
@@ -102,7 +102,9 @@ def _plan(conditions: Conditions) -> Plan:
     chosen = chosen or max(short, key=lambda choice: estimate(conditions, choice).share)
     found = estimate(conditions, chosen)
     why.append(_verdict(conditions, chosen, found, reached))
-    return Plan(chosen, found, tuple(peer.name for peer in conditions.peers), tuple(why), reached)
+    return TrainingPlan(
+        chosen, found, tuple(peer.name for peer in conditions.peers), tuple(why), reached
+    )
 
 
 def _waiting(conditions: Conditions, codec: str) -> tuple[Choice, str]:
@@ -160,7 +162,7 @@ def _cut(choice: Choice, longest: int) -> Choice:
     )
 
 
-def _speed(conditions: Conditions, found: Plan) -> float:
+def _speed(conditions: Conditions, found: TrainingPlan) -> float:
     """Inner steps a second of all peers together."""
     return found.estimate.share * sum(1 / peer.step_s for peer in conditions.peers)
 
@@ -217,7 +219,7 @@ def _verdict(conditions: Conditions, choice: Choice, found: Estimate, reached: b
 
 
 def _group_words(
-    conditions: Conditions, whole: Plan, left: Conditions, best: Plan
+    conditions: Conditions, whole: TrainingPlan, left: Conditions, best: TrainingPlan
 ) -> Sequence[str]:
     kept = {peer.name for peer in left.peers}
     out = [peer.name for peer in conditions.peers if peer.name not in kept]

@@ -93,7 +93,7 @@ class Slices:
         return other
 
     def cut(self, rank: int, source: Any, out: Tensor) -> None:
-        """Read a rank's slices of a `Source` of the whole vector into ``out``; needs room for the
+        """Read a rank's slices of a `RangeSource` of the whole vector into ``out``; needs room for the
         longest tensor.
         """
         at = 0

@@ -32,7 +32,7 @@ from .talk import Ranks
 WRITE = "write"  # rank 0's: send your slices
 
 
-class _Head(msgspec.Struct):
+class _SwarmHead(msgspec.Struct):
     """What is fixed of a swarm."""
 
     peer: PeerId
@@ -115,8 +115,10 @@ class RankSwarm:
             )
         self._swarm = swarm
         head = ranks.tell(
-            lambda: _Head(self._at_rank_0.peer, self._at_rank_0.run_id, self._at_rank_0.settings),
-            _Head,
+            lambda: _SwarmHead(
+                self._at_rank_0.peer, self._at_rank_0.run_id, self._at_rank_0.settings
+            ),
+            _SwarmHead,
         )
         self.peer, self.run_id, self.settings = head.peer, head.run_id, head.settings
         self._model: nn.Module | None = None

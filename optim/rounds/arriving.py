@@ -20,8 +20,8 @@ from ..federated.arrivals import buffered_factor, faded, fixed_weight
 from ..model.flat import FlatVector
 from ..model.pseudograd import write_pseudo_gradient
 from ..outer.step import statistics_ranges
-from .replica import Frozen, Replica
-from .replica import Turn as Look
+from .replica import OfferedContribution, Replica
+from .replica import WaitedOutcome as Look
 
 OVER = "the run was complete before they were counted"
 
@@ -119,7 +119,7 @@ class ArrivingReplica(Replica):
             ):  # by the share, whatever the weight: `federated.arrivals.fixed_weights`
                 out[start:stop].div_(self._factor * max(1, len(self._run.members())))
 
-    def _adopt(self, frozen: Frozen, counted: bool, new: AnchorView) -> None:
+    def _adopt(self, frozen: OfferedContribution, counted: bool, new: AnchorView) -> None:
         if counted:
             return super()._adopt(frozen, counted, new)
         self.frozen = None

@@ -18,7 +18,7 @@ from ...collectives.swarm import AnchorView, RunSettings
 from ..model.flat import FlatVector
 from ..model.pseudograd import write_pseudo_gradient
 from ..model.reconcile import adopt
-from .replica import Frozen, Log, Replica
+from .replica import OfferedContribution, Replica, ReplicaSwarm
 
 PAST = "their gradients are of an anchor that is past"
 
@@ -31,7 +31,7 @@ class GradientReplica(Replica):
     def __init__(
         self,
         flat: FlatVector,
-        swarm: Log,
+        swarm: ReplicaSwarm,
         clock: Callable[[], float],
         dropped: Callable[[int, str], None],
         settings: RunSettings | None = None,
@@ -82,7 +82,7 @@ class GradientReplica(Replica):
         self._carry_over(out)
         self._sums.clear()
 
-    def _adopt(self, frozen: Frozen, counted: bool, new: AnchorView) -> None:
+    def _adopt(self, frozen: OfferedContribution, counted: bool, new: AnchorView) -> None:
         self._settle_carried(counted)
         self.frozen = None
         if not counted:
@@ -103,5 +103,5 @@ class GradientReplica(Replica):
         if lost:
             self._dropped(lost, PAST)
 
-    def _remember(self, frozen: Frozen) -> None:
+    def _remember(self, frozen: OfferedContribution) -> None:
         """Nothing: the live parameters do not move."""

@@ -19,8 +19,8 @@ from ..federated.arrivals import faded
 from ..model.flat import FlatVector
 from ..model.reconcile import adopt
 from .arriving import ArrivingReplica
-from .replica import Frozen
-from .replica import Turn as Look
+from .replica import OfferedContribution
+from .replica import WaitedOutcome as Look
 
 
 class GroupedReplica(ArrivingReplica):
@@ -83,7 +83,7 @@ class GroupedReplica(ArrivingReplica):
             self.lag = (self._stepped_at - self._began) / self._made
         return faded(self._fading, behind) / max(1, len(self._run.members()))
 
-    def _remember(self, frozen: Frozen) -> None:
+    def _remember(self, frozen: OfferedContribution) -> None:
         """Who does not wait, or has waited for long enough, goes on from the newest anchor."""
         try:
             newest = self.swarm.anchor()
@@ -96,7 +96,7 @@ class GroupedReplica(ArrivingReplica):
         self.steps = self._groups.most
         return self._begin()
 
-    def _adopt(self, frozen: Frozen, counted: bool, new: AnchorView) -> None:
+    def _adopt(self, frozen: OfferedContribution, counted: bool, new: AnchorView) -> None:
         if not counted:
             self._restore(frozen)
         super()._adopt(frozen, counted, new)

@@ -25,8 +25,8 @@ from ...collectives.errors import ConfigError, SwarmClosedError
 from ...collectives.layout import Layout
 from ...collectives.swarm import AnchorView, Outcome, Pending, RunSettings
 from ..model.feedback import Feedback, has_feedback
-from ..model.flat import FlatTensor, FlatVector, Source
-from ..model.momentum import Momentum
+from ..model.flat import FlatTensor, FlatVector, RangeSource
+from ..model.momentum import ContributionMomentum
 from ..model.pseudograd import write_pseudo_gradient
 from ..model.reconcile import LOST_SHARE, adopt, expect, mix, rebase
 from ..outer import effective_outer
@@ -36,7 +36,7 @@ NOT_FINITE = "{} holds NaN or infinity; the model goes back to the anchor (the i
 
 
 @dataclass(slots=True)
-class Frozen:
+class OfferedContribution:
     """A contribution that was offered and is not known to be decided."""
 
     pending: Pending[Outcome]
@@ -49,7 +49,7 @@ class Frozen:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class WaitedOutcome:
     """One look at a contribution of ``samples`` samples, after waiting ``waited_s`` seconds."""
 
     outcome: Outcome
@@ -57,7 +57,7 @@ class Turn:
     waited_s: float
 
 
-class Log(Protocol):
+class ReplicaSwarm(Protocol):
     """What a replica asks of its run: a `Swarm`, or one fragment of it."""
 
     def open(self, layout: Layout, initial: Callable[[Tensor], None]) -> AnchorView:
@@ -97,7 +97,7 @@ class Replica:
     def __init__(
         self,
         flat: FlatVector,
-        swarm: Log,
+        swarm: ReplicaSwarm,
         clock: Callable[[], float],
         dropped: Callable[[int, str], None],
         settings: RunSettings | None = None,
@@ -106,13 +106,13 @@ class Replica:
         self.flat = flat
         self.swarm = swarm
         self.unsent = 0
-        self.frozen: Frozen | None = None
+        self.frozen: OfferedContribution | None = None
         self.settings = settings or RunSettings()
         self.feedback = (
             Feedback(flat.layout, self.settings) if has_feedback(self.settings) else None
         )
         beta = self.settings.worker_momentum
-        self.momentum = Momentum(flat.parameters, beta) if beta else None
+        self.momentum = ContributionMomentum(flat.parameters, beta) if beta else None
         self.loss: float | None = None  # mean of the inner steps that are contributed next
         self.lag: float | None = None  # how many inner steps rounds take here
         self.members = 1
@@ -136,7 +136,7 @@ class Replica:
         self.base = self.swarm.open(self.flat.layout, self.flat.write_initial)
         adopt(self.flat, self.base)
 
-    def reenter(self) -> Turn | None:
+    def reenter(self) -> WaitedOutcome | None:
         """Open the run again after the node was lost, keeping what was trained meanwhile; returns
         what a frozen contribution met.
 
@@ -161,11 +161,11 @@ class Replica:
             new.release()
             return None
         self._decided(frozen, outcome, new)
-        return Turn(outcome, frozen.samples, 0.0)
+        return WaitedOutcome(outcome, frozen.samples, 0.0)
 
     def turn(
         self, deadline_s: float, decidable: Callable[[], bool] = lambda: True
-    ) -> Iterator[Turn]:
+    ) -> Iterator[WaitedOutcome]:
         """One boundary: look at what is frozen; once that is decided, offer what was trained since
         and wait up to ``deadline_s``, but no longer than `FLOOR_S` at a time once it is not
         ``decidable``."""
@@ -191,7 +191,7 @@ class Replica:
     def stepped(self, samples: int) -> None:
         """An inner step on ``samples`` samples was made."""
 
-    def own_model(self) -> Source:
+    def own_model(self) -> RangeSource:
         """This member's personal model. Raises ConfigError in a run without."""
         raise ConfigError(
             "this run has no personal models", key="own", hint='[federated] personal = "ditto"'
@@ -210,14 +210,16 @@ class Replica:
         """Whether the run has committed as many rounds as its manifest asks for."""
         return self.settings.rounds is not None and self.base.round >= self.settings.rounds
 
-    def settle(self, deadline_s: float, decidable: Callable[[], bool] = lambda: True) -> Turn:
+    def settle(
+        self, deadline_s: float, decidable: Callable[[], bool] = lambda: True
+    ) -> WaitedOutcome:
         """Wait for what is frozen as `turn` does, and adopt what was decided."""
         started, frozen = self._clock(), self.frozen
         assert frozen is not None
         outcome = _wait(frozen.pending, deadline_s, decidable)
         if outcome.status != "open":
             self._decided(frozen, outcome, self.swarm.anchor())
-        return Turn(outcome, frozen.samples, self._clock() - started)
+        return WaitedOutcome(outcome, frozen.samples, self._clock() - started)
 
     def drop(self, new: AnchorView, reason: str) -> None:
         """Give up what was not sent and make the live parameters the anchor ``new``, which the
@@ -254,7 +256,7 @@ class Replica:
         """Measure progress against ``new`` from now on; the live parameters stay as they are."""
         self._take(new)
 
-    def _offer(self, deadline_s: float, decidable: Callable[[], bool]) -> Turn:
+    def _offer(self, deadline_s: float, decidable: Callable[[], bool]) -> WaitedOutcome:
         started, samples, base = self._clock(), self.unsent, self._offered_on()
         pending = self.swarm.contribute(
             samples=samples if self.drawn else 0,
@@ -263,7 +265,7 @@ class Replica:
             loss=self.loss,
             lag=self.lag,
         )
-        frozen = self.frozen = Frozen(pending, samples, members=self.members)
+        frozen = self.frozen = OfferedContribution(pending, samples, members=self.members)
         self.unsent = 0
         decided = False
         try:
@@ -277,7 +279,7 @@ class Replica:
                 not decided
             ):  # open, the node was lost, or somebody interrupted the wait: training will go on
                 self._remember(frozen)
-        return Turn(outcome, samples, self._clock() - started)
+        return WaitedOutcome(outcome, samples, self._clock() - started)
 
     def _offered_on(self) -> int:
         """The round of the anchor that a contribution is for: on any other it is refused."""
@@ -301,7 +303,7 @@ class Replica:
         if self.feedback is not None:
             self.feedback.settle(counted)
 
-    def _decided(self, frozen: Frozen, outcome: Outcome, new: AnchorView) -> None:
+    def _decided(self, frozen: OfferedContribution, outcome: Outcome, new: AnchorView) -> None:
         total = sum(share.samples for share in outcome.contributors)
         if outcome.counted and total:
             self.share = frozen.samples / total
@@ -314,7 +316,7 @@ class Replica:
         else:
             self._adopt(frozen, outcome.counted, new)
 
-    def _adopt(self, frozen: Frozen, counted: bool, new: AnchorView) -> None:
+    def _adopt(self, frozen: OfferedContribution, counted: bool, new: AnchorView) -> None:
         self._settle_carried(counted)
         if not counted:
             self._restore(frozen)
@@ -334,7 +336,7 @@ class Replica:
         """Whether a contribution was counted that the node cannot tell of."""
         return True
 
-    def _restore(self, frozen: Frozen) -> None:
+    def _restore(self, frozen: OfferedContribution) -> None:
         """Take back what was expected of a round: the progress that was not counted is the live
         parameters' again.
         """
@@ -371,7 +373,7 @@ class Replica:
         else:
             mix(self.flat, new, self.settings.mixing)
 
-    def _remember(self, frozen: Frozen) -> None:
+    def _remember(self, frozen: OfferedContribution) -> None:
         if frozen.snapshot is None:
             frozen.snapshot = self._snapshot()
             if self.settings.overlap == "eager":

@@ -4,7 +4,7 @@ for themselves.
 Each round begins at the anchor: what SCAFFOLD's and FedAvg-M's formulas say of a round's steps
 holds of no others. So work that was not counted is given up, unlike in `replica`, and so is what
 was trained while a contribution was undecided. The corrections are those of
-`federated.member.Turn`, which simulations use, too; what is kept is `federated.site.Kept`, saved
+`federated.member.InnerSteps`, which simulations use, too; what is kept is `federated.site.SiteState`, saved
 before each contribution.
 
 Corrections need the optimizer's hook: `before_step` changes the gradients at the parameters.
@@ -25,14 +25,14 @@ from ...collectives.errors import ConfigError
 from ...collectives.round.sampling import drawn
 from ...collectives.swarm import AnchorView, RunSettings, Shelved, SiteSettings, Swarm
 from ..federated.inner import mean_direction
-from ..federated.member import Served, Turn, first_control
+from ..federated.member import InnerSteps, Served, first_control
 from ..federated.personal import ditto
-from ..federated.site import CLIENTS, CONTROLS, Kept, knobs_of, method_of, unpack
-from ..model.flat import FlatTensor, FlatVector, Source
+from ..federated.site import CLIENTS, CONTROLS, SiteState, knobs_of, method_of, unpack
+from ..model.flat import FlatTensor, FlatVector, RangeSource
 from ..model.pseudograd import write_pseudo_gradient
 from ..model.reconcile import adopt
-from .replica import Frozen, Replica
-from .replica import Turn as Look
+from .replica import OfferedContribution, Replica
+from .replica import WaitedOutcome as Look
 
 logger = logging.getLogger("atoll")
 
@@ -74,7 +74,7 @@ class SiteReplica(Replica):
         self._shelf = swarm.shelf()
         saved = self._shelf.load()
         self.kept = (
-            Kept(own=first_control(self.method, flat.parameters))
+            SiteState(own=first_control(self.method, flat.parameters))
             if saved is None
             else unpack(saved, flat.parameters)
         )
@@ -87,7 +87,7 @@ class SiteReplica(Replica):
             0,
             0.0,
         )  # of the turn under way, and the sum of their learning rates
-        self._inner: Turn | None = None
+        self._inner: InnerSteps | None = None
         self._anchor = self._personal = torch.empty(0, dtype=torch.float32, device="cpu")
         known = {self.kept.round: self.kept.anchor, self.kept.round - 1: self.kept.before}
         self._anchors = {
@@ -126,7 +126,7 @@ class SiteReplica(Replica):
             }
             momentum, before = self._direction(self._anchors.get(base.round - 1))
             self._anchors[base.round] = self._anchor.cpu()
-        self._inner = Turn(
+        self._inner = InnerSteps(
             self.method,
             knobs_of(self._site),
             Served(self._anchor, common, momentum, before, base.round),
@@ -163,7 +163,7 @@ class SiteReplica(Replica):
     def _device(self) -> torch.device:
         return self.flat.tensors[0].device
 
-    def _vector(self, base: Source, start: int, numel: int) -> Tensor:
+    def _vector(self, base: RangeSource, start: int, numel: int) -> Tensor:
         host = torch.empty(numel, dtype=torch.float32, device="cpu")
         base.copy_into(host, start)
         return host.to(self._device)
@@ -259,7 +259,7 @@ class SiteReplica(Replica):
             if spec.role == "parameter"
         ]
 
-    def own_model(self) -> Source:
+    def own_model(self) -> RangeSource:
         """The personal model, with the anchor's running statistics. Raises ConfigError in a run
         without.
         """
@@ -291,7 +291,7 @@ class SiteReplica(Replica):
         """
         kept, turn, base = self.kept, self._inner, self.base
         assert turn is not None
-        new = Kept(base.round, True, kept.member, kept.rate, kept.own)
+        new = SiteState(base.round, True, kept.member, kept.rate, kept.own)
         if self.method.momentum:
             new.anchor, new.before = self._anchors[base.round], self._anchors.get(base.round - 1)
             new.rate = (
@@ -350,7 +350,7 @@ class SiteReplica(Replica):
             if told[-1].round > round_:
                 return
 
-    def _adopt(self, frozen: Frozen, counted: bool, new: AnchorView) -> None:
+    def _adopt(self, frozen: OfferedContribution, counted: bool, new: AnchorView) -> None:
         self.frozen = None
         if not self.drawn:
             self.unsent = 0  # what a script went on with while it waited
@@ -382,14 +382,14 @@ class SiteReplica(Replica):
         super().forget()
         self._begin()
 
-    def _remember(self, frozen: Frozen) -> None:
+    def _remember(self, frozen: OfferedContribution) -> None:
         """Nothing: what is trained meanwhile is given up."""
 
 
 class _Personal:
     """Own parameters, float32 (parameters,), and for the rest a base's."""
 
-    def __init__(self, parameters: Tensor, base: Source) -> None:
+    def __init__(self, parameters: Tensor, base: RangeSource) -> None:
         self._parameters, self._base = parameters, base
 
     def copy_into(self, destination: Tensor, start: int = 0) -> None:

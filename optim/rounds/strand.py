@@ -14,17 +14,17 @@ from torch import Tensor
 from ...collectives.layout import Layout
 from ...collectives.swarm import AnchorView, FragmentSwarm, Outcome, Pending, Swarm
 from ..model.flat import FlatVector
-from ..planning import Lag, Pace, again
+from ..planning import Lag, RoundSteps, again
 from .arriving import ArrivingReplica
 from .gradients import GradientReplica
 from .grouped import GroupedReplica
-from .replica import Replica, Turn
+from .replica import Replica, WaitedOutcome
 from .schedule import Counted, Schedule, Since, StepCounter, expected_share
 from .site import SiteReplica
 
 
 class FragmentLog:
-    """One fragment of a swarm as a `replica.Log`."""
+    """One fragment of a swarm as a `replica.ReplicaSwarm`."""
 
     def __init__(self, swarm: FragmentSwarm, fragment: int) -> None:
         self._swarm, self._fragment = swarm, fragment
@@ -110,7 +110,7 @@ class Strand:
             self.schedule.restart(ahead * settings.round_s)
 
     @property
-    def pace(self) -> Pace:
+    def pace(self) -> RoundSteps:
         """How long this round is: a plan by the anchor that training started from, so all that did
         have the same.
         """
@@ -184,7 +184,7 @@ class Strand:
         self.schedule.restart()
         self._waited_s = 0.0
 
-    def noted(self, turn: Turn) -> None:
+    def noted(self, turn: WaitedOutcome) -> None:
         """What a turn says about the next round."""
         self._waited_s += turn.waited_s
         if turn.outcome.status == "open":

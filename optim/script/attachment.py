@@ -34,10 +34,10 @@ from ...collectives.errors import (
 )
 from ...collectives.swarm import AnchorView, Outcome, Swarm, sample_count
 from ...collectives.telemetry import emit
-from ..data.ledger import Ledger, attached, attached_to
+from ..data.ledger import SampleLedger, attached, attached_to
 from ..model.flat import FlatVector, showing
 from ..rounds.events import ProgressDropped, Reentered, RoundSeen, TrainingAlone
-from ..rounds.replica import Turn
+from ..rounds.replica import WaitedOutcome
 from ..rounds.schedule import Since, StepCounter, WaitBudget
 from ..rounds.strand import Bases, Strand, enter, make_strands
 from .checks import (
@@ -52,7 +52,7 @@ from .checks import (
     moves_nothing,
 )
 from .lookout import Lookout, reached
-from .resume import Resume, save
+from .resume import PendingLoad, save
 from .state import Totals
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class Attachment:
     ) -> None:
         """Use `attach`, which checks the arguments first."""
         self.swarm = swarm
-        self.ledger = Ledger(batch_size)
+        self.ledger = SampleLedger(batch_size)
         self._strict, self._clock, self._on_round = strict, clock, on_round
         self._counter = StepCounter()
         self._budget = WaitBudget(swarm.settings.deadline_s)
@@ -188,13 +188,13 @@ class Attachment:
         self._totals = Totals()
         self._uncollected = Since(self._counter)
         self._declared: int | None = None  # samples told for the step under way
-        self._last: Turn | None = None
+        self._last: WaitedOutcome | None = None
         self._node_lost = self._evaluating = self._detached = self._warned = False
         self._optimizers = len(optimizers)
         self._stepped: dict[int, Tensor | None] = {}  # optimizers in the step under way: found_inf
         self._stateless = set[int]()
         self._retry_at = 0.0
-        self._resuming: Resume | None = None
+        self._resuming: PendingLoad | None = None
         enter(swarm, self._flat, self._strands)
         self._hooks: list[Any] = []
         # A compiled function around optimizer.step() must break its graph here, not trace through a
@@ -327,7 +327,7 @@ class Attachment:
             loss = self._lookout.contributing()
             for strand in strands:
                 strand.collect(loss)
-        turns: list[Turn] = []
+        turns: list[WaitedOutcome] = []
         failure: AtollError | None = None
         try:
             for strand, turn in self._boundary(strands, only_settle):
@@ -372,7 +372,7 @@ class Attachment:
             )
         self._finish_resume()
 
-    def _told(self, turns: Sequence[Turn], failure: AtollError | None) -> Outcome | None:
+    def _told(self, turns: Sequence[WaitedOutcome], failure: AtollError | None) -> Outcome | None:
         """The last outcome; or, with strict, what went wrong."""
         outcome = turns[-1].outcome if turns else None
         if not self._strict:
@@ -400,7 +400,7 @@ class Attachment:
 
     def _boundary(
         self, strands: Sequence[Strand], only_settle: bool
-    ) -> Iterator[tuple[Strand, Turn]]:
+    ) -> Iterator[tuple[Strand, WaitedOutcome]]:
         """What there is to learn at a boundary; after the node was lost, by entering the run again."""
         if self._node_lost:
             yield from self._reenter()
@@ -414,7 +414,7 @@ class Attachment:
                 for turn in strand.replica.turn(self._budget.seconds, self._decidable):
                     yield strand, turn
 
-    def _reenter(self) -> Iterator[tuple[Strand, Turn]]:
+    def _reenter(self) -> Iterator[tuple[Strand, WaitedOutcome]]:
         started = self._clock()
         if started < self._retry_at:
             return
@@ -432,7 +432,7 @@ class Attachment:
     def _decidable(self) -> bool:
         return reached(self.swarm.members(), self.swarm.settings.lying).quorum
 
-    def _note(self, strand: Strand, turn: Turn) -> None:
+    def _note(self, strand: Strand, turn: WaitedOutcome) -> None:
         outcome, totals = turn.outcome, self._totals
         strand.noted(turn)
         if strand is self._strands[0]:
@@ -671,7 +671,7 @@ class Attachment:
         too: the node may still count it. Raises OutOfDateError when the saved state is not in the
         run's past, StateError for a damaged one.
         """
-        self._resuming = Resume(self.swarm, self._strands, state_dict)
+        self._resuming = PendingLoad(self.swarm, self._strands, state_dict)
         self._totals = self._resuming.totals
         self.ledger.turns += 1
         self._uncollected.clear()

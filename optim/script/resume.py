@@ -10,7 +10,7 @@ import torch
 from ...collectives.errors import AtollError, LocalProtocolError, OutOfDateError, StateError
 from ...collectives.swarm import AnchorView, Swarm
 from ..rounds.strand import Strand
-from .state import Saved, SavedStrand, Totals, is_current, unpack
+from .state import SavedAttachment, SavedStrand, Totals, is_current, unpack
 
 MOVED = "the run has moved on since it was saved"
 UNDECIDED = "a contribution was undecided when it was saved"
@@ -22,7 +22,9 @@ def save(swarm: Swarm, strands: list[Strand], totals: Totals) -> dict[str, Any]:
     """The state to keep. Resuming by it is exact where nothing is under way (`Attachment.settle`);
     what is, is dropped.
     """
-    saved = Saved(swarm.run_id, tuple(_saved(strand) for strand in strands), totals).pack()
+    saved = SavedAttachment(
+        swarm.run_id, tuple(_saved(strand) for strand in strands), totals
+    ).pack()
     for index, strand in enumerate(strands):
         if strand.replica.feedback is not None:
             saved["strands"][str(index)]["residual"] = strand.replica.feedback.residual.clone()
@@ -53,7 +55,7 @@ def _saved(strand: Strand) -> SavedStrand:
     )
 
 
-class Resume:
+class PendingLoad:
     """What is left to do of a load when the model, which a checkpoint may load later, is there: one
     finish a strand.
     """

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from ...collectives.errors import ConfigError, NotAdmittedError, StateError
-from ...collectives.seeded import Seeded, Work
+from ...collectives.seeded import Seeded, SeededTask
 from ...collectives.swarm import AnchorView, Outcome, Swarm
 from ..model.flat import FlatTensor, FlatVector
 from ..model.pseudograd import write_pseudo_gradient
@@ -109,7 +109,7 @@ class SeededTraining:
         self._take(self._swarm.anchor())
         return outcome
 
-    def _do(self, work: Work) -> None:
+    def _do(self, work: SeededTask) -> None:
         anchor = self._anchors.get(work.round)
         if anchor is None:
             return  # of a round that this script was not there in: the others decide
@@ -129,7 +129,7 @@ class SeededTraining:
                 self._train(work.seed, interval)
                 self._seeded.answer(work, self.flat.write_to, interval)
 
-    def _looked(self, work: Work) -> Callable[[Tensor], None]:
+    def _looked(self, work: SeededTask) -> Callable[[Tensor], None]:
         """Compute an interval from what another peer has shown; what writes the answer. Whatever
         comes of it is one, NaN too; and where the work fails on that, which may be its aim, it is
         taken for wrong: on what an honest peer has passed through, work does not fail."""

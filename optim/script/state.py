@@ -54,7 +54,7 @@ class SavedStrand:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SavedAttachment:
     """A saved attachment."""
 
     run: str
@@ -72,8 +72,8 @@ class Saved:
         }
 
 
-def unpack(state: Mapping[str, Any], strands: int) -> Saved:
-    """The inverse of `Saved.pack`. Raises StateError for anything else, also for another number of
+def unpack(state: Mapping[str, Any], strands: int) -> SavedAttachment:
+    """The inverse of `SavedAttachment.pack`. Raises StateError for anything else, also for another number of
     strands.
     """
     try:
@@ -85,7 +85,7 @@ def unpack(state: Mapping[str, Any], strands: int) -> Saved:
             raise StateError(
                 f"the saved state is of {len(state['strands'])} fragments, this run has {strands}"
             )
-        return Saved(
+        return SavedAttachment(
             str(state["run"]),
             tuple(_strand(state["strands"][str(index)]) for index in range(strands)),
             Totals(**{field.name: state["totals"][field.name] for field in fields(Totals)}),

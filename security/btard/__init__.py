@@ -28,17 +28,17 @@ from __future__ import annotations
 
 from .evidence import verify_evidence, verify_removals
 from .messages import Bundle, Fault, Signer
-from .peer import Host, Peer, Task
-from .settings import Settings
+from .peer import BtardPeer, GradientTask, PeerDriver
+from .settings import AttemptSettings
 
 __all__ = [
     "Bundle",
     "Fault",
-    "Host",
-    "Peer",
-    "Settings",
+    "PeerDriver",
+    "BtardPeer",
+    "AttemptSettings",
     "Signer",
-    "Task",
+    "GradientTask",
     "verify_evidence",
     "verify_removals",
 ]

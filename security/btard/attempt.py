@@ -30,11 +30,11 @@ from .judging import Cases, open_cases, sentence, verdicts
 from .messages import (
     FLOAT,
     Accusation,
-    Ask,
     Body,
     Bundle,
     Checks,
     Commit,
+    CommittedVector,
     Context,
     Fault,
     Frame,
@@ -42,13 +42,13 @@ from .messages import (
     Judgement,
     Kind,
     Lacking,
-    Piece,
     Residuals,
     Result,
     Reveal,
     Signed,
     Slotted,
     Vector,
+    VectorRequest,
     decode,
     fits,
     is_signed,
@@ -56,9 +56,9 @@ from .messages import (
 )
 from .questions import Questions
 from .residuals import ACCUSED, Residual, aggregate, differs, readable, residual
-from .stages import BEFORE, HEARD, Stage, Surroundings
-from .table import Table, Vectors
-from .waiting import Waiting
+from .stages import BEFORE, HEARD, AttemptStage, Surroundings
+from .table import AttemptVectors, Table
+from .waiting import AttemptTimes
 
 
 class Attempt:
@@ -70,7 +70,7 @@ class Attempt:
         self.me = self.roster.index(around.signer.peer)
         self.muted = False  # another attempt has taken its place
         self.over = False
-        self.stage = Stage.COMMITS
+        self.stage = AttemptStage.COMMITS
         previous = around.previous
         self.seeds = previous.draw if previous else draw.first_draw(context.run)
         drawn = {} if previous is None else previous.validators(around.settings.validators)
@@ -86,7 +86,7 @@ class Attempt:
             for start, stop in zip(self.bounds, self.bounds[1:], strict=False)
         ]
         self.table = Table(context)
-        self.vectors = Vectors(self.table, self.bounds, previous)
+        self.vectors = AttemptVectors(self.table, self.bounds, previous)
         self.draw = b""
         self.share = b""
         self.cases = Cases()
@@ -95,7 +95,7 @@ class Attempt:
             for number in self.contributors
             if around.late.asks_at_once(context.step, self.roster[number])
         }
-        self._waiting = Waiting(around.settings, self._at_once)
+        self._waiting = AttemptTimes(around.settings, self._at_once)
         self._since = float("inf")  # until its own gradient is there
         self._further = float("inf")  # since when somebody is known to be further
         self._questions = Questions(self, self._waiting)
@@ -114,7 +114,7 @@ class Attempt:
                 parts += draw.part_commitment(
                     self.context, self.roster[self.me], part, self.mine(part)
                 )
-        self._enter(now, Stage.COMMITS)
+        self._enter(now, AttemptStage.COMMITS)
         self.say(now, Commit(parts, self.around.trail if parts else b""))
         self.show()
 
@@ -127,7 +127,7 @@ class Attempt:
             if target == self.roster[self.me]:
                 self.send(piece.item, self.roster.index(validator))
 
-    def own_states(self) -> Piece | None:
+    def own_states(self) -> CommittedVector | None:
         """What the last step's validator of this peer is to see; it is held from then on."""
         piece = self.around.shown()
         if piece is not None:
@@ -136,7 +136,7 @@ class Attempt:
 
     def scatter(self, now: float) -> None:
         """All have committed: nobody can suit its gradient to another's any more."""
-        self._enter(now, Stage.PARTS)
+        self._enter(now, AttemptStage.PARTS)
         if self.me in self.contributors:
             for number in range(len(self.roster)):
                 if number != self.me:
@@ -160,12 +160,12 @@ class Attempt:
             draw.aggregate_commitment(self.context, me, found),
             draw.share_commitment(self.context, me, self.share),
         )
-        self._enter(now, Stage.RESULTS)
+        self._enter(now, AttemptStage.RESULTS)
         self.say(now, Result(self.table.view(Kind.COMMIT), *committed))
 
     def reveal(self, now: float) -> None:
         """All have committed to their aggregates and shares."""
-        self._enter(now, Stage.REVEALS)
+        self._enter(now, AttemptStage.REVEALS)
         for number in range(len(self.roster)):
             if number != self.me:
                 self.send((Kind.AGGREGATE, self.me, 0), number)
@@ -188,7 +188,7 @@ class Attempt:
         projections, norms = (
             np.array([each[i] for each in found], FLOAT).tobytes() for i in (0, 1)
         )
-        self._enter(now, Stage.RESIDUALS)
+        self._enter(now, AttemptStage.RESIDUALS)
         self.say(now, Residuals(self.table.view(Kind.REVEAL), projections, norms))
 
     def check(self, now: float) -> None:
@@ -209,7 +209,7 @@ class Attempt:
             and (self.around.examine(target) or 0.0) > self.around.settings.tolerance
         ):
             accusations.append(Accusation(Fault.GRADIENT, self.roster.index(target)))
-        self._enter(now, Stage.CHECKS)
+        self._enter(now, AttemptStage.CHECKS)
         self.say(now, Checks(self.table.view(Kind.RESIDUALS), tuple(accusations)))
 
     def close(self, now: float) -> None:
@@ -218,7 +218,7 @@ class Attempt:
         if not self.cases.any():
             self.finish(now)
             return
-        self._enter(now, Stage.EXHIBITS)
+        self._enter(now, AttemptStage.EXHIBITS)
         for whose, part in sorted(self.cases.exhibits):
             if self.me in (whose, part):
                 self.publish((Kind.PART, whose, part))
@@ -227,7 +227,7 @@ class Attempt:
 
     def judge(self, now: float) -> None:
         """All exhibits are there."""
-        self._enter(now, Stage.JUDGEMENTS)
+        self._enter(now, AttemptStage.JUDGEMENTS)
         self.say(now, Judgement(self.table.view(Kind.CHECKS), verdicts(self)))
 
     def sentence(self, now: float) -> None:
@@ -251,7 +251,8 @@ class Attempt:
         """
         body = decode(signed.body)
         if self.knows(signed) or (
-            isinstance(body, Ask | Lacking) and self._questions.answered(signed.sender, body)
+            isinstance(body, VectorRequest | Lacking)
+            and self._questions.answered(signed.sender, body)
         ):
             return True  # heard already, which costs no check
         if not is_signed(self.context, signed, self.around.verify):
@@ -260,7 +261,7 @@ class Attempt:
             self.around.convict(
                 now, [Bundle(self.context, Fault.NONSENSE, signed.sender, None, (signed,))]
             )
-        elif isinstance(body, Ask | Lacking):
+        elif isinstance(body, VectorRequest | Lacking):
             self._questions.heard(now, signed, body)
         else:
             self._on_slotted(now, signed, body)
@@ -276,11 +277,11 @@ class Attempt:
             and self.table.signed(kind, signed.sender) == signed
         )
 
-    def on_piece(self, now: float, sender: PeerId, piece: Piece) -> None:
+    def on_piece(self, now: float, sender: PeerId, piece: CommittedVector) -> None:
         """A vector of this attempt."""
         maker = piece.item[1]
         by_maker = maker < len(self.roster) and self.roster[maker] == sender
-        if by_maker and piece.item[0] == Kind.PART and self.stage == Stage.COMMITS:
+        if by_maker and piece.item[0] == Kind.PART and self.stage == AttemptStage.COMMITS:
             self.overtaken(now)
         if self._welcome(piece.item) and self.vectors.put(piece, by_maker=by_maker):
             wanted = self._waiting.settled(piece.item)
@@ -317,7 +318,7 @@ class Attempt:
         self._waiting.appealed(now, item, by)
         if item in self._dropped:
             self._dropped.discard(item)
-            self._tell(item[1], sign(self.context, self.around.signer, Ask((item,))))
+            self._tell(item[1], sign(self.context, self.around.signer, VectorRequest((item,))))
 
     def _on_slotted(self, now: float, signed: Signed, body: Slotted) -> None:
         kind = kind_of(body)
@@ -366,28 +367,28 @@ class Attempt:
 
     def _leave(self, now: float) -> None:
         match self.stage:
-            case Stage.COMMITS:
+            case AttemptStage.COMMITS:
                 self.scatter(now)
-            case Stage.PARTS:
+            case AttemptStage.PARTS:
                 self.aggregate(now)
-            case Stage.RESULTS:
+            case AttemptStage.RESULTS:
                 self.reveal(now)
-            case Stage.REVEALS:
+            case AttemptStage.REVEALS:
                 self.project(now)
-            case Stage.RESIDUALS:
+            case AttemptStage.RESIDUALS:
                 self.check(now)
-            case Stage.CHECKS:
+            case AttemptStage.CHECKS:
                 self.close(now)
-            case Stage.EXHIBITS:
+            case AttemptStage.EXHIBITS:
                 self.judge(now)
-            case Stage.JUDGEMENTS:
+            case AttemptStage.JUDGEMENTS:
                 self.sentence(now)
 
     def _closed_elsewhere(self) -> bool:
         """Whether this attempt, which another has replaced here, ended for somebody who has
         everybody's last word in it, this peer's included.
         """
-        if self.stage < Stage.CHECKS or not self._unanimous(Kind.CHECKS):
+        if self.stage < AttemptStage.CHECKS or not self._unanimous(Kind.CHECKS):
             return False
         return not open_cases(self).any() or (
             self._unanimous(Kind.JUDGEMENT) and not sentence(self)
@@ -408,18 +409,18 @@ class Attempt:
                 for number in range(len(self.roster))
                 if not self.acceptable(heard, number)
             ]
-        if self.stage == Stage.PARTS:
+        if self.stage == AttemptStage.PARTS:
             items = [(Kind.PART, number, self.me) for number in self.contributors]
-        elif self.stage == Stage.REVEALS:
+        elif self.stage == AttemptStage.REVEALS:
             items += [(Kind.AGGREGATE, number, 0) for number in range(len(self.roster))]
-        elif self.stage == Stage.EXHIBITS:
+        elif self.stage == AttemptStage.EXHIBITS:
             items = [(Kind.PART, whose, part) for whose, part in sorted(self.cases.exhibits)]
             items += [
                 (Kind.STATES, number, 0)
                 for number in sorted(self.cases.targets)
                 if self.around.settings.intervals
             ]
-        elif self.stage == Stage.RESIDUALS and self.around.settings.intervals:
+        elif self.stage == AttemptStage.RESIDUALS and self.around.settings.intervals:
             target = self.targets.get(self.roster[self.me])
             items += [(Kind.STATES, self.roster.index(target), 0)] if target in self.roster else []
         return [item for item in items if item not in self.vectors.held]
@@ -455,14 +456,16 @@ class Attempt:
             return
         asks, testimonies = self._waiting.look(now, self.lacking(), self._since, self._further)
         if asks:
-            self.say(now, Ask(tuple(asks)))
+            self.say(now, VectorRequest(tuple(asks)))
         if testimonies:
             self.say(now, Lacking(tuple(testimonies)))
 
     def _computing(self) -> bool:
         """Whether a gradient must be there first that is still computed."""
-        targets = [self.targets.get(self.roster[self.me])] if self.stage == Stage.RESIDUALS else []
-        if self.stage == Stage.EXHIBITS:
+        targets = (
+            [self.targets.get(self.roster[self.me])] if self.stage == AttemptStage.RESIDUALS else []
+        )
+        if self.stage == AttemptStage.EXHIBITS:
             targets = [self.roster[number] for number in self.cases.targets]
         return any(
             target in self.roster and self.around.examine(target) is None
@@ -470,7 +473,7 @@ class Attempt:
             if target is not None
         )
 
-    def _enter(self, now: float, stage: Stage) -> None:
+    def _enter(self, now: float, stage: AttemptStage) -> None:
         self.stage, self._since, self._further = stage, now, float("inf")
 
     def _wrong_shares(self) -> list[Bundle]:
@@ -569,8 +572,8 @@ class Attempt:
         if item in self.vectors.held:
             self._tell(None, self._piece(item))
 
-    def _piece(self, item: Item) -> Piece:
-        return Piece(
+    def _piece(self, item: Item) -> CommittedVector:
+        return CommittedVector(
             self.context.step,
             self.context.tag,
             item,

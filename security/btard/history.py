@@ -13,7 +13,7 @@ STEPS = 50
 TOO_FAR = 10.0  # times the usual distance: parts differ in scale, and looking costs vectors
 
 
-class Distances:
+class ResidualNorms:
     """Medians of residual norms per root of the length over the last steps."""
 
     def __init__(self, radius: float, size: int) -> None:

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from .draw import direction
-from .messages import Bundle, Checks, Fault, Judgement, Kind, Verdict
+from .messages import Bundle, Checks, Fault, GuiltyVerdict, Judgement, Kind
 from .residuals import CONVICTED, differs, impossible, off_centre, unbalanced
 
 if TYPE_CHECKING:
@@ -77,37 +77,41 @@ def open_cases(attempt: Attempt) -> Cases:
     return cases
 
 
-def verdicts(attempt: Attempt) -> tuple[Verdict, ...]:
+def verdicts(attempt: Attempt) -> tuple[GuiltyVerdict, ...]:
     """Whom this peer finds guilty."""
     cases = attempt.cases
-    guilty = {Verdict(number, Fault.ACCUSATION) for number in cases.void}
-    guilty |= {Verdict(number, Fault.RESIDUAL) for number in cases.impossible}
+    guilty = {GuiltyVerdict(number, Fault.ACCUSATION) for number in cases.void}
+    guilty |= {GuiltyVerdict(number, Fault.RESIDUAL) for number in cases.impossible}
     for accuser, whom in cases.residuals:
         guilty.add(
-            Verdict(whom, Fault.RESIDUAL)
+            GuiltyVerdict(whom, Fault.RESIDUAL)
             if _misstated(attempt, whom, accuser)
-            else Verdict(accuser, Fault.ACCUSATION)
+            else GuiltyVerdict(accuser, Fault.ACCUSATION)
         )
     for accuser, whom in cases.gradients:
         wrong = (
             attempt.around.examine(attempt.roster[whom]) or 0.0
         ) > attempt.around.settings.tolerance / 2
-        guilty.add(Verdict(whom, Fault.GRADIENT) if wrong else Verdict(accuser, Fault.ACCUSATION))
+        guilty.add(
+            GuiltyVerdict(whom, Fault.GRADIENT)
+            if wrong
+            else GuiltyVerdict(accuser, Fault.ACCUSATION)
+        )
     for part in cases.columns:
         rows = [attempt.vectors.held[Kind.PART, number, part] for number in attempt.contributors]
         guilty |= {
-            Verdict(number, Fault.RESIDUAL)
+            GuiltyVerdict(number, Fault.RESIDUAL)
             for number in attempt.contributors
             if _misstated(attempt, number, part)
         }
         if off_centre(rows, attempt.vectors.held[Kind.AGGREGATE, part, 0], attempt.radii[part]):
-            guilty.add(Verdict(part, Fault.AGGREGATE))
+            guilty.add(GuiltyVerdict(part, Fault.AGGREGATE))
     return tuple(sorted(guilty))
 
 
 def sentence(attempt: Attempt) -> list[Bundle]:
     """Proofs against all whom more than half find guilty, one each."""
-    votes: dict[Verdict, list[int]] = {}
+    votes: dict[GuiltyVerdict, list[int]] = {}
     for judge, judgement in enumerate(attempt.table.all(Kind.JUDGEMENT, Judgement)):
         for verdict in set(judgement.verdicts):
             votes.setdefault(verdict, []).append(judge)

@@ -139,7 +139,7 @@ class Checks(msgspec.Struct, frozen=True, array_like=True, tag=int(Kind.CHECKS))
     accusations: Annotated[tuple[Accusation, ...], msgspec.Meta(max_length=MAX_PEERS)]
 
 
-class Verdict(msgspec.Struct, frozen=True, array_like=True, order=True):
+class GuiltyVerdict(msgspec.Struct, frozen=True, array_like=True, order=True):
     """Somebody is guilty of something."""
 
     whom: Number
@@ -150,10 +150,10 @@ class Judgement(msgspec.Struct, frozen=True, array_like=True, tag=int(Kind.JUDGE
     """Whom the sender finds guilty after it has looked at all that was open."""
 
     seen: Hash
-    verdicts: Annotated[tuple[Verdict, ...], msgspec.Meta(max_length=MAX_PEERS)]
+    verdicts: Annotated[tuple[GuiltyVerdict, ...], msgspec.Meta(max_length=MAX_PEERS)]
 
 
-class Ask(msgspec.Struct, frozen=True, array_like=True, tag=20):
+class VectorRequest(msgspec.Struct, frozen=True, array_like=True, tag=20):
     """Send me this. A part of a gradient: let everybody have it."""
 
     items: Items
@@ -166,7 +166,7 @@ class Lacking(msgspec.Struct, frozen=True, array_like=True, tag=21):
 
 
 Slotted = Commit | Result | Reveal | Residuals | Checks | Judgement
-Body = Slotted | Ask | Lacking
+Body = Slotted | VectorRequest | Lacking
 
 
 class Signed(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -193,7 +193,7 @@ class Bundle(msgspec.Struct, frozen=True, array_like=True, tag=2):
     messages: Annotated[tuple[Signed, ...], msgspec.Meta(min_length=1, max_length=MAX_PEERS)]
 
 
-class Piece(NamedTuple):
+class CommittedVector(NamedTuple):
     """A vector, for which its commitment vouches. ``path``: of states on a trail, the hashes of all
     its states.
     """
@@ -205,7 +205,7 @@ class Piece(NamedTuple):
     path: tuple[bytes, ...] = ()
 
 
-Frame = Signed | Bundle | Piece
+Frame = Signed | Bundle | CommittedVector
 
 
 class Signer(Protocol):
@@ -289,7 +289,7 @@ def fits(body: Body, peers: int) -> bool:
             return all(each.whom < peers for each in accusations)
         case Judgement(_, verdicts):
             return all(each.whom < peers for each in verdicts)
-        case Ask(items) | Lacking(items):
+        case VectorRequest(items) | Lacking(items):
             places = {kind: peers if kind == Kind.PART else 1 for kind in Kind}
             return all(whose < peers and part < places[Kind(kind)] for kind, whose, part in items)
         case _:

@@ -23,10 +23,10 @@ from .attempt import Attempt
 from .draw import seed_of
 from .evidence import belongs, verify_evidence
 from .finished import Finished
-from .history import Distances
-from .messages import Bundle, Context, Frame, Kind, Piece, Signed, Signer, Vector, Verify
-from .settings import Settings
-from .stages import Stage
+from .history import ResidualNorms
+from .messages import Bundle, CommittedVector, Context, Frame, Kind, Signed, Signer, Vector, Verify
+from .settings import AttemptSettings
+from .stages import AttemptStage
 from .trail import Trail
 from .waiting import Late
 
@@ -35,7 +35,7 @@ EARLY = 32  # messages kept of each peer that is ahead
 MOST_OFFENCES = 16
 
 
-class Task(NamedTuple):
+class GradientTask(NamedTuple):
     """A gradient to compute at the state before ``step``, from a public seed; or the state at the
     end of one interval of its local steps, from the one at the interval's start."""
 
@@ -46,21 +46,21 @@ class Task(NamedTuple):
     start: Vector | None = None
 
 
-class Host(Protocol):
+class PeerDriver(Protocol):
     """What a peer asks of its driver."""
 
     def tell(self, to: PeerId | None, frame: Frame) -> None:
         """Send to one peer, or to all others."""
         ...
 
-    def compute(self, task: Task) -> None:
-        """Compute this and call `Peer.computed`, but not from here; states of the last two steps
+    def compute(self, task: GradientTask) -> None:
+        """Compute this and call `BtardPeer.computed`, but not from here; states of the last two steps
         are needed.
         """
         ...
 
     def finished(self, now: float, step: Finished) -> None:
-        """A step is over: apply its vector, then call `Peer.begin` for the next."""
+        """A step is over: apply its vector, then call `BtardPeer.begin` for the next."""
         ...
 
     def removed(self, now: float, bundle: Bundle, gone: PeerId) -> None:
@@ -72,7 +72,7 @@ class Host(Protocol):
         ...
 
 
-class Peer:
+class BtardPeer:
     """A peer of a run from its first step on."""
 
     attempt_type: type[Attempt] = Attempt
@@ -84,8 +84,8 @@ class Peer:
         verify: Verify,
         roster: Sequence[PeerId],
         size: int,
-        settings: Settings,
-        host: Host,
+        settings: AttemptSettings,
+        host: PeerDriver,
         rng: Random,
     ) -> None:
         """``roster``: all that the run begins with; ``size``: values of a gradient; ``rng``:
@@ -101,7 +101,7 @@ class Peer:
         )
         self.first = tuple(sorted(roster))
         self.size = size
-        self.distances = Distances(settings.radius, size)
+        self.distances = ResidualNorms(settings.radius, size)
         self.previous: Finished | None = None
         self.gradient: Vector = np.zeros(size, np.float32)
         self.trail = b""
@@ -142,7 +142,7 @@ class Peer:
         self._attempt(now)
 
     def computed(
-        self, now: float, task: Task, gradient: Vector, trail: Trail | None = None
+        self, now: float, task: GradientTask, gradient: Vector, trail: Trail | None = None
     ) -> None:
         """A gradient is there, with its trail where there are local steps; or the end of an
         interval.
@@ -177,7 +177,7 @@ class Peer:
         ]
         if not open_:
             self._elsewhere(now, sender, frame)
-        elif isinstance(frame, Piece):
+        elif isinstance(frame, CommittedVector):
             open_[0].on_piece(now, sender, frame)
         else:
             if open_[0].muted:
@@ -186,7 +186,7 @@ class Peer:
                 self._offended(sender, "a message of a step that its sender has not signed")
 
     def tick(self, now: float) -> None:
-        """Look at the time; every half of `Settings.timeout_s`, or more often."""
+        """Look at the time; every half of `AttemptSettings.timeout_s`, or more often."""
         if self.attempt is not None and not self.ended:
             self.attempt.tick(now)
 
@@ -202,7 +202,7 @@ class Peer:
             previous, attempt = self.previous, self.attempt
             assert previous is not None
             assert attempt is not None
-            task = Task(self.step - 1, target, previous.seed(target))
+            task = GradientTask(self.step - 1, target, previous.seed(target))
             ends = attempt.states_of(target)
             if ends is not None:
                 task = task._replace(interval=previous.interval(target), start=ends[: self.size])
@@ -212,7 +212,7 @@ class Peer:
             self.host.compute(task)
         return self._errors[target]
 
-    def shown(self) -> Piece | None:
+    def shown(self) -> CommittedVector | None:
         """Both ends of the interval of one's own last trail that is looked at; None where there is
         none.
         """
@@ -224,7 +224,7 @@ class Peer:
         )
         if trail is None or previous is None or attempt is None or me not in previous.trails:
             return None
-        return Piece(
+        return CommittedVector(
             self.step,
             attempt.context.tag,
             (Kind.STATES, attempt.me, 0),
@@ -239,7 +239,9 @@ class Peer:
         current = self.attempt
         if current is None or (
             attempt is not current
-            and (current.context.step != attempt.context.step or current.stage >= Stage.CHECKS)
+            and (
+                current.context.step != attempt.context.step or current.stage >= AttemptStage.CHECKS
+            )
         ):
             return
         self.closed, self.attempt, self._left = attempt, None, []
@@ -310,7 +312,9 @@ class Peer:
         else:
             draw = self.previous.draw if self.previous else attempt.seeds
             self.host.compute(
-                Task(self.step, self.signer.peer, seed_of(draw, self.step, self.signer.peer))
+                GradientTask(
+                    self.step, self.signer.peer, seed_of(draw, self.step, self.signer.peer)
+                )
             )
         early, self._early = self._early, {}
         for peer, messages in early.items():
@@ -319,11 +323,11 @@ class Peer:
 
     # Peers that are elsewhere.
 
-    def _elsewhere(self, now: float, sender: PeerId, frame: Signed | Piece) -> None:
+    def _elsewhere(self, now: float, sender: PeerId, frame: Signed | CommittedVector) -> None:
         """A frame of an attempt that is not open here: later ones are kept; who says what shows
         that it is behind is told what it does not know.
         """
-        if isinstance(frame, Piece):
+        if isinstance(frame, CommittedVector):
             return
         if frame.step > self.step and self.attempt is not None:
             self.attempt.overtaken(now)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .messages import Ask, Bundle, Fault, Item, Kind, Lacking, Signed
-from .stages import Stage
-from .waiting import Waiting
+from .messages import Bundle, Fault, Item, Kind, Lacking, Signed, VectorRequest
+from .stages import AttemptStage
+from .waiting import AttemptTimes
 
 if TYPE_CHECKING:
     from .attempt import Attempt
@@ -23,17 +23,19 @@ MOST_EARLY = 8  # questions of one peer that wait for all commitments
 class Questions:
     """Of one attempt, by numbers in its roster."""
 
-    def __init__(self, attempt: Attempt, waiting: Waiting) -> None:
+    def __init__(self, attempt: Attempt, waiting: AttemptTimes) -> None:
         self._attempt, self._waiting = attempt, waiting
-        self._served: set[tuple[int, type[Ask | Lacking], Item]] = set()
+        self._served: set[tuple[int, type[VectorRequest | Lacking], Item]] = set()
         self._testimonies: dict[Item, dict[int, Signed]] = {}
         self._standing: dict[
             Item, set[int]
         ] = {}  # who has asked for a message that was not here yet
-        self._early: list[tuple[Signed, Ask | Lacking]] = []  # for parts, before all have committed
+        self._early: list[
+            tuple[Signed, VectorRequest | Lacking]
+        ] = []  # for parts, before all have committed
         self.behind: set[int] = set()  # who has lacked a commitment, so that it is late itself
 
-    def answered(self, sender: int, body: Ask | Lacking) -> bool:
+    def answered(self, sender: int, body: VectorRequest | Lacking) -> bool:
         """The cheap test: whether a question changes nothing, as it was heard before, or too many
         were.
         """
@@ -42,10 +44,12 @@ class Questions:
             (sender, type(body), item) in self._served for item in body.items
         )
 
-    def heard(self, now: float, signed: Signed, body: Ask | Lacking) -> None:
+    def heard(self, now: float, signed: Signed, body: VectorRequest | Lacking) -> None:
         """A question or a testimony."""
         attempt = self._attempt
-        if attempt.stage == Stage.COMMITS and any(item[0] == Kind.PART for item in body.items):
+        if attempt.stage == AttemptStage.COMMITS and any(
+            item[0] == Kind.PART for item in body.items
+        ):
             self._early.append(
                 (signed, body)
             )  # nobody owes a part yet; but who asks may have the commitments that are lacking here

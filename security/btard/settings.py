@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Settings(msgspec.Struct, frozen=True):
+class AttemptSettings(msgspec.Struct, frozen=True):
     """Numbers of the protocol. Times are seconds.
 
     radius: at which differences of whole vectors are clipped in the first step; later ones take it

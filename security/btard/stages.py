@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Protocol
 
 from ...collectives.identifiers import PeerId
 from .finished import Finished
-from .history import Distances
-from .messages import Bundle, Frame, Kind, Piece, Signer, Vector, Verify
-from .settings import Settings
+from .history import ResidualNorms
+from .messages import Bundle, CommittedVector, Frame, Kind, Signer, Vector, Verify
+from .settings import AttemptSettings
 from .waiting import Late
 
 if TYPE_CHECKING:
     from .attempt import Attempt
 
 
-class Stage(IntEnum):
+class AttemptStage(IntEnum):
     """What a peer waits for."""
 
     COMMITS = 1
@@ -31,12 +31,12 @@ class Stage(IntEnum):
 
 
 HEARD = {
-    Stage.COMMITS: Kind.COMMIT,
-    Stage.RESULTS: Kind.RESULT,
-    Stage.REVEALS: Kind.REVEAL,
-    Stage.RESIDUALS: Kind.RESIDUALS,
-    Stage.CHECKS: Kind.CHECKS,
-    Stage.JUDGEMENTS: Kind.JUDGEMENT,
+    AttemptStage.COMMITS: Kind.COMMIT,
+    AttemptStage.RESULTS: Kind.RESULT,
+    AttemptStage.REVEALS: Kind.REVEAL,
+    AttemptStage.RESIDUALS: Kind.RESIDUALS,
+    AttemptStage.CHECKS: Kind.CHECKS,
+    AttemptStage.JUDGEMENTS: Kind.JUDGEMENT,
 }
 BEFORE = {
     Kind.RESULT: Kind.COMMIT,
@@ -50,11 +50,11 @@ BEFORE = {
 class Surroundings(Protocol):
     """What an attempt asks of its peer."""
 
-    settings: Settings
+    settings: AttemptSettings
     signer: Signer
     verify: Verify
     rng: Random
-    distances: Distances
+    distances: ResidualNorms
     previous: Finished | None
     gradient: Vector
     trail: bytes
@@ -69,7 +69,7 @@ class Surroundings(Protocol):
         """How far the last gradient of ``target`` is from the right one; None: still computing."""
         ...
 
-    def shown(self) -> Piece | None:
+    def shown(self) -> CommittedVector | None:
         """Both ends of the interval of one's own last trail that is looked at; None where there is
         none.
         """

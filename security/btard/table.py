@@ -14,11 +14,11 @@ from .messages import (
     SLOTTED,
     Bundle,
     Commit,
+    CommittedVector,
     Context,
     Fault,
     Item,
     Kind,
-    Piece,
     Result,
     Signed,
     Slotted,
@@ -90,7 +90,7 @@ class Table:
         return self._views[kind]
 
 
-class Vectors:
+class AttemptVectors:
     """Vectors of an attempt, each held only if it is what its maker committed to. Those that come
     before their commitment wait, one a place.
     """
@@ -101,7 +101,7 @@ class Vectors:
         self._early: dict[Item, Vector] = {}
         self.held: dict[Item, Vector] = {}
 
-    def put(self, piece: Piece, *, by_maker: bool) -> bool:
+    def put(self, piece: CommittedVector, *, by_maker: bool) -> bool:
         """Take a vector; whether it is held now. ``by_maker``: it came from who committed to it, so
         it may wait for the commitment.
         """
@@ -124,7 +124,7 @@ class Vectors:
             self._early[piece.item] = piece.values
         return bool(opened)
 
-    def _put_states(self, piece: Piece) -> bool:
+    def _put_states(self, piece: CommittedVector) -> bool:
         _, whose, part = piece.item
         roster, previous = self._table.context.roster, self._previous
         if (

@@ -19,7 +19,7 @@ import msgspec
 
 from ...collectives.identifiers import PeerId
 from .messages import SLOTTED, Item, Kind
-from .settings import Settings
+from .settings import AttemptSettings
 
 FORGIVEN = 16  # parts in time, after which one that was late is forgotten
 SHORTEST, LONGEST = 16, 512  # steps for which parts are asked for at once
@@ -61,10 +61,10 @@ class _Wait(msgspec.Struct):
     testified: bool = False
 
 
-class Waiting:
+class AttemptTimes:
     """Times of one attempt."""
 
-    def __init__(self, settings: Settings, at_once: Collection[int] = ()) -> None:
+    def __init__(self, settings: AttemptSettings, at_once: Collection[int] = ()) -> None:
         """``at_once``: makers whose parts are asked for without a wait."""
         self._settings, self._at_once = settings, at_once
         self.asked: set[Item] = set()

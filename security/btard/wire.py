@@ -11,14 +11,14 @@ import numpy as np
 
 from ...collectives.errors import RemoteProtocolError
 from ...collectives.foreign import quoted
-from .messages import FLOAT, TAG_BYTES, Bundle, Frame, Hash, Item, Piece, Signed, Step
+from .messages import FLOAT, TAG_BYTES, Bundle, CommittedVector, Frame, Hash, Item, Signed, Step
 
 MAX_CONTROL_BYTES = 1 << 21
 MAX_HEADER_BYTES = 1 << 12
 
 
-class Header(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """What stands before the values of a `Piece`."""
+class VectorHeader(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """What stands before the values of a `CommittedVector`."""
 
     step: Step
     tag: Annotated[bytes, msgspec.Meta(min_length=TAG_BYTES, max_length=TAG_BYTES)]
@@ -27,13 +27,13 @@ class Header(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 _control = msgspec.msgpack.Decoder(Signed | Bundle)
-_header = msgspec.msgpack.Decoder(Header)
+_header = msgspec.msgpack.Decoder(VectorHeader)
 
 
 def encode(frame: Frame) -> tuple[bytes, bytes]:
     """A frame as (control bytes, raw values); the second is empty but for vectors."""
-    if isinstance(frame, Piece):
-        header = Header(frame.step, frame.tag, frame.item, frame.path)
+    if isinstance(frame, CommittedVector):
+        header = VectorHeader(frame.step, frame.tag, frame.item, frame.path)
         return msgspec.msgpack.encode(header), np.ascontiguousarray(frame.values, FLOAT).tobytes()
     return msgspec.msgpack.encode(frame), b""
 
@@ -59,4 +59,6 @@ def decode(control: bytes, values: bytes, *, peer: str, elements: int) -> Frame:
         raise RemoteProtocolError(
             f"malformed frame of a step: {quoted(error)}", peer=peer
         ) from None
-    return Piece(header.step, header.tag, header.item, np.frombuffer(values, FLOAT), header.path)
+    return CommittedVector(
+        header.step, header.tag, header.item, np.frombuffer(values, FLOAT), header.path
+    )

@@ -15,7 +15,7 @@ from ..identity import Identity
 from .binding import Binding
 from .buckets import Buckets
 from .keys import Words, agree, apply_mask, public_of, seal, unseal, way
-from .messages import Consent, Deal, Dealt, Keys, Reveal, check, share_hash, signed
+from .messages import Deal, Dealt, Keys, MaskConsent, MaskReveal, check, share_hash, signed
 from .shamir import SECRET_BYTES, SHARE_BYTES, split
 
 
@@ -189,7 +189,7 @@ class Client:
             )
         return seed, pair
 
-    def consent(self, survivors: Collection[PeerId]) -> Consent:
+    def consent(self, survivors: Collection[PeerId]) -> MaskConsent:
         """The fourth: agree that the sum over ``survivors`` is unmasked, and never another one.
         Asked again for the same: the same.
 
@@ -215,9 +215,9 @@ class Client:
             self._memory.consented.add(self._cid)
             self._survivors = chosen
         numbers = tuple(sorted(self.binding.number(peer) for peer in chosen))
-        return signed(Consent(numbers), self.binding, self._identity)
+        return signed(MaskConsent(numbers), self.binding, self._identity)
 
-    def reveal(self, consents: Mapping[PeerId, Consent]) -> Reveal:
+    def reveal(self, consents: Mapping[PeerId, MaskConsent]) -> MaskReveal:
         """The fifth, once at least ``threshold`` survivors have signed the same set: one share of
         each member, none in buckets that stay masked.
 
@@ -244,7 +244,7 @@ class Client:
             for number, peer in ordered
             if peer not in self._survivors
         )
-        return signed(Reveal(seeds, pairs), self.binding, self._identity)
+        return signed(MaskReveal(seeds, pairs), self.binding, self._identity)
 
 
 def pair_key(binding: Binding, secret: bytes, number: int, peer: PeerId, keys: Keys) -> bytes:

@@ -54,14 +54,14 @@ class Deal(msgspec.Struct, frozen=True, array_like=True, tag="mask-deal"):
     signature: Signature = b""
 
 
-class Consent(msgspec.Struct, frozen=True, array_like=True, tag="mask-consent"):
+class MaskConsent(msgspec.Struct, frozen=True, array_like=True, tag="mask-consent"):
     """The survivors, ascending: the sender unmasks these and never others."""
 
     survivors: Annotated[tuple[Number, ...], msgspec.Meta(max_length=MOST_MEMBERS)]
     signature: Signature = b""
 
 
-class Reveal(msgspec.Struct, frozen=True, array_like=True, tag="mask-reveal"):
+class MaskReveal(msgspec.Struct, frozen=True, array_like=True, tag="mask-reveal"):
     """The sender's shares: of the seeds of survivors, of the pair keys of who dropped out;
     ascending by number.
     """
@@ -71,7 +71,7 @@ class Reveal(msgspec.Struct, frozen=True, array_like=True, tag="mask-reveal"):
     signature: Signature = b""
 
 
-Message = Keys | Deal | Consent | Reveal
+Message = Keys | Deal | MaskConsent | MaskReveal
 
 
 def share_hash(share: bytes) -> bytes:
@@ -83,7 +83,7 @@ def _signed_bytes(binding: Binding, message: Message) -> bytes:
     return binding.digest + msgspec.msgpack.encode(msgspec.structs.replace(message, signature=b""))
 
 
-M = TypeVar("M", Keys, Deal, Consent, Reveal)
+M = TypeVar("M", Keys, Deal, MaskConsent, MaskReveal)
 
 
 def signed(message: M, binding: Binding, identity: Identity) -> M:

@@ -17,7 +17,7 @@ from .binding import Binding
 from .buckets import Buckets
 from .client import pair_key
 from .keys import Words, apply_mask
-from .messages import Deal, Dealt, Keys, Reveal, check, share_hash
+from .messages import Deal, Dealt, Keys, MaskReveal, check, share_hash
 from .misdealt import Misdealt, misdealt, secret_of
 
 MOST_TRIES = 64  # sets of shares that are looked at, of a dealer some of whose shares fit together
@@ -77,7 +77,7 @@ class Unmasking:
         """Whether there are shares enough."""
         return len(self._revealed) >= self.binding.threshold
 
-    def add(self, peer: PeerId, reveal: Reveal) -> None:
+    def add(self, peer: PeerId, reveal: MaskReveal) -> None:
         """Shares of ``peer``. Raises BadSignatureError, or RemoteProtocolError where they are not
         those that were dealt to it; then they do not count."""
         check(reveal, self.binding, peer)

@@ -18,7 +18,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from ...collectives.reduce import REDUCERS, Factors, Reducer, Statistics, to_float32
-from ..rule_names import RUNNING, RuleName, Step, parse_reducer, reducer_name
+from ..rule_names import RUNNING, RuleName, RuleStep, parse_reducer, reducer_name
 from .aggregate import BY_COORDINATE, BY_GRAM
 from .before import arc, buckets, clipping, nnm
 from .centre import common_radius, spread
@@ -149,7 +149,7 @@ def _told(options: Sequence[str], n: int, f: int, norms: Sequence[float | None])
     return told
 
 
-def _mixing(step: Step, products: Matrix, f: int, cids: Sequence[bytes]) -> Matrix:
+def _mixing(step: RuleStep, products: Matrix, f: int, cids: Sequence[bytes]) -> Matrix:
     """What a step makes of the rows. Buckets follow from the ids of all contributions, which nobody
     knows before all have offered theirs.
     """

@@ -28,9 +28,9 @@ from atoll.node.net import ways
 from atoll.node.net.faults import Faults
 from atoll.node.net.host import Host
 from atoll.node.net.lane_sockets import LaneListener
-from atoll.node.net.lane_talk import Message, Sync, Talk
+from atoll.node.net.lane_talk import LaneTalk, Message, Sync
 from atoll.node.net.lanes import Lanes
-from atoll.node.net.through.relaying import Helpers, Relay
+from atoll.node.net.through.relaying import Helpers, LaneRelay
 from atoll.security.identity import Identity
 
 GREETING = b"over the lane"
@@ -50,7 +50,7 @@ class LanePeer:
         self.listener = LaneListener([lane_host], 0)
         self.book: dict[PeerId, list[str]] = {}
         self.helpers = Helpers(self.host, lambda peer: self.book.get(peer, ()))
-        self.relay = Relay(self.host, self.listener, lambda run, peer: True)
+        self.relay = LaneRelay(self.host, self.listener, lambda run, peer: True)
         self.ways = ways.Ways(
             self.listener, self.helpers, lambda peer: "a-run", lambda peer, address: True, self.rng
         )
@@ -64,16 +64,16 @@ class LanePeer:
 
     def note_sync(self) -> None:
         """From now on the moment is known at which this peer, as the driver, has said Sync last."""
-        plainly = Talk.say
+        plainly = LaneTalk.say
 
         synced = self.synced
 
-        async def say_and_note(self: Talk, message: Message) -> None:
+        async def say_and_note(self: LaneTalk, message: Message) -> None:
             if isinstance(message, Sync):
                 synced[self.peer] = trio.current_time()
             await plainly(self, message)
 
-        Talk.say = say_and_note
+        LaneTalk.say = say_and_note
 
     async def connect(self, peer: PeerId) -> None:
         """Make sure of a connection."""

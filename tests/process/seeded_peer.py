@@ -21,7 +21,7 @@ from fault_peer import node_pid, say  # beside this script
 from torch import nn
 
 from atoll.collectives.errors import AtollError
-from atoll.collectives.seeded import Work
+from atoll.collectives.seeded import SeededTask
 from atoll.node import join
 from atoll.optim import SeededTraining
 
@@ -31,7 +31,7 @@ class Training(SeededTraining):
 
     lies = False
 
-    def _do(self, work: Work) -> None:
+    def _do(self, work: SeededTask) -> None:
         self.lie = self.lies and work.round == self.round
         super()._do(work)
 

@@ -25,7 +25,7 @@ from atoll.node.evidence import twice
 from atoll.node.membership_records import Beat
 from atoll.node.membership_records import encode as beat
 from atoll.node.net.framing import frame
-from atoll.node.net.greeting import PROTOCOL, VERSION, Hello, Proof
+from atoll.node.net.greeting import PROTOCOL, VERSION, GreetingHello, Proof
 from atoll.node.paths import find_paths
 from atoll.node.service.bans import PROOF
 from atoll.node.service.ports import DOMAIN
@@ -168,7 +168,7 @@ def test_an_observer_that_greets_again_without_its_invite_stays_an_observer(tmp_
                         await trio.sleep(0.1)
                 await stranger.pour(
                     PROTOCOL,
-                    frame(msgspec.msgpack.encode(Hello(VERSION, topic)))
+                    frame(msgspec.msgpack.encode(GreetingHello(VERSION, topic)))
                     + frame(msgspec.msgpack.encode(Proof(b""))),
                 )
                 for _ in range(3):

@@ -21,7 +21,7 @@ from swarm_kit import MANIFEST, Peer, Peers
 
 from atoll.collectives.layout import make_layout
 from atoll.collectives.round import drawn
-from atoll.collectives.swarm import Sample
+from atoll.collectives.swarm import SampleSettings
 from atoll.node.audit import of_node
 from atoll.node.client import NodeClient
 from atoll.node.manifest import load_run
@@ -278,7 +278,7 @@ def test_only_those_contribute_that_the_log_draws_and_a_member_that_was_not_is_r
         if entry.contributors
     }
     chosen = {
-        after.round: drawn(run, before.hash(), before.next_config, Sample(count=1))
+        after.round: drawn(run, before.hash(), before.next_config, SampleSettings(count=1))
         for before, after in pairwise(entries)
     }
     assert all(counted[round_] == {member.peer for member in chosen[round_]} for round_ in counted)

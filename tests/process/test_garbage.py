@@ -182,9 +182,9 @@ def test_requests_with_absurd_values(swarm: tuple[Run, Member, Member]) -> None:
     link = Link.connect(a.paths.control_socket)
     try:
         for make in (
-            lambda id_: p.Join(id_, p.JoinRequest(invite="atoll2:" + "a" * 5000)),
-            lambda id_: p.Join(id_, p.JoinRequest(manifest=b"\xff" * 1000)),
-            lambda id_: p.Join(id_, p.JoinRequest()),
+            lambda id_: p.JoinRun(id_, p.JoinRequest(invite="atoll2:" + "a" * 5000)),
+            lambda id_: p.JoinRun(id_, p.JoinRequest(manifest=b"\xff" * 1000)),
+            lambda id_: p.JoinRun(id_, p.JoinRequest()),
             lambda id_: p.FindRun(id_, "\0" * 200),
             lambda id_: p.Lease(id_),
             lambda id_: p.Contribute(id_, bytes(16), 1),

@@ -36,7 +36,7 @@ from atoll.node.net.dht.records import run_key
 from atoll.node.net.dht.wire import PUT_VALUE, Rpc
 from atoll.node.net.framing import FrameReader, frame
 from atoll.node.net.greeting import PROTOCOL as TOPIC
-from atoll.node.net.greeting import VERSION, Answer
+from atoll.node.net.greeting import VERSION, GreetingAnswer
 from atoll.node.net.host import Host, NotSpokenError
 from atoll.node.net.lane_sockets import path_of
 from atoll.node.net.network import PeerNetwork
@@ -556,8 +556,8 @@ def test_nodes_of_the_old_and_the_new_greeting_tell_each_other_so_and_nothing_el
         stream = await old.open_stream(a.peer, TOPIC)
         await stream.send_all(frame(msgspec.msgpack.encode(OldHello(1, RUN, b"token", b""))))
         reader = FrameReader(stream.receive_some, a.peer)
-        told = msgspec.msgpack.decode(await reader.next() or b"", type=Answer)
-        assert told == Answer(
+        told = msgspec.msgpack.decode(await reader.next() or b"", type=GreetingAnswer)
+        assert told == GreetingAnswer(
             "E140", "you speak version 1 of the atoll protocol, this peer speaks 2"
         )
         assert await reader.next() is None

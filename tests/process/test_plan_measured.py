@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from swarm_kit import MANIFEST, Peers
 
-from atoll.optim.planning import Conditions, Peer, plan
+from atoll.optim.planning import Conditions, PeerConditions, plan
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +43,7 @@ def test_three_nodes_on_loopback(tmp_path: Path) -> None:
         )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    peers = tuple(Peer(**row) for row in found["peers"])
+    peers = tuple(PeerConditions(**row) for row in found["peers"])
     assert "this machine" in {peer.name for peer in peers}
     assert len(peers) == 3
     assert all(min(peer.up, peer.down) > 1e5 for peer in peers)

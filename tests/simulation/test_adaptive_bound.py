@@ -17,7 +17,7 @@ from session_table import LAYOUT, Peer, Table
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.swarm import PrivacySettings
 from atoll.node.secure.bound import bound_at, rule
-from atoll.node.secure.vectors import HALF, Vectors, length_of
+from atoll.node.secure.vectors import HALF, RingLayout, length_of
 from atoll.node.session import events as ev
 
 NORMS = (1.0, 2.0, 3.0, 4.0, 5.0)
@@ -78,7 +78,7 @@ def test_both_noises_together_are_what_is_accounted() -> None:
     """
     numel, members, threshold, bound = 4000, 5, 4, 0.7
     privacy = structs.replace(PRIVATE, noise=2.0, count_noise=1.5)
-    vectors = Vectors(TERMS, privacy, numel, members, threshold, bound)
+    vectors = RingLayout(TERMS, privacy, numel, members, threshold, bound)
     assert vectors.multiplier**-2 + (2 * 1.5) ** -2 == pytest.approx(2.0**-2, rel=1e-12)
     rows = [vectors.words(torch.zeros(numel), 1, random.Random(seed)) for seed in range(60)]
     noisy = np.stack([row for row in rows if not isinstance(row, str)]).view(np.int32)
@@ -90,7 +90,7 @@ def test_both_noises_together_are_what_is_accounted() -> None:
     assert float(np.sqrt((counts.astype(float) ** 2).mean())) / (2 * HALF) * math.sqrt(
         honest
     ) == pytest.approx(1.5, rel=0.35)
-    fixed = Vectors(
+    fixed = RingLayout(
         TERMS, structs.replace(privacy, quantile=None), numel, members, threshold, bound
     )
     assert (fixed.multiplier, fixed.count_noise, length_of(TERMS, fixed.privacy, numel)) == (
@@ -102,7 +102,7 @@ def test_both_noises_together_are_what_is_accounted() -> None:
 
 def test_a_sum_says_how_many_were_within() -> None:
     quiet = structs.replace(PRIVATE, noise=0.1, count_noise=0.06)
-    vectors = Vectors(TERMS, quiet, 3, 4, 4, 2.0)
+    vectors = RingLayout(TERMS, quiet, 3, 4, 4, 2.0)
     rows = [
         vectors.words(torch.full((3,), value), 1, random.Random(seed))
         for seed, value in enumerate((0.1, 0.5, 1.0, 9.0))

@@ -12,7 +12,7 @@ import torch
 from arriving_kit import Seen
 from torch import Tensor, nn
 
-from atoll.collectives.arrivals import Arrivals, Fading
+from atoll.collectives.arrivals import ArrivalSettings, Fading
 from atoll.collectives.layout import make_layout
 from atoll.collectives.swarm import OuterSettings, RunSettings
 from atoll.node.local import LocalSwarm
@@ -26,12 +26,12 @@ B = torch.randn(N, D, generator=torch.Generator().manual_seed(3)) * 3
 SPEEDS = (0.1, 0.13, 0.29, 0.41)  # seconds a step
 PERIOD = 1.0
 MIXING = [
-    Arrivals(count=1, fading=fading)
+    ArrivalSettings(count=1, fading=fading)
     for fading in (Fading(0.6, "constant"), Fading(0.8, a=0.7), Fading(0.9, "hinge", 2.0, 1))
 ]
 
 
-def settings(rounds: int, arrivals: Arrivals, **more: object) -> RunSettings:
+def settings(rounds: int, arrivals: ArrivalSettings, **more: object) -> RunSettings:
     reducer = "mean" if arrivals.period_s is None else "sum"
     outer = OuterSettings(kind="sgd", lr=0.7, momentum=0.0)
     return RunSettings(
@@ -121,10 +121,11 @@ def replayed(given: dict[int, set[int]], run: RunSettings) -> tuple[Tensor, list
 
 @pytest.mark.parametrize("coordinator", [False, True])
 @pytest.mark.parametrize(
-    "arrivals", [Arrivals(count=2), Arrivals(count=1), Arrivals(period_s=PERIOD), *MIXING]
+    "arrivals",
+    [ArrivalSettings(count=2), ArrivalSettings(count=1), ArrivalSettings(period_s=PERIOD), *MIXING],
 )
 def test_a_run_is_what_the_formulas_make_of_who_came_when(
-    arrivals: Arrivals, coordinator: bool
+    arrivals: ArrivalSettings, coordinator: bool
 ) -> None:
     run = settings(14, arrivals, coordinator=coordinator)
     seen = play(LocalSwarm(N, settings=run, latency_s=0.005))
@@ -157,7 +158,7 @@ def test_running_statistics_count_by_the_share_and_not_by_the_weight() -> None:
     """With FedFix a slow site's weight is above 1; what it has found of a variance counts as
     everybody's.
     """
-    run, seen = settings(12, Arrivals(period_s=PERIOD)), dict[int, Seen]()
+    run, seen = settings(12, ArrivalSettings(period_s=PERIOD)), dict[int, Seen]()
 
     def script(member: LocalMember) -> None:
         found, model = seen.setdefault(member.index, Seen()), Normal()
@@ -195,8 +196,10 @@ def test_running_statistics_count_by_the_share_and_not_by_the_weight() -> None:
 
 
 @pytest.mark.parametrize("when_s", [3.0 + 0.37 * step for step in range(4)])
-@pytest.mark.parametrize("arrivals", [Arrivals(count=2), Arrivals(period_s=PERIOD), MIXING[1]])
-def test_who_is_killed_costs_the_others_no_round(arrivals: Arrivals, when_s: float) -> None:
+@pytest.mark.parametrize(
+    "arrivals", [ArrivalSettings(count=2), ArrivalSettings(period_s=PERIOD), MIXING[1]]
+)
+def test_who_is_killed_costs_the_others_no_round(arrivals: ArrivalSettings, when_s: float) -> None:
     """Node and script of the fastest, who convenes as often as any: while it trains, while it
     waits, while its round is decided; it comes back.
     """
@@ -225,7 +228,7 @@ def test_a_member_that_waits_for_more_to_come_trains_on_after_its_deadline_and_l
     """A round of two, where the second takes long: what the first does meanwhile goes on from the
     anchor that counts its contribution.
     """
-    run = settings(4, Arrivals(count=2), deadline_s=1.0)
+    run = settings(4, ArrivalSettings(count=2), deadline_s=1.0)
     seen = play(LocalSwarm(2, settings=run, latency_s=0.005), speeds=(0.1, 1.7), patience=2)
     opened = [outcome for outcome in seen[0].outcomes if outcome.status == "open"]
     assert opened
@@ -251,9 +254,9 @@ def test_fixed_periods_end_where_all_count_alike_and_first_come_first_served_whe
     optimum = B.mean(0)
     frequency = torch.tensor([1 / speed for speed in SPEEDS])[:, None]
     by_speed = (frequency * B).sum(0) / frequency.sum()
-    run = settings(60, Arrivals(period_s=PERIOD))
+    run = settings(60, ArrivalSettings(period_s=PERIOD))
     fixed = play(LocalSwarm(N, settings=run, latency_s=0.005))[0].anchor
-    first = play(LocalSwarm(N, settings=settings(120, Arrivals(count=1)), latency_s=0.005))[
+    first = play(LocalSwarm(N, settings=settings(120, ArrivalSettings(count=1)), latency_s=0.005))[
         0
     ].anchor
     assert (fixed - optimum).norm() < 0.3

@@ -11,17 +11,17 @@ import msgspec
 import pytest
 
 from atoll.collectives.identifiers import PeerId
-from atoll.security.btard import Fault, Task
+from atoll.security.btard import Fault, GradientTask
 from atoll.security.btard.peer import MOST_OFFENCES
-from atoll.security.btard.simulation import Options, Swarm
+from atoll.security.btard.simulation import BtardOptions, BtardSwarm
 from atoll.security.btard.simulation.hostile import ATTACKS, PROTOCOL_ATTACKS, VECTORS
 from atoll.security.btard.simulation.plants import PLANTS, find
-from atoll.security.btard.simulation.swarm import Member
+from atoll.security.btard.simulation.swarm import BtardMember
 
-SMALL = Options(n=8, b=3, rate=0.5, steps=60)
+SMALL = BtardOptions(n=8, b=3, rate=0.5, steps=60)
 
 
-def honest_removed(swarm: Swarm) -> set[Fault]:
+def honest_removed(swarm: BtardSwarm) -> set[Fault]:
     return {
         fault for peer, (fault, _) in swarm.checker.removals.items() if peer not in swarm.hostile
     }
@@ -32,7 +32,7 @@ def honest_removed(swarm: Swarm) -> set[Fault]:
 def test_an_attack_on_the_protocol_ends_with_the_attackers_and_no_other(
     attack: str, messages: bool
 ) -> None:
-    swarm = Swarm(1, replace(SMALL, attack=attack, messages=messages))
+    swarm = BtardSwarm(1, replace(SMALL, attack=attack, messages=messages))
     checker = swarm.run()
     assert checker.problems == []
     assert checker.removals.keys() == swarm.hostile
@@ -41,14 +41,14 @@ def test_an_attack_on_the_protocol_ends_with_the_attackers_and_no_other(
 
 @pytest.mark.parametrize("attack", VECTORS)
 def test_hostile_gradients_end_with_the_attackers_and_no_other(attack: str) -> None:
-    swarm = Swarm(2, replace(SMALL, attack=attack, steps=400, rate=1.0))
+    swarm = BtardSwarm(2, replace(SMALL, attack=attack, steps=400, rate=1.0))
     checker = swarm.run()
     assert checker.problems == []
     assert checker.removals.keys() == swarm.hostile
 
 
 def test_of_a_flood_of_messages_that_nobody_signed_few_are_checked() -> None:
-    swarm = Swarm(12, replace(SMALL, attack="flood", rate=1.0, steps=2, until_clean=False))
+    swarm = BtardSwarm(12, replace(SMALL, attack="flood", rate=1.0, steps=2, until_clean=False))
     watched = swarm.honest[0].machine
     checked: list[bool] = []
     verify = watched.verify
@@ -78,8 +78,8 @@ def test_no_attacker_takes_an_honest_peer_along(attack: str, n: int, b: int) -> 
     """Before, each took one where parts got from one of the two to the other in public only: of 7
     one was left, of 16 two.
     """
-    options = Options(n=n, b=b, attack=attack, steps=8, until_clean=False, messages=n < 16)
-    swarm = Swarm(3, options)
+    options = BtardOptions(n=n, b=b, attack=attack, steps=8, until_clean=False, messages=n < 16)
+    swarm = BtardSwarm(3, options)
     checker = swarm.run()
     assert checker.problems == []
     assert checker.steps == 8
@@ -89,7 +89,7 @@ def test_no_attacker_takes_an_honest_peer_along(attack: str, n: int, b: int) -> 
 
 def test_a_grudge_costs_a_few_waits_and_no_more() -> None:
     """Who sends its part to one peer in public only is asked for it at once, after a few steps."""
-    swarm = Swarm(
+    swarm = BtardSwarm(
         3, replace(SMALL, attack="grudge", rate=1.0, steps=17, until_clean=False, messages=True)
     )
     ends: list[float] = []
@@ -117,7 +117,7 @@ def test_who_tells_its_words_to_all_but_one_keeps_nobody_back(n: int, compute_s:
     """
     settings = msgspec.structs.replace(SMALL.settings, compute_s=compute_s)
     for messages in (False, True):
-        swarm = Swarm(
+        swarm = BtardSwarm(
             1,
             replace(
                 SMALL,
@@ -142,7 +142,7 @@ def test_what_reaches_a_part_of_the_honest_only_costs_none_of_them_its_place(
     """Questions and testimonies are among what is lost: so others are told that somebody owes what
     it was never asked for.
     """
-    swarm = Swarm(
+    swarm = BtardSwarm(
         seed,
         replace(
             SMALL, n=n, b=b, attack="moods", rate=1.0, steps=8, until_clean=False, messages=True
@@ -155,7 +155,7 @@ def test_what_reaches_a_part_of_the_honest_only_costs_none_of_them_its_place(
 
 def test_who_says_nothing_at_all_is_removed_also_where_the_others_compute_for_long() -> None:
     settings = msgspec.structs.replace(SMALL.settings, timeout_s=1.0)
-    swarm = Swarm(
+    swarm = BtardSwarm(
         1,
         replace(
             SMALL,
@@ -168,7 +168,7 @@ def test_who_says_nothing_at_all_is_removed_also_where_the_others_compute_for_lo
         ),
     )
 
-    def slowly(member: Member, task: Task) -> None:
+    def slowly(member: BtardMember, task: GradientTask) -> None:
         swarm.world.after(2.5, lambda: member.machine.computed(swarm.now, task, *member.work(task)))
 
     for member in swarm.members.values():
@@ -179,7 +179,7 @@ def test_who_says_nothing_at_all_is_removed_also_where_the_others_compute_for_lo
     assert checker.removals.keys() == swarm.hostile
 
 
-def local_steps(options: Options) -> Options:
+def local_steps(options: BtardOptions) -> BtardOptions:
     return replace(options, settings=msgspec.structs.replace(options.settings, intervals=3))
 
 
@@ -188,7 +188,7 @@ def test_who_leaves_the_way_of_its_local_steps_is_found(attack: str) -> None:
     """DiLoCo's form: a state on the way is another, in one of three intervals; a validator computes
     one of them.
     """
-    swarm = Swarm(9, local_steps(replace(SMALL, attack=attack, steps=400, rate=1.0)))
+    swarm = BtardSwarm(9, local_steps(replace(SMALL, attack=attack, steps=400, rate=1.0)))
     checker = swarm.run()
     assert checker.problems == []
     assert checker.removals.keys() == swarm.hostile
@@ -197,15 +197,15 @@ def test_who_leaves_the_way_of_its_local_steps_is_found(attack: str) -> None:
 
 @pytest.mark.parametrize("attack", ["equivocation", "withheld_parts", "false_accusation"])
 def test_attacks_on_the_protocol_with_local_steps(attack: str) -> None:
-    swarm = Swarm(10, local_steps(replace(SMALL, attack=attack, messages=True)))
+    swarm = BtardSwarm(10, local_steps(replace(SMALL, attack=attack, messages=True)))
     checker = swarm.run()
     assert checker.problems == []
     assert checker.removals.keys() == swarm.hostile
 
 
 def test_nobody_is_removed_where_all_take_local_steps_on_machines_that_differ() -> None:
-    checker = Swarm(
-        11, local_steps(Options(n=8, b=0, steps=25, noise=1e-3, until_clean=False))
+    checker = BtardSwarm(
+        11, local_steps(BtardOptions(n=8, b=0, steps=25, noise=1e-3, until_clean=False))
     ).run()
     assert (checker.problems, checker.removals, checker.steps) == ([], {}, 25)
 
@@ -213,29 +213,32 @@ def test_nobody_is_removed_where_all_take_local_steps_on_machines_that_differ() 
 def test_an_equivocator_in_the_last_word_of_a_step_leaves_no_two_endings() -> None:
     for seed in (4, 6, 14):  # in which some had ended the step before others saw two messages
         assert (
-            Swarm(seed, replace(SMALL, attack="equivocation", messages=True)).run().problems == []
+            BtardSwarm(seed, replace(SMALL, attack="equivocation", messages=True)).run().problems
+            == []
         )
 
 
 def test_false_testimony_and_evidence_that_proves_nothing_do_nothing() -> None:
-    checker = Swarm(4, replace(SMALL, attack="false_testimony", rate=1.0, steps=6)).run()
+    checker = BtardSwarm(4, replace(SMALL, attack="false_testimony", rate=1.0, steps=6)).run()
     assert (checker.problems, checker.removals, checker.steps) == ([], {}, 6)
 
 
 @pytest.mark.parametrize("noise", [0.0, 1e-3])
 def test_nobody_is_removed_where_all_are_honest(noise: float) -> None:
-    checker = Swarm(5, Options(n=8, b=0, steps=25, noise=noise, until_clean=False)).run()
+    checker = BtardSwarm(5, BtardOptions(n=8, b=0, steps=25, noise=noise, until_clean=False)).run()
     assert (checker.problems, checker.removals, checker.steps) == ([], {}, 25)
 
 
 def test_control_bytes_of_sixteen_peers() -> None:
-    swarm = Swarm(6, Options(b=0, steps=4, messages=True, until_clean=False))
+    swarm = BtardSwarm(6, BtardOptions(b=0, steps=4, messages=True, until_clean=False))
     assert swarm.run().problems == []
     assert sum(swarm.control_bytes.values()) / 16 / 4 <= 20 * 1024
 
 
 def test_a_seed_gives_the_same_run() -> None:
-    one, two = (Swarm(7, replace(SMALL, attack="equivocation", messages=True)) for _ in range(2))
+    one, two = (
+        BtardSwarm(7, replace(SMALL, attack="equivocation", messages=True)) for _ in range(2)
+    )
     assert one.run().removals == two.run().removals
     assert one.control_bytes == two.control_bytes
 
@@ -244,7 +247,9 @@ def test_a_draw_is_fair_though_attackers_abort_those_that_they_do_not_like() -> 
     """They reveal last, and only draws that begin with a zero bit: each abort costs an identity,
     and afterwards the bit is fair.
     """
-    swarm = Swarm(8, replace(SMALL, attack="abort_abuse", rate=1.0, steps=64, until_clean=False))
+    swarm = BtardSwarm(
+        8, replace(SMALL, attack="abort_abuse", rate=1.0, steps=64, until_clean=False)
+    )
     draws: list[int] = []
     finished = swarm.checker.finished
     watched = swarm.honest[0]
@@ -268,5 +273,5 @@ def test_a_planted_bug_is_found(name: str) -> None:
 
 def test_without_a_bug_the_attacks_of_the_plants_show_nothing() -> None:
     for attack, messages in sorted({(plant.attack, plant.messages) for plant in PLANTS.values()}):
-        options = Options(n=8, b=3, attack=attack, steps=12, rate=0.5, until_clean=False)
-        assert Swarm(0, replace(options, messages=messages)).run().problems == []
+        options = BtardOptions(n=8, b=3, attack=attack, steps=12, rate=0.5, until_clean=False)
+        assert BtardSwarm(0, replace(options, messages=messages)).run().problems == []

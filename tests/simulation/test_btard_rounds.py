@@ -19,14 +19,14 @@ from atoll.collectives.identifiers import PeerId
 from atoll.collectives.round import RoundMachine
 from atoll.collectives.seeded import BtardSettings
 from atoll.collectives.swarm import OuterSettings, RunSettings
-from atoll.node.btard.rounds import BtardRounds, Found
+from atoll.node.btard.rounds import BtardRounds, StepOutcome
 from atoll.node.btard.wire import MOST_SPANS, Offered, Taken, decode, encode
 from atoll.node.evidence import check
 from atoll.node.session import events as ev
 from atoll.node.session.memory_storage import MemoryStorage
 from atoll.security.btard.messages import Kind
-from atoll.security.btard.stages import Stage
-from atoll.security.btard.wire import Header
+from atoll.security.btard.stages import AttemptStage
+from atoll.security.btard.wire import VectorHeader
 from atoll.security.identity import Identity
 
 OPTIMUM = torch.linspace(-1, 1, LAYOUT.numel)
@@ -239,8 +239,8 @@ def test_nobody_votes_for_another_vector_than_its_own_step_came_to() -> None:
 
         machine.offers = theirs  # type: ignore[method-assign]
 
-        def other(now: float, found: Found, kin: bytes, end: Any = end) -> None:
-            wrong = Found(found.step, found.vector * -50, found.counted)
+        def other(now: float, found: StepOutcome, kin: bytes, end: Any = end) -> None:
+            wrong = StepOutcome(found.step, found.vector * -50, found.counted)
             end(now, wrong, wrong.kin)
 
         rounds._end = other  # type: ignore[method-assign]
@@ -280,10 +280,10 @@ def test_who_stops_in_a_step_is_removed_and_takes_no_part_when_it_is_back() -> N
     seeds.table.end()
 
 
-@pytest.mark.parametrize("stage", Stage)
-def test_who_dies_in_any_stage_of_a_step_is_the_only_one_removed(stage: Stage) -> None:
+@pytest.mark.parametrize("stage", AttemptStage)
+def test_who_dies_in_any_stage_of_a_step_is_the_only_one_removed(stage: AttemptStage) -> None:
     """The last two stages are of steps in which somebody is accused: there a liar is, too."""
-    accused = stage >= Stage.EXHIBITS
+    accused = stage >= AttemptStage.EXHIBITS
     seeds = Seeds(5, liars=1, intervals=2) if accused else Seeds(4)
     honest = [peer for peer in seeds.peers if peer.name not in seeds.liars]
     gone = honest.pop()
@@ -354,7 +354,7 @@ def test_evidence_of_peers_that_the_manifest_does_not_name_or_of_another_run_is_
 
 
 def test_words_about_steps_are_read_or_refused() -> None:
-    peer, header = Identity(bytes(32)).peer, Header(3, bytes(8), (Kind.PART, 1, 2))
+    peer, header = Identity(bytes(32)).peer, VectorHeader(3, bytes(8), (Kind.PART, 1, 2))
     for said in (Offered(header, 5), Taken(bytes(32), ((0, 1),))):
         assert decode(encode(said)[1:], peer) == said
     long = msgspec.msgpack.encode(Taken(bytes(32), ((0, 1),) * (MOST_SPANS + 1)))

@@ -23,7 +23,7 @@ from atoll.collectives.identifiers import PeerId
 from atoll.collectives.reduce import MEAN
 from atoll.collectives.round import routes
 from atoll.collectives.swarm import OuterSettings, RunSettings
-from atoll.collectives.trees import Check, trees_of
+from atoll.collectives.trees import CheckedSum, trees_of
 from atoll.node.session import events as ev
 from atoll.node.session.session import ROUND
 from atoll.node.simulation.swarm import Options, SimSwarm, run_seed
@@ -103,7 +103,7 @@ class Labs(Table):
             if c.entry.contributors
         )
 
-    def checks(self) -> list[Check]:
+    def checks(self) -> list[CheckedSum]:
         """Of the plan that is carried out."""
         plan = self.peers[0].machine.open.plan
         return (

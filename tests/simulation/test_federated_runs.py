@@ -16,12 +16,12 @@ from atoll.collectives.arrivals import Fading
 from atoll.collectives.errors import ConfigError, NotEnoughPeersError
 from atoll.optim.federated import METHODS, server_settings
 from atoll.optim.federated.clusters import adjusted_rand, clusters, same_names
-from atoll.optim.federated.member import Knobs, Served, Turn
+from atoll.optim.federated.member import InnerSteps, Knobs, Served
 from atoll.optim.federated.personal import ditto, fine_tuned
 from atoll.optim.federated.simulation import (
     NAMES,
     Device,
-    Settings,
+    StudySettings,
     Task,
     dirichlet,
     fleet,
@@ -61,7 +61,7 @@ FLEET = fleet(5, SPEEDS)
 
 
 def test_one_step_of_everybody_is_large_batch_sgd() -> None:
-    settings = Settings("fedavg", rounds=20, steps=1, batch=len(TASK.y), knobs=Knobs(lr=0.5))
+    settings = StudySettings("fedavg", rounds=20, steps=1, batch=len(TASK.y), knobs=Knobs(lr=0.5))
     ours = simulate(TASK, PARTS, FLEET, settings).anchor
     model = TASK.model()
     for _ in range(20):
@@ -77,7 +77,7 @@ def test_one_step_of_everybody_is_large_batch_sgd() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_method_learns_and_a_seed_tells_the_whole_run(name: str) -> None:
     server = {"fedadam": 0.1, "fedyogi": 0.1, "fedadagrad": 0.1, "fedavgm": 0.3}.get(name, 1.0)
-    settings = Settings(
+    settings = StudySettings(
         name,
         rounds=None,
         seconds=400.0,
@@ -102,7 +102,9 @@ def test_every_method_learns_and_a_seed_tells_the_whole_run(name: str) -> None:
 
 
 def test_control_variates_add_up_with_shares_and_partial_rounds() -> None:
-    study = Study(TASK, PARTS, FLEET, Settings("scaffold", rounds=15, asked=2, knobs=Knobs(lr=0.1)))
+    study = Study(
+        TASK, PARTS, FLEET, StudySettings("scaffold", rounds=15, asked=2, knobs=Knobs(lr=0.1))
+    )
     run_synchronous(study)
     mean = sum(
         (
@@ -118,18 +120,18 @@ def test_control_variates_add_up_with_shares_and_partial_rounds() -> None:
 
 def test_who_waits_for_the_slowest_and_who_does_not() -> None:
     """Turns of equal length: synchronous clients work 2.7 of 5 s on average."""
-    waiting = simulate(TASK, PARTS, FLEET, Settings("fedavg", rounds=5))
+    waiting = simulate(TASK, PARTS, FLEET, StudySettings("fedavg", rounds=5))
     assert waiting.idle == pytest.approx(1 - np.mean(SPEEDS) / 5)
     assert [point.seconds for point in waiting.points] == [0, 50, 100, 150, 200, 250]
     assert waiting.points[-1].bytes == 5 * 5 * 2 * 4 * 36
-    assert simulate(TASK, PARTS, FLEET, Settings("fedavg", rounds=5, epochs=1)).idle > 0.5
+    assert simulate(TASK, PARTS, FLEET, StudySettings("fedavg", rounds=5, epochs=1)).idle > 0.5
     assert (
         simulate(
-            TASK, PARTS, FLEET, Settings("fedcompass", rounds=None, seconds=2000, steps=50)
+            TASK, PARTS, FLEET, StudySettings("fedcompass", rounds=None, seconds=2000, steps=50)
         ).idle
         < 0.1
     )
-    assert simulate(TASK, PARTS, FLEET, Settings("fedasync", rounds=50)).idle == 0
+    assert simulate(TASK, PARTS, FLEET, StudySettings("fedasync", rounds=50)).idle == 0
 
 
 class Bias(nn.Module):
@@ -146,16 +148,16 @@ class Bias(nn.Module):
 @pytest.mark.parametrize(
     ("settings", "share"),
     [
-        (Settings("fedavg"), 0.7),
-        (Settings("fedfix", period=1.0), 0.7),
-        (Settings("fedfix", period=3.0), 0.7),
-        (Settings("fedbuff", buffer=1, unbiased=True), 0.7),
-        (Settings("fedbuff", buffer=2, unbiased=True), 0.7),
-        (Settings("fedasync", fading=Fading(0.05, "constant")), 0.2),
+        (StudySettings("fedavg"), 0.7),
+        (StudySettings("fedfix", period=1.0), 0.7),
+        (StudySettings("fedfix", period=3.0), 0.7),
+        (StudySettings("fedbuff", buffer=1, unbiased=True), 0.7),
+        (StudySettings("fedbuff", buffer=2, unbiased=True), 0.7),
+        (StudySettings("fedasync", fading=Fading(0.05, "constant")), 0.2),
     ],
 )
 def test_weights_lead_to_the_optimum_of_the_shares_and_unweighted_arrivals_to_that_of_speed(
-    settings: Settings, share: float
+    settings: StudySettings, share: float
 ) -> None:
     """A client with 30 samples of one class makes a turn a second, one with 70 of the other a turn
     in four: 0.7 is the optimum of all samples; with every arrival counting alike it is 1 to 4."""
@@ -175,7 +177,7 @@ def test_weights_lead_to_the_optimum_of_the_shares_and_unweighted_arrivals_to_th
 
 
 def test_all_count_the_same_where_the_run_says_so_and_a_server_may_be_given() -> None:
-    base = Settings("fedavg", rounds=1)
+    base = StudySettings("fedavg", rounds=1)
     deltas = [simulate(TASK, [part], fleet(1, (1.0,)), base).anchor for part in PARTS[:1]]
     even = Study(TASK, PARTS, FLEET, replace(base, even=True))
     assert even.shares == [0.2] * 5
@@ -194,12 +196,18 @@ def test_who_drops_is_not_in_the_mean_and_the_run_goes_on() -> None:
     flaky = fleet(5, SPEEDS, dropout=0.4)
     for name in ("scaffold", "fedasync", "fedcompass", "fedbuff", "fedfix"):
         result = simulate(
-            TASK, PARTS, flaky, Settings(name, rounds=None, seconds=800, steps=5, least=5, most=25)
+            TASK,
+            PARTS,
+            flaky,
+            StudySettings(name, rounds=None, seconds=800, steps=5, least=5, most=25),
         )
         assert result.dropped > 3, name
         assert result.points[-1].accuracy > 0.8, name
     table = row(
-        [simulate(TASK, PARTS, flaky, Settings("fedavg", rounds=4, seed=seed)) for seed in range(2)]
+        [
+            simulate(TASK, PARTS, flaky, StudySettings("fedavg", rounds=4, seed=seed))
+            for seed in range(2)
+        ]
     )
     assert table["rounds"] == 4
     assert 0 < table["site_accuracy_least"] <= table["accuracy"] + 0.2
@@ -223,10 +231,10 @@ def test_a_device_works_only_while_it_is_there() -> None:
             wrong()
     away = fleet(5, (1.0,), windows=[[[0, 20]]], period_s=1e9)
     assert (
-        len(simulate(TASK, PARTS, away, Settings("fedasync", rounds=12)).points) < 10
+        len(simulate(TASK, PARTS, away, StudySettings("fedasync", rounds=12)).points) < 10
     )  # nothing happens for long
     night = fleet(5, (1.0,), windows=[[[0, 20]], [[20, 40]]], period_s=40)
-    result = simulate(TASK, PARTS, night, Settings("fedavg", rounds=4))
+    result = simulate(TASK, PARTS, night, StudySettings("fedavg", rounds=4))
     assert [(point.seconds, point.bytes // (2 * 4 * 36)) for point in result.points] == [
         (0, 0),
         (10, 3),
@@ -263,7 +271,7 @@ def test_partitions_give_every_sample_to_one_client() -> None:
 
 def test_a_rule_holds_where_the_mean_does_not() -> None:
     even, ten = dirichlet(TASK.labels, 10, 100.0, 1), fleet(10, (1.0,))
-    base = Settings("fedavg", rounds=15, attack="sign_flip_1000", hostile=2)
+    base = StudySettings("fedavg", rounds=15, attack="sign_flip_1000", hostile=2)
     assert simulate(TASK, even, ten, base).points[-1].accuracy < 0.6
     assert (
         simulate(TASK, even, ten, replace(base, rule="trimmed_mean", f=2)).points[-1].accuracy
@@ -283,7 +291,7 @@ def test_a_rule_holds_where_the_mean_does_not() -> None:
 
 def test_attackers_that_look_for_the_worst_of_the_rule_or_send_what_they_once_had() -> None:
     even, ten = dirichlet(TASK.labels, 10, 100.0, 1), fleet(10, (1.0,))
-    base = Settings("fedavg", rounds=15, hostile=4)
+    base = StudySettings("fedavg", rounds=15, hostile=4)
     found: dict[str, float] = {}
     for attack in ("ipm_0.1", "optimised_ipm", "optimised_alie", "delayed"):
         found[attack] = simulate(TASK, even, ten, replace(base, attack=attack)).points[-1].accuracy
@@ -297,7 +305,7 @@ def test_attackers_that_look_for_the_worst_of_the_rule_or_send_what_they_once_ha
 def test_running_statistics_are_averaged_and_corrections_leave_them_alone(name: str) -> None:
     task = blobs(norm=True)
     result = simulate(
-        task, PARTS, FLEET, Settings(name, rounds=20, least=5, most=25, knobs=Knobs(lr=0.05))
+        task, PARTS, FLEET, StudySettings(name, rounds=20, least=5, most=25, knobs=Knobs(lr=0.05))
     )
     learner = Learner(task)
     mean, variance = (
@@ -311,9 +319,10 @@ def test_running_statistics_are_averaged_and_corrections_leave_them_alone(name: 
 
 
 @pytest.mark.parametrize(
-    "settings", [Settings("fedfix", period=50.0), Settings("fedbuff", buffer=2, unbiased=True)]
+    "settings",
+    [StudySettings("fedfix", period=50.0), StudySettings("fedbuff", buffer=2, unbiased=True)],
 )
-def test_running_statistics_take_no_weight_above_a_share(settings: Settings) -> None:
+def test_running_statistics_take_no_weight_above_a_share(settings: StudySettings) -> None:
     """Slow members' weights are above 1, and would carry a variance past zero: parameters bear
     that, normalisation does not.
     """
@@ -345,7 +354,7 @@ def test_a_diverged_clients_control_variate_is_refused_with_its_contribution(nam
         replace(TASK, x=broken),
         PARTS,
         FLEET,
-        Settings(name, rounds=15, even=True, knobs=Knobs(lr=0.1, beta=0.5)),
+        StudySettings(name, rounds=15, even=True, knobs=Knobs(lr=0.1, beta=0.5)),
     )
     assert run_synchronous(study).points[-1].accuracy > 0.7
     assert study.server.common is not None
@@ -372,7 +381,7 @@ def test_clusters_are_the_planted_groups_and_beat_one_model(seed: int) -> None:
         task,
         parts,
         fleet(9, (1.0,)),
-        Settings(rounds=6, steps=5, server_lr=0.7, seed=seed),
+        StudySettings(rounds=6, steps=5, server_lr=0.7, seed=seed),
         "clusters",
     )
     assert adjusted_rand(sites.cluster, groups) == 1.0
@@ -383,7 +392,7 @@ def test_clusters_are_the_planted_groups_and_beat_one_model(seed: int) -> None:
 def test_ditto_and_fine_tuning_beat_one_model_where_sites_disagree() -> None:
     task, parts, _ = planted(0)
     ways = {
-        how: personalised(task, parts, fleet(9, (1.0,)), Settings(rounds=8, steps=5), how)
+        how: personalised(task, parts, fleet(9, (1.0,)), StudySettings(rounds=8, steps=5), how)
         for how in ("ditto", "tuned")
     }
     for sites in ways.values():
@@ -422,7 +431,7 @@ def test_personal_steps_are_their_papers() -> None:
     assert ditto(anchor, anchor, gradient, 500, 0.1, 0.5).item() == pytest.approx(3 / 1.5)
     assert ditto(anchor, anchor, gradient, 500, 0.1, 0.0).item() == pytest.approx(3.0)
     assert fine_tuned(anchor, gradient, 1, 0.5).item() == 1.5
-    turn = Turn(METHODS["per_fedavg"], Knobs(ahead=0.2), Served(anchor))
+    turn = InnerSteps(METHODS["per_fedavg"], Knobs(ahead=0.2), Served(anchor))
     at = turn.second_at(gradient(anchor), anchor)
     assert at is not None
     assert turn.direction(gradient(anchor), anchor, gradient(at)).item() == pytest.approx(-3 * 0.8)
@@ -431,11 +440,11 @@ def test_personal_steps_are_their_papers() -> None:
 
 
 def test_what_cannot_be_simulated_is_refused() -> None:
-    fine = Settings(rounds=3)
+    fine = StudySettings(rounds=3)
     assert [point["round"] for point in curve(simulate(TASK, PARTS, FLEET, fine))] == [0, 1, 2, 3]
     for wrong in (
-        Settings("fed"),
-        Settings(rounds=None),
+        StudySettings("fed"),
+        StudySettings(rounds=None),
         replace(fine, steps=0),
         replace(fine, knobs=Knobs(lr=-0.1)),
         replace(fine, name="fedbuff", seconds=math.nan),

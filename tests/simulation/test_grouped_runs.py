@@ -12,7 +12,7 @@ import torch
 from arriving_kit import Seen
 from torch import Tensor, nn
 
-from atoll.collectives.arrivals import Arrivals, Fading, Groups
+from atoll.collectives.arrivals import ArrivalSettings, Fading, Groups
 from atoll.collectives.compass import Compass, Decision
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.layout import make_layout
@@ -34,7 +34,7 @@ Round = dict[int, int]
 def settings(rounds: int, **more: object) -> RunSettings:
     outer, arrivals = (
         OuterSettings(kind="sgd", lr=1.0, momentum=0.0),
-        Arrivals(fading=FADING, groups=GROUPS),
+        ArrivalSettings(fading=FADING, groups=GROUPS),
     )
     return RunSettings(
         sync_every=LEAST,

@@ -18,7 +18,7 @@ from simulation.test_splitting import TEXT, WITH_MEANS, places
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.swarm import OuterSettings, RunSettings
 from atoll.node import recompute
-from atoll.node.audit import Source
+from atoll.node.audit import AuditSource
 from atoll.node.cli.audit import _lean_lines
 from atoll.node.cli.output import Terminal, short_peer
 from atoll.node.leaning import leans
@@ -29,7 +29,7 @@ from atoll.security.rules.leaning import LEAST_ROUNDS, chance
 N, DRIFTS = 5, 3
 
 
-def played(folder: Path, monkeypatch: pytest.MonkeyPatch, rounds: int, drift: float) -> Source:
+def played(folder: Path, monkeypatch: pytest.MonkeyPatch, rounds: int, drift: float) -> AuditSource:
     """Five members with one goal and noise; one of them adds a little of the same direction in
     every round. The running means point all ways.
     """
@@ -60,7 +60,7 @@ def played(folder: Path, monkeypatch: pytest.MonkeyPatch, rounds: int, drift: fl
     (place / "atoll.json").write_text(json.dumps({"layout": msgspec.to_builtins(WITH_MEANS)}))
     manifest = parse_manifest(TEXT.replace("contributions = 4", f"contributions = {rounds}"))
     head = SimpleNamespace(run_id="run", open=lambda: manifest)
-    return Source(folder, head, {"main": lambda: iter(entries)}, (place,))  # type: ignore[arg-type]
+    return AuditSource(folder, head, {"main": lambda: iter(entries)}, (place,))  # type: ignore[arg-type]
 
 
 def test_who_drifts_within_the_spread_is_named_and_nobody_else(
@@ -110,7 +110,7 @@ def test_where_nobody_drifts_nobody_is_named_and_few_rounds_are_refused(
 def test_a_run_that_keeps_no_contributions_has_nothing_to_look_at(tmp_path: Path) -> None:
     manifest = parse_manifest('schema = 1\nname = "tide"\n')
     head = SimpleNamespace(run_id="run", open=lambda: manifest)
-    source = Source(tmp_path, head, {"main": lambda: iter(())}, ())  # type: ignore[arg-type]
+    source = AuditSource(tmp_path, head, {"main": lambda: iter(())}, ())  # type: ignore[arg-type]
     with pytest.raises(ConfigError) as caught:
         leans(source, "main", LEAST_ROUNDS, [])
     assert caught.value.key == "$.audit.keep_contributions"

@@ -93,7 +93,7 @@ def test_a_holder_that_was_started_again_does_so_too() -> None:
 
 def waits_of(peer: Peer) -> list[tuple[str, tuple[str, ...]]]:
     """What it has said that it waits for."""
-    told = [event.waiting for event in peer.heard if isinstance(event, ev.Waits)]
+    told = [event.waiting for event in peer.heard if isinstance(event, ev.StillWaiting)]
     return [(waiting.state, waiting.of) for waiting in told]
 
 

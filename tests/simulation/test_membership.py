@@ -17,7 +17,7 @@ from atoll.collectives.errors import BadSignatureError, LocalProtocolError, Remo
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.simulation import Network, World
 from atoll.node import membership_records as wire
-from atoll.node.membership import Membership, Timing
+from atoll.node.membership import Membership, MembershipTiming
 from atoll.node.membership_records import Record, SignedRecord
 
 RUN = RunId("run")
@@ -73,12 +73,12 @@ class Swarm:
         seed: int = 0,
         watch: bool = False,
         hub: bool = True,
-        timing: Timing | None = None,
+        timing: MembershipTiming | None = None,
     ) -> None:
         self.world = World(seed)
         self.network = Network(self.world, latency_s=0.01, jitter_s=0.01)
         self.members = {
-            PeerId(f"p{i:03}"): member(f"p{i:03}", seed, timing=timing or Timing())
+            PeerId(f"p{i:03}"): member(f"p{i:03}", seed, timing=timing or MembershipTiming())
             for i in range(count)
         }
         self.stopped: set[PeerId] = set()
@@ -367,7 +367,7 @@ def test_fifty_members_that_know_one_come_to_know_all() -> None:
 
 
 def test_a_change_reaches_all_of_fifty_and_quiet_tables_cost_little() -> None:
-    swarm = Swarm(50, timing=Timing(renew_s=1000.0, lifetime_s=3000.0))
+    swarm = Swarm(50, timing=MembershipTiming(renew_s=1000.0, lifetime_s=3000.0))
     swarm.world.run(until=20.0)
     assert swarm.agreed(50)
     before = sum(swarm.network.bytes_sent.values())

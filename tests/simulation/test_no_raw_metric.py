@@ -20,7 +20,7 @@ from session_table import LAYOUT, SETTINGS, Peer, Table
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.swarm import RunSettings
 from atoll.node.secure.rounds import SecureRounds
-from atoll.node.secure.vectors import Summed, Vectors
+from atoll.node.secure.vectors import RingLayout, Summed
 from atoll.node.session import events as ev
 from atoll.optim import SoloSwarm, attach
 
@@ -152,7 +152,7 @@ def test_the_search_finds_what_is_told_in_other_runs() -> None:
 
 def summed(told: Sequence[Mapping[str, float]], seed: int = 0) -> tuple[Summed, np.ndarray]:
     """What is known of sites that report this, and the words of the sum."""
-    vectors = Vectors(structs.replace(TERMS, metrics=("loss", "auc")), None, 5, 4, 3)
+    vectors = RingLayout(structs.replace(TERMS, metrics=("loss", "auc")), None, 5, 4, 3)
     rows = [
         vectors.words(torch.full((5,), 0.25), 1, random.Random(seed + number), metrics)
         for number, metrics in enumerate(told)
@@ -169,7 +169,8 @@ def test_a_metric_is_told_where_all_of_a_sum_have_it() -> None:
     assert found.mean.tolist() == pytest.approx([0.25] * 5, abs=1e-4)
     assert found.metrics == pytest.approx({"loss": 5.0, "auc": 0.625}, abs=1e-4)
     assert (
-        Vectors(TERMS, None, 5, 4, 3).summed(np.array([1, 2, 3, 4, 5, 1], np.uint32)).metrics == {}
+        RingLayout(TERMS, None, 5, 4, 3).summed(np.array([1, 2, 3, 4, 5, 1], np.uint32)).metrics
+        == {}
     )
 
 

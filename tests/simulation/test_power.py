@@ -22,7 +22,7 @@ from atoll.node.session.replica import ModelReplica, PlainSlots
 from atoll.node.simulation.medium import SimMedium
 from atoll.node.storage import checkpoint as cp
 from atoll.node.storage.journal import FileJournal
-from atoll.node.storage.spent import Spent
+from atoll.node.storage.spent import SpentCounter
 
 DISK = Path("disk")
 NUMEL = 700  # several sectors
@@ -66,7 +66,7 @@ class Life:
         """A life begins: it reads what the last one has left."""
         self.journal = Journal(DISK / "journal", medium=self.medium, boot=str(self.medium.boots))
         self.left_out += self.journal.left_out > 0
-        self.spent = Spent(DISK / "privacy", self.medium)
+        self.spent = SpentCounter(DISK / "privacy", self.medium)
         if self.journal.damaged:
             raise LostError(self.journal.damaged)
         entries, ballot = self.told
@@ -135,7 +135,9 @@ class Life:
         cp.save(
             DISK / "checkpoint",
             LAYOUT,
-            cp.Saved(entry, entry, merkle_root(replica.hashes()), replica.anchor, replica.momentum),
+            cp.SavedCheckpoint(
+                entry, entry, merkle_root(replica.hashes()), replica.anchor, replica.momentum
+            ),
             run_id="r",
             entry_hash=LOG[entry].entry.hash(),
             medium=self.medium,

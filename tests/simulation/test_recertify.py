@@ -23,7 +23,7 @@ from atoll.node.simulation.member import Disk
 from atoll.node.simulation.plant import Plant
 from atoll.node.simulation.process import NodeProcess, sign_as
 from atoll.node.simulation.seal_plants import SEAL_PLANTS
-from atoll.node.simulation.swarm import Verdict
+from atoll.node.simulation.swarm import SeedResult
 
 ORGANISER = PeerId("p0")
 P1, P2, P3, P4 = map(PeerId, ("p1", "p2", "p3", "p4"))
@@ -55,7 +55,7 @@ class Stage(QuietStage):
     def recertified(self) -> list[Certified]:
         return [certified for certified in self.swarm.checker.entries if certified.removed]
 
-    def play(self, plant: Plant | None = None) -> Verdict:
+    def play(self, plant: Plant | None = None) -> SeedResult:
         with (plant or Plant()).planted():
             return self.run()
 

@@ -22,7 +22,7 @@ from atoll.collectives.group import Certified
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.swarm import OuterSettings, RunSettings
 from atoll.node import recompute as r
-from atoll.node.audit import Source
+from atoll.node.audit import AuditSource
 from atoll.node.session import events as ev
 from atoll.node.session.record import statement_payload
 from atoll.node.session.session import ROUND
@@ -44,7 +44,7 @@ def played(
     reducer: str,
     members: int = 3,
     rounds: int = 3,
-) -> tuple[Table, Source]:
+) -> tuple[Table, AuditSource]:
     """Rounds of a run whose members keep their contributions, each in a folder of its own; and the
     log as the first has it.
     """
@@ -57,7 +57,9 @@ def played(
     )
     table = Table(members, settings)
     entries = contributed(folder, table, rounds)
-    return table, Source(folder, SimpleNamespace(run_id="run"), {"main": lambda: iter(entries)})  # type: ignore[arg-type]
+    return table, AuditSource(
+        folder, SimpleNamespace(run_id="run"), {"main": lambda: iter(entries)}
+    )  # type: ignore[arg-type]
 
 
 def contributed(
@@ -151,7 +153,7 @@ def test_what_stands_after_an_entry_without_contributors_is_signed_for_the_next(
     table.world.run(until=table.world.now + 1)
     entries = list(first.machine.journal.entries[:])
     assert [len(each.entry.contributors) for each in entries[-2:]] == [0, 3]
-    source = Source(tmp_path, SimpleNamespace(run_id="run"), {"main": lambda: iter(entries)})  # type: ignore[arg-type]
+    source = AuditSource(tmp_path, SimpleNamespace(run_id="run"), {"main": lambda: iter(entries)})  # type: ignore[arg-type]
     found = r.recompute(source, "main", 1, [tmp_path / peer.name for peer in table.peers])
     assert (found.wrong, len(found.contributors)) == ([], 3)
 
@@ -172,7 +174,7 @@ def test_whose_contribution_is_missing_or_changed_is_told_and_whose_part_is_wron
     entries = list(source.logs["main"]())
     last = entries[-1].entry
     other = msgspec.structs.replace(last, part_digests=(b"x" * 32, *last.part_digests[1:]))
-    lied = Source(
+    lied = AuditSource(
         tmp_path,
         source.signed,
         {"main": lambda: iter([*entries[:-1], Certified(other, entries[-1].votes)])},
@@ -209,7 +211,7 @@ def test_a_member_that_signs_two_contributions_under_one_id_is_proven_to(
 
 def on_two_levels(
     folder: Path, monkeypatch: pytest.MonkeyPatch, plan: str, liar: bool
-) -> tuple[Table, Source, list[PeerId]]:
+) -> tuple[Table, AuditSource, list[PeerId]]:
     """Four members at two sites; with ``liar`` the first partial sum of the last round is not what
     its sender should have made of it: whose it was.
     """
@@ -245,7 +247,7 @@ def on_two_levels(
     )
     return (
         table,
-        Source(folder, SimpleNamespace(run_id="run"), {"main": lambda: iter(entries)}),
+        AuditSource(folder, SimpleNamespace(run_id="run"), {"main": lambda: iter(entries)}),
         heads,
     )  # type: ignore[arg-type]
 

@@ -23,7 +23,7 @@ from atoll.collectives.identifiers import PeerId
 from atoll.collectives.reduce import MEAN
 from atoll.collectives.simulation.faults import VOTE, Trap
 from atoll.collectives.swarm import OuterSettings
-from atoll.node.simulation.checker import Checker, Frozen, Violation
+from atoll.node.simulation.checker import Checker, FrozenContribution, Violation
 from atoll.node.simulation.plants import PLANTS
 from atoll.node.simulation.swarm import Options, SimSwarm, run_seed
 
@@ -274,7 +274,7 @@ class Bench:
             b"b" * 16: (B, 3, torch.randn(NUMEL)),
         }
         for unit, (cid, (member, weight, vector)) in enumerate(self.vectors.items()):
-            self.checker.freeze(cid, Frozen(member.peer, 0, weight, (unit,), vector))
+            self.checker.freeze(cid, FrozenContribution(member.peer, 0, weight, (unit,), vector))
 
     def entry(
         self,

@@ -20,21 +20,21 @@ from session_table import Peer, Table
 from atoll.collectives.api import enter
 from atoll.collectives.errors import LocalProtocolError
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.swarm import OuterSettings, PrivacySettings, RunSettings, Sample
+from atoll.collectives.swarm import OuterSettings, PrivacySettings, RunSettings, SampleSettings
 from atoll.node.evidence import MISDEALT
 from atoll.node.local import LocalSwarm
 from atoll.node.local_member import LocalMember
 from atoll.node.secure.budget import epsilon_after, most_rounds
 from atoll.node.secure.rounds import GIVEN, SecureRounds
-from atoll.node.secure.vectors import Vectors, threshold_of
-from atoll.node.secure.wire import Said, Talk, encode
+from atoll.node.secure.vectors import RingLayout, threshold_of
+from atoll.node.secure.wire import AttemptMessage, Said, encode
 from atoll.node.session import events as ev
 from atoll.node.session.copies import Copies
 from atoll.node.session.memory_storage import MemoryStorage
 from atoll.security.masking import Client, Memory
 
 PRIVATE = PrivacySettings(noise=3.0, clip=1.0, delta=1e-5, stop_at_epsilon=9.0)
-PHASES = ("Keys", "Deal", "Fixed", "record", "Consent", "Reveal")
+PHASES = ("Keys", "Deal", "Fixed", "record", "MaskConsent", "MaskReveal")
 
 
 @pytest.mark.parametrize("moment", PHASES)
@@ -46,14 +46,14 @@ def test_a_site_that_dies_in_any_phase_costs_its_vector_at_most(moment: str) -> 
     sizes = {len(members) for members in sites.sums.values()}
     assert sizes <= {4, 5}
     assert 5 in sizes
-    assert 4 in sizes or moment in ("Consent", "Reveal")
+    assert 4 in sizes or moment in ("MaskConsent", "MaskReveal")
     assert {
         len(members) for key, members in sites.sums.items() if key[0] == max(sites.sums)[0]
     } == {4}
     sites.table.end()
 
 
-@pytest.mark.parametrize("moment", ["Deal", "Consent"])
+@pytest.mark.parametrize("moment", ["Deal", "MaskConsent"])
 def test_a_site_that_comes_back_takes_part_again_and_unmasks_nothing_twice(moment: str) -> None:
     sites = Sites(4)
     sites.until(sites.committed(1))
@@ -330,7 +330,7 @@ def test_a_masked_vector_is_bounded_and_carries_its_part_of_the_noise() -> None:
     variance that is accounted.
     """
     terms, numel = PrivacySettings(noise=2.0, clip=1.0, delta=1e-5, stop_at_epsilon=9.0), 4000
-    vectors = Vectors(TERMS, terms, numel, 5, 4, terms.clip)
+    vectors = RingLayout(TERMS, terms, numel, 5, 4, terms.clip)
     rows, chance = (
         [torch.full((numel,), 5.0), torch.zeros(numel), torch.zeros(numel), torch.zeros(numel)],
         Random(1),
@@ -340,7 +340,7 @@ def test_a_masked_vector_is_bounded_and_carries_its_part_of_the_noise() -> None:
     assert len(words) == 4
     assert all(int(each[-1]) == 1 for each in words)
     values = [each[:-1].view(np.int32) * vectors.ring.step for each in words]
-    quiet = Vectors(
+    quiet = RingLayout(
         TERMS, msgspec.structs.replace(terms, noise=0.02), numel, 5, 4, terms.clip
     )  # a deviation of the mean's norm of 0.01
     bounded = quiet.words(rows[0], 7, chance)
@@ -360,7 +360,7 @@ def test_there_is_room_for_every_members_weight_however_many_there_are() -> None
     """
     terms, chance = structs.replace(TERMS, max_weight=1_000_000), Random(2)
     for members, heaviest in ((16, 1_000_000), (17, 986_895), (256, 65_535)):
-        vectors = Vectors(terms, None, 3, members, 3)
+        vectors = RingLayout(terms, None, 3, members, 3)
         words = [
             vectors.words(torch.tensor([16.0, -16.0, 0.0]), samples, chance)
             for samples in (2_000_000, 3)
@@ -418,7 +418,7 @@ def test_nobody_follows_one_member_to_an_attempt_far_ahead() -> None:
             binding = dataclasses.replace(masking.binding, attempt=last)
             said = Said(binding.number(liar.name), Client(binding, identity, Memory()).keys())
             peer.session.on_message(
-                sites.table.world.now, liar.name, encode(Talk(binding.round, last, said))
+                sites.table.world.now, liar.name, encode(AttemptMessage(binding.round, last, said))
             )
 
     for moment in range(40):
@@ -431,7 +431,7 @@ def test_nobody_follows_one_member_to_an_attempt_far_ahead() -> None:
 
 def test_what_a_round_needs_is_of_those_that_were_drawn_for_it() -> None:
     """It is what `atoll status` shows: three of four, where seven are members."""
-    for sample, needed in ((Sample(count=4, least=3), 3), (None, 5)):
+    for sample, needed in ((SampleSettings(count=4, least=3), 3), (None, 5)):
         table = Table(7, structs.replace(SECURE, sample=sample))
         assert {
             rounds.needed

@@ -31,7 +31,7 @@ from atoll.collectives.swarm import (
     Outcome,
     OuterSettings,
     RunSettings,
-    Sample,
+    SampleSettings,
     SecureSettings,
     SiteSettings,
 )
@@ -40,11 +40,11 @@ from atoll.node.local import LocalSwarm
 from atoll.node.local_member import LocalMember
 from atoll.node.session.events import PeerMisbehaved
 from atoll.optim import SoloSwarm, attach
-from atoll.optim.federated.member import Turn, first_control
+from atoll.optim.federated.member import InnerSteps, first_control
 from atoll.optim.federated.methods import SUMS
 from atoll.optim.federated.personal import fine_tuned
-from atoll.optim.federated.server import Server
-from atoll.optim.federated.site import Kept, knobs_of, method_of, unpack
+from atoll.optim.federated.server import FederatedServer
+from atoll.optim.federated.site import SiteState, knobs_of, method_of, unpack
 from atoll.optim.federated.tuning import fine_tuned_model
 
 N, D, K, LR = 4, 5, 6, 0.1
@@ -105,7 +105,7 @@ def play(
             found.outcomes.append(outcome)
             after(member, outcome)
             replica = attachment._strands[0].replica
-            kept: Kept = replica.kept  # type: ignore[attr-defined]
+            kept: SiteState = replica.kept  # type: ignore[attr-defined]
             anchor = torch.zeros(replica.flat.numel)
             replica.base.copy_into(anchor)
             if kept.own is not None and not kept.open:
@@ -131,13 +131,13 @@ def play(
     swarm.run(script, step_s=step_s, limit_s=limit_s)
 
 
-def reference(run: RunSettings, rounds: list[list[int]]) -> tuple[Server, list[Tensor]]:
+def reference(run: RunSettings, rounds: list[list[int]]) -> tuple[FederatedServer, list[Tensor]]:
     """The rounds of all sites, of so many steps each, by what `atoll simulate` is made of; and the
     c_i.
     """
     assert run.site is not None
     method, model = method_of(run.site), Model()
-    server = Server(method, run.outer, torch.zeros(D))
+    server = FederatedServer(method, run.outer, torch.zeros(D))
     own = [
         torch.zeros(0) if (first := first_control(method, D)) is None else first for _ in range(N)
     ]
@@ -155,7 +155,7 @@ def reference(run: RunSettings, rounds: list[list[int]]) -> tuple[Server, list[T
         served = server.served()
         for site in range(N):
             turn, y = (
-                Turn(method, knobs, served, own[site] if method.control else None),
+                InnerSteps(method, knobs, served, own[site] if method.control else None),
                 served.anchor.clone(),
             )
             for _ in range(steps[site]):
@@ -220,10 +220,10 @@ def test_control_variates_add_up_after_every_round_and_the_optimum_is_reached() 
     assert seen[0].anchor[D : 2 * D].abs().max() < 1e-3
 
 
-@pytest.mark.parametrize("sample", [None, Sample(count=2)])
+@pytest.mark.parametrize("sample", [None, SampleSettings(count=2)])
 @pytest.mark.parametrize("when_s", [2.0 + 0.11 * step for step in range(8)])
 def test_a_control_variate_is_in_the_sum_once_whenever_its_site_is_killed(
-    when_s: float, sample: Sample | None
+    when_s: float, sample: SampleSettings | None
 ) -> None:
     """Node and script are killed: while training, between saving and being counted, after that and
     before the script hears of it. A round takes 0.8 s. The site is back on its disk at once, or a
@@ -250,7 +250,7 @@ def test_only_those_contribute_that_the_log_draws() -> None:
     again from the log; SCAFFOLD gets to the optimum.
     """
     run, seen = (
-        msgspec.structs.replace(settings("scaffold", 60), sample=Sample(count=2)),
+        msgspec.structs.replace(settings("scaffold", 60), sample=SampleSettings(count=2)),
         dict[int, Seen](),
     )
     swarm = LocalSwarm(N, settings=run, latency_s=0.02)
@@ -268,7 +268,7 @@ def test_only_those_contribute_that_the_log_draws() -> None:
     for certified in machine.journal.entries.since(1):
         entry = certified.entry
         assert {c.member for c in entry.contributors} <= set(
-            drawn("local", entry.base, before.next_config, Sample(count=2))
+            drawn("local", entry.base, before.next_config, SampleSettings(count=2))
         )
         before = entry
 
@@ -292,7 +292,7 @@ def test_whoever_was_not_drawn_is_refused_by_name() -> None:
             assert refused == [stranger.peer]
             assert stranger not in machine.open.ready
 
-    run = msgspec.structs.replace(settings("fedavg"), sample=Sample(0.5))
+    run = msgspec.structs.replace(settings("fedavg"), sample=SampleSettings(0.5))
     LocalSwarm(N, settings=run, latency_s=0.02).run(script)
     assert len(refused) == 1
 
@@ -311,7 +311,7 @@ def test_rounds_go_on_where_all_that_were_drawn_are_dead() -> None:
     it.
     """
     run, seen = (
-        msgspec.structs.replace(settings("fedavg", 12), sample=Sample(count=1)),
+        msgspec.structs.replace(settings("fedavg", 12), sample=SampleSettings(count=1)),
         dict[int, Seen](),
     )
     play(LocalSwarm(N, settings=run, latency_s=0.03).crash_at(2, 3.0), seen)
@@ -348,7 +348,7 @@ def test_the_log_draws_again_where_too_few_of_those_that_were_drawn_train(kind: 
     what they waited with. What was offered to the draw before is offered where its site is drawn
     again."""
     sample, seen, breaches = (
-        Sample(count=1) if kind == "plain" else Sample(0.6, least=3),
+        SampleSettings(count=1) if kind == "plain" else SampleSettings(0.6, least=3),
         dict[int, Seen](),
         list[str](),
     )
@@ -438,7 +438,7 @@ def test_nobody_draws_again_for_the_others() -> None:
             )
             told.append((machine.open.pending is not None, machine.journal.accepted is not None))
 
-    run = msgspec.structs.replace(settings("fedavg"), sample=Sample(0.5))
+    run = msgspec.structs.replace(settings("fedavg"), sample=SampleSettings(0.5))
     LocalSwarm(N, settings=run, latency_s=0.02).run(script)
     assert told == [(True, False), (True, False), (False, True)]
 
@@ -449,7 +449,7 @@ def test_who_has_seen_no_round_does_not_end_that_of_the_others() -> None:
     """
     seen = dict[int, Seen]()
     run, timing = (
-        msgspec.structs.replace(settings("fedavg", 7), sample=Sample(count=1)),
+        msgspec.structs.replace(settings("fedavg", 7), sample=SampleSettings(count=1)),
         Timing(redraw_s=8.0),
     )
     swarm = LocalSwarm(N, settings=run, latency_s=0.033, jitter_s=0.1, timing=timing).join_at(
@@ -479,7 +479,7 @@ def test_a_night_without_scripts_is_no_turn() -> None:
             member.sleep(5.0)
 
     run, timing = (
-        msgspec.structs.replace(settings("fedavg", 12), sample=Sample(count=1)),
+        msgspec.structs.replace(settings("fedavg", 12), sample=SampleSettings(count=1)),
         Timing(redraw_s=8.0),
     )
     swarm = LocalSwarm(N, settings=run, latency_s=0.03, timing=timing)
@@ -524,7 +524,7 @@ def test_a_vote_for_another_draw_does_not_stop_a_round_for_good() -> None:
         machine.acceptor.cast(member.clock(), 0, entry)
         cast.append(machine.round)
 
-    run = msgspec.structs.replace(settings("fedavg", 12), sample=Sample(count=1))
+    run = msgspec.structs.replace(settings("fedavg", 12), sample=SampleSettings(count=1))
     swarm = LocalSwarm(N, settings=run, latency_s=0.03, jitter_s=0.1)
     play(swarm, seen, 5.0, vote, limit_s=2000.0)
     assert cast
@@ -542,7 +542,7 @@ def test_who_was_drawn_and_sends_nothing_of_what_it_offered_does_not_stop_a_run(
             member._node().session.ports.exchange.execute = lambda plan, audience: None
 
     seen = dict[int, Seen]()
-    run = msgspec.structs.replace(settings("fedavg", 8), sample=Sample(count=1))
+    run = msgspec.structs.replace(settings("fedavg", 8), sample=SampleSettings(count=1))
     swarm = LocalSwarm(N, settings=run, latency_s=0.03, timing=Timing(redraw_s=8.0))
     play(swarm, seen, 0.1, mute, limit_s=300.0)
     assert draws_again(entries_of(swarm, 0))
@@ -560,7 +560,7 @@ def test_secure_sums_are_of_those_that_were_drawn() -> None:
         outer=settings("fedavg").outer,
         secure=SecureSettings(3),
         site=SiteSettings(),
-        sample=Sample(0.6, least=3),
+        sample=SampleSettings(0.6, least=3),
     )
     seen = dict[int, Seen]()
     swarm = LocalSwarm(N, settings=secure, latency_s=0.02).crash_at(1, 4.0, back_after_s=1.0)
@@ -611,7 +611,7 @@ def test_a_personal_model_is_nearer_to_its_site_and_travels_nowhere() -> None:
 
 
 def test_what_is_kept_is_whole_or_refused() -> None:
-    kept = Kept(7, True, True, 0.6, torch.arange(3.0), torch.ones(3))
+    kept = SiteState(7, True, True, 0.6, torch.arange(3.0), torch.ones(3))
     again = unpack(kept.pack(), 3)
     assert (again.round, again.open, again.member, again.rate) == (7, True, True, 0.6)
     assert again.own is not None
@@ -622,7 +622,7 @@ def test_what_is_kept_is_whole_or_refused() -> None:
     assert torch.equal(again.own, torch.ones(3))
     again.resolve(True)  # once
     assert torch.equal(again.own, torch.ones(3))
-    assert unpack(Kept(0).pack(), 3).own is None
+    assert unpack(SiteState(0).pack(), 3).own is None
     data = kept.pack()
     for wrong in (data[:-1], data[:20], b"", b"\xff" * 64, data.replace(b"round", b"sound")):
         with pytest.raises(StateError):

@@ -20,7 +20,7 @@ from atoll.collectives.layout import Layout, TensorSpec
 from atoll.collectives.swarm import OuterSettings, RunSettings
 from atoll.node import recompute
 from atoll.node import splitting as s
-from atoll.node.audit import Source
+from atoll.node.audit import AuditSource
 from atoll.node.manifest import parse_manifest
 from atoll.node.manifest_form import as_toml
 from atoll.node.storage.contributions import DATA, ContributionFiles
@@ -42,7 +42,7 @@ def played(
     codec: str = "int8",
     groups: Callable[[int, int], int] = group_of,
     rounds: int = 3,
-) -> Source:
+) -> AuditSource:
     """Five members, each with the direction of its group and some noise, and numbers in the running
     means that point all ways.
     """
@@ -78,7 +78,7 @@ def played(
     place.mkdir()
     (place / "atoll.json").write_text(json.dumps({"layout": msgspec.to_builtins(WITH_MEANS)}))
     head = SimpleNamespace(run_id="run", open=lambda: parse_manifest(TEXT))
-    return Source(folder, head, {"main": lambda: iter(entries)}, (place,))  # type: ignore[arg-type]
+    return AuditSource(folder, head, {"main": lambda: iter(entries)}, (place,))  # type: ignore[arg-type]
 
 
 def places(folder: Path) -> list[Path]:

@@ -6,7 +6,7 @@ import pytest
 
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.simulation import (
-    Faults,
+    FaultInjector,
     Network,
     ProcessDied,
     Weather,
@@ -14,7 +14,7 @@ from atoll.collectives.simulation import (
     quiet_plan,
     random_plan,
 )
-from atoll.collectives.simulation.faults import Fault, FaultPlan, Trap
+from atoll.collectives.simulation.faults import FaultPlan, InjectedFault, Trap
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 
@@ -181,16 +181,16 @@ def test_faults_strike_and_heal() -> None:
     plan = FaultPlan(
         Weather(loss=0.1),
         [
-            Fault(1.0, "crash", A, 0.5),
-            Fault(2.0, "freeze", B, 9.0),
-            Fault(2.5, "isolate", C, 9.0),
-            Fault(2.6, "amnesia", C, 0.1),
-            Fault(6.0, "crash", A, 1),
+            InjectedFault(1.0, "crash", A, 0.5),
+            InjectedFault(2.0, "freeze", B, 9.0),
+            InjectedFault(2.5, "isolate", C, 9.0),
+            InjectedFault(2.6, "amnesia", C, 0.1),
+            InjectedFault(6.0, "crash", A, 1),
         ],
         [],
         5.0,
     )
-    faults = Faults(world, network, subject, plan, world.stream("faults"))
+    faults = FaultInjector(world, network, subject, plan, world.stream("faults"))
     faults.start()
     world.run(until=3.0)
     assert network.severed(C, A)
@@ -216,7 +216,7 @@ def test_a_trap_strikes_at_the_nth_message_between_two_sends_of_one_broadcast() 
     world, subject = World(1), Recorder()
     network = Network(world)
     log = wired(world, network)
-    faults = Faults(
+    faults = FaultInjector(
         world,
         network,
         subject,
@@ -239,7 +239,7 @@ def test_a_whisper_lets_one_peer_alone_hear_the_votes_and_then_cuts_it_off() -> 
     world = World(1)
     network = Network(world, latency_s=0.001)
     log = wired(world, network)
-    faults = Faults(
+    faults = FaultInjector(
         world,
         network,
         Recorder(),

@@ -19,8 +19,17 @@ from atoll.collectives.group import Certified, Contributor, Entry, Member, Part,
 from atoll.collectives.identifiers import RunId
 from atoll.collectives.round import drawn
 from atoll.collectives.round.certificate import genesis_payload, recertified_payload, vote_payload
-from atoll.collectives.swarm import Sample
-from atoll.node.audit import BAN, MAGIC, Audited, Share, audit, of_archive, of_node, write_archive
+from atoll.collectives.swarm import SampleSettings
+from atoll.node.audit import (
+    BAN,
+    MAGIC,
+    Audited,
+    PeerShare,
+    audit,
+    of_archive,
+    of_node,
+    write_archive,
+)
 from atoll.node.banning import Ban, Bans
 from atoll.node.cli import run
 from atoll.node.evidence import twice
@@ -146,9 +155,9 @@ def test_an_honest_log_is_proven_and_told(tmp_path: Path) -> None:
     assert (found.entries, found.rounds, found.votes) == (5, 4, 1 + 1 + 2 + 3 + 2)
     assert found.head == chain.entries[-1].entry.hash()
     assert found.contributors == {
-        ORGANISER.peer: Share(4, 40),
-        SECOND.peer: Share(3, 33),
-        THIRD.peer: Share(1, 12),
+        ORGANISER.peer: PeerShare(4, 40),
+        SECOND.peer: PeerShare(3, 33),
+        THIRD.peer: PeerShare(1, 12),
     }
     assert [(c.entry, set(c.joined), c.left) for c in found.changes] == [
         (0, {ORGANISER.peer}, ()),
@@ -378,7 +387,7 @@ def test_a_model_that_the_log_does_not_name_is_told(
     import torch
 
     from atoll.collectives.layout import make_layout
-    from atoll.node.storage.checkpoint import Saved, save
+    from atoll.node.storage.checkpoint import SavedCheckpoint, save
 
     anchor, momentum = torch.arange(4.0), torch.ones(4)
     root = merkle_root([chunk_hash(anchor.numpy().tobytes() + momentum.numpy().tobytes())])
@@ -387,7 +396,7 @@ def test_a_model_that_the_log_does_not_name_is_told(
         chain.decide(chain.entry(KEYS[:3], KEYS[:2], root=named), KEYS[:2])
         paths = chain.store(atoll_home / named.hex())
         folder = paths.run_dir(chain.signed.run_id) / "checkpoint"
-        saved = Saved(2, 2, root, anchor, momentum)
+        saved = SavedCheckpoint(2, 2, root, anchor, momentum)
         save(
             folder,
             make_layout([("w", (4,))]),
@@ -442,12 +451,12 @@ def test_a_contribution_that_was_not_drawn_is_found(tmp_path: Path) -> None:
     chain.found(KEYS[:3])
     for _ in range(4):
         before = chain.entries[-1].entry
-        (chosen,) = drawn(signed.run_id, before.hash(), before.next_config, Sample(count=1))
+        (chosen,) = drawn(signed.run_id, before.hash(), before.next_config, SampleSettings(count=1))
         giver = next(key for key in KEYS if key.peer == chosen.peer)
         chain.decide(chain.entry(KEYS[:3], [giver]), KEYS[:3])
     assert audited(chain, tmp_path / "a").rounds == 4
     before = chain.entries[-1].entry
-    (chosen,) = drawn(signed.run_id, before.hash(), before.next_config, Sample(count=1))
+    (chosen,) = drawn(signed.run_id, before.hash(), before.next_config, SampleSettings(count=1))
     other = next(key for key in KEYS[:3] if key.peer != chosen.peer)
     chain.decide(chain.entry(KEYS[:3], [other]), KEYS[:3])
     with pytest.raises(SecurityError, match=f"{other.peer}, which was not drawn"):

@@ -21,18 +21,18 @@ from atoll.security.btard.draw import (
     share_commitment,
     validators,
 )
-from atoll.security.btard.history import Distances
+from atoll.security.btard.history import ResidualNorms
 from atoll.security.btard.messages import (
     Checks,
     Commit,
+    CommittedVector,
     Context,
+    GuiltyVerdict,
     Judgement,
     Kind,
     Lacking,
-    Piece,
     Result,
     Reveal,
-    Verdict,
     decode,
     fits,
     is_signed,
@@ -102,10 +102,10 @@ def test_frames_cross_the_wire_and_what_is_no_frame_names_its_sender() -> None:
     bundle = proof(Fault.NONSENSE, 0, said)
     for frame in (said, bundle):
         assert unframed(*framed(frame), peer="p", elements=4) == frame
-    piece = Piece(7, CONTEXT.tag, (Kind.PART, 0, 1), np.arange(4, dtype=np.float32))
+    piece = CommittedVector(7, CONTEXT.tag, (Kind.PART, 0, 1), np.arange(4, dtype=np.float32))
     control, values = framed(piece)
     found = unframed(control, values, peer="p", elements=4)
-    assert isinstance(found, Piece)
+    assert isinstance(found, CommittedVector)
     assert (found.item, found.values.tolist()) == (piece.item, [0, 1, 2, 3])
     for bad in (
         (control, values + bytes(4)),
@@ -127,7 +127,7 @@ def test_frames_cross_the_wire_and_what_is_no_frame_names_its_sender() -> None:
         (Commit(bytes(32 * 4)), False),
         (Lacking(((1, 5, 0),)), False),
         (Lacking(((1, 4, 0),)), True),
-        (Judgement(SEEN, (Verdict(5, 7),)), False),
+        (Judgement(SEEN, (GuiltyVerdict(5, 7),)), False),
     ],
 )
 def test_what_can_be_said_among_five(body: Commit | Lacking | Judgement, good: bool) -> None:
@@ -274,7 +274,7 @@ def test_a_trail_opens_at_the_interval_that_was_drawn_and_nowhere_else() -> None
 
 
 def test_distances_are_those_of_most() -> None:
-    history = Distances(8.0, 64)
+    history = ResidualNorms(8.0, 64)
     assert (history.radius(16), history.too_far(16)) == (4.0, float("inf"))
     history.saw([(2.0, 4), (1000.0, 4), (6.0, 16)])
     assert (history.radius(4), history.too_far(4)) == (3.0, 30.0)
@@ -323,7 +323,9 @@ def test_more_than_half_must_testify_each_counted_once_and_signed() -> None:
 
 
 def test_more_than_half_must_find_guilty_of_this() -> None:
-    judged = [by(number, Judgement(SEEN, (Verdict(2, Fault.GRADIENT),))) for number in (0, 1, 3)]
+    judged = [
+        by(number, Judgement(SEEN, (GuiltyVerdict(2, Fault.GRADIENT),))) for number in (0, 1, 3)
+    ]
     assert verify_evidence(proof(Fault.GRADIENT, 2, *judged), verify) == ROSTER[2]
     for fault, whom in ((Fault.RESIDUAL, 2), (Fault.GRADIENT, 1)):
         with pytest.raises(SecurityError):
@@ -336,7 +338,7 @@ def test_removals_are_a_chain_from_the_first_roster() -> None:
     second = proof(
         Fault.GRADIENT,
         0,
-        *(by(i, Judgement(SEEN, (Verdict(0, Fault.GRADIENT),)), rest) for i in (1, 2, 3)),
+        *(by(i, Judgement(SEEN, (GuiltyVerdict(0, Fault.GRADIENT),)), rest) for i in (1, 2, 3)),
         context=rest,
     )
     assert verify_removals(RUN, ROSTER, [first, second], verify) == {

@@ -15,14 +15,14 @@ from atoll.node.session.budgets import (
     REFUSED,
     REQUESTS,
     SPANS_BYTES,
-    Accountant,
+    PeerUsage,
 )
 
 A, B = PeerId("a"), PeerId("b")
 
 
 def test_a_flood_gets_its_burst_and_then_what_time_refills() -> None:
-    budgets = Accountant()
+    budgets = PeerUsage()
     rate = REQUESTS["get"]
     passed = sum(budgets.request(0.0, A, "get") for _ in range(55_600))
     assert passed == rate.burst
@@ -33,7 +33,7 @@ def test_a_flood_gets_its_burst_and_then_what_time_refills() -> None:
 
 
 def test_the_stream_of_who_goes_beyond_its_budget_pauses_until_there_is_some_again() -> None:
-    budgets = Accountant()
+    budgets = PeerUsage()
     for _ in range(int(MESSAGES.burst)):
         assert budgets.message(0.0, A, 0, member=False)
     assert budgets.pause_s() == 0.0
@@ -43,7 +43,7 @@ def test_the_stream_of_who_goes_beyond_its_budget_pauses_until_there_is_some_aga
 
 
 def test_members_have_more_and_bytes_count_as_well_as_messages() -> None:
-    budgets = Accountant()
+    budgets = PeerUsage()
     assert MEMBER_MESSAGES.burst > MESSAGES.burst
     size = 1 << 20
     passed = sum(budgets.message(0.0, A, size, member=False) for _ in range(1000))
@@ -53,7 +53,7 @@ def test_members_have_more_and_bytes_count_as_well_as_messages() -> None:
 
 def test_a_call_of_the_own_script_pays_for_what_peers_say_about_it() -> None:
     """At any rate of calls, more than an idle member listens to."""
-    budgets = Accountant()
+    budgets = PeerUsage()
     refused = 0
     for _ in range(20_000):  # all at one moment
         budgets.called()
@@ -63,7 +63,7 @@ def test_a_call_of_the_own_script_pays_for_what_peers_say_about_it() -> None:
 
 
 def test_jobs_at_once_are_few_and_end() -> None:
-    budgets = Accountant()
+    budgets = PeerUsage()
     assert [budgets.begin_job(0.0, A, "get") for _ in range(JOBS_AT_ONCE + 2)] == [
         *[True] * JOBS_AT_ONCE,
         False,
@@ -75,7 +75,7 @@ def test_jobs_at_once_are_few_and_end() -> None:
 
 
 def test_any_number_of_peers_takes_bounded_memory() -> None:
-    budgets = Accountant()
+    budgets = PeerUsage()
     for number in range(3 * MAX_PEERS):
         budgets.refuse(float(number), PeerId(str(number)), "get")
     assert len(budgets.refusing()) == MAX_PEERS
@@ -83,7 +83,7 @@ def test_any_number_of_peers_takes_bounded_memory() -> None:
 
 def test_a_members_stream_goes_on_where_it_asks_too_much_of_one_kind() -> None:
     """Rounds wait for what is behind that."""
-    budgets = Accountant()
+    budgets = PeerUsage()
     for member, pauses in ((True, False), (False, True)):
         peer = PeerId(f"member {member}")
         assert budgets.message(0.0, peer, 10, member=member)
@@ -94,7 +94,7 @@ def test_a_members_stream_goes_on_where_it_asks_too_much_of_one_kind() -> None:
 
 def test_the_stream_of_a_member_that_goes_on_with_what_is_refused_pauses() -> None:
     """And rounds do not wait for it."""
-    budgets, now, heard = Accountant(), 0.0, 0
+    budgets, now, heard = PeerUsage(), 0.0, 0
     for _ in range(60_000):  # ten seconds of 6,000 a second, if nothing slowed it down
         heard += budgets.message(now, A, 100, member=True)
         budgets.operation(now, A)
@@ -105,7 +105,7 @@ def test_the_stream_of_a_member_that_goes_on_with_what_is_refused_pauses() -> No
 
 
 def test_a_message_of_many_spans_is_as_several() -> None:
-    budgets, rate = Accountant(), REQUESTS["get_chunks"]
+    budgets, rate = PeerUsage(), REQUESTS["get_chunks"]
     passed = sum(budgets.request(0.0, A, "get_chunks", 64 * SPANS_BYTES) for _ in range(1000))
     assert passed == rate.burst // 65
     short = SPANS_BYTES - 1

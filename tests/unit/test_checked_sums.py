@@ -24,7 +24,7 @@ from exchange_kit import (
 
 from atoll.collectives.digest import chunk_hash
 from atoll.collectives.errors import RemoteProtocolError
-from atoll.collectives.exchange import PeerFault, Report
+from atoll.collectives.exchange import PeerFault, ReductionReport
 from atoll.collectives.exchange import header as wire_header
 from atoll.collectives.exchange.header import ACCOUNT, PART, PARTIAL, Header
 from atoll.collectives.group import Plan, Topology
@@ -107,12 +107,12 @@ class Lab:
 
     def told(self) -> Disputed | None:
         """What the owner said last of itself."""
-        return self.net.of(self.owner, Report)[-1].disputed
+        return self.net.of(self.owner, ReductionReport)[-1].disputed
 
     def disputed(self) -> Disputed | None:
         """What the owner reported last."""
         self.net.nodes[self.owner].report(self.plan.plan_id)
-        return self.net.of(self.owner, Report)[-1].disputed
+        return self.net.of(self.owner, ReductionReport)[-1].disputed
 
     def by_star(self) -> Plan:
         """Everybody carries out a plan without partial sums."""

@@ -16,9 +16,9 @@ from atoll.collectives.codec_names import CODECS, round_bytes_per_value
 from atoll.collectives.errors import AtollError, ConfigError
 from atoll.node.capability import capability_name
 from atoll.node.cli import COMMANDS, GROUPS, cli, run
-from atoll.node.cli.child import Child
+from atoll.node.cli.child import ChildCommand
 from atoll.node.cli.invites import duration_s
-from atoll.node.cli.live import Progress, TrainingView, sparkline
+from atoll.node.cli.live import RunProgress, TrainingView, sparkline
 from atoll.node.cli.names import FIRST, SECOND, name_of
 from atoll.node.cli.output import (
     Terminal,
@@ -733,7 +733,7 @@ def test_views_take_documents_that_lack_things() -> None:
 
 
 def test_progress_of_a_run() -> None:
-    progress = Progress("tide", 9)
+    progress = RunProgress("tide", 9)
     progress.take_round(
         {
             "round": 3,
@@ -759,7 +759,7 @@ def test_progress_of_a_run() -> None:
 
 def test_a_site_that_waits_for_others_says_so_once(capsys: pytest.CaptureFixture[str]) -> None:
     alone = {"phase": "running", "script": True, "members": ["p"], "secure": {"threshold": 3}}
-    with TrainingView(Terminal(), Progress("tide", 9)) as view:
+    with TrainingView(Terminal(), RunProgress("tide", 9)) as view:
         for run_ in (
             {**alone, "members": []},
             alone,
@@ -782,11 +782,11 @@ def test_child_output_and_status() -> None:
         "-c",
         "import sys; print('out'); print('err', file=sys.stderr); sys.exit(5)",
     ]
-    with Child(command, dict(os.environ), lines.append, to_stderr=False) as child:
+    with ChildCommand(command, dict(os.environ), lines.append, to_stderr=False) as child:
         assert child.wait(60) == 5
     assert sorted(lines) == ["err", "out"]
     with pytest.raises(ConfigError, match="cannot start"):
-        Child(["/nonexistent"], {}, None, to_stderr=False)
+        ChildCommand(["/nonexistent"], {}, None, to_stderr=False)
 
 
 # ── plan ──

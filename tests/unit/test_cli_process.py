@@ -44,8 +44,8 @@ print("end", flush=True)
 """
 STARTER = """
 import os, sys
-from atoll.node.cli.child import Child
-with Child([sys.executable, "-c", sys.argv[1]], dict(os.environ), None, to_stderr=False) as child:
+from atoll.node.cli.child import ChildCommand
+with ChildCommand([sys.executable, "-c", sys.argv[1]], dict(os.environ), None, to_stderr=False) as child:
     sys.exit(child.wait(90))
 """
 FOR_EVER = """

@@ -18,7 +18,7 @@ from atoll.collectives.codecs.floats import FloatCodec
 from atoll.collectives.codecs.levels import LevelsCodec
 from atoll.collectives.codecs.native import Kernels, load
 from atoll.collectives.codecs.sparse import SparseCodec
-from atoll.collectives.codecs.wire import Codec, Wire
+from atoll.collectives.codecs.wire import Codec, EncodedChunk
 
 LENGTHS = (1, 2, 3, 5, 255, 256, 257, 511, 512, 1000, 4095, 4097, 131_072 + 7)
 WEIGHTS = (((1.0, 1.0, 1.0, 1.0), 4.0), ((1.0, 2.0, 3.0, 5.0), 11.0), ((0.1, 0.7, 1e5, 3.0), 7.0))
@@ -52,7 +52,7 @@ def codecs(request: pytest.FixtureRequest, library: Kernels) -> tuple[Codec, Cod
     return BlockCodec("int8", BLOCK, compiled=library), BlockCodec("int8", BLOCK, compiled=None)
 
 
-def wires(codec: Codec, elements: int, count: int) -> list[Wire]:
+def wires(codec: Codec, elements: int, count: int) -> list[EncodedChunk]:
     """Buffers of bytes that must all be overwritten."""
     return [
         codec.wire(memoryview(bytearray(b"\x55" * codec.wire_bytes(elements))), elements)

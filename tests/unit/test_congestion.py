@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.collectives.engine.congestion import DEEP_S, Path
-from atoll.collectives.engine.meter import Reading
+from atoll.collectives.engine.meter import LaneCounters
 
 
 def play(*readings: tuple[int, int], rtt_s: float = 0.06) -> list[bool]:
@@ -13,7 +13,7 @@ def play(*readings: tuple[int, int], rtt_s: float = 0.06) -> list[bool]:
     path, found, sent, lost = Path(), list[bool](), 0, 0
     for segments, again in readings:
         sent, lost = sent + segments, lost + again
-        found.append(path.read(Reading(0, 0, 0.0, 0.0, rtt_s, 0.05, sent, lost)))
+        found.append(path.read(LaneCounters(0, 0, 0.0, 0.0, rtt_s, 0.05, sent, lost)))
     return found
 
 
@@ -39,12 +39,12 @@ def test_where_cubic_sends_next_to_nothing_nobody_waits_for_a_whole_stretch() ->
     """As at 20 % of loss: some fifteen segments a second."""
     path, found = Path(), list[bool]()
     for number in range(1, 21):  # a reading each 0.15 s, the connection is busy all the time
-        counters = Reading(0, 0, 0.15 * number, 0.0, 0.06, 0.05, 2 * number, number // 3)
+        counters = LaneCounters(0, 0, 0.15 * number, 0.0, 0.06, 0.05, 2 * number, number // 3)
         found.append(path.read(counters))
     assert found == [False] * 17 + [True] + [False] * 2
     idle = Path()
     assert not any(  # the same losses among many: one stretch is not over
-        idle.read(Reading(0, 0, 0.15 * number, 0.0, 0.06, 0.05, 19 * number, number // 3))
+        idle.read(LaneCounters(0, 0, 0.15 * number, 0.0, 0.06, 0.05, 19 * number, number // 3))
         for number in range(1, 21)
     )
 
@@ -65,7 +65,9 @@ def test_where_more_is_lost_than_bbr_can_bear_it_begins_anew(
     path, found, number = Path(), list[int](), 0
     path.spoilt = True
     for number in range(1, 72):  # a reading each 0.15 s, busy all the time
-        counters = Reading(0, 0, 0.15 * number, 0.0, rtt_s, least_rtt_s, 20 * number, lost * number)
+        counters = LaneCounters(
+            0, 0, 0.15 * number, 0.0, rtt_s, least_rtt_s, 20 * number, lost * number
+        )
         if path.read(counters):
             found.append(number)
     assert found == (list(range(1 + every, 72, every)) if every else [])
@@ -75,7 +77,7 @@ def test_a_lane_that_rests_does_not_begin_anew() -> None:
     path = Path()
     path.spoilt = True
     assert not any(  # some heartbeats, of which a third is lost
-        path.read(Reading(0, 0, 0.01 * number, 0.0, 0.06, 0.05, 3 * number, number))
+        path.read(LaneCounters(0, 0, 0.01 * number, 0.0, 0.06, 0.05, 3 * number, number))
         for number in range(1, 100)
     )
 
@@ -106,6 +108,6 @@ def test_losses_with_a_queue_on_the_way_count_half(
 def test_a_queue_that_has_run_over_is_gone_when_its_losses_are_counted() -> None:
     path = Path()
     assert [
-        path.read(Reading(0, 0, 0.0, 0.0, rtt, 0.05, sent, lost))
+        path.read(LaneCounters(0, 0, 0.0, 0.0, rtt, 0.05, sent, lost))
         for rtt, sent, lost in ((0.15, 100, 0), (0.05, 600, 90), (0.05, 1100, 120))
     ] == [False] * 3

@@ -36,7 +36,7 @@ REQUESTS = [
     p.Peers(4, "tide"),
     p.Ping(4, "12D3KooWa"),
     p.Check(4, "12D3KooWa"),
-    p.Join(5, p.JoinRequest(invite="atoll2:x", name="me")),
+    p.JoinRun(5, p.JoinRequest(invite="atoll2:x", name="me")),
     p.FindRun(6, ""),
     p.Pause(6, "tiny", paused=False),
     p.Rest(6),
@@ -53,7 +53,7 @@ REQUESTS = [
     p.Contribute(13, CID, 64, None, 2),
     p.Computed(13, 4),
     p.Computed(13, 4, 62),
-    p.Begin(24, 4),
+    p.BeginInterval(24, 4),
     p.Resume(14, CID, 3),
     p.Members(15),
     p.Tallies(23, 5),
@@ -91,8 +91,8 @@ ANSWERS = [
     p.Decided(CID, OUTCOME),
     p.Closing(3, 1),
     p.Asked(7, 3, bytes(32)),
-    p.Reduced("op", OUTCOME),
-    p.Event({"name": "RoundDecided"}),
+    p.ReductionOutcome("op", OUTCOME),
+    p.EventPush({"name": "RoundDecided"}),
     p.Ending("asked to"),
 ]
 

@@ -21,9 +21,9 @@ from rich.console import Console
 from atoll.node.demo.board import Board, ddp_bytes
 from atoll.node.demo.figure import draw
 from atoll.node.demo.plot import Mark, braille_plot, sparkline
-from atoll.node.demo.processes import Child, Inbox, end, kill
+from atoll.node.demo.processes import DemoProcess, Inbox, end, kill
 from atoll.node.demo.stage import MANIFEST, PARAMETERS, prepare
-from atoll.node.demo.verdict import Verdict, judge
+from atoll.node.demo.verdict import DemoResult, judge
 from atoll.node.demo.view import LiveScreen, PlainScreen, mib, strip, traffic
 
 NAMES = ["peer 1", "peer 2", "peer 3", "peer 4"]
@@ -81,7 +81,7 @@ def played(
     return board
 
 
-def verdict(board: Board, *, solo: bool = True) -> Verdict:
+def verdict(board: Board, *, solo: bool = True) -> DemoResult:
     return judge(
         board,
         seconds=12.3,
@@ -268,8 +268,10 @@ def test_a_folder_of_other_files_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def _child(code: str, tmp_path: Path, inbox: Inbox) -> Child:
-    return Child("peer 1", "script", [sys.executable, "-c", code], {}, tmp_path / "log", inbox)
+def _child(code: str, tmp_path: Path, inbox: Inbox) -> DemoProcess:
+    return DemoProcess(
+        "peer 1", "script", [sys.executable, "-c", code], {}, tmp_path / "log", inbox
+    )
 
 
 def test_processes_are_read_line_by_line_and_their_end_is_told(tmp_path: Path) -> None:

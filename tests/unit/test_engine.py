@@ -30,7 +30,7 @@ from atoll.collectives.engine import poller as pollers
 from atoll.collectives.engine import settings as engine_settings
 from atoll.collectives.engine import thread as engine_thread
 from atoll.collectives.engine.lane import REPLACED
-from atoll.collectives.engine.meter import Reading
+from atoll.collectives.engine.meter import LaneCounters
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.exchange import (
     BlobComplete,
@@ -471,7 +471,7 @@ def test_an_engine_without_bbr_says_how_many_lanes_it_wants(monkeypatch):
     def kernel(sock):
         """Every lane always sends 10 MB/s, and loses one segment of a hundred."""
         seconds = time.monotonic() - began
-        return Reading(
+        return LaneCounters(
             int(1e7 * seconds), 0, seconds, 0.0, 0.05, 0.05, int(7000 * seconds), int(70 * seconds)
         )
 
@@ -504,7 +504,7 @@ def test_an_engine_whose_packets_are_lost_waits_longer_and_wants_more_lanes(monk
 
     def kernel(sock):
         sent = int(1000 * (time.monotonic() - began))
-        return Reading(0, 0, 0.0, 0.0, 0.05, 0.0, sent, sent // 5)
+        return LaneCounters(0, 0, 0.0, 0.0, 0.05, 0.0, sent, sent // 5)
 
     monkeypatch.setattr(engine_thread, "read_socket", kernel)
     quick = EngineSettings(beat_s=0.05, dead_after_s=0.4, hello_s=15.0, bbr=True)

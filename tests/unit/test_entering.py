@@ -13,7 +13,7 @@ import pytest
 from atoll.collectives.group import Admitted, Certified, Entry, Member
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.round import Log, entering
-from atoll.collectives.round.entering import KEPT_S, MOST_BY_ONE, OPEN, Tally, crowded
+from atoll.collectives.round.entering import KEPT_S, MOST_BY_ONE, OPEN, InviteTally, crowded
 from atoll.node.banning import Ban, Bans
 from atoll.node.capability import Role
 from atoll.node.doors import SKEW_S, InnerDoors, RunDoors, doors_of
@@ -34,18 +34,18 @@ def by(
 
 # ---- the tally
 def test_an_invite_for_two_lets_in_two_and_them_again() -> None:
-    one = Tally().after([by("a", uses=2)])
+    one = InviteTally().after([by("a", uses=2)])
     assert one is not None
     two = one.after([by("b", uses=2)])
     assert two is not None
     assert two.after([by("c", uses=2)]) is None
     assert two.after([by("a", uses=2)]) == two
     assert two.after([by("c", uses=0)]) is two  # for any number: not counted
-    assert Tally().after([by("a", uses=2), by("b", uses=2), by("c", uses=2)]) is None
+    assert InviteTally().after([by("a", uses=2), by("b", uses=2), by("c", uses=2)]) is None
 
 
 def test_the_hash_says_whom_each_invite_has_let_in_in_whatever_order() -> None:
-    tally, empty = Tally(), Tally()
+    tally, empty = InviteTally(), InviteTally()
     forth = tally.after([by("a", uses=3), by("b", b"j"), by("c", uses=3)])
     back = tally.after([by("c", uses=3), by("a", uses=3), by("b", b"j")])
     assert forth is not None
@@ -62,7 +62,7 @@ def test_what_has_let_in_too_many_is_forgotten_only_where_it_ended_long_ago(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(entering, "MOST_TALLIED", 3)
-    full = Tally().after([by("a"), by("b", b"j", expires_s=10_000_000), by("c", b"k")])
+    full = InviteTally().after([by("a"), by("b", b"j", expires_s=10_000_000), by("c", b"k")])
     assert full is not None
     assert full.size == 3
     assert full.after([by("d", b"l", issued_s=100 + KEPT_S)]) is None  # k and i: not over yet

@@ -36,7 +36,7 @@ from atoll.collectives.exchange import (
     NonFinite,
     PartReduced,
     PeerFault,
-    Report,
+    ReductionReport,
     ResultComplete,
 )
 from atoll.collectives.exchange import header as wire_header
@@ -311,8 +311,8 @@ def test_report_names_what_is_missing():
     net.nodes[a].freeze(LOG, 1, cid_of(0), vectors[cid_of(0)])
     net.nodes[a].execute(plan, net.peers)
     net.nodes[a].report(plan.plan_id)
-    (report,) = net.of(a, Report)
-    assert report == Report(
+    (report,) = net.of(a, ReductionReport)
+    assert report == ReductionReport(
         plan.plan_id,
         {cid_of(1): ((0, 20),), cid_of(2): ((0, 20),)},
         {b: ((20, 40),), c: ((40, 60),)},
@@ -321,7 +321,7 @@ def test_report_names_what_is_missing():
     net.nodes[b].execute(plan, net.peers)  # its own vector is not frozen yet
     net.run()
     net.nodes[b].report(plan.plan_id)
-    (report,) = net.of(b, Report)
+    (report,) = net.of(b, ReductionReport)
     assert report.missing == {cid_of(1): ((20, 40),), cid_of(2): ((20, 40),)}
     net.nodes[b].freeze(LOG, 1, cid_of(1), vectors[cid_of(1)])
     net.nodes[c].freeze(LOG, 1, cid_of(2), vectors[cid_of(2)])
@@ -329,7 +329,7 @@ def test_report_names_what_is_missing():
     net.run()
     check(net, plan, vectors)
     net.nodes[a].report(bytes(16))  # unknown: no answer
-    assert len(net.of(a, Report)) == 1
+    assert len(net.of(a, ReductionReport)) == 1
 
 
 @pytest.mark.parametrize("codec", [*CODECS, "int8:650+fp16"])
@@ -348,7 +348,7 @@ def test_non_finite_is_refused_at_the_source(codec, bad):
     assert not net.of(net.peers[0], ResultComplete)
     assert not net.of(net.peers[1], ResultComplete)
     net.nodes[net.peers[1]].report(plan.plan_id)
-    (report,) = net.of(net.peers[1], Report)
+    (report,) = net.of(net.peers[1], ReductionReport)
     assert cid_of(1) in report.missing
 
 
@@ -370,7 +370,7 @@ def test_non_finite_from_a_peer_is_its_fault(codec):
     net.run()
     assert [e.peer for e in net.of(a, PeerFault)] == [b]
     net.nodes[a].report(plan.plan_id)
-    (report,) = net.of(a, Report)
+    (report,) = net.of(a, ReductionReport)
     assert set(report.missing) == {cid_of(1)}
     assert report.missing[cid_of(1)] == ((0, 10),)
     second = make_plan(
@@ -569,7 +569,7 @@ def test_a_peer_cannot_fill_memory_or_speak_for_another():
             send(b, cid_of(2), chunk) is False or chunk < 10
         )  # under c's cid: never counted as c's
     node.report(plan.plan_id)
-    (report,) = [e for e in net.events[a] if isinstance(e, Report)]
+    (report,) = [e for e in net.events[a] if isinstance(e, ReductionReport)]
     assert report.missing == {cid_of(2): ((0, 10),)}
 
 
@@ -709,7 +709,7 @@ def test_of_a_result_that_is_fetched_what_has_come_already_is_not_asked_for(seed
     net.run()
     assert not net.results(c, plan)
     net.nodes[c].report(plan.plan_id)
-    lacking = net.of(c, Report)[-1].lacking
+    lacking = net.of(c, ReductionReport)[-1].lacking
     assert list(lacking) == [b]
     data, results = net.results(a, plan)[0].data, grid_of(plan).results
     views = results.views(data)
@@ -960,7 +960,7 @@ def test_of_several_lanes_a_lost_one_costs_what_was_on_it():
     for one, peer in ((node, b), (other, a)):
         one.lane_down(peer, 2)  # with its three records
     other.report(plan.plan_id)
-    report = net.of(b, Report)[-1]
+    report = net.of(b, ReductionReport)[-1]
     assert report.resumed == {a}
     missing = report.missing[cid_of(0)]
     assert sum(stop - first for first, stop in missing) == 3
@@ -982,7 +982,7 @@ def test_a_report_names_lanes_that_came_up_once():
     net.cut(a, b)
     net.nodes[a].report(plan.plan_id)
     net.nodes[a].report(plan.plan_id)
-    assert [report.resumed for report in net.of(a, Report)] == [{b}, set()]
+    assert [report.resumed for report in net.of(a, ReductionReport)] == [{b}, set()]
 
 
 def test_an_owner_gets_parts_a_little_ahead_of_its_results():

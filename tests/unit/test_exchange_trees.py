@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from atoll.collectives.codecs.codec import CODECS
 from atoll.collectives.codecs.mixtures import has_partial_sums
 from atoll.collectives.errors import ConfigError, LocalProtocolError, RemoteProtocolError
-from atoll.collectives.exchange import NonFinite, PartReduced, Report
+from atoll.collectives.exchange import NonFinite, PartReduced, ReductionReport
 from atoll.collectives.exchange import header as wire_header
 from atoll.collectives.group import Plan, Topology
 from atoll.collectives.reduce import MEAN, REDUCERS
@@ -444,11 +444,11 @@ def test_non_finite_values_stop_at_their_source_and_a_report_says_what_is_lackin
     assert name is not None
     for peer in (head, owner):
         net.nodes[peer].report(plan.plan_id)
-    (of_head,), (of_owner,) = net.of(head, Report), net.of(owner, Report)
+    (of_head,), (of_owner,) = net.of(head, ReductionReport), net.of(owner, ReductionReport)
     assert of_head.missing == {cid_of(3): ((0, 4),)}
     assert of_owner.missing == {name.cid: ((0, 4),)}
     net.nodes[net.peers[3]].report(plan.plan_id)
-    (of_leaf,) = net.of(net.peers[3], Report)
+    (of_leaf,) = net.of(net.peers[3], ReductionReport)
     assert list(of_leaf.lacking) == [head]  # who gets its results from the head
 
 

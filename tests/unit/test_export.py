@@ -20,7 +20,7 @@ from atoll.node.export import export_run, keep_start
 from atoll.node.manifest import SignedManifest, parse_manifest, save_run, sign_manifest
 from atoll.node.paths import Paths, find_paths
 from atoll.node.recipes import gpt
-from atoll.node.storage.checkpoint import Saved, save
+from atoll.node.storage.checkpoint import SavedCheckpoint, save
 from atoll.security.identity import Identity
 
 MANIFEST = parse_manifest(
@@ -41,7 +41,7 @@ def stored(atoll_home: Path) -> tuple[Paths, SignedManifest, gpt.GPT]:
     momentum = torch.randn(layout.numel, generator=torch.Generator().manual_seed(1))
     state = anchor.numpy().tobytes() + momentum.numpy().tobytes()
     assert len(state) < 1 << 20
-    saved = Saved(9, 7, merkle_root([chunk_hash(state)]), anchor, momentum)
+    saved = SavedCheckpoint(9, 7, merkle_root([chunk_hash(state)]), anchor, momentum)
     save(folder / "checkpoint", layout, saved, run_id=signed.run_id, entry_hash=bytes(32))
     return paths, signed, model
 
@@ -75,7 +75,7 @@ def test_what_travels_beside_a_model_is_not_exported(atoll_home: Path, tmp_path:
     signed = sign_manifest(MANIFEST, Identity.generate())
     layout = Layout((TensorSpec("w", (3,), 0), TensorSpec("atoll.controls", (3,), 3, "sum")), 6)
     anchor, momentum = torch.arange(6.0), torch.zeros(6)
-    saved = Saved(
+    saved = SavedCheckpoint(
         1,
         1,
         merkle_root([chunk_hash(anchor.numpy().tobytes() + momentum.numpy().tobytes())]),
@@ -156,7 +156,7 @@ def test_a_model_in_fragments_is_one_model(atoll_home: Path, tmp_path: Path) -> 
     ):
         anchor, momentum = torch.arange(part.numel) + 10.0 * number, torch.zeros(part.numel)
         root = merkle_root([chunk_hash(anchor.numpy().tobytes() + momentum.numpy().tobytes())])
-        saved = Saved(9, 7 - number, root, anchor, momentum)
+        saved = SavedCheckpoint(9, 7 - number, root, anchor, momentum)
         save(folder / "checkpoint", part, saved, run_id=signed.run_id, entry_hash=bytes(32))
         roots.append(root.hex())
     done = export_run(paths, signed, tmp_path / "out")

@@ -31,8 +31,8 @@ from atoll.optim.federated.inner import (
     variance_reduced,
     with_momentum,
 )
-from atoll.optim.federated.member import Knobs, Turn
-from atoll.optim.federated.server import Server
+from atoll.optim.federated.member import InnerSteps, Knobs
+from atoll.optim.federated.server import FederatedServer
 from atoll.optim.outer.step import OuterStep
 
 N, D, K, LR = 5, 4, 10, 0.1
@@ -64,7 +64,7 @@ class Run:
     ) -> None:
         self.method, self.knobs, self.steps = METHODS[name], Knobs(LR, mu, beta), steps
         self.task, self.chance = Quadratics(seed), random.Random(seed)
-        self.server = Server(
+        self.server = FederatedServer(
             self.method, OuterSettings("sgd", 1.0), torch.zeros(D, dtype=torch.float64)
         )
         self.own = torch.zeros(N, D, dtype=torch.float64)
@@ -77,7 +77,7 @@ class Run:
         served = self.server.served()
         for site in self.chance.sample(range(N), asked):
             turn, y = (
-                Turn(
+                InnerSteps(
                     self.method, self.knobs, served, self.own[site] if self.method.control else None
                 ),
                 served.anchor,
@@ -241,7 +241,7 @@ def test_the_servers_steps_are_flwrs(name: str) -> None:
             if name == "FedAdam"
             else lr
         )
-        server = Server(METHODS[name.lower()], server_settings(name.lower(), lr=rate), x)
+        server = FederatedServer(METHODS[name.lower()], server_settings(name.lower(), lr=rate), x)
         server._state = state[: len(server._state)]  # goes on where the round before ended
         for delta, weight in zip(deltas, weights, strict=True):
             server.add(-torch.tensor(delta), weight)

@@ -26,7 +26,7 @@ from atoll.collectives.errors import AtollError, NotAdmittedError, RemoteProtoco
 from atoll.collectives.foreign import LINES, PLAIN, WORDS, escaped, quoted, shown
 from atoll.collectives.identifiers import PeerId
 from atoll.node.cli import output, views
-from atoll.node.cli.live import Progress, TrainingView
+from atoll.node.cli.live import RunProgress, TrainingView
 from atoll.node.cli.output import Terminal, as_json, painted, show_error
 from atoll.node.logs import OneLine
 from atoll.node.service.refusals import MEMBER, NAMED, STRANGER, Refusal
@@ -121,7 +121,7 @@ def test_no_command_lets_it_through(text: str, colour: bool, screen: io.StringIO
     }
     terminal.data(views.status_text(terminal, {"runs": [run], "network": network}), {})
     terminal.data(views.peers_table(terminal, [{"peer": text, "path": text, "link": text}]), {})
-    with TrainingView(terminal, Progress(text, 3)) as view:
+    with TrainingView(terminal, RunProgress(text, 3)) as view:
         view.say(text)
         view.take_status(run, draining=False)
         for event in (
@@ -155,7 +155,7 @@ def test_json_says_the_same_without_a_control(text: str) -> None:
 def test_the_live_view_takes_text_for_text(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from rich.console import Console
 
-    view = TrainingView(Terminal(), Progress(text, 3))
+    view = TrainingView(Terminal(), RunProgress(text, 3))
     console = Console(file=io.StringIO(), force_terminal=True, width=200)
     console.print(view._block())
     said = console.file.getvalue()  # type: ignore[attr-defined]
@@ -233,8 +233,12 @@ def test_a_member_gives_a_verdict_and_a_stranger_only_says_something() -> None:
 TOLD = {
     ("node.net.lane_talk", "Refuse", "reason"): "quoted in node/net/lanes.py",
     ("node.net.through.relaying", "_Denied", "reason"): "quoted where it is raised",
-    ("node.net.greeting", "Answer", "reason"): "escaped in node/net/outbox.py, quoted by Refusal",
-    ("node.net.look", "Answer", "reason"): "quoted in node/service/preview.py",
+    (
+        "node.net.greeting",
+        "GreetingAnswer",
+        "reason",
+    ): "escaped in node/net/outbox.py, quoted by Refusal",
+    ("node.net.look", "LookAnswer", "reason"): "quoted in node/service/preview.py",
     ("node.banning", "Ban", "reason"): "quoted by Bans.why and `atoll bans`",
 }
 """Fields of messages that may hold anything, and where that is dealt with."""
@@ -242,8 +246,8 @@ TOLD = {
 OURS = {
     "collectives.swarm.RunSettings": "made from a checked manifest",
     "node.audit.Audited": "a report",
-    "node.audit.Change": "a report",
-    "node.audit.Fork": "a report",
+    "node.audit.ConfigurationChange": "a report",
+    "node.audit.LogFork": "a report",
     "node.audit.Proven": "a report",
     "node.config.Loaded": "where settings come from",
     "node.config.NodeTable": "the user's own settings",
@@ -253,11 +257,11 @@ OURS = {
     "node.private_node._Ready": "between a script and its node",
     **{
         f"node.look.view.{name}": "of a file, escaped in node/look/document.py"
-        for name in ("Committed", "Slowest", "Timed", "Reported", "Verdict")
+        for name in ("Committed", "Slowest", "ReductionSpan", "Reported", "CodedTrouble")
     },
     "node.leaning.Leaner": "a report",
     "node.leaning.Leans": "a report",
-    "node.recompute.Part": "a report",
+    "node.recompute.RecomputedPart": "a report",
     "node.recompute.Recomputed": "a report",
     "node.storage.results._Trailer": "written by this node",
     "node.standing.Standing": "written by this node",
@@ -267,9 +271,9 @@ OURS = {
     "node.session.kept.KeptVote": "written by this node",
     "node.shared_memory.AnchorSlot": "between a script and its node",
     "node.simulation.swarm._Body": "a simulation",
-    "node.simulation.swarm._Head": "a simulation",
+    "node.simulation.swarm._EnvelopePeek": "a simulation",
     "node.splitting.Split": "a report",
-    "optim.ranks.swarm._Head": "between ranks of one job",
+    "optim.ranks.swarm._SwarmHead": "between ranks of one job",
     "optim.ranks.talk._Failed": "between ranks of one job",
 }
 """Structs that nobody outside writes. `node.control` is between a user's processes, as a whole."""

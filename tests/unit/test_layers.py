@@ -161,6 +161,31 @@ def test_no_two_files_import_each_other() -> None:
     assert _circles(edges) == []
 
 
+def _said_twice(classes: list[tuple[str, str]]) -> list[str]:
+    """The names that stand for more than one class, and where. ``classes``: (name, file)."""
+    files: dict[str, list[str]] = {}
+    for name, file in classes:
+        files.setdefault(name, []).append(file)
+    return [f"{name}: {', '.join(where)}" for name, where in sorted(files.items()) if where[1:]]
+
+
+def test_a_class_name_stands_for_one_class() -> None:
+    """A name that is found once in the product needs no folder beside it to be understood. Another
+    class gets the name of its message, of its owner or of what it is for.
+    """
+    assert _said_twice([("Plan", "a.py"), ("Part", "a.py"), ("Plan", "b.py")]) == [
+        "Plan: a.py, b.py"
+    ]
+    classes = [
+        (node.name, path.as_posix())
+        for path in package_files()
+        for node in tree(path).body
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert len(classes) > 1000
+    assert _said_twice(classes) == []
+
+
 def test_functions_stay_short() -> None:
     long = [
         f"{path}:{line} {name}: {count} lines"

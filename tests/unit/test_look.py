@@ -14,7 +14,7 @@ from atoll.node.net import look
 from atoll.node.net.faults import Faults
 from atoll.node.net.framing import frame
 from atoll.node.net.host import Host
-from atoll.node.net.look import BUSY, NOT_HERE, Answer, Look, Looks, ask, look_of
+from atoll.node.net.look import BUSY, NOT_HERE, Look, LookAnswer, Looks, ask, look_of
 from atoll.security.identity import Identity
 
 RUN = RunId("a" * 26)
@@ -48,7 +48,7 @@ def test_it_is_shown_or_refused_by_the_runs_word() -> None:
         assert (await ask(host, SERVER.peer, Look(RUN))).code == NOT_HERE
         looks.open(RUN, show)
         shown = await ask(host, SERVER.peer, Look(RUN, b"good"))
-        assert shown == Answer("", "", b"manifest of " + ASKER.peer.encode())
+        assert shown == LookAnswer("", "", b"manifest of " + ASKER.peer.encode())
         refused = await ask(host, SERVER.peer, Look(RUN, b"bad"))
         assert (refused.code, len(refused.reason), refused.manifest) == ("E201", 512, b"")
         looks.close(RUN)

@@ -14,7 +14,7 @@ from atoll.node.look.source import Replay
 pytest.importorskip("starlette", reason="the page needs the extra ui")
 httpx = pytest.importorskip("httpx")
 
-from atoll.node.look.server import FILES, Page  # noqa: E402
+from atoll.node.look.server import FILES, PageServer  # noqa: E402
 
 HOST = "127.0.0.1:8000"
 
@@ -28,7 +28,7 @@ def asked(tmp_path: Path, path: str, **headers: str) -> Any:
             return await client.get(path, headers=headers)
 
     with Replay([write(tmp_path / "events.jsonl", made_up(12))]) as source:
-        page = Page(source, "secret", frozenset({HOST}))
+        page = PageServer(source, "secret", frozenset({HOST}))
         return asyncio.run(one())
 
 

@@ -23,17 +23,17 @@ from atoll.node.look.allowed import Allowed
 from atoll.node.look.document import document
 from atoll.node.look.frame import frame
 from atoll.node.look.source import Replay, in_words
-from atoll.node.look.view import About, RunView
+from atoll.node.look.view import About, RunPicture
 
 
-def seen(view: RunView, now: float = 2_000_000.0, **after: int) -> dict[str, Any]:
+def seen(view: RunPicture, now: float = 2_000_000.0, **after: int) -> dict[str, Any]:
     """The document as a page gets it: through JSON."""
     found: dict[str, Any] = json.loads(msgspec.json.encode(document(view, now, **after)))
     return found
 
 
-def folded(*args: Any, about: About | None = None, **kwargs: Any) -> RunView:
-    found = RunView(about, in_words())
+def folded(*args: Any, about: About | None = None, **kwargs: Any) -> RunPicture:
+    found = RunPicture(about, in_words())
     for event in made_up(*args, **kwargs):
         found.take(event)
     return found
@@ -216,7 +216,7 @@ def test_a_frame_has_the_lines_that_fit_and_says_who_contributed() -> None:
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
 def test_hostile_words_are_text_in_the_document_and_the_frame(text: str) -> None:
-    view = RunView(About(text, text, codec=text), in_words())
+    view = RunPicture(About(text, text, codec=text), in_words())
     for event in made_up(3):
         view.take(json.loads(json.dumps(event).replace(peer_id(1), json.dumps(text[:100])[1:-1])))
     for event in (

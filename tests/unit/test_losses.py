@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from atoll.collectives.engine.losses import MEMORY, MOST_S, Losses, silence_s
-from atoll.collectives.engine.meter import Reading
+from atoll.collectives.engine.meter import LaneCounters
 from atoll.collectives.identifiers import PeerId
 
 NEAR, FAR = PeerId("near"), PeerId("far")
 
 
-def counters(segments: int, again: int, rtt_s: float = 0.04) -> Reading:
-    return Reading(0, 0, 0.0, 0.0, rtt_s, rtt_s, segments, again)
+def counters(segments: int, again: int, rtt_s: float = 0.04) -> LaneCounters:
+    return LaneCounters(0, 0, 0.0, 0.0, rtt_s, rtt_s, segments, again)
 
 
 @pytest.mark.parametrize(

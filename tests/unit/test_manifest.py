@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.collectives.arrivals import Arrivals, Fading, Groups
+from atoll.collectives.arrivals import ArrivalSettings, Fading, Groups
 from atoll.collectives.errors import (
     BadSignatureError,
     ConfigError,
@@ -36,7 +36,7 @@ from atoll.node.config import NodeConfig
 from atoll.node.manifest_btard import LEAST_LEFT, LEAST_PEERS, liars_borne
 from atoll.node.manifest_form import as_toml
 from atoll.node.paths import find_paths
-from atoll.security.btard import Settings
+from atoll.security.btard import AttemptSettings
 from atoll.security.identity import Identity
 
 EXAMPLE = """
@@ -211,7 +211,7 @@ def test_a_run_with_btard_has_the_peers_that_it_names_and_whole_vectors() -> Non
 def test_a_run_with_btard_says_how_many_liars_cannot_end_it() -> None:
     """Fewer than half, and with fewer than three others nothing goes on."""
     assert [liars_borne(peers) for peers in (3, 4, 5, 6, 7, 16, 32)] == [0, 1, 2, 2, 3, 7, 15]
-    assert Settings(1.0).least == LEAST_LEFT
+    assert AttemptSettings(1.0).least == LEAST_LEFT
     assert liars_borne(LEAST_PEERS) == 1
     told = describe_lines(m.parse_manifest(f'schema = 1\nname = "x"\n{SEEDS}'))
     assert "2 that lie cannot end the run" in "\n".join(told)
@@ -417,25 +417,29 @@ def test_what_members_do_beside_plain_steps_is_the_manifests() -> None:
         settings('method = "fedfix", period_s = 90'),
     )
     assert (buffered.arrivals, buffered.reducer, buffered.outer.kind, buffered.outer.lr) == (
-        Arrivals(count=4),
+        ArrivalSettings(count=4),
         "mean",
         "sgd",
         0.5,
     )
-    assert (fixed.arrivals, fixed.reducer, fixed.site) == (Arrivals(period_s=90.0), "sum", None)
+    assert (fixed.arrivals, fixed.reducer, fixed.site) == (
+        ArrivalSettings(period_s=90.0),
+        "sum",
+        None,
+    )
     mixing = settings(
         'method = "fedasync", alpha = 0.6, staleness = "hinge", staleness_a = 2.0, staleness_b = 1'
     )
     assert (mixing.arrivals, mixing.reducer) == (
-        Arrivals(count=1, fading=Fading(0.6, "hinge", 2.0, 1)),
+        ArrivalSettings(count=1, fading=Fading(0.6, "hinge", 2.0, 1)),
         "mean",
     )
-    assert settings('method = "fedasync"').arrivals == Arrivals(
+    assert settings('method = "fedasync"').arrivals == ArrivalSettings(
         count=1, fading=Fading(0.9, "polynomial")
     )
     compass = settings('method = "fedcompass", alpha = 0.7, longest = 2.5, slack = 2.0')
     assert (compass.arrivals, compass.reducer) == (
-        Arrivals(fading=Fading(0.7), groups=Groups(100, 250, 100, 2.0)),
+        ArrivalSettings(fading=Fading(0.7), groups=Groups(100, 250, 100, 2.0)),
         "sum",
     )
     scaffold = settings('method = "scaffold_m", beta = 0.25')

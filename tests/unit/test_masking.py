@@ -26,7 +26,7 @@ from atoll.collectives.identifiers import PeerId, RunId
 from atoll.security.identity import Identity
 from atoll.security.masking import Binding, Client, Memory, Ring, Unmasking, verify_misdealt
 from atoll.security.masking.keys import apply_mask
-from atoll.security.masking.messages import Consent, Deal, Keys, Message, Reveal, signed
+from atoll.security.masking.messages import Deal, Keys, MaskConsent, MaskReveal, Message, signed
 from atoll.security.masking.misdealt import misdealt
 from atoll.security.masking.shamir import join, split, weights_of
 
@@ -78,7 +78,7 @@ class Meeting:
     def unmasking(self, survivors: Iterable[PeerId]) -> Unmasking:
         return Unmasking(self.binding, self.keys, self.deals, tuple(survivors))
 
-    def reveals(self, survivors: tuple[PeerId, ...]) -> dict[PeerId, Reveal]:
+    def reveals(self, survivors: tuple[PeerId, ...]) -> dict[PeerId, MaskReveal]:
         """What survivors would say: of copies, since a client says it once."""
         clients = {peer: copy.deepcopy(self.clients[peer]) for peer in survivors}
         consents = {peer: client.consent(survivors) for peer, client in clients.items()}
@@ -346,8 +346,8 @@ def test_consents_to_other_survivors_do_not_count(meeting: Meeting) -> None:
 def test_messages_are_bounded() -> None:
     for kind, fields in (
         (Keys, (b"x" * 31, b"x" * 32, b"x" * 32, b"")),
-        (Consent, ([1024], b"")),
-        (Reveal, ([[0, b"short"]], [], b"")),
+        (MaskConsent, ([1024], b"")),
+        (MaskReveal, ([[0, b"short"]], [], b"")),
     ):
         data = msgspec.msgpack.encode((kind.__struct_config__.tag, *fields))
         with pytest.raises(msgspec.ValidationError):

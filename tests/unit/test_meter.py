@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from atoll.collectives.engine.meter import AHEAD_S, Meter, Reading, read_socket
+from atoll.collectives.engine.meter import AHEAD_S, LaneCounters, Meter, read_socket
 from atoll.collectives.pace import Pace
 
 STEP = 0.2
@@ -20,7 +20,7 @@ class Recorded:
     def __init__(self, lanes: int = 3, **caps: int) -> None:
         self.meter = Meter(**caps)
         self.now = 0.0
-        self.lanes = {number: Reading(0, 0, 0.0, 0.0, 0.05) for number in range(lanes)}
+        self.lanes = {number: LaneCounters(0, 0, 0.0, 0.0, 0.05) for number in range(lanes)}
         self.meter.read(self.now, self.lanes)
 
     def window(
@@ -39,7 +39,7 @@ class Recorded:
                     old.busy_s + step_s * (number in busy),
                     old.held_up_s + step_s * (number in held_up),
                 )
-                self.lanes[number] = Reading(
+                self.lanes[number] = LaneCounters(
                     old.acked + count, old.received + received, busy_s, held_up_s, 0.05, 0.04
                 )
             self.meter.read(self.now, self.lanes)
@@ -103,7 +103,7 @@ def test_noise_is_not_announced() -> None:
 def test_a_pause_of_the_process_and_a_new_lane_say_nothing() -> None:
     swarm = Recorded()
     assert swarm.window(9_000_000, 0, 0, busy=(0,), step_s=1.5).up == 0
-    swarm.lanes[7] = Reading(10_000_000, 10_000_000, 5.0, 0.0)
+    swarm.lanes[7] = LaneCounters(10_000_000, 10_000_000, 5.0, 0.0)
     swarm.now += STEP
     swarm.meter.read(swarm.now, swarm.lanes)
     assert swarm.meter.pace.proven == 0
@@ -128,7 +128,10 @@ def test_all_are_near_if_every_lane_is_short(least_rtts: tuple[float, ...], near
     meter = Meter()
     meter.read(
         0.0,
-        {number: Reading(0, 0, 0.0, 0.0, 0.02, least) for number, least in enumerate(least_rtts)},
+        {
+            number: LaneCounters(0, 0, 0.0, 0.0, 0.02, least)
+            for number, least in enumerate(least_rtts)
+        },
     )
     assert meter.lead.near == near
 

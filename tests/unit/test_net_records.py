@@ -23,8 +23,8 @@ from atoll.node.net.announcements import (
     LIFE_S,
     MAX_PER_RUN,
     REMEMBER_S,
+    AnnouncedRun,
     Announcement,
-    Place,
     Registry,
     announce,
 )
@@ -179,7 +179,7 @@ def test_a_flood_of_announcements_pushes_out_itself_only(monkeypatch: pytest.Mon
         [Identity.generate() for _ in range(20)],
     )
     mine, theirs = RunId("mine"), RunId("theirs")
-    registry = Registry({Place(mine)})
+    registry = Registry({AnnouncedRun(mine)})
     assert registry.accept(announce(A, mine, [HERE], 1000.0), A.peer, 0.0, 1000.0)
     assert registry.accept(announce(B, theirs, [HERE], 1000.0), B.peer, 0.0, 1000.0)
     taken = 0

@@ -17,7 +17,7 @@ from atoll.collectives.swarm import RunSettings
 from atoll.optim.model.flat import FlatTensor, FlatVector
 from atoll.optim.model.pseudograd import write_pseudo_gradient
 from atoll.optim.model.reconcile import adopt, rebase
-from atoll.optim.rounds.replica import Frozen, Replica
+from atoll.optim.rounds.replica import OfferedContribution, Replica
 
 AVERAGING = RunSettings(method="local_sgd", sync_every=1)
 MIXING = msgspec.structs.replace(AVERAGING, mixing=0.25)
@@ -96,7 +96,9 @@ def test_each_unit_of_work_is_counted_once_or_still_live(actions: list[tuple[str
         replica.base.copy_into(base)
         return base
 
-    def halved(base: torch.Tensor, frozen: Frozen | None, unsent: torch.Tensor) -> torch.Tensor:
+    def halved(
+        base: torch.Tensor, frozen: OfferedContribution | None, unsent: torch.Tensor
+    ) -> torch.Tensor:
         """What is given up of a contribution, or of what was to be one, as the anchor went from
         ``base`` on without it.
         """

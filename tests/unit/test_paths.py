@@ -14,7 +14,7 @@ from atoll.collectives.errors import StorageError
 from atoll.collectives.identifiers import PeerId
 from atoll.node.net.peerbook import PeerBook
 from atoll.node.paths import bytes_in, find_paths, make_private, storage_error, write_atomic
-from atoll.node.service.disk import AGAIN_S, Disk
+from atoll.node.service.disk import AGAIN_S, DiskUsage
 from atoll.node.storage.medium import storage_error as medium_error
 from atoll.security.identity import Identity, load_or_create
 
@@ -92,7 +92,7 @@ def test_advice_fits_the_failure(
 
 
 def test_what_a_run_takes_on_disk_is_counted_once_a_minute(tmp_path: Path) -> None:
-    disk, folder = Disk(tmp_path / "run"), tmp_path / "run" / "journal"
+    disk, folder = DiskUsage(tmp_path / "run"), tmp_path / "run" / "journal"
     assert disk.used(0.0) == 0  # nothing is there yet
     folder.mkdir(parents=True)
     (folder / "entries").write_bytes(b"x" * 100_000)

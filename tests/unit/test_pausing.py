@@ -18,7 +18,7 @@ from atoll.node.client import NodeClient, join
 from atoll.node.config import load_config, set_value
 from atoll.node.hours import DAY, Hours, hours_of
 from atoll.node.paths import find_paths
-from atoll.node.service.pausing import FILE, Pause
+from atoll.node.service.pausing import FILE, RunPause
 from atoll.optim import attach
 from atoll.optim.script import attachment
 
@@ -87,10 +87,10 @@ class Clock:
         return self.minute
 
 
-def make(folder: Path, hours: Hours | None = None) -> tuple[Pause, Clock, list[tuple[str, Any]]]:
+def make(folder: Path, hours: Hours | None = None) -> tuple[RunPause, Clock, list[tuple[str, Any]]]:
     told, clock = list[tuple[str, Any]](), Clock()
     return (
-        Pause(folder, hours, lambda kind, **more: told.append((kind, more.get("why"))), clock),
+        RunPause(folder, hours, lambda kind, **more: told.append((kind, more.get("why"))), clock),
         clock,
         told,
     )

@@ -20,7 +20,7 @@ from atoll.collectives.exchange import (
     LaneDown,
     LaneUp,
     PeerFault,
-    Report,
+    ReductionReport,
     ResultComplete,
 )
 from atoll.collectives.exchange import header as wire_header
@@ -251,7 +251,7 @@ def test_a_plan_that_is_replaced_takes_its_places_back_and_keeps_parts():
     part[:] = payload
     node.received(b, header, 0)
     node.report(plans[1].plan_id)
-    (report,) = net.of(a, Report)
+    (report,) = net.of(a, ReductionReport)
     assert report.missing == {}
     # a result of the next plan that is on its way when the plan comes finds it
     plan = make_plan(
@@ -262,7 +262,7 @@ def test_a_plan_that_is_replaced_takes_its_places_back_and_keeps_parts():
     node.execute(plan, net.peers)
     node.received(b, early, 1)
     node.report(plan.plan_id)
-    assert net.of(a, Report)[-1].lacking == {b: ((0, 1),)}
+    assert net.of(a, ReductionReport)[-1].lacking == {b: ((0, 1),)}
 
 
 def test_a_closed_round_and_a_forgotten_blob_take_their_places_back():

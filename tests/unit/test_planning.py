@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from atoll.collectives.errors import ConfigError
 from atoll.node.manifest import parse_manifest
-from atoll.optim.planning import Choice, Conditions, Peer, Plan, estimate, plan
+from atoll.optim.planning import Choice, Conditions, PeerConditions, TrainingPlan, estimate, plan
 from atoll.optim.planning.estimate import ASK_S, EFFICIENCY, ROUND_TRIPS, SCRIPT_S, WORK_S
 from atoll.optim.planning.planner import LEAST_STEPS
 
@@ -27,7 +27,7 @@ def alike(count: int, mbit: float, step_s: float, parameters: int, **more: Any) 
     """So many equal peers."""
     return Conditions(
         parameters,
-        tuple(Peer(f"p{i}", mbit * MBIT, mbit * MBIT, step_s) for i in range(count)),
+        tuple(PeerConditions(f"p{i}", mbit * MBIT, mbit * MBIT, step_s) for i in range(count)),
         **more,
     )
 
@@ -46,9 +46,9 @@ def test_a_round_of_equal_peers_is_what_a_butterfly_moves() -> None:
 
 def test_the_slowest_link_bounds_a_round_and_is_named() -> None:
     peers = (
-        Peer("a", 100 * MBIT, 100 * MBIT, 0.1),
-        Peer("b", 100 * MBIT, 100 * MBIT, 0.1),
-        Peer("c", 5 * MBIT, 100 * MBIT, 0.1),
+        PeerConditions("a", 100 * MBIT, 100 * MBIT, 0.1),
+        PeerConditions("b", 100 * MBIT, 100 * MBIT, 0.1),
+        PeerConditions("c", 5 * MBIT, 100 * MBIT, 0.1),
     )
     conditions = Conditions(1 << 22, peers)
     found = estimate(conditions, Choice(50))
@@ -106,8 +106,8 @@ def test_the_round_is_the_shortest_that_reaches_the_share() -> None:
 
 def test_a_peer_that_costs_more_than_it_brings_is_left_out() -> None:
     peers = (
-        *(Peer(f"p{i}", 100 * MBIT, 100 * MBIT, 0.2) for i in range(3)),
-        Peer("slow", MBIT / 2, MBIT, 0.2),
+        *(PeerConditions(f"p{i}", 100 * MBIT, 100 * MBIT, 0.2) for i in range(3)),
+        PeerConditions("slow", MBIT / 2, MBIT, 0.2),
     )
     found = plan(Conditions(10_000_000, peers))
     assert found.group == ("p0", "p1", "p2")
@@ -141,7 +141,8 @@ def test_any_plan_is_a_manifest_and_alike_for_whoever_makes_it(
     parameters: int, rows: Any, rtt_s: float, share: float, longest: Any
 ) -> None:
     peers = [
-        Peer(f"p{i}", up * MBIT, down * MBIT, step_s) for i, (up, down, step_s) in enumerate(rows)
+        PeerConditions(f"p{i}", up * MBIT, down * MBIT, step_s)
+        for i, (up, down, step_s) in enumerate(rows)
     ]
     found = plan(Conditions(parameters, tuple(peers), rtt_s, share, longest))
     random.Random(1).shuffle(peers)
@@ -166,7 +167,7 @@ def bad(**fields: Any) -> Conditions:
     return Conditions(
         **{
             "parameters": 1000,
-            "peers": (Peer("a", 1e6, 1e6, 0.1), Peer("b", 1e6, 1e6, 0.1)),
+            "peers": (PeerConditions("a", 1e6, 1e6, 0.1), PeerConditions("b", 1e6, 1e6, 0.1)),
             **fields,
         }
     )
@@ -178,11 +179,11 @@ def bad(**fields: Any) -> Conditions:
         ({"parameters": 0}, "parameters"),
         ({"parameters": 1 << 50}, "parameters"),
         ({"peers": ()}, "peers"),
-        ({"peers": tuple(Peer(f"p{i}", 1e6, 1e6, 1) for i in range(257))}, "peers"),
-        ({"peers": (Peer("a", 1e6, 1e6, 1), Peer("a", 1e6, 1e6, 1))}, "peers"),
-        ({"peers": (Peer("a", 0, 1e6, 1),)}, "up"),
-        ({"peers": (Peer("a", 1e6, math.inf, 1),)}, "down"),
-        ({"peers": (Peer("a", 1e6, 1e6, math.nan),)}, "step"),
+        ({"peers": tuple(PeerConditions(f"p{i}", 1e6, 1e6, 1) for i in range(257))}, "peers"),
+        ({"peers": (PeerConditions("a", 1e6, 1e6, 1), PeerConditions("a", 1e6, 1e6, 1))}, "peers"),
+        ({"peers": (PeerConditions("a", 0, 1e6, 1),)}, "up"),
+        ({"peers": (PeerConditions("a", 1e6, math.inf, 1),)}, "down"),
+        ({"peers": (PeerConditions("a", 1e6, 1e6, math.nan),)}, "step"),
         ({"rtt_s": -1.0}, "rtt"),
         ({"share": 1.0}, "share"),
         ({"share": math.nan}, "share"),
@@ -198,7 +199,7 @@ def test_what_cannot_be_planned_is_refused(fields: dict[str, Any], key: str) -> 
 
 
 def test_the_settings_name_nothing_that_was_not_decided() -> None:
-    found: Plan = plan(alike(4, 1000, 2.0, 10_000_000))
+    found: TrainingPlan = plan(alike(4, 1000, 2.0, 10_000_000))
     assert found.settings() == {
         "train": {"sync_every": LEAST_STEPS, "overlap": "none"},
         "exchange": {"codec": "int8", "fragments": 1},

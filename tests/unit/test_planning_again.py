@@ -14,7 +14,7 @@ from atoll.collectives.group import Reading
 from atoll.collectives.swarm import RunSettings
 from atoll.node.manifest import parse_manifest
 from atoll.optim.outer.readings import median_lag
-from atoll.optim.planning import Lag, Pace, again
+from atoll.optim.planning import Lag, RoundSteps, again
 from atoll.optim.planning.planner import LEAST_STEPS
 
 BASE = RunSettings(sync_every=50, share=0.9)
@@ -25,29 +25,31 @@ def settings(**changes: object) -> RunSettings:
 
 
 def test_waiting_the_round_is_the_shortest_that_keeps_the_share() -> None:
-    assert again(BASE, 1000, 4.0) == Pace(36, None)  # 36 steps of training, 4 of waiting
-    assert again(BASE, 1000, 4.1) == Pace(37, None)
-    assert again(BASE, 1000, 0.1) == Pace(LEAST_STEPS, None)
-    assert again(BASE, 1000, 1e6) == Pace(100, None)  # a small model
-    assert again(BASE, 1 << 30, 1e6) == Pace(500, None)
-    assert again(settings(max_steps=2000), 1000, 1e6) == Pace(2000, None)
-    assert again(settings(sync_every=5, max_steps=5), 1000, 0.1) == Pace(5, None)
+    assert again(BASE, 1000, 4.0) == RoundSteps(36, None)  # 36 steps of training, 4 of waiting
+    assert again(BASE, 1000, 4.1) == RoundSteps(37, None)
+    assert again(BASE, 1000, 0.1) == RoundSteps(LEAST_STEPS, None)
+    assert again(BASE, 1000, 1e6) == RoundSteps(100, None)  # a small model
+    assert again(BASE, 1 << 30, 1e6) == RoundSteps(500, None)
+    assert again(settings(max_steps=2000), 1000, 1e6) == RoundSteps(2000, None)
+    assert again(settings(sync_every=5, max_steps=5), 1000, 0.1) == RoundSteps(5, None)
 
 
 def test_with_overlap_a_result_is_due_when_it_is_there() -> None:
     late = settings(overlap="late", sync_every=20)
-    assert again(late, 1000, 8.0) == Pace(20, None)  # it fits into a round
-    assert again(late, 1000, 24.0) == Pace(30, None)  # a quarter to spare
+    assert again(late, 1000, 8.0) == RoundSteps(20, None)  # it fits into a round
+    assert again(late, 1000, 24.0) == RoundSteps(30, None)  # a quarter to spare
     delayed = settings(overlap="late", sync_every=20, delay=2)
-    assert again(delayed, 1000, 8.0) == Pace(20, 10)
-    assert again(delayed, 1000, 24.0) == Pace(31, 30)
-    assert again(delayed, 1000, 1e9) == Pace(100, 99)
+    assert again(delayed, 1000, 8.0) == RoundSteps(20, 10)
+    assert again(delayed, 1000, 24.0) == RoundSteps(31, 30)
+    assert again(delayed, 1000, 1e9) == RoundSteps(100, 99)
 
 
 def test_without_measurements_or_without_being_asked_the_plan_is_the_manifests() -> None:
-    assert again(BASE, 1000, 0.0) == Pace(50, None)
-    assert again(RunSettings(sync_every=50), 1000, 7.0) == Pace(50, None)
-    assert again(RunSettings(sync_every=50, overlap="late", delay=3), 1000, 7.0) == Pace(50, 3)
+    assert again(BASE, 1000, 0.0) == RoundSteps(50, None)
+    assert again(RunSettings(sync_every=50), 1000, 7.0) == RoundSteps(50, None)
+    assert again(RunSettings(sync_every=50, overlap="late", delay=3), 1000, 7.0) == RoundSteps(
+        50, 3
+    )
 
 
 @given(

@@ -15,7 +15,7 @@ from atoll.collectives.swarm import OuterSettings
 from atoll.node.manifest import Manifest, decode_manifest, parse_manifest
 from atoll.node.manifest_presets import expected_rounds, explain_outer
 from atoll.optim import OuterStep, outer_preset
-from atoll.optim.model.momentum import Momentum
+from atoll.optim.model.momentum import ContributionMomentum
 from atoll.optim.outer.presets import PRESETS, choose
 
 
@@ -128,7 +128,7 @@ def test_where_members_send_running_means_the_outer_step_has_no_momentum() -> No
 def _shrinks(outer: OuterSettings, beta: float, share: float) -> bool:
     """Whether a run nears the optimum of a quadratic, of whose distance a round takes ``share``."""
     anchor, state = torch.ones(1), torch.zeros(1)
-    step, worker = OuterStep(outer), Momentum(1, beta)
+    step, worker = OuterStep(outer), ContributionMomentum(1, beta)
     distances = []
     for _ in range(400):
         contribution = share * anchor

@@ -14,7 +14,7 @@ from atoll.collectives.errors import ConfigError
 from atoll.collectives.group import Member, Reach, is_quorum, reach
 from atoll.collectives.identifiers import PeerId
 from atoll.node.cli.costs import describe_lines
-from atoll.node.cli.live import Progress
+from atoll.node.cli.live import RunProgress
 from atoll.node.cli.output import Terminal
 from atoll.node.cli.views import lying_text, peers_table, run_lines, runs_table, status_text
 from atoll.node.manifest import parse_manifest
@@ -92,7 +92,7 @@ def test_documents_say_it_for_tools_and_people() -> None:
         terminal, {"runs": [run_ | {"bytes_sent": 1}]}
     )
     assert f"training; {LACK}" in runs_table(terminal, [run_])
-    progress = Progress("tide", 9)
+    progress = RunProgress("tide", 9)
     progress.take_status(run_)
     assert progress.state == f"training; {LACK}"
     progress.take_status(run_ | {"quorum": quorum_of(rows({"o": False, "a": True, "b": True}))})

@@ -28,7 +28,7 @@ from atoll.node.net.packed import pack, unpack
 from atoll.node.net.reach import natpmp, portmap, upnp
 from atoll.node.net.reach.autonat import Window, may_try
 from atoll.node.net.reach.circuit import peer_field, peer_in, reservation_fields, reservation_in
-from atoll.node.net.reach.ledger import Ledger, RelayLimits
+from atoll.node.net.reach.ledger import RelayLedger, RelayLimits
 from atoll.node.net.reach.manager import FRESH_S, AddressManager
 from atoll.node.net.reach.protobuf import MAX_FIELDS, decode, encode, number, octets
 from atoll.node.net.reach.routes import assigned, on_link
@@ -264,7 +264,7 @@ def test_what_the_user_announces_needs_no_proof() -> None:
 
 # ---- a relay's promises
 def test_reservations_are_bounded_by_host_and_in_all_and_end() -> None:
-    ledger = Ledger(RelayLimits(reservations=3, reservations_per_host=2, reservation_s=10.0))
+    ledger = RelayLedger(RelayLimits(reservations=3, reservations_per_host=2, reservation_s=10.0))
     peers = [PeerId(f"p{index}") for index in range(5)]
     assert [ledger.reserve(peer, S1, 0.0) for peer in peers[:3]] == [True, True, False]
     assert [ledger.reserve(peer, S2, 0.0) for peer in peers[3:]] == [True, False]
@@ -277,7 +277,7 @@ def test_reservations_are_bounded_by_host_and_in_all_and_end() -> None:
 
 
 def test_circuits_are_bounded_by_peer_and_in_all() -> None:
-    ledger = Ledger(RelayLimits(circuits=3, circuits_per_peer=2))
+    ledger = RelayLedger(RelayLimits(circuits=3, circuits_per_peer=2))
     assert [ledger.begin(A, B), ledger.begin(A, C), ledger.begin(A, B)] == [True, True, False]
     ledger.end(A, C)
     assert ledger.begin(A, B)

@@ -28,7 +28,7 @@ from atoll.node.cli.reach_views import (
 from atoll.node.cli.reaching import find_peer, pong
 from atoll.node.cli.views import path_text, peers_table, rates_text, status_text
 from atoll.node.net.addresses import at_home
-from atoll.node.net.measuring import Flow
+from atoll.node.net.measuring import ByteRate
 from atoll.node.net.reach.manager import AddressManager
 from atoll.node.service.rates import Rates
 from atoll.security.identity import Identity
@@ -544,7 +544,7 @@ def test_rates_are_means_of_the_last_minute() -> None:
 
 def test_a_flow_is_measured_once_it_is_under_way() -> None:
     """A connection begins slowly; the later half counts."""
-    flow = Flow()
+    flow = ByteRate()
     assert flow.rate() == 0
     for tenth in range(41):
         flow.add(tenth / 10, 1000 if tenth <= 20 else 100_000)

@@ -17,7 +17,7 @@ from atoll.collectives.swarm import OuterSettings, RunSettings
 from atoll.node.manifest import InnerTable, parse_manifest
 from atoll.node.manifest_gpt import GptConfig
 from atoll.node.recipes import data, gpt, loop
-from atoll.node.recipes.train import Member, load_data
+from atoll.node.recipes.train import TrainingMember, load_data
 from atoll.optim import SoloSwarm
 
 
@@ -123,7 +123,7 @@ def test_loss_falls_in_sixty_steps(corpus: data.Corpus, tmp_path: Path) -> None:
     manifest = parse_manifest(TINY)
     records: list[dict[str, Any]] = []
     swarm = SoloSwarm(manifest.settings())
-    member = Member(swarm, manifest, corpus, records.append, anchors=tmp_path)
+    member = TrainingMember(swarm, manifest, corpus, records.append, anchors=tmp_path)
     before = loop.evaluate(member.model, corpus.held_out)
     member.train(evaluate_every=3)
     final = member.finish()
@@ -155,7 +155,7 @@ def test_the_recipe_trains_by_federated_methods_with_several_gradients_a_step(
         "lr = 0.01", 'optimizer = "sgd"\nlr = 0.3'
     )
     manifest = parse_manifest(f'mode = "federated"\n{text}[federated]\n{federated}\n')
-    member = Member(SoloSwarm(manifest.settings()), manifest, corpus)
+    member = TrainingMember(SoloSwarm(manifest.settings()), manifest, corpus)
     before = loop.evaluate(member.model, corpus.held_out)
     member.train()
     assert member.finish()["held_out"] < before - 0.3
@@ -169,10 +169,10 @@ def test_a_late_member_enters_the_schedule_where_the_run_is(corpus: data.Corpus)
             sync_every=10, rounds=6, codec="fp32", outer=OuterSettings(lr=0.9, momentum=0.6)
         )
     )
-    first = Member(swarm, manifest, corpus)
+    first = TrainingMember(swarm, manifest, corpus)
     first.train(steps=40)
     first.finish()
-    late = Member(swarm, manifest, corpus)
+    late = TrainingMember(swarm, manifest, corpus)
     assert late.position == 40
     late.train()
     assert (late.steps, late.attachment.round) == (20, 6)
@@ -199,7 +199,7 @@ def test_a_schedule_by_samples_follows_what_all_members_have_contributed(
         ),
         auto=False,
     )
-    member, other = Member(table.member("a"), manifest, corpus), table.member("b")
+    member, other = TrainingMember(table.member("a"), manifest, corpus), table.member("b")
     assert table.store is not None
     other.open(table.store.layout, lambda initial: None)
     member.train(steps=10)

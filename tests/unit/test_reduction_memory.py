@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from atoll.node.client.memory import MAPPED, Grid, ReductionMemory
+from atoll.node.client.memory import MAPPED, ReductionMemory, VectorEncoding
 from atoll.node.service.buffers import PooledBuffer
 
-GRID = Grid("fp32", 64, 64)
+GRID = VectorEncoding("fp32", 64, 64)
 
 
 class Slow(dict[Any, Any]):

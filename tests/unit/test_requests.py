@@ -7,7 +7,7 @@ import pytest
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.messages import Span
 from atoll.node.session.race import FIRST_S, LONGEST_S, TRIAL_S, Race
-from atoll.node.session.requests import REMIND_S, SPAN_CHUNKS, WINDOW_CHUNKS, Requests
+from atoll.node.session.requests import REMIND_S, SPAN_CHUNKS, WINDOW_CHUNKS, ChunkRequests
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 MIB = 1 << 20
@@ -20,7 +20,7 @@ class Wire:
     """
 
     def __init__(self, chunks: int, every_s: dict[PeerId, float], shared_s: float = 0.0) -> None:
-        self.requests, self.every_s, self.shared_s = Requests(0.0, MIB), every_s, shared_s
+        self.requests, self.every_s, self.shared_s = ChunkRequests(0.0, MIB), every_s, shared_s
         self.missing = set(range(chunks))
         self.queues: dict[PeerId, dict[int, None]] = {peer: {} for peer in every_s}
         self.free_at = dict.fromkeys(every_s, 0.0)
@@ -61,7 +61,7 @@ class Wire:
 
 
 def test_a_window_is_shared_among_sources_and_filled_where_there_is_room() -> None:
-    requests = Requests(0.0, MIB)
+    requests = ChunkRequests(0.0, MIB)
     gets = dict(requests.next(0.0, [(0, 1000)], [A, B]))
     assert {peer: sum(b - a for a, b in spans) for peer, spans in gets.items()} == {A: 32, B: 32}
     assert requests.next(0.0, [(0, 1000)], [A, B]) == []
@@ -73,7 +73,7 @@ def test_a_window_is_shared_among_sources_and_filled_where_there_is_room() -> No
 
 
 def test_what_a_source_that_is_gone_was_asked_for_is_asked_of_others() -> None:
-    requests = Requests(0.0, MIB)
+    requests = ChunkRequests(0.0, MIB)
     asked = dict(requests.next(0.0, [(0, 16)], [A, B]))
     requests.release([A])
     assert requests.next(0.0, [(0, 16)], [B]) == [(B, asked[A])]
@@ -94,7 +94,7 @@ def test_a_source_that_trickles_among_others_costs_seconds(every_s: float) -> No
 
 
 def test_a_lost_request_is_made_again_and_who_has_more_to_send_is_reminded() -> None:
-    requests = Requests(0.0, MIB)
+    requests = ChunkRequests(0.0, MIB)
     requests.next(0.0, [(0, 4)], [A])
     assert requests.late(1.0, [A], PULL_S) == []
     assert requests.late(2.5, [A], PULL_S) == [(A, [(0, 4)])]

@@ -12,7 +12,7 @@ from atoll.collectives.errors import ConfigError
 from atoll.collectives.group import Member
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.round import drawn
-from atoll.collectives.swarm import Sample
+from atoll.collectives.swarm import SampleSettings
 from atoll.node.cli.costs import describe_lines
 from atoll.node.manifest import parse_manifest
 
@@ -33,7 +33,9 @@ def test_a_draw_is_everybodys_and_of_the_size_that_was_asked_for(
     n: int, base: bytes, asked: float | int, least: int
 ) -> None:
     sample = (
-        Sample(count=asked, least=least) if isinstance(asked, int) else Sample(asked, least=least)
+        SampleSettings(count=asked, least=least)
+        if isinstance(asked, int)
+        else SampleSettings(asked, least=least)
     )
     found = drawn("run", base, config(n), sample)
     wanted = asked if isinstance(asked, int) else -(-asked * n // 1)
@@ -44,15 +46,16 @@ def test_a_draw_is_everybodys_and_of_the_size_that_was_asked_for(
     }  # of a peer, not of a life
     without = tuple(member for member in config(n) if member != found[0])
     assert set(found[1:]) <= set(
-        drawn("run", base, without, Sample(count=len(found)))
+        drawn("run", base, without, SampleSettings(count=len(found)))
     )  # nobody loses a place by another's going
 
 
 def test_draws_differ_by_round_and_run_and_are_fair() -> None:
     rounds = [
-        drawn("run", number.to_bytes(32, "big"), config(10), Sample(0.3)) for number in range(2000)
+        drawn("run", number.to_bytes(32, "big"), config(10), SampleSettings(0.3))
+        for number in range(2000)
     ]
-    assert drawn("other", bytes(32), config(10), Sample(0.3)) != rounds[0]
+    assert drawn("other", bytes(32), config(10), SampleSettings(0.3)) != rounds[0]
     assert len(set(rounds)) == 120  # of 120 that there are
     for member in config(10):  # 600 expected, standard deviation 20
         assert 500 < sum(member in chosen for chosen in rounds) < 700
@@ -60,18 +63,18 @@ def test_draws_differ_by_round_and_run_and_are_fair() -> None:
 
 
 def test_the_manifest_says_how_many_and_no_fewer_than_a_round_needs() -> None:
-    def sample(text: str) -> Sample | None:
+    def sample(text: str) -> SampleSettings | None:
         return parse_manifest(FEDERATED + text).settings().sample
 
     assert sample("") is None
-    assert sample("federated = { sample = 0.5 }") == Sample(0.5)
-    assert sample("federated = { sample = 10 }") == Sample(count=10)
-    assert sample("federated = { sample = 0.1 }\nsecure = { threshold = 5 }") == Sample(
+    assert sample("federated = { sample = 0.5 }") == SampleSettings(0.5)
+    assert sample("federated = { sample = 10 }") == SampleSettings(count=10)
+    assert sample("federated = { sample = 0.1 }\nsecure = { threshold = 5 }") == SampleSettings(
         0.1, least=5
     )
-    assert sample("federated = { sample = 0.1 }\nrobust = { rule = 'krum', f = 2 }") == Sample(
-        0.1, least=7
-    )
+    assert sample(
+        "federated = { sample = 0.1 }\nrobust = { rule = 'krum', f = 2 }"
+    ) == SampleSettings(0.1, least=7)
     for asked, told in ((0.5, "50% of the members drawn a round"), (7, "7 members drawn a round")):
         assert any(
             told in line

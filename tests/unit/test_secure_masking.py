@@ -10,8 +10,8 @@ import pytest
 
 from atoll.collectives.errors import BadSignatureError, RemoteProtocolError
 from atoll.collectives.identifiers import PeerId, RunId
-from atoll.node.secure.masking import Masking, Step
-from atoll.node.secure.wire import PREFIX, Fixed, Said, Talk, Want, decode, encode
+from atoll.node.secure.masking import Masking, MaskingStep
+from atoll.node.secure.wire import PREFIX, AttemptMessage, Fixed, Said, Want, decode, encode
 from atoll.security.identity import Identity
 from atoll.security.masking import Binding, Memory
 
@@ -57,7 +57,9 @@ def test_all_who_are_told_the_same_know_the_same_masking() -> None:
     assert leader.lead((), (), late=False)
     talk(members)
     assert len({masking.digest for masking in members.values()}) == 1
-    assert all(masking.step == Step.MASKED and masking.takes_part for masking in members.values())
+    assert all(
+        masking.step == MaskingStep.MASKED and masking.takes_part for masking in members.values()
+    )
 
 
 def test_a_leader_that_fixes_two_sets_makes_two_sums() -> None:
@@ -117,7 +119,14 @@ def test_words_of_others_are_checked_whoever_hands_them_on() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\xc0", b"\x93\x01\x02", encode(Talk(1, 0, Want(0, (0,))))[1:-1], bytes(2 << 20)]
+    "data",
+    [
+        b"",
+        b"\xc0",
+        b"\x93\x01\x02",
+        encode(AttemptMessage(1, 0, Want(0, (0,))))[1:-1],
+        bytes(2 << 20),
+    ],
 )
 def test_hostile_bytes_are_refused_by_name(data: bytes) -> None:
     with pytest.raises(RemoteProtocolError) as caught:
@@ -133,9 +142,9 @@ def test_every_message_survives_the_wire() -> None:
         *(Said(number, members[peer].said[0][peer]) for number, peer in enumerate(ROSTER)),
     ]
     for body in bodies:
-        data = encode(Talk(7, 3, body))
+        data = encode(AttemptMessage(7, 3, body))
         assert data[:1] == PREFIX
-        assert decode(data[1:], ROSTER[0]) == Talk(7, 3, body)
+        assert decode(data[1:], ROSTER[0]) == AttemptMessage(7, 3, body)
 
 
 def test_who_lacks_keys_that_count_waits_for_them_though_all_shares_are_here() -> None:

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from atoll.collectives.engine.meter import Reading
+from atoll.collectives.engine.meter import LaneCounters
 from atoll.collectives.engine.settings import control, offers
 from atoll.collectives.identifiers import PeerId
 from atoll.node.net.through.punch import (
@@ -176,7 +176,7 @@ def test_a_relays_leg_has_cubic_while_nothing_is_lost(
 ) -> None:
     leg = Leg()
     assert [
-        leg.read(Reading(0, 0, 0.0, 0.0, 0.05, 0.05, sent, again)) for sent, again in counters
+        leg.read(LaneCounters(0, 0, 0.0, 0.0, 0.05, 0.05, sent, again)) for sent, again in counters
     ] == found
 
 

@@ -16,7 +16,7 @@ import trio
 from atoll.node import diary
 from atoll.node.cli.errors_catalogue import PAGES as ERRORS
 from atoll.node.cli.happenings import Words
-from atoll.node.service.judging import Judge, Notifier
+from atoll.node.service.judging import Notifier, RunVerdicts
 from atoll.node.verdicts import (
     CLOCK_S,
     FALLEN_S,
@@ -24,8 +24,8 @@ from atoll.node.verdicts import (
     KEPT,
     PAGES,
     QUIET_S,
-    Change,
     Verdict,
+    VerdictChange,
     Verdicts,
     judge,
 )
@@ -202,7 +202,7 @@ def test_each_cause_is_told_in_time_once_and_withdrawn(
 ) -> None:
     run, verdicts = Run(7), Verdicts()
 
-    def play(how: Cause, rounds: int) -> list[tuple[int, Change]]:
+    def play(how: Cause, rounds: int) -> list[tuple[int, VerdictChange]]:
         return [
             (number, change)
             for number in range(1, rounds + 1)
@@ -308,9 +308,9 @@ def test_every_verdict_has_a_page_that_no_error_has() -> None:
 
 def test_the_node_publishes_what_it_finds(tmp_path: Path) -> None:
     told = list[Mapping[str, Any]]()
-    made, run = Judge("r", lambda event: told.append({"at": 0.0, **event})), Run(5)
+    made, run = RunVerdicts("r", lambda event: told.append({"at": 0.0, **event})), Run(5)
     (change,) = made.take(run.event("storage.trouble", code="E501", message="full"))
-    assert change == Change(True, Verdict("V06", "", run.at, "full"), run.at)
+    assert change == VerdictChange(True, Verdict("V06", "", run.at, "full"), run.at)
     assert made.take(told[0]) == []
     assert made.view() == [
         {"code": "V06", "subject": "", "since": run.at, "said": "full", "title": PAGES["V06"].title}
@@ -344,7 +344,9 @@ def test_the_owners_command_is_run_without_a_shell(tmp_path: Path) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(notifier.run)
             for raised in (True, False):
-                notifier.tell("r", words, [Change(raised, Verdict("V06", "p", 1.0, words), 1.0)])
+                notifier.tell(
+                    "r", words, [VerdictChange(raised, Verdict("V06", "p", 1.0, words), 1.0)]
+                )
             with trio.fail_after(60):
                 while not out.exists() or out.read_text().count("\n") < 2:
                     await trio.sleep(0.02)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from atoll.collectives.engine.meter import Reading
+from atoll.collectives.engine.meter import LaneCounters
 from atoll.collectives.engine.width import FIRST, JUDGED_S, MOST, RETRY_S, SETTLING_S, Width, first
 
 WINDOW_S = 0.15
@@ -47,7 +47,7 @@ class Play:
                 ):
                     counters[place] += more
             readings = {
-                number: Reading(
+                number: LaneCounters(
                     int(acked), 0, busy_s, held_up_s, 0.05, 0.05, int(segments), int(again)
                 )
                 for number, (acked, busy_s, held_up_s, segments, again) in self._counters.items()
@@ -121,7 +121,8 @@ def test_another_path_is_tried_at_once(lost: float, found: list[int]) -> None:
 def test_a_pause_of_the_process_and_lanes_that_are_still_missing_are_not_judged() -> None:
     width = Width()
     readings = [
-        {0: Reading(n * 10**7, 0, float(n), 0.0, 0.05, 0.05, n * 7000, n * 70)} for n in range(60)
+        {0: LaneCounters(n * 10**7, 0, float(n), 0.0, 0.05, 0.05, n * 7000, n * 70)}
+        for n in range(60)
     ]
     assert not any(
         width.read(2.0 * n, found) for n, found in enumerate(readings)

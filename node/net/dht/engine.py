@@ -1,6 +1,6 @@
 """What a node does in the DHT, without I/O: put, get, provide, find providers, refresh, republish.
 
-An operation is a generator that yields `Work` for the driver to carry out and returns its result;
+An operation is a generator that yields `DhtWork` for the driver to carry out and returns its result;
 `node` is the driver over sockets, the tests have one in virtual time.
 """
 
@@ -16,9 +16,9 @@ from ....security.identity import Identity, decode_base58
 from ..peerbook import PeerBook
 from . import records
 from .routing import K, RoutingTable, position
-from .server import Server
+from .server import DhtServer
 from .wire import ADD_PROVIDER, FIND_NODE, GET_PROVIDERS, GET_VALUE, PUT_VALUE, Located, Rpc
-from .work import Lookup, Store, Work
+from .work import DhtWork, Lookup, Store
 
 REPLICAS = 5
 NEIGHBOURS = 8
@@ -34,7 +34,7 @@ another protocol, or be stopped.
 MAX_REMEMBERED = 4096
 
 T = TypeVar("T")
-Operation = Generator[Work, None, T]
+Operation = Generator[DhtWork, None, T]
 
 
 class Engine:
@@ -54,7 +54,7 @@ class Engine:
         self._identity, self._book, self._connected, self._rng = identity, book, connected, rng
         self.me = identity.peer
         self.table = RoutingTable(self.me)
-        self.server = Server(self.me, self.table, addresses_of, book.add, rng)
+        self.server = DhtServer(self.me, self.table, addresses_of, book.add, rng)
         self.provided: set[bytes] = set()
         self._dead_until: dict[PeerId, float] = {}
         self._failures: Counter[PeerId] = Counter()

@@ -22,7 +22,7 @@ from .engine import QUORUM, REPLICAS, Engine, Operation
 from .routing import K, network_of
 from .store import PROVIDE_AGAIN_S
 from .wire import Located, MessageReader, Rpc, encode
-from .work import Work
+from .work import DhtWork
 
 PROTOCOL = "/atoll/kad/1.0.0"
 MAINTAIN_S = 60.0
@@ -157,7 +157,7 @@ class Dht:
             )  # what is left of it goes on when the result is there, or nobody waits any more
             await done.wait()
 
-    async def _drive(self, work: Work, done: trio.Event) -> None:
+    async def _drive(self, work: DhtWork, done: trio.Event) -> None:
         changed = trio.Event()
 
         async def ask(peer: PeerId, request: Rpc) -> None:
@@ -176,7 +176,7 @@ class Dht:
                 with trio.move_on_at(work.wake()):
                     await changed.wait()
 
-    async def _ask(self, work: Work, peer: PeerId, request: Rpc) -> None:
+    async def _ask(self, work: DhtWork, peer: PeerId, request: Rpc) -> None:
         asked = trio.current_time()
         try:
             answer = await self._channel(peer).call(request)

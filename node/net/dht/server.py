@@ -15,7 +15,7 @@ from .store import ProviderStore, ValueStore
 from .wire import ADD_PROVIDER, FIND_NODE, GET_PROVIDERS, GET_VALUE, PING, PUT_VALUE, Located, Rpc
 
 
-class Server:
+class DhtServer:
     """What this node knows, as it tells others. ``now``: monotonic seconds; ``unix_s``: wall clock."""
 
     def __init__(

@@ -40,7 +40,7 @@ SPARES = 2
 Request = tuple[PeerId, Rpc]
 
 
-class Work(Protocol):
+class DhtWork(Protocol):
     """Something the driver carries out. ``now``: seconds of any monotonic clock."""
 
     @property
@@ -70,7 +70,7 @@ class Work(Protocol):
         ...
 
 
-class _State(Enum):
+class _QueryState(Enum):
     ASKED = auto()
     SLOW = auto()
     ANSWERED = auto()
@@ -81,7 +81,7 @@ class _State(Enum):
 class _Asked:
     at: float
     path: int
-    state: _State = _State.ASKED
+    state: _QueryState = _QueryState.ASKED
 
 
 class _Requests:
@@ -94,23 +94,23 @@ class _Requests:
     def ask(self, peer: PeerId, path: int, now: float) -> None:
         self.by_peer[peer] = _Asked(now, path)
 
-    def state(self, peer: PeerId) -> _State | None:
+    def state(self, peer: PeerId) -> _QueryState | None:
         asked = self.by_peer.get(peer)
         return asked.state if asked is not None else None
 
-    def settle(self, peer: PeerId, state: _State) -> None:
+    def settle(self, peer: PeerId, state: _QueryState) -> None:
         self.by_peer[peer].state = state
 
     def flying(self) -> list[_Asked]:
-        return [asked for asked in self.by_peer.values() if asked.state is _State.ASKED]
+        return [asked for asked in self.by_peer.values() if asked.state is _QueryState.ASKED]
 
     def any_slow(self) -> bool:
-        return any(asked.state is _State.SLOW for asked in self.by_peer.values())
+        return any(asked.state is _QueryState.SLOW for asked in self.by_peer.values())
 
     def let_go_of_the_slow(self, now: float) -> None:
         for asked in self.flying():
             if now - asked.at >= self.hedge_s:
-                asked.state = _State.SLOW
+                asked.state = _QueryState.SLOW
 
     def wake(self) -> float:
         return min((asked.at for asked in self.flying()), default=float("inf")) + self.hedge_s
@@ -172,11 +172,11 @@ class Lookup:
 
     @property
     def over(self) -> bool:
-        """See `Work`."""
+        """See `DhtWork`."""
         return self.done
 
     def poll(self, now: float) -> list[Request]:
-        """See `Work`."""
+        """See `DhtWork`."""
         self._requests.let_go_of_the_slow(now)
         out: list[Request] = []
         for path in range(PATHS) if not self.done else ():
@@ -190,19 +190,19 @@ class Lookup:
         return out
 
     def wake(self) -> float:
-        """See `Work`."""
+        """See `DhtWork`."""
         return min(self._requests.wake(), self._give_up_at())
 
     def answered(self, peer: PeerId, answer: Rpc, now: float) -> None:
-        """See `Work`."""
+        """See `DhtWork`."""
         if self.done:
             return
         try:
             self.done = self._enough(peer, answer)
         except ValueError:
-            self._requests.settle(peer, _State.FAILED)
+            self._requests.settle(peer, _QueryState.FAILED)
             raise
-        self._requests.settle(peer, _State.ANSWERED)
+        self._requests.settle(peer, _QueryState.ANSWERED)
         path = self._requests.by_peer[peer].path
         named = [other for other, _ in answer.closer[:K] if self._worth_asking(other, now)]
         takers = [
@@ -215,8 +215,8 @@ class Lookup:
         self._sound &= self._ended
 
     def failed(self, peer: PeerId, now: float) -> None:
-        """See `Work`."""
-        self._requests.settle(peer, _State.FAILED)
+        """See `DhtWork`."""
+        self._requests.settle(peer, _QueryState.FAILED)
 
     def nearest(self, count: int) -> list[PeerId]:
         """The result: who answered, and whom a path that came to its end has named; nearest first."""
@@ -224,13 +224,15 @@ class Lookup:
             peer
             for path in self._sound or range(PATHS)
             for peer in self._paths[path]
-            if self._requests.state(peer) is not _State.SLOW
+            if self._requests.state(peer) is not _QueryState.SLOW
         }
         found |= {
-            peer for peer in self._requests.by_peer if self._requests.state(peer) is _State.ANSWERED
+            peer
+            for peer in self._requests.by_peer
+            if self._requests.state(peer) is _QueryState.ANSWERED
         }
         return closest(
-            (peer for peer in found if self._requests.state(peer) is not _State.FAILED),
+            (peer for peer in found if self._requests.state(peer) is not _QueryState.FAILED),
             self._target,
             count,
         )
@@ -243,10 +245,12 @@ class Lookup:
         for peer in reach:
             if self._requests.state(peer) is None:
                 return peer
-        if self._exhaustive or all(self._requests.state(peer) is _State.ANSWERED for peer in reach):
+        if self._exhaustive or all(
+            self._requests.state(peer) is _QueryState.ANSWERED for peer in reach
+        ):
             self._ended.add(path)
             self._last_end = now
-            if any(self._requests.state(peer) is _State.ANSWERED for peer in reach):
+            if any(self._requests.state(peer) is _QueryState.ANSWERED for peer in reach):
                 self._sound.add(path)
         return None  # or another path is asking the nearest ones: wait
 
@@ -254,7 +258,7 @@ class Lookup:
         live = (
             peer
             for peer in self._paths[path]
-            if self._requests.state(peer) not in (_State.FAILED, _State.SLOW)
+            if self._requests.state(peer) not in (_QueryState.FAILED, _QueryState.SLOW)
         )
         return list(islice(live, count))
 
@@ -291,7 +295,7 @@ class Store:
 
     @property
     def over(self) -> bool:
-        """See `Work`."""
+        """See `DhtWork`."""
         if self._requests.flying():
             return False
         return self.stored >= self._wanted or (
@@ -300,11 +304,11 @@ class Store:
 
     @property
     def done(self) -> bool:
-        """See `Work`."""
+        """See `DhtWork`."""
         return 2 * self.stored > self._wanted or self.over
 
     def poll(self, now: float) -> list[Request]:
-        """See `Work`."""
+        """See `DhtWork`."""
         self._requests.let_go_of_the_slow(now)
         out: list[Request] = []
         while self._waiting and self.stored + len(self._requests.flying()) < self._wanted:
@@ -316,14 +320,14 @@ class Store:
         return out
 
     def wake(self) -> float:
-        """See `Work`."""
+        """See `DhtWork`."""
         return min(self._requests.wake(), self._patient_until)
 
     def answered(self, peer: PeerId, answer: Rpc, now: float) -> None:
-        """See `Work`."""
-        self._requests.settle(peer, _State.ANSWERED)
+        """See `DhtWork`."""
+        self._requests.settle(peer, _QueryState.ANSWERED)
         self.stored += self._kept(answer)
 
     def failed(self, peer: PeerId, now: float) -> None:
-        """See `Work`."""
-        self._requests.settle(peer, _State.FAILED)
+        """See `DhtWork`."""
+        self._requests.settle(peer, _QueryState.FAILED)

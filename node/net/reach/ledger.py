@@ -24,7 +24,7 @@ class RelayLimits:
     open_to_all: bool = False
 
 
-class Ledger:
+class RelayLedger:
     """Reservations and circuits of a relay. ``now``: monotonic seconds."""
 
     def __init__(self, limits: RelayLimits) -> None:

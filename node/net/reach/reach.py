@@ -35,7 +35,7 @@ from .ledger import RelayLimits
 from .manager import ENOUGH, AddressManager
 from .portmap import PortMapper
 from .punch import Puncher
-from .relay import Relay
+from .relay import CircuitRelay
 from .routes import assigned, has_route, source
 
 WATCH_S = 5.0
@@ -70,7 +70,7 @@ class ReachSettings:
     relay_only: bool = False
 
 
-class Reach:
+class Reachability:
     """Everything about being reached. Used from the trio thread only."""
 
     def __init__(
@@ -103,7 +103,7 @@ class Reach:
         """Called when interfaces of this machine are others."""
         self.manager = AddressManager(settings.announce, relay_only=settings.relay_only)
         self.autonat = AutoNat(host, faults)
-        self.relay = Relay(
+        self.relay = CircuitRelay(
             host,
             faults,
             settings.relay,
@@ -404,7 +404,7 @@ def _stray(left: str, here: str, there: str) -> bool:
 def known_to_dial(
     addresses: Sequence[str], given: Collection[str], may_dial: Callable[[str], bool]
 ) -> tuple[str, ...]:
-    """Those of a peer's addresses that are dialled: what the user gave, and what `Reach.may_dial`
+    """Those of a peer's addresses that are dialled: what the user gave, and what `Reachability.may_dial`
     lets pass.
     """
     return usable(address for address in addresses if address in given or may_dial(address))

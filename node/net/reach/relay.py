@@ -19,13 +19,13 @@ from ..faults import Faults
 from ..host import Host
 from ..peer_stream import PeerStream
 from . import circuit, protobuf
-from .ledger import Ledger, RelayLimits
+from .ledger import RelayLedger, RelayLimits
 
 STALLED_S = 20.0
 """A circuit whose receiving end takes nothing for so long is over."""
 
 
-class Relay:
+class CircuitRelay:
     """Serves HOP. Used from the trio thread only."""
 
     def __init__(
@@ -48,7 +48,7 @@ class Relay:
             knows,
             related,
         )
-        self.ledger = Ledger(limits)
+        self.ledger = RelayLedger(limits)
         host.handle(circuit.HOP, self._serve)
 
     def link_changed(self, peer: PeerId, up: bool) -> None:

@@ -29,7 +29,7 @@ from ..lane_sockets import LaneListener, detach, receive_exactly, send_all, set_
 from .observing import MAGIC as OBSERVE
 from .observing import Observing
 from .splice import Splice
-from .vouchers import CIRCUIT_BYTES, VOUCHER_BYTES, Claim, Limits, NoVoucherError, Vouchers
+from .vouchers import CIRCUIT_BYTES, VOUCHER_BYTES, Limits, NoVoucherError, VoucherGrant, Vouchers
 
 PROTOCOL = "/atoll/public/1"
 MAGIC = b"atoll/r\n"
@@ -58,7 +58,7 @@ class _Serving(msgspec.Struct, frozen=True, array_like=True, tag="serving"):
     relays: bool
 
 
-class _Circuit(msgspec.Struct, frozen=True, array_like=True, tag="circuit"):
+class _CircuitRequest(msgspec.Struct, frozen=True, array_like=True, tag="circuit"):
     """Please relay between me and ``peer``, of this run."""
 
     run: Annotated[str, msgspec.Meta(max_length=128, pattern=PLAIN)]
@@ -75,12 +75,12 @@ class _Denied(msgspec.Struct, frozen=True, array_like=True, tag="denied"):
     reason: Annotated[str, msgspec.Meta(max_length=512)]
 
 
-_Question = _Which | _Circuit
+_Question = _Which | _CircuitRequest
 _Answer = _Serving | _Granted | _Denied
 _questions, _answers = msgspec.msgpack.Decoder(_Question), msgspec.msgpack.Decoder(_Answer)
 
 
-class Relay:
+class LaneRelay:
     """What this node does for others. Used from the trio thread only; `close` ends its thread."""
 
     def __init__(
@@ -140,7 +140,7 @@ class Relay:
             await stream.receive_some()
 
     def _grant(
-        self, asker: PeerId, question: _Circuit, where: tuple[str, ...]
+        self, asker: PeerId, question: _CircuitRequest, where: tuple[str, ...]
     ) -> _Granted | _Denied:
         peer = PeerId(question.peer)
         if asker == peer or not (
@@ -158,7 +158,7 @@ class Relay:
 
     async def _arrived(self, sock: trio.socket.SocketType) -> None:
         """One end of a circuit, on the lane listener."""
-        claim: Claim | None = None
+        claim: VoucherGrant | None = None
         if self._reading >= MAX_READING:
             return
         self._reading += 1
@@ -182,7 +182,7 @@ class Relay:
             finally:
                 self._waiting.pop(claim.circuit, None)
 
-    async def _join(self, claim: Claim, sock: trio.socket.SocketType) -> None:
+    async def _join(self, claim: VoucherGrant, sock: trio.socket.SocketType) -> None:
         """The second end is there."""
         first, came = self._waiting.pop(claim.circuit)
         for end in (first, sock):
@@ -252,7 +252,7 @@ class Helpers:
         """Vouchers for us and for ``peer``, and where to show them. Raises PeerUnreachableError,
         RemoteProtocolError.
         """
-        answer = await self._ask(relay, _Circuit(run, peer))
+        answer = await self._ask(relay, _CircuitRequest(run, peer))
         if isinstance(answer, _Denied):
             raise PeerUnreachableError(
                 f"the relay {relay} refuses: {quoted(answer.reason)}", peer=relay

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 
 from ....collectives.engine.congestion import Path
-from ....collectives.engine.meter import Reading, read_socket
+from ....collectives.engine.meter import LaneCounters, read_socket
 from ....collectives.engine.settings import control
 
 PIECE_BYTES = 1 << 18
@@ -79,7 +79,7 @@ class Leg:
         self._path: Path | None = None  # while it has cubic
         self._settled = False
 
-    def read(self, reading: Reading) -> str | None:
+    def read(self, reading: LaneCounters) -> str | None:
         """New counters. The one to go over to, if any."""
         if self._settled:
             return None
@@ -94,7 +94,7 @@ class Leg:
         return None
 
 
-class _Circuit:
+class _SplicedPair:
     """Two sockets and what may still pass."""
 
     def __init__(
@@ -149,8 +149,8 @@ class Splice:
         for sock in (self._near, self._wake):
             sock.setblocking(False)
         self._selector.register(self._near, selectors.EVENT_READ)
-        self._new: list[_Circuit] = []
-        self._circuits = set[_Circuit]()
+        self._new: list[_SplicedPair] = []
+        self._circuits = set[_SplicedPair]()
         self._stopping = threading.Event()
         self._tended_at = 0.0
         self.nbytes = 0
@@ -169,7 +169,7 @@ class Splice:
         """A circuit between two non-blocking sockets. ``ended`` is called in the splice's thread,
         after both were closed.
         """
-        self._new.append(_Circuit(one, other, nbytes, time.monotonic() + seconds, ended))
+        self._new.append(_SplicedPair(one, other, nbytes, time.monotonic() + seconds, ended))
         self._rouse()
 
     def stop(self) -> None:
@@ -222,7 +222,7 @@ class Splice:
             self._end(circuit)
         return moved
 
-    def _move(self, circuit: _Circuit) -> int:
+    def _move(self, circuit: _SplicedPair) -> int:
         moved = 0
         try:
             moved = circuit.move()
@@ -237,7 +237,7 @@ class Splice:
         self._end(circuit)
         return moved
 
-    def _watch(self, sock: socket.socket, events: int, circuit: _Circuit) -> None:
+    def _watch(self, sock: socket.socket, events: int, circuit: _SplicedPair) -> None:
         key = self._selector.get_map().get(sock)
         if key is None:
             if events:
@@ -247,7 +247,7 @@ class Splice:
         elif key.events != events:
             self._selector.modify(sock, events, circuit)
 
-    def _end(self, circuit: _Circuit) -> None:
+    def _end(self, circuit: _SplicedPair) -> None:
         self._circuits.discard(circuit)
         for sock in circuit.sockets:
             with contextlib.suppress(KeyError, ValueError):

@@ -37,7 +37,7 @@ class Limits:
     """A voucher must be shown, by both ends, within so long."""
 
 
-class Claim(NamedTuple):
+class VoucherGrant(NamedTuple):
     """What a good voucher entitles to."""
 
     circuit: bytes
@@ -81,7 +81,7 @@ class Vouchers:
         )
         return first + self._mac(first), second + self._mac(second)
 
-    def show(self, now: float, voucher: bytes) -> Claim | None:
+    def show(self, now: float, voucher: bytes) -> VoucherGrant | None:
         """What a voucher that is shown is worth; None: nothing, it is forged, too old, or was shown
         before.
         """
@@ -94,7 +94,7 @@ class Vouchers:
         if until_ms < now * 1000 or circuit not in self._open or (circuit, side) in self._shown:
             return None
         self._shown[circuit, side] = now + self.limits.show_s
-        return Claim(circuit, side, nbytes, now + self.limits.seconds_each)
+        return VoucherGrant(circuit, side, nbytes, now + self.limits.seconds_each)
 
     def begun(self, now: float, circuit: bytes) -> None:
         """Both ends are there: the circuit counts until `ended`, at most as long as it may last."""

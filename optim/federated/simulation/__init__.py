@@ -23,16 +23,16 @@ from .arriving import run_arriving
 from .devices import Device, Fleet, fleet
 from .partition import Indices, dirichlet, label_shards
 from .sites import Sites, personalised
-from .study import ARRIVING, NAMES, Point, Result, Settings, Study
+from .study import ARRIVING, NAMES, Point, Study, StudyResult, StudySettings
 from .synchronous import run_synchronous
 from .task import Task
 
 __all__ = [
     "simulate",
     "personalised",
-    "Settings",
+    "StudySettings",
     "Task",
-    "Result",
+    "StudyResult",
     "Point",
     "Sites",
     "dirichlet",
@@ -44,7 +44,9 @@ __all__ = [
 ]
 
 
-def simulate(task: Task, parts: Sequence[Indices], fleet: Fleet, settings: Settings) -> Result:
+def simulate(
+    task: Task, parts: Sequence[Indices], fleet: Fleet, settings: StudySettings
+) -> StudyResult:
     """One run, from the model's first parameters to its end. The same arguments give the same
     result.
     """

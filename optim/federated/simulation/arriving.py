@@ -17,8 +17,8 @@ from ....collectives.errors import ConfigError
 from ....collectives.identifiers import PeerId
 from ..arrivals import async_weights, buffer_weights, buffered_factor, faded, fixed_weights, mixed
 from ..member import Served
-from ..server import Server
-from .study import Result, Study, Work
+from ..server import FederatedServer
+from .study import ClientUpdate, Study, StudyResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Back:
     client: int
     began: float
     served: Served
-    work: Work | None
+    work: ClientUpdate | None
 
 
 class Scheme:
@@ -82,7 +82,7 @@ class Arriving:
             ),
         )
 
-    def run(self, scheme: Scheme, every: float) -> Result:
+    def run(self, scheme: Scheme, every: float) -> StudyResult:
         """Events in their order until the run's end; measured every so many seconds."""
         study, settings, result = self.study, self.study.settings, self.study.result
         scheme.begin(self)
@@ -128,7 +128,7 @@ class FedBuff(Scheme):
     """An outer step when the buffer is full."""
 
     def __init__(self, study: Study) -> None:
-        self._buffer: list[tuple[Work, int]] = []
+        self._buffer: list[tuple[ClientUpdate, int]] = []
         self._shares = {PeerId(str(client)): share for client, share in enumerate(study.shares)}
         self._seconds = {
             peer: study.steps_of(int(peer)) * study.fleet.devices[int(peer)].step_s
@@ -219,7 +219,7 @@ class FedCompass(Scheme):
 
     def __init__(self, study: Study) -> None:
         settings = study.settings
-        self._compass: Compass[Work] = Compass(
+        self._compass: Compass[ClientUpdate] = Compass(
             settings.least, settings.most, settings.slack, first=settings.first
         )
 
@@ -247,7 +247,7 @@ class FedCompass(Scheme):
         """See `Scheme`."""
         self._do(run, self._compass.tick(run.now))
 
-    def _do(self, run: Arriving, decisions: Sequence[Decision[Work]]) -> None:
+    def _do(self, run: Arriving, decisions: Sequence[Decision[ClientUpdate]]) -> None:
         study, settings = run.study, run.study.settings
         for decision in decisions:
             if decision.parts:
@@ -261,7 +261,7 @@ class FedCompass(Scheme):
                 run.send(int(peer), steps)
 
 
-def run_arriving(study: Study) -> Result:
+def run_arriving(study: Study) -> StudyResult:
     """A run by the scheme that the settings name, measured as often as there would be synchronous
     rounds.
     """
@@ -279,7 +279,10 @@ def run_arriving(study: Study) -> Result:
 
 
 def _sum(
-    server: Server, works: Sequence[Work], factors: Sequence[float], shares: Sequence[float] = ()
+    server: FederatedServer,
+    works: Sequence[ClientUpdate],
+    factors: Sequence[float],
+    shares: Sequence[float] = (),
 ) -> Tensor:
     """What an outer step with these contributions takes off the anchor: of running statistics by
     ``shares``, or else by ``factors``, too.

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from .study import Result
+from .study import StudyResult
 
 
-def row(results: Sequence[Result]) -> dict[str, Any]:
+def row(results: Sequence[StudyResult]) -> dict[str, Any]:
     """One method's line, the mean over its runs (seeds): the last accuracy, also of the site it is
     worst for, and what it took.
     """
@@ -29,7 +29,7 @@ def row(results: Sequence[Result]) -> dict[str, Any]:
     }
 
 
-def curve(result: Result) -> list[dict[str, Any]]:
+def curve(result: StudyResult) -> list[dict[str, Any]]:
     """A run's points in the order of time; a loss that is no number is None."""
     return [
         asdict(point) | {"loss": point.loss if math.isfinite(point.loss) else None}

@@ -17,7 +17,7 @@ from ..clusters import clusters, same_names
 from ..personal import ditto, fine_tuned
 from .devices import Fleet
 from .partition import Indices
-from .study import ARRIVING, Settings, Study
+from .study import ARRIVING, Study, StudySettings
 from .synchronous import run_synchronous
 from .task import Task
 
@@ -41,7 +41,7 @@ def personalised(
     task: Task,
     parts: Sequence[Indices],
     fleet: Fleet,
-    settings: Settings,
+    settings: StudySettings,
     how: How,
     *,
     tune: int = 20,
@@ -95,7 +95,7 @@ def personalised(
     )
 
 
-def _ditto(study: Study, settings: Settings, pull: float) -> list[Tensor]:
+def _ditto(study: Study, settings: StudySettings, pull: float) -> list[Tensor]:
     """Personal models, which make as many steps after a round as the client made in it."""
     own = [study.server.anchor.clone() for _ in range(study.clients)]
 
@@ -116,7 +116,7 @@ def _ditto(study: Study, settings: Settings, pull: float) -> list[Tensor]:
 
 
 def _clustered(
-    task: Task, parts: Sequence[Indices], fleet: Fleet, settings: Settings, warm: int
+    task: Task, parts: Sequence[Indices], fleet: Fleet, settings: StudySettings, warm: int
 ) -> tuple[list[int], list[Tensor]]:
     """Each site's cluster, and the last anchor of it: as many rounds in all as the run of one
     model.

@@ -19,10 +19,10 @@ from ....collectives.errors import ConfigError
 from ....collectives.swarm import OuterSettings
 from ....security.attacks import ATTACKS, Delayed, flipped_labels, optimised_alie, optimised_ipm
 from ....security.rules.aggregate import RULES, aggregate
-from ..member import Knobs, Served, Turn, first_control
+from ..member import InnerSteps, Knobs, Served, first_control
 from ..methods import ARRIVING, METHODS, Method, method_of_steps, server_settings
 from ..personal import Gradient
-from ..server import Server
+from ..server import FederatedServer
 from .devices import Fleet
 from .partition import Indices
 from .task import Learner, Task, endless
@@ -40,7 +40,7 @@ FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class StudySettings:
     """A run's values. ``name``: of a method, or of a scheme of arrivals, whose members make
     FedAvg's steps.
 
@@ -155,11 +155,11 @@ class Point:
 
 
 @dataclass(slots=True)
-class Result:
+class StudyResult:
     """A run's curve; what clients waited of the time they were in it (`idle`, 0 to 1); the accuracy
     of the last anchor on each client's samples; and the last anchor itself."""
 
-    settings: Settings
+    settings: StudySettings
     anchor: Tensor
     points: list[Point] = field(default_factory=list)
     turns: int = 0
@@ -180,7 +180,7 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ClientUpdate:
     """What a turn came to: anchor - parameters (numel,), the change of its c_i, and its steps."""
 
     client: int
@@ -204,7 +204,7 @@ class Study:
         task: Task,
         parts: Sequence[Indices],
         fleet: Fleet,
-        settings: Settings,
+        settings: StudySettings,
         start: Tensor | None = None,
     ) -> None:
         """``start``: the first anchor, in place of the model's own."""
@@ -221,14 +221,14 @@ class Study:
             momentum=settings.server_momentum,
             epsilon=settings.epsilon,
         )
-        self.server = Server(
+        self.server = FederatedServer(
             self.method,
             settings.outer or outer,
             self.learner.live if start is None else start,
             self.learner.layout,
         )
         self.chance = random.Random(settings.seed)
-        self.result = Result(settings, self.server.anchor)
+        self.result = StudyResult(settings, self.server.anchor)
         self._sizes = [1 if settings.even else len(part) for part in parts]
         self.shares = [size / sum(self._sizes) for size in self._sizes]
         self._means = settings.means() if settings.means is not None else None
@@ -261,13 +261,13 @@ class Study:
             else settings.epochs * math.ceil(rows / settings.batch)
         )
 
-    def turn(self, client: int, served: Served, steps: int) -> Work:
+    def turn(self, client: int, served: Served, steps: int) -> ClientUpdate:
         """A client's inner steps from what it was served, on batches that only it and the number of
         its turn decide.
         """
         (x, y), learner, lr = self._data[client], self.learner, self.settings.knobs.lr
         turn, live = (
-            Turn(self.method, self.settings.knobs, served, self._own[client]),
+            InnerSteps(self.method, self.settings.knobs, served, self._own[client]),
             learner.live[: learner.parameters],
         )
         learner.live.copy_(served.anchor)
@@ -287,9 +287,9 @@ class Study:
         if (
             own is None or control is None or not bool(pseudo.isfinite().all())
         ):  # the latter is refused, and its c_i stays as it was
-            return Work(client, pseudo, None, steps)
+            return ClientUpdate(client, pseudo, None, steps)
         self._own[client] = control
-        return Work(client, pseudo, control - own, steps)
+        return ClientUpdate(client, pseudo, control - own, steps)
 
     def probe(self, client: int, served: Served) -> Tensor:
         """Which way a turn of this client would go, anchor - parameters; what it keeps is as
@@ -316,7 +316,7 @@ class Study:
 
         return at
 
-    def attacked(self, works: Sequence[Work]) -> list[Work]:
+    def attacked(self, works: Sequence[ClientUpdate]) -> list[ClientUpdate]:
         """What comes in of an outer step's contributions: hostile clients see all honest ones of it
         and send something else.
         """
@@ -353,7 +353,7 @@ class Study:
             else aggregate(rows, rule, f).value
         )
 
-    def combined(self, works: Sequence[Work]) -> None:
+    def combined(self, works: Sequence[ClientUpdate]) -> None:
         """The outer step of a synchronous round: with the mean by shares, or by the rule, where
         each counts once.
 
@@ -405,7 +405,7 @@ class Study:
         )
         self.result.points.append(Point(self.server.version, seconds, self.bytes, accuracy, loss))
 
-    def ended(self) -> Result:
+    def ended(self) -> StudyResult:
         """The result, with the last anchor measured at every site."""
         self.result.anchor = self.server.anchor.clone()
         self.result.by_site = [

@@ -10,13 +10,13 @@ from ....collectives.errors import NotEnoughPeersError
 from ....collectives.group import Member
 from ....collectives.identifiers import PeerId
 from ....collectives.round.sampling import drawn
-from ....collectives.swarm import Sample
-from .study import Result, Study, Work
+from ....collectives.swarm import SampleSettings
+from .study import ClientUpdate, Study, StudyResult
 
 MOST_EMPTY = 1000
 
 
-def run_synchronous(study: Study, after_round: Callable[[], None] = lambda: None) -> Result:
+def run_synchronous(study: Study, after_round: Callable[[], None] = lambda: None) -> StudyResult:
     """Rounds until the run's end. A round lasts until the last client that was asked is back, or
     should have been.
 
@@ -29,7 +29,7 @@ def run_synchronous(study: Study, after_round: Callable[[], None] = lambda: None
     ) and now < settings.seconds:
         now, there = _there(study, now)
         asked = _asked(study, there)
-        served, end, works = study.server.served(), now, list[Work]()
+        served, end, works = study.server.served(), now, list[ClientUpdate]()
         spent: list[float] = []
         for client in asked:
             steps, device = study.steps_of(client), study.fleet.devices[client]
@@ -67,7 +67,7 @@ def _asked(study: Study, there: list[int]) -> list[int]:
     config = tuple(Member(PeerId(str(client)), 0) for client in there)
     return sorted(
         int(member.peer)
-        for member in drawn("simulation", base, config, Sample(count=study.settings.asked))
+        for member in drawn("simulation", base, config, SampleSettings(count=study.settings.asked))
     )
 
 

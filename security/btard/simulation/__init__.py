@@ -9,6 +9,6 @@ swarm     the peers, a network in virtual time or none
 
 from __future__ import annotations
 
-from .swarm import Options, Swarm
+from .swarm import BtardOptions, BtardSwarm
 
-__all__ = ["Options", "Swarm"]
+__all__ = ["BtardOptions", "BtardSwarm"]

@@ -13,21 +13,21 @@ from ....collectives.errors import SecurityError
 from ....collectives.identifiers import PeerId
 from ..evidence import verify_evidence, verify_removals
 from ..finished import Finished
-from ..messages import Bundle, Fault, Frame, Kind, Piece, Reveal, Signed, Vector, decode
+from ..messages import Bundle, CommittedVector, Fault, Frame, Kind, Reveal, Signed, Vector, decode
 from ..residuals import aggregate
 
 if TYPE_CHECKING:
-    from .swarm import Member, Swarm
+    from .swarm import BtardMember, BtardSwarm
 
 NEAR = 1e-4  # of radius and norm: how far an aggregate may be from the fixed point
 
 
-class Checker:
+class BtardChecker:
     """``problems``: what did not hold. ``steps``: how many are over at some honest peer.
     ``removals``: at the honest, who for what, in which step.
     """
 
-    def __init__(self, swarm: Swarm) -> None:
+    def __init__(self, swarm: BtardSwarm) -> None:
         self._swarm = swarm
         self.problems: list[str] = []
         self.steps = 0
@@ -45,7 +45,7 @@ class Checker:
         """Whether every attacker has been removed."""
         return self._swarm.hostile <= self.removals.keys()
 
-    def finished(self, member: Member, step: Finished, state: Vector) -> None:
+    def finished(self, member: BtardMember, step: Finished, state: Vector) -> None:
         """An honest peer's step is over: all agree, no attacker that struck is left, and parts are
         fixed points.
         """
@@ -71,7 +71,7 @@ class Checker:
         if self._swarm.options.attack != "collusion":
             self._check_parts(step)
 
-    def removed(self, member: Member, bundle: Bundle) -> None:
+    def removed(self, member: BtardMember, bundle: Bundle) -> None:
         """An honest peer removed somebody: rightly, and for what anybody can check who was not
         there.
         """
@@ -91,7 +91,7 @@ class Checker:
         if self.clean() and self.clean_after < 0:
             self.clean_after = bundle.context.step + 1
 
-    def sent(self, member: Member, frame: Frame) -> None:
+    def sent(self, member: BtardMember, frame: Frame) -> None:
         """An honest peer sends something: parts after all commitments, its share after all
         aggregates' commitments, and no share twice.
         """
@@ -103,7 +103,7 @@ class Checker:
         ):
             return
         if (
-            isinstance(frame, Piece)
+            isinstance(frame, CommittedVector)
             and frame.item[:2] == (Kind.PART, attempt.me)
             and not attempt.table.full(Kind.COMMIT)
         ):

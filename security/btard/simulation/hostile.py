@@ -18,36 +18,36 @@ from ..attempt import Attempt
 from ..draw import aggregate_commitment, drawn
 from ..messages import (
     Accusation,
-    Ask,
     Body,
     Bundle,
     Checks,
     Commit,
+    CommittedVector,
     Fault,
     Frame,
+    GuiltyVerdict,
     Item,
     Judgement,
     Kind,
     Lacking,
-    Piece,
     Residuals,
     Result,
     Reveal,
     Signed,
-    Verdict,
+    VectorRequest,
     sign,
     sign_bytes,
 )
-from ..peer import Peer
+from ..peer import BtardPeer
 
 if TYPE_CHECKING:
-    from .swarm import Member
+    from .swarm import BtardMember
 
 
-class Hostile(Peer):
+class Hostile(BtardPeer):
     """A peer that belongs to the attackers."""
 
-    member: Member
+    member: BtardMember
 
     def examine(self, target: str) -> float | None:
         """Friends are always right."""
@@ -58,7 +58,7 @@ class Struck(Attempt):
     """Base of attacks."""
 
     @property
-    def member(self) -> Member:
+    def member(self) -> BtardMember:
         """Whose attempt it is."""
         assert isinstance(self.around, Hostile)
         return self.around.member
@@ -164,7 +164,7 @@ class Whispers(Struck):
                 if number not in (self.me, self.honest()[0]):
                     super()._tell(number, frame)
         elif (
-            isinstance(frame, Piece)
+            isinstance(frame, CommittedVector)
             or to != self.honest()[0]
             or not self.member.acts(self.context.step)
         ):
@@ -244,7 +244,7 @@ class FalseAccusation(Struck):
                 (each, Fault.GRADIENT) for each in self.cases.targets
             ]
             body = msgspec.structs.replace(
-                body, verdicts=tuple(sorted({Verdict(*each) for each in accused}))
+                body, verdicts=tuple(sorted({GuiltyVerdict(*each) for each in accused}))
             )
         super().say(now, body)
 
@@ -465,7 +465,9 @@ class Eliminates(Struck):
             whom = self.chance.choice(self.honest())
             body = msgspec.structs.replace(body, accusations=(Accusation(ELIMINATION, whom),))
         elif isinstance(body, Judgement) and self.member.acts(self.context.step):
-            both = tuple(Verdict(number, ELIMINATION) for number in (self.honest()[0], self.me))
+            both = tuple(
+                GuiltyVerdict(number, ELIMINATION) for number in (self.honest()[0], self.me)
+            )
             body = msgspec.structs.replace(body, verdicts=both)
         super().say(now, body)
 
@@ -477,7 +479,7 @@ class Demands(Struck):
         """Asks all honest contributors again."""
         whom = next((number for number in self.honest() if number in self.contributors), None)
         if whom is not None and self.strikes():
-            super().say(now, Ask(((Kind.PART, whom, self.me),)))
+            super().say(now, VectorRequest(((Kind.PART, whom, self.me),)))
         if not self.muted:
             super().aggregate(now)
 
@@ -506,13 +508,13 @@ class Ambushes(Struck):
 
     def _question(self, makers: list[int]) -> Signed:
         items = tuple((int(Kind.PART), maker, self.me) for maker in makers)
-        return sign(self.context, self.around.signer, Ask(items))
+        return sign(self.context, self.around.signer, VectorRequest(items))
 
 
 class SendsOtherPart(Struck):
     """Sends an honest owner a part that is not the one committed to."""
 
-    def _piece(self, item: Item) -> Piece:
+    def _piece(self, item: Item) -> CommittedVector:
         piece = super()._piece(item)
         if (
             item[0] == Kind.PART
@@ -528,7 +530,7 @@ class SendsOtherPart(Struck):
 class HidesStates(Struck):
     """Shows nobody its last trail."""
 
-    def own_states(self) -> Piece | None:
+    def own_states(self) -> CommittedVector | None:
         """Nothing."""
         return (
             None

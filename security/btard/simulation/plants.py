@@ -24,24 +24,24 @@ from .. import peer as peer_module
 from .. import table as table_module
 from ..attempt import Attempt
 from ..messages import (
-    Ask,
     Body,
     Bundle,
     Checks,
     Context,
     Fault,
+    GuiltyVerdict,
     Kind,
     Reveal,
     Signed,
     Slotted,
     Vector,
-    Verdict,
+    VectorRequest,
 )
 from ..residuals import readable
-from .swarm import Options, Swarm
+from .swarm import BtardOptions, BtardSwarm
 
 
-class Plant(NamedTuple):
+class BtardPlant(NamedTuple):
     """``what``: the bug, in words; ``seams``: (where, name, what stands there instead);
     ``messages``: it shows where messages take time.
     """
@@ -53,7 +53,7 @@ class Plant(NamedTuple):
 
 
 @contextmanager
-def planted(plant: Plant) -> Generator[None]:
+def planted(plant: BtardPlant) -> Generator[None]:
     """Around one run."""
     whole = [(where, name, getattr(where, name)) for where, name, _ in plant.seams]
     try:
@@ -65,9 +65,9 @@ def planted(plant: Plant) -> Generator[None]:
             setattr(where, name, right)
 
 
-def find(plant: Plant, seeds: int, first: int = 0) -> tuple[int, str] | None:
+def find(plant: BtardPlant, seeds: int, first: int = 0) -> tuple[int, str] | None:
     """The first of so many seeds that finds the bug, and what does not hold; None: none does."""
-    options = Options(
+    options = BtardOptions(
         n=8,
         b=3,
         attack=plant.attack,
@@ -78,7 +78,7 @@ def find(plant: Plant, seeds: int, first: int = 0) -> tuple[int, str] | None:
     )
     for seed in range(first, first + seeds):
         with planted(plant):
-            problems = Swarm(seed, options).run().problems
+            problems = BtardSwarm(seed, options).run().problems
         if problems:
             return seed, problems[0]
     return None
@@ -120,24 +120,24 @@ def _first_counts(
     return _put(self, kind, signed, body) if self.signed(kind, signed.sender) is None else None
 
 
-def _accuser_is_right(attempt: Attempt) -> tuple[Verdict, ...]:
-    accused = {Verdict(whom, Fault.RESIDUAL) for _, whom in attempt.cases.residuals}
+def _accuser_is_right(attempt: Attempt) -> tuple[GuiltyVerdict, ...]:
+    accused = {GuiltyVerdict(whom, Fault.RESIDUAL) for _, whom in attempt.cases.residuals}
     return tuple(
-        sorted(accused | {Verdict(whom, Fault.GRADIENT) for whom in attempt.cases.targets})
+        sorted(accused | {GuiltyVerdict(whom, Fault.GRADIENT) for whom in attempt.cases.targets})
     )
 
 
-def _takes_along(attempt: Attempt) -> tuple[Verdict, ...]:
+def _takes_along(attempt: Attempt) -> tuple[GuiltyVerdict, ...]:
     checks = attempt.table.all(Kind.CHECKS, Checks)
     taken = {
-        Verdict(each.whom, Fault.ACCUSATION)
+        GuiltyVerdict(each.whom, Fault.ACCUSATION)
         for number in attempt.cases.void
         for each in checks[number].accusations
     }
     return tuple(sorted(taken | set(_verdicts(attempt))))
 
 
-def _accuser_goes_free(attempt: Attempt) -> tuple[Verdict, ...]:
+def _accuser_goes_free(attempt: Attempt) -> tuple[GuiltyVerdict, ...]:
     return tuple(each for each in _verdicts(attempt) if each.fault != Fault.ACCUSATION)
 
 
@@ -153,7 +153,7 @@ def _seed_of_first(draw: bytes, step: int, peer: PeerId) -> bytes:
 def _never_testifies(self: Attempt, now: float) -> None:
     asks, _ = self._waiting.look(now, self.lacking(), self._since, self._further)
     if asks:
-        self.say(now, Ask(tuple(asks)))
+        self.say(now, VectorRequest(tuple(asks)))
 
 
 def _mean(rows: Sequence[Vector], radius: float) -> Vector:
@@ -162,13 +162,13 @@ def _mean(rows: Sequence[Vector], radius: float) -> Vector:
     )
 
 
-PLANTS: dict[str, Plant] = {
-    "parts-at-once": Plant(
+PLANTS: dict[str, BtardPlant] = {
+    "parts-at-once": BtardPlant(
         "parts are sent before all have committed",
         "sign_flip",
         ((Attempt, "commit", _parts_at_once),),
     ),
-    "free-commitment": Plant(
+    "free-commitment": BtardPlant(
         "a commitment does not bind its maker",
         "copied_commitments",
         (
@@ -176,32 +176,32 @@ PLANTS: dict[str, Plant] = {
             (table_module, "part_commitment", _without_maker),
         ),
     ),
-    "reveal-at-once": Plant(
+    "reveal-at-once": BtardPlant(
         "a share is revealed before all have committed",
         "sign_flip",
         ((Attempt, "aggregate", _reveal_at_once),),
     ),
-    "share-unchecked": Plant(
+    "share-unchecked": BtardPlant(
         "a revealed share is believed",
         "wrong_reveal",
         ((Attempt, "_wrong_shares", lambda self: []),),
     ),
-    "share-reused": Plant(
+    "share-reused": BtardPlant(
         "a step that is begun again draws its old share",
         "abort_abuse",
         ((Attempt, "aggregate", _share_of_step),),
     ),
-    "no-sum": Plant(
+    "no-sum": BtardPlant(
         "nobody adds up projections",
         "wrong_aggregate",
         ((judging_module, "unbalanced", lambda *_: False),),
     ),
-    "first-counts": Plant(
+    "first-counts": BtardPlant(
         "of two messages for a slot the first counts",
         "equivocation",
         ((table_module.Table, "put", _first_counts),),
     ),
-    "any-view": Plant(
+    "any-view": BtardPlant(
         "nobody compares views",
         "other_view",
         (
@@ -212,56 +212,56 @@ PLANTS: dict[str, Plant] = {
             ),
         ),
     ),
-    "accuser-believed": Plant(
+    "accuser-believed": BtardPlant(
         "who is accused is guilty",
         "false_accusation",
         ((attempt_module, "verdicts", _accuser_is_right),),
     ),
-    "takes-along": Plant(
+    "takes-along": BtardPlant(
         "who leaves for a senseless accusation takes along whom it named, without a proof",
         "false_accusation",
         ((attempt_module, "verdicts", _takes_along),),
     ),
-    "evidence-unread": Plant(
+    "evidence-unread": BtardPlant(
         "evidence is believed without its proof",
         "false_testimony",
         ((evidence_module, "_PROOFS", dict.fromkeys(Fault, lambda _: True)),),
     ),
-    "part-forgotten": Plant(
+    "part-forgotten": BtardPlant(
         "a part that came before its owner asked everybody for it, and was dropped, is testified to be withheld",
         "ambush",
         ((Attempt, "appealed", lambda self, now, item, by: self._waiting.appealed(now, item, by)),),
         messages=True,
     ),
-    "accuser-free": Plant(
+    "accuser-free": BtardPlant(
         "a false accuser stays",
         "false_accusation",
         ((attempt_module, "verdicts", _accuser_goes_free),),
     ),
-    "votes-counted-twice": Plant(
+    "votes-counted-twice": BtardPlant(
         "all signatures of one witness count",
         "false_testimony",
         ((evidence_module, "_most", _all_count),),
     ),
-    "any-roster": Plant(
+    "any-roster": BtardPlant(
         "evidence may name any roster",
         "false_testimony",
         ((peer_module, "belongs", lambda *_: True),),
     ),
-    "other-seed": Plant(
+    "other-seed": BtardPlant(
         "validators take another seed", "silence", ((finished_module, "seed_of", _seed_of_first),)
     ),
-    "no-testimony": Plant(
+    "no-testimony": BtardPlant(
         "nobody testifies that something is withheld",
         "silence",
         ((Attempt, "tick", _never_testifies),),
     ),
-    "patient-asker": Plant(
+    "patient-asker": BtardPlant(
         "who is kept back asks only when it would ask for what is computed",
         "whisper",
         ((Attempt, "hurry", lambda *_: None), (Attempt, "overtaken", lambda *_: None)),
     ),
-    "no-fixed-point": Plant(
+    "no-fixed-point": BtardPlant(
         "owners send the mean", "sign_flip", ((attempt_module, "aggregate", _mean),)
     ),
 }

@@ -21,11 +21,11 @@ from ...identity import Identity, verify
 from ..draw import first_draw, seed_of
 from ..finished import Finished
 from ..messages import Bundle, Frame, Vector, Verify
-from ..peer import Peer, Task
-from ..settings import Settings
+from ..peer import BtardPeer, GradientTask
+from ..settings import AttemptSettings
 from ..trail import Trail
 from ..wire import decode, encode
-from .checker import Checker
+from .checker import BtardChecker
 from .hostile import ATTACKS, Attack, Hostile
 from .task import SIZE, Quadratic, computed_with_noise, stepped, walked
 
@@ -34,7 +34,7 @@ QUIET_TICKS = 400  # without a step: it is stuck
 
 
 @dataclass(frozen=True)
-class Options:
+class BtardOptions:
     """``messages``: through the network, with real signatures; else fast. ``rate``: in which part
     of the steps an attacker strikes, from ``since`` on. ``noise``: relative, of a gradient that is
     computed again. ``until_clean``: end when no attacker is left."""
@@ -50,8 +50,8 @@ class Options:
     until_clean: bool = True
     latency_s: float = 0.02
     jitter_s: float = 0.1
-    settings: Settings = field(
-        default_factory=lambda: Settings(radius=8.0, timeout_s=2.0, compute_s=4.0)
+    settings: AttemptSettings = field(
+        default_factory=lambda: AttemptSettings(radius=8.0, timeout_s=2.0, compute_s=4.0)
     )
 
 
@@ -66,16 +66,16 @@ class KeyedHash:
         return blake3(domain.encode() + b"\0" + data, key=self._secret).digest(length=64)
 
 
-class Member:
+class BtardMember:
     """One peer of the swarm: its machine, its state."""
 
-    def __init__(self, swarm: Swarm, signer: Any, attack: Attack | None) -> None:
+    def __init__(self, swarm: BtardSwarm, signer: Any, attack: Attack | None) -> None:
         self.swarm, self.signer, self.attack = swarm, signer, attack
         self.name: PeerId = signer.peer
         self.chance = Random(f"{swarm.seed}/{self.name}")
         self.noise = np.random.default_rng(self.chance.getrandbits(64))
         self.states: dict[int, Vector] = {0: np.zeros(SIZE, np.float32)}
-        self.machine = (Peer if attack is None else Hostile)(
+        self.machine = (BtardPeer if attack is None else Hostile)(
             RUN,
             signer,
             swarm.verify,
@@ -107,11 +107,11 @@ class Member:
         """Into the network."""
         self.swarm.carry(self, to, frame)
 
-    def compute(self, task: Task) -> None:
+    def compute(self, task: GradientTask) -> None:
         """A gradient, a moment later."""
         self.swarm.later(lambda: self.machine.computed(self.swarm.now, task, *self.work(task)))
 
-    def work(self, task: Task) -> tuple[Vector, Trail | None]:
+    def work(self, task: GradientTask) -> tuple[Vector, Trail | None]:
         """One gradient, or the way of several local steps, or one interval of it."""
         intervals = self.swarm.options.settings.intervals
         if not intervals:
@@ -133,7 +133,7 @@ class Member:
         end = walked(self.swarm.task, state, seed, interval)
         return state + computed_with_noise(end - state, self.swarm.options.noise, self.noise)
 
-    def gradient(self, task: Task) -> Vector:
+    def gradient(self, task: GradientTask) -> Vector:
         """What an honest machine computes, or what an attacker says it did."""
         state = self.states[task.step]
         if (
@@ -166,10 +166,10 @@ class Member:
         self.swarm.checker.removed(self, bundle)
 
 
-class Swarm:
+class BtardSwarm:
     """n peers of which b are hostile; `run` plays them to the end."""
 
-    def __init__(self, seed: int, options: Options) -> None:
+    def __init__(self, seed: int, options: BtardOptions) -> None:
         self.attack = ATTACKS[options.attack]
         if self.attack.intervals and not options.settings.intervals:
             options = replace(
@@ -192,9 +192,9 @@ class Swarm:
         ] = {}  # by attempt, and whether they show in the next step only
         self._last: int | None = None
         self.control_bytes = dict.fromkeys(self.names, 0)
-        self.checker = Checker(self)
+        self.checker = BtardChecker(self)
         self.members = {
-            name: Member(self, signers[name], self.attack if name in self.hostile else None)
+            name: BtardMember(self, signers[name], self.attack if name in self.hostile else None)
             for name in self.names
         }
         self._later: deque[Any] = deque()
@@ -210,7 +210,7 @@ class Swarm:
         return self.world.now
 
     @property
-    def honest(self) -> list[Member]:
+    def honest(self) -> list[BtardMember]:
         """Who is not hostile."""
         return [self.members[name] for name in self.names if name not in self.hostile]
 
@@ -243,7 +243,7 @@ class Swarm:
         self.verify = check
         return dict(keyed)
 
-    def run(self) -> Checker:
+    def run(self) -> BtardChecker:
         """To the end: the steps that were asked for, or no attacker is left. What is wrong is in
         the checker.
         """
@@ -294,7 +294,7 @@ class Swarm:
         else:
             self._later.append(action)
 
-    def carry(self, sender: Member, to: PeerId | None, frame: Frame) -> None:
+    def carry(self, sender: BtardMember, to: PeerId | None, frame: Frame) -> None:
         """Send to one, or to all others."""
         self.checker.sent(sender, frame)
         receivers = [to] if to is not None else [name for name in self.names if name != sender.name]
@@ -328,13 +328,13 @@ class Swarm:
         member = self.members[peer]
         return self.task.gradient(member.states[step], self._seed(member, step))
 
-    def _seed(self, member: Member, step: int) -> bytes:
+    def _seed(self, member: BtardMember, step: int) -> bytes:
         previous = self.members[member.name].machine.previous
         return seed_of(
             previous.draw if previous is not None else first_draw(RUN), step, member.name
         )
 
-    def hostile_gradient(self, member: Member, task: Task) -> Vector:
+    def hostile_gradient(self, member: BtardMember, task: GradientTask) -> Vector:
         """By the attack's name, from what the honest peers have."""
         name = self.attack.vector
         if name == "label_flip":
