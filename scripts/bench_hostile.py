@@ -5,12 +5,14 @@ type of message.
 Two honest members commit rounds, each after a second of training; a third node, which was admitted
 as an observer or is a member, does one thing for ``--seconds``. What breaks a rule has a swarm of
 its own each: who did that 16 times is shut out for a minute, whatever it says. Before each kind
-there are rounds without misbehaviour, for a quarter of the time. By who it is and what it does:
+there are rounds without misbehaviour, for a quarter of the time. What a member offers and withholds
+(hold, trickle; _parts, _results of either) only by --kinds. By who it is and what it does:
 
 sent             messages, or deeds, that it got rid of; what the victim does not read stays with it
 refused          how many messages the victim refused meanwhile
 round_s, slower  the median round, training included, and how many times that without misbehaviour
-lost             rounds that did not count all
+slowest_s        the longest round
+lost             rounds that did not count all honest members
 rss, disk        the most bytes that the victim took beyond what it had before
 cpu              of a core that the victim took
 quiet            how many rounds there were without misbehaviour just before, how many of them did
@@ -33,9 +35,10 @@ from typing import Any
 
 from _bench import emit, progress
 from _kits import TESTS  # first: it makes the kits of tests/ importable
-from hostile.hostile_node import BREACHES, KINDS, OF_MEMBERS
+from hostile.hostile_node import BREACHES, KINDS, OF_MEMBERS, WITHHELD
 from hostile.kit import hostile_swarm
 
+from atoll.collectives.layout import make_layout
 from atoll.node.manifest_limits import LimitsTable
 
 __all__ = ["TESTS"]
@@ -44,12 +47,14 @@ SPARE = 32 << 20
 DISK = LimitsTable().member_bytes
 
 
-def play(member: bool, kinds: list[str], seconds: float) -> list[dict[str, Any]]:
+def play(member: bool, kinds: list[str], seconds: float, elements: int) -> list[dict[str, Any]]:
     """One liar, all that it does, one after the other."""
     rows = list[dict[str, Any]]()
     with (
         tempfile.TemporaryDirectory(prefix="atoll-hostile-") as folder,
-        hostile_swarm(Path(folder), member=member) as swarm,
+        hostile_swarm(
+            Path(folder), member=member, layout=make_layout([("w", (elements,))])
+        ) as swarm,
     ):
         memory, room = swarm.took()
         for kind in kinds:
@@ -65,6 +70,7 @@ def play(member: bool, kinds: list[str], seconds: float) -> list[dict[str, Any]]
                     "rounds": len(cost.rounds),
                     "round_s": round(cost.round_s, 3) if cost.rounds else None,
                     "slower": round(cost.round_s / quiet.round_s, 3) if cost.rounds else None,
+                    "slowest_s": round(max(cost.rounds), 3) if cost.rounds else None,
                     "lost": cost.lost,
                     "rss": cost.rss,
                     "disk": cost.disk,
@@ -88,6 +94,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="of each kind")
     parser.add_argument("--who", choices=["observer", "member", "both"], default="both")
     parser.add_argument("--kinds", default="", help="separated by commas; all that the liar can")
+    parser.add_argument("--elements", type=int, default=1000, help="of the model")
     options = parser.parse_args()
     wanted, rows = [kind for kind in options.kinds.split(",") if kind], list[dict[str, Any]]()
     for member in (False, True):
@@ -95,12 +102,13 @@ def main() -> int:
             continue
         able = [*KINDS, *(OF_MEMBERS if member else ()), *BREACHES]
         able = [kind for kind in able if not wanted or kind in wanted]
+        able += [kind for kind in WITHHELD if member and kind in wanted]
         for together in (
             [kind for kind in able if kind not in BREACHES],
             *([kind] for kind in able if kind in BREACHES),
         ):
             if together:
-                rows += play(member, together, options.seconds)
+                rows += play(member, together, options.seconds, options.elements)
     held = all(
         row["lost"] == 0
         and (row["slower"] or math.inf) <= 1.25

@@ -309,11 +309,13 @@ class Transfer:
         believed = self._believed(round_, offer.name, list(offers))
         if not believed and self._unbelieved_at is None:
             self._unbelieved_at = now
+        first = self.fetching.get(self._coming or b"")
         rival = (
             self._race is not None
             and self._race.seeking
             and offer.name not in self.fetching
             and peer not in self._beaten
+            and (first is None or peer not in first.sources)
         )
         comes = self._state_comes(now) and not rival
         if comes or offer.name in self.fetching or not believed:
@@ -371,9 +373,9 @@ class Transfer:
         return is_quorum(config, voters, self.organiser, self.lying)
 
     # ---- a state and its rival
-    def _lead(self, now: float, item: Fetching) -> None:
-        """This is the state to be fetched."""
-        self._coming, self._race = item.name, Race(now, len(item.hashes), item.have)
+    def _lead(self, now: float, item: Fetching, each_s: float = 0.0) -> None:
+        """This is the state to be fetched, of which a chunk took ``each_s`` where that is known."""
+        self._coming, self._race = item.name, Race(now, len(item.hashes), item.have, each_s)
 
     def _try(self, now: float, item: Fetching) -> None:
         """This is tried beside it."""
@@ -407,10 +409,11 @@ class Transfer:
         self._forget(name)
         rival, self._rival = self._rival, None
         if name == self._coming:
+            each_s = self._race.rival_each_s if self._race is not None else 0.0
             self._coming = self._race = None
             if rival is not None:
                 item = self.fetching[rival]
-                self._lead(now, item)
+                self._lead(now, item, each_s)
                 item.requests = None
                 self._advance(now, item)
 

@@ -149,9 +149,7 @@ class NodeProcess:
             reducers=find_reducer,
             clock=lambda: place.world.now,
             resend_after_s=lambda: 8 * place.timing.pull_s,
-            lead=lambda: Lead(
-                self.pace().up or 1, 0.1
-            ),  # where nothing is known as little as can be: three chunks an owner
+            lead=lambda: Lead(self.pace().up, 0.1),  # no limit where nothing is known, as in a node
             beside=lambda work: self.offload(work, lambda _, done: done()),
         )
         self.exchange = cast(DataPlane, self.plane)

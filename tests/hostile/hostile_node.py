@@ -5,7 +5,7 @@ In FOLDER a test writes `order.json`: a number that grows, one of KINDS (or seve
 them), for how many seconds, and against which peer. The node, which is otherwise like any other,
 sends well-formed messages of those kinds in turn as fast as it can, RATE a second at most, and
 writes to `report.json` how many. With "slow" among them it reads one message of that peer a second
-meanwhile.
+meanwhile. Of WITHHELD are what it does not send though it offers it, to anybody.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import itertools
 import json
 import sys
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ if __name__ == "__main__":  # run as a node: the kits are beside it
 from hostile.invented import invented
 
 from atoll.collectives import messages as m
+from atoll.collectives.exchange.outbox import Flow, Outbox, Outgoing, Sender
 from atoll.collectives.group import Certified, Entry, Member
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.pace import Pace
@@ -204,6 +205,7 @@ class Liar:
             "rates": lambda: self._boast(until),
             "blobs": lambda: self._unwanted(victim, until),
             "half_blobs": lambda: self._half(victim, until),
+            **{each: lambda each=each: self._withhold(each, until) for each in WITHHELD},
         }
         kinds, done = kind.split("+"), list[int]()
         makes = [self.maker(each, victim) for each in kinds if each not in deeds and each != SLOW]
@@ -238,6 +240,12 @@ class Liar:
         self.lying_pace = True
         await trio.sleep_until(until)
         self.lying_pace = False
+        return 1
+
+    async def _withhold(self, kind: str, until: float) -> int:
+        WITHHOLDING.begin(kind)
+        await trio.sleep_until(until)
+        WITHHOLDING.end()
         return 1
 
     async def _flood(self, victim: PeerId, make: Make, until: float) -> int:
@@ -311,6 +319,51 @@ class Liar:
         return count
 
 
+class Withholding:
+    """What of rounds this node does not send: parts of its contribution, results of the parts that
+    it owns, or both; but one record for each peer every ``EACH_S`` where it trickles.
+    """
+
+    EACH_S = 0.5
+
+    def __init__(self) -> None:
+        self.kind = ""
+        self.due: dict[PeerId, float] = {}
+
+    def begin(self, kind: str) -> None:
+        self.due.clear()
+        self.kind = kind
+
+    def end(self) -> None:
+        self.kind = ""
+
+    def next_of(
+        self, sender: Sender, flow: Flow, box: Outbox, peer: PeerId, lane: int
+    ) -> Outgoing | None:
+        """In place of `Sender._next_of`, in the engine's thread."""
+        how, _, what = self.kind.partition("_")
+        if not how:
+            return HONEST_NEXT(sender, flow, box, peer, lane)
+        found = None
+        if what:  # the other is sent as ever
+            held = "parts" if what == "parts" else "results"
+            kept = getattr(flow, held)
+            setattr(flow, held, OrderedDict())
+            found = HONEST_NEXT(sender, flow, box, peer, lane)
+            kept.update(getattr(flow, held))
+            setattr(flow, held, kept)
+        now = time.monotonic()
+        if found is None and how == "trickle" and now >= self.due.get(peer, 0.0):
+            found = HONEST_NEXT(sender, flow, box, peer, lane)
+            if found is not None:
+                self.due[peer] = now + self.EACH_S
+        return found
+
+
+HONEST_NEXT = Sender._next_of
+WITHHOLDING = Withholding()
+WITHHELD = [f"{how}{what}" for how in ("hold", "trickle") for what in ("", "_parts", "_results")]
+"""What only members can, and offer to do."""
 REPLAYS: dict[str, Callable[[Liar, bytes], bytes]] = {
     "replays": lambda liar, data: data,
     "other_runs": Liar.of_another_run,
@@ -391,6 +444,7 @@ def corrupt(folder: Path) -> None:
         convener may do at any time: it is not, so that what is lost is lost to the flood."""
         return id(self._run) not in made and unread(self, peer)
 
+    Sender._next_of = lambda *args: WITHHOLDING.next_of(*args)  # type: ignore[method-assign]
     RunPorts.unread = looks  # type: ignore[method-assign]
     RunService._drive = drive  # type: ignore[method-assign]
     RunService._on_message = hear  # type: ignore[method-assign]

@@ -16,7 +16,9 @@ from statistics import median
 from typing import Any
 
 import psutil
-from bad_input_kit import PATIENCE_S, Member, ended, new_home, new_run, one_round, soon
+from bad_input_kit import LAYOUT, PATIENCE_S, Member, ended, new_home, new_run, one_round, soon
+
+from atoll.collectives.layout import Layout
 
 HOSTILE = Path(__file__).with_name("hostile_node.py")
 TRAINING_S = 1.0
@@ -36,6 +38,7 @@ class Cost:
     refused: int = 0
     rounds: list[float] = field(default_factory=list[float])
     lost: int = 0
+    shares: list[int] = field(default_factory=list[int])  # contributions that each round counted
     rss: int = 0
     disk: int = 0
     cpu: float = 0.0
@@ -55,6 +58,7 @@ class Rounds(threading.Thread):
         super().__init__(daemon=True)
         self.members, self.over = members, threading.Event()
         self.took: list[float] = []
+        self.shares: list[int] = []
         self.lost = 0
         self.failed: BaseException | None = None
 
@@ -70,6 +74,7 @@ class Rounds(threading.Thread):
                 ]
                 outcomes = [ticket.wait(PATIENCE_S) for ticket in tickets]
                 self.took.append(time.monotonic() - began)
+                self.shares.append(len(outcomes[0].contributors))
                 self.lost += not all(outcome.counted for outcome in outcomes)
         except BaseException as error:
             self.failed = error
@@ -196,6 +201,7 @@ class Swarm:
         if besides is not None:
             besides.stop()
         cost.rounds, cost.lost, cost.sent = rounds.took, rounds.lost, self.report() or 0
+        cost.shares = rounds.shares
         cost.refused = sum(self.refused().values()) - before
         return cost
 
@@ -216,16 +222,23 @@ class Swarm:
 
 
 @contextmanager
-def hostile_swarm(folder: Path, *, member: bool, manifest: str = "") -> Iterator[Swarm]:
+def hostile_swarm(
+    folder: Path, *, member: bool, manifest: str = "", layout: Layout = LAYOUT
+) -> Iterator[Swarm]:
     """Real nodes. ``member``: whether the liar is one."""
     run = new_run(folder, model=manifest)
     orders = folder / "orders"
     orders.mkdir()
     command = [sys.executable, str(HOSTILE), str(orders)]
-    with ended(victim := run.organiser()), ended(other := run.member("b")):
+    with (
+        ended(victim := run.organiser(layout=layout)),
+        ended(other := run.member("b", layout=layout)),
+    ):
         one_round(victim, other)
         invite = run.invite() if member else run.invite(role="observe")
-        with ended(liar := Member(new_home(folder / "liar"), invite, command=command)):
+        with ended(
+            liar := Member(new_home(folder / "liar"), invite, command=command, layout=layout)
+        ):
             swarm = Swarm(victim, other, liar, orders, member=member)
             if member:
                 one_round(*swarm.members)

@@ -5,11 +5,14 @@ round.
 from __future__ import annotations
 
 import pytest
+import session_table
 from session_table import Peer, Table
 
 from atoll.collectives import messages as m
+from atoll.collectives.exchange.header import PART, RESULT
 from atoll.collectives.exchange.slot import unfold
 from atoll.collectives.identifiers import PeerId
+from atoll.collectives.layout import make_layout
 from atoll.node.net.faults import LIMIT, WINDOW_S
 from atoll.node.session import events as ev
 from atoll.node.session.actions import ROUND_PREFIX, main_log
@@ -302,6 +305,40 @@ def test_rounds_do_not_wait_for_a_member_that_does_not_read(table: Table) -> Non
     assert {share.peer for share in victim.rounds()[-1].contributors} == {
         peer.name for peer in table.peers
     }
+    table.end()
+
+
+@pytest.mark.parametrize("trickles", [False, True])
+@pytest.mark.parametrize(
+    ("withheld", "most_s"), [({PART, RESULT}, 1.2), ({PART}, 1.2), ({RESULT}, 4.2)]
+)
+def test_rounds_wait_about_a_second_for_a_member_that_sends_nothing_of_what_it_offers(
+    monkeypatch: pytest.MonkeyPatch, withheld: set[int], most_s: float, *, trickles: bool
+) -> None:
+    """With no link measured. Longer where the member convenes, and its results are the only ones
+    that come late."""
+    monkeypatch.setattr(session_table, "LAYOUT", make_layout([("w", (512,))]))
+    table = Table(3)
+    table.place.chunk_elements = 8
+    table.all_in()
+    quiet, liar = trained(table, 1, 0.0)[0][0], table.peers[1].name
+    sent = dict[str, float]()
+
+    def tap(sender: str, receiver: str, channel: str, payload: object) -> bool:
+        if sender != liar or channel != "record":
+            return False
+        assert isinstance(payload, tuple)
+        if payload[0][1] not in withheld:
+            return False
+        if not trickles or table.world.now - sent.get(receiver, -1e9) < 0.5:
+            return True
+        sent[receiver] = table.world.now
+        return False
+
+    table.network.tap = tap
+    took, lost = trained(table, 4, 0.0)
+    assert not lost
+    assert max(took) <= quiet + most_s
     table.end()
 
 

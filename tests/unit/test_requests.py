@@ -6,7 +6,7 @@ import pytest
 
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.messages import Span
-from atoll.node.session.race import FIRST_S, LONGEST_S, TRIAL_S, Race
+from atoll.node.session.race import FIRST_S, PAUSE, SILENT_S, TRIAL_S, Race
 from atoll.node.session.requests import REMIND_S, SPAN_CHUNKS, WINDOW_CHUNKS, ChunkRequests
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
@@ -134,19 +134,46 @@ def test_a_rival_takes_over_from_who_trickles_also_from_one_that_began_fast() ->
     assert race.wants_rival(FIRST_S, 100)
     race.begin(FIRST_S, 100)
     assert race.won(FIRST_S + TRIAL_S, 119, 8) is False
-    later = next(at for at in range(12, 1000) if race.wants_rival(float(at), 120))
+    later = next(at for at in range(12, 1000) if race.wants_rival(float(at), 114 + at // 2))
     assert later == FIRST_S + TRIAL_S + 2 * FIRST_S
-    race.begin(float(later), 120)
-    assert race.won(later + TRIAL_S, 120, 8) is True
+    race.begin(float(later), 130)
+    assert race.won(later + TRIAL_S, 131, 8) is True
 
 
 def test_a_rival_that_brings_nothing_is_none() -> None:
     race = Race(0.0, 100)
     assert race.wants_rival(FIRST_S, 0)
     race.begin(FIRST_S, 0)
-    assert race.won(FIRST_S + LONGEST_S - 0.1, 0, 0) is None
-    assert race.won(FIRST_S + LONGEST_S, 0, 0) is False
-    assert race.wants_rival(FIRST_S + LONGEST_S, 0)  # at once
+    assert race.won(2 * FIRST_S - 0.1, 0, 0) is None
+    assert race.won(2 * FIRST_S, 0, 0) is False
+    assert race.wants_rival(2 * FIRST_S, 0)  # at once
+    race.begin(2 * FIRST_S, 0)
+    assert race.won(4 * FIRST_S - 0.1, 0, 0) is None, "each costs a chunk over a slow link"
+    assert race.won(4 * FIRST_S, 0, 0) is False
     race.begin(50.0, 10)
     assert race.won(53.0, 12, 0) is False
     assert not race.wants_rival(54.0, 13)
+
+
+def test_a_state_of_which_nothing_comes_is_compared_soon() -> None:
+    assert comes(Race(0.0, 100), 0.0, 100.0) == SILENT_S
+    race = Race(0.0, 100)
+    assert not race.wants_rival(0.1, 5)
+    assert not race.wants_rival(0.1 + SILENT_S - 0.1, 5)
+    assert race.wants_rival(0.1 + SILENT_S, 5)
+    race.begin(0.1 + SILENT_S, 5)
+    assert race.won(0.2 + SILENT_S + TRIAL_S, 5, 90) is True
+
+
+def test_a_pause_of_a_slow_link_is_none() -> None:
+    """Of what came at a chunk a second; and of what took so long for a chunk while it was tried."""
+    race = Race(0.0, 100)
+    assert not race.wants_rival(1.0, 1)
+    assert not race.wants_rival(1.0 + PAUSE - 0.1, 1)
+    assert race.wants_rival(1.0 + PAUSE, 1)
+    race = Race(0.0, 100)
+    race.begin(SILENT_S, 0)
+    assert race.won(SILENT_S + 3.0, 0, 3) is True
+    after = Race(0.0, 100, 3, race.rival_each_s)
+    assert not after.wants_rival(PAUSE - 0.1, 3)
+    assert after.wants_rival(PAUSE, 3)
