@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ...collectives.errors import ConfigError, NotAdmittedError
 from ..capability import MOST_USES, ROLES, Role
+from .consent import target_of
 from .options import GIVEN, RUN, shared_options
 from .output import Terminal, current, iso_time, short_peer, span_text
 
@@ -19,6 +21,12 @@ if TYPE_CHECKING:
 
 _ADDRESS = re.compile(
     r"/(ip4|ip6|dns|dns4|dns6)/[!-.0-~]+/tcp/[0-9]+/p2p/[1-9A-HJ-NP-Za-km-z]+|/dnsaddr/[!-.0-~]+(/p2p/[1-9A-HJ-NP-Za-km-z]+)?"
+)
+INVITE_FILE = click.option(
+    "--invite-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Read the invite from FILE.",
 )
 _UNITS_S = {"s": 1, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
@@ -208,14 +216,20 @@ def new(
 
 
 @invite_command.command("inspect")
-@click.argument("invite", type=GIVEN)
+@click.argument("given", metavar="[INVITE|-]", required=False, type=GIVEN)
+@INVITE_FILE
 @shared_options
-def inspect(invite: str) -> int:
-    """Say what an invite contains and whether it is valid."""
+def inspect(given: str | None, invite_file: Path | None) -> int:
+    """Say what an invite contains and whether it is valid.
+
+    Whoever holds an invite enters by it: give it in --invite-file FILE, on stdin (-), or in
+    ATOLL_INVITE, where nobody else reads it.
+    """
     from ..capability import capability_name
     from ..invite import inspect_invite, parse_invite
 
     terminal = current()
+    invite = target_of(terminal, given, invite_file)
     found = inspect_invite(invite)
     left_s = found.expires_s - time.time()
     only, uses = found.capability.peer, found.capability.uses
@@ -239,7 +253,8 @@ def inspect(invite: str) -> int:
 
 
 @invite_command.command("revoke")
-@click.argument("invite", type=GIVEN)
+@click.argument("given", metavar="[INVITE|-]", required=False, type=GIVEN)
+@INVITE_FILE
 @click.option(
     "--run",
     type=RUN,
@@ -248,13 +263,13 @@ def inspect(invite: str) -> int:
 )
 @click.option("--evict", is_flag=True, help="Ban whoever came by it, as far as is known here.")
 @shared_options
-def revoke(invite: str, run: str | None, evict: bool) -> None:
+def revoke(given: str | None, invite_file: Path | None, run: str | None, evict: bool) -> None:
     """Let nobody in by an invite any more, nor by those that members have made of it (organiser
     only).
 
-    INVITE: the line, or its id, as `atoll invite inspect` and `atoll ban` show it. All certificates
-    under it end with it. Who is a member by it stays one while it is there; with --evict it is
-    banned.
+    INVITE: the line (also in --invite-file FILE, on stdin (-), or in ATOLL_INVITE), or its id, as
+    `atoll invite inspect` and `atoll ban` show it. All certificates under it end with it. Who is a
+    member by it stays one while it is there; with --evict it is banned.
     """
     from ..banning import Ban, Bans
     from ..capability import capability_id, capability_name
@@ -264,6 +279,7 @@ def revoke(invite: str, run: str | None, evict: bool) -> None:
     from .identity import identity_of
 
     terminal, identity = current(), identity_of(current())
+    invite = target_of(terminal, given, invite_file)
     known = capability_id(invite)
     if known is not None and not is_invite(invite):
         run_id, organiser = (

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import re
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -160,6 +162,21 @@ def test_inspect_shows_all_that_is_in_an_invite_but_its_seed(atoll: Cli, atoll_h
         assert [value for value in [*values, *addresses] if value not in atoll.out] == []
         for secret in (line[7:40], invite.secret.hex(), encode_base58(invite.secret)):
             assert secret not in atoll.out + atoll.err + str(shown)
+
+
+def test_an_invite_is_inspected_and_revoked_where_nobody_else_reads_it(
+    atoll: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = atoll.json("new", "run.toml", "--bootstrap", ADDRESS)["invite"]
+    Path("invite").write_text(line + "\n")
+    shown = atoll.json("invite", "inspect", "--invite-file", "invite")
+    monkeypatch.setattr(sys, "stdin", io.StringIO(line))
+    assert atoll.json("invite", "inspect", "-") == shown
+    assert atoll("invite", "inspect") == 2
+    monkeypatch.setenv("ATOLL_INVITE", line)
+    assert atoll.json("invite", "inspect") == shown
+    revoked = atoll.json("invite", "revoke", "--invite-file", "invite")
+    assert (revoked["id"], revoked["revoked"]) == (shown["id"], True)
 
 
 def test_new_does_not_take_over_somebody_elses_run(atoll: Cli, atoll_home: Path) -> None:
