@@ -11,13 +11,13 @@ import sys
 from typing import TYPE_CHECKING
 
 from ..collectives.errors import AtollError
-from .cli.output import Terminal, as_json, show_error
-from .ending import interrupt_when_stdin_ends
-from .logs import log_to_stderr
+from .home.ending import interrupt_when_stdin_ends
+from .home.logs import log_to_stderr
+from .home.notify import notify, notify_failed
+from .home.output import Terminal, as_json, show_error
+from .home.paths import find_paths, only_mine
+from .home.private_node import ParentLink
 from .net.lean import load_libp2p
-from .notify import notify, notify_failed
-from .paths import find_paths, only_mine
-from .private_node import ParentLink
 
 if TYPE_CHECKING:
     from .service.node import Node
@@ -158,7 +158,7 @@ def _options(args: argparse.Namespace) -> NodeOptions:
     """Flags over environment over files; a private node takes any free port unless its settings
     name one.
     """
-    from .config import load_config
+    from .home.config import load_config
     from .service.process import NodeOptions
 
     flags = {
@@ -182,7 +182,7 @@ def _options(args: argparse.Namespace) -> NodeOptions:
     if args.private and not {"node.port", "node.listen"} & loaded.origins.keys():
         listen = ("/ip4/0.0.0.0/tcp/0",)
     if loaded.config.network.relay_only:
-        from .net.addresses import host_and_port
+        from .net.transport.addresses import host_and_port
 
         listen = (f"/ip4/127.0.0.1/tcp/{host_and_port(listen[0])[1]}",)  # nobody dials us
     return NodeOptions(

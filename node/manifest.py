@@ -25,6 +25,8 @@ from ..collectives.identifiers import PeerId, RunId
 from ..collectives.layout import MAX_FRAGMENTS
 from ..collectives.swarm import OuterSettings, RunSettings
 from ..security.rule_names import parse_reducer
+from .home.paths import Paths, make_private, storage_error, write_atomic
+from .home.strict_toml import Address, convert, parse_toml, together
 from .manifest_btard import BtardTable, check_btard
 from .manifest_checks import (
     check_exchange,
@@ -48,8 +50,6 @@ from .manifest_limits import LimitsTable
 from .manifest_presets import take_wish, with_preset
 from .manifest_quorum import NoQuorumTable, QuorumTable, check_quorum
 from .manifest_robust import RobustTable, check_robust
-from .paths import Paths, make_private, storage_error, write_atomic
-from .strict_toml import Address, convert, parse_toml, together
 
 if TYPE_CHECKING:
     from ..security.identity import Identity

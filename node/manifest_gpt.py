@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from ..collectives.errors import ConfigError
-from .strict_toml import convert
+from .home.strict_toml import convert
 
 if TYPE_CHECKING:
     from .manifest import ModelTable

@@ -26,8 +26,8 @@ from atoll.collectives.engine.settings import control
 from atoll.collectives.layout import make_layout
 from atoll.node import join
 from atoll.node.client.commands import NodeClient
-from atoll.node.lifecycle import read_node_file
-from atoll.node.paths import find_paths
+from atoll.node.home.lifecycle import read_node_file
+from atoll.node.home.paths import find_paths
 
 # elements at the beginning over which errors are computed; equality is checked over all
 CHECKED = 2_000_000

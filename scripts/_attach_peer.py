@@ -29,8 +29,8 @@ from _attach_model import Trainer, held, in_turns, steady_allocator
 from _spin import Loop
 
 from atoll.node import join
-from atoll.node.lifecycle import read_node_file
-from atoll.node.paths import find_paths
+from atoll.node.home.lifecycle import read_node_file
+from atoll.node.home.paths import find_paths
 from atoll.optim import attach
 
 SETTLED = 10  # steps after which the allocator has what a model's own training needs

@@ -23,14 +23,14 @@ from atoll.collectives.errors import NetworkError
 from atoll.collectives.identifiers import PeerId
 from atoll.node.control import protocol
 from atoll.node.net import streams
-from atoll.node.net.addresses import make_address
 from atoll.node.net.dht.node import PROTOCOL as KAD
-from atoll.node.net.host import Host
-from atoll.node.net.lane_sockets import MAGIC
-from atoll.node.net.peer_stream import PeerStream
 from atoll.node.net.rendezvous import PROTOCOL as RENDEZVOUS
 from atoll.node.net.through.observing import MAGIC as OBSERVE
 from atoll.node.net.through.relaying import MAGIC as RELAY
+from atoll.node.net.transport.addresses import make_address
+from atoll.node.net.transport.host import Host
+from atoll.node.net.transport.lane_sockets import MAGIC
+from atoll.node.net.transport.peer_stream import PeerStream
 from atoll.security.identity import Identity
 
 DRIP_S = 2.0

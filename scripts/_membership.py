@@ -14,7 +14,7 @@ from _bench import progress
 
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.simulation import Network, World
-from atoll.node.membership import Membership
+from atoll.node.run.membership import Membership
 from atoll.security.identity import Identity, verify
 
 RUN = RunId("bench-membership")

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from atoll.collectives.errors import AtollError
 from atoll.collectives.swarm import Outcome
 from atoll.node import join
-from atoll.node.lifecycle import read_node_file
-from atoll.node.paths import find_paths
+from atoll.node.home.lifecycle import read_node_file
+from atoll.node.home.paths import find_paths
 from atoll.optim import attach
 
 INPUTS, HIDDEN, BATCH = 32, 64, 32

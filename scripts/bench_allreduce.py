@@ -50,9 +50,9 @@ from _bench import CANNOT, FailedError, emit, manifest, progress
 from _hivemind import Unavailable, averagings
 
 from atoll.collectives.codecs.codec import CODECS, DEFAULT_CHUNK_ELEMENTS, Grid
-from atoll.node.invite import make_invite
+from atoll.node.home.paths import find_paths
 from atoll.node.manifest import parse_manifest, save_run, sign_manifest
-from atoll.node.paths import find_paths
+from atoll.node.run.invite import make_invite
 from atoll.security.identity import load_or_create
 
 RIVALS = ("gloo", "hivemind")

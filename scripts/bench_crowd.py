@@ -39,7 +39,7 @@ from _kits import TESTS  # first: it makes the kits of tests/ importable
 from bad_input_kit import Member, new_run
 from bad_input_kit import ended as ended_members
 
-from atoll.node.net.addresses import host_and_port, split_peer
+from atoll.node.net.transport.addresses import host_and_port, split_peer
 
 PATIENCE_S = 60.0
 PACE_S = 1.0

@@ -33,7 +33,7 @@ from _kits import TESTS, Lab, Peer, Peers, in_laboratory
 from netns.nat import KINDS, Kind, Router
 
 from atoll.node.client.commands import NodeClient
-from atoll.node.paths import find_paths
+from atoll.node.home.paths import find_paths
 
 MANIFEST = """
 schema = 1

@@ -51,8 +51,8 @@ from bad_input_kit import Member, Run, new_home, new_run
 from swarm_kit import free_port
 
 from atoll.collectives.group import Entry
+from atoll.node.home.paths import find_paths
 from atoll.node.manifest import parse_manifest, save_run, sign_manifest
-from atoll.node.paths import find_paths
 from atoll.node.storage.journal import FileJournal
 from atoll.security.identity import load_or_create
 

@@ -304,7 +304,7 @@ def play_grid(task: tuple[int, int, float, int]) -> dict[str, Any]:
     """One seed of averages on a grid, in a worker process."""
     import torch
 
-    from atoll.node.simulation.averages import simulate_grid
+    from atoll.node.local_averages import simulate_grid
 
     torch.set_num_threads(1)
     seed, members, churn, rounds = task

@@ -22,9 +22,9 @@ from atoll.collectives.layout import Layout, make_layout
 from atoll.collectives.swarm import Outcome
 from atoll.node import join
 from atoll.node.client import NodeClient, RunSwarm
-from atoll.node.invite import make_invite
+from atoll.node.home.paths import Paths, find_paths
 from atoll.node.manifest import SignedManifest, parse_manifest, save_run, sign_manifest
-from atoll.node.paths import Paths, find_paths
+from atoll.node.run.invite import make_invite
 from atoll.security.identity import Identity, load_or_create
 
 ODD_NODE = Path(__file__).parent / "process" / "odd_node.py"

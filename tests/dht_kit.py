@@ -19,7 +19,7 @@ from atoll.node.net.dht.engine import QUORUM, REPLICAS, Engine, Operation
 from atoll.node.net.dht.routing import closest, position
 from atoll.node.net.dht.wire import ADD_PROVIDER, GET_VALUE, PUT_VALUE, Rpc
 from atoll.node.net.dht.work import DhtWork
-from atoll.node.net.peerbook import PeerBook
+from atoll.node.net.transport.peerbook import PeerBook
 from atoll.security.identity import Identity, encode_base58
 
 DIAL_S = 1.0  # until a peer that does not exist is given up

@@ -10,7 +10,7 @@ import msgspec
 
 from atoll.collectives.group import Admitted
 from atoll.collectives.identifiers import PeerId
-from atoll.node.doors import Right, RunDoors
+from atoll.node.run.doors import Right, RunDoors
 
 LATER_S = 10_000
 

@@ -48,28 +48,28 @@ from atoll.collectives.round.certificate import (
     genesis_payload,
     vote_payload,
 )
-from atoll.node import membership_records as records
-from atoll.node.banning import DOMAIN as BANS
-from atoll.node.banning import Ban, BanList, Bans, SignedBans
 from atoll.node.btard import wire as btard_wire
-from atoll.node.capability import (
+from atoll.node.manifest import DOMAIN as MANIFEST
+from atoll.node.manifest import SignedManifest, decode_signed, parse_manifest, sign_manifest
+from atoll.node.net import announcements, greeting, lane_talk, look, rendezvous
+from atoll.node.net.dht import records as values
+from atoll.node.net.dht import wire as kad
+from atoll.node.net.lan import mdns
+from atoll.node.net.reach import circuit, natpmp, protobuf, upnp
+from atoll.node.net.transport.framing import FrameReader, decode, frame
+from atoll.node.run import membership_records as records
+from atoll.node.run.banning import DOMAIN as BANS
+from atoll.node.run.banning import Ban, BanList, Bans, SignedBans
+from atoll.node.run.capability import (
     CAPABILITY_DOMAIN,
     CERTIFICATE_DOMAIN,
     Certificate,
     check_certificate,
     recognise,
 )
-from atoll.node.evidence import check, twice
-from atoll.node.invite import PREFIX, inspect_invite, make_invite
-from atoll.node.manifest import DOMAIN as MANIFEST
-from atoll.node.manifest import SignedManifest, decode_signed, parse_manifest, sign_manifest
-from atoll.node.membership import Membership
-from atoll.node.net import announcements, greeting, lane_talk, look, rendezvous
-from atoll.node.net.dht import records as values
-from atoll.node.net.dht import wire as kad
-from atoll.node.net.framing import FrameReader, decode, frame
-from atoll.node.net.lan import mdns
-from atoll.node.net.reach import circuit, natpmp, protobuf, upnp
+from atoll.node.run.evidence import check, twice
+from atoll.node.run.invite import PREFIX, inspect_invite, make_invite
+from atoll.node.run.membership import Membership
 from atoll.node.secure import wire as secure
 from atoll.node.session.naming import parse
 from atoll.node.session.session import MEMBERSHIP, ROUND

@@ -36,7 +36,7 @@ def tree(path: Path) -> ast.Module:
 
 
 def module_name(path: Path) -> str:
-    """`node/net/host.py` → `atoll.node.net.host`."""
+    """`node/net/transport/host.py` → `atoll.node.net.transport.host`."""
     parts = path.with_suffix("").parts
     return ".".join(("atoll", *(parts[:-1] if parts[-1] == "__init__" else parts)))
 

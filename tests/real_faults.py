@@ -31,7 +31,7 @@ from swarm_kit import Peer, Peers, unfold
 from atoll.collectives.errors import AtollError
 from atoll.collectives.swarm import OuterSettings
 from atoll.node.client import NodeClient
-from atoll.node.paths import find_paths
+from atoll.node.home.paths import find_paths
 from atoll.optim.outer import OuterStep
 
 NETWORK = ("blackhole", "reset", "slow", "corrupt")

@@ -50,12 +50,12 @@ from atoll.node.control.parent import watch_parent
 from atoll.node.control.protocol import JoinRequest, RunInfo
 from atoll.node.control.server import ControlServer
 from atoll.node.control.service import ProgressSink, ReduceMemory, ScriptEvents
-from atoll.node.lifecycle import NodeFile, NodeLock
-from atoll.node.paths import Paths, find_paths
-from atoll.node.private_node import ParentLink
+from atoll.node.control.shared_memory import AnchorSlots, SharedBuffer
+from atoll.node.home.lifecycle import NodeFile, NodeLock
+from atoll.node.home.paths import Paths, find_paths
+from atoll.node.home.private_node import ParentLink
 from atoll.node.service.buffers import PooledBuffer
 from atoll.node.session.naming import spec_of
-from atoll.node.shared_memory import AnchorSlots, SharedBuffer
 
 if TYPE_CHECKING:
     from torch import Tensor

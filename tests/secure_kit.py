@@ -10,7 +10,7 @@ from session_table import LAYOUT, LIMIT_S, Peer, Table
 
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.swarm import OuterSettings, RunSettings, SecureSettings
-from atoll.node.evidence import check
+from atoll.node.run.evidence import check
 from atoll.node.secure.wire import PREFIX, Said, decode
 from atoll.node.session import events as ev
 from atoll.node.session.memory_storage import MemoryStorage

@@ -16,16 +16,16 @@ from bad_input_kit import Member, Run, one_round
 from atoll.collectives.errors import NetworkError
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.messages import Envelope, Join, encode
-from atoll.node.capability import genuine
-from atoll.node.membership_records import Beat
-from atoll.node.membership_records import encode as beat
 from atoll.node.net.announcements import announce
-from atoll.node.net.framing import FrameReader, frame
 from atoll.node.net.greeting import PROTOCOL as TOPIC
 from atoll.node.net.greeting import VERSION, GreetingAnswer, GreetingHello, Proof
 from atoll.node.net.network import PeerNetwork
 from atoll.node.net.rendezvous import PROTOCOL as PEERS
 from atoll.node.net.rendezvous import _News
+from atoll.node.net.transport.framing import FrameReader, frame
+from atoll.node.run.capability import genuine
+from atoll.node.run.membership_records import Beat
+from atoll.node.run.membership_records import encode as beat
 from atoll.node.service.run import ASK_MANIFEST
 from atoll.node.session.actions import main_log
 from atoll.node.session.session import MEMBERSHIP, ROUND

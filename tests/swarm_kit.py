@@ -21,10 +21,10 @@ from process.fault_peer import PERIOD, contribution
 
 from atoll.collectives.codecs.codec import get_codec
 from atoll.collectives.reduce import MEAN
-from atoll.node.invite import make_invite
-from atoll.node.lifecycle import read_node_file
+from atoll.node.home.lifecycle import read_node_file
+from atoll.node.home.paths import find_paths
 from atoll.node.manifest import parse_manifest, save_run, sign_manifest
-from atoll.node.paths import find_paths
+from atoll.node.run.invite import make_invite
 from atoll.security.identity import load_or_create
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from swarm_kit import Peer
 
 from atoll.collectives.errors import AtollError
 from atoll.node.client import NodeClient
-from atoll.node.paths import find_paths
+from atoll.node.home.paths import find_paths
 from atoll.node.storage import journal
 from atoll.node.storage.frames import read_frames
 

@@ -29,7 +29,7 @@ from ...security.btard.finished import Finished
 from ...security.btard.messages import CommittedVector, Frame, Vector
 from ...security.btard.trail import Trail
 from ...security.identity import verify
-from ..evidence import removal
+from ..run.evidence import removal
 from ..session import events as ev
 from ..session.beforehand import Beforehand
 from ..session.copies import Copies

@@ -1,13 +1,7 @@
 """The ``atoll`` command. Bottom up:
 
-    errors_catalogue   the page of every error code
-    names              two-word names of peers
-    output             what is said and where; errors on a screen and as JSON
     completing         names of runs and ids of peers, for a shell
     options            options that every command takes, and the kinds of their values
-    alone              what was tried by a node that met nobody, in words
-    reach_views        how the node is reached, in words
-    views, live        documents of the node as text; the view of `join`
     settings           settings in use; whether ./atoll.toml may be among them
     costs              what a run asks of a member
     child, run_script  the training process that `join` starts; running a script of one's own in it
@@ -50,9 +44,9 @@ from typing import Any
 import click
 
 from ...collectives.errors import AtollError
-from ..process_title import hide_invites
+from ..home.output import Terminal, as_json, show_error
+from ..home.process_title import hide_invites
 from .options import shared_options
-from .output import Terminal, as_json, show_error
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": (
@@ -278,7 +272,7 @@ def _usage(terminal: Terminal, error: click.ClickException) -> int:
 
 def _unexpected(terminal: Terminal, error: Exception) -> int:
     if isinstance(error, OSError):
-        from ..paths import storage_error
+        from ..home.paths import storage_error
 
         failure = storage_error(str(error.filename or "the system refused"), error)
         show_error(terminal, failure)

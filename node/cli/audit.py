@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...collectives.errors import AtollError, ConfigError, MisbehaviourError, SecurityError
+from ..home.output import Terminal, bytes_text, current, short_peer
 from .options import RUN, GivenPath, shared_options
-from .output import Terminal, bytes_text, current, short_peer
 
 if TYPE_CHECKING:
-    from ..audit import Audited, AuditSource, ConfigurationChange, LogFork, Proven
-    from ..leaning import Leans
-    from ..recompute import Recomputed
+    from ..records.audit import Audited, AuditSource, ConfigurationChange, LogFork, Proven
+    from ..records.leaning import Leans
+    from ..records.recompute import Recomputed
 
 EVERY = 20_000  # entries between two words of progress
 SHOWN = 8  # changes of the members on a screen
@@ -83,7 +83,7 @@ def audit_command(
     (constancy), or against what the others do. A drift that no round shows looks like this, and so
     does an honest member whose data are unlike all others': nobody is banned for it.
     """
-    from ..audit import audit, proven_bans, write_archive
+    from ..records.audit import audit, proven_bans, write_archive
 
     terminal = current()
     source = _source(terminal, run)
@@ -124,8 +124,8 @@ def audit_command(
 
 
 def _source(terminal: Terminal, run: str) -> AuditSource:
-    from ..audit import of_archive, of_node
     from ..manifest import load_run
+    from ..records.audit import of_archive, of_node
 
     if Path(run).is_file():
         return of_archive(Path(run))
@@ -137,7 +137,7 @@ def _progress(terminal: Terminal) -> Any:
 
 
 def _compare(terminal: Terminal, source: AuditSource, other: Path) -> None:
-    from ..audit import audit, fork, of_archive
+    from ..records.audit import audit, fork, of_archive
 
     theirs = of_archive(other)
     if theirs.signed.run_id != source.signed.run_id:
@@ -169,8 +169,8 @@ def _state(source: AuditSource, reports: list[Audited]) -> list[dict[str, Any]]:
     """For each log with a checkpoint: whether that is the state that the log's next entry was
     decided on.
     """
-    from ..audit import root_before
-    from ..export import verified_checkpoint
+    from ..records.audit import root_before
+    from ..records.export import verified_checkpoint
 
     rows = list[dict[str, Any]]()
     for place, report in zip(source.folders, reports, strict=False):
@@ -246,7 +246,7 @@ def _change(change: ConfigurationChange) -> str:
 def _recompute(
     terminal: Terminal, source: AuditSource, log: str, round_: int, folders: tuple[Path, ...]
 ) -> Recomputed:
-    from ..recompute import recompute
+    from ..records.recompute import recompute
 
     found = recompute(
         source,
@@ -282,7 +282,7 @@ def _again_lines(again: list[Recomputed]) -> list[str]:
 def _leans(
     terminal: Terminal, source: AuditSource, log: str, rounds: int | None, folders: tuple[Path, ...]
 ) -> Leans | None:
-    from ..leaning import leans
+    from ..records.leaning import leans
 
     if rounds is None:
         return None

@@ -11,15 +11,15 @@ import click
 from ...collectives.errors import ConfigError
 from ...collectives.foreign import quoted
 from ...collectives.identifiers import PeerId, RunId
+from ..home.output import Terminal, current, iso_time, short_peer
 from .daemon import running
 from .identity import identity_of
 from .options import PEER, RUN, asking_options, shared_options
-from .output import Terminal, current, iso_time, short_peer
 
 if TYPE_CHECKING:
-    from ..banning import Ban, Bans
-    from ..entrants import Entrant
     from ..manifest import SignedManifest
+    from ..run.banning import Ban, Bans
+    from ..run.entrants import Entrant
 
 _RUN = click.option(
     "--run",
@@ -52,7 +52,7 @@ def ban_command(peer: str, reason: str, revoke_invite: bool, run: str | None, he
     A ban is on a key. Who still holds the invite can come back under a fresh one, until that invite
     is revoked: you are asked.
     """
-    from ..banning import MAX_REASON, Ban
+    from ..run.banning import MAX_REASON, Ban
 
     terminal = current()
     if len(reason) > MAX_REASON:
@@ -87,8 +87,8 @@ def _revoked_too(
     """By which invite ``peer`` came, and whether it is revoked with the ban: on the flag, or on a
     yes. What is to be told of it.
     """
-    from ..capability import capability_name
     from ..manifest import decode_manifest
+    from ..run.capability import capability_name
 
     identity = identity_of(terminal)
     if identity.peer != signed.organiser or here:
@@ -129,7 +129,7 @@ def came_by(terminal: Terminal, run: RunId) -> dict[PeerId, Entrant]:
     """By which invites peers have come, as far as this machine's node has seen it. Raises
     StorageError E303.
     """
-    from ..entrants import Entrants
+    from ..run.entrants import Entrants
 
     entrants = Entrants(terminal.paths.run_dir(run))
     entrants.load()
@@ -244,8 +244,8 @@ def stored_run(terminal: Terminal, run: str | None) -> str:
 
 
 def _lists(terminal: Terminal, run: str | None) -> tuple[SignedManifest, Bans]:
-    from ..banning import Bans
     from ..manifest import load_run
+    from ..run.banning import Bans
 
     signed = load_run(terminal.paths, stored_run(terminal, run))
     bans = Bans(terminal.paths.run_dir(signed.run_id), signed.run_id, signed.organiser)

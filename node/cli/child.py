@@ -15,7 +15,7 @@ from types import FrameType, TracebackType
 from typing import IO, Self
 
 from ...collectives.errors import ConfigError
-from ..ending import GRACE_S, end_signals
+from ..home.ending import GRACE_S, end_signals
 
 
 class ChildCommand:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..paths import Paths
+    from ..home.paths import Paths
 
 MOST = 200  # runs that are looked at
 NODE_S = 0.15  # how long the node may take to answer
@@ -58,7 +58,7 @@ def peers(paths: Paths, begun: str) -> Iterator[tuple[str, str]]:
     """
     from ..client.link import Link
     from ..control import protocol as p
-    from .names import name_of
+    from ..home.names import name_of
 
     link = Link.connect(paths.control_socket, timeout_s=NODE_S)
     try:

@@ -17,15 +17,15 @@ import click
 
 from ...collectives.errors import ConfigError, NetworkError
 from ...collectives.foreign import quoted
-from ..own_data import is_factory
-from ..process_title import hide_invites
-from .output import Terminal, short_peer, span_text
+from ..home.output import Terminal, short_peer, span_text
+from ..home.own_data import is_factory
+from ..home.process_title import hide_invites
 
 if TYPE_CHECKING:
     from ...security.identity import Identity
-    from ..config import NodeConfig
-    from ..invite import Invite
+    from ..home.config import NodeConfig
     from ..manifest import Manifest, SignedManifest
+    from ..run.invite import Invite
     from ..service.preview import Seen
 
 INVITE_VARIABLE = "ATOLL_INVITE"
@@ -86,8 +86,8 @@ def preview(
     NotAdmittedError, NetworkError (E110, E113), ConfigError; click.exceptions.Exit where the owner
     does not want to ask strangers.
     """
-    from ..invite import is_invite, parse_invite
     from ..manifest import list_runs, load_run
+    from ..run.invite import is_invite, parse_invite
 
     if not is_invite(target):
         return None, load_run(terminal.paths, target)
@@ -126,7 +126,7 @@ def _own_key(terminal: Terminal) -> Identity | None:
 
 def _nobody(invite: Invite, seen: Seen) -> NetworkError:
     """Why the run could not be looked at."""
-    from ..net.addresses import at_home
+    from ..net.transport.addresses import at_home
 
     tried = "; ".join(f"{who[-8:]}: {how}" for who, how in seen.tried.items()) or "no address"
     if seen.answered:

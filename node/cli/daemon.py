@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...collectives.errors import NetworkError, SwarmClosedError
-from ..interpreter import PYTHON
-from ..logs import open_log
+from ..home.interpreter import PYTHON
+from ..home.logs import open_log
+from ..home.output import Terminal, current
 from .options import GIVEN, RUN, shared_options
-from .output import Terminal, current
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -142,7 +142,7 @@ def up_command(
 
     Ctrl-C once: it finishes or hands over its round and ends. Twice: it ends now.
     """
-    from ..lifecycle import already_running
+    from ..home.lifecycle import already_running
     from .identity import identity_of
     from .settings import settings_of
 
@@ -252,7 +252,7 @@ def _wait_ready(process: subprocess.Popen[bytes], notes: socket.socket, log: Pat
     """Read notes until READY=1. Raises the error the node names, SwarmClosedError (E161) when it
     says none.
     """
-    from ..notify import MAX_NOTE_BYTES, error_in
+    from ..home.notify import MAX_NOTE_BYTES, error_in
 
     waited_s = 0.0
     while waited_s < READY_S:
@@ -407,7 +407,7 @@ def _wait_gone(pid: int) -> None:
 @shared_options
 def status_command(run: str | None) -> int:
     """Show the node and its runs on one screen. Exit status 3: no node is running."""
-    from .views import status_text
+    from ..views.documents import status_text
 
     terminal = current()
     client = running(terminal)
@@ -432,9 +432,9 @@ def status_command(run: str | None) -> int:
 @shared_options
 def ls_command() -> None:
     """List the runs of this node, also those it is not in at the moment."""
+    from ..home.paths import bytes_in
     from ..manifest import decode_manifest, list_runs
-    from ..paths import bytes_in
-    from .views import runs_table
+    from ..views.documents import runs_table
 
     terminal = current()
     found: dict[str, dict[str, Any]] = {}
@@ -466,8 +466,8 @@ def peers_command(run: str | None, watch: bool) -> None:
 
     RUN: id, its beginning, or name; the only one when left out.
     """
-    from ..quorum import quorum_of
-    from .views import peers_table
+    from ..run.quorum import quorum_of
+    from ..views.documents import peers_table
 
     terminal = current()
     with connect(terminal) as client:
@@ -485,7 +485,7 @@ def peers_command(run: str | None, watch: bool) -> None:
 
 def _say_finished(terminal: Terminal, client: NodeClient, run: str) -> None:
     """One line beside the members of a run that has all its rounds."""
-    from .views import finished_text
+    from ..views.documents import finished_text
 
     run_id = client.find_run(run).run_id
     for entry in client.status().get("runs") or ():

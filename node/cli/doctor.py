@@ -13,10 +13,10 @@ from typing import Any
 import click
 
 from ...collectives.errors import AtollError
+from ..home.output import Terminal, bytes_text, current
+from ..views.reach_views import network_advice, network_error, network_rows
 from .daemon import running
 from .options import shared_options
-from .output import Terminal, bytes_text, current
-from .reach_views import network_advice, network_error, network_rows
 from .reaching import findings, rows_text
 
 LOW_BYTES = 2 << 30

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ..home.output import Terminal, current
 from .options import GIVEN, shared_options
-from .output import Terminal, current
 from .settings import trust_command
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def identity_of(terminal: Terminal) -> Identity:
     """This node's identity, made on first use. Raises SecurityError E210, StorageError."""
     from ...security.identity import load_or_create
-    from ..paths import make_private, storage_error
+    from ..home.paths import make_private, storage_error
 
     file = terminal.paths.identity_file
     make_private(file.parent)
@@ -31,8 +31,8 @@ def identity_of(terminal: Terminal) -> Identity:
 @shared_options
 def init_command() -> None:
     """Make this machine's key and settings; safe to repeat."""
-    from ..paths import write_atomic
-    from .names import name_of
+    from ..home.names import name_of
+    from ..home.paths import write_atomic
     from .settings import settings_of
 
     terminal = current()
@@ -68,7 +68,7 @@ def init_command() -> None:
 @shared_options
 def id_command() -> None:
     """Print this machine's peer id, whose key is made where there is none."""
-    from .names import name_of
+    from ..home.names import name_of
 
     terminal = current()
     fresh = not terminal.paths.identity_file.exists()
@@ -94,7 +94,7 @@ config_command.add_command(trust_command)
 @shared_options
 def show(origin: bool) -> None:
     """Print all settings in use."""
-    from ..config import flat
+    from ..home.config import flat
     from .settings import settings_of
 
     terminal = current()
@@ -120,7 +120,7 @@ def show(origin: bool) -> None:
 @shared_options
 def set_(key: str, value: str) -> None:
     """Set KEY, such as node.port, to VALUE in your config.toml; lists are separated by commas."""
-    from ..config import set_value
+    from ..home.config import set_value
 
     terminal = current()
     stored = set_value(terminal.paths, key, value)

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...collectives.errors import ConfigError, NotAdmittedError
-from ..capability import MOST_USES, ROLES, Role
+from ..home.output import Terminal, current, iso_time, short_peer, span_text
+from ..run.capability import MOST_USES, ROLES, Role
 from .consent import target_of
 from .options import GIVEN, RUN, shared_options
-from .output import Terminal, current, iso_time, short_peer, span_text
 
 if TYPE_CHECKING:
-    from ..invite import Invite
     from ..manifest import SignedManifest
+    from ..run.invite import Invite
 
 _ADDRESS = re.compile(
     r"/(ip4|ip6|dns|dns4|dns6)/[!-.0-~]+/tcp/[0-9]+/p2p/[1-9A-HJ-NP-Za-km-z]+|/dnsaddr/[!-.0-~]+(/p2p/[1-9A-HJ-NP-Za-km-z]+)?"
@@ -62,7 +62,7 @@ def addresses_in_use(
     Raises ConfigError when there is none.
     """
     from ..manifest import decode_manifest
-    from ..net.addresses import at_home
+    from ..net.transport.addresses import at_home
     from .daemon import node_addresses
     from .settings import settings_of
 
@@ -95,9 +95,9 @@ def fresh_invite(
     """An invite to a stored run: the organiser's own, for one ``peer`` only where that is given, or
     a member's from the one she joined with.
     """
-    from ..capability import check_expiry
-    from ..invite import make_invite
-    from ..standing import load_standing
+    from ..run.capability import check_expiry
+    from ..run.invite import make_invite
+    from ..run.standing import load_standing
     from .identity import identity_of
 
     identity = identity_of(terminal)
@@ -225,8 +225,8 @@ def inspect(given: str | None, invite_file: Path | None) -> int:
     Whoever holds an invite enters by it: give it in --invite-file FILE, on stdin (-), or in
     ATOLL_INVITE, where nobody else reads it.
     """
-    from ..capability import capability_name
-    from ..invite import inspect_invite, parse_invite
+    from ..run.capability import capability_name
+    from ..run.invite import inspect_invite, parse_invite
 
     terminal = current()
     invite = target_of(terminal, given, invite_file)
@@ -271,10 +271,10 @@ def revoke(given: str | None, invite_file: Path | None, run: str | None, evict: 
     `atoll invite inspect` and `atoll ban` show it. All certificates under it end with it. Who is a
     member by it stays one while it is there; with --evict it is banned.
     """
-    from ..banning import Ban, Bans
-    from ..capability import capability_id, capability_name
-    from ..invite import inspect_invite, is_invite
     from ..manifest import load_run
+    from ..run.banning import Ban, Bans
+    from ..run.capability import capability_id, capability_name
+    from ..run.invite import inspect_invite, is_invite
     from .bans import came_by, stored_run, tell_node
     from .identity import identity_of
 
@@ -321,7 +321,7 @@ def revoke(given: str | None, invite_file: Path | None, run: str | None, evict: 
 
 def described(invite: Invite) -> dict[str, Any]:
     """The fields of an invite but its secret, for JSON."""
-    from ..capability import capability_name
+    from ..run.capability import capability_name
 
     return {
         "run_id": invite.run_id,

@@ -17,20 +17,20 @@ import click
 from ...collectives.errors import AtollError, ConfigError
 from ..client.speaking import QUIET_VARIABLE
 from ..client.starting import BEGIN_VARIABLE, enter_pressed
-from ..interpreter import PYTHON
-from ..own_data import factory_in, is_factory
+from ..home.interpreter import PYTHON
+from ..home.output import Terminal, as_json, bytes_text, current, span_text
+from ..home.own_data import factory_in, is_factory
 from .consent import INVITE_VARIABLE, agree, describe_run, preview, target_of
 from .daemon import connect, running
 from .options import DATA, GIVEN, RUN, asking_options, shared_options
-from .output import Terminal, as_json, bytes_text, current, span_text
 from .settings import settings_of
 
 if TYPE_CHECKING:
     from ..client.commands import NodeClient
     from ..control.protocol import JoinRequest, RunInfo
-    from ..invite import Invite
     from ..manifest import SignedManifest
-    from .live import RunProgress, TrainingView
+    from ..run.invite import Invite
+    from ..views.live import RunProgress, TrainingView
 
 _AFTER = "atoll.join.after"
 STATUS_S = 0.5  # how often the node is asked
@@ -202,7 +202,7 @@ def _environment(
 def apart(terminal: Terminal, target: str) -> None:
     """From now on this command is about a home of the run's own, with a key of its own, which the
     same run finds again. Raises NotAdmittedError, or ConfigError where ``target`` is no invite."""
-    from ..invite import inspect_invite, is_invite
+    from ..run.invite import inspect_invite, is_invite
 
     if not is_invite(target):
         raise ConfigError(
@@ -219,8 +219,8 @@ def _request(
 ) -> JoinRequest:
     """How to ask the node in: by invite, or with a manifest that is stored here."""
     from ..control.protocol import JoinRequest
+    from ..home.names import name_of
     from .identity import identity_of
-    from .names import name_of
 
     terminal.paths.ensure()
     name = name_of(identity_of(terminal).peer)
@@ -236,8 +236,8 @@ def _node(
     """The running node, or a private one with these limits that ends with this command; and whether
     it is the latter.
     """
-    from ..bandwidth import bytes_per_s
-    from ..hours import hours_of
+    from ..home.bandwidth import bytes_per_s
+    from ..home.hours import hours_of
 
     given = {name: text for name, text in limits.items() if text is not None}
     for name, text in given.items():
@@ -252,7 +252,7 @@ def _node(
         return stack.enter_context(client), False
     from ..client.commands import NodeClient
     from ..client.link import Link
-    from ..private_node import PrivateNode
+    from ..home.private_node import PrivateNode
 
     terminal.say("starting a node for this run (a lasting one: atoll up --background)")
     os.environ.update({f"ATOLL_NODE__{name.upper()}": text for name, text in given.items()})
@@ -294,8 +294,8 @@ def _train(
     """Run the training process and show the run until it ends. ``script``: where it is one of the
     user's own, which may do anything. ``drain``: seconds until all is over after SIGTERM.
     """
+    from ..views.live import RunProgress, TrainingView
     from .child import ChildCommand
-    from .live import RunProgress, TrainingView
 
     progress = RunProgress(info.name, info.settings.rounds, round=info.round)
     started_s = time.monotonic()
@@ -400,8 +400,8 @@ def _ended(
     """Say how it went. ``killed``: the number of the signal that ended the script, where it was
     not this command's; 0: none.
     """
-    from ..export import CHECKPOINT_FOLDER
-    from .views import privacy_text
+    from ..records.export import CHECKPOINT_FOLDER
+    from ..views.documents import privacy_text
 
     rounds = progress.round - info.round
     machine = {

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...collectives.errors import ConfigError
+from ..home.output import Terminal, as_json, current, painted
 from .options import RUN, GivenPath, shared_options
-from .output import Terminal, as_json, current, painted
 
 if TYPE_CHECKING:
     from ..look.source import PictureSource

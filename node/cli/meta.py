@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from ...collectives.errors import ConfigError
-from .errors_catalogue import PAGES, ErrorPage
+from ..home.errors_catalogue import PAGES, ErrorPage
+from ..home.output import current
 from .options import GIVEN, GivenPath, shared_options
-from .output import current
 
 PROTOCOL_VERSION = 1
 
@@ -55,7 +55,7 @@ WATCH_STATUS = 1  # of `atoll watch`, where a verdict stands
 @shared_options
 def explain_command(code: str | None) -> None:
     """Explain an error code, or a verdict's; without one, list them."""
-    from ..verdicts import PAGES as VERDICTS
+    from ..run.verdicts import PAGES as VERDICTS
 
     terminal = current()
     pages = {

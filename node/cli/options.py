@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from .output import Terminal
+from ..home.output import Terminal
 
 F = TypeVar("F", bound=Callable[..., Any])
 _EMPTY = "it is empty. Is a variable of your shell not set?"
@@ -70,7 +70,7 @@ class _Data(click.Path):
         """The path, or the file's absolute path with the name: whoever reads it may run in another
         folder.
         """
-        from ..own_data import is_factory
+        from ..home.own_data import is_factory
 
         if not is_factory(str(value)):
             return super().convert(value, param, ctx)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
+from ..home.output import current
 from .daemon import connect
 from .options import RUN, shared_options
-from .output import current
 
 
 @click.command("pause")

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...collectives.errors import ConfigError
+from ..home.output import Terminal, bytes_text, current, short_peer, span_text
 from ..manifest_presets import AUTO
 from .daemon import connect
 from .options import GIVEN, GivenPath, shared_options
-from .output import Terminal, bytes_text, current, short_peer, span_text
 from .reaching import find_peer
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def _split(row: str) -> list[str]:
 
 
 def _rate(text: str, key: str) -> int:
-    from ..bandwidth import bytes_per_s
+    from ..home.bandwidth import bytes_per_s
 
     if not (rate := bytes_per_s(text, key)):
         raise ConfigError(f"{key} is empty", key=key, hint=f"For example --{key} {DEFAULT_RATE}")

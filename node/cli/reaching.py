@@ -15,12 +15,12 @@ from typing import Any
 import click
 
 from ...collectives.errors import ConfigError
-from ..interpreter import PYTHON
-from .alone import alone
+from ..home.interpreter import PYTHON
+from ..home.output import Terminal, current, error_object, short_peer, show_error
+from ..views.alone import alone
+from ..views.reach_views import flow_row, network_advice, network_error, network_rows, outcome
 from .daemon import connect
 from .options import GIVEN, PEER, shared_options
-from .output import Terminal, current, error_object, short_peer, show_error
-from .reach_views import flow_row, network_advice, network_error, network_rows, outcome
 
 PAUSE_S = 1.0
 UDP = ("ok", "udp", "not needed: peers speak TCP, so a network that blocks UDP changes nothing")
@@ -124,7 +124,7 @@ def find_peer(status: dict[str, Any], named: str) -> str:
     """The id of a peer named by its id, the end of it, or its two-word name, among those that the
     node knows. Raises ConfigError.
     """
-    from .names import name_of
+    from ..home.names import name_of
 
     network: dict[str, Any] = status.get("network") or {}
     known = {*(network.get("connected") or ()), *(network.get("bootstrap") or {})}

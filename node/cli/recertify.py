@@ -8,9 +8,9 @@ import click
 
 from ...collectives.errors import ConfigError
 from ...collectives.identifiers import PeerId
+from ..home.output import Terminal, current, short_peer
 from .daemon import connect
 from .options import PEER, RUN, asking_options, shared_options
-from .output import Terminal, current, short_peer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

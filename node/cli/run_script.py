@@ -15,8 +15,8 @@ import sys
 
 from ...collectives.errors import AtollError
 from ..client.speaking import print_traceback
-from ..ending import interrupt_when_stdin_ends
-from .output import Terminal, show_error
+from ..home.ending import interrupt_when_stdin_ends
+from ..home.output import Terminal, show_error
 
 
 def main() -> int:

@@ -8,11 +8,11 @@ from pathlib import Path
 import click
 
 from ...collectives.errors import ConfigError, StateError
+from ..home.output import bytes_text, current
 from .costs import describe, describe_lines, explain_rule
 from .identity import identity_of
 from .invites import addresses_in_use, check_addresses, duration_s, fresh_invite
 from .options import GIVEN, RUN, GivenPath, asking_options, shared_options
-from .output import bytes_text, current
 from .templates import TEMPLATES
 
 PRIVACY_FILE = "privacy"
@@ -178,8 +178,8 @@ def new_command(
     --from: the run begins with that model, not with the parameters that the organiser's script, or
     the manifest's seed, would give it.
     """
-    from ..export import keep_start
     from ..manifest import list_runs, load_manifest, save_run, sign_manifest
+    from ..records.export import keep_start
 
     terminal = current()
     if example:
@@ -245,8 +245,8 @@ def export_command(run: str, folder: Path, force: bool) -> None:
     RUN is an id, its beginning, or a name. Written: model.safetensors, config.json, atoll.json.
     """
     from ...collectives.swarm import MOST_REPLAYED
-    from ..export import export_run
     from ..manifest import load_run
+    from ..records.export import export_run
 
     terminal = current()
     signed = load_run(terminal.paths, run)
@@ -282,8 +282,8 @@ def rm_command(run: str) -> int:
     RUN is an id, its beginning, or a name. Leave it first: atoll leave RUN. What a site has spent
     of its privacy stays, so that it still counts if the site joins again.
     """
+    from ..home.paths import storage_error
     from ..manifest import load_run
-    from ..paths import storage_error
     from .daemon import running
 
     terminal = current()

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...collectives.errors import ConfigError, StateError
-from ..interpreter import PYTHON
-from ..paths import storage_error, write_atomic
+from ..home.interpreter import PYTHON
+from ..home.output import Terminal, current
+from ..home.paths import storage_error, write_atomic
 from .consent import INVITE_VARIABLE
 from .options import DATA, GIVEN, RUN, shared_options
-from .output import Terminal, current
 
 if TYPE_CHECKING:
-    from ..units import Service
+    from ..home.units import Service
 
 NOT_RUNNING = 3
 MANAGER_S = 120.0  # a node that starts on a slow disk says late that it is ready
@@ -68,7 +68,7 @@ def install_command(
     First the node:  atoll service install   Then, for each run:  atoll service install --join RUN
     A run that this machine is not in yet is joined once by hand: you are asked, a service is not.
     """
-    from ..units import launchd, systemd
+    from ..home.units import launchd, systemd
 
     terminal = current()
     if (script or data) and run is None:
@@ -158,7 +158,7 @@ def remove_command(system: bool, run: str | None) -> None:
 def _service_of(
     terminal: Terminal, run: str | None, script: Path | None, data: str | None
 ) -> Service:
-    from ..units import NODE, Service
+    from ..home.units import NODE, Service
     from .settings import settings_of
 
     drain_s = settings_of(terminal).config.node.drain_s

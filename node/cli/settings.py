@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...collectives.errors import ConfigError
+from ..home.output import Terminal, current
 from .options import asking_options, shared_options
-from .output import Terminal, current
 
 if TYPE_CHECKING:
-    from ..config import Loaded
-    from ..local_settings import LocalSettings
+    from ..home.config import Loaded
+    from ..home.local_settings import LocalSettings
 
 
 def settings_of(
@@ -26,7 +26,7 @@ def settings_of(
     that: it was given for what the command says it does.
 
     Raises ConfigError, StorageError."""
-    from ..config import load_config
+    from ..home.config import load_config
 
     if ask and terminal.interactive and not terminal.yes:
         _ask(terminal)
@@ -37,7 +37,7 @@ def settings_of(
 
 
 def _ask(terminal: Terminal) -> None:
-    from ..local_settings import local_settings, trust
+    from ..home.local_settings import local_settings, trust
 
     found = local_settings(terminal.paths, terminal.environ, named=terminal.config)
     if found is None or found.trusted:
@@ -52,8 +52,8 @@ def _described(found: LocalSettings) -> list[str]:
     """What a settings file would set, one entry a line, with control characters escaped."""
     from pathlib import Path
 
-    from ..config import entries
-    from ..own_data import KEY
+    from ..home.config import entries
+    from ..home.own_data import KEY
 
     lines = [f"{str(found.path)!r} would set for this machine:"]
     for table, rows in entries(found.text, found.path).items():
@@ -71,7 +71,7 @@ def _described(found: LocalSettings) -> list[str]:
 @shared_options
 def trust_command(file: str | None) -> int:
     """Let atoll.toml of this folder, or FILE, set what it says, until its contents change."""
-    from ..local_settings import LOCAL_FILE, local_settings, trust
+    from ..home.local_settings import LOCAL_FILE, local_settings, trust
 
     terminal = current()
     found = local_settings(terminal.paths, terminal.environ, named=file or LOCAL_FILE)

@@ -15,9 +15,9 @@ import click
 from msgspec import structs
 
 from ...collectives.errors import ConfigError, StorageError
+from ..home.output import Terminal, bytes_text, current
 from ..manifest_methods import READS, fading_of
 from .options import GIVEN, GivenPath, shared_options
-from .output import Terminal, bytes_text, current
 from .simulating_btard import attacked, plays
 
 if TYPE_CHECKING:

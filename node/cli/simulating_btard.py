@@ -11,8 +11,8 @@ from ...collectives.errors import ConfigError
 
 if TYPE_CHECKING:
     from ...security.btard.simulation import BtardOptions, BtardSwarm
+    from ..home.output import Terminal
     from ..manifest import Manifest
-    from .output import Terminal
 
 STEPS = 200  # unless --rounds or the manifest says how many
 NOT_WITH = ("methods", "task", "shards", "trace", "asked", "seconds", "personal", "out")

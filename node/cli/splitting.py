@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...collectives.errors import ConfigError
+from ..home.output import Terminal, current, short_peer
 from .options import RUN, GivenPath, shared_options
-from .output import Terminal, current, short_peer
 
 if TYPE_CHECKING:
     from ..manifest import Manifest
-    from ..splitting import Split
+    from ..records.splitting import Split
 
 MODEL = "model"  # folder of the exported model below --out
 
@@ -57,9 +57,9 @@ def split_command(
     --out: DIR/NAME-1.toml and so on, each for a run that only members of that cluster may enter,
     and DIR/model. One of the members begins it: atoll new DIR/NAME-1.toml --from DIR/model
     """
-    from ..audit import audit, of_node
     from ..manifest import load_run
-    from ..splitting import check_split, manifests, split
+    from ..records.audit import audit, of_node
+    from ..records.splitting import check_split, manifests, split
 
     terminal = current()
     signed = load_run(terminal.paths, run)
@@ -94,11 +94,11 @@ def split_command(
 
 
 def _write(terminal: Terminal, run: str, parent: Manifest, found: Split, out: Path) -> list[Path]:
-    from ..export import export_run
+    from ..home.paths import storage_error
     from ..manifest import load_run, parse_manifest
     from ..manifest_form import as_toml
-    from ..paths import storage_error
-    from ..splitting import manifests
+    from ..records.export import export_run
+    from ..records.splitting import manifests
 
     export_run(terminal.paths, load_run(terminal.paths, run), out / MODEL, force=True)
     files = list[Path]()

@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from ...collectives.foreign import escaped
+from ..home.output import Terminal, as_json, current, short_peer, span_text
 from .happenings import LOOK_S
 from .options import RUN, shared_options
-from .output import Terminal, as_json, current, short_peer, span_text
 
 HOLDS = 1
 """Exit status where a verdict stands."""
@@ -27,9 +27,9 @@ def watch_command(run: str, follow: bool) -> int:
     From the run's events alone, so it works without a node, too. What each verdict means: atoll
     explain V01 to V09. To have a command run for each: atoll config set notify.command COMMAND.
     """
-    from .. import diary
     from ..manifest import load_run
-    from ..verdicts import Verdicts
+    from ..run import diary
+    from ..run.verdicts import Verdicts
 
     terminal = current()
     folder = terminal.paths.run_dir(load_run(terminal.paths, run).run_id)
@@ -51,7 +51,7 @@ def watch_command(run: str, follow: bool) -> int:
 
 
 def _follow(terminal: Terminal, folder: Any, verdicts: Any) -> None:
-    from .. import diary
+    from ..run import diary
 
     def wait() -> None:
         for change in verdicts.look(time.time()):
@@ -71,7 +71,7 @@ def _say(terminal: Terminal, verdict: Any, how: str) -> None:
 
 
 def _line(verdict: Any, how: str) -> str:
-    from ..verdicts import PAGES
+    from ..run.verdicts import PAGES
 
     of = f" {short_peer(verdict.subject)}" if verdict.subject else ""
     ago = f"for {span_text(time.time() - verdict.since)}" if how == "since" else how

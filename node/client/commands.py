@@ -8,7 +8,7 @@ from typing import Any
 
 from ...collectives.identifiers import PeerId
 from ..control import protocol as p
-from ..paths import Paths
+from ..home.paths import Paths
 from .find import connect_running
 from .link import Link
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...collectives.errors import NetworkError
-from ..lifecycle import already_running, read_node_file
-from ..paths import Paths, find_paths
-from ..private_node import PrivateNode
+from ..home.lifecycle import already_running, read_node_file
+from ..home.paths import Paths, find_paths
+from ..home.private_node import PrivateNode
 from .link import HELLO_S, NOT_RUNNING, Link
 
 # a daemon that was there may be restarted by its supervisor before a private node takes its home

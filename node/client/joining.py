@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..control.protocol import JoinRequest
-from ..invite import is_invite
-from ..process_title import hide_invites
+from ..home.process_title import hide_invites
+from ..run.invite import is_invite
 from .find import Dial
 from .reattach import RunEntry
 from .speaking import end_in_words, speak

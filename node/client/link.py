@@ -28,8 +28,8 @@ from ...collectives.errors import (
 )
 from ..control import protocol as p
 from ..control.address import check_folder, check_peer
-from ..control.failures import error_of
-from ..lifecycle import close_in_children
+from ..home.failures import error_of
+from ..home.lifecycle import close_in_children
 from .eager import eager
 
 HELLO_S = 10.0

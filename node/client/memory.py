@@ -15,7 +15,14 @@ from blake3 import blake3
 
 from ...collectives.errors import LocalProtocolError
 from ..control.protocol import opened_fds
-from ..shared_memory import SLOTS, AnchorSlot, ReadOnlyFloats, WritableFloats, map_bytes, received
+from ..control.shared_memory import (
+    SLOTS,
+    AnchorSlot,
+    ReadOnlyFloats,
+    WritableFloats,
+    map_bytes,
+    received,
+)
 from .eager import eager
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from ...collectives.errors import AtollError, LocalProtocolError
 from ...collectives.identifiers import PeerId
 from ...collectives.swarm import Outcome
-from ..shared_memory import received
+from ..control.shared_memory import received
 from .eager import eager
 from .link import PendingAnswer
 from .memory import copy_range

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..paths import storage_error, write_atomic
+from ..home.paths import storage_error, write_atomic
 
 NAME = "site"
 

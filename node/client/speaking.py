@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import TextIO
 
 from ...collectives.errors import AtollError
-from ..logs import OneLine
+from ..home.logs import OneLine
 
 QUIET_VARIABLE = "ATOLL_QUIET"
 
@@ -71,7 +71,7 @@ def _ended(kind: type[BaseException], error: BaseException, trace: TracebackType
     if not isinstance(error, AtollError):
         print_traceback(error)
         return
-    from ..cli.output import Terminal, show_error  # the page of a code; nothing else needs it
+    from ..home.output import Terminal, show_error  # the page of a code; nothing else needs it
 
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     frames = [f for f in traceback.extract_tb(trace) if f.filename == script]

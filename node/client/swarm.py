@@ -44,7 +44,7 @@ from ...collectives.layout import Layout, cut
 from ...collectives.plain import DEVICES, flat_of, placed
 from ...collectives.swarm import Call, Outcome, PeerView, Tally, sample_count
 from ..control import protocol as p
-from ..shared_memory import AnchorSlot, received
+from ..control.shared_memory import AnchorSlot, received
 from .eager import eager
 from .link import Link, closed
 from .manners import Manners

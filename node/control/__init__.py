@@ -1,6 +1,6 @@
 """The control socket: how scripts and the command line talk to the node of this machine.
 
-* failures     errors as messages
+* shared_memory  contribution and anchor, between node and script
 * frames       bytes to messages, sans I/O
 * protocol     messages, and their frames; shared by both sides
 * service      what the node implements and the server calls

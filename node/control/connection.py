@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 import trio
 
 from ...collectives.errors import AtollError, LocalProtocolError, RemoteProtocolError
+from ..home.failures import failure
 from . import protocol as p
 from .address import check_peer, peer_pid
-from .failures import failure
 from .requests import ConnectionRequests
 from .service import NodeService
 

@@ -11,7 +11,7 @@ import os
 
 import trio
 
-from ..private_node import ParentLink
+from ..home.private_node import ParentLink
 
 POLL_S = 0.25
 GONE_S = 0.5

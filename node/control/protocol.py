@@ -25,9 +25,9 @@ from ...collectives.group import MAX_MEMBERS, NO_READING, Cid, Peer, Reading
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import MAX_FRAGMENTS, Layout
 from ...collectives.swarm import Call, Outcome, PeerView, RunSettings, Spent, Tally
-from ..shared_memory import SLOTS
-from .failures import Failure, Id
+from ..home.failures import Failure, Id
 from .frames import LENGTH, MAX_FRAME_BYTES, Frames
+from .shared_memory import SLOTS
 
 VERSION = 1
 REDUCE_FDS = 1

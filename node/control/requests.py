@@ -12,8 +12,8 @@ from typing import Any
 
 from ...collectives.errors import AtollError, ConfigError, LocalProtocolError, VersionMismatchError
 from ...collectives.swarm import Outcome
+from ..home.failures import failure
 from . import protocol as p
-from .failures import failure
 from .service import NodeService, NumberedBuffer, ScriptSession
 
 Post = Callable[[p.Answer, Sequence[int]], None]

@@ -13,7 +13,7 @@ import trio
 
 from ...collectives.errors import StorageError
 from ...collectives.telemetry import Event, emit
-from ..lifecycle import remove_stale_socket
+from ..home.lifecycle import remove_stale_socket
 from .connection import Connection, Defect
 from .service import NodeService
 

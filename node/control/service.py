@@ -20,8 +20,8 @@ from ...collectives.group import NO_READING, Reading
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
 from ...collectives.swarm import Call, Outcome, PeerView, Spent, Tally
-from ..shared_memory import AnchorSlots, SharedBuffer
 from .protocol import JoinRequest, RunInfo
+from .shared_memory import AnchorSlots, SharedBuffer
 
 ProgressSink = Callable[[str, int, int], None]
 """(stage, done, total): told to the waiting client; never blocks. total 0 = unknown."""

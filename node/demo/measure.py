@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from ...collectives.identifiers import PeerId
-from ..ending import interrupt_when_stdin_ends
+from ..home.ending import interrupt_when_stdin_ends
 
 STEP_EVERY = 10
 EVALUATE_EVERY = 100  # steps of one machine alone: as often as peers write anchors

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ..ending import end_signals
-from ..paths import write_atomic
+from ..home.ending import end_signals
+from ..home.paths import write_atomic
 from . import DemoOptions
 from .board import Board
 from .director import Cast, Director

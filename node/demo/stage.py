@@ -17,9 +17,9 @@ from blake3 import blake3
 from ...collectives.errors import AtollError, ConfigError
 from ..client.commands import NodeClient
 from ..control.protocol import JoinRequest
-from ..interpreter import PYTHON
+from ..home.interpreter import PYTHON
+from ..home.paths import find_paths, storage_error
 from ..manifest import load_run
-from ..paths import find_paths, storage_error
 from .processes import DemoProcess, Inbox
 
 SYNC_EVERY = 20

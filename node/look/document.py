@@ -10,10 +10,10 @@ from itertools import islice
 from typing import Any
 
 from ...collectives.foreign import escaped
-from ..cli.names import name_of
-from ..cli.reach_views import reach_text
-from ..cli.views import path_text, run_state, too_few
-from ..quorum import no_quorum
+from ..home.names import name_of
+from ..run.quorum import no_quorum
+from ..views.documents import path_text, run_state, too_few
+from ..views.reach_views import reach_text
 from .view import CodedTrouble, Curve, PeerPicture, RoundPicture, RunPicture
 
 SCHEMA = 1

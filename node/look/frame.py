@@ -13,8 +13,8 @@ from typing import Any
 from rich.cells import cell_len, set_cell_size
 
 from ...collectives.foreign import escaped
-from ..cli.live import sparkline
-from ..cli.output import bytes_text, count_text, span_text
+from ..home.output import bytes_text, count_text, span_text
+from ..views.live import sparkline
 
 LEAST_WIDTH, LEAST_HEIGHT = 44, 10
 NAME, PATH, RTT, STATE = 17, 9, 7, 9  # columns of a member, before its strip of rounds

@@ -14,11 +14,11 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from ...collectives.errors import AtollError, ConfigError
-from .. import diary
-from ..cli.happenings import QUIET, Words
 from ..client.commands import NodeClient
+from ..home.paths import Paths
 from ..manifest import Manifest, SignedManifest
-from ..paths import Paths
+from ..run import diary
+from ..views.event_words import QUIET, Words
 from .allowed import allowed_of
 from .view import About, Event, RunPicture
 

@@ -1,30 +1,16 @@
 """The peer-to-peer network of a node, on libp2p and trio. Only the node process imports it. Lowest
 first:
 
-addresses      network addresses as text: parse, validate, list our own
-packed         addresses as the bytes of libp2p's messages
+transport/     addresses, the libp2p host, streams, sockets of lanes: what the others stand on
 lean           libp2p without the native libraries that a node does not use
-liveness       whether the other end of a connection is still there
 echoes         whether a peer reads what we say to it
-peer_stream    a libp2p stream behind a small surface
-door           who may stay where there is no room for all who come
-workarounds    everything we do against faults of py-libp2p
-dialling       connections made otherwise than by libp2p: from the listen port, through relays, at
-               the same moment
-host           the libp2p host behind a small surface
 look           a run's manifest, shown before one is in it
-framing        frames on a byte stream: u32 length, payload, hard limits
-peerbook       who is where; the cache file that spares a restart the bootstrap
-faults         what peers do wrong, and who is shut out for it
-backoff        retry delays that grow, with jitter
-dnsaddr        names in addresses, and names that stand for peers
 reach/         where we can be dialled; relays and hole punching where we cannot
 lan/           peers in the same house, by multicast DNS
 dht/           the private Kademlia: records, store, server, query engine without I/O, its driver
 bootstrap      finding the first peers, for as long as it takes
 announcements  signed announcements of members, and the registry of them
 rendezvous     the members of a run, known to all of them
-lane_sockets   the TCP side of lanes and wires: listener, dial, hello
 wires          connections for control messages, in place of libp2p streams
 greeting       what is said when a message stream opens
 outbox         what waits for one peer, and the stream or wire it goes out on

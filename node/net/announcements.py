@@ -24,8 +24,8 @@ from ...collectives.errors import RemoteProtocolError
 from ...collectives.foreign import PLAIN
 from ...collectives.identifiers import PeerId, RunId
 from ...security.identity import SIGNATURE_BYTES, Identity, verify
-from ..capability import MAX_CERTIFICATE_BYTES, invite_of, recognise
-from .addresses import MAX_ADDRESS_CHARS, MAX_ADDRESSES, usable
+from ..run.capability import MAX_CERTIFICATE_BYTES, invite_of, recognise
+from .transport.addresses import MAX_ADDRESS_CHARS, MAX_ADDRESSES, usable
 
 DOMAIN = "atoll/announce/2"
 LIFE_S = 120.0

@@ -14,7 +14,7 @@ import trio
 
 from ...collectives.errors import NetworkError
 from ...collectives.identifiers import PeerId
-from .backoff import Backoff
+from .transport.backoff import Backoff
 
 FIRST_S = 0.05
 EAGER_MAX_S = 0.4

@@ -8,7 +8,7 @@ import socket
 import trio
 
 from ...collectives.errors import PeerLostError
-from .host import PeerStream
+from .transport.host import PeerStream
 
 PIECE_BYTES = 65_536
 LINGER_S = 5.0

@@ -19,10 +19,10 @@ import trio
 
 from ...collectives.errors import PeerLostError
 from ...collectives.foreign import PLAIN
-from .addresses import MAX_ADDRESS_CHARS, MAX_ADDRESSES
-from .framing import FrameReader, decode, frame
-from .host import PeerStream
 from .through.vouchers import VOUCHER_BYTES
+from .transport.addresses import MAX_ADDRESS_CHARS, MAX_ADDRESSES
+from .transport.framing import FrameReader, decode, frame
+from .transport.host import PeerStream
 
 SECRET_BYTES = 32
 ANSWER_S = 5.0

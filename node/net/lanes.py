@@ -26,10 +26,7 @@ import trio
 from ...collectives.errors import NetworkError, NotAdmittedError, RemoteProtocolError
 from ...collectives.foreign import quoted
 from ...collectives.identifiers import PeerId
-from .backoff import Backoff
 from .bridge import bridge
-from .faults import Faults
-from .host import Host, PeerStream
 from .lane_talk import (
     ANSWER_S,
     MAX_LANES,
@@ -45,6 +42,9 @@ from .lane_talk import (
     Terms,
 )
 from .retry import Retry
+from .transport.backoff import Backoff
+from .transport.faults import Faults
+from .transport.host import Host, PeerStream
 from .ways import Follower, Made, Ways
 
 PROTOCOL = "/atoll/lane/1"

@@ -26,11 +26,11 @@ from ...collectives.errors import (
 from ...collectives.foreign import PLAIN
 from ...collectives.identifiers import PeerId, RunId
 from ...security.identity import SIGNATURE_BYTES, Identity, verify
-from .door import Door, machine_of
-from .faults import Faults
-from .framing import FrameReader, decode, frame
-from .host import Host, PeerStream
 from .reach.autonat import Window
+from .transport.door import Door, machine_of
+from .transport.faults import Faults
+from .transport.framing import FrameReader, decode, frame
+from .transport.host import Host, PeerStream
 
 PROTOCOL = "/atoll/look/1"
 DOMAIN = "atoll/look/1"

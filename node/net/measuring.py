@@ -17,9 +17,9 @@ import trio
 
 from ...collectives.errors import NetworkError, PeerLostError
 from ...collectives.identifiers import PeerId
-from .host import Host
-from .peer_stream import PeerStream
 from .reach.autonat import Window
+from .transport.host import Host
+from .transport.peer_stream import PeerStream
 
 PROTOCOL = "/atoll/measure/1"
 CLOCK, UP, DOWN = b"c", b"u", b"d"

@@ -14,8 +14,23 @@ import trio
 from ...collectives.errors import NetworkError, RemoteProtocolError
 from ...collectives.identifiers import PeerId, RunId
 from ...security.identity import Identity
-from . import dnsaddr
-from .addresses import (
+from .announcements import AnnouncedRun, Announcement
+from .bootstrap import Bootstrap
+from .dht.node import Dht
+from .dht.records import run_key
+from .greeting import VERSION, Topic
+from .lan.discovery import LanDiscovery
+from .lanes import Lanes, OnLane
+from .look import Look, LookAnswer, Looks, ask
+from .measuring import Measuring
+from .reach.reach import Reachability, ReachSettings, known_to_dial
+from .rendezvous import Rendezvous
+from .streams import TopicStreams
+from .through.meeting import OBSERVERS
+from .through.relaying import Helpers, LaneRelay
+from .through.vouchers import Limits
+from .transport import dnsaddr
+from .transport.addresses import (
     check_announce,
     check_listen,
     host_and_port,
@@ -23,26 +38,11 @@ from .addresses import (
     split_peer,
     without_peer,
 )
-from .announcements import AnnouncedRun, Announcement
-from .backoff import Backoff
-from .bootstrap import Bootstrap
-from .dht.node import Dht
-from .dht.records import run_key
-from .faults import Faults
-from .greeting import VERSION, Topic
-from .host import Host
-from .lan.discovery import LanDiscovery
-from .lane_sockets import LaneListener, refuses
-from .lanes import Lanes, OnLane
-from .look import Look, LookAnswer, Looks, ask
-from .measuring import Measuring
-from .peerbook import PeerBook, save_cache
-from .reach.reach import Reachability, ReachSettings, known_to_dial
-from .rendezvous import Rendezvous
-from .streams import TopicStreams
-from .through.meeting import OBSERVERS
-from .through.relaying import Helpers, LaneRelay
-from .through.vouchers import Limits
+from .transport.backoff import Backoff
+from .transport.faults import Faults
+from .transport.host import Host
+from .transport.lane_sockets import LaneListener, refuses
+from .transport.peerbook import PeerBook, save_cache
 from .ways import Ways
 
 SAVE_S = 1.0

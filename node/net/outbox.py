@@ -16,10 +16,7 @@ from ...collectives.errors import AtollError, NetworkError, PeerLostError, Remot
 from ...collectives.foreign import escaped
 from ...collectives.identifiers import PeerId
 from ...collectives.record_layer import SECRET_BYTES
-from .backoff import Backoff
 from .echoes import Echoes
-from .faults import Faults
-from .framing import FrameReader, decode, frame
 from .greeting import (
     HELLO_S,
     MAX_ANSWER_BYTES,
@@ -37,8 +34,11 @@ from .greeting import (
     answer_decoder,
     transcript,
 )
-from .host import Host, PeerStream
-from .lane_sockets import MayDial, dial
+from .transport.backoff import Backoff
+from .transport.faults import Faults
+from .transport.framing import FrameReader, decode, frame
+from .transport.host import Host, PeerStream
+from .transport.lane_sockets import MayDial, dial
 from .wires import Wire, WireOffer
 
 QUEUE_MESSAGES = 1024

@@ -32,10 +32,10 @@ from .announcements import (
     Registry,
     announce,
 )
-from .backoff import Backoff
-from .faults import Faults
-from .framing import FrameReader, decode, frame
-from .host import Host, NotSpokenError, PeerStream
+from .transport.backoff import Backoff
+from .transport.faults import Faults
+from .transport.framing import FrameReader, decode, frame
+from .transport.host import Host, NotSpokenError, PeerStream
 
 PROTOCOL = "/atoll/peers/1"
 MEMBER_STREAMS = 2

@@ -24,9 +24,6 @@ import trio
 from ...collectives.errors import AtollError, LocalProtocolError, PeerLostError, RemoteProtocolError
 from ...collectives.identifiers import PeerId
 from ...collectives.record_layer import SECRET_BYTES
-from .addresses import MAX_ADDRESSES
-from .faults import Faults
-from .framing import MAX_FRAME_BYTES, FrameReader, decode, frame
 from .greeting import (
     MAX_HELLO_BYTES,
     MAX_PROOF_BYTES,
@@ -48,9 +45,12 @@ from .greeting import (
     proof_decoder,
     transcript,
 )
-from .host import Host, PeerStream
-from .lane_sockets import TOKEN_BYTES, LaneListener, MayDial
 from .outbox import TopicOutbox
+from .transport.addresses import MAX_ADDRESSES
+from .transport.faults import Faults
+from .transport.framing import MAX_FRAME_BYTES, FrameReader, decode, frame
+from .transport.host import Host, PeerStream
+from .transport.lane_sockets import TOKEN_BYTES, LaneListener, MayDial
 from .wires import Wire, WireOffer
 
 STREAMS_PER_PEER = 32

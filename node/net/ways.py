@@ -22,20 +22,6 @@ import trio
 
 from ...collectives.errors import NetworkError, PeerUnreachableError, RemoteProtocolError
 from ...collectives.identifiers import PeerId
-from .addresses import MAX_ADDRESSES, has_public, host_of, usable
-from .host import Host
-from .lane_sockets import (
-    DIAL_S,
-    HELLO_S,
-    Expected,
-    LaneListener,
-    MayDial,
-    be_greeted,
-    detach,
-    dial,
-    hello,
-    path_of,
-)
 from .lane_talk import (
     ANSWER_S,
     Bridge,
@@ -53,6 +39,20 @@ from .through.meeting import Spot
 from .through.observing import ASK_S
 from .through.punch import GUESSES, PUNCH_S, Punch, guesses, targets
 from .through.relaying import Helpers, show
+from .transport.addresses import MAX_ADDRESSES, has_public, host_of, usable
+from .transport.host import Host
+from .transport.lane_sockets import (
+    DIAL_S,
+    HELLO_S,
+    Expected,
+    LaneListener,
+    MayDial,
+    be_greeted,
+    detach,
+    dial,
+    hello,
+    path_of,
+)
 
 LOOK_S = 0.1
 """A dial on the same network has so long, however fast observers answer."""

@@ -26,8 +26,8 @@ from ...collectives.errors import PeerLostError, RemoteProtocolError
 from ...collectives.foreign import PLAIN
 from ...collectives.identifiers import PeerId
 from ...collectives.record_layer import SECRET_BYTES, TAG_BYTES, Opener, Sealer, derive_lane_keys
-from .addresses import MAX_ADDRESS_CHARS, MAX_ADDRESSES
-from .lane_sockets import TOKEN_BYTES
+from .transport.addresses import MAX_ADDRESS_CHARS, MAX_ADDRESSES
+from .transport.lane_sockets import TOKEN_BYTES
 
 PIECE_BYTES = 65_536
 _LENGTH = struct.Struct(">I")

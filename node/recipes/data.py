@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...collectives.errors import ConfigError
 from ...collectives.identifiers import PeerId
-from ..own_data import KEY, is_factory, site_data
+from ..home.own_data import KEY, is_factory, site_data
 
 BUILTIN = "builtin:stdlib-text"
 # English first; with it three peers beat one machine by most at equal steps (0.90 of its loss)

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ...collectives.errors import ConfigError
 from ...optim.federated.simulation import Task
+from ..home.own_data import made_in_file
 from ..manifest import Manifest
 from ..manifest_gpt import gpt_config
-from ..own_data import made_in_file
 from .data import BUILTIN, load_corpus
 from .gpt import build
 

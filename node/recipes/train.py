@@ -26,11 +26,11 @@ from safetensors.torch import save_file
 from ...collectives.errors import AtollError, ConfigError
 from ...collectives.swarm import Outcome, Swarm
 from ...optim import Attachment, attach
-from ..cli.output import Terminal, show_error
-from ..ending import interrupt_when_stdin_ends
+from ..home.ending import interrupt_when_stdin_ends
+from ..home.output import Terminal, show_error
+from ..home.own_data import factory_of
+from ..home.paths import find_paths
 from ..manifest import Manifest, gpt_config, load_run
-from ..own_data import factory_of
-from ..paths import find_paths
 from .data import BUILTIN, Corpus, load_corpus, peer_generator
 from .gpt import GPT, build
 from .loop import evaluate, make_optimizer, train_step

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ...collectives.identifiers import PeerId
-from ..net.backoff import Backoff
+from ..net.transport.backoff import Backoff
 
 AT_ONCE = 3
 FIRST_S, LONGEST_S = 0.25, 4.0

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from ...collectives.errors import ConfigError, StorageError
 from ...collectives.identifiers import PeerId
 from ...security.identity import verify
-from ..banning import Ban, Bans, banned
-from ..evidence import DOMAIN, accused, check
+from ..run.banning import Ban, Bans, banned
+from ..run.evidence import DOMAIN, accused, check
 from .view import RunView
 
 if TYPE_CHECKING:

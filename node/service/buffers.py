@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..shared_memory import SharedBuffer
+from ..control.shared_memory import SharedBuffer
 
 MAX_FREE, MAX_FREE_BYTES = 4, 256 << 20  # buffers and bytes kept for the next taker
 _numbers = itertools.count(1)

@@ -12,10 +12,10 @@ import trio
 from ...collectives.engine import EngineThread
 from ...collectives.identifiers import PeerId, RunId
 from ...security.identity import Identity
-from ..hours import Hours
+from ..home.hours import Hours
+from ..home.paths import Paths
 from ..net.network import PeerNetwork
-from ..paths import Paths
-from ..verdicts import VerdictChange
+from ..run.verdicts import VerdictChange
 from .buffers import BufferPool
 from .judging import Notifier
 from .lanes import LaneKeeper

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..paths import bytes_in
+from ..home.paths import bytes_in
 
 AGAIN_S = 60.0
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import trio
 
-from ..verdicts import PAGES, VerdictChange, Verdicts
+from ..run.verdicts import PAGES, VerdictChange, Verdicts
 
 log = logging.getLogger("atoll")
 COMMAND_S = 30.0

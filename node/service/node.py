@@ -21,22 +21,16 @@ from ...collectives.errors import (
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
 from ...security.identity import Identity
-from ..clocks import wrong_clock
 from ..control.service import JoinRequest, ProgressSink, RunInfo, ScriptEvents
-from ..invite import parse_invite
+from ..home.paths import Paths, write_atomic
 from ..manifest import SignedManifest, decode_signed, list_runs, load_run
-from ..net.addresses import at_home
 from ..net.network import PeerNetwork
-from ..paths import Paths, write_atomic
+from ..net.transport.addresses import at_home
+from ..run.clocks import wrong_clock
+from ..run.invite import parse_invite
+from ..run.standing import Standing, forget_standing, load_standing, save_standing, standing_by
 from ..session.fragments import Whole
 from ..session.recertifying import recertify
-from ..standing import (
-    Standing,
-    forget_standing,
-    load_standing,
-    save_standing,
-    standing_by,
-)
 from .context import NodeContext
 from .links import Links
 from .run import RunService

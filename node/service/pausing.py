@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from ..hours import Hours
-from ..paths import write_atomic
+from ..home.hours import Hours
+from ..home.paths import write_atomic
 
 FILE = "paused"  # in the run's folder
 Word = Literal["", "pause", "resume"]

@@ -25,16 +25,17 @@ from ...collectives.errors import (
 from ...collectives.foreign import escaped, quoted
 from ...collectives.identifiers import PeerId
 from ...security.identity import Identity
-from ..capability import check_bearer
-from ..invite import Invite
 from ..manifest import SignedManifest, decode_signed
-from ..net import dnsaddr, look
-from ..net.addresses import split_circuit, split_peer
-from ..net.faults import Faults
-from ..net.host import Host, NotSpokenError
+from ..net import look
 from ..net.network import PeerNetwork
 from ..net.reach.circuits import Circuits
 from ..net.reach.reach import ReachSettings
+from ..net.transport import dnsaddr
+from ..net.transport.addresses import split_circuit, split_peer
+from ..net.transport.faults import Faults
+from ..net.transport.host import Host, NotSpokenError
+from ..run.capability import check_bearer
+from ..run.invite import Invite
 
 LISTEN = ("/ip4/127.0.0.1/tcp/0",)  # nobody is told, and nobody calls us
 ADDRESSES_S = 15.0

@@ -29,15 +29,15 @@ from ...security.identity import Identity, load_or_create
 from ...security.rules.reducers import find_reducer
 from ..control.parent import watch_parent
 from ..control.server import ControlServer
-from ..hours import Hours
-from ..lifecycle import NodeFile, NodeLock
+from ..home.hours import Hours
+from ..home.lifecycle import NodeFile, NodeLock
+from ..home.notify import notify
+from ..home.paths import Paths, find_paths, storage_error
+from ..home.private_node import ParentLink
 from ..manifest import list_runs
 from ..net.network import PeerNetwork
 from ..net.reach.ledger import RelayLimits
 from ..net.reach.reach import ReachSettings
-from ..notify import notify
-from ..paths import Paths, find_paths, storage_error
-from ..private_node import ParentLink
 from .buffers import BufferPool
 from .context import NodeContext
 from .judging import Notifier

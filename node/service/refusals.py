@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ...collectives.errors import AtollError, NotAdmittedError, VersionMismatchError
 from ...collectives.foreign import quoted
 from ...collectives.identifiers import PeerId
-from ..banning import banned
+from ..run.banning import banned
 
 MOST_REFUSALS = 64
 """That are remembered; the oldest is forgotten."""

@@ -24,24 +24,24 @@ from ...collectives.errors import (
 from ...collectives.group import Plan
 from ...collectives.identifiers import PeerId, RunId
 from ...optim.outer import effective_outer
-from ..capability import invite_of
-from ..diary import Diary
-from ..doors import doors_of
-from ..entrants import Entrants
-from ..gate import Gate
+from ..control.shared_memory import AnchorSlots
+from ..home.paths import make_private
 from ..manifest import Manifest, SignedManifest, decode_signed, save_run
-from ..membership import Membership
-from ..net.addresses import split_peer
 from ..net.look import Look
-from ..paths import make_private
+from ..net.transport.addresses import split_peer
+from ..run.capability import invite_of
+from ..run.diary import Diary
+from ..run.doors import doors_of
+from ..run.entrants import Entrants
+from ..run.gate import Gate
+from ..run.membership import Membership
+from ..run.verdicts import VerdictChange
 from ..secure.choosing import pre_round_of
 from ..session import Session
 from ..session import events as ev
 from ..session.budgets import PeerUsage
 from ..session.fragments import Whole, logs_of, whole_of
-from ..shared_memory import AnchorSlots
 from ..storage import RunFiles
-from ..verdicts import VerdictChange
 from .asking import Asking
 from .bans import MESSAGE, PROOF, Banning
 from .chronicle import Chronicle

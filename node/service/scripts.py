@@ -14,11 +14,11 @@ from ...collectives.group import NO_READING, Reading
 from ...collectives.layout import Layout, cut
 from ...collectives.swarm import Call, Outcome, PeerView, Spent, Tally
 from ..control.service import ReduceMemory, ScriptEvents
+from ..control.shared_memory import AnchorSlots, SharedBuffer
 from ..manifest import Manifest
 from ..secure.rounds import SecureRounds
 from ..session import events as ev
 from ..session.fragments import Whole
-from ..shared_memory import AnchorSlots, SharedBuffer
 from .buffers import PooledBuffer
 from .reductions import Reductions
 from .run import RunFailed, RunService

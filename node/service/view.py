@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from ...collectives.identifiers import PeerId, RunId
-from ..entrants import Entrants
 from ..manifest import Manifest, SignedManifest
-from ..membership import Membership
+from ..run.entrants import Entrants
+from ..run.membership import Membership
 from ..session.fragments import Whole
 from .context import NodeContext
 from .phases import Phases

@@ -15,7 +15,7 @@ from ...collectives.errors import AtollError, StorageError
 from ...collectives.identifiers import PeerId
 from ...collectives.swarm import Spent
 from ..btard.rounds import BtardRounds
-from ..quorum import quorum_of
+from ..run.quorum import quorum_of
 from ..secure.bound import bound_at
 from ..secure.rounds import SecureRounds
 from ..session import Session

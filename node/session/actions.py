@@ -15,7 +15,7 @@ from ...collectives.identifiers import PeerId
 from ...collectives.layout import Layout
 from ...collectives.pace import Pace
 from ...collectives.round import BRANCH, adopted_rounds, unproposed
-from ..evidence import relabelled, twice
+from ..run.evidence import relabelled, twice
 from . import events as ev
 from .admission import Admission
 from .branching import Branching

@@ -23,7 +23,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from ...collectives.identifiers import PeerId
-from ..net.faults import Faults
+from ..net.transport.faults import Faults
 
 MAX_PEERS = 1024  # of which buckets are kept; full ones are as good as none
 MAX_PAUSE_S = 1.0  # a stream that is read no more for longer would be taken for a silent one

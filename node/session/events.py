@@ -236,7 +236,7 @@ class WorkJudged:
 @dataclass(frozen=True, slots=True)
 class Equivocated:
     """A member has signed two values for one slot: ``evidence`` proves it to anybody
-    (`node/evidence.py`).
+    (`node/run/evidence.py`).
     """
 
     peer: PeerId

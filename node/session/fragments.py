@@ -32,7 +32,7 @@ from ...collectives.layout import Layout, cut
 from ...collectives.messages import Spans
 from ...collectives.round import OPEN, Doors, Timing
 from ...collectives.swarm import RunSettings
-from ..doors import InnerDoors
+from ..run.doors import InnerDoors
 from . import events as ev
 from .actions import main_log
 from .beforehand import Beforehand

@@ -45,8 +45,8 @@ from ...collectives.round import (
 from ...collectives.round.log import RECENT
 from ...collectives.swarm import MOST_REPLAYED, RunSettings, Tally
 from ...optim.outer.readings import median_lag
-from ..membership import Membership
-from ..membership import MembershipTiming as MembershipTiming
+from ..run.membership import Membership
+from ..run.membership import MembershipTiming as MembershipTiming
 from . import events as ev
 from .actions import LogActions, main_log
 from .admission import Admission

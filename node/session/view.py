@@ -16,7 +16,7 @@ from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
 from ...collectives.round import RoundActions, RoundMachine, Timing
 from ...collectives.swarm import RunSettings
-from ..membership import Membership
+from ..run.membership import Membership
 from . import events as ev
 from .beforehand import Beforehand
 from .budgets import PeerUsage

@@ -6,7 +6,7 @@ from ...collectives import messages as m
 from ...collectives.errors import RemoteProtocolError
 from ...collectives.identifiers import PeerId
 from ...collectives.round.certificate import vote_payload
-from ..evidence import twice
+from ..run.evidence import twice
 from . import events as ev
 from .view import SessionView
 

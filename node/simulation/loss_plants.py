@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from ...collectives.errors import StorageError
 from ...collectives.group import Certified, Entry
 from ...collectives.round import machine as machine_module
-from ..membership import Membership
+from ..run.membership import Membership
 from ..session.earlier import Earlier
 from ..session.waiting import Waits
 from .plant import Plant

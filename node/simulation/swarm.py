@@ -26,7 +26,7 @@ from ...collectives.simulation.faults import (
     shatter_plan,
 )
 from ...collectives.swarm import OuterSettings, RunSettings
-from ..evidence import check
+from ..run.evidence import check
 from ..session.events import (
     BranchBegun,
     BranchEnded,

@@ -17,7 +17,7 @@ from ...collectives.group import Certified, Entry
 from ...collectives.layout import Layout
 from ...collectives.swarm import OuterSettings
 from ...optim.outer import OuterStep
-from ..paths import make_private
+from ..home.paths import make_private
 from ..session.ports import AnchorReplica
 from ..session.record import MAX_SPENT, BranchRecord
 from ..session.replica import ModelReplica, Slots, bytes_of

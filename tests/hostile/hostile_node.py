@@ -35,7 +35,7 @@ from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.pace import Pace
 from atoll.collectives.swarm import Call
 from atoll.node.__main__ import main
-from atoll.node.membership_records import Record, Records, SignedRecord, encode, sign_record
+from atoll.node.run.membership_records import Record, Records, SignedRecord, encode, sign_record
 from atoll.node.service.bans import MESSAGE
 from atoll.node.service.ports import DOMAIN, RunPorts
 from atoll.node.service.run import ASK_MANIFEST, RunService

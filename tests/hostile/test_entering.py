@@ -20,7 +20,7 @@ from bad_input_kit import PATIENCE_S, Member, Run, atoll, ended, new_home, new_r
 from strangers_kit import Stranger, got_nothing
 
 from atoll.collectives.errors import AtollError
-from atoll.node.invite import make_invite, parse_invite
+from atoll.node.run.invite import make_invite, parse_invite
 from atoll.node.storage.journal import stored_entries
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ from atoll.collectives.exchange.header import PART, RESULT
 from atoll.collectives.exchange.slot import unfold
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.layout import make_layout
-from atoll.node.net.faults import LIMIT, WINDOW_S
+from atoll.node.net.transport.faults import LIMIT, WINDOW_S
 from atoll.node.session import events as ev
 from atoll.node.session.actions import ROUND_PREFIX, main_log
 from atoll.node.session.budgets import (

@@ -25,12 +25,12 @@ import trio
 from atoll.collectives.errors import NetworkError
 from atoll.collectives.identifiers import PeerId
 from atoll.node.net import ways
-from atoll.node.net.faults import Faults
-from atoll.node.net.host import Host
-from atoll.node.net.lane_sockets import LaneListener
 from atoll.node.net.lane_talk import LaneTalk, Message, Sync
 from atoll.node.net.lanes import Lanes
 from atoll.node.net.through.relaying import Helpers, LaneRelay
+from atoll.node.net.transport.faults import Faults
+from atoll.node.net.transport.host import Host
+from atoll.node.net.transport.lane_sockets import LaneListener
 from atoll.security.identity import Identity
 
 GREETING = b"over the lane"

@@ -23,11 +23,11 @@ import trio
 
 from atoll.collectives.errors import NetworkError
 from atoll.collectives.identifiers import PeerId, RunId
-from atoll.node.net import liveness
 from atoll.node.net.network import PeerNetwork
 from atoll.node.net.reach import natpmp
 from atoll.node.net.reach.ledger import RelayLimits
 from atoll.node.net.reach.reach import ReachSettings
+from atoll.node.net.transport import liveness
 from atoll.security.identity import Identity
 
 

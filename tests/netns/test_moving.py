@@ -15,7 +15,7 @@ from netns.lab import Lab, configure, run
 from netns.nat import Router
 from netns.reach_kit import Node
 
-from atoll.node.net.addresses import host_and_port
+from atoll.node.net.transport.addresses import host_and_port
 
 pytestmark = [pytest.mark.netns, pytest.mark.slow]  # slow: the longer limit
 SILENT_S = 1.0

@@ -32,8 +32,8 @@ from atoll.collectives.averaging import Averaged
 from atoll.collectives.errors import AtollError
 from atoll.collectives.swarm import Outcome
 from atoll.node import join
-from atoll.node.lifecycle import read_node_file
-from atoll.node.paths import find_paths
+from atoll.node.home.lifecycle import read_node_file
+from atoll.node.home.paths import find_paths
 
 LENGTH = 300_001
 

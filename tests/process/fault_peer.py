@@ -24,8 +24,8 @@ from blake3 import blake3
 from atoll.collectives.errors import SwarmClosedError
 from atoll.collectives.layout import make_layout
 from atoll.node import join
-from atoll.node.lifecycle import read_node_file
-from atoll.node.paths import find_paths
+from atoll.node.home.lifecycle import read_node_file
+from atoll.node.home.paths import find_paths
 
 PERIOD = 262_144  # elements: no shorter than a chunk
 

@@ -24,8 +24,8 @@ from atoll.collectives.errors import AtollError
 from atoll.collectives.layout import make_layout
 from atoll.node import join
 from atoll.node.client.commands import NodeClient
-from atoll.node.lifecycle import read_node_file
-from atoll.node.paths import find_paths
+from atoll.node.home.lifecycle import read_node_file
+from atoll.node.home.paths import find_paths
 
 MODEL_ELEMENTS = 1000  # of the run; what is reduced has a length of its own
 

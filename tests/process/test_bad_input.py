@@ -38,8 +38,8 @@ from atoll.collectives.errors import (
 )
 from atoll.collectives.layout import make_layout
 from atoll.node import join
-from atoll.node.invite import make_invite
-from atoll.node.paths import find_paths
+from atoll.node.home.paths import find_paths
+from atoll.node.run.invite import make_invite
 from atoll.security.identity import Identity
 
 SCRIPT = """

@@ -21,12 +21,12 @@ from atoll.collectives.errors import NotAdmittedError
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.messages import Envelope, Join, encode
 from atoll.collectives.round.certificate import vote_payload
-from atoll.node.evidence import twice
-from atoll.node.membership_records import Beat
-from atoll.node.membership_records import encode as beat
-from atoll.node.net.framing import frame
+from atoll.node.home.paths import find_paths
 from atoll.node.net.greeting import PROTOCOL, VERSION, GreetingHello, Proof
-from atoll.node.paths import find_paths
+from atoll.node.net.transport.framing import frame
+from atoll.node.run.evidence import twice
+from atoll.node.run.membership_records import Beat
+from atoll.node.run.membership_records import encode as beat
 from atoll.node.service.bans import PROOF
 from atoll.node.service.ports import DOMAIN
 from atoll.node.session.actions import main_log

@@ -21,7 +21,7 @@ from blake3 import blake3
 from swarm_kit import Peer, Peers
 
 from atoll.node.client.commands import NodeClient
-from atoll.node.paths import find_paths
+from atoll.node.home.paths import find_paths
 
 pytestmark = pytest.mark.slow
 

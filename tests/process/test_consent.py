@@ -21,9 +21,9 @@ from tiny_run import TINY
 from atoll.collectives.errors import NotAdmittedError
 from atoll.node.client.commands import NodeClient
 from atoll.node.control.protocol import JoinRequest
-from atoll.node.invite import make_invite, parse_invite
+from atoll.node.home.paths import find_paths
 from atoll.node.manifest import load_run
-from atoll.node.paths import find_paths
+from atoll.node.run.invite import make_invite, parse_invite
 from atoll.node.service.preview import at_addresses
 from atoll.security.identity import Identity, load
 

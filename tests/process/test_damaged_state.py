@@ -25,8 +25,8 @@ from bad_input_kit import (
 )
 
 from atoll.collectives.errors import StorageError
+from atoll.node.home.paths import find_paths
 from atoll.node.manifest import parse_manifest, save_run, sign_manifest
-from atoll.node.paths import find_paths
 
 pytestmark = pytest.mark.slow
 

@@ -13,9 +13,9 @@ import pytest
 from process.resume_peer import BATCH, SIZE
 from swarm_kit import MANIFEST, Peer, free_port
 
-from atoll.node.invite import make_invite
+from atoll.node.home.paths import find_paths
 from atoll.node.manifest import parse_manifest, save_run, sign_manifest
-from atoll.node.paths import find_paths
+from atoll.node.run.invite import make_invite
 from atoll.security.identity import load_or_create
 
 pytestmark = pytest.mark.slow

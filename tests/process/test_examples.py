@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from house import ROOT
 
-from atoll.node.cli.views import privacy_text
+from atoll.node.views.documents import privacy_text
 
 EXAMPLES = {  # rounds, samples counted, loss at most: it starts at 4 to 5 (trainer: 2.8)
     "plain": (6, 6 * 10 * 32, 2.0),

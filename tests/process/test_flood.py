@@ -16,13 +16,14 @@ from process.test_net import LISTEN, network, run, wait_for
 
 from atoll.collectives.errors import NetworkError
 from atoll.collectives.identifiers import RunId
-from atoll.node.net import rendezvous, workarounds
-from atoll.node.net.addresses import host_and_port, without_peer
+from atoll.node.net import rendezvous
 from atoll.node.net.dht import wire
 from atoll.node.net.dht.node import PROTOCOL as KAD
-from atoll.node.net.host import PING, Host
 from atoll.node.net.network import PeerNetwork
 from atoll.node.net.rendezvous import PROTOCOL as RENDEZVOUS
+from atoll.node.net.transport import workarounds
+from atoll.node.net.transport.addresses import host_and_port, without_peer
+from atoll.node.net.transport.host import PING, Host
 from atoll.security.identity import Identity
 
 FLOOD_BYTES = 40 << 20

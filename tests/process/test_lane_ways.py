@@ -13,8 +13,6 @@ from process.test_net import RUN, network, run, wait_for
 
 from atoll.collectives.errors import PeerUnreachableError
 from atoll.collectives.identifiers import PeerId
-from atoll.node.net import lane_sockets
-from atoll.node.net.lane_sockets import LATE_S, MAX_PENDING, dial
 from atoll.node.net.lane_talk import Terms
 from atoll.node.net.network import PeerNetwork
 from atoll.node.net.through import meeting
@@ -23,6 +21,8 @@ from atoll.node.net.through.observing import MAX_HELD_OF_ONE
 from atoll.node.net.through.punch import Punch
 from atoll.node.net.through.relaying import show
 from atoll.node.net.through.vouchers import Limits
+from atoll.node.net.transport import lane_sockets
+from atoll.node.net.transport.lane_sockets import LATE_S, MAX_PENDING, dial
 from atoll.node.net.ways import through_relay
 
 HERE = "127.0.0.1"

@@ -17,7 +17,7 @@ from atoll.collectives.errors import SwarmClosedError
 from atoll.node import join
 from atoll.node.client import NodeClient
 from atoll.node.control.protocol import JoinRequest
-from atoll.node.paths import find_paths
+from atoll.node.home.paths import find_paths
 
 pytestmark = pytest.mark.slow
 

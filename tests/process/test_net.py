@@ -30,18 +30,19 @@ from atoll.collectives.errors import (
 )
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.record_layer import SECRET_BYTES
-from atoll.node.net import host, lanes, outbox, streams
-from atoll.node.net.addresses import check_port_free, host_and_port, split_peer
+from atoll.node.net import lanes, outbox, streams
 from atoll.node.net.dht.records import run_key
 from atoll.node.net.dht.wire import PUT_VALUE, Rpc
-from atoll.node.net.framing import FrameReader, frame
 from atoll.node.net.greeting import PROTOCOL as TOPIC
 from atoll.node.net.greeting import VERSION, GreetingAnswer
-from atoll.node.net.host import Host, NotSpokenError
-from atoll.node.net.lane_sockets import path_of
 from atoll.node.net.network import PeerNetwork
-from atoll.node.net.peerbook import PeerBook
 from atoll.node.net.rendezvous import FOREIGN_S
+from atoll.node.net.transport import host
+from atoll.node.net.transport.addresses import check_port_free, host_and_port, split_peer
+from atoll.node.net.transport.framing import FrameReader, frame
+from atoll.node.net.transport.host import Host, NotSpokenError
+from atoll.node.net.transport.lane_sockets import path_of
+from atoll.node.net.transport.peerbook import PeerBook
 from atoll.security.identity import Identity
 
 RUN = RunId("run")

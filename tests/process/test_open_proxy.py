@@ -19,12 +19,12 @@ from process.test_net import run as run_nodes
 from process.test_reach import place, run, start
 
 from atoll.collectives.errors import PeerUnreachableError
-from atoll.node.net.addresses import host_and_port, split_peer
-from atoll.node.net.dialling import Dialler
 from atoll.node.net.network import PeerNetwork
 from atoll.node.net.reach import circuit, protobuf
 from atoll.node.net.through.relaying import show
 from atoll.node.net.through.vouchers import VOUCHER_BYTES, Limits
+from atoll.node.net.transport.addresses import host_and_port, split_peer
+from atoll.node.net.transport.dialling import Dialler
 from atoll.security.identity import Identity, decode_base58
 
 

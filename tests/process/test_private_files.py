@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from bad_input_kit import atoll, ended, new_run, one_round
 
-from atoll.node.paths import find_paths
+from atoll.node.home.paths import find_paths
 
 pytestmark = pytest.mark.slow
 

@@ -17,8 +17,8 @@ from typing import IO, Any
 import pytest
 
 from atoll.node.client import NodeClient
-from atoll.node.lifecycle import NodeFile, NodeLock, read_node_file
-from atoll.node.paths import find_paths
+from atoll.node.home.lifecycle import NodeFile, NodeLock, read_node_file
+from atoll.node.home.paths import find_paths
 
 REFERENCE = Path(__file__).resolve().parent.parent / "reference_node.py"
 BEFORE = f"""
@@ -198,7 +198,7 @@ try:
     time.sleep(60)
 except KeyboardInterrupt:
     from atoll.node.client import NodeClient
-    from atoll.node.paths import find_paths
+    from atoll.node.home.paths import find_paths
     with NodeClient.connect(find_paths()) as client:
         say(interrupted=client.status()["pid"])
 swarm.close()
@@ -360,7 +360,7 @@ def test_the_client_is_light() -> None:
 import sys
 from atoll.node import join
 from atoll.node.client import NodeClient, RunSwarm
-import atoll.node.client.swarm, atoll.node.shared_memory, atoll.node.private_node
+import atoll.node.client.swarm, atoll.node.control.shared_memory, atoll.node.home.private_node
 print(sorted(name for name in ("torch", "numpy", "trio", "libp2p") if name in sys.modules))
 """
     done = subprocess.run(

@@ -16,7 +16,7 @@ from swarm_kit import MANIFEST, Peer, Peers
 
 from atoll.collectives.swarm import OuterSettings
 from atoll.node.client.commands import NodeClient
-from atoll.node.paths import find_paths
+from atoll.node.home.paths import find_paths
 from atoll.optim.outer import OuterStep
 
 pytestmark = pytest.mark.slow

@@ -24,9 +24,9 @@ from swarm_kit import MANIFEST, Peer, Peers
 
 from atoll.collectives.layout import cut
 from atoll.node.client.commands import NodeClient
-from atoll.node.export import export_run
+from atoll.node.home.paths import find_paths
 from atoll.node.manifest import list_runs
-from atoll.node.paths import find_paths
+from atoll.node.records.export import export_run
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,7 @@ from swarm_kit import Peer, Peers
 
 from atoll.collectives.round.timing import Timing
 from atoll.node.client import NodeClient
-from atoll.node.paths import bytes_in, find_paths
+from atoll.node.home.paths import bytes_in, find_paths
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from bad_input_kit import atoll, refused, soon
 from swarm_kit import Peer, Peers
 
 from atoll.node.client import NodeClient
-from atoll.node.paths import find_paths
+from atoll.node.home.paths import find_paths
 
 pytestmark = pytest.mark.slow
 

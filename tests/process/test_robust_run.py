@@ -10,7 +10,7 @@ import pytest
 from swarm_kit import MANIFEST, Peers
 
 from atoll.node.client import NodeClient
-from atoll.node.paths import find_paths
+from atoll.node.home.paths import find_paths
 
 pytestmark = pytest.mark.slow
 

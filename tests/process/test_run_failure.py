@@ -12,7 +12,7 @@ from bad_input_kit import LAYOUT, Member, ended, new_home, new_run, odd, one_rou
 from atoll.collectives.errors import LocalProtocolError
 from atoll.node import join
 from atoll.node.client import NodeClient
-from atoll.node.paths import find_paths
+from atoll.node.home.paths import find_paths
 
 pytestmark = pytest.mark.slow
 

@@ -35,14 +35,14 @@ from atoll.collectives.exchange import ResultComplete
 from atoll.collectives.identifiers import PeerId
 from atoll.node.client import NodeClient
 from atoll.node.control.service import JoinRequest
-from atoll.node.doors import right_of
-from atoll.node.invite import make_invite
+from atoll.node.home.paths import find_paths
 from atoll.node.manifest import save_run
-from atoll.node.membership_records import Beat, Record, Records, encode, sign_record
-from atoll.node.net.addresses import split_peer
-from atoll.node.net.faults import LIMIT
 from atoll.node.net.network import PeerNetwork
-from atoll.node.paths import find_paths
+from atoll.node.net.transport.addresses import split_peer
+from atoll.node.net.transport.faults import LIMIT
+from atoll.node.run.doors import right_of
+from atoll.node.run.invite import make_invite
+from atoll.node.run.membership_records import Beat, Record, Records, encode, sign_record
 from atoll.node.service import node
 from atoll.node.service.bans import MESSAGE
 from atoll.node.service.buffers import BufferPool

@@ -14,7 +14,7 @@ from bad_input_kit import ended, new_run, odd, one_round, soon
 from swarm_kit import MANIFEST, Peers
 
 from atoll.node.client import NodeClient
-from atoll.node.paths import find_paths
+from atoll.node.home.paths import find_paths
 
 pytestmark = pytest.mark.slow
 

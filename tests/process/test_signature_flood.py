@@ -17,8 +17,14 @@ from bad_input_kit import Member, ended, new_run, one_round
 from process.test_garbage import Stranger
 
 from atoll.collectives.identifiers import PeerId
-from atoll.node.invite import parse_invite
-from atoll.node.membership_records import RECORDS_PER_MESSAGE, Record, Records, SignedRecord, encode
+from atoll.node.run.invite import parse_invite
+from atoll.node.run.membership_records import (
+    RECORDS_PER_MESSAGE,
+    Record,
+    Records,
+    SignedRecord,
+    encode,
+)
 from atoll.node.session.session import MEMBERSHIP
 from atoll.security.identity import Identity
 

@@ -13,11 +13,11 @@ import trio
 
 from atoll.collectives.errors import ConfigError, PeerUnreachableError
 from atoll.collectives.identifiers import PeerId, RunId
-from atoll.node.cli.alone import entry_text
-from atoll.node.net import dnsaddr
-from atoll.node.net.addresses import host_and_port, split_peer
-from atoll.node.net.host import DIALS_AT_ONCE
 from atoll.node.net.network import PeerNetwork
+from atoll.node.net.transport import dnsaddr
+from atoll.node.net.transport.addresses import host_and_port, split_peer
+from atoll.node.net.transport.host import DIALS_AT_ONCE
+from atoll.node.views.alone import entry_text
 from atoll.security.identity import Identity
 
 RUN = RunId("run")

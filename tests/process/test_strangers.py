@@ -16,9 +16,9 @@ import trio
 from bad_input_kit import Member, Run, ended, new_run, one_round
 from strangers_kit import Crowd, Stranger, got_nothing
 
-from atoll.node.capability import genuine
-from atoll.node.paths import find_paths
-from atoll.node.standing import load_standing
+from atoll.node.home.paths import find_paths
+from atoll.node.run.capability import genuine
+from atoll.node.run.standing import load_standing
 from atoll.security.identity import load_or_create
 
 

@@ -25,10 +25,10 @@ import trio
 from bad_input_kit import PATIENCE_S, Run, new_home, new_run
 from hostile_words import HOSTILE, harmful
 
-from atoll.node.invite import make_invite
+from atoll.node.home.paths import find_paths
 from atoll.node.net.greeting import RefusedError
 from atoll.node.net.network import PeerNetwork
-from atoll.node.paths import find_paths
+from atoll.node.run.invite import make_invite
 from atoll.security.identity import Identity
 
 pytestmark = pytest.mark.slow

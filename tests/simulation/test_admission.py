@@ -21,7 +21,7 @@ from atoll.collectives.identifiers import PeerId
 from atoll.collectives.messages import Accepted, Envelope, Ready, encode
 from atoll.collectives.round import Doors
 from atoll.collectives.round.certificate import vote_payload
-from atoll.node.evidence import check
+from atoll.node.run.evidence import check
 from atoll.node.session import admission
 from atoll.node.session import events as ev
 from atoll.node.session.admission import drawn, judge

@@ -23,9 +23,10 @@ from seeds import seeds
 from atoll.collectives.errors import AtollError, NotAdmittedError
 from atoll.collectives.group import Admitted
 from atoll.collectives.identifiers import PeerId, RunId
-from atoll.node import capability
-from atoll.node.banning import Ban, Bans
-from atoll.node.capability import (
+from atoll.node.net.announcements import Registry, announce
+from atoll.node.run import capability
+from atoll.node.run.banning import Ban, Bans
+from atoll.node.run.capability import (
     CAPABILITY_DOMAIN,
     CERTIFICATE_DOMAIN,
     ROLES,
@@ -33,10 +34,9 @@ from atoll.node.capability import (
     Certificate,
     genuine,
 )
-from atoll.node.doors import RunDoors, doors_of, right_of
-from atoll.node.gate import Gate, Policy
-from atoll.node.invite import Invite, make_invite
-from atoll.node.net.announcements import Registry, announce
+from atoll.node.run.doors import RunDoors, doors_of, right_of
+from atoll.node.run.gate import Gate, Policy
+from atoll.node.run.invite import Invite, make_invite
 from atoll.security.identity import Identity, public_key_of
 
 RUN = RunId("abcdefghijklmnopqrstuvwxyz")

@@ -17,8 +17,8 @@ from atoll.collectives.errors import LocalProtocolError
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.swarm import RunSettings
 from atoll.node.local import LocalSwarm
+from atoll.node.local_averages import simulate_grid
 from atoll.node.local_member import LocalMember
-from atoll.node.simulation.averages import simulate_grid
 
 P = [PeerId(f"p{index}") for index in range(10)]
 

@@ -21,7 +21,7 @@ from atoll.collectives.seeded import BtardSettings
 from atoll.collectives.swarm import OuterSettings, RunSettings
 from atoll.node.btard.rounds import BtardRounds, StepOutcome
 from atoll.node.btard.wire import MOST_SPANS, Offered, Taken, decode, encode
-from atoll.node.evidence import check
+from atoll.node.run.evidence import check
 from atoll.node.session import events as ev
 from atoll.node.session.memory_storage import MemoryStorage
 from atoll.security.btard.messages import Kind

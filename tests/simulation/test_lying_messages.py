@@ -32,7 +32,7 @@ from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.round import Kind, check_chain, reduced_payload, slot_payload, vote_payload
 from atoll.collectives.round.byzantine_acceptor import FAULTS, ByzantineAcceptor
 from atoll.collectives.round.judge import Judge
-from atoll.node.evidence import RELABELLED, Relabelled, Twice, accused, check, twice
+from atoll.node.run.evidence import RELABELLED, Relabelled, Twice, accused, check, twice
 from atoll.node.service.ports import DOMAIN
 from atoll.node.session.events import Equivocated
 from atoll.node.session.serving import grid_of

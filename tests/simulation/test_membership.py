@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from atoll.collectives.errors import BadSignatureError, LocalProtocolError, RemoteProtocolError
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.simulation import Network, World
-from atoll.node import membership_records as wire
-from atoll.node.membership import Membership, MembershipTiming
-from atoll.node.membership_records import Record, SignedRecord
+from atoll.node.run import membership_records as wire
+from atoll.node.run.membership import Membership, MembershipTiming
+from atoll.node.run.membership_records import Record, SignedRecord
 
 RUN = RunId("run")
 HERE, THERE = "/ip4/10.0.0.1/tcp/4001", "/dns4/there.example.org/tcp/4001"
@@ -595,8 +595,8 @@ def test_who_is_let_in_cannot_fill_the_table_with_peers_that_do_not_exist() -> N
 def test_by_one_invite_come_three_quarters_of_the_records_at_most(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("atoll.node.membership.MAX_RECORDS", 8)
-    monkeypatch.setattr("atoll.node.membership.MOST_BY_ONE", 6)
+    monkeypatch.setattr("atoll.node.run.membership.MAX_RECORDS", 8)
+    monkeypatch.setattr("atoll.node.run.membership.MOST_BY_ONE", 6)
     here = member("a")
     here.invite_of = lambda certificate: certificate[:1]
     here.announce(0.0)

@@ -16,7 +16,7 @@ from atoll.collectives.group import Certified, Member
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.round import adopted_rounds
 from atoll.collectives.simulation import ProcessDied
-from atoll.node import evidence
+from atoll.node.run import evidence
 from atoll.node.session.recertifying import recertify
 from atoll.node.session.session import Session
 from atoll.node.simulation.member import Disk

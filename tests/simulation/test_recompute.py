@@ -21,8 +21,8 @@ from atoll.collectives.exchange import header as record_header
 from atoll.collectives.group import Certified
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.swarm import OuterSettings, RunSettings
-from atoll.node import recompute as r
-from atoll.node.audit import AuditSource
+from atoll.node.records import recompute as r
+from atoll.node.records.audit import AuditSource
 from atoll.node.session import events as ev
 from atoll.node.session.record import statement_payload
 from atoll.node.session.session import ROUND

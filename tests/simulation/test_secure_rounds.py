@@ -21,9 +21,9 @@ from atoll.collectives.api import enter
 from atoll.collectives.errors import LocalProtocolError
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.swarm import OuterSettings, PrivacySettings, RunSettings, SampleSettings
-from atoll.node.evidence import MISDEALT
 from atoll.node.local import LocalSwarm
 from atoll.node.local_member import LocalMember
+from atoll.node.run.evidence import MISDEALT
 from atoll.node.secure.budget import epsilon_after, most_rounds
 from atoll.node.secure.rounds import GIVEN, SecureRounds
 from atoll.node.secure.vectors import RingLayout, threshold_of

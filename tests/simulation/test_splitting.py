@@ -18,11 +18,11 @@ from simulation.test_recompute import give, verify
 from atoll.collectives.errors import ConfigError, SecurityError
 from atoll.collectives.layout import Layout, TensorSpec
 from atoll.collectives.swarm import OuterSettings, RunSettings
-from atoll.node import recompute
-from atoll.node import splitting as s
-from atoll.node.audit import AuditSource
 from atoll.node.manifest import parse_manifest
 from atoll.node.manifest_form import as_toml
+from atoll.node.records import recompute
+from atoll.node.records import splitting as s
+from atoll.node.records.audit import AuditSource
 from atoll.node.storage.contributions import DATA, ContributionFiles
 from atoll.security.identity import Identity
 

@@ -20,7 +20,10 @@ from atoll.collectives.identifiers import RunId
 from atoll.collectives.round import drawn
 from atoll.collectives.round.certificate import genesis_payload, recertified_payload, vote_payload
 from atoll.collectives.swarm import SampleSettings
-from atoll.node.audit import (
+from atoll.node.cli import run
+from atoll.node.home.paths import Paths, find_paths
+from atoll.node.manifest import SignedManifest, parse_manifest, save_run, sign_manifest
+from atoll.node.records.audit import (
     BAN,
     MAGIC,
     Audited,
@@ -30,11 +33,8 @@ from atoll.node.audit import (
     of_node,
     write_archive,
 )
-from atoll.node.banning import Ban, Bans
-from atoll.node.cli import run
-from atoll.node.evidence import twice
-from atoll.node.manifest import SignedManifest, parse_manifest, save_run, sign_manifest
-from atoll.node.paths import Paths, find_paths
+from atoll.node.run.banning import Ban, Bans
+from atoll.node.run.evidence import twice
 from atoll.node.service.ports import DOMAIN
 from atoll.node.session.fragments import logs_of
 from atoll.node.storage.frames import framed

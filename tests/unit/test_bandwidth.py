@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from atoll.collectives.engine.bucket import BURST_S, LEAST_BURST, Bucket
 from atoll.collectives.errors import ConfigError
-from atoll.node.bandwidth import bytes_per_s
+from atoll.node.home.bandwidth import bytes_per_s
 
 
 @pytest.mark.parametrize(

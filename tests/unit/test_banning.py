@@ -15,13 +15,22 @@ from hypothesis import strategies as st
 
 from atoll.collectives.errors import NotAdmittedError, RemoteProtocolError, StorageError
 from atoll.collectives.identifiers import RunId
-from atoll.node.banning import DOMAIN, HERE_FILE, MAX_BANS, RUN_FILE, Ban, BanList, Bans, SignedBans
-from atoll.node.capability import capability_name
 from atoll.node.cli import run
-from atoll.node.entrants import Entrants
-from atoll.node.invite import make_invite
+from atoll.node.home.paths import find_paths
 from atoll.node.manifest import parse_manifest, save_run, sign_manifest
-from atoll.node.paths import find_paths
+from atoll.node.run.banning import (
+    DOMAIN,
+    HERE_FILE,
+    MAX_BANS,
+    RUN_FILE,
+    Ban,
+    BanList,
+    Bans,
+    SignedBans,
+)
+from atoll.node.run.capability import capability_name
+from atoll.node.run.entrants import Entrants
+from atoll.node.run.invite import make_invite
 from atoll.security.identity import Identity, load_or_create
 
 ORGANISER, MEMBER, BAD, WORSE = (Identity(bytes([i]) * 32) for i in range(1, 5))

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from atoll.collectives.errors import NotAdmittedError
 from atoll.collectives.identifiers import PeerId, RunId
-from atoll.node import capability as c
-from atoll.node.invite import make_invite
+from atoll.node.run import capability as c
+from atoll.node.run.invite import make_invite
 from atoll.security.identity import Identity, public_key_of
 
 RUN, OTHER = RunId("abcdefghijklmnopqrstuvwxyz"), RunId("b" * 26)

@@ -16,13 +16,11 @@ import pytest
 
 from atoll.collectives.codec_names import CODECS, round_bytes_per_value
 from atoll.collectives.errors import AtollError, ConfigError
-from atoll.node.capability import capability_name
 from atoll.node.cli import COMMANDS, GROUPS, cli, run
 from atoll.node.cli.child import ChildCommand
 from atoll.node.cli.invites import duration_s
-from atoll.node.cli.live import RunProgress, TrainingView, sparkline
-from atoll.node.cli.names import FIRST, SECOND, name_of
-from atoll.node.cli.output import (
+from atoll.node.home.names import FIRST, SECOND, name_of
+from atoll.node.home.output import (
     Terminal,
     bytes_text,
     count_text,
@@ -32,10 +30,12 @@ from atoll.node.cli.output import (
     show_error,
     span_text,
 )
-from atoll.node.cli.views import peers_table, runs_table, status_text
-from atoll.node.invite import make_invite
+from atoll.node.home.paths import find_paths
 from atoll.node.manifest import load_run, parse_manifest
-from atoll.node.paths import find_paths
+from atoll.node.run.capability import capability_name
+from atoll.node.run.invite import make_invite
+from atoll.node.views.documents import peers_table, runs_table, status_text
+from atoll.node.views.live import RunProgress, TrainingView, sparkline
 from atoll.security.identity import Identity, encode_base58, load
 
 RUN = 'schema = 1\nname = "tide"\n[model]\nconfig = { width = 32, layers = 1, heads = 2, context = 16 }\n'

@@ -25,7 +25,7 @@ from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.layout import make_layout
 from atoll.collectives.swarm import Call, Outcome, PeerView, RunSettings, Share, Spent, Tally
 from atoll.node.control import protocol as p
-from atoll.node.control.failures import error_of, failure
+from atoll.node.home.failures import error_of, failure
 
 CID = bytes(range(16))
 RUN = RunId("a" * 26)

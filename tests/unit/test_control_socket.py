@@ -44,9 +44,9 @@ from atoll.node.client.link import Link
 from atoll.node.client.reattach import Reattach
 from atoll.node.control import protocol as p
 from atoll.node.control.address import check_peer, peer_uid
-from atoll.node.control.failures import failure
 from atoll.node.control.server import ControlServer
-from atoll.node.paths import find_paths
+from atoll.node.home.failures import failure
+from atoll.node.home.paths import find_paths
 
 LAYOUT = make_layout([("w", (3, 4)), ("b", (4,))])
 N = LAYOUT.numel

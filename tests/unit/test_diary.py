@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from atoll.node import diary
-from atoll.node.cli.happenings import Words
-from atoll.node.diary import Diary, events, follow
+from atoll.node.run import diary
+from atoll.node.run.diary import Diary, events, follow
+from atoll.node.views.event_words import Words
 
 PEERS = [f"12D3KooW{name * 44}" for name in "abc"]
 

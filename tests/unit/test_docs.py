@@ -305,10 +305,11 @@ def test_each_promise_and_each_threat_names_what_shows_it() -> None:
 def test_figures_of_the_threat_model_are_those_of_the_code() -> None:
     from inspect import signature
 
-    from atoll.node.net import announcements, faults, greeting, lane_sockets, workarounds
-    from atoll.node.net.host import Host
+    from atoll.node.net import announcements, greeting
     from atoll.node.net.lan import neighbours
     from atoll.node.net.reach import punch, reach
+    from atoll.node.net.transport import faults, lane_sockets, workarounds
+    from atoll.node.net.transport.host import Host
 
     text = " ".join(_chapters("threat-model.md").split())
     words = {4: "four", 6: "six", 12: "twelve"}

@@ -14,11 +14,11 @@ from atoll.collectives.group import Admitted, Certified, Entry, Member
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.round import Log, entering
 from atoll.collectives.round.entering import KEPT_S, MOST_BY_ONE, OPEN, InviteTally, crowded
-from atoll.node.banning import Ban, Bans
-from atoll.node.capability import Role
-from atoll.node.doors import SKEW_S, InnerDoors, RunDoors, doors_of
-from atoll.node.gate import Gate, Policy
-from atoll.node.invite import Invite, make_invite
+from atoll.node.run.banning import Ban, Bans
+from atoll.node.run.capability import Role
+from atoll.node.run.doors import SKEW_S, InnerDoors, RunDoors, doors_of
+from atoll.node.run.gate import Gate, Policy
+from atoll.node.run.invite import Invite, make_invite
 from atoll.security.identity import Identity
 
 RUN = RunId("abcdefghijklmnopqrstuvwxyz")
@@ -225,7 +225,7 @@ def test_who_comes_by_a_limited_invite_enters_the_first_fragment_before_the_othe
 def test_of_those_who_have_shown_one_the_newest_are_remembered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("atoll.node.doors.MOST_SHOWN", 2)
+    monkeypatch.setattr("atoll.node.run.doors.MOST_SHOWN", 2)
     doors, general = Place(tmp_path).doors, invite(uses=0)
     rng = random.Random(0)
     people = [Identity(rng.randbytes(32)) for _ in range(3)]
@@ -237,8 +237,8 @@ def test_of_those_who_have_shown_one_the_newest_are_remembered(
 def test_who_holds_a_seed_pushes_nobody_out_who_has_come_by_another_invite(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("atoll.node.doors.MOST_SHOWN", 8)
-    monkeypatch.setattr("atoll.node.doors.MOST_BY_ONE", 6)
+    monkeypatch.setattr("atoll.node.run.doors.MOST_SHOWN", 8)
+    monkeypatch.setattr("atoll.node.run.doors.MOST_BY_ONE", 6)
     doors, leaked, own = Place(tmp_path).doors, invite(uses=0), invite()
     doors.note(NEW.peer, own.certify(NEW, NOW_S).encode())
     doors.note(OTHER.peer, own.certify(OTHER, NOW_S).encode())

@@ -11,10 +11,10 @@ import pytest
 
 from atoll.collectives.errors import NotAdmittedError, StorageError
 from atoll.collectives.identifiers import PeerId, RunId
-from atoll.node import entrants
-from atoll.node.capability import Capability, Role
-from atoll.node.entrants import FILE, Entrants
-from atoll.node.invite import make_invite
+from atoll.node.run import entrants
+from atoll.node.run.capability import Capability, Role
+from atoll.node.run.entrants import FILE, Entrants
+from atoll.node.run.invite import make_invite
 from atoll.security.identity import Identity
 
 ORGANISER = Identity(b"o" * 32)

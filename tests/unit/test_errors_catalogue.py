@@ -12,9 +12,9 @@ from house import ROOT, package_files
 from atoll.collectives import errors
 from atoll.collectives.errors import ConfigError
 from atoll.node.cli import COMMANDS
-from atoll.node.cli.errors_catalogue import PAGES, page
+from atoll.node.home.errors_catalogue import PAGES, page
 
-CATALOGUE = "node/cli/errors_catalogue.py"
+CATALOGUE = "node/home/errors_catalogue.py"
 
 
 def _raised() -> dict[str, str]:

@@ -13,11 +13,11 @@ import pytest
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.round.certificate import genesis_payload, vote_payload
-from atoll.node.banning import Ban, Bans
 from atoll.node.cli import run
-from atoll.node.evidence import MAX_EVIDENCE, Twice, accused, check, twice
+from atoll.node.home.paths import find_paths
 from atoll.node.manifest import parse_manifest, save_run, sign_manifest
-from atoll.node.paths import find_paths
+from atoll.node.run.banning import Ban, Bans
+from atoll.node.run.evidence import MAX_EVIDENCE, Twice, accused, check, twice
 from atoll.node.service.ports import DOMAIN
 from atoll.node.session.record import statement_payload
 from atoll.security.identity import Identity, load_or_create, verify

@@ -16,10 +16,10 @@ from atoll.collectives.errors import ModelMismatchError, StorageError
 from atoll.collectives.layout import Layout, TensorSpec, cut, make_layout
 from atoll.node.cli import run
 from atoll.node.client.beginning import beginning
-from atoll.node.export import export_run, keep_start
+from atoll.node.home.paths import Paths, find_paths
 from atoll.node.manifest import SignedManifest, parse_manifest, save_run, sign_manifest
-from atoll.node.paths import Paths, find_paths
 from atoll.node.recipes import gpt
+from atoll.node.records.export import export_run, keep_start
 from atoll.node.storage.checkpoint import SavedCheckpoint, save
 from atoll.security.identity import Identity
 

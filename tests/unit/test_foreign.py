@@ -25,11 +25,12 @@ import atoll.security
 from atoll.collectives.errors import AtollError, NotAdmittedError, RemoteProtocolError
 from atoll.collectives.foreign import LINES, PLAIN, WORDS, escaped, quoted, shown
 from atoll.collectives.identifiers import PeerId
-from atoll.node.cli import output, views
-from atoll.node.cli.live import RunProgress, TrainingView
-from atoll.node.cli.output import Terminal, as_json, painted, show_error
-from atoll.node.logs import OneLine
+from atoll.node.home import output
+from atoll.node.home.logs import OneLine
+from atoll.node.home.output import Terminal, as_json, painted, show_error
 from atoll.node.service.refusals import MEMBER, NAMED, STRANGER, Refusal
+from atoll.node.views import documents as views
+from atoll.node.views.live import RunProgress, TrainingView
 
 PEER = PeerId("12D3KooWEvilEvilEvilEvilEvilEvilEvilEvilEvilEvilEvil")
 each_hostile = pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
@@ -239,40 +240,40 @@ TOLD = {
         "reason",
     ): "escaped in node/net/outbox.py, quoted by Refusal",
     ("node.net.look", "LookAnswer", "reason"): "quoted in node/service/preview.py",
-    ("node.banning", "Ban", "reason"): "quoted by Bans.why and `atoll bans`",
+    ("node.run.banning", "Ban", "reason"): "quoted by Bans.why and `atoll bans`",
 }
 """Fields of messages that may hold anything, and where that is dealt with."""
 
 OURS = {
     "collectives.swarm.RunSettings": "made from a checked manifest",
-    "node.audit.Audited": "a report",
-    "node.audit.ConfigurationChange": "a report",
-    "node.audit.LogFork": "a report",
-    "node.audit.Proven": "a report",
-    "node.config.Loaded": "where settings come from",
-    "node.config.NodeTable": "the user's own settings",
-    "node.config.NotifyTable": "the user's own settings",
-    "node.export.Exported": "a report",
-    "node.lifecycle.NodeFile": "written by this node",
-    "node.private_node._Ready": "between a script and its node",
+    "node.records.audit.Audited": "a report",
+    "node.records.audit.ConfigurationChange": "a report",
+    "node.records.audit.LogFork": "a report",
+    "node.records.audit.Proven": "a report",
+    "node.home.config.Loaded": "where settings come from",
+    "node.home.config.NodeTable": "the user's own settings",
+    "node.home.config.NotifyTable": "the user's own settings",
+    "node.records.export.Exported": "a report",
+    "node.home.lifecycle.NodeFile": "written by this node",
+    "node.home.private_node._Ready": "between a script and its node",
     **{
         f"node.look.view.{name}": "of a file, escaped in node/look/document.py"
         for name in ("Committed", "Slowest", "ReductionSpan", "Reported", "CodedTrouble")
     },
-    "node.leaning.Leaner": "a report",
-    "node.leaning.Leans": "a report",
-    "node.recompute.RecomputedPart": "a report",
-    "node.recompute.Recomputed": "a report",
+    "node.records.leaning.Leaner": "a report",
+    "node.records.leaning.Leans": "a report",
+    "node.records.recompute.RecomputedPart": "a report",
+    "node.records.recompute.Recomputed": "a report",
     "node.storage.results._Trailer": "written by this node",
-    "node.standing.Standing": "written by this node",
-    "node.local_settings.LocalSettings": "a file of the current folder, quoted where it is shown",
-    "node.invite.Invite": "its addresses are checked where they are unpacked",
+    "node.run.standing.Standing": "written by this node",
+    "node.home.local_settings.LocalSettings": "a file of the current folder, quoted where it is shown",
+    "node.run.invite.Invite": "its addresses are checked where they are unpacked",
     "node.session.events.Waiting": "sentences of a session's own",
     "node.session.kept.KeptVote": "written by this node",
-    "node.shared_memory.AnchorSlot": "between a script and its node",
+    "node.control.shared_memory.AnchorSlot": "between a script and its node",
     "node.simulation.swarm._Body": "a simulation",
     "node.simulation.swarm._EnvelopePeek": "a simulation",
-    "node.splitting.Split": "a report",
+    "node.records.splitting.Split": "a report",
     "optim.ranks.swarm._SwarmHead": "between ranks of one job",
     "optim.ranks.talk._Failed": "between ranks of one job",
 }
@@ -330,7 +331,10 @@ def test_every_text_that_a_peer_can_write_is_refused_or_listed_here() -> None:
     wrong, told = list[str](), set[tuple[str, str, str]]()
     for kind in _structs():
         module = kind.__module__.removeprefix("atoll.")
-        if module.startswith("node.control.") or f"{module}.{kind.__name__}" in OURS:
+        if (
+            module.startswith(("node.control.", "node.home.failures"))
+            or f"{module}.{kind.__name__}" in OURS
+        ):
             continue
         described = msgspec.inspect.type_info(kind)
         assert isinstance(described, msgspec.inspect.StructType)
@@ -345,16 +349,16 @@ def test_every_text_that_a_peer_can_write_is_refused_or_listed_here() -> None:
 
 
 WRITERS = {
-    "node/cli/output.py": "the terminal's door",
+    "node/home/output.py": "the terminal's door",
     "node/cli/__init__.py": "click's own help; an empty object",
-    "node/cli/live.py": "shown() before rich",
+    "node/views/live.py": "shown() before rich",
     "node/cli/looking.py": "painted() line by line",
     "node/cli/join.py": "as_json",
     "node/cli/consent.py": "a fixed question",
     "node/__main__.py": "as_json; its own addresses",
     "node/client/joining.py": "its own stages",
     "node/client/speaking.py": "lines of the user's own script",
-    "node/own_data.py": "a path of the current folder, shown()",
+    "node/home/own_data.py": "a path of the current folder, shown()",
     "node/recipes/train.py": "numbers, as JSON",
     "node/demo/director.py": "numbers, as JSON",
     "node/demo/measure.py": "numbers, as JSON",

@@ -12,7 +12,7 @@ from blake3 import blake3
 
 from atoll.collectives.errors import LocalProtocolError
 from atoll.node.client.memory import RunMemory, SlotView, WholeView
-from atoll.node.shared_memory import AnchorSlots, SharedBuffer
+from atoll.node.control.shared_memory import AnchorSlots, SharedBuffer
 
 NUMELS = (5, 1, 4)
 

@@ -12,8 +12,8 @@ from atoll.collectives.errors import ConfigError
 from atoll.collectives.identifiers import RunId
 from atoll.node.cli.identity import identity_of
 from atoll.node.cli.join import apart
-from atoll.node.cli.output import Terminal
-from atoll.node.invite import make_invite
+from atoll.node.home.output import Terminal
+from atoll.node.run.invite import make_invite
 from atoll.security.identity import Identity
 
 ORGANISER = Identity(b"o" * 32)

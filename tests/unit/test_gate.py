@@ -11,9 +11,9 @@ import pytest
 
 from atoll.collectives.errors import BadSignatureError, NotAdmittedError
 from atoll.collectives.identifiers import PeerId, RunId
-from atoll.node.banning import Ban, Bans
-from atoll.node.gate import Gate, Policy
-from atoll.node.invite import make_invite
+from atoll.node.run.banning import Ban, Bans
+from atoll.node.run.gate import Gate, Policy
+from atoll.node.run.invite import make_invite
 from atoll.security.identity import Identity
 
 RUN = RunId("abcdefghijklmnopqrstuvwxyz")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from atoll.node.cli.happenings import Words
-from atoll.node.cli.views import run_state
 from atoll.node.service.idle import AFTER_S, Idle
+from atoll.node.views.documents import run_state
+from atoll.node.views.event_words import Words
 
 
 def test_who_joins_and_never_attaches_is_named_once() -> None:

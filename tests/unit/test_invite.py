@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from atoll.collectives.errors import NotAdmittedError, VersionMismatchError
 from atoll.collectives.identifiers import RunId
-from atoll.node import invite as v
-from atoll.node.capability import CERTIFICATE_DOMAIN, genuine, recognise
+from atoll.node.run import invite as v
+from atoll.node.run.capability import CERTIFICATE_DOMAIN, genuine, recognise
 from atoll.security.identity import Identity, encode_base58
 
 RUN = RunId("abcdefghijklmnopqrstuvwxyz")

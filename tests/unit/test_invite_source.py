@@ -14,8 +14,8 @@ import pytest
 from terminal_kit import ATOLL, shown_to_all
 
 from atoll.node.cli.join import join_command, target_of
-from atoll.node.cli.output import Terminal
-from atoll.node.invite import make_invite
+from atoll.node.home.output import Terminal
+from atoll.node.run.invite import make_invite
 from atoll.security.identity import Identity
 
 DEAD = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWDzMngWyanCrpqTHK4eTtc1Fy14yrqBAsJ2Rb8b5ZWeZM"

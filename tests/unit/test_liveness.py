@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from atoll.node.net.liveness import ANSWER_S, FIRST_S, JITTER, LATE_S, SILENT_S, Liveness
+from atoll.node.net.transport.liveness import ANSWER_S, FIRST_S, JITTER, LATE_S, SILENT_S, Liveness
 
 
 def play(*arrivals: float, until: float) -> list[tuple[float, str]]:

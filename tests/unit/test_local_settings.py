@@ -13,11 +13,11 @@ import pytest
 from terminal_kit import ATOLL, Person
 
 from atoll.node import site_data
-from atoll.node.config import load_config
-from atoll.node.interpreter import PYTHON
-from atoll.node.local_settings import MAX_BYTES, local_settings, trust
-from atoll.node.own_data import factory_of
-from atoll.node.paths import find_paths
+from atoll.node.home.config import load_config
+from atoll.node.home.interpreter import PYTHON
+from atoll.node.home.local_settings import MAX_BYTES, local_settings, trust
+from atoll.node.home.own_data import factory_of
+from atoll.node.home.paths import find_paths
 
 SITE = "from pathlib import Path\nPath('ran').touch()\n\ndef make():\n    return [1, 2]\n"
 RUN = 'schema = 1\nname = "notes"\n[model]\nconfig = { context = 16 }\n[data]\nsource = "local"\n[train]\nsync_every = 5\n'

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from atoll.node.logs import MAX_LOG_BYTES, open_log
+from atoll.node.home.logs import MAX_LOG_BYTES, open_log
 
 WRITER = """
 import logging, os, sys
 from pathlib import Path
-from atoll.node.logs import log_to_stderr
+from atoll.node.home.logs import log_to_stderr
 
 log = log_to_stderr()
 log.files, log.most = [Path(each) for each in sys.argv[1:]], 4_000

@@ -11,10 +11,10 @@ import trio
 from atoll.collectives.errors import NetworkError, NotAdmittedError
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.node.net import look
-from atoll.node.net.faults import Faults
-from atoll.node.net.framing import frame
-from atoll.node.net.host import Host
 from atoll.node.net.look import BUSY, NOT_HERE, Look, LookAnswer, Looks, ask, look_of
+from atoll.node.net.transport.faults import Faults
+from atoll.node.net.transport.framing import frame
+from atoll.node.net.transport.host import Host
 from atoll.security.identity import Identity
 
 RUN = RunId("a" * 26)

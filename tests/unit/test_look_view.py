@@ -16,8 +16,8 @@ from look_kit import NUMEL, ROUND_S, RUN, SAMPLES, SENT, STEPS, WAIT_S, made_up,
 
 from atoll.collectives.errors import ConfigError
 from atoll.node.cli.looking import watch
-from atoll.node.cli.names import name_of
-from atoll.node.cli.output import Terminal
+from atoll.node.home.names import name_of
+from atoll.node.home.output import Terminal
 from atoll.node.look import view as view_file
 from atoll.node.look.allowed import Allowed
 from atoll.node.look.document import document

@@ -32,10 +32,10 @@ from atoll.collectives.swarm import (
 )
 from atoll.node import manifest as m
 from atoll.node.cli.costs import describe_lines, explain_rule
-from atoll.node.config import NodeConfig
+from atoll.node.home.config import NodeConfig
+from atoll.node.home.paths import find_paths
 from atoll.node.manifest_btard import LEAST_LEFT, LEAST_PEERS, liars_borne
 from atoll.node.manifest_form import as_toml
-from atoll.node.paths import find_paths
 from atoll.security.btard import AttemptSettings
 from atoll.security.identity import Identity
 

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from atoll.collectives.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from atoll.collectives.identifiers import PeerId, RunId
-from atoll.node.invite import Invite, make_invite
-from atoll.node.net import addresses, announcements, door, faults, peerbook
+from atoll.node.net import announcements
 from atoll.node.net.announcements import (
     LIFE_S,
     MAX_PER_RUN,
@@ -28,11 +27,13 @@ from atoll.node.net.announcements import (
     Registry,
     announce,
 )
-from atoll.node.net.backoff import Backoff
 from atoll.node.net.dht import records, store, wire
 from atoll.node.net.dht.routing import RoutingTable, closest, position
-from atoll.node.net.framing import MAX_FRAME_BYTES, FrameReader, frame
-from atoll.node.net.peerbook import PeerBook
+from atoll.node.net.transport import addresses, door, faults, peerbook
+from atoll.node.net.transport.backoff import Backoff
+from atoll.node.net.transport.framing import MAX_FRAME_BYTES, FrameReader, frame
+from atoll.node.net.transport.peerbook import PeerBook
+from atoll.node.run.invite import Invite, make_invite
 from atoll.security.identity import Identity
 
 A, B, C = Identity(b"a" * 32), Identity(b"b" * 32), Identity(b"c" * 32)

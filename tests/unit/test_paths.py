@@ -12,8 +12,8 @@ import pytest
 
 from atoll.collectives.errors import StorageError
 from atoll.collectives.identifiers import PeerId
-from atoll.node.net.peerbook import PeerBook
-from atoll.node.paths import bytes_in, find_paths, make_private, storage_error, write_atomic
+from atoll.node.home.paths import bytes_in, find_paths, make_private, storage_error, write_atomic
+from atoll.node.net.transport.peerbook import PeerBook
 from atoll.node.service.disk import AGAIN_S, DiskUsage
 from atoll.node.storage.medium import storage_error as medium_error
 from atoll.security.identity import Identity, load_or_create

@@ -12,13 +12,13 @@ import torch
 from reference_node import Node
 
 from atoll.collectives.errors import ConfigError
-from atoll.node.cli.happenings import Words
-from atoll.node.cli.views import run_state
 from atoll.node.client import NodeClient, join
-from atoll.node.config import load_config, set_value
-from atoll.node.hours import DAY, Hours, hours_of
-from atoll.node.paths import find_paths
+from atoll.node.home.config import load_config, set_value
+from atoll.node.home.hours import DAY, Hours, hours_of
+from atoll.node.home.paths import find_paths
 from atoll.node.service.pausing import FILE, RunPause
+from atoll.node.views.documents import run_state
+from atoll.node.views.event_words import Words
 from atoll.optim import attach
 from atoll.optim.script import attachment
 

@@ -14,11 +14,11 @@ from atoll.collectives.errors import ConfigError
 from atoll.collectives.group import Member, Reach, is_quorum, reach
 from atoll.collectives.identifiers import PeerId
 from atoll.node.cli.costs import describe_lines
-from atoll.node.cli.live import RunProgress
-from atoll.node.cli.output import Terminal
-from atoll.node.cli.views import lying_text, peers_table, run_lines, runs_table, status_text
+from atoll.node.home.output import Terminal
 from atoll.node.manifest import parse_manifest
-from atoll.node.quorum import no_quorum, quorum_of
+from atoll.node.run.quorum import no_quorum, quorum_of
+from atoll.node.views.documents import lying_text, peers_table, run_lines, runs_table, status_text
+from atoll.node.views.live import RunProgress
 
 FOUNDER, A, B = PeerId("o"), PeerId("a"), PeerId("b")
 

@@ -12,7 +12,15 @@ import pytest
 import trio
 
 from atoll.collectives.identifiers import PeerId
-from atoll.node.net.addresses import (
+from atoll.node.net.announcements import Registry, announce
+from atoll.node.net.reach import natpmp, portmap, upnp
+from atoll.node.net.reach.autonat import Window, may_try
+from atoll.node.net.reach.circuit import peer_field, peer_in, reservation_fields, reservation_in
+from atoll.node.net.reach.ledger import RelayLedger, RelayLimits
+from atoll.node.net.reach.manager import FRESH_S, AddressManager
+from atoll.node.net.reach.protobuf import MAX_FIELDS, decode, encode, number, octets
+from atoll.node.net.reach.routes import assigned, on_link
+from atoll.node.net.transport.addresses import (
     circuit,
     host_of,
     is_address,
@@ -23,15 +31,7 @@ from atoll.node.net.addresses import (
     usable,
     without_peer,
 )
-from atoll.node.net.announcements import Registry, announce
-from atoll.node.net.packed import pack, unpack
-from atoll.node.net.reach import natpmp, portmap, upnp
-from atoll.node.net.reach.autonat import Window, may_try
-from atoll.node.net.reach.circuit import peer_field, peer_in, reservation_fields, reservation_in
-from atoll.node.net.reach.ledger import RelayLedger, RelayLimits
-from atoll.node.net.reach.manager import FRESH_S, AddressManager
-from atoll.node.net.reach.protobuf import MAX_FIELDS, decode, encode, number, octets
-from atoll.node.net.reach.routes import assigned, on_link
+from atoll.node.net.transport.packed import pack, unpack
 from atoll.security.identity import Identity
 
 A, B, C = (Identity(bytes([number]) * 32).peer for number in range(3))

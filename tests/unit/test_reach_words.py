@@ -11,9 +11,15 @@ import pytest
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.identifiers import PeerId
 from atoll.node.cli import run
-from atoll.node.cli.alone import alone_rows
-from atoll.node.cli.names import name_of
-from atoll.node.cli.reach_views import (
+from atoll.node.cli.reaching import find_peer, pong
+from atoll.node.home.names import name_of
+from atoll.node.net.measuring import ByteRate
+from atoll.node.net.reach.manager import AddressManager
+from atoll.node.net.transport.addresses import at_home
+from atoll.node.service.rates import Rates
+from atoll.node.views.alone import alone_rows
+from atoll.node.views.documents import path_text, peers_table, rates_text, status_text
+from atoll.node.views.reach_views import (
     advice,
     clock_row,
     flow_row,
@@ -25,12 +31,6 @@ from atoll.node.cli.reach_views import (
     outcome,
     reach_text,
 )
-from atoll.node.cli.reaching import find_peer, pong
-from atoll.node.cli.views import path_text, peers_table, rates_text, status_text
-from atoll.node.net.addresses import at_home
-from atoll.node.net.measuring import ByteRate
-from atoll.node.net.reach.manager import AddressManager
-from atoll.node.service.rates import Rates
 from atoll.security.identity import Identity
 
 RELAY, PEER, OTHER = (str(Identity(bytes([number]) * 32).peer) for number in range(3))
@@ -355,7 +355,7 @@ def test_an_older_node_says_nothing_and_nothing_is_made_up() -> None:
 
 
 def test_status_and_peers_show_the_paths() -> None:
-    from atoll.node.cli.output import Terminal
+    from atoll.node.home.output import Terminal
 
     terminal = Terminal(no_color=True)
     network = {

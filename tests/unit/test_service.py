@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from atoll.collectives.errors import ConfigError
 from atoll.node.cli import cli
-from atoll.node.units import NEVER_AGAIN, Service, launchd, systemd
+from atoll.node.home.units import NEVER_AGAIN, Service, launchd, systemd
 
 PROGRAM = [sys.executable, "-P", "-m", "atoll.node.cli"]
 NODE = Service("atoll-node", "atoll node", [*PROGRAM, "up"], {}, Path("/tmp"), 30.0, ready=True)

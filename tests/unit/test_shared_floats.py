@@ -12,7 +12,7 @@ import torch
 from atoll.collectives.errors import LocalProtocolError, StorageError
 from atoll.collectives.swarm import Call
 from atoll.node.client.shared import Buffers
-from atoll.node.shared_memory import SharedBuffer
+from atoll.node.control.shared_memory import SharedBuffer
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="buffers are ordinary tensors elsewhere"

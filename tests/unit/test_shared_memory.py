@@ -14,7 +14,7 @@ import torch
 from blake3 import blake3
 
 from atoll.collectives.errors import LocalProtocolError, OutOfDateError, StorageError
-from atoll.node.shared_memory import (
+from atoll.node.control.shared_memory import (
     MAX_LEASES,
     SLOTS,
     AnchorSlots,
@@ -111,7 +111,7 @@ def test_no_room_is_a_storage_error(tmp_path: Path, memfd: bool) -> None:
 import resource
 from pathlib import Path
 from atoll.collectives.errors import StorageError
-from atoll.node.shared_memory import AnchorSlots, SharedBuffer
+from atoll.node.control.shared_memory import AnchorSlots, SharedBuffer
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 where = dict(folder=Path({str(tmp_path)!r}), use_memfd={memfd})
 SharedBuffer(1 << 20, **where).close()

@@ -10,10 +10,10 @@ import pytest
 
 from atoll.collectives.errors import ConfigError
 from atoll.node import SiteData, site_data
-from atoll.node.config import set_value
+from atoll.node.home.config import set_value
+from atoll.node.home.own_data import factory_of
+from atoll.node.home.paths import find_paths
 from atoll.node.manifest import parse_manifest
-from atoll.node.own_data import factory_of
-from atoll.node.paths import find_paths
 from atoll.node.recipes.train import load_data
 
 SITE = """

@@ -8,9 +8,9 @@ import pytest
 
 from atoll.collectives.errors import NotAdmittedError
 from atoll.collectives.identifiers import RunId
-from atoll.node.invite import Invite, make_invite
-from atoll.node.paths import find_paths
-from atoll.node.standing import FILE, Standing, load_standing, save_standing, standing_by
+from atoll.node.home.paths import find_paths
+from atoll.node.run.invite import Invite, make_invite
+from atoll.node.run.standing import FILE, Standing, load_standing, save_standing, standing_by
 from atoll.security.identity import Identity
 
 RUN = RunId("a" * 26)

@@ -9,10 +9,10 @@ from typing import Any
 import trio
 
 from atoll.collectives.errors import StorageError
-from atoll.node.cli.happenings import Words
-from atoll.node.cli.views import run_state
 from atoll.node.service.idle import AFTER_S, Idle
 from atoll.node.service.troubles import Troubles
+from atoll.node.views.documents import run_state
+from atoll.node.views.event_words import Words
 
 
 def test_a_full_disk_is_told_once_though_small_writes_succeed_in_between() -> None:

@@ -13,11 +13,9 @@ from typing import Any
 import pytest
 import trio
 
-from atoll.node import diary
-from atoll.node.cli.errors_catalogue import PAGES as ERRORS
-from atoll.node.cli.happenings import Words
-from atoll.node.service.judging import Notifier, RunVerdicts
-from atoll.node.verdicts import (
+from atoll.node.home.errors_catalogue import PAGES as ERRORS
+from atoll.node.run import diary
+from atoll.node.run.verdicts import (
     CLOCK_S,
     FALLEN_S,
     GONE_S,
@@ -29,6 +27,8 @@ from atoll.node.verdicts import (
     Verdicts,
     judge,
 )
+from atoll.node.service.judging import Notifier, RunVerdicts
+from atoll.node.views.event_words import Words
 
 Event = dict[str, Any]
 PEERS = [f"peer{n}" for n in range(8)]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from atoll.node.cli.views import waiting_lines
 from atoll.node.service.waiting import document_of
 from atoll.node.session.events import Waiting
+from atoll.node.views.documents import waiting_lines
 
 WAITING = Waiting(
     "no quorum",

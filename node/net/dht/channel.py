@@ -18,8 +18,8 @@ import trio
 
 from ....collectives.errors import NetworkError, PeerLostError, RemoteProtocolError
 from ....collectives.identifiers import PeerId
-from ..faults import Faults
-from ..host import PeerStream
+from ..transport.faults import Faults
+from ..transport.host import PeerStream
 from .wire import ADD_PROVIDER, PING, Located, MessageReader, Rpc, encode
 
 ANSWER_S = 2.0

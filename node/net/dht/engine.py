@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from ....collectives.identifiers import PeerId
 from ....security.identity import Identity, decode_base58
-from ..peerbook import PeerBook
+from ..transport.peerbook import PeerBook
 from . import records
 from .routing import K, RoutingTable, position
 from .server import DhtServer

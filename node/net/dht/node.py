@@ -14,9 +14,9 @@ import trio
 from ....collectives.errors import NetworkError, RemoteProtocolError
 from ....collectives.identifiers import PeerId
 from ....security.identity import Identity
-from ..faults import Faults
-from ..host import Host, NotSpokenError, PeerStream
-from ..peerbook import PeerBook
+from ..transport.faults import Faults
+from ..transport.host import Host, NotSpokenError, PeerStream
+from ..transport.peerbook import PeerBook
 from .channel import Channel
 from .engine import QUORUM, REPLICAS, Engine, Operation
 from .routing import K, network_of

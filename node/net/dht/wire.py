@@ -15,7 +15,7 @@ from ....collectives.errors import RemoteProtocolError
 from ....collectives.foreign import quoted
 from ....collectives.identifiers import PeerId
 from ....security.identity import decode_base58, encode_base58, is_peer_id
-from ..packed import pack, unpack
+from ..transport.packed import pack, unpack
 
 MAX_MESSAGE_BYTES = 128 << 10
 MAX_PEERS = 64

@@ -21,8 +21,8 @@ from collections.abc import Callable
 import trio
 
 from ....collectives.identifiers import PeerId
-from ..addresses import host_and_port, is_loopback
 from ..reach.routes import has_route
+from ..transport.addresses import host_and_port, is_loopback
 from .mdns import GROUP, MAX_BYTES, PORT
 from .neighbours import Neighbours
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from ....collectives.errors import ConfigError
 from ....collectives.identifiers import PeerId
-from ..addresses import host_and_port, is_direct, join_peer, split_peer
+from ..transport.addresses import host_and_port, is_direct, join_peer, split_peer
 from .mdns import ADDRESS, MARK, answer, question, read
 
 SOON_S = (0.02, 0.12)

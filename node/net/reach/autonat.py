@@ -20,11 +20,11 @@ from ....collectives.errors import NetworkError, PeerUnreachableError, RemotePro
 from ....collectives.foreign import quoted
 from ....collectives.identifiers import PeerId
 from ....security.identity import decode_base58
-from ..addresses import host_and_port, is_direct, is_internet
-from ..faults import Faults
-from ..host import Host
-from ..packed import pack, unpack
-from ..peer_stream import PeerStream
+from ..transport.addresses import host_and_port, is_direct, is_internet
+from ..transport.faults import Faults
+from ..transport.host import Host
+from ..transport.packed import pack, unpack
+from ..transport.peer_stream import PeerStream
 from . import protobuf
 from .protobuf import decode, number, octets
 

@@ -20,8 +20,8 @@ from ....collectives.errors import RemoteProtocolError
 from ....collectives.foreign import quoted
 from ....collectives.identifiers import PeerId
 from ....security.identity import decode_base58, encode_base58, is_peer_id
-from ..packed import pack, unpack
-from ..peer_stream import PeerStream
+from ..transport.packed import pack, unpack
+from ..transport.peer_stream import PeerStream
 from . import protobuf
 from .protobuf import Fields, number, octets
 

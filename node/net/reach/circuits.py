@@ -13,11 +13,11 @@ import trio
 
 from ....collectives.errors import NetworkError, PeerUnreachableError, RemoteProtocolError
 from ....collectives.identifiers import PeerId
-from ..addresses import circuit as circuit_address
-from ..addresses import host_of, is_direct, make_address
-from ..faults import Faults
-from ..host import Host, NotSpokenError
-from ..peer_stream import PeerStream
+from ..transport.addresses import circuit as circuit_address
+from ..transport.addresses import host_of, is_direct, make_address
+from ..transport.faults import Faults
+from ..transport.host import Host, NotSpokenError
+from ..transport.peer_stream import PeerStream
 from . import circuit, protobuf
 
 KEPT = 2

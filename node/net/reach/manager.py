@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from ..addresses import (
+from ..transport.addresses import (
     has_public,
     host_and_port,
     is_direct,

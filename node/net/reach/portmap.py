@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 import trio
 
-from ..addresses import host_and_port, is_internet, is_loopback, make_address
-from ..backoff import Backoff
+from ..transport.addresses import host_and_port, is_internet, is_loopback, make_address
+from ..transport.backoff import Backoff
 from . import natpmp, upnp
 from .routes import ROUTES
 

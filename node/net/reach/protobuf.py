@@ -13,7 +13,7 @@ from libp2p.utils.varint import encode_uvarint
 
 from ....collectives.errors import PeerLostError, RemoteProtocolError
 from ....collectives.foreign import quoted
-from ..host import PeerStream
+from ..transport.host import PeerStream
 
 MAX_MESSAGE_BYTES = 8192
 MAX_FIELDS = 256

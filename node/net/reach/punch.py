@@ -33,12 +33,12 @@ import trio
 
 from ....collectives.errors import NetworkError, PeerLostError, RemoteProtocolError
 from ....collectives.identifiers import PeerId
-from ..addresses import host_of, is_direct, is_internet, is_loopback
-from ..backoff import Backoff
-from ..faults import Faults
-from ..host import Host
-from ..packed import pack, unpack
-from ..peer_stream import PeerStream
+from ..transport.addresses import host_of, is_direct, is_internet, is_loopback
+from ..transport.backoff import Backoff
+from ..transport.faults import Faults
+from ..transport.host import Host
+from ..transport.packed import pack, unpack
+from ..transport.peer_stream import PeerStream
 from . import protobuf
 from .circuit import kind_of
 

@@ -16,7 +16,7 @@ import trio
 
 from ....collectives.errors import ConfigError, NetworkError, RemoteProtocolError
 from ....collectives.identifiers import PeerId
-from ..addresses import (
+from ..transport.addresses import (
     host_of,
     is_direct,
     is_internet,
@@ -27,8 +27,8 @@ from ..addresses import (
     telling,
     usable,
 )
-from ..faults import Faults
-from ..host import Host, NotSpokenError
+from ..transport.faults import Faults
+from ..transport.host import Host, NotSpokenError
 from .autonat import AutoNat
 from .circuits import Circuits
 from .ledger import RelayLimits

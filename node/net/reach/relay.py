@@ -14,10 +14,10 @@ import trio
 
 from ....collectives.errors import NetworkError, PeerLostError, RemoteProtocolError
 from ....collectives.identifiers import PeerId
-from ..addresses import is_direct, join_peer
-from ..faults import Faults
-from ..host import Host
-from ..peer_stream import PeerStream
+from ..transport.addresses import is_direct, join_peer
+from ..transport.faults import Faults
+from ..transport.host import Host
+from ..transport.peer_stream import PeerStream
 from . import circuit, protobuf
 from .ledger import RelayLedger, RelayLimits
 

@@ -21,7 +21,7 @@ import trio
 
 from ....collectives.errors import PeerUnreachableError
 from ....collectives.identifiers import PeerId
-from ..lane_sockets import (
+from ..transport.lane_sockets import (
     HELLO_S,
     PROOF_BYTES,
     detach,

@@ -19,7 +19,7 @@ import ipaddress
 import random
 from collections.abc import Sequence
 
-from ..addresses import host_and_port, is_private, make_address
+from ..transport.addresses import host_and_port, is_private, make_address
 
 RETRY_S = 0.03
 SPREAD_S = 0.1

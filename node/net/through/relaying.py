@@ -22,10 +22,16 @@ import trio
 from ....collectives.errors import NetworkError, PeerUnreachableError, RemoteProtocolError
 from ....collectives.foreign import PLAIN, quoted
 from ....collectives.identifiers import PeerId
-from ..addresses import MAX_ADDRESS_CHARS, MAX_ADDRESSES, has_public, host_and_port, usable
-from ..framing import FrameReader, decode, frame
-from ..host import Host, PeerStream
-from ..lane_sockets import LaneListener, detach, receive_exactly, send_all, set_options
+from ..transport.addresses import (
+    MAX_ADDRESS_CHARS,
+    MAX_ADDRESSES,
+    has_public,
+    host_and_port,
+    usable,
+)
+from ..transport.framing import FrameReader, decode, frame
+from ..transport.host import Host, PeerStream
+from ..transport.lane_sockets import LaneListener, detach, receive_exactly, send_all, set_options
 from .observing import MAGIC as OBSERVE
 from .observing import Observing
 from .splice import Splice

@@ -1,0 +1,433 @@
+"""Memory that the node and a script share: made by the node, handed over as file descriptors, gone
+when both are gone.
+
+* ``SharedBuffer``  one block of memory: a sealed memfd on Linux, an unlinked temporary file
+                    elsewhere. It has no name, so a
+  crash of either side leaves nothing behind.
+* ``AnchorSlots``   float32 slots in which the node publishes generations of the anchor; it never
+                    writes one that is current or
+  leased.
+* ``WritableFloats``, ``ReadOnlyFloats``, ``map_bytes``  the script's mappings, made of the
+  descriptors it was given.
+
+Nothing here loads torch before ``SharedBuffer.tensor`` or ``ReadOnlyFloats.copy_into`` is called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from blake3 import blake3
+
+from ...collectives.errors import LocalProtocolError, OutOfDateError, StorageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAX_LEASES = 2  # the anchor a script measures its progress against, and the one it is moving to
+SLOTS = MAX_LEASES + 2  # ... the current generation, and one to write the next into
+FLOAT_BYTES = 4
+_ZEROS = bytes(1 << 20)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
+
+
+class AnchorSlot(msgspec.Struct, frozen=True):
+    """Where one generation of the anchor lies: ``round`` entries of the log are applied to it.
+    ``digest``: blake3 of its bytes in hex, or "" where the node has not computed it (the script
+    then does, if it asks). ``samples``: contributed to it, ``lag``: of its newest round, ``steps``:
+    from it, as in an `AnchorView`; where a script holds it."""
+
+    slot: int
+    round: int
+    digest: str
+    samples: int = 0
+    lag: float = 0.0
+    steps: int = 0
+
+
+class SharedBuffer:
+    """A writable block of shared memory of ``nbytes`` bytes, zero at first.
+
+    Args:
+        nbytes: its size, > 0.
+        folder: where the temporary file of the fallback is made (it is unlinked at once); default:
+            the system's.
+        use_memfd: None takes memfd where the platform has it; False forces the fallback.
+
+    Raises:
+        StorageError: there is no room. The fallback reserves all its blocks here, so that a full
+            disk is this error and not
+            a SIGBUS at the first write.
+    """
+
+    def __init__(
+        self, nbytes: int, *, folder: Path | None = None, use_memfd: bool | None = None
+    ) -> None:
+        self.fd = self._reader_fd = -1
+        if nbytes <= 0:
+            raise LocalProtocolError(f"shared memory of {nbytes} bytes")
+        self.nbytes = nbytes
+        memfd = hasattr(os, "memfd_create") if use_memfd is None else use_memfd
+        try:
+            self.fd, self._reader_fd = _memfd(nbytes) if memfd else _unlinked_file(nbytes, folder)
+        except OSError as error:
+            raise _storage_error(
+                nbytes, "memory" if memfd else str(folder or tempfile.gettempdir()), error
+            ) from error
+        # never closed by hand: torch.frombuffer keeps the mapping alive but does not lock it, so
+        # that close() would pull the memory from under a tensor (SIGSEGV); it ends with the last
+        # reference
+        self._memory: mmap.mmap | None = mmap.mmap(self.fd, nbytes, mmap.MAP_SHARED)
+
+    @property
+    def reader_fd(self) -> int:
+        """A descriptor of the same memory that cannot be mapped for writing."""
+        return self._reader_fd
+
+    def view(self) -> memoryview:
+        """All bytes, writable. Raises LocalProtocolError after `close`."""
+        return memoryview(self._mapping())
+
+    def tensor(self) -> Tensor:
+        """The memory as float32, shape (nbytes / 4,), writable; it keeps the mapping alive. Raises
+        LocalProtocolError after `close`.
+        """
+        import torch  # heavy: only where tensors are touched
+
+        return torch.frombuffer(self._mapping(), dtype=torch.float32)
+
+    def clear(self) -> None:
+        """Give the memory back to the system until somebody touches it again: then it is zero. Does
+        nothing where that cannot be had.
+        """
+        if hasattr(mmap, "MADV_REMOVE"):
+            with contextlib.suppress(OSError):
+                self._mapping().madvise(mmap.MADV_REMOVE)
+
+    def _mapping(self) -> mmap.mmap:
+        if self._memory is None:
+            raise LocalProtocolError("this shared memory was closed")
+        return self._memory
+
+    def close(self) -> None:
+        """Close the descriptors and let go of the mapping, which ends with the last tensor or view
+        of it. Idempotent.
+        """
+        for fd in (self.fd, self._reader_fd):
+            if fd >= 0:
+                os.close(fd)
+        self.fd = self._reader_fd = -1
+        self._memory = None
+
+    def __del__(self) -> None:
+        for fd in (self.fd, self._reader_fd):
+            if fd >= 0:
+                os.close(fd)
+
+
+def _memfd(nbytes: int) -> tuple[int, int]:
+    """An anonymous file whose size is sealed: nobody who holds it can shrink it and so kill the
+    other side by SIGBUS.
+    """
+    fd = os.memfd_create("atoll", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, nbytes)
+        fcntl.fcntl(
+            fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        )
+        try:
+            return fd, os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+        except (
+            FileNotFoundError
+        ):  # no /proc (some sandboxes): the promise not to write is then the client's alone
+            return fd, os.dup(fd)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _unlinked_file(nbytes: int, folder: Path | None) -> tuple[int, int]:
+    fd, name = tempfile.mkstemp(prefix="atoll-", dir=folder)
+    try:
+        try:
+            reader = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            os.unlink(name)
+        try:
+            _reserve(fd, nbytes)
+        except BaseException:
+            os.close(reader)
+            raise
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd, reader
+
+
+def _reserve(fd: int, nbytes: int) -> None:
+    """Give the file all its blocks now."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, nbytes)
+        return
+    left = nbytes  # macOS has no posix_fallocate
+    while left:
+        left -= os.write(fd, _ZEROS[: min(left, len(_ZEROS))])
+
+
+def _storage_error(nbytes: int, where: str, error: OSError) -> StorageError:
+    full = error.errno in _FULL
+    return StorageError(
+        f"no shared memory of {nbytes / 2**20:.1f} MiB in {where}: {error.strerror}",
+        why="there is not enough room for the anchor and the contribution of this model"
+        if full
+        else "",
+        hint="free some space, or point TMPDIR to a place that has it" if full else "",
+    )
+
+
+class WritableFloats:
+    """A script's mapping of a buffer it writes: float32, shape (numel,). Takes the descriptor over
+    and closes it.
+    """
+
+    def __init__(self, fd: int, numel: int) -> None:
+        self.numel = numel
+        self._memory = map_bytes(fd, numel * FLOAT_BYTES, writable=True)
+
+    def tensor(self) -> Tensor:
+        """float32, shape (numel,), writable; it keeps the mapping alive."""
+        import torch  # heavy: only where tensors are touched
+
+        return torch.frombuffer(self._memory, dtype=torch.float32)
+
+
+class ReadOnlyFloats:
+    """A script's read-only mapping of float32, shape (numel,). Takes the descriptor over and closes
+    it.
+
+    The only way out is a copy: writing through a read-only mapping is a SIGSEGV, and torch warns of
+    tensors over one.
+    """
+
+    def __init__(self, fd: int, numel: int) -> None:
+        self.numel = numel
+        self._memory = map_bytes(fd, numel * FLOAT_BYTES, writable=False)
+
+    def copy_into(self, destination: Tensor, start: int = 0) -> None:
+        """Copy elements [start, start + destination.numel()) into ``destination``: float32,
+        contiguous, on the CPU.
+
+        Raises LocalProtocolError when the range or the destination does not fit.
+        """
+        import numpy as np  # as torch: not before tensors are touched
+        import torch
+
+        count = destination.numel()
+        if (
+            destination.dtype != torch.float32
+            or destination.device.type != "cpu"
+            or not destination.is_contiguous()
+        ):
+            raise LocalProtocolError(
+                f"destination must be float32, contiguous and on the CPU, not {destination.dtype} on {destination.device}"
+            )
+        if start < 0 or start + count > self.numel:
+            raise LocalProtocolError(
+                f"elements [{start}, {start + count}) of a vector of {self.numel}"
+            )
+        if count:
+            source = np.frombuffer(
+                self._memory, dtype=np.float32, count=count, offset=start * FLOAT_BYTES
+            )
+            np.copyto(destination.detach().view(-1).numpy(), source)
+
+    def digest(self) -> str:
+        """blake3 of all bytes, in hex."""
+        digest = blake3()
+        self.feed(digest)
+        return digest.hexdigest()
+
+    def feed(self, digest: blake3) -> None:
+        """Add all bytes to a digest."""
+        with memoryview(self._memory) as view:
+            digest.update(view)
+
+
+def map_bytes(fd: int, nbytes: int, *, writable: bool, copy: bool = False) -> mmap.mmap:
+    """Map and close ``fd``. ``copy``: what is written to the mapping stays in this process (torch
+    wants writable memory even where it only reads). Raises StorageError when the file is shorter
+    than said (touching the rest would be a SIGBUS)."""
+    try:
+        size = os.fstat(fd).st_size
+        if size < nbytes:
+            raise StorageError(f"shared memory has {size} bytes, {nbytes} are needed")
+        shared = mmap.MAP_PRIVATE if copy else mmap.MAP_SHARED
+        return mmap.mmap(fd, nbytes, shared, mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0))
+    finally:
+        os.close(fd)
+
+
+class AnchorSlots:
+    """The node's side of the anchor: float32 slots of shape (numel,), one of which is current.
+
+    Use: ``slot = next_slot()``; write ``tensor(slot)`` (the current generation stays readable
+    meanwhile, so the outer step goes from ``tensor(current.slot)`` to ``tensor(slot)``);
+    ``publish(slot, round, digest)``. ``next_slot`` and ``tensor`` may be called from a worker
+    thread; all else in one thread. `renew` may put other memory with the same content into the
+    current slot.
+
+    The attached script leases slots for as long as it likes, at most MAX_LEASES at a time: the
+    anchor it measures its progress against, and the one it moves to. What a script had leased when
+    its connection was lost is its own for ever (`abandon`): it may have outlived the connection and
+    still read.
+    """
+
+    def __init__(
+        self, numel: int, *, folder: Path | None = None, use_memfd: bool | None = None
+    ) -> None:
+        """Raises StorageError. Memory is taken when it is first written (memfd), or at once
+        (fallback).
+        """
+        self.numel = numel
+        self._folder, self._use_memfd = folder, use_memfd
+        self._buffers: list[SharedBuffer] = []
+        self._current: AnchorSlot | None = None
+        self._leases: list[int] = []
+        self._abandoned: set[int] = set()
+        self._written: set[int] = set()
+        try:
+            for _ in range(SLOTS):
+                self._buffers.append(self._new())
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def current(self) -> AnchorSlot | None:
+        """The newest published generation."""
+        return self._current
+
+    @property
+    def leased(self) -> list[int]:
+        """The slots that the script reads."""
+        return list(self._leases)
+
+    def reader_fds(self) -> list[int]:
+        """What a script needs: descriptors of all slots, in order; none can be mapped for writing.
+        After `renew`.
+        """
+        return [buffer.reader_fd for buffer in self._buffers]
+
+    def next_slot(self) -> int:
+        """A slot that nobody reads, the lowest. The same one until something changes. Raises
+        StorageError.
+        """
+        slot = next(slot for slot in range(SLOTS) if not self._taken(slot))
+        if slot in self._abandoned:
+            self._replace(slot, keep=False)
+        return slot
+
+    def tensor(self, slot: int) -> Tensor:
+        """float32, shape (numel,). Write it only between ``next_slot`` and ``publish``."""
+        return self._buffers[slot].tensor()
+
+    def publish(self, slot: int, round_: int, digest: str) -> AnchorSlot:
+        """Make ``slot``, now completely written, the current generation."""
+        if self._taken(slot):
+            raise LocalProtocolError(f"slot {slot} is in use: it may not have been written")
+        self._current = AnchorSlot(slot, round_, digest)
+        self._written.add(slot)
+        self._clear_idle()
+        return self._current
+
+    def lease(self) -> AnchorSlot:
+        """Keep the current slot from being written until `release`. Raises LocalProtocolError on
+        too many, OutOfDateError before the first `publish`."""
+        if len(self._leases) >= MAX_LEASES:
+            raise LocalProtocolError(
+                f"the script holds {MAX_LEASES} anchors already",
+                hint="release() the views that anchor() returned",
+            )
+        if self._current is None:
+            raise OutOfDateError("the run has no anchor yet")
+        self._leases.append(self._current.slot)
+        return self._current
+
+    def release(self, slot: int) -> None:
+        """Give one lease of ``slot`` back. Without one it does nothing."""
+        if slot in self._leases:
+            self._leases.remove(slot)
+
+    def abandon(self) -> None:
+        """The script's connection is gone: its leases end, and the memory it had leased is never
+        written again.
+        """
+        self._abandoned.update(self._leases)
+        self._leases.clear()
+
+    def renew(self) -> None:
+        """Before `reader_fds` go to a new session: other memory for every abandoned slot (the
+        current one is copied).
+
+        Raises StorageError.
+        """
+        for slot in sorted(self._abandoned):
+            self._replace(slot, keep=self._current is not None and slot == self._current.slot)
+
+    def close(self) -> None:
+        """Close all descriptors (mappings live on). Idempotent."""
+        while self._buffers:
+            self._buffers.pop().close()
+
+    def _clear_idle(self) -> None:
+        """Of a script that trains on, two slots hold something: what it started from and what it
+        moves to. The next generation goes where the first of them was, so others give their memory
+        back; without a script the lowest does not."""
+        idle = [
+            slot for slot in range(SLOTS) if not self._taken(slot) and slot not in self._abandoned
+        ]
+        spare = any(
+            self._current is not None and slot != self._current.slot for slot in self._leases
+        )
+        for slot in idle if spare else idle[1:]:
+            if slot in self._written:
+                self._buffers[slot].clear()
+                self._written.discard(slot)
+
+    def _taken(self, slot: int) -> bool:
+        return slot in self._leases or (self._current is not None and slot == self._current.slot)
+
+    def _replace(self, slot: int, *, keep: bool) -> None:
+        fresh = self._new()
+        if keep:
+            fresh.tensor().copy_(self._buffers[slot].tensor())
+        self._buffers[slot] = (
+            # one step: another thread may be asking for the tensor; the old one goes with its last
+            # user
+            fresh
+        )
+        self._abandoned.discard(slot)
+
+    def _new(self) -> SharedBuffer:
+        return SharedBuffer(
+            self.numel * FLOAT_BYTES, folder=self._folder, use_memfd=self._use_memfd
+        )
+
+
+def received(fds: list[int], expected: int) -> list[int]:
+    """Check the number of descriptors that came with a message; closes them and raises
+    LocalProtocolError when it is wrong.
+    """
+    if len(fds) == expected:
+        return fds
+    for fd in fds:
+        os.close(fd)
+    raise LocalProtocolError(f"{len(fds)} descriptors came with a message that carries {expected}")

@@ -1,0 +1,17 @@
+"""What one node has on its machine: files, settings, processes, a terminal. Knows no run. Lowest
+first:
+
+paths, bandwidth, hours, strict_toml   where files lie; quantities and settings as people write them
+local_settings     ./atoll.toml, used only where it is named or trusted
+config             the node's settings
+interpreter        the Python of processes that are started: it imports nothing from the current
+                   folder
+process_title      invites out of the list of processes
+own_data           a site's own data, by a function in a file of its own
+failures           errors of the node as messages
+lifecycle, private_node, ending   one node a home; a script's own node; what ends with whom
+notify, units, logs   systemd, told and asked; lines of a log
+errors_catalogue   the page of every error code
+names              two-word names of peers
+output             what a command says and where; errors on a screen and as JSON
+"""

@@ -1,0 +1,182 @@
+"""The life of a node process: one node a home, found by a small file, and private nodes that end
+with their script.
+
+Node side (in `python -m atoll.node`; nothing here loads trio):
+
+    paths.ensure()
+    link = ParentLink(parent_fd) if private else None
+    try:
+        lock = NodeLock.acquire(paths)                 # StateError E102: another node runs with
+            this home
+        ...                                            # ControlServer started at
+                                                       paths.control_socket
+        lock.publish(NodeFile(pid=os.getpid(), socket=str(path), peer=peer, private=private,
+            parent_pid=parent_pid))
+        if link: link.ready(path)
+        ...                                            # private: control.parent.watch_parent(link,
+                                                       parent_pid), then shut down
+    except AtollError as error:
+        if link: link.failed(error)
+    finally:
+        lock.release()
+
+`ParentLink` and the script's side of private nodes are in `private_node`.
+Forked children of a script must hold nothing of a node: `close_in_children`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import stat
+import weakref
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from ...collectives.errors import StateError
+from .paths import Paths, make_private, storage_error, write_atomic
+
+
+class NodeFile(msgspec.Struct, frozen=True):
+    """``node.json``: which node serves this home."""
+
+    pid: int
+    socket: str
+    peer: str = ""
+    private: bool = False
+    parent_pid: int = 0
+
+
+class NodeLock:
+    """The one node of a home. The system drops the lock with the process, however it ends."""
+
+    def __init__(self, fd: int, folder: Path) -> None:
+        self._fd = fd
+        self._file = folder / "node.json"
+
+    @classmethod
+    def acquire(cls, paths: Paths) -> NodeLock:
+        """Raises StateError (E102) when another node holds it, StorageError when the file cannot be
+        made.
+        """
+        make_private(paths.runtime_dir)
+        name = paths.runtime_dir / "node.lock"
+        try:
+            fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise storage_error(f"cannot open {name}", error) from None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            raise already_running(paths) from None
+        return cls(fd, paths.runtime_dir)
+
+    def publish(self, node: NodeFile) -> None:
+        """Let scripts and commands find this node. Call it when the socket listens."""
+        write_atomic(self._file, msgspec.json.encode(node))
+
+    def release(self) -> None:
+        """Take the file away and give the home free. Idempotent."""
+        if self._fd >= 0:
+            self._file.unlink(missing_ok=True)
+            os.close(self._fd)
+            self._fd = -1
+
+
+def already_running(paths: Paths) -> StateError:
+    """E102: this home has its node."""
+    node = read_node_file(paths)
+    if node is None:
+        return StateError(
+            f"a node is starting or ending with {paths.runtime_dir}",
+            code="E102",
+            exit_code=73,
+            hint="Try again in a moment: atoll status",
+        )
+    if node.private:
+        return StateError(
+            f"the node of this home (process {node.pid}) belongs to another script, process {node.parent_pid}",
+            code="E102",
+            exit_code=73,
+            why="A private node ends with its script, so two scripts do not share one.",
+            hint="Start a node for both: atoll up      Or give this one a home of its own: ATOLL_HOME=./node2",
+        )
+    return StateError(
+        f"a node runs with this home already, process {node.pid}",
+        code="E102",
+        exit_code=73,
+        hint="Use it: atoll status      A second node: atoll up --home ./node2",
+    )
+
+
+def read_node_file(paths: Paths) -> NodeFile | None:
+    """The node that says it serves this home (it may be dead: connect and see), or None."""
+    try:
+        return msgspec.json.decode((paths.runtime_dir / "node.json").read_bytes(), type=NodeFile)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def remove_stale_socket(path: Path) -> None:
+    """Unlink a socket file that nobody listens on. Raises StateError (E102) when somebody does, or
+    when it is no socket.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise StateError(
+            f"{path} is in the way: it is not a socket",
+            code="E102",
+            exit_code=73,
+            hint=f"Look at it, then: rm {path}",
+        )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(os.fsencode(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            path.unlink(missing_ok=True)
+            return
+        except OSError:  # a full backlog, for example: somebody is there
+            pass
+    raise StateError(
+        f"another node listens at {path}", code="E102", exit_code=73, hint="Use it: atoll status"
+    )
+
+
+# ── forks
+# ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class HasFork(Protocol):
+    """Something that must drop its descriptors in a forked child."""
+
+    def in_child(self) -> None:
+        """Close descriptors without a word to the other end. Other threads may have held any lock:
+        take none.
+        """
+        ...
+
+
+_to_close: weakref.WeakSet[HasFork] = weakref.WeakSet()
+
+
+def close_in_children(thing: HasFork) -> None:
+    """From now on call ``thing.in_child()`` in every forked child (a DataLoader worker must not
+    keep a node alive).
+    """
+    _to_close.add(thing)
+
+
+def _after_fork_in_child() -> None:
+    for thing in list(_to_close):
+        thing.in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,265 @@
+"""Where atoll keeps its files: XDG folders, or one folder named by ``ATOLL_HOME`` (containers,
+tests, second nodes).
+
+================  ==============================  =======================
+what              default                         with ATOLL_HOME=H
+================  ==============================  =======================
+config.toml       $XDG_CONFIG_HOME/atoll          H
+identity.key      $XDG_DATA_HOME/atoll            H
+founded/          $XDG_DATA_HOME/atoll            H
+runs/, log/       $XDG_STATE_HOME/atoll           H/state
+caches            $XDG_CACHE_HOME/atoll           H/cache
+control.sock      $XDG_RUNTIME_DIR/atoll          H/run
+================  ==============================  =======================
+
+Folders are made 0700 and files 0600, whatever the user's umask is: a node sets its own
+(`only_mine`), `write_atomic` and `open_private` say it. What an earlier version left open to others
+is closed by `Paths.tighten`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import stat
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from ...collectives.errors import ConfigError, StorageError
+from ...collectives.forced import make_folder, sync_folder
+
+MAX_SOCKET_PATH = 100  # sun_path holds 104 bytes on macOS, 108 on Linux, the final zero included
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """The folders of one node. Nothing is made before `ensure`."""
+
+    config_dir: Path
+    data_dir: Path
+    state_dir: Path
+    cache_dir: Path
+    runtime_dir: Path
+
+    @property
+    def config_file(self) -> Path:
+        """The user's settings."""
+        return self.config_dir / "config.toml"
+
+    @property
+    def identity_file(self) -> Path:
+        """The node's private key."""
+        return self.data_dir / "identity.key"
+
+    def founded_file(self, run_id: str, fragment: int | None = None) -> Path:
+        """Says that this key has founded the run (or a fragment); beside the key, so that whoever
+        keeps that does not found it again.
+        """
+        return self.data_dir / "founded" / (run_id if fragment is None else f"{run_id}.{fragment}")
+
+    @property
+    def control_socket(self) -> Path:
+        """The unix socket of the running node; moved to a short private folder when the path is too
+        long for a socket.
+        """
+        usual = self.runtime_dir / "control.sock"
+        if len(os.fsencode(usual)) <= MAX_SOCKET_PATH:
+            return usual
+        name = hashlib.sha256(os.fsencode(usual)).hexdigest()[:16]
+        return Path(tempfile.gettempdir()) / f"atoll-{os.getuid()}-{name}" / "control.sock"
+
+    @property
+    def log_dir(self) -> Path:
+        """Log files of the node."""
+        return self.state_dir / "log"
+
+    @property
+    def runs_dir(self) -> Path:
+        """One folder a run."""
+        return self.state_dir / "runs"
+
+    def run_dir(self, run_id: str) -> Path:
+        """Everything this node keeps about a run: the signed manifest, the journal, the checkpoint."""
+        return self.runs_dir / run_id
+
+    def state_dirs(self, run_id: str, fragments: int) -> list[Path]:
+        """Where journal, results and checkpoint are: in the run's folder, or in one for each
+        fragment of a model that is cut.
+        """
+        folder = self.run_dir(run_id)
+        return (
+            [folder]
+            if fragments == 1
+            else [folder / "fragments" / str(number) for number in range(fragments)]
+        )
+
+    def ensure(self) -> None:
+        """Make all folders, private to the user. Raises StorageError when that fails."""
+        for folder in (
+            self.config_dir,
+            self.data_dir,
+            self.state_dir,
+            self.cache_dir,
+            self.runtime_dir,
+            self.runs_dir,
+            self.log_dir,
+        ):
+            make_private(folder)
+        make_private(self.control_socket.parent)
+
+    def tighten(self) -> int:
+        """Take the rights of others from everything of this user's in these folders; how many files
+        and folders had any.
+
+        Links are not followed. Of folders that may hold something else, too, only atoll's own files
+        are looked at.
+        """
+        roots = [self.state_dir, self.cache_dir, self.runtime_dir, self.founded_file("").parent]
+        found = [_close(file) for file in (self.config_file,)]
+        for root in dict.fromkeys(roots):
+            for folder, folders, files in os.walk(root):
+                found += [_close(Path(folder, name)) for name in (*folders, *files)]
+        return sum(found)
+
+
+def find_paths(home: str | Path | None = None, environ: Mapping[str, str] = os.environ) -> Paths:
+    """The paths to use: ``home`` (a --home flag), else ``ATOLL_HOME``, else the XDG folders."""
+    root = home or environ.get("ATOLL_HOME")
+    if root:
+        base = Path(root).expanduser().absolute()
+        return Paths(base, base, base / "state", base / "cache", base / "run")
+    user = Path(environ.get("HOME") or "~").expanduser()
+    config = _xdg(environ, "XDG_CONFIG_HOME", user / ".config")
+    data = _xdg(environ, "XDG_DATA_HOME", user / ".local/share")
+    state = _xdg(environ, "XDG_STATE_HOME", user / ".local/state")
+    cache = _xdg(environ, "XDG_CACHE_HOME", user / ".cache")
+    runtime = environ.get("XDG_RUNTIME_DIR", "")
+    sockets = Path(runtime) / "atoll" if os.path.isabs(runtime) else state / "atoll" / "run"
+    return Paths(config / "atoll", data / "atoll", state / "atoll", cache / "atoll", sockets)
+
+
+def _xdg(environ: Mapping[str, str], name: str, default: Path) -> Path:
+    value = environ.get(name, "")
+    return (
+        Path(value) if os.path.isabs(value) else default
+    )  # the specification: relative paths are to be ignored
+
+
+def bytes_in(folder: Path) -> int:
+    """Bytes that the files below a folder take on their medium, as ``du`` counts; links are not
+    followed, and what goes away meanwhile is left out.
+    """
+    total = 0
+    for below, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(below, name)).st_blocks * 512
+    return total
+
+
+def only_mine() -> None:
+    """From now on this process makes files that nobody else can read, and folders that nobody else
+    can enter.
+    """
+    os.umask(0o077)
+
+
+def open_private(path: Path) -> BinaryIO:
+    """A file to append to that only its owner can read, also where it was there before. Raises
+    OSError.
+    """
+    file = open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600))  # noqa: SIM115
+    if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
+        os.fchmod(file.fileno(), 0o600)
+    return file
+
+
+def _close(path: Path) -> bool:
+    """Whether others had rights to this file or folder of ours; now they have none."""
+    try:
+        found = path.lstat()
+        if found.st_uid != os.geteuid() or not stat.S_IMODE(found.st_mode) & 0o077:
+            return False
+        if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+            return False
+        path.chmod(stat.S_IMODE(found.st_mode) & 0o700)
+    except OSError:  # gone, or on a medium that cannot be written
+        return False
+    return True
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that only its owner can enter, or take the others' rights from one we own.
+
+    Raises ConfigError when the folder belongs to somebody else, StorageError when it cannot be
+    made.
+    """
+    try:
+        make_folder(folder)
+        found = folder.stat()
+        if found.st_uid != os.getuid():
+            raise ConfigError(
+                f"{folder} belongs to user {found.st_uid}, not to you",
+                why="Keys and sockets in a folder of somebody else are not yours.",
+                hint="Choose another folder: ATOLL_HOME=~/atoll-home",
+            )
+        if stat.S_IMODE(found.st_mode) & 0o077:
+            folder.chmod(0o700)
+    except OSError as error:
+        raise storage_error(f"cannot make {folder}", error) from None
+
+
+def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Replace a file so that a crash leaves the old or the new one. Raises StorageError (disk full,
+    no permission).
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise storage_error(f"cannot write {path}", error) from None
+
+
+def storage_error(what: str, error: OSError) -> StorageError:
+    """A StorageError with the reason of the system and what to do about it."""
+    why, hint = advice(error)
+    return StorageError(f"{what}: {error.strerror or error}", why=why, hint=hint, exit_code=73)
+
+
+def advice(error: OSError) -> tuple[str, str]:
+    """Why a file operation failed, and what fits it: a full disk wants room, a failing one another
+    disk.
+    """
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return (
+            "the disk is full, or this user may use no more of it",
+            "free some space, or move the state: ATOLL_HOME=/another/disk",
+        )
+    if error.errno == errno.EIO:
+        return (
+            "the medium failed to read or write: this is not about space",
+            "look at the system's log (dmesg) and the disk's health (smartctl), then move the state: ATOLL_HOME=/another/disk",
+        )
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return (
+            "the folder or file belongs to somebody else",
+            "make it yours to use (chown), or move the state: ATOLL_HOME=~/atoll-home",
+        )
+    if error.errno == errno.EROFS:
+        return (
+            "the file system can only be read: mounted so, or made so by the system after an error of the medium",
+            "look at the system's log (dmesg), or move the state: ATOLL_HOME=/another/disk",
+        )
+    return "", "look at the path; atoll config path shows the folders in use"

@@ -1,0 +1,325 @@
+"""Network addresses as text (multiaddrs such as ``/ip4/192.0.2.7/tcp/4001``): parsing, validating,
+listing our own.
+
+A peer that nobody can dial is reached through a relay: its address is a circuit,
+``/ip4/192.0.2.7/tcp/4001/p2p/RELAY/p2p-circuit``. Addresses come from strangers, so that everything
+here is strict and bounded, and nothing needs libp2p.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable
+
+from ....collectives.errors import ConfigError
+from ....collectives.identifiers import PeerId
+from ....security.identity import is_peer_id
+
+MAX_ADDRESSES = 8
+"""Addresses kept of one peer; more are of no use and cost a dial each."""
+MAX_ADDRESS_CHARS = 200
+
+CIRCUIT = "/p2p-circuit"
+
+_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+_WILDCARDS = ("0.0.0.0", "::")
+_NO_PORT = {  # errno of bind: why, and what to do
+    errno.EADDRINUSE: (
+        "another program listens there; most likely a node is already running as you",
+        "atoll status    or choose another port with --port",
+    ),
+    errno.EADDRNOTAVAIL: (
+        "no network interface of this machine has this address",
+        "Listen on /ip4/0.0.0.0/tcp/PORT; the address of a router goes into node.announce.",
+    ),
+    errno.EACCES: (
+        "ports below 1024 need the rights of the system's administrator",
+        "Choose another port with --port",
+    ),
+}
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Host and TCP port of ``/ip4|ip6|dns|dns4|dns6/HOST/tcp/PORT``. Raises ValueError on anything
+    else.
+    """
+    fields = address.split("/", 5)
+    if len(address) > MAX_ADDRESS_CHARS or len(fields) != 5 or fields[0] or fields[3] != "tcp":
+        raise ValueError(f"not a TCP address: {address[:MAX_ADDRESS_CHARS]!r}")
+    _, kind, host, _, port = fields
+    if not port.isascii() or not port.isdigit() or len(port) > 5 or int(port) > 65535:
+        raise ValueError(f"not a port: {port[:20]!r}")
+    if kind == "ip4":
+        ipaddress.IPv4Address(host)
+    elif kind == "ip6":
+        if (
+            "%" in host or "." in host
+        ):  # an interface of whoever says it; an IPv4 address in disguise
+            raise ValueError(f"not a host: {host!r}")
+        ipaddress.IPv6Address(host)
+    elif kind not in ("dns", "dns4", "dns6") or not is_host_name(host):
+        raise ValueError(f"not a host: {host!r}")
+    return host, int(port)
+
+
+def is_host_name(host: str) -> bool:
+    """Whether ``host`` could be asked for in the DNS. One that ends in a number could not: systems
+    take ``127.1`` for an address.
+    """
+    labels = host.removesuffix(".").split(".")
+    return (
+        len(host) <= 253
+        and all(_LABEL.fullmatch(label) for label in labels)
+        and not labels[-1].isdigit()
+    )
+
+
+def is_direct(address: str) -> bool:
+    """Whether another peer could dial ``address`` itself: well formed, a real port, no wildcard, no
+    relay.
+    """
+    try:
+        host, port = host_and_port(address)
+    except ValueError:
+        return False
+    return port > 0 and host not in _WILDCARDS
+
+
+def circuit(relay: PeerId, address: str) -> str:
+    """The address of whoever is reached through ``relay``, which is dialled at ``address``."""
+    return f"{address}/p2p/{relay}{CIRCUIT}"
+
+
+def split_circuit(address: str) -> tuple[PeerId, str] | None:
+    """The relay of a circuit and where it is dialled; None when ``address`` is no circuit."""
+    head, mark, relay = address.removesuffix(CIRCUIT).rpartition("/p2p/")
+    if (
+        not address.endswith(CIRCUIT)
+        or len(address) > MAX_ADDRESS_CHARS
+        or not mark
+        or not is_peer_id(relay)
+        or not is_direct(head)
+    ):
+        return None
+    return PeerId(relay), head
+
+
+def is_address(address: str) -> bool:
+    """Whether another peer could get somewhere with ``address``: by dialling it, or through the
+    relay it names.
+    """
+    return is_direct(address) or split_circuit(address) is not None
+
+
+def without_peer(address: str) -> str:
+    """``address`` less the ``/p2p/PEER`` of whom it leads to. A relay's stays."""
+    head, mark, peer = address.rpartition("/p2p/")
+    return head if mark and not peer.endswith(CIRCUIT) else address
+
+
+def usable(addresses: Iterable[str]) -> tuple[str, ...]:
+    """The dialable ones among ``addresses``, without duplicates, in order, at most `MAX_ADDRESSES`."""
+    return tuple(dict.fromkeys(address for address in addresses if is_address(address)))[
+        :MAX_ADDRESSES
+    ]
+
+
+def split_peer(address: str) -> tuple[PeerId, str]:
+    """Peer id and address of ``/ip4/…/tcp/…/p2p/PEER``. Raises ConfigError when it is not one."""
+    head, mark, peer = address.strip().rpartition("/p2p/")
+    if not mark or not is_peer_id(peer) or not is_address(head):
+        raise ConfigError(
+            f"not the address of a peer: {address[:MAX_ADDRESS_CHARS]!r}",
+            key="bootstrap",
+            why="an address needs a host, a TCP port and the id of the peer that must answer there",
+            hint="/ip4/192.0.2.7/tcp/4001/p2p/12D3Koo…, an address that `atoll status` shows there",
+        )
+    return PeerId(peer), head
+
+
+def check_listen(address: str) -> None:
+    """Raise ConfigError unless a node can listen on ``address``: a numeric host and a TCP port, 0
+    for any.
+    """
+    try:
+        ipaddress.ip_address(host_and_port(address)[0])
+    except ValueError:
+        raise ConfigError(
+            f"not an address to listen on: {address[:MAX_ADDRESS_CHARS]!r}",
+            key="listen",
+            why="a node listens on a numeric address of this machine and a TCP port",
+            hint="/ip4/0.0.0.0/tcp/4150 for all addresses of this machine, /ip4/127.0.0.1/tcp/0 for this machine only",
+        ) from None
+
+
+def check_announce(address: str) -> None:
+    """Raise ConfigError unless others could dial ``address``."""
+    if not is_address(address):
+        raise ConfigError(
+            f"not an address to announce: {address[:MAX_ADDRESS_CHARS]!r}",
+            key="announce",
+            why="others dial it: it needs a host, a TCP port that is not 0, and no peer id",
+            hint="/ip4/203.0.113.7/tcp/4150, or /dns4/node.example.org/tcp/4150",
+        )
+
+
+def join_peer(peer: PeerId, address: str) -> str:
+    """The address together with the id of the peer that must answer there."""
+    return f"{address}/p2p/{peer}"
+
+
+def make_address(host: str, port: int) -> str:
+    """The address of a numeric host."""
+    return f"/ip{ipaddress.ip_address(host).version}/{host}/tcp/{port}"
+
+
+def is_private(host: str) -> bool:
+    """Whether a numeric host is on this machine or on a private network."""
+    ip = ipaddress.ip_address(host)
+    return ip.is_private or ip.is_loopback or ip.is_link_local
+
+
+def is_public(host: str) -> bool:
+    """Whether a host is one of the whole internet's. A name may be one; numbers of carrier-grade
+    NATs and of documentation are not.
+    """
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return True
+    return ip.is_global and not ip.is_multicast
+
+
+def is_internet(address: str) -> bool:
+    """Whether what is dialled first for ``address`` is a numeric host of the whole internet's."""
+    host = host_of(address)
+    return (":" in host or host.replace(".", "").isdigit()) and is_public(host)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether ``address`` is on whatever machine dials it."""
+    host = host_of(address)
+    return host == "localhost" or host == "::1" or host.startswith("127.")
+
+
+def host_of(address: str) -> str:
+    """The host that is dialled first to get to ``address``: a circuit's is its relay's. Raises
+    ValueError.
+    """
+    found = split_circuit(address)
+    return host_and_port(found[1] if found else address)[0]
+
+
+def is_ipv6(address: str) -> bool:
+    """Whether what is dialled first for ``address`` is an IPv6 host."""
+    return ":" in host_of(address)
+
+
+def telling(addresses: Iterable[str]) -> list[str]:
+    """The direct addresses that show where a machine stands: the IPv4 ones, if it has any but
+    loopback. With a private one it stands in a house, whose firewall keeps its IPv6 addresses from
+    strangers, public as they are."""
+    direct = [address for address in addresses if is_direct(address)]
+    return [
+        address for address in direct if not is_ipv6(address) and not is_loopback(address)
+    ] or direct
+
+
+def has_public(addresses: Iterable[str]) -> bool:
+    """Whether a machine with these can, as far as they show, be dialled on the internet, by number
+    and without a relay.
+    """
+    return any(map(is_internet, telling(addresses)))
+
+
+def at_home(addresses: Iterable[str]) -> bool:
+    """Whether these, each with or without ``/p2p/PEER``, lead nowhere but in one private network,
+    or on one machine: nobody elsewhere can dial them.
+    """
+    known = [without_peer(address) for address in addresses]
+    return (
+        bool(known)
+        and all(map(is_direct, known))
+        and not any(is_public(host_of(address)) for address in telling(known))
+    )
+
+
+def own_hosts() -> list[str]:
+    """Our numeric addresses for a wildcard listener: those of the default routes, then loopback.
+    Sends nothing.
+    """
+    hosts: list[str] = []
+    for family, probe in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as sock:
+                sock.connect((probe, 9))  # chooses a route, sends no packet
+                hosts.append(sock.getsockname()[0])
+        except OSError:
+            continue
+    return list(dict.fromkeys([*hosts, "127.0.0.1"]))
+
+
+def expand(host: str, port: int) -> list[str]:
+    """The addresses under which a listener on ``host`` can be dialled (a wildcard has several)."""
+    if host in _WILDCARDS:
+        version = ipaddress.ip_address(host).version
+        hosts = [own for own in own_hosts() if ipaddress.ip_address(own).version == version] or [
+            "::1"
+        ]
+    else:
+        hosts = [host]
+    return [make_address(own, port) for own in hosts]
+
+
+def listening_at(bound: Iterable[tuple[str, int]]) -> list[str]:
+    """The addresses of listeners on these hosts and ports: IPv4, IPv6, then loopback, that of IPv6
+    only where there is no other.
+    """
+    found = sorted(
+        (address for host, port in bound for address in expand(host, port)),
+        key=lambda address: (is_loopback(address), is_ipv6(address)),
+    )
+    return [address for address in found if host_of(address) != "::1"] or found
+
+
+def everywhere(port: int) -> tuple[str, ...]:
+    """What to listen on for all addresses of this machine: IPv4, and IPv6 where the system has it."""
+    found = [f"/ip4/0.0.0.0/tcp/{port}"]
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as sock:
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(("::", 0))
+        found.append(f"/ip6/::/tcp/{port}")
+    return tuple(found)
+
+
+def check_port_free(host: str, port: int) -> None:
+    """Raise ConfigError E101 when somebody else listens there already, or nobody here can.
+
+    libp2p listens with SO_REUSEPORT, so that two nodes of one user could silently share a port and
+    each lose half of its connections. Port 0 is always free.
+    """
+    if port == 0:
+        return
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        try:
+            sock.bind((host, port))
+        except OSError as error:
+            why, hint = _NO_PORT.get(
+                error.errno or 0, ("the system refuses", "Choose another: --port, or --listen")
+            )
+            raise ConfigError(
+                f"port {port}/tcp on {host} cannot be used: {error.strerror}",
+                key="listen",
+                code="E101",
+                exit_code=73,
+                why=why,
+                hint=hint,
+            ) from None

@@ -1,0 +1,9 @@
+"""What is left of a run on disk, read by people who need not take part: nothing here needs a node.
+Lowest first:
+
+export       the newest anchor as safetensors
+audit        the log checked and handed over
+recompute    a committed round computed again from contributions that were kept
+splitting    clusters of a run's members, for a run of each
+leaning      whose contributions keep pointing one way over many rounds
+"""

@@ -1,0 +1,180 @@
+"""By what peers enter the configuration of a run, for the entries of its log: implements
+`collectives.round.Doors`.
+
+What a certificate proves is the same for everybody and at any time: run, organiser, peer, role, and
+both signatures (`valid`). Whether it is banned, revoked or expired each node knows as far as it has
+heard (`objection`); for an entry of another member a clock may be `SKEW_S` off. For what it lets in
+itself a node is strict (`warrant`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from ...collectives.group import Admitted
+from ...collectives.identifiers import PeerId
+from ...collectives.round import Doors
+from .capability import Certificate
+from .gate import Gate
+
+SKEW_S = 600.0
+MOST_SHOWN = 4096
+MOST_BY_ONE = MOST_SHOWN * 3 // 4
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """What a certificate gives its peer: the entry's word for it, and until when. ``member``: it
+    may be more than an observer.
+    """
+
+    admitted: Admitted
+    expires_s: float
+    member: bool = True
+
+
+def right_of(certificate: Certificate) -> Right:
+    """What a genuine certificate gives."""
+    said = certificate.capability
+    admitted = Admitted(
+        certificate.peer, certificate.encode(), said.id, said.uses, said.issued_s, said.expires_s
+    )
+    return Right(admitted, certificate.expires_s, said.role != "observe")
+
+
+class RunDoors:
+    """Of one run at one node. ``read(peer, shown)``: what a certificate of this run for this peer
+    gives it; None: it is none.
+
+    ``refuses(peer, invite)``: why the organiser lets in this peer, or anybody by this invite, no
+    more; "" for no reason. ``now_s``: seconds since 1970, UTC. ``policy``, ``allow``: of the
+    manifest.
+    """
+
+    def __init__(
+        self,
+        organiser: PeerId,
+        *,
+        policy: str,
+        allow: Collection[str],
+        read: Callable[[PeerId, bytes], Right | None],
+        refuses: Callable[[PeerId, bytes], str],
+        now_s: Callable[[], float],
+    ) -> None:
+        self.organiser, self.policy, self.allow = organiser, policy, frozenset(allow)
+        self._read, self._refuses, self._now_s = read, refuses, now_s
+        self._shown: dict[PeerId, tuple[bytes, bytes]] = {}  # certificate, and its invite
+        self._by_invite: dict[bytes, dict[PeerId, None]] = {}  # oldest first
+
+    def note(self, peer: PeerId, shown: bytes) -> None:
+        """``peer`` has shown this. The newest are remembered: where there is no room, the invite by
+        which most have come makes some, and none has more than `MOST_BY_ONE` places, since who
+        holds its seed can name any number of peers."""
+        known = self._shown.get(peer)
+        if not shown or (known is not None and known[0] == shown):
+            return
+        right = self._read(peer, shown)
+        if right is None:
+            return
+        self._forget(peer)
+        invite = right.admitted.invite
+        if len(self._by_invite.get(invite, ())) >= MOST_BY_ONE:
+            self._forget(next(iter(self._by_invite[invite])))
+        elif len(self._shown) >= MOST_SHOWN:
+            self._forget(next(iter(max(self._by_invite.values(), key=len))))
+        self._shown[peer] = (shown, invite)
+        self._by_invite.setdefault(invite, {})[peer] = None
+
+    def _forget(self, peer: PeerId) -> None:
+        known = self._shown.pop(peer, None)
+        if known is not None:
+            beside = self._by_invite[known[1]]
+            del beside[peer]
+            if not beside:
+                del self._by_invite[known[1]]
+
+    # ---- collectives.round.Doors
+    def warrant(self, peer: PeerId) -> Admitted | None:
+        """By what ``peer`` may enter now."""
+        free = Admitted(peer, b"")
+        if not self._needs(peer):
+            return free if self._may(peer) and not self._refuses(peer, b"") else None
+        right = self._read(peer, self._shown.get(peer, (b"",))[0])
+        if right is None or not right.member or self._now_s() > right.expires_s:
+            return None
+        return None if self._refuses(peer, right.admitted.invite) else right.admitted
+
+    def valid(self, new: Collection[PeerId], admitted: Collection[Admitted]) -> bool:
+        """Whether each of these peers may enter, and shows exactly what it needs."""
+        rights = [self._read(each.peer, each.certificate) for each in admitted]
+        return (
+            all(map(self._may, new))
+            and sorted(filter(self._needs, new)) == sorted(each.peer for each in admitted)
+            and all(
+                right is not None and right.member and right.admitted == each
+                for right, each in zip(rights, admitted, strict=True)
+            )
+        )
+
+    def objection(self, new: Collection[PeerId], admitted: Collection[Admitted]) -> str:
+        """What the organiser has said against them, as far as it came here; or their end, if that
+        is `SKEW_S` ago.
+        """
+        for each in admitted:
+            right = self._read(each.peer, each.certificate)
+            if right is not None and self._now_s() > right.expires_s + SKEW_S:
+                return f"the certificate of {each.peer[-8:]} has expired"
+        invites = {each.peer: each.invite for each in admitted}
+        told = (self._refuses(peer, invites.get(peer, b"")) for peer in sorted(new))
+        return next(filter(None, told), "")
+
+    def _needs(self, peer: PeerId) -> bool:
+        return self.policy == "invite" and peer != self.organiser
+
+    def _may(self, peer: PeerId) -> bool:
+        return self.policy != "allow" or peer == self.organiser or peer in self.allow
+
+
+class InnerDoors:
+    """Of every fragment but the first, each of which counts by its own log: who comes by a limited
+    invite enters the first one before (``inside``), so that two who have the last use of one do not
+    get one fragment each."""
+
+    def __init__(self, doors: Doors, inside: Callable[[PeerId], bool]) -> None:
+        self._doors, self._inside = doors, inside
+
+    def warrant(self, peer: PeerId) -> Admitted | None:
+        """None also while it is not in the first fragment."""
+        found = self._doors.warrant(peer)
+        return found if found is None or not found.uses or self._inside(peer) else None
+
+    def valid(self, new: Collection[PeerId], admitted: Collection[Admitted]) -> bool:
+        """As of the run."""
+        return self._doors.valid(new, admitted)
+
+    def objection(self, new: Collection[PeerId], admitted: Collection[Admitted]) -> str:
+        """Also against who is not in the first fragment, as far as is known here."""
+        for each in admitted:
+            if each.uses and not self._inside(each.peer):
+                return (
+                    f"{each.peer[-8:]}, who comes by a limited invite, is not in the first fragment"
+                )
+        return self._doors.objection(new, admitted)
+
+
+def doors_of(gate: Gate, now_s: Callable[[], float]) -> RunDoors:
+    """The doors behind a gate, whose policy is known."""
+
+    def read(peer: PeerId, shown: bytes) -> Right | None:
+        found = gate.recognise(peer, shown)
+        return right_of(found) if found is not None else None
+
+    return RunDoors(
+        gate.organiser,
+        policy=gate.policy or "invite",
+        allow=gate.allow,
+        read=read,
+        refuses=gate.withdrawn,
+        now_s=now_s,
+    )

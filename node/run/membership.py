@@ -1,0 +1,597 @@
+"""Who is in the run, where, and who is alive: signed records in a last-writer-wins map, heartbeats,
+indirect probes. Sans-IO.
+
+Merging is a maximum by (sequence, hash), so that replicas converge in any order of delivery; expiry
+is the tombstone. Records travel by gossip: the hash of the table first, the digest when it differs.
+Liveness is separate: any message is a sign of life, a silent peer is asked for through two others
+before it is suspected, and probes are answered here, by the application, so that a stopped process
+is found out although its kernel still answers. Parameters and costs: docs/protocol/membership.md.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from blake3 import blake3
+
+from ...collectives.errors import BadSignatureError, LocalProtocolError, RemoteProtocolError
+from ...collectives.identifiers import PeerId, RunId
+from . import membership_records as wire
+from .membership_records import MAX_RECORDS, RECORDS_PER_MESSAGE, Record, Sign, SignedRecord, Verify
+
+MOST_BY_ONE = MAX_RECORDS * 3 // 4
+LONG_AGO, NEVER = float("-inf"), float("inf")
+
+
+class MembershipTiming(msgspec.Struct, frozen=True):
+    """Seconds. The defaults are measured: all of 200 members know a new record after 2.9 s
+    (median).
+    """
+
+    gossip_s: float = 1.0  # each round of gossip goes to `gossip_peers`, 20 % jitter
+    renew_s: float = 10.0
+    lifetime_s: float = 35.0  # three renewals and the spread
+    skew_s: float = 300.0  # how far the wall clocks of honest members may differ
+    beat_s: float = 0.2
+    detect_s: float = 1.0  # silence after which a watched peer is suspected
+    lost_s: float = 0.3  # the same once its connection has ended: time to ask for it through others
+    push_s: float = 0.25  # own changes are pushed at most this often
+    gossip_peers: int = 2
+    push_peers: int = 4
+    probe_peers: int = 2
+
+
+class _Held:
+    """One record of the table."""
+
+    __slots__ = ("expires", "hash", "invite", "record", "signed")
+
+    def __init__(
+        self, record: Record, signed: SignedRecord, hash_: bytes, expires: float, invite: bytes
+    ) -> None:
+        self.record, self.signed, self.hash, self.expires = record, signed, hash_, expires
+        self.invite = invite
+
+    @property
+    def order(self) -> tuple[int, bytes]:
+        return self.record.sequence, self.hash
+
+
+class Membership:
+    """The membership of one run as one member sees it.
+
+    Driver: call `on_message` for messages of this protocol, `heard` for *any* message of a peer,
+    `tick` at `next_due`, and send what `drain` returns. ``unix_offset_s`` is wall clock minus
+    ``now`` and only serves the expiry inside records.
+    """
+
+    def __init__(
+        self,
+        me: PeerId,
+        run: RunId,
+        *,
+        sign: Sign,
+        verify: Verify,
+        rng: random.Random,
+        timing: MembershipTiming | None = None,
+        unix_offset_s: float = 0.0,
+    ) -> None:
+        self.me, self.run = me, run
+        self.foreign: set[PeerId] = (
+            set()
+        )  # on another history of the run: wherever they are, nothing is decided with them
+        self.banned: set[PeerId] = set()  # the same, whatever their history
+        self.trusted: set[PeerId] = set()  # let in without probation, however many have come
+        self.roles: dict[PeerId, str] = {}  # by their invites; who is not in it trains
+        self.certificate = b""
+        """The own, for the own record: who has been away for long knows the members by nothing
+        else.
+        """
+        self.believes: Callable[[PeerId, bytes], bool] = lambda peer, shown: True
+        """Whether a record of this peer that carries this certificate is kept and handed on. Raises
+        BadSignatureError where no honest member would.
+        """
+        self.shows: Callable[[PeerId, bytes], None] = lambda peer, shown: None
+        """Told which certificate a peer shows in a record, once its signature was checked: who
+        holds an invite's seed can make one for anybody.
+        """
+        self.invite_of: Callable[[bytes], bytes] = lambda certificate: b""
+        """The id of the invite that a certificate was made by; empty for none. One invite has
+        `MOST_BY_ONE` records at most.
+        """
+        self._by_invite = Counter[bytes]()  # records in the table
+        self.timing = timing or MembershipTiming()
+        self.silences: Mapping[PeerId, float] = {}
+        """Peers on the way to whom packets are lost: the silence that says nothing, in seconds,
+        where it is longer than ``detect_s``.
+        """
+        self.refused: Counter[str] = Counter()  # records refused, by reason
+        same = random.Random()
+        same.setstate(rng.getstate())
+        self.life = same.randbytes(wire.LIFE_BYTES)  # a nonce of this process
+        self.is_doubled = False  # another process speaks under this key
+        self._beside = b""  # whose record under this key was seen last
+        self._both_know = False  # and that process has said that it knows, too
+        self._sign, self._verify, self._rng, self._offset = sign, verify, rng, unix_offset_s
+        self._table: dict[PeerId, _Held] = {}
+        self._gone: dict[
+            PeerId, tuple[int, bytes, float]
+        ] = {}  # expired here: (sequence, hash, forget at)
+        self._hash: bytes | None = None
+        self._fields: dict[str, Any] = {}
+        self._renew_at = self._gossip_at = self._beat_at = 0.0
+        self._push_at = self._expires_at = NEVER
+        self._pushed = LONG_AGO
+        self._ticked = self._due = NEVER  # the last tick, and when the next one was wanted
+        self._wanted: dict[str, set[PeerId]] = {}  # by log
+        self._watched: dict[PeerId, float] = {}  # since when
+        self._heard: dict[PeerId, float] = {}
+        self._seen: dict[PeerId, float] = {}  # vouched for by another peer
+        self._probed: dict[PeerId, float] = {}
+        self._lost: dict[PeerId, float] = {}  # when the connection of a watched peer ended
+        self._closed: set[PeerId] = set()  # of these, those where nobody listens any more
+        self._sent: dict[PeerId, float] = {}  # when anything of this protocol went to the peer last
+        self._outbox = list[tuple[PeerId, bytes]]()
+        self._moved: dict[PeerId, tuple[str, ...]] = {}
+
+    # ---- what the session asks
+    def doubled(self, peer: PeerId) -> bool:
+        """Whether two processes live under this peer's key, by their own word."""
+        held = self._table.get(peer)
+        return (held is not None and held.record.doubled) or (peer == self.me and self.is_doubled)
+
+    def records(self) -> list[Record]:
+        """All members known now, by peer; one's own record included."""
+        return [self._table[peer].record for peer in sorted(self._table)]
+
+    def record(self, peer: PeerId) -> Record | None:
+        """What ``peer`` says of itself, if known."""
+        held = self._table.get(peer)
+        return held.record if held else None
+
+    def watch(self, now: float, peers: Iterable[PeerId], log: str = "") -> None:
+        """Exchange heartbeats with exactly these peers from now on, for the sake of this log,
+        beside those watched for others. A new one gets ``detect_s`` to be heard."""
+        self._wanted[log] = set(peers) - {self.me}
+        wanted = set[PeerId]().union(*self._wanted.values())
+        for peer in [p for p in self._watched if p not in wanted]:
+            del self._watched[peer]
+            self._forget_loss(peer)
+        for peer in sorted(
+            wanted - self._watched.keys()
+        ):  # sorted: the same order in every process
+            self._watched[peer] = now
+            self._beat_at = self._due = now
+
+    def live(self, now: float, peer: PeerId) -> bool:
+        """Whether ``peer`` gave a sign of life within ``detect_s``, to us or to one who vouches for
+        it; within ``lost_s`` and since then, once its connection has ended: a process that is
+        killed says so by that, and its silence needs no proof as long; none where it is `gone`."""
+        if peer == self.me:
+            return True
+        if peer in self.foreign or peer in self.banned:
+            return False
+        last = max(self._heard.get(peer, LONG_AGO), self._seen.get(peer, LONG_AGO))
+        if now - last > self._detect_s(peer):
+            return False
+        lost = self._lost.get(peer, NEVER)
+        return last > lost or (peer not in self._closed and now - lost <= self.timing.lost_s)
+
+    def suspected(self, now: float, peer: PeerId) -> bool:
+        """Whether ``peer`` was watched for ``detect_s``, or lost its connection, and is not `live`.
+        Without being watched it never is, unless it is on another history, or banned."""
+        if peer in self.foreign or peer in self.banned:
+            return True
+        since = self._watched.get(peer)
+        return (
+            since is not None
+            and (now - since > self._detect_s(peer) or peer in self._lost)
+            and not self.live(now, peer)
+        )
+
+    def _detect_s(self, peer: PeerId) -> float:
+        return max(self.timing.detect_s, self.silences.get(peer, 0.0))
+
+    # ---- inputs
+    def announce(self, now: float, **fields: Any) -> None:
+        """Change what one's own record says (fields of Record); pushed at once when something
+        really changed.
+        """
+        unknown = fields.keys() - {"addresses", "round"}
+        if unknown:
+            raise LocalProtocolError(f"a membership record has no field {sorted(unknown)[0]!r}")
+        if self.me in self._table and all(
+            self._fields.get(key) == value for key, value in fields.items()
+        ):
+            return
+        self._fields.update(fields)
+        self._issue(now)
+        self._push_at = max(now, self._pushed + self.timing.push_s)
+
+    def heard(self, now: float, peer: PeerId) -> None:
+        """``peer`` sent something, anything."""
+        self._heard[peer] = now
+
+    def link(self, now: float, peer: PeerId, up: bool) -> None:
+        """The connection to ``peer`` came or went. A lost one is asked for through others at once."""
+        if up:
+            self._forget_loss(peer)
+        elif peer in self._watched:
+            self._lost.setdefault(peer, now)
+            self._probe(now, peer)
+
+    def gone(self, peer: PeerId) -> None:
+        """Where ``peer`` listened until its connection ended, its machine refuses connections: the
+        process is no more.
+        """
+        if peer in self._lost:
+            self._closed.add(peer)
+
+    def _forget_loss(self, peer: PeerId) -> None:
+        self._lost.pop(peer, None)
+        self._closed.discard(peer)
+
+    def learn(self, now: float, data: Sequence[SignedRecord], sender: PeerId) -> None:
+        """Take records from elsewhere (the discovery of first members). Same checks as from a
+        message.
+        """
+        self._merge(now, data, sender)
+
+    def recall(self, peer: PeerId) -> bytes:
+        """The newest record that ``peer`` has signed, for itself: whoever speaks under its key
+        learns of another who does. b"": none.
+        """
+        held = self._table.get(peer)
+        return wire.pack(held.signed) if held is not None and peer != self.me else b""
+
+    def reminded(self, now: float, sender: PeerId, recalled: bytes) -> None:
+        """What ``sender`` knows of us, by its greeting. Where another life of ours has signed it,
+        the sender gets our own word of that.
+        """
+        try:
+            signed = wire.unpack(recalled, sender)
+            record = wire.open_record(signed, sender)
+            if record.peer != self.me or record.life == self.life:
+                return
+            wire.verify_record(signed, record, self.run, self._verify)
+        except (BadSignatureError, RemoteProtocolError):
+            self.refused["recalled"] += 1
+            return
+        self._merge(now, (signed,), sender)
+        if self.me in self._table:
+            self._send_records(now, sender, [self.me])
+
+    def on_message(self, now: float, sender: PeerId, data: bytes) -> None:
+        """A message of this protocol from an authenticated peer. Raises RemoteProtocolError when it
+        is malformed.
+        """
+        message = wire.decode(data, sender)
+        self.heard(now, sender)
+        match message:
+            case wire.Beat(answer):
+                if answer and sender not in self._watched:
+                    self._send(now, sender, wire.Beat(False))
+            case wire.Probe(target):
+                if target == self.me:
+                    self._send(now, sender, wire.Alive(self.me, sender))
+                elif target in self._watched or target in self._table:
+                    self._send(now, target, wire.ProbePing(sender))
+            case wire.ProbePing(asker):
+                self._send(now, sender, wire.Alive(self.me, asker))
+            case wire.Alive(target, asker):
+                self._on_alive(now, sender, target, asker)
+            case wire.TableHash(hash_):
+                if hash_ != self._table_hash():
+                    self._send(now, sender, self._digest())
+            case wire.Digest(lines):
+                self._on_digest(now, sender, lines)
+            case wire.Records(records, wanted):
+                self._merge(now, records, sender, told=True)
+                if wanted:
+                    named = {wire.short(peer): peer for peer in self._table}
+                    asked = wire.split(wanted, wire.SHORT_BYTES, sender)
+                    self._send_records(
+                        now,
+                        sender,
+                        [named[short] for short in dict.fromkeys(asked) if short in named],
+                    )
+
+    def _on_alive(self, now: float, sender: PeerId, target: PeerId, asker: PeerId) -> None:
+        if asker == self.me:
+            # Only whom this member would ask: anybody else could keep a dead one alive by its word,
+            # and rounds waiting for it.
+            if target in self._watched and (sender in self._watched or sender == target):
+                self._seen[target] = now
+        elif target == sender and asker in self._watched:  # it vouches for itself; we pass it on
+            self._send(now, asker, wire.Alive(target, asker))
+
+    # ---- records
+    def _issue(self, now: float) -> None:
+        held, gone = self._table.get(self.me), self._gone.pop(self.me, None)
+        last = max(held.record.sequence if held else 0, gone[0] if gone else 0)
+        # wall-clock milliseconds, so that a process that forgot its sequence goes on above it
+        sequence = max(last + 1, int((now + self._offset) * 1000))
+        expires = now + self.timing.lifetime_s
+        record = Record(
+            self.run,
+            self.me,
+            sequence,
+            int((expires + self._offset) * 1000),
+            **self._fields,
+            life=self.life,
+            beside=self._beside,
+            doubled=self.is_doubled,
+            certificate=self.certificate,
+        )
+        signed = wire.sign_record(record, self._sign)
+        self._put(record, signed, signed.hash(), NEVER)  # one's own never expires here
+        self._renew_at = now + self.timing.renew_s
+
+    def _put(self, record: Record, signed: SignedRecord, hash_: bytes, expires: float) -> None:
+        invite = self.invite_of(record.certificate)
+        if (known := self._table.get(record.peer)) is not None:
+            self._by_invite[known.invite] -= 1
+        self._by_invite[invite] += 1
+        self._table[record.peer] = _Held(record, signed, hash_, expires, invite)
+        self._expires_at = min(self._expires_at, expires)
+        self._gone.pop(record.peer, None)
+        self._hash = None
+
+    def _known(self, peer: PeerId) -> tuple[int, bytes]:
+        held = self._table.get(peer)
+        if held is not None:
+            return held.order
+        gone = self._gone.get(peer)
+        return (gone[0], gone[1]) if gone else (-1, b"")
+
+    def _merge(
+        self, now: float, records: Iterable[SignedRecord], sender: PeerId, *, told: bool = False
+    ) -> None:
+        """``told``: by a member, which has checked what it hands on. Then the first bad one is its
+        fault, and the rest is not looked at: raises RemoteProtocolError."""
+        for signed in records:
+            try:
+                self._consider(now, signed, wire.open_record(signed, sender))
+            except (BadSignatureError, RemoteProtocolError) as error:
+                self.refused[
+                    "foreign"
+                    if "of run" in error.message
+                    else "forged"
+                    if isinstance(error, BadSignatureError)
+                    else "malformed"
+                ] += 1
+                if told:
+                    raise RemoteProtocolError(
+                        f"it hands on a bad record: {error.message}", peer=sender
+                    ) from None
+
+    def _consider(self, now: float, signed: SignedRecord, record: Record) -> None:
+        timing, hash_ = self.timing, signed.hash()
+        if (record.sequence, hash_) <= self._known(
+            record.peer
+        ):  # the cheap test first: never verify twice
+            return
+        left = record.expires_unix_ms / 1000 - (now + self._offset)
+        if left < -timing.skew_s or left > timing.lifetime_s + timing.skew_s:
+            self.refused["expired"] += 1
+            return
+        if (
+            record.peer not in self._table
+            and len(self._table) >= MAX_RECORDS
+            and record.peer not in self._watched
+        ):
+            self.refused["full"] += 1
+            return
+        if record.peer != self.me and not self.believes(record.peer, record.certificate):
+            self.refused["withdrawn"] += 1
+            return
+        invite = self.invite_of(record.certificate)
+        if (
+            invite
+            and record.peer not in self._table
+            and record.peer not in self._watched
+            and self._by_invite[invite] >= MOST_BY_ONE
+        ):
+            self.refused["crowded"] += 1
+            return
+        wire.verify_record(signed, record, self.run, self._verify)
+        self.shows(record.peer, record.certificate)
+        if (
+            record.peer == self.me
+            # an earlier life of ours spoke with a larger sequence, or another process: speak above it
+        ):
+            self._put(record, signed, hash_, NEVER)
+            told = self.is_doubled and self._beside == record.life and record.doubled
+            if record.life != self.life:
+                self._beside = record.life
+                self.is_doubled |= bool(record.life) and record.beside == self.life
+                self._both_know |= self.is_doubled and record.doubled
+            if (
+                told
+            ):  # both know: it is said again when it is time, not as an answer to every answer
+                self._renew_at = min(self._renew_at, now + self.timing.renew_s)
+                return
+            self._issue(now)
+            self._push_at = now
+        else:
+            known = self._table.get(record.peer)
+            if record.addresses and (known is None or known.record.addresses != record.addresses):
+                self._moved[record.peer] = record.addresses
+            self._put(record, signed, hash_, now + timing.lifetime_s)
+
+    def _expire(self, now: float) -> None:
+        if now > self._expires_at:
+            for peer in [p for p, held in self._table.items() if held.expires < now]:
+                held = self._table.pop(peer)
+                self._by_invite[held.invite] -= 1
+                self._by_invite += Counter()  # without those of whom none is left
+                self._moved.pop(peer, None)
+                self._gone[peer] = (
+                    *held.order,
+                    now + 2 * self.timing.skew_s + self.timing.lifetime_s,
+                )
+                self._hash = None
+            for peer in [p for p, gone in self._gone.items() if gone[2] < now]:
+                del self._gone[peer]
+            self._expires_at = min(
+                (
+                    *(held.expires for held in self._table.values()),
+                    *(gone[2] for gone in self._gone.values()),
+                ),
+                default=NEVER,
+            )
+        for times in (self._heard, self._seen, self._sent, self._probed):
+            if len(times) > 4 * MAX_RECORDS:  # strangers come and go
+                for peer in sorted(times, key=lambda p: times[p])[: 2 * MAX_RECORDS]:
+                    del times[peer]
+        while len(self._gone) > 4 * MAX_RECORDS:
+            del self._gone[next(iter(self._gone))]
+
+    # ---- gossip
+    def _table_hash(self) -> bytes:
+        if self._hash is None:
+            self._hash = blake3(
+                b"".join(self._table[peer].hash for peer in sorted(self._table))
+            ).digest()
+        return self._hash
+
+    def _digest(self) -> wire.Digest:
+        return wire.Digest(
+            b"".join(short + order for short, (_, order) in sorted(self._lines().items()))
+        )
+
+    def _lines(self) -> dict[bytes, tuple[PeerId, bytes]]:
+        """By what stands for a peer in digests: whose record, and how new it is."""
+        return {
+            wire.short(peer): (peer, wire.order(*held.order)) for peer, held in self._table.items()
+        }
+
+    def _on_digest(self, now: float, sender: PeerId, data: bytes) -> None:
+        theirs = {
+            line[: wire.SHORT_BYTES]: line[wire.SHORT_BYTES :]
+            for line in wire.split(data, wire.LINE_BYTES, sender)
+        }
+        mine = self._lines()
+        newer_here = [
+            peer for short, (peer, order) in sorted(mine.items()) if order > theirs.get(short, b"")
+        ]
+        known = {wire.short(peer): wire.order(*gone[:2]) for peer, gone in self._gone.items()}
+        known |= {short: order for short, (_, order) in mine.items()}
+        self._send_records(
+            now,
+            sender,
+            newer_here,
+            b"".join(short for short, order in theirs.items() if order > known.get(short, b"")),
+        )
+
+    def _send_records(
+        self, now: float, peer: PeerId, of: Sequence[PeerId], wanted: bytes = b""
+    ) -> None:
+        ready = [self._table[p].signed for p in of if p in self._table]
+        for start in range(0, max(len(ready), 1 if wanted else 0), RECORDS_PER_MESSAGE):
+            self._send(
+                now,
+                peer,
+                wire.Records(
+                    tuple(ready[start : start + RECORDS_PER_MESSAGE]), wanted if start == 0 else b""
+                ),
+            )
+
+    def _others(
+        self, now: float, count: int, among: Collection[PeerId] | None = None
+    ) -> list[PeerId]:
+        """So many at random, those that are not suspected first; of all that are known, unless it
+        says ``among`` whom.
+        """
+        if among is None:
+            among = self._table.keys() | self._watched.keys()
+        known = [p for p in sorted(among) if p != self.me]
+        good = [p for p in known if not self.suspected(now, p)]
+        pool = good if len(good) >= count else known
+        return self._rng.sample(pool, min(count, len(pool)))
+
+    # ---- time
+    def tick(self, now: float) -> None:
+        """Do what is due at ``now``."""
+        timing = self.timing
+        self._wake(now)
+        self._expire(now)
+        if self.me in self._table and now >= self._renew_at:
+            self._issue(now)
+            self._push_at = min(self._push_at, max(now, self._pushed + timing.push_s))
+        if now >= self._push_at:
+            self._push_at, self._pushed = NEVER, now
+            for peer in self._others(now, timing.push_peers):
+                self._send_records(now, peer, [self.me])
+        if self._both_know:
+            # No more of this is for anybody. What the two would still say takes each other's
+            # streams over, one greeting after the other.
+            self._gossip_at = self._beat_at = now + timing.renew_s
+        if now >= self._gossip_at:
+            self._gossip_at = now + timing.gossip_s * self._rng.uniform(0.8, 1.2)
+            for peer in self._others(now, timing.gossip_peers):
+                self._send(now, peer, wire.TableHash(self._table_hash()))
+        if now >= self._beat_at:
+            self._beat_at = now + timing.beat_s
+            self._beat(now)
+        self._due = self.next_due()
+
+    def next_due(self) -> float:
+        """When `tick` wants to be called next."""
+        due = self._gossip_at if self._gossip_at < self._push_at else self._push_at
+        if self._beat_at < due and self._watched:
+            due = self._beat_at
+        return self._renew_at if self._renew_at < due and self.me in self._table else due
+
+    def drain(self) -> list[tuple[PeerId, bytes]]:
+        """Messages to send, oldest first; the outbox is empty afterwards."""
+        out, self._outbox = self._outbox, []
+        return out
+
+    def moved(self) -> dict[PeerId, tuple[str, ...]]:
+        """Whose record names other addresses than before, and which; told once."""
+        moved, self._moved = self._moved, {}
+        return moved
+
+    def _wake(self, now: float) -> None:
+        """After a pause of this process nobody else was silent: the pause does not count against
+        them.
+        """
+        if now - self._due > self.timing.detect_s / 2:
+            pause = now - self._ticked
+            for times in (self._heard, self._seen, self._watched, self._lost):
+                for peer, then in times.items():
+                    if then <= self._ticked:
+                        times[peer] = then + pause
+        self._ticked = now
+
+    def _beat(self, now: float) -> None:
+        timing = self.timing
+        for peer in self._watched:
+            silent = now - max(self._heard.get(peer, LONG_AGO), self._watched[peer])
+            # what we sent just now is as good as a beat, unless we need an answer
+            if (
+                silent > 1.5 * timing.beat_s
+                or now - self._sent.get(peer, LONG_AGO) >= 0.75 * timing.beat_s
+            ):
+                self._send(now, peer, wire.Beat(True))
+            if (
+                silent > 0.4 * timing.detect_s
+                and now - self._probed.get(peer, LONG_AGO) >= 0.3 * timing.detect_s
+            ):
+                self._probe(now, peer)
+
+    def _probe(self, now: float, peer: PeerId) -> None:
+        self._probed[peer] = now
+        asked = self._others(now, self.timing.probe_peers + 1, self._watched)
+        helpers = [p for p in asked if p != peer][: self.timing.probe_peers]
+        for helper in helpers:
+            self._send(now, helper, wire.Probe(peer))
+
+    def _send(self, now: float, peer: PeerId, message: wire.Message) -> None:
+        self._sent[peer] = now
+        self._outbox.append((peer, wire.encode(message)))

@@ -1,0 +1,216 @@
+"""Signed membership records and the messages that carry them: typed, bounded, nothing with
+behaviour.
+
+A record says where a member of a run is and which round is open there. It is a hint; it never
+counts in a quorum (that is the configuration in the log).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Annotated
+
+import msgspec
+from blake3 import blake3
+
+from ...collectives.errors import BadSignatureError, RemoteProtocolError
+from ...collectives.foreign import PLAIN, quoted
+from ...collectives.group import MAX_CERTIFICATE, Count, Hash, Peer
+from ...collectives.identifiers import PeerId, RunId
+from ..net.transport.addresses import MAX_ADDRESS_CHARS, MAX_ADDRESSES, usable
+
+MAX_RECORD_BYTES = 4096
+MAX_RECORDS = 1024  # members of one run a node keeps in mind
+RECORDS_PER_MESSAGE = 64
+SHORT_BYTES, LINE_BYTES = 8, 16
+LIFE_BYTES = 8
+MAX_MESSAGE_BYTES = RECORDS_PER_MESSAGE * (MAX_RECORD_BYTES + 128)
+DOMAIN = b"atoll/membership/1\0"
+
+Sign = Callable[[bytes], bytes]
+Verify = Callable[[PeerId, bytes, bytes], bool]
+"""(peer, message, signature) -> whether the peer signed the message."""
+
+Address = Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS_CHARS, pattern=PLAIN)]
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True):
+    """What a member says of itself: where others can dial it, without its peer id, and its open
+    round (0: no state yet).
+
+    ``life``: a nonce of its process. ``beside``: that of another process that spoke under the same
+    key. Where each of two names the other, both have lived since both began: ``doubled``.
+    ``certificate``: by which it came; nobody believes one who is no member without.
+    """
+
+    run: Annotated[str, msgspec.Meta(max_length=64, pattern=PLAIN)]
+    peer: Peer
+    sequence: Count
+    expires_unix_ms: Count
+    addresses: Annotated[tuple[Address, ...], msgspec.Meta(max_length=MAX_ADDRESSES)] = ()
+    round: Count = 0
+    life: Annotated[bytes, msgspec.Meta(max_length=LIFE_BYTES)] = b""
+    beside: Annotated[bytes, msgspec.Meta(max_length=LIFE_BYTES)] = b""
+    doubled: bool = False
+    certificate: Annotated[bytes, msgspec.Meta(max_length=MAX_CERTIFICATE)] = b""
+
+
+class SignedRecord(msgspec.Struct, frozen=True, array_like=True):
+    """The encoded record and its member's signature over DOMAIN + record."""
+
+    record: Annotated[bytes, msgspec.Meta(max_length=MAX_RECORD_BYTES)]
+    signature: Annotated[bytes, msgspec.Meta(max_length=64)]
+
+    def hash(self) -> bytes:
+        """blake3 of record and signature."""
+        return blake3(self.signature + self.record).digest()
+
+
+class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
+    """I live. ``answer`` asks for a beat in return from one that does not watch me."""
+
+    answer: bool
+
+
+class Probe(msgspec.Struct, frozen=True, array_like=True, tag="probe"):
+    """Do you hear ``target``? Ask it for me."""
+
+    target: Peer
+
+
+class ProbePing(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
+    """From a helper to the target: answer me, ``asker`` does not hear you."""
+
+    asker: Peer
+
+
+class Alive(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
+    """From the target to the helper, which passes it on to ``asker``: the application of ``target``
+    answered.
+    """
+
+    target: Peer
+    asker: Peer
+
+
+class TableHash(msgspec.Struct, frozen=True, array_like=True, tag="hash"):
+    """The hash of the sender's table: nothing to do when it is also the receiver's."""
+
+    hash: Hash
+
+
+class Digest(msgspec.Struct, frozen=True, array_like=True, tag="digest"):
+    """All the sender knows, a line of 16 bytes each (`line`). The receiver answers with what is
+    newer here and asks for what is newer there.
+    """
+
+    lines: Annotated[bytes, msgspec.Meta(max_length=MAX_RECORDS * LINE_BYTES)]
+
+
+class Records(msgspec.Struct, frozen=True, array_like=True, tag="records"):
+    """Signed records, and the peers (`short`) whose records the sender would like in return."""
+
+    records: Annotated[tuple[SignedRecord, ...], msgspec.Meta(max_length=RECORDS_PER_MESSAGE)]
+    wanted: Annotated[bytes, msgspec.Meta(max_length=MAX_RECORDS * SHORT_BYTES)] = b""
+
+
+Message = Beat | Probe | ProbePing | Alive | TableHash | Digest | Records
+
+_encoder = msgspec.msgpack.Encoder()
+_message_decoder = msgspec.msgpack.Decoder(Message)
+_record_decoder = msgspec.msgpack.Decoder(Record)
+
+
+def encode(message: Message) -> bytes:
+    """Wire bytes of a membership message."""
+    return _encoder.encode(message)
+
+
+def decode(data: bytes, peer: PeerId) -> Message:
+    """Validated message from a peer's bytes. Raises RemoteProtocolError naming the peer."""
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise RemoteProtocolError(
+            f"membership message of {len(data)} bytes, limit {MAX_MESSAGE_BYTES}", peer=peer
+        )
+    try:
+        return _message_decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise RemoteProtocolError(
+            f"malformed membership message: {quoted(error)}", peer=peer
+        ) from None
+
+
+@lru_cache(maxsize=4 * MAX_RECORDS)
+def short(peer: PeerId) -> bytes:
+    """What stands for a peer in digests, where its name would be most of the bytes. Two that share
+    one are a nuisance to themselves only.
+    """
+    return blake3(peer.encode()).digest(SHORT_BYTES)
+
+
+def order(sequence: int, hash_: bytes) -> bytes:
+    """8 bytes that compare like (sequence, first byte of the hash): of two records of one peer the
+    larger is the newer.
+    """
+    return sequence.to_bytes(7, "big") + hash_[:1]
+
+
+def split(data: bytes, size: int, peer: PeerId) -> list[bytes]:
+    """The pieces of ``size`` bytes that ``data`` of ``peer`` consists of. Raises
+    RemoteProtocolError.
+    """
+    if len(data) % size:
+        raise RemoteProtocolError(f"{len(data)} bytes are not pieces of {size}", peer=peer)
+    return [data[start : start + size] for start in range(0, len(data), size)]
+
+
+def sign_record(record: Record, sign: Sign) -> SignedRecord:
+    """The record with its member's signature."""
+    data = _encoder.encode(record)
+    return SignedRecord(data, sign(DOMAIN + data))
+
+
+_signed_decoder = msgspec.msgpack.Decoder(SignedRecord)
+
+
+def pack(signed: SignedRecord) -> bytes:
+    """A signed record by itself, for a greeting."""
+    return _encoder.encode(signed)
+
+
+def unpack(data: bytes, sender: PeerId) -> SignedRecord:
+    """What `pack` made, not opened yet. Raises RemoteProtocolError naming the sender."""
+    try:
+        return _signed_decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise RemoteProtocolError(
+            f"malformed membership record: {quoted(error)}", peer=sender
+        ) from None
+
+
+def open_record(signed: SignedRecord, sender: PeerId) -> Record:
+    """The record inside, validated but *not* verified. Raises RemoteProtocolError naming the
+    sender.
+    """
+    try:
+        return _record_decoder.decode(signed.record)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise RemoteProtocolError(
+            f"malformed membership record: {quoted(error)}", peer=sender
+        ) from None
+
+
+def verify_record(signed: SignedRecord, record: Record, run: RunId, verify: Verify) -> None:
+    """Raises BadSignatureError when the record is of another run or not signed by the peer it
+    names, RemoteProtocolError when it names an address that nobody could dial."""
+    if record.run != run:
+        raise BadSignatureError(
+            f"membership record of run {record.run!r}, not {run!r}", peer=record.peer
+        )
+    if not verify(record.peer, DOMAIN + signed.record, signed.signature):
+        raise BadSignatureError(
+            "membership record is not signed by the peer it names", peer=record.peer
+        )
+    if usable(record.addresses) != record.addresses:
+        raise RemoteProtocolError("membership record holds unusable addresses", peer=record.peer)

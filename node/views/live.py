@@ -1,0 +1,236 @@
+"""What `atoll join` shows while it trains: on a terminal a block that redraws itself, elsewhere one
+line a round. To stderr.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from ...collectives.foreign import escaped, shown
+from ..home.output import Terminal, bytes_text, short_peer, span_text
+from .documents import metrics_of, run_state, too_few
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+_BARS = "▁▂▃▄▅▆▇█"
+_BAR_WIDTH = 14
+REMEMBERED_LOSSES = 40
+
+
+@dataclass
+class RunProgress:
+    """What is known of the run, from status documents and events; no I/O."""
+
+    name: str
+    rounds: int | None
+    round: int = 0
+    members: int = 0
+    contributors: int = 0
+    state: str = "joining"
+    step: int = 0
+    loss: float = math.nan
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    privacy: Mapping[str, Any] | None = (
+        None  # what this site has spent of it; None in a run without noise
+    )
+    losses: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED_LOSSES))
+
+    def take_status(self, run: Mapping[str, Any]) -> None:
+        """Take in the run's entry of a status document."""
+        self.members = len(run.get("members") or ())
+        self.state = run_state(run)
+        self.take_metrics(metrics_of(run))
+        self.round = max(self.round, int(run.get("round", 0)))
+        self.privacy = run.get("privacy") or self.privacy
+        self._take_traffic(run)
+
+    def take_round(self, event: Mapping[str, Any]) -> None:
+        """A round was committed."""
+        self.round = max(self.round, int(event.get("round", 0)))
+        self.contributors = len(event.get("contributors") or ()) or self.contributors
+        self.members = len(event.get("members") or ())
+        self._take_traffic(event)
+
+    def take_metrics(self, metrics: Mapping[str, float]) -> None:
+        """What the script reported, once a round."""
+        self.step = int(metrics.get("step", self.step))
+        loss = metrics.get("loss", math.nan)
+        if math.isfinite(loss) and loss != self.loss:
+            self.loss = loss
+            self.losses.append(loss)
+
+    def _take_traffic(self, source: Mapping[str, Any]) -> None:
+        self.bytes_sent = max(self.bytes_sent, int(source.get("bytes_sent", 0)))
+        self.bytes_received = max(self.bytes_received, int(source.get("bytes_received", 0)))
+
+    def round_line(self) -> str:
+        """One line for the newest round."""
+        of = f"/{self.rounds}" if self.rounds else ""
+        parts = [
+            f"round {self.round}{of}",
+            f"{self.contributors} of {self.members} members"
+            if self.contributors
+            else f"{self.members} members",
+        ]
+        if math.isfinite(self.loss):
+            parts.append(f"loss {self.loss:.4f}")
+        if self.step:
+            parts.append(f"step {self.step}")
+        if self.privacy:
+            parts.append(f"epsilon {self.privacy['epsilon']:.3g}")
+        parts.append(f"{bytes_text(self.bytes_sent)} sent")
+        return "  ".join(parts)
+
+
+def sparkline(values: Iterable[float]) -> str:
+    """One character a value."""
+    found = list(values)
+    if not found:
+        return ""
+    low, high = min(found), max(found)
+    return "".join(
+        _BARS[int((len(_BARS) - 1) * (v - low) / (high - low))] if high > low else _BARS[0]
+        for v in found
+    )
+
+
+class TrainingView:
+    """The view, as a context. Its methods may be called from any thread."""
+
+    def __init__(self, terminal: Terminal, progress: RunProgress) -> None:
+        self._terminal = terminal
+        self._progress = progress
+        self._live: Live | None = None
+        self._lock = threading.RLock()
+        self._closed = False
+        self._waits = ""  # what was last said of sites that are missing
+        self.starting = False  # the script waits for the members that the run is to begin with
+        self._started_s = time.monotonic()
+
+    def __enter__(self) -> Self:
+        if self._terminal.live:
+            from rich.console import Console
+            from rich.live import Live
+
+            self._live = Live(
+                self._block(),
+                console=Console(file=sys.stderr),
+                refresh_per_second=4,
+                transient=True,
+            )
+            self._live.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self._lock:
+            self._closed = True
+            live, self._live = self._live, None
+        if live is not None:
+            live.__exit__(kind, error, trace)
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        with self._lock:
+            if self._live is not None:
+                self._live.console.print(shown(text), markup=False, highlight=False)
+            else:
+                self._terminal.say(text)
+
+    def take_status(self, run: Mapping[str, Any], *, draining: bool) -> None:
+        """The run's entry of a status document."""
+        with self._lock:
+            self._progress.take_status(run)
+            self.starting = bool(run.get("starting"))
+            if self.starting and self._terminal.interactive:
+                self._progress.state += ", or press Enter"
+            if (waits := too_few(run)) != self._waits:
+                self._waits = waits
+                if waits and self._live is None:
+                    self.say(waits)
+            if draining:
+                self._progress.state = (
+                    "draining: the round is finished or handed over; Ctrl-C again to stop now"
+                )
+            self._refresh()
+
+    def take_event(self, event: Mapping[str, Any]) -> None:
+        """An event of the run."""
+        with self._lock:
+            if self._closed:
+                return
+            match event.get("event"):
+                case "round.committed" | "entry.committed" as kind:
+                    self._progress.take_round(event)
+                    lost = event.get("lost")
+                    if isinstance(lost, list) and lost:  # peers
+                        self.say(
+                            f"lost {', '.join(short_peer(str(peer)) for peer in lost)}; the round was decided without it, nothing to do"
+                        )
+                    if self._live is None and kind == "round.committed":
+                        self.say(self._progress.round_line())
+                case "script.report":
+                    self._progress.take_metrics(metrics_of(event))
+                case "peer.misbehaved":
+                    self.say(
+                        f"{short_peer(str(event.get('peer', '')))} broke a rule: {escaped(event.get('reason', ''))}"
+                    )
+                case "sum.disputed":
+                    wrong = ", ".join(short_peer(str(peer)) for peer in event.get("wrong", ()))
+                    self.say(
+                        f"{short_peer(str(event.get('owner', '')))} says that {wrong} stated another sum of its site than its members contributed"
+                    )
+                case "verdict.raised":
+                    of = short_peer(str(event["subject"])) + " " if event.get("subject") else ""
+                    code = escaped(event.get("code", ""), 16)
+                    self.say(
+                        f"{code} {of}{escaped(event.get('said', ''), 2000)}; atoll explain {code}"
+                    )
+                case "script.idle":
+                    since = span_text(float(event.get("seconds", 0)))
+                    self.say(
+                        f"the script has contributed nothing in the {since} since it attached; does its loop call optimizer.step()?"
+                    )
+                case "storage.trouble" | "run.trouble":
+                    self.say(
+                        f"{event.get('code', '')} {event.get('message', '')}; {event.get('hint', '')}"
+                    )
+                case _:
+                    return
+            self._refresh()
+
+    def _refresh(self) -> None:
+        if self._live is not None:
+            self._live.update(self._block())
+
+    def _block(self) -> Any:
+        from rich.text import Text
+
+        p = self._progress
+        text = Text()
+        text.append(f"{escaped(p.name)}  ", style="bold")
+        text.append(escaped(p.state), style="green" if p.state == "training" else "yellow")
+        text.append(f"  {span_text(time.monotonic() - self._started_s)}\n")
+        if p.rounds:
+            filled = min(_BAR_WIDTH, _BAR_WIDTH * p.round // p.rounds)
+            text.append("━" * filled, style="cyan")
+            text.append("━" * (_BAR_WIDTH - filled) + "  ", style="dim")
+        text.append(f"{p.round_line()}, {bytes_text(p.bytes_received)} received\n")
+        if p.losses:
+            text.append(f"loss {sparkline(p.losses)}\n", style="magenta")
+        text.append("Ctrl-C drains: the round is finished or handed over first", style="dim")
+        return text
