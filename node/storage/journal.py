@@ -7,8 +7,8 @@ takes from the end of the file was never said to anybody: the tail is cut off, a
 on as the same life. Each frame tells up to which byte the file was on the medium when it was
 written: what is broken before that byte is damage, not a tail. `../seal`: one frame, replaced at
 once; it outlives the journal, since what an organiser has signed stands whatever else is lost.
-`meta.json`: incarnation, boot id, whether the last life ended cleanly, and whether it was
-``synced``: without (`[durability] sync = "none"`) votes may be gone after a reboot, so the peer
+`meta.json`: whose votes these are (``peer``), incarnation, boot id, whether the last life ended
+cleanly, and whether it was ``synced``: without (`[durability] sync = "none"`) votes may be gone after a reboot, so the peer
 takes a new incarnation and may never vote under the old one.
 
 Votes of rounds that are over are left out at a start where they take more than a quarter of what
@@ -81,6 +81,19 @@ def boot_id() -> str:
         return ""
 
 
+def foreign_state(folder: Path, owner: str, me: str) -> StorageError:
+    """The error for state that another peer has voted from."""
+    return StorageError(
+        f"{folder} is the state of peer {owner}, and this node is {me}",
+        code="E309",
+        exit_code=74,
+        why="Folders of two nodes were exchanged, or the key beside this one was. What this node has"
+        " voted is not in there: going on from it, it could vote twice in one round.",
+        hint="Put each folder back beside the key that it belongs to. Where that cannot be done, move"
+        " it away: this node fetches the state from the other members then, as a new life.",
+    )
+
+
 def stored_entries(folder: Path) -> Iterator[Certified]:
     """The entries in the journal of ``folder``, read without opening it: a node may be writing
     there. Raises StorageError.
@@ -119,10 +132,13 @@ class FileJournal:
         medium: Medium = REAL,
         synced: bool = True,
         boot: str | None = None,
+        owner: str = "",
     ) -> None:
         """``synced``: whether this life's messages wait until what they say is on the medium.
-        ``boot``: in place of `boot_id`.
+        ``boot``: in place of `boot_id`. ``owner``: the peer that votes from this journal; one that
+        says it is another's is refused (StorageError E309), and left as it is.
         """
+        self._owner = owner
         self._boot = boot_id() if boot is None else boot
         self._folder, self.incarnation = folder, incarnation
         self._medium, self._waits = medium, synced
@@ -260,10 +276,19 @@ class FileJournal:
                 self.incarnation, self._was_clean = int(meta["incarnation"]), bool(meta["clean"])
                 self.was_synced, self._was_long = bool(meta["synced"]), int(meta["bytes"])
                 self.rebooted = not self._was_clean and meta["boot_id"] != self._boot
+                self._check_owner(str(meta.get("peer", "")))
             except (OSError, ValueError, KeyError, TypeError) as error:
                 self._unknown_life(f"meta.json: {error}")
         elif self._medium.exists(self._path) and self._medium.contents(self._path):
             self._unknown_life("meta.json is missing")
+
+    def _check_owner(self, owner: str) -> None:
+        """A journal from before owners were named says none, and takes its present one. Raises
+        StorageError.
+        """
+        if self._owner and owner and owner != self._owner:
+            raise foreign_state(self._folder.parent, owner, self._owner)
+        self._owner = self._owner or owner
 
     def _unknown_life(self, why: str) -> None:
         """Which incarnations were used cannot be told: the next one must be larger than any that
@@ -275,6 +300,7 @@ class FileJournal:
         # The control loop waits for this: at the start of a life, before anything is said in it,
         # and at its end.
         meta = {
+            "peer": self._owner,
             "incarnation": self.incarnation,
             "boot_id": self._boot,
             "clean": clean,

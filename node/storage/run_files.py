@@ -56,7 +56,8 @@ class RunFiles:
     could not be written. Damaged state is set aside and fetched anew; but where ``me`` is the only
     member known, nothing is touched and StorageError E303 is raised, by the constructor or later by
     `reset` and `check`. ``founded``: the file that says that this organiser has founded the run.
-    ``sync``: see `Sync`.
+    ``sync``: see `Sync`. State that belongs to another peer than ``me`` is refused untouched
+    (StorageError E309).
     ``first_life``: the incarnation to begin with where nothing is on disk, larger than that of any
     earlier folder: what a lost journal has voted for is not known any more.
     """
@@ -89,13 +90,13 @@ class RunFiles:
         """What of the local state could not be used in this life."""
         self.unsaved: StorageError | None = None
         """Why the state could not be written last time."""
+        self._journal = self._open_journal(self._life())
         self.contributions = (
             ContributionFiles(folder, keep_contributions, trouble) if keep_contributions else None
         )
         self._budget = SpentCounter(folder / "privacy")
         self._results = ResultFiles(folder / "results")
         self.votes = VoteFiles(folder / "votes", forced=sync != "none")
-        self._journal = self._open_journal(self._life())
         self._saved: list[int] = []  # the entries of the checkpoints on disk, the older first
         self._newest_whole = True
         self._from = self._spends = self._written_before = 0
@@ -118,7 +119,10 @@ class RunFiles:
 
     def _open_journal(self, incarnation: int) -> FileJournal:
         return FileJournal(
-            self._folder / "journal", incarnation=incarnation, synced=self._sync != "none"
+            self._folder / "journal",
+            incarnation=incarnation,
+            synced=self._sync != "none",
+            owner=self._me,
         )
 
     # ---- what must be on the medium

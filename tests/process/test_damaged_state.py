@@ -27,6 +27,7 @@ from bad_input_kit import (
 from atoll.collectives.errors import StorageError
 from atoll.node.home.paths import find_paths
 from atoll.node.manifest import parse_manifest, save_run, sign_manifest
+from atoll.security.identity import load_or_create
 
 pytestmark = pytest.mark.slow
 
@@ -62,6 +63,8 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], None]]] = {
     "meta": ("journal/meta.json", lambda path: path.write_bytes(b"\0garbage")),
     "meta gone": ("journal/meta.json", Path.unlink),
 }
+
+VOTED = ("journal/entries", "journal/meta.json", "checkpoint/atoll.json", "layout")
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -170,6 +173,57 @@ def test_a_member_fetches_the_state_from_the_others(tmp_path: Path, name: str) -
                 not name.startswith("checkpoint")
             )  # whose votes are whole needs no new life
             assert not (b.folder / "set-aside").exists()
+
+
+def test_folders_of_two_members_that_were_exchanged_are_refused_as_they_are(
+    tmp_path: Path,
+) -> None:
+    """Each key would vote from the other's journal. Who has its own again is who it was; whose
+    folder is moved away fetches the state, in a new life.
+    """
+    run = new_run(tmp_path)
+    with ended(a := run.organiser()):
+        b, c = run.member("b"), run.member("c")
+        one_round(a, b, c)
+        peers = {
+            member.home.name: load_or_create(member.paths.identity_file).peer for member in (b, c)
+        }
+        folders = [b.folder, c.folder]
+        b.end()
+        c.end()
+        metas = [folder / "journal" / "meta.json" for folder in folders]
+        lives = [json.loads(meta.read_text()) for meta in metas]
+        assert [life["peer"] for life in lives] == [peers["b"], peers["c"]]
+
+        exchange(*folders)
+        before = [contents(folder) for folder in folders]
+        for name in ("b", "c"):
+            with pytest.raises(StorageError) as told:
+                run.member(name)
+            assert (told.value.code, told.value.exit_code) == ("E309", 74)
+            assert peers["b"] in told.value.message
+            assert peers["c"] in told.value.message
+        for folder, files in zip(folders, before, strict=True):
+            now = contents(folder)
+            assert {name: now[name] for name in files if name in VOTED} == {
+                name: files[name] for name in files if name in VOTED
+            }
+
+        exchange(*folders)
+        folders[0].rename(tmp_path / "aside")
+        with ended(b := run.member("b"), c := run.member("c")):
+            one_round(a, b, c)
+            later = [json.loads(meta.read_text())["incarnation"] for meta in metas]
+            assert later[0] > lives[0]["incarnation"]
+            assert later[1] == lives[1]["incarnation"]
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Each folder is called as the other was."""
+    beside = one.with_name("beside")
+    one.rename(beside)
+    other.rename(one)
+    beside.rename(other)
 
 
 def test_a_damaged_layout_or_newest_checkpoint_is_mended_at_home(tmp_path: Path) -> None:

@@ -385,6 +385,54 @@ def test_after_a_reboot_a_member_is_the_same_voter_unless_its_votes_were_not_syn
         again.close(clean=False)
 
 
+def test_a_journal_of_another_peer_is_refused_and_an_older_one_takes_its_owner(
+    tmp_path: Path,
+) -> None:
+    """Nothing of exchanged folders is changed. A folder that names no owner, as earlier versions
+    wrote it, is as good as it was.
+    """
+    homes = {"p1": tmp_path / "one", "p2": tmp_path / "two"}
+
+    def files(owner: str, place: str) -> RunFiles:
+        return RunFiles(
+            homes[place],
+            run_id="r",
+            outer=OuterSettings(),
+            slots=PlainSlots,
+            trouble=lambda _: None,
+            me=owner,
+            first_life=7,
+        )
+
+    def bytes_of_all() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    for peer in homes:
+        first = files(peer, peer)
+        for certified in log_of(3):
+            first.journal().append(certified)
+        first.journal().promise(5)
+        first.journal().close(clean=peer == "p1")
+    before = bytes_of_all()
+    for peer, place in (("p1", "p2"), ("p2", "p1")):
+        with pytest.raises(StorageError) as told:
+            files(peer, place)
+        assert (told.value.code, told.value.exit_code) == ("E309", 74)
+        assert peer in told.value.message
+        assert place in told.value.message
+    assert bytes_of_all() == before
+    meta = homes["p1"] / "journal" / "meta.json"
+    assert json.loads(meta.read_text()).pop("peer") == "p1"
+    old = {key: value for key, value in json.loads(meta.read_text()).items() if key != "peer"}
+    meta.write_text(json.dumps(old))
+    journal = files("p2", "p1").journal()
+    assert (journal.incarnation, journal.promised, len(journal.entries)) == (7, 5, 3)
+    journal.close()
+    assert json.loads(meta.read_text())["peer"] == "p2"
+    with pytest.raises(StorageError, match="p2, and this node is p1"):
+        files("p1", "p1")
+
+
 def test_a_damaged_journal_begins_a_new_incarnation(tmp_path: Path) -> None:
     troubles: list[StorageError] = []
     files = run_files(tmp_path, troubles)
