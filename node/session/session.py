@@ -787,15 +787,15 @@ class Session:
             return False
         if self.branching.after_s is not None:  # whether a quorum is in sight must be seen soon
             return False
-        if machine.stateless or machine.engaged or machine.leaving or not machine.is_member:
-            return False
-        if any(who not in machine.config for who in machine.joiners):
-            return False
         if (
             machine.open.first_ready_at is not None
             or machine.voted >= machine.round
             or self._unrecorded is not None
         ):
+            return False
+        if machine.stateless or machine.engaged or machine.leaving or not machine.is_member:
+            return False
+        if any(who not in machine.config for who in machine.joiners):
             return False
         if self.recertifying.view() is not None:
             return False
