@@ -61,9 +61,13 @@ Lie = Literal[
     "starve",
     "lives",
     "bend",
+    "drip",
+    "choose",
+    "mute",
 ]
 LIES: tuple[Lie, ...] = get_args(Lie)
 REMEMBERED = 200
+DRIP_S = 0.45  # between two records of one that drips: no reduction stands still for so short
 WITHHELD: tuple[tuple[Lie, int, str], ...] = (
     ("hoard", record_header.RESULT, "result"),
     ("starve", record_header.PART, "contribution"),
@@ -155,6 +159,9 @@ class LyingProcess(NodeProcess):
             if not honest or machine.convener_of(machine.ballot) != machine.me:
                 return found
             victim, others = dice.choice(honest), len(found) > machine.shape.least
+            if "choose" in self.lies and others:
+                self._tell("lie: contribution not planned")
+                return [offer for offer in found if offer != victim]
             if "hide" in self.lies and len(found) > 2:  # those to whom the plan is shown
                 hidden = self._hidden(machine)
                 return [offer for offer in found if offer.member.peer not in hidden]
@@ -222,8 +229,11 @@ class LyingProcess(NodeProcess):
         kept = machine is not None and {
             kind: what
             for lie, kind, what in WITHHELD
-            if lie in self.lies and self._other_side(machine, peer, lie)
+            if (lie in self.lies and self._other_side(machine, peer, lie))
+            or ("mute" in self.lies and self._other_side(machine, peer, "mute"))
         }
+        if machine is not None and "drip" in self.lies and not self._founding(machine):
+            return self._drip(peer, kept or {})
         if kept:
             while (record := self.plane.next_record(peer)) is not None:
                 if (what := kept.get(bytes(record.header)[1])) is not None:
@@ -234,6 +244,18 @@ class LyingProcess(NodeProcess):
                 )
             return
         super()._pump(peer)
+
+    def _drip(self, peer: PeerId, kept: dict[int, str]) -> None:
+        """One record, and the next after a while."""
+        while (record := self.plane.next_record(peer)) is not None:
+            if bytes(record.header)[1] in kept:
+                continue
+            self._tell("lie: record dripped")
+            self.network.send(
+                self.peer, peer, "record", (bytes(record.header), bytes(record.payload))
+            )
+            self._pumps[peer] = self.world.after(DRIP_S, lambda: self._room(peer))
+            return
 
     def _tick(self) -> None:
         super()._tick()
@@ -271,6 +293,9 @@ class LyingProcess(NodeProcess):
 
     def _said(self, machine: RoundMachine, peer: PeerId, body: m.Body) -> Iterator[m.Body]:
         bend = self._bent.get(type(body))
+        if "mute" in self.lies and peer != self.peer and self._other_side(machine, peer, "mute"):
+            self._tell("lie: mute")
+            return
         if (
             "withhold" in self.lies
             and bend is not None

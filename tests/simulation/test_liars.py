@@ -70,6 +70,9 @@ def test_two_of_many_members_lie(seed: int) -> None:
         ("starve", "lie: contribution withheld", ""),
         ("lives", "lie: another life", ""),
         ("bend", "lie: bent", "refused"),
+        ("drip", "lie: record dripped", ""),
+        ("choose", "lie: contribution not planned", ""),
+        ("mute", "lie: mute", ""),
     ],
 )
 def test_each_lie_alone(lie: Lie, told: str, found: str) -> None:
