@@ -131,7 +131,9 @@ class Scattered:
 
 @dataclass(frozen=True, slots=True)
 class StateCheck:
-    """Digests of everybody's tensors. All fields but the outcome are empty unless it is committed."""
+    """Digests of everybody's tensors. All fields but the outcome are empty unless it is
+    committed.
+    """
 
     outcome: Outcome
     roots: dict[PeerId, str]
@@ -330,7 +332,10 @@ def copy_from(
             and operating.members
             and not set(roots) & set(operating.members)
         ):
-            strangers = f"{', '.join(roots)} {'is no member' if len(roots) == 1 else 'are no members'} of the run"
+            strangers = (
+                f"{', '.join(roots)} "
+                f"{'is no member' if len(roots) == 1 else 'are no members'} of the run"
+            )
             return dataclasses.replace(
                 outcome, reason=f"{strangers}, so nobody could give the tensor ({outcome.reason})"
             )
@@ -480,7 +485,9 @@ def _floats(tensor: Tensor, op: str, weight: int, f: int | None = None) -> Tenso
     if f and (whole(f, "f") < 0 or op not in RULES):
         raise LocalProtocolError(
             f"{op} with f = {f}",
-            why="Robust rules know how many values may be hostile; others follow every one of them.",
+            why=(
+                "Robust rules know how many values may be hostile; others follow every one of them."
+            ),
         )
     if whole(weight, "weight") < 1 or (op != "mean" and weight != 1):
         raise LocalProtocolError(

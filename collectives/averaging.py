@@ -111,7 +111,8 @@ def average(
         or (dims is not None and plan != "grid")
     ):
         raise LocalProtocolError(
-            f"average knows plan='grid' with dims= and plan='pairwise' with rounds=, not {plan!r} with dims={dims}, rounds={rounds}"
+            f"average knows plan='grid' with dims= and plan='pairwise' with rounds=, not {plan!r} "
+            f"with dims={dims}, rounds={rounds}"
         )
     if weight is not None and not 1 <= whole(weight, "weight") < MAX_WEIGHT:
         raise LocalProtocolError(f"average of weight {weight}: at least 1, below {MAX_WEIGHT}")
@@ -254,7 +255,9 @@ class Averaging:
                 self._steps.append(Outcome("open", 0, reason=error.message))
 
     def _disjoint(self, members: int, step: int) -> bool:
-        """Whether what meets in a step holds different members' values: what it stands for adds up."""
+        """Whether what meets in a step holds different members' values: what it stands for adds
+        up.
+        """
         return self._plan == "grid" or (is_cube(members) and 1 << step < members)
 
     # ---- the result

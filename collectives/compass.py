@@ -24,7 +24,9 @@ Work = TypeVar("Work")
 
 @dataclass(frozen=True, slots=True)
 class MergedContribution(Generic[Work]):
-    """One contribution of a merge. ``staleness``: outer steps since the anchor that it was made on."""
+    """One contribution of a merge. ``staleness``: outer steps since the anchor that it was made
+    on.
+    """
 
     peer: PeerId
     staleness: int

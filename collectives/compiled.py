@@ -31,7 +31,10 @@ def load(folder: Path, open_it: Callable[[Path], Library], slower: str) -> Libra
                 OSError,
                 AttributeError,
             ) as error:  # built for another machine, or from an older source
-                why = "fast kernels are off, so %s slower: %s does not fit this machine or version (%s)"
+                why = (
+                    "fast kernels are off, so %s slower: %s does not fit this "
+                    "machine or version (%s)"
+                )
                 log.warning(
                     why + "; install atoll again (in its source tree: pip install -e .)",
                     slower,

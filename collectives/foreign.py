@@ -18,7 +18,8 @@ PLAIN = r"\A[!-~]*\Z"
 """Of identifiers and addresses: visible ASCII without spaces."""
 
 WORDS = (
-    r"\A[^\x00-\x1f\x7f-\xa0\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2000-\u200f\u2028-\u202f\u205f-\u206f"
+    r"\A[^\x00-\x1f\x7f-\xa0\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f"
+    r"\u2000-\u200f\u2028-\u202f\u205f-\u206f"
     r"\u3000\u3164\ud800-\uf8ff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\uffff\U000e0000-\U0010ffff]*\Z"
 )
 """Of names and sentences: nothing that a terminal obeys, and nothing that is not seen. No newline

@@ -271,7 +271,10 @@ class Reach(msgspec.Struct, frozen=True):
         return (
             seen
             if self.quorum
-            else f"{'no quorum' if self.needed <= self.members else 'too few'}: {seen}; the open round waits for {self.needed}"
+            else (
+                f"{'no quorum' if self.needed <= self.members else 'too few'}: {seen}; the open "
+                f"round waits for {self.needed}"
+            )
         )
 
 

@@ -28,7 +28,10 @@ from .group import MAX_MEMBERS, Config, Member
 MAX_GROUP_NAME = 24
 MAX_DIMENSIONS = 8  # of two: MAX_MEMBERS places
 MAX_PAIRS = 64
-GROUPS = rf"d[1-{MAX_DIMENSIONS}]\.[0-7]|p[0-9]{{1,2}}|[1-9][0-9]{{0,2}}(?:x[1-9][0-9]{{0,2}}){{0,7}}\.[0-7]"
+GROUPS = (
+    rf"d[1-{MAX_DIMENSIONS}]\.[0-7]|p[0-9]{{1,2}}|"
+    r"[1-9][0-9]{0,2}(?:x[1-9][0-9]{0,2}){0,7}\.[0-7]"
+)
 _GROUP = re.compile(GROUPS, re.ASCII)
 
 

@@ -41,7 +41,9 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Layout(msgspec.Struct, frozen=True, array_like=True):
-    """The flat vector of a model: its tensors in order, without gaps, and its length in elements."""
+    """The flat vector of a model: its tensors in order, without gaps, and its length in
+    elements.
+    """
 
     tensors: Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1, max_length=MAX_TENSORS)]
     numel: Annotated[int, msgspec.Meta(ge=1)]
@@ -56,7 +58,9 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
         return blake3(b"atoll/layout/1" + msgspec.msgpack.encode(self)).digest()
 
     def check(self) -> str | None:
-        """Why the layout is not well formed, or None. Run on every layout that comes from outside."""
+        """Why the layout is not well formed, or None. Run on every layout that comes from
+        outside.
+        """
         offset = 0
         for spec in self.tensors:
             if spec.offset != offset:

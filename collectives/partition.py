@@ -99,7 +99,8 @@ def slots_for(
     """
     if not contributors or not members or chunks % len(members):
         raise LocalProtocolError(
-            f"cannot divide {chunks} chunks into slots of {len(members)} members, {len(contributors)} of them here"
+            f"cannot divide {chunks} chunks into slots of {len(members)} members, "
+            f"{len(contributors)} of them here"
         )
     size = chunks // len(members)
     owners = [

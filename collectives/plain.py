@@ -28,7 +28,9 @@ DISPATCH = "__torch_dispatch__"
 
 
 def flat_of(tensor: Tensor, dtype: Any = None, *, devices: Collection[str] = CPU) -> Tensor:
-    """A tensor's elements in its own memory, without its history and whatever mode it was made in."""
+    """A tensor's elements in its own memory, without its history and whatever mode it was made
+    in.
+    """
     import torch
 
     check_plain(tensor, dtype, devices)
@@ -118,7 +120,8 @@ def check_plain(tensor: Any, dtype: Any = None, devices: Collection[str] = CPU) 
         where = "CPU" if devices == CPU else "CPU or a GPU"
         kind = str(dtype).removeprefix("torch.") + " tensor" if dtype is not None else "tensor"
         raise LocalProtocolError(
-            f"this collective takes a non-empty {kind}, contiguous and on the {where}, not {_described(tensor)}"
+            f"this collective takes a non-empty {kind}, contiguous and on the {where}, "
+            f"not {_described(tensor)}"
         )
 
 

@@ -75,7 +75,8 @@ def derive_lane_keys(
         or cipher not in KEY_BYTES
     ):
         raise LocalProtocolError(
-            f"lane keys need two secrets of {SECRET_BYTES} bytes and a cipher of {', '.join(KEY_BYTES)}"
+            f"lane keys need two secrets of {SECRET_BYTES} bytes and a cipher of "
+            f"{', '.join(KEY_BYTES)}"
         )
     first, second = (my_secret, peer_secret) if initiator else (peer_secret, my_secret)
     length = KEY_BYTES[cipher]

@@ -24,7 +24,9 @@ SEED_BYTES = 32
 
 
 class BtardSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who takes part, and numbers of the protocol (`security.btard.AttemptSettings`). Times are seconds."""
+    """Who takes part, and numbers of the protocol (`security.btard.AttemptSettings`). Times are
+    seconds.
+    """
 
     peers: Annotated[
         tuple[Annotated[PeerId, msgspec.Meta(max_length=128, pattern=PLAIN)], ...],

@@ -245,7 +245,8 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     codec: str = "int8"
     codecs: dict[
         str, str
-        # shell pattern of tensor names -> their codec, where it is another; the longest that matches
+        # shell pattern of tensor names -> their codec, where it is another; the longest that
+        # matches
         # decides
     ] = {}
     plan: TopologyKind = "butterfly"  # on which ways contributions are added up
@@ -537,7 +538,9 @@ class Operating(Protocol):
         ...
 
     def release(self) -> None:
-        """The result is not needed any more. Idempotent; an operation under way is not disturbed."""
+        """The result is not needed any more. Idempotent; an operation under way is not
+        disturbed.
+        """
         ...
 
     def cancel(self) -> None:
@@ -660,7 +663,9 @@ class Swarm(Protocol):
         ...
 
     def report(self, metrics: Mapping[str, float]) -> None:
-        """Tell the node about training ("step", "loss", …): shown by `atoll status`, never blocks."""
+        """Tell the node about training ("step", "loss", …): shown by `atoll status`, never
+        blocks.
+        """
         ...
 
     def leave(self) -> None:

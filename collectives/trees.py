@@ -60,7 +60,9 @@ class PartialSum:
 
 @dataclass(frozen=True, slots=True)
 class CheckedSum:
-    """A partial sum that is used if two accounts of it are the same: its maker's and a witness's."""
+    """A partial sum that is used if two accounts of it are the same: its maker's and a
+    witness's.
+    """
 
     partial: Term
     of: PartialSum

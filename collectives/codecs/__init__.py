@@ -12,8 +12,8 @@ sparse      sparse32 to sparse256
 codebook    codebook8: PRIME's quantiser
 bits        bits: words that nobody calculates with
 mixed       pieces of several codecs in one chunk
-codec       a chunk of float32 values and its wire bytes, by the codec's name; the grid of a vector's
-            chunks
+codec       a chunk of float32 values and its wire bytes, by the codec's name; the grid of a
+            vector's chunks
 device      such a vector encoded and decoded where its values lie
 encoded     a whole vector of such chunks
 """

@@ -28,7 +28,8 @@ class EncodedVector:
     def __init__(self, grid: Grid, data: memoryview) -> None:
         if len(data) != grid.nbytes:
             raise LocalProtocolError(
-                f"{len(data)} bytes do not hold {grid.numel} values of {grid.name} in chunks of {grid.chunk_elements}"
+                f"{len(data)} bytes do not hold {grid.numel} values of {grid.name} in chunks of "
+                f"{grid.chunk_elements}"
             )
         self.grid, self.data = grid, data
         self._wires: list[EncodedChunk | None] = [None] * grid.chunks
@@ -110,5 +111,8 @@ def why_refused(flat: Tensor, layout: Layout, codec: str) -> str:
                 spec = next(
                     spec for spec in layout.tensors if spec.offset <= at < spec.offset + spec.numel
                 )
-                return f"{spec.name} holds {flat[at].item():.6g}, too much for {name} (element {at - spec.offset} of {spec.numel})"
+                return (
+                    f"{spec.name} holds {flat[at].item():.6g}, too much for {name} (element "
+                    f"{at - spec.offset} of {spec.numel})"
+                )
     return ""

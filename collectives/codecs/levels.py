@@ -129,7 +129,9 @@ class RecordCodec(ABC):
         )
 
     def _rows(self, wire: EncodedChunk) -> Iterator[tuple[slice, int, Tensor]]:
-        """(which values, number of blocks, their records as rows): whole blocks, and what is left."""
+        """(which values, number of blocks, their records as rows): whole blocks, and what is
+        left.
+        """
         blocks, rest = divmod(wire.elements, self._block)
         edge, at = blocks * self._block, blocks * self._record(self._block)
         if blocks:

@@ -52,7 +52,10 @@ def mixture_of(layout: Layout, default: str, patterns: Mapping[str, str]) -> str
             f"the model's tensors change codec {len(runs) - 1} times",
             key="$.exchange.codecs",
             why="Tensors of one codec must be neighbours in the flat vector.",
-            hint="attach() arranges them; a layout of your own is arranged by atoll.collectives.codecs.mixtures.arranged",
+            hint=(
+                "attach() arranges them; a layout of your own is arranged by "
+                "atoll.collectives.codecs.mixtures.arranged"
+            ),
         )
     return text
 

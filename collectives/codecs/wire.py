@@ -76,9 +76,9 @@ class Codec(Protocol):
     """A chunk of float32 values ⇄ wire bytes. Lossy or not, decoding depends on the bytes alone,
     and any bytes of the right length decode.
 
-    Buffers are wrapped once in a `EncodedChunk` and used often; nothing is allocated in the loop. A codec
-    owns scratch memory, so it belongs to one thread. Values and wire may both lie in a device's
-    memory; the bits are the same as on the CPU.
+    Buffers are wrapped once in a `EncodedChunk` and used often; nothing is allocated in the loop. A
+    codec owns scratch memory, so it belongs to one thread. Values and wire may both lie in a
+    device's memory; the bits are the same as on the CPU.
     """
 
     name: str

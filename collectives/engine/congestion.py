@@ -12,10 +12,11 @@ such losses count half. A lane that goes over for no reason gets less than its s
 with cubic, and all wait for it.
 
 bbr looks for more by sending a quarter more for a round trip. Where more than a fifth is lost, less
-arrives of that than before, so what it takes for the link's rate falls with each look, down to a few
-segments a second; it may also take such losses for a limit that somebody has set. At its beginning
-it sends almost three times as much each round trip, and finds the rate in spite of the losses. So
-there it begins anew about once a second, as long as no queue on the way says that the link is full.
+arrives of that than before, so what it takes for the link's rate falls with each look, down to a
+few segments a second; it may also take such losses for a limit that somebody has set. At its
+beginning it sends almost three times as much each round trip, and finds the rate in spite of the
+losses. So there it begins anew about once a second, as long as no queue on the way says that the
+link is full.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ STRETCH = 400  # segments that are judged together
 LOSSY, STRETCHES = (
     0.005,
     2,
-    # so large a share sent again, in so many stretches in a row: more than a queue that was full once
+    # so large a share sent again, in so many stretches in a row: more than a queue that was full
+    # once
 )
 HEAVY, SLOW_S, LEAST = 0.03, 1.0, 3
 """Where so large a share of the segments is sent again, and at least so many, cubic sends a few a

@@ -162,7 +162,9 @@ class EngineThread:
 
     @property
     def first_lanes(self) -> int:
-        """How many lanes to a peer to begin with; `LanesWanted` says when another number is better."""
+        """How many lanes to a peer to begin with; `LanesWanted` says when another number is
+        better.
+        """
         return first(bbr=self.settings.bbr)
 
     def drop_plain_lanes(self) -> None:

@@ -89,7 +89,9 @@ class Wanted:
         return mine == theirs
 
     def view(self, peer: PeerId, chunk: int, length: int) -> memoryview | None:
-        """Where a chunk from a peer goes, or None. Raises RemoteProtocolError when it does not fit."""
+        """Where a chunk from a peer goes, or None. Raises RemoteProtocolError when it does not
+        fit.
+        """
         if chunk >= self.chunks:
             raise RemoteProtocolError(f"blob chunk {chunk} of {self.chunks}", peer=peer)
         place = self._place(chunk)

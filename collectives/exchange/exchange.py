@@ -136,7 +136,8 @@ class Exchange:
         """
         if numel < 1 or not 1 <= chunk_elements <= 1 << 22 or len(members) > MAX_MEMBERS:
             raise LocalProtocolError(
-                f"round of {numel} elements in chunks of {chunk_elements} among {len(members)} members"
+                f"round of {numel} elements in chunks of {chunk_elements} among "
+                f"{len(members)} members"
             )
         slot = RoundSlot(
             log, round_, members, self._grid(codec, numel, chunk_elements), self._pools, early
@@ -158,7 +159,8 @@ class Exchange:
         slot, frozen = self._slots.get(wire_header.slot_id(log, round_)), FrozenVector(cid, vector)
         if slot is not None and not frozen.fits(slot):
             raise LocalProtocolError(
-                f"contribution of {vector.numel()} elements to a round of {slot.numel}, or on another grid"
+                f"contribution of {vector.numel()} elements to a round of "
+                f"{slot.numel}, or on another grid"
             )
         if slot is not None:
             slot.early = None
@@ -299,8 +301,8 @@ class Exchange:
         self._queue_results(state, (peer,), [c for c in chunks if self._sender.overdue(given, c)])
 
     def report(self, plan_id: bytes) -> None:
-        """Ask what a plan (or a wanted blob, by its name) still lacks; answered by a `ReductionReport`
-        (`BlobProgress`) event if it is known.
+        """Ask what a plan (or a wanted blob, by its name) still lacks; answered by a
+        `ReductionReport` (`BlobProgress`) event if it is known.
         """
         self._blobs.report(plan_id)
         if (state := self._plans.get(plan_id)) is not None:
@@ -373,7 +375,9 @@ class Exchange:
             self._forget_if_served(slot)
 
     def next_record(self, peer: PeerId, lane: int = 0) -> Outgoing | None:
-        """The next thing worth sending to ``peer`` over a lane that has room, encoded now, or None."""
+        """The next thing worth sending to ``peer`` over a lane that has room, encoded now, or
+        None.
+        """
         found = self._sender.next_record(peer, lane)
         if self._events:
             self._settle()
@@ -524,7 +528,10 @@ class Exchange:
                 self._post(
                     PeerFault(
                         peer,
-                        f"the sum of its site that it states (chunk {chunk}) is not that of what its members contribute",
+                        (
+                            f"the sum of its site that it states (chunk {chunk}) is not that of "
+                            "what its members contribute"
+                        ),
                     )
                 )
         self._post(state.report(self._usable(state) is not None))

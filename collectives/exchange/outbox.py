@@ -32,7 +32,9 @@ class Outgoing(NamedTuple):
 
 
 class Flow:
-    """One round towards one peer: its parts of my contribution and of my partial sums, and results."""
+    """One round towards one peer: its parts of my contribution and of my partial sums, and
+    results.
+    """
 
     __slots__ = ("slot", "parts", "results", "sent", "given", "carried", "result_turn", "queued")
 
@@ -232,7 +234,9 @@ class Sender:
             return Outgoing(head, payload)
 
     def _next_part(self, flow: Flow, state: PlanState, peer: PeerId) -> tuple[bytes, int] | None:
-        """The first part that its owner has room for: see `PlanState.within`, and `PlanState.even`."""
+        """The first part that its owner has room for: see `PlanState.within`, and
+        `PlanState.even`.
+        """
         if not flow.parts:
             return None
         lead = self._lead()

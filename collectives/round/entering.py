@@ -112,7 +112,9 @@ class InviteTally:
         return sum(len(spent.peers) for spent in self.spent.values())
 
     def bars(self, invite: bytes, peer: PeerId) -> bool:
-        """Whether an invite has no use left for ``peer``: it has let in others, as many as it may."""
+        """Whether an invite has no use left for ``peer``: it has let in others, as many as it
+        may.
+        """
         spent = self.spent.get(invite)
         return (
             spent is not None and len(spent.peers) >= spent.uses and _short(peer) not in spent.peers

@@ -4,14 +4,15 @@ round. Sans I/O.
 The log decides one entry a round by single-decree Paxos. A *ballot* is an attempt, owned by one
 convener (`convener.Convener`). The acceptors of entry r are exactly the configuration that entry
 r-1 decided. A *vote* says "I hold state r-1 and all bytes of r". The data plane
-(`atoll.collectives.exchange`) yields bytes for a plan; safety does not depend on it. The protocol is
-specified in docs/protocol/round.md.
+(`atoll.collectives.exchange`) yields bytes for a plan; safety does not depend on it. The protocol
+is specified in docs/protocol/round.md.
 
 **The life of a round**, which is the order of this file:
 
 1. *Open.* `_open` clears the volatile state (`state.OpenRound`) and creates the round's roles: an
    acceptor, a convener, a seal. They see the machine as `view.RoundView`.
-2. *Contribute.* The session offers a frozen contribution (`contribute`); Ready messages announce it.
+2. *Contribute.* The session offers a frozen contribution (`contribute`); Ready messages announce
+   it.
 3. *Gather.* `look` notes whether the contributions are there that the round waits for.
 4. *Plan.* The ballot's convener sends a plan (`_on_plan`); the data plane carries it out
    (`actions.execute`). `on_report` asks again for what does not come.
@@ -119,8 +120,9 @@ class RoundMachine:
     ) -> None:
         """``site``: the label by which members near each other recognise that. ``merges``: an entry
         of this log may adopt a branch. ``lying``: how many members of a configuration may be
-        Byzantine. ``unix_offset_s``: wall clock minus ``now``; it only numbers claims, so that those
-        of a process that was started again have greater numbers. ``doors``: what lets peers enter.
+        Byzantine. ``unix_offset_s``: wall clock minus ``now``; it only numbers claims, so that
+        those of a process that was started again have greater numbers. ``doors``: what lets peers
+        enter.
         """
         self.run, self.log, self.me, self.organiser = run, log, me, organiser
         self.journal, self.shape, self.timing = journal, shape, timing
@@ -278,7 +280,9 @@ class RoundMachine:
         return round_ >= self.round - self.timing.keep_rounds // 2
 
     def has_bytes(self, entry: Entry) -> bool:
-        """Whether all result bytes of the entry are stored here, and are those of its contributors."""
+        """Whether all result bytes of the entry are stored here, and are those of its
+        contributors.
+        """
         return not entry.contributors or self.open.holds(entry)
 
     # ---- what members are known for
@@ -457,8 +461,8 @@ class RoundMachine:
         self._consider_takeover(now)
 
     def resume(self, now: float) -> list[RemoteProtocolError]:
-        """Take up what came early; the answer is what of it broke a rule. Call it after `on_applied`
-        or `adopt_snapshot`, once the data plane has opened the new round."""
+        """Take up what came early; the answer is what of it broke a rule. Call it after
+        `on_applied` or `adopt_snapshot`, once the data plane has opened the new round."""
         early, self._early = self._early, []
         breaches: list[RemoteProtocolError] = []
         for peer, incarnation, round_, body in early:
@@ -786,10 +790,10 @@ class RoundMachine:
         ]
 
     def may_end(self, ballot: int, entry: Entry) -> bool:
-        """Whether this member may vote for an entry that perhaps does nothing but end the round, and
-        so draw again: only if it sees why. Whoever convenes the ballot votes last, so that an entry
-        that the others refuse binds no later convener. What was voted for before is voted for again:
-        later conveners must adopt it, and nothing else could be decided."""
+        """Whether this member may vote for an entry that perhaps does nothing but end the round,
+        and so draw again: only if it sees why. Whoever convenes the ballot votes last, so that an
+        entry that the others refuse binds no later convener. What was voted for before is voted for
+        again: later conveners must adopt it, and nothing else could be decided."""
         voted = self.journal.accepted
         if (
             entry.contributors
@@ -887,8 +891,8 @@ class RoundMachine:
         resumed: Collection[PeerId] = (),
         disputed: m.Disputed | None = None,
     ) -> None:
-        """What the data plane waits for under a plan. ``missing``: contributions to the own part, by
-        cid; ``lacking``: result chunks, by owner; ``resumed``: peers whose lane is a new one;
+        """What the data plane waits for under a plan. ``missing``: contributions to the own part,
+        by cid; ``lacking``: result chunks, by owner; ``resumed``: peers whose lane is a new one;
         ``disputed``: a partial sum that it did not use.
         """
         if self.open.plan is not None and self.open.plan.plan_id == plan_id:
@@ -906,8 +910,8 @@ class RoundMachine:
         """Ask contributors for ``missing`` parts (telling the convener) and owners for ``lacking``
         results. Less than before is progress.
 
-        Lanes lose nothing while they last, so only sources that have fallen silent are asked, and at
-        once those with a new lane.
+        Lanes lose nothing while they last, so only sources that have fallen silent are asked, and
+        at once those with a new lane.
         """
         opened, senders = self.open, self.open.senders
         opened.lacking_owners = frozenset(lacking)
@@ -1308,9 +1312,9 @@ class RoundMachine:
         self.next_ballot(now)
 
     def next_ballot(self, now: float, *, aside: bool = False) -> None:
-        """Move on to the next ballot whose owner is not suspected. Where the present owner lives and
-        only this member does not listen to it, move on to the own next ballot, since nobody else
-        need give up the present one. ``aside``: the own contribution is not offered in it."""
+        """Move on to the next ballot whose owner is not suspected. Where the present owner lives
+        and only this member does not listen to it, move on to the own next ballot, since nobody
+        else need give up the present one. ``aside``: the own contribution is not offered in it."""
         ballot = max(self.ballot, self.journal.promised) + 1
         convener = self.convener_of(self.ballot)
         alone = not self.lying and self.silent(convener) and not self.lost(convener)
@@ -1561,8 +1565,8 @@ class RoundMachine:
         return self.doors.objection(new, entry.admitted) if new else ""
 
     def _admits(self, entry: Entry) -> bool:
-        """Whether an entry proves that its new members may enter, and counts them: the same at every
-        member.
+        """Whether an entry proves that its new members may enter, and counts them: the same at
+        every member.
         """
         new, after = self._new(entry.next_config), self.journal.entries.tally.after(entry.admitted)
         named = [each.peer for each in entry.admitted]

@@ -109,7 +109,8 @@ class Sealing:
         if ended := {who for who in view.config if view.ended(who)} - set(self.record.removed):
             self.ask(
                 ended
-                # an entry may have let in a life of a lost peer that nobody here knew of when it was
+                # an entry may have let in a life of a lost peer that nobody here knew of when it
+                # was
                 # given up
             )
         record = self.record

@@ -282,7 +282,9 @@ class RoundView(Protocol):
         ...
 
     def entering(self, config: Config) -> tuple[tuple[Admitted, ...], bytes]:
-        """The certificates of newcomers to a configuration, and the hash of the tally after them."""
+        """The certificates of newcomers to a configuration, and the hash of the tally after
+        them.
+        """
         ...
 
     def adoption(self, tip: m.Tip, config: Config) -> Entry:

@@ -279,7 +279,9 @@ class FaultInjector:
         self.world.at(self.plan.heal_s, self.heal)
 
     def heal(self) -> None:
-        """End all faults: mend the network, wake and restart everybody. No trap strikes any more."""
+        """End all faults: mend the network, wake and restart everybody. No trap strikes any
+        more.
+        """
         self.healed = True
         self.confidant = None
         self.plan.traps.clear()

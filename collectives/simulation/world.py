@@ -44,7 +44,9 @@ class World:
         self._trace = blake2b(digest_size=16)
 
     def stream(self, name: str) -> random.Random:
-        """A generator of its own for ``name``: drawing from one stream does not disturb the others."""
+        """A generator of its own for ``name``: drawing from one stream does not disturb the
+        others.
+        """
         return random.Random(f"{self.seed}/{name}")
 
     def at(self, when: float, action: Action) -> Timer:
