@@ -225,7 +225,9 @@ def _create(path: Path) -> None:
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(
-                f"{_FILE_HEADER} {base64.b64encode(secrets.token_bytes(SEED_BYTES)).decode()}\n".encode()
+                (
+                    f"{_FILE_HEADER} {base64.b64encode(secrets.token_bytes(SEED_BYTES)).decode()}\n"
+                ).encode()
             )
             file.flush()
             os.fsync(file.fileno())

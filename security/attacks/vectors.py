@@ -62,7 +62,9 @@ def mimic(honest: Tensor, row: int = 0) -> Tensor:
 
 
 def random_direction(honest: Tensor, seed: int = 0, scale: float = 1000.0) -> Tensor:
-    """A random direction that the attackers have agreed upon, ``scale`` times as long as the mean."""
+    """A random direction that the attackers have agreed upon, ``scale`` times as long as the
+    mean.
+    """
     direction = torch.randn(
         honest.shape[1], generator=torch.Generator().manual_seed(seed), dtype=torch.float64
     )

@@ -192,7 +192,9 @@ class Attempt:
         self.say(now, Residuals(self.table.view(Kind.REVEAL), projections, norms))
 
     def check(self, now: float) -> None:
-        """Verification 1, of the part that one owns, and validation, of the target's last gradient."""
+        """Verification 1, of the part that one owns, and validation, of the target's last
+        gradient.
+        """
         accusations: list[Accusation] = []
         for number in self.contributors:
             row = self.vectors.held[Kind.PART, number, self.me]
@@ -213,7 +215,9 @@ class Attempt:
         self.say(now, Checks(self.table.view(Kind.RESIDUALS), tuple(accusations)))
 
     def close(self, now: float) -> None:
-        """Verifications 2 and 3, whose outcome is the same everywhere; over, or something is open."""
+        """Verifications 2 and 3, whose outcome is the same everywhere; over, or something is
+        open.
+        """
         self.cases = open_cases(self)
         if not self.cases.any():
             self.finish(now)

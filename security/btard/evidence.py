@@ -165,6 +165,9 @@ _PROOFS: dict[Fault, Callable[[Bundle], bool]] = {
 
 def _unproven(bundle: Bundle, why: str) -> SecurityError:
     return SecurityError(
-        f"evidence of step {bundle.context.step} against peer number {bundle.whom} proves nothing: {why}",
+        (
+            f"evidence of step {bundle.context.step} against peer number {bundle.whom} "
+            f"proves nothing: {why}"
+        ),
         code="E203",
     )

@@ -54,8 +54,8 @@ class PeerDriver(Protocol):
         ...
 
     def compute(self, task: GradientTask) -> None:
-        """Compute this and call `BtardPeer.computed`, but not from here; states of the last two steps
-        are needed.
+        """Compute this and call `BtardPeer.computed`, but not from here; states of the last two
+        steps are needed.
         """
         ...
 

@@ -20,7 +20,9 @@ from .messages import FLOAT, Vector
 
 
 class Trail:
-    """The states of a peer's local steps: one more than there are intervals, the start among them."""
+    """The states of a peer's local steps: one more than there are intervals, the start among
+    them.
+    """
 
     def __init__(self, states: Sequence[Vector]) -> None:
         self._states = states

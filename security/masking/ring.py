@@ -55,10 +55,14 @@ class Ring:
             and 0 <= self.spare < 1
         ):
             raise ConfigError(
-                "secure aggregation: a ring needs a clip range, elements, members and weights above 0"
+                "secure aggregation: a ring needs a clip range, elements, "
+                "members and weights above 0"
             )
         if self.bits not in (32, 64) or self.levels < _LEAST_LEVELS:
-            why = f"{self.members} members of weight {self.weight} leave {self.levels} steps for a value, and {_LEAST_LEVELS} are the least"
+            why = (
+                f"{self.members} members of weight {self.weight} leave {self.levels} steps for a "
+                f"value, and {_LEAST_LEVELS} are the least"
+            )
             raise ConfigError(
                 f"secure aggregation: {self.bits} bits are too few",
                 key="bits",
@@ -102,7 +106,8 @@ class Ring:
         """
         if not 1 <= weight <= self.weight or multiples.shape != (self.numel,):
             raise LocalProtocolError(
-                f"secure aggregation: weight {weight} is not 1 to {self.weight}, or the length is wrong"
+                f"secure aggregation: weight {weight} is not 1 to {self.weight}, "
+                "or the length is wrong"
             )
         words = np.empty(self.length, np.dtype(f"<u{self.bits // 8}"))
         words[:-1] = (multiples * weight).astype(

@@ -112,7 +112,8 @@ class Unmasking:
         """
         if not self.ready:
             raise NotEnoughPeersError(
-                f"secure aggregation: shares of {len(self._revealed)} members, {self.binding.threshold} are needed"
+                f"secure aggregation: shares of {len(self._revealed)} members, "
+                f"{self.binding.threshold} are needed"
             )
         if bucket not in self.open:
             raise NotEnoughPeersError(
@@ -124,7 +125,8 @@ class Unmasking:
             or not 0 <= first <= self.binding.numel - len(total)
         ):
             raise LocalProtocolError(
-                f"secure aggregation: elements {first} to {first + len(total)} of {total.dtype}: not what was agreed on"
+                f"secure aggregation: elements {first} to {first + len(total)} of {total.dtype}: "
+                "not what was agreed on"
             )
         if self._secrets is None:
             self._secrets = self._reconstructed()

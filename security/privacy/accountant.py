@@ -63,7 +63,9 @@ class Accountant:
         return epsilon_of(self.costs + steps * step_costs(rate, noise), self.delta)
 
     def allows(self, rate: float, noise: float) -> bool:
-        """Whether one more step stays at or below `stop_at_epsilon`. To be asked before it is made."""
+        """Whether one more step stays at or below `stop_at_epsilon`. To be asked before it is
+        made.
+        """
         return self.after(rate, noise) <= self.stop_at_epsilon
 
     def spend(self, rate: float, noise: float, steps: int = 1) -> None:
@@ -109,7 +111,10 @@ def noise_for(epsilon: float, delta: float, rate: float, steps: int) -> float:
     while not enough(high):
         high *= 2
         if high > MOST_NOISE:
-            why = f"the orders calculated with prove no epsilon below {epsilon_of(_nothing(), delta):.3g} for this delta"
+            why = (
+                "the orders calculated with prove no epsilon below "
+                f"{epsilon_of(_nothing(), delta):.3g} for this delta"
+            )
             raise ConfigError(
                 f"privacy: no noise gives epsilon {epsilon} at delta {delta}",
                 key="epsilon",

@@ -120,7 +120,7 @@ def _all_heads(gamma: Floats, exact: Exact, coins: Integers, chance: random.Rand
     going = np.arange(len(gamma))
     left = coins.copy()
     while len(going):
-        once = _exponential_coin(gamma[going], lambda index: exact(int(going[index])), chance)  # noqa: B023
+        once = _exponential_coin(gamma[going], _at(exact, going), chance)
         heads[going[~once]] = False
         left[going] -= 1
         going = going[once & (left[going] > 0)]
@@ -134,11 +134,16 @@ def _exponential_coin(gamma: Floats, exact: Exact, chance: random.Random) -> Tru
     heads = np.zeros(len(gamma), bool)
     going, k = np.arange(len(gamma)), 1
     while len(going):
-        once = _coin(gamma[going] / k, lambda index: exact(int(going[index])) / k, chance)  # noqa: B023
+        once = _coin(gamma[going] / k, _at(exact, going, k), chance)
         if k % 2:
             heads[going[~once]] = True
         going, k = going[once], k + 1
     return heads
+
+
+def _at(exact: Exact, going: Integers, divisor: int = 1) -> Exact:
+    """The exact values behind the elements that are still ``going``, each by ``divisor``."""
+    return lambda index: exact(int(going[index])) / divisor
 
 
 def _coin(p: Floats, exact: Exact, chance: random.Random) -> Truth:

@@ -48,11 +48,15 @@ class NoisePlan:
             and self.honest > 0
         ):
             raise ConfigError(
-                "privacy: a plan of noise needs a bound, a step, elements and honest members above 0"
+                "privacy: a plan of noise needs a bound, a step, elements and "
+                "honest members above 0"
             )
         deviation = math.sqrt(self.share)
         if self.noise and deviation < LEAST_DEVIATION:
-            why = f"one member's noise deviates by {deviation:.3g} steps; {LEAST_DEVIATION:g} are needed to be as good as continuous noise"
+            why = (
+                f"one member's noise deviates by {deviation:.3g} steps; {LEAST_DEVIATION:g} are "
+                "needed to be as good as continuous noise"
+            )
             raise ConfigError(
                 f"privacy: a grid with steps of {self.step:g} is too coarse", key="step", why=why
             )

@@ -66,7 +66,8 @@ class BtardChecker:
         self._tag = tag
         if attack.at_once and left:
             self.problem(
-                f"step {number}: {sorted(left)} struck and {'is' if len(left) == 1 else 'are'} still there"
+                f"step {number}: {sorted(left)} struck and "
+                f"{'is' if len(left) == 1 else 'are'} still there"
             )
         if self._swarm.options.attack != "collusion":
             self._check_parts(step)
@@ -86,7 +87,8 @@ class BtardChecker:
         self.removals.setdefault(gone, (Fault(bundle.fault), bundle.context.step))
         if gone not in self._swarm.hostile:
             self.problem(
-                f"step {bundle.context.step}: {gone} is honest and removed for {Fault(bundle.fault).name.lower()}"
+                f"step {bundle.context.step}: {gone} is honest and removed for "
+                f"{Fault(bundle.fault).name.lower()}"
             )
         if self.clean() and self.clean_after < 0:
             self.clean_after = bundle.context.step + 1
@@ -117,7 +119,8 @@ class BtardChecker:
         ):
             if not attempt.table.full(Kind.RESULT):
                 self.problem(
-                    f"step {frame.step}: {member.name} reveals its share before all have committed to their aggregates"
+                    f"step {frame.step}: {member.name} reveals its share before all have "
+                    "committed to their aggregates"
                 )
             if attempt.table.signed(Kind.REVEAL, attempt.me) is None:
                 if body.share in self._shares:

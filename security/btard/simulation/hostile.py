@@ -51,7 +51,9 @@ class Hostile(BtardPeer):
 
     def examine(self, target: str) -> float | None:
         """Friends are always right."""
-        return 0.0 if target in self.member.swarm.hostile else super().examine(target)  # type: ignore[arg-type]
+        if target in self.member.swarm.hostile:
+            return 0.0
+        return super().examine(target)  # type: ignore[arg-type]
 
 
 class Struck(Attempt):

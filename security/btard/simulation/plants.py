@@ -228,7 +228,10 @@ PLANTS: dict[str, BtardPlant] = {
         ((evidence_module, "_PROOFS", dict.fromkeys(Fault, lambda _: True)),),
     ),
     "part-forgotten": BtardPlant(
-        "a part that came before its owner asked everybody for it, and was dropped, is testified to be withheld",
+        (
+            "a part that came before its owner asked everybody for it, and was dropped, is "
+            "testified to be withheld"
+        ),
         "ambush",
         ((Attempt, "appealed", lambda self, now, item, by: self._waiting.appealed(now, item, by)),),
         messages=True,
