@@ -303,7 +303,8 @@ class SoloSwarm:
         write(self._frozen)
         if not bool(torch.isfinite(self._frozen).all()):
             raise LocalProtocolError(
-                f"not finite: {why_refused(self._frozen, store.layout, 'fp32')}; nothing was committed"
+                f"not finite: {why_refused(self._frozen, store.layout, 'fp32')}; "
+                "nothing was committed"
             )
         mean = self._frozen
         if has_feedback(
@@ -456,8 +457,8 @@ class SoloSwarm:
         expected = store.momentum.numel() if store.momentum is not None else 0
         if anchor.numel() != store.layout.numel or momentum.numel() != expected:
             raise OutOfDateError(
-                f"the saved state has {anchor.numel()} parameters and {momentum.numel()} momentum values, "
-                f"this run {store.layout.numel} and {expected}"
+                f"the saved state has {anchor.numel()} parameters and {momentum.numel()} momentum "
+                f"values, this run {store.layout.numel} and {expected}"
             )
         store.replace(anchor, momentum, int(state_dict["round"]), int(state_dict.get("samples", 0)))
         self._counted = array("Q", [0] * store.round + [int(state_dict.get("samples", 0))])

@@ -13,7 +13,7 @@ what is smaller passes through.
 
     code = BerrutCode(blocks=4, workers=16)
     answers = {i: f(code.encode(i, data)) for i in range(16)}
-    decoded = code.decode(answers, liars=2)     # .values, of shape [4, ...]; .wrong, whom it left out
+    decoded = code.decode(answers, liars=2)  # .values: [4, ...]; .wrong: whom it left out
 """
 
 from __future__ import annotations

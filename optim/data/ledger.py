@@ -38,8 +38,14 @@ class SampleLedger:
             raise ConfigError(
                 f"a step of {declared} samples, of which the shard gave {self.given}",
                 key="samples",
-                why="What a round counts is what the members have read of the data: whole samples of the shard, nothing else.",
-                hint="Leave samples() out, or call it with the number of samples, such as len(batch).",
+                why=(
+                    "What a round counts is what the members have read of the data: whole samples "
+                    "of the shard, nothing else."
+                ),
+                hint=(
+                    "Leave samples() out, or call it with the number of "
+                    "samples, such as len(batch)."
+                ),
             )
         self.given -= declared
         return declared

@@ -60,7 +60,10 @@ class Shard:
         if swarm.settings.secure is not None:
             raise ConfigError(
                 "samples cannot be shared out in a run with [secure]",
-                why="They are shared out by what each contribution is said to stand for, and there nobody is told.",
+                why=(
+                    "They are shared out by what each contribution is said to stand for, "
+                    "and there nobody is told."
+                ),
                 hint="Each site reads data of its own: an ordinary DataLoader.",
             )
         loader = cast(
@@ -185,7 +188,10 @@ class Shard:
                 lost, self._lost = begun_then - self._lost, begun_then
                 self._displaced += lost
                 logger.warning(
-                    "%d samples that were read here are others' to read, too: this member was away too long",
+                    (
+                        "%d samples that were read here are others' to read, too: this "
+                        "member was away too long"
+                    ),
                     lost,
                 )
             if tally.shares:
@@ -215,7 +221,10 @@ class Shard:
                 "a shard of a swarm to which nothing is attached",
                 key="swarm",
                 why="Which samples are this member's depends on what its rounds have counted.",
-                hint="attach(model, optimizer, swarm) first; in a job of several ranks: attachment.swarm.shard(loader).",
+                hint=(
+                    "attach(model, optimizer, swarm) first; in a job of several ranks: "
+                    "attachment.swarm.shard(loader)."
+                ),
             )
         return found
 
@@ -251,9 +260,12 @@ def _check(loader: DataLoader[Any]) -> None:
         raise ConfigError(
             f"this loader cannot be shared out among members: {why}",
             key="loader",
-            why="Each sample is leased to one member by its number; the order of samples is the run's.",
-            hint="Give shard() a DataLoader(dataset, batch_size=…) over a map-style data set. Of a stream, let each member read its own part: "
-            "items whose hash is in its share.",
+            why=(
+                "Each sample is leased to one member by its number; the order "
+                "of samples is the run's."
+            ),
+            hint="Give shard() a DataLoader(dataset, batch_size=…) over a map-style data set. Of a "
+            "stream, let each member read its own part: items whose hash is in its share.",
         )
 
 

@@ -94,7 +94,10 @@ def _distances(deltas: Tensor) -> np.ndarray:
         raise ConfigError(
             f"the update of member {lost[0]} is zero or no number, and has no direction",
             key="deltas",
-            why=f"So it is with {len(lost)} of {len(deltas)}: it has trained nothing, or its training diverged.",
+            why=(
+                f"So it is with {len(lost)} of {len(deltas)}: it has trained nothing, or "
+                "its training diverged."
+            ),
             hint="Another learning rate.",
         )
     return 1 - products / np.outer(norms, norms)

@@ -120,4 +120,10 @@ def server_settings(
                 why="fedadam has",
             )
         kind = "adamw"  # without weight decay it is Adam
-    return OuterSettings(kind=kind, lr=lr, momentum=momentum, beta2=beta2, epsilon=epsilon)  # type: ignore[arg-type]
+    return OuterSettings(
+        kind=kind,  # type: ignore[arg-type]
+        lr=lr,
+        momentum=momentum,
+        beta2=beta2,
+        epsilon=epsilon,
+    )

@@ -3,8 +3,8 @@ for `SiteState.pack`'s bytes, which go on a shelf.
 
 A control variate must be in the run's sum exactly once. So what a member keeps says which anchor
 its newest contribution was made on, and holds its c_i with that contribution and without it: the
-run's log tells which of the two it is (`SiteState.resolve`), whoever was killed in between. Until it
-does the member offers the same change again.
+run's log tells which of the two it is (`SiteState.resolve`), whoever was killed in between. Until
+it does the member offers the same change again.
 
 The sum over all members travels in the flat vector, beside the model (`sums_beside`), and is
 decided with it.
@@ -115,8 +115,8 @@ class _Numbers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def unpack(data: bytes, parameters: int) -> SiteState:
-    """The inverse of `SiteState.pack`. Raises StateError for anything else, and for vectors of another
-    length than ``parameters``.
+    """The inverse of `SiteState.pack`. Raises StateError for anything else, and for vectors of
+    another length than ``parameters``.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load
@@ -130,7 +130,10 @@ def unpack(data: bytes, parameters: int) -> SiteState:
         raise StateError(
             f"what this member keeps for itself is damaged: {error}",
             why="The disk, or something else than atoll, changed it.",
-            hint="Without it this site's share in the run's control variates is unknown: found a new run from the model (atoll export).",
+            hint=(
+                "Without it this site's share in the run's control variates is unknown: found a "
+                "new run from the model (atoll export)."
+            ),
         ) from None
     if numbers.version != VERSION:
         raise StateError(
@@ -145,6 +148,7 @@ def unpack(data: bytes, parameters: int) -> SiteState:
         if tensor.dtype != torch.float32 or tensor.shape != (parameters,)
     ]:
         raise StateError(
-            f"what this member keeps is of another model: {wrong[0]} has shape {list(vectors[wrong[0]].shape)}"
+            f"what this member keeps is of another model: {wrong[0]} has shape "
+            f"{list(vectors[wrong[0]].shape)}"
         )
     return SiteState(numbers.round, numbers.open, numbers.member, numbers.rate, **vectors)

@@ -77,7 +77,10 @@ class AtollLightningCallback(Callback):
                 f"the module has {len(trainer.optimizers)} optimizers",
                 key="configure_optimizers",
                 why="A step is counted when the one optimizer steps.",
-                hint="Train with one optimizer, or attach(module, None, swarm) and call attachment.step() yourself.",
+                hint=(
+                    "Train with one optimizer, or attach(module, None, swarm) and call "
+                    "attachment.step() yourself."
+                ),
             )
         if self.attachment is not None:
             self.attachment.detach()

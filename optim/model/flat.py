@@ -133,7 +133,10 @@ class FlatVector:
         offset = specs[-1].offset + specs[-1].numel
         if len(specs) > MAX_TENSORS or offset == 0:
             raise ConfigError(
-                f"the model has {len(specs)} tensors of {offset} elements in all, limit {MAX_TENSORS} tensors",
+                (
+                    f"the model has {len(specs)} tensors of {offset} elements in all, limit "
+                    f"{MAX_TENSORS} tensors"
+                ),
                 key="model",
             )
         self._take(Layout(tuple(specs), offset), [live[spec.name] for spec in specs])
@@ -198,7 +201,10 @@ class FlatVector:
         if strange := [name for name, _, _ in _named_tensors(model) if name not in self._known]:
             self._known.update(strange)
             logger.warning(
-                "frozen when the model was attached, trained here by now, and in no other member: %s",
+                (
+                    "frozen when the model was attached, trained here by now, and "
+                    "in no other member: %s"
+                ),
                 ", ".join(strange),
             )
 
@@ -275,7 +281,10 @@ class FlatVector:
             raise ConfigError(
                 f"{bad} holds NaN or infinity",
                 key="model",
-                why="The founder's parameters are the run's first anchor, from which every member starts.",
+                why=(
+                    "The founder's parameters are the run's first anchor, from "
+                    "which every member starts."
+                ),
                 hint="Look at how the model is initialised or loaded, then attach again.",
             )
         self.write_to(out)
@@ -349,7 +358,9 @@ def showing(flat: FlatVector, source: RangeSource, replaced: Callable[[], None])
 
 
 class _Slot:
-    """A scratch of one segment and, for CUDA, its page-locked memory, side stream and last event."""
+    """A scratch of one segment and, for CUDA, its page-locked memory, side stream and last
+    event.
+    """
 
     def __init__(self) -> None:
         self._scratch = torch.empty(0, dtype=torch.float32, device="cpu")
@@ -469,12 +480,20 @@ def _check_tensor(name: str, tensor: Tensor, sharded: bool) -> None:
         raise ConfigError(
             f"parameter {name} is a DTensor",
             key="model",
-            why="Only attach() puts the slices of a sharded model together, in all ranks of the job.",
-            hint="attach(model, optimizer, swarm) in every rank, with swarm None in all but rank 0.",
+            why=(
+                "Only attach() puts the slices of a sharded model "
+                "together, in all ranks of the job."
+            ),
+            hint=(
+                "attach(model, optimizer, swarm) in every rank, with swarm None in all but rank 0."
+            ),
         )
     if tensor.dtype not in FLOATS:
         raise ConfigError(
-            f"{name} has dtype {tensor.dtype}; only float32, bfloat16, float16 and float64 can be averaged",
+            (
+                f"{name} has dtype {tensor.dtype}; only float32, bfloat16, float16 and "
+                "float64 can be averaged"
+            ),
             key="model",
         )
     if tensor.device.type == "meta":

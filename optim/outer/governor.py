@@ -29,7 +29,8 @@ SHARES = {
 CALM_ROUNDS = 8
 NUMBERS = (
     2 * (1 + WINDOW) + 2
-    # of norms, then of losses: how many, and these, newest first; rounds left at half rate; how often
+    # of norms, then of losses: how many, and these, newest first; rounds left at half rate; how
+    # often
     # it acted
 )
 

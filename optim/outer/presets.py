@@ -67,20 +67,29 @@ PRESETS = (
     Preset(
         "published",
         OuterSettings("nesterov", 0.7, 0.9),
-        source="many rounds: as published (DiLoCo, 8 workers, H = 500, arXiv 2311.08105; INTELLECT-1, 14 peers, H = 100, arXiv 2412.01152)",
+        source=(
+            "many rounds: as published (DiLoCo, 8 workers, H = 500, arXiv 2311.08105; INTELLECT-1, "
+            "14 peers, H = 100, arXiv 2412.01152)"
+        ),
     ),
     Preset(
         "published-overlap",
         OuterSettings("nesterov", 0.4, 0.9),
         overlap=("late", "eager"),
         mixing=0.5,
-        source="many rounds with overlap: as published (Streaming DiLoCo, H = 30 and 100, arXiv 2501.18512; eager updates, H = 30, arXiv 2502.12996)",
+        source=(
+            "many rounds with overlap: as published (Streaming DiLoCo, H = 30 and 100, arXiv "
+            "2501.18512; eager updates, H = 30, arXiv 2502.12996)"
+        ),
     ),
     Preset(
         "short",
         OuterSettings("nesterov", 0.9, 0.6),
         short=True,
-        source="few rounds: best of the values tried with 2, 4 and 8 peers, H = 10 to 50, 6 to 30 rounds",
+        source=(
+            "few rounds: best of the values tried with 2, 4 and 8 peers, H = "
+            "10 to 50, 6 to 30 rounds"
+        ),
     ),
     Preset(
         "short-delay",
@@ -88,47 +97,68 @@ PRESETS = (
         short=True,
         overlap=("late", "eager"),
         part=True,
-        source="few rounds, results adopted before half the next is over: as without overlap, tried with 4 peers, H = 10, delay = 3",
+        source=(
+            "few rounds, results adopted before half the next is over: as without overlap, tried "
+            "with 4 peers, H = 10, delay = 3"
+        ),
     ),
     Preset(
         "short-late",
         OuterSettings("nesterov", 1.0, 0.4),
         short=True,
         overlap=("late",),
-        source="few rounds, results a whole round late: less momentum, best of the values tried with 4 peers, H = 10, 30 rounds",
+        source=(
+            "few rounds, results a whole round late: less momentum, best of the values tried with "
+            "4 peers, H = 10, 30 rounds"
+        ),
     ),
     Preset(
         "short-eager",
         OuterSettings("nesterov", 0.9, 0.0),
         short=True,
         overlap=("eager",),
-        source="few rounds with eager updates: no momentum, best of the values tried with 4 peers, H = 10, 30 rounds",
+        source=(
+            "few rounds with eager updates: no momentum, best of the values tried with 4 "
+            "peers, H = 10, 30 rounds"
+        ),
     ),
     Preset(
         "co2",
         OuterSettings("co2", 1.0, 0.5),
         short=True,
         overlap=(),
-        source="CO2 with late results: best of the values tried with 4 peers, H = 10, 30 rounds; best with a delay; take it by name",
+        source=(
+            "CO2 with late results: best of the values tried with 4 peers, H = 10, 30 rounds; best "
+            "with a delay; take it by name"
+        ),
     ),
     Preset(
         "worker-momentum",
         OuterSettings("sgd", 4.0, 0.0),
         workers=True,
-        source="runs with [robust] momentum = 0.9: the members' momentum in place of the outer one, 7 peers, H = 10, 200 rounds (2 to 7 tried)",
+        source=(
+            "runs with [robust] momentum = 0.9: the members' momentum in place of the outer one, 7 "
+            "peers, H = 10, 200 rounds (2 to 7 tried)"
+        ),
     ),
     Preset(
         "sparse",
         OuterSettings("sgd", 1.0),
         overlap=(),
-        source="many rounds of sparse contributions, whose residual is the momentum: as published (SparseLoCo, arXiv 2508.15706); take it by name",
+        source=(
+            "many rounds of sparse contributions, whose residual is the momentum: as published "
+            "(SparseLoCo, arXiv 2508.15706); take it by name"
+        ),
     ),
     Preset(
         "short-sparse",
         OuterSettings("sgd", 2.0),
         short=True,
         overlap=(),
-        source="few rounds of sparse contributions: tried with 4 peers, H = 10, 30 rounds, 64 to 256 of each 4,096 values; take it by name",
+        source=(
+            "few rounds of sparse contributions: tried with 4 peers, H = 10, 30 rounds, 64 to 256 "
+            "of each 4,096 values; take it by name"
+        ),
     ),
 )
 """In the order in which they are looked through: the first that fits is taken."""

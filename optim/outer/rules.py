@@ -90,7 +90,9 @@ class Sgd:
 
 
 class Nesterov:
-    """``m ← μ·m + g``; ``θ ← θ - lr·(g + μ·m)``, PyTorch's convention (DiLoCo, arXiv 2311.08105)."""
+    """``m ← μ·m + g``; ``θ ← θ - lr·(g + μ·m)``, PyTorch's convention (DiLoCo, arXiv
+    2311.08105).
+    """
 
     vectors, momenta, whole, numbers = 1, 1, False, 0
 

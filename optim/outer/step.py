@@ -144,7 +144,10 @@ class OuterStep:
             if event is not None:
                 state[: self._rule.momenta * numel].zero_()
                 logger.warning(
-                    "the %s jumped to %.4g, usual is %.4g: the outer momentum restarts, its lr is halved for %d rounds",
+                    (
+                        "the %s jumped to %.4g, usual is %.4g: the outer momentum restarts, its lr "
+                        "is halved for %d rounds"
+                    ),
                     event.what,
                     event.value,
                     event.median,

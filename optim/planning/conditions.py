@@ -1,4 +1,6 @@
-"""What a plan is made from: the model's size, the peers' steps and links. Checked on construction."""
+"""What a plan is made from: the model's size, the peers' steps and links. Checked on
+construction.
+"""
 
 from __future__ import annotations
 
@@ -106,5 +108,8 @@ def _check(key: str, value: float, low: float, high: float) -> None:
             f"{key} is {value:g}",
             key=key,
             why=f"A plan needs a value from {low:g} to {high:g}.",
-            hint="Measured values: atoll peers, atoll netcheck --bandwidth PEER; the step's time is your script's.",
+            hint=(
+                "Measured values: atoll peers, atoll netcheck --bandwidth PEER; the step's "
+                "time is your script's."
+            ),
         )

@@ -91,7 +91,9 @@ class Estimate:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the peer with the most to send sends, for all fragments; it receives as many."""
+        """Bytes that the peer with the most to send sends, for all fragments; it receives as
+        many.
+        """
         return self.round.nbytes * self.fragments
 
     @property

@@ -111,7 +111,10 @@ def _waiting(conditions: Conditions, codec: str) -> tuple[Choice, str]:
     """The shortest round that keeps the share while scripts wait."""
     one = estimate(conditions, Choice(1, codec))
     needed = _steps(conditions, one.waiting_s + one.script_s)
-    words = f"{codec}, waiting for each round: {_round_words(conditions, codec, 1)}; {conditions.share:.0%} training then needs {needed} steps a round"
+    words = (
+        f"{codec}, waiting for each round: {_round_words(conditions, codec, 1)}; "
+        f"{conditions.share:.0%} training then needs {needed} steps a round"
+    )
     return Choice(needed, codec), words + _limit(conditions, needed)
 
 
@@ -129,8 +132,9 @@ def _overlapped(conditions: Conditions, codec: str) -> tuple[Choice, str]:
         found = finer
     pieces = f" in {found.fragments} fragments, each" if found.fragments > 1 else ","
     words = (
-        f"{codec}, training on meanwhile: {_round_words(conditions, codec, found.fragments)}{pieces} due {found.delay} steps later"
-        f" (a quarter to spare), so a round needs {found.sync_every} steps"
+        f"{codec}, training on meanwhile: "
+        f"{_round_words(conditions, codec, found.fragments)}{pieces} due {found.delay} steps later "
+        f"(a quarter to spare), so a round needs {found.sync_every} steps"
     )
     return found, words + _limit(conditions, found.sync_every)
 
@@ -168,7 +172,7 @@ def _speed(conditions: Conditions, found: TrainingPlan) -> float:
 
 
 # ── words
-# ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _given(conditions: Conditions) -> Sequence[str]:
@@ -179,8 +183,9 @@ def _given(conditions: Conditions) -> Sequence[str]:
     slow = min(conditions.peers, key=lambda peer: min(peer.up, peer.down))
     count = len(conditions.peers)
     return [
-        f"{count} peer{'s' * (count > 1)}, {conditions.parameters:,} parameters, {step}; the slowest link, {slow.name}'s, carries"
-        f" {8e-6 * min(slow.up, slow.down):.4g} Mbit/s, the longest round trip is {_ms(conditions.rtt_s)}."
+        f"{count} peer{'s' * (count > 1)}, {conditions.parameters:,} parameters, {step}; the "
+        f"slowest link, {slow.name}'s, carries {8e-6 * min(slow.up, slow.down):.4g} Mbit/s, the "
+        f"longest round trip is {_ms(conditions.rtt_s)}."
     ]
 
 
@@ -192,7 +197,10 @@ def _round_words(conditions: Conditions, codec: str, fragments: int) -> str:
         "work on the values": one.work_s,
     }
     parts = " + ".join(f"{_s(seconds)} {what}" for what, seconds in costs.items())
-    return f"{'a round' if fragments == 1 else 'the round of one fragment'} takes {_s(one.seconds)} ({parts})"
+    return (
+        f"{'a round' if fragments == 1 else 'the round of one fragment'} takes "
+        f"{_s(one.seconds)} ({parts})"
+    )
 
 
 def _limit(conditions: Conditions, steps: int) -> str:
@@ -209,13 +217,17 @@ def _limit(conditions: Conditions, steps: int) -> str:
 def _verdict(conditions: Conditions, choice: Choice, found: Estimate, reached: bool) -> str:
     if not reached:
         return (
-            f"Nothing reaches {conditions.share:.0%}: with {conditions.longest} steps a round, {choice.codec} and overlap {choice.overlap!r}"
-            f" {found.share:.1%} of the time is training. Faster links, longer rounds or a smaller model would help."
+            f"Nothing reaches {conditions.share:.0%}: with {conditions.longest} steps a round, "
+            f"{choice.codec} and overlap {choice.overlap!r} {found.share:.1%} of the time is "
+            "training. Faster links, longer rounds or a smaller model would help."
         )
     why = f"the shortest round, {choice.sync_every} steps"
     if choice.sync_every == LEAST_STEPS:
         why = f"{LEAST_STEPS} steps, since shorter rounds bring nothing"
-    return f"Chosen: {choice.codec}, overlap {choice.overlap!r}, {why}: {found.share:.1%} of the time is training."
+    return (
+        f"Chosen: {choice.codec}, overlap {choice.overlap!r}, {why}: {found.share:.1%} "
+        "of the time is training."
+    )
 
 
 def _group_words(
@@ -227,8 +239,8 @@ def _group_words(
         return []
     gain = _speed(left, best) / _speed(conditions, whole) - 1
     return [
-        f"Without {', '.join(out)} the others make {gain:.0%} more steps than all together would: leave them out, or let them join when their"
-        " links are faster."
+        f"Without {', '.join(out)} the others make {gain:.0%} more steps than all together would: "
+        "leave them out, or let them join when their links are faster."
     ]
 
 

@@ -36,7 +36,9 @@ class Slices:
     """Where the slices of all ranks are in the whole vector of ``layout``."""
 
     def __init__(self, layout: Layout, boxes: list[list[Box]], rank: int) -> None:
-        """``boxes``: by rank, by tensor. Raises ConfigError where they do not make up the tensors."""
+        """``boxes``: by rank, by tensor. Raises ConfigError where they do not make up the
+        tensors.
+        """
         self.layout, self._boxes = layout, boxes
         self._written: list[list[bool]] = [[] for _ in boxes]
         for index, spec in enumerate(layout.tensors):
@@ -93,8 +95,8 @@ class Slices:
         return other
 
     def cut(self, rank: int, source: Any, out: Tensor) -> None:
-        """Read a rank's slices of a `RangeSource` of the whole vector into ``out``; needs room for the
-        longest tensor.
+        """Read a rank's slices of a `RangeSource` of the whole vector into ``out``; needs room for
+        the longest tensor.
         """
         at = 0
         for spec, box in zip(self.layout.tensors, self._boxes[rank], strict=True):
@@ -126,12 +128,18 @@ def slice_model(model: nn.Module, flat: FlatVector, ranks: Ranks) -> tuple[Slice
         (why for name, tensor in _dtensors(model) if (why := _why_refused(model, name, tensor))), ""
     )
     if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
-        fault = "the model is in FullyShardedDataParallel, whose ranks hold slices that do not say of what"
+        fault = (
+            "the model is in FullyShardedDataParallel, whose ranks hold slices "
+            "that do not say of what"
+        )
     if fault := ranks.agreed(fault):
         raise ConfigError(
             fault,
             key="model",
-            why="Only DDP and FSDP2 (fully_shard) cut a model such that peers of another number of ranks can meet it.",
+            why=(
+                "Only DDP and FSDP2 (fully_shard) cut a model such that peers of another "
+                "number of ranks can meet it."
+            ),
             hint="Train with data parallelism only: DistributedDataParallel or fully_shard.",
         )
     first = ranks.tell(flat.layout.digest, bytes)

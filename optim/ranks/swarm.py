@@ -110,7 +110,10 @@ class RankSwarm:
             raise ConfigError(
                 fault,
                 key="swarm",
-                why="A job of several ranks is one peer; each rank would join as a peer with the same data.",
+                why=(
+                    "A job of several ranks is one peer; each rank would join as a "
+                    "peer with the same data."
+                ),
                 hint="swarm = join(INVITE) if torch.distributed.get_rank() == 0 else None",
             )
         self._swarm = swarm
@@ -319,7 +322,10 @@ class RankSwarm:
                 raise ConfigError(
                     strange[0],
                     key="model",
-                    why="Each rank trains a model of its own, and only one of them would be contributed.",
+                    why=(
+                        "Each rank trains a model of its own, and only one of "
+                        "them would be contributed."
+                    ),
                     hint="Wrap the model in all ranks: DistributedDataParallel or fully_shard.",
                 )
 

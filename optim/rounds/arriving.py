@@ -68,7 +68,10 @@ class ArrivingReplica(Replica):
             if bad := self.not_finite():
                 return self.drop(
                     self.swarm.anchor(),
-                    f"what was trained holds NaN or infinity ({bad}); the model goes back to the anchor",
+                    (
+                        f"what was trained holds NaN or infinity ({bad}); the model "
+                        "goes back to the anchor"
+                    ),
                 )
             before = self._newest_round()
             yield (look := self._offer(left_s, decidable))

@@ -11,7 +11,9 @@ from ...collectives.telemetry import Event
 
 @dataclass(frozen=True, slots=True)
 class RoundSeen(Event):
-    """A contribution of ``samples`` samples met its outcome after the script waited ``waited_s``."""
+    """A contribution of ``samples`` samples met its outcome after the script waited
+    ``waited_s``.
+    """
 
     run_id: str
     samples: int
@@ -21,7 +23,9 @@ class RoundSeen(Event):
 
 @dataclass(frozen=True, slots=True)
 class TrainingAlone(Event):
-    """No other member is there; training goes on. ``node_lost`` says that the node itself is gone."""
+    """No other member is there; training goes on. ``node_lost`` says that the node itself is
+    gone.
+    """
 
     run_id: str
     node_lost: bool
@@ -29,7 +33,9 @@ class TrainingAlone(Event):
 
 @dataclass(frozen=True, slots=True)
 class QuorumSeen(Event):
-    """Too few members can be reached to decide the open round, or (``reach.quorum``) enough again."""
+    """Too few members can be reached to decide the open round, or (``reach.quorum``) enough
+    again.
+    """
 
     run_id: str
     reach: Reach

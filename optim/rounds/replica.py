@@ -32,7 +32,10 @@ from ..model.reconcile import LOST_SHARE, adopt, expect, mix, rebase
 from ..outer import effective_outer
 from .schedule import FLOOR_S, expected_share
 
-NOT_FINITE = "{} holds NaN or infinity; the model goes back to the anchor (the inner optimizer's state may be damaged, too)"
+NOT_FINITE = (
+    "{} holds NaN or infinity; the model goes back to the anchor (the inner optimizer's "
+    "state may be damaged, too)"
+)
 
 
 @dataclass(slots=True)
@@ -154,7 +157,10 @@ class Replica:
             self._adopt(frozen, self._fate(), new)
             self._dropped(
                 frozen.samples,
-                "the node was lost while they were being exchanged; they may or may not have been counted",
+                (
+                    "the node was lost while they were being exchanged; they may or "
+                    "may not have been counted"
+                ),
             )
             return None
         if outcome.status == "open":
@@ -240,7 +246,9 @@ class Replica:
             self.momentum.settle(False)
 
     def at_base(self) -> bool:
-        """Whether the live parameters are bit for bit those of ``base`` (running statistics aside)."""
+        """Whether the live parameters are bit for bit those of ``base`` (running statistics
+        aside).
+        """
         parameters = self.flat.parameters
         moved = ""
         for segment, live in self.flat.pull():
@@ -408,7 +416,9 @@ class Replica:
 
 
 def _wait(pending: Pending[Outcome], deadline_s: float, decidable: Callable[[], bool]) -> Outcome:
-    """Up to the deadline, but no longer than `FLOOR_S` at a time once the round is not decidable."""
+    """Up to the deadline, but no longer than `FLOOR_S` at a time once the round is not
+    decidable.
+    """
     outcome = pending.wait(min(deadline_s, FLOOR_S))
     while outcome.status == "open" and (deadline_s := deadline_s - FLOOR_S) > 0 and decidable():
         outcome = pending.wait(min(deadline_s, FLOOR_S))

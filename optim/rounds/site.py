@@ -4,8 +4,8 @@ for themselves.
 Each round begins at the anchor: what SCAFFOLD's and FedAvg-M's formulas say of a round's steps
 holds of no others. So work that was not counted is given up, unlike in `replica`, and so is what
 was trained while a contribution was undecided. The corrections are those of
-`federated.member.InnerSteps`, which simulations use, too; what is kept is `federated.site.SiteState`, saved
-before each contribution.
+`federated.member.InnerSteps`, which simulations use, too; what is kept is
+`federated.site.SiteState`, saved before each contribution.
 
 Corrections need the optimizer's hook: `before_step` changes the gradients at the parameters.
 Methods with more than one gradient a step need the closure that ``optimizer.step(closure)`` takes:
@@ -100,7 +100,8 @@ class SiteReplica(Replica):
         super().enter()
         if self.kept.own is not None and self._blank and self.base.round and self._was_counted():
             logger.warning(
-                "this member was in the run before, and what it kept is gone: its old control variate stays in the run's sum"
+                "this member was in the run before, and what it kept is gone: its old control "
+                "variate stays in the run's sum"
             )
         self._begin()
 
@@ -137,7 +138,9 @@ class SiteReplica(Replica):
             self._personal = self._anchor if kept.personal is None else kept.personal.to(device)
 
     def _is_drawn(self) -> bool:
-        """Whether this member takes part in the round that begins, by the newest entry of the log."""
+        """Whether this member takes part in the round that begins, by the newest entry of the
+        log.
+        """
         if self.settings.sample is None:
             return True
         chosen = None
@@ -182,7 +185,10 @@ class SiteReplica(Replica):
                     f"{what} takes more than one gradient a step",
                     key="optimizer",
                     why="Each is one of the same batch, at other parameters.",
-                    hint="optimizer.step(closure), where closure clears the gradients, computes the loss, calls backward and returns the loss",
+                    hint=(
+                        "optimizer.step(closure), where closure clears the gradients, computes the "
+                        "loss, calls backward and returns the loss"
+                    ),
                 )
             self._corrected(None, rate)
             return None

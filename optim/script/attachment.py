@@ -152,7 +152,10 @@ def _optimizers(given: Any) -> tuple[Optimizer, ...]:
         raise ConfigError(
             "the list of optimizers is empty, or names one twice",
             key="optimizer",
-            hint="attach(model, [muon, adamw], swarm), or attach(model, None, swarm) to count steps by hand",
+            hint=(
+                "attach(model, [muon, adamw], swarm), or attach(model, None, "
+                "swarm) to count steps by hand"
+            ),
         )
     return several
 
@@ -216,7 +219,7 @@ class Attachment:
         self._rest()
 
     # ---- counting
-    # -------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def samples(self, count: int) -> None:
         """The step under way processes ``count`` more samples (default: `attach`'s ``batch_size``,
@@ -278,7 +281,7 @@ class Attachment:
             self._sync(late, only_settle=True)
 
     # ---- rounds
-    # ---------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def sync(self) -> Outcome | None:
         """End the round now: contribute what was trained since the last one and adopt what was
@@ -381,7 +384,8 @@ class Attachment:
             raise failure
         if outcome is not None and outcome.status == "open" and not self.swarm.settings.trains_on:
             raise DeadlineExceededError(
-                f"round {outcome.round} is undecided after {turns[-1].waited_s:.1f} s: {outcome.reason or 'no reason given'}"
+                f"round {outcome.round} is undecided after {turns[-1].waited_s:.1f} s: "
+                f"{outcome.reason or 'no reason given'}"
             )
         return outcome
 
@@ -401,7 +405,9 @@ class Attachment:
     def _boundary(
         self, strands: Sequence[Strand], only_settle: bool
     ) -> Iterator[tuple[Strand, WaitedOutcome]]:
-        """What there is to learn at a boundary; after the node was lost, by entering the run again."""
+        """What there is to learn at a boundary; after the node was lost, by entering the run
+        again.
+        """
         if self._node_lost:
             yield from self._reenter()
             if self._node_lost:
@@ -641,7 +647,7 @@ class Attachment:
             strand.replica.base.release()
 
     # ---- checkpoints
-    # ----------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Where this member is: run, round and digest of its anchor, counters and what was not
@@ -657,7 +663,8 @@ class Attachment:
         self._collect()
         if any(strand.replica.frozen is not None for strand in self._strands):
             logger.warning(
-                "saved while a contribution is under way: who resumes from this state drops it; call settle() before saving"
+                "saved while a contribution is under way: who resumes from this state drops it; "
+                "call settle() before saving"
             )
         return save(self.swarm, self._strands, self._totals)
 

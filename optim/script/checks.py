@@ -13,7 +13,10 @@ from ...collectives.errors import ConfigError
 from ...collectives.swarm import FragmentSwarm, RunSettings, Shelved, Swarm
 from ..model.flat import unwrap
 
-BY_HAND = "attach(model, None, swarm), then call attachment.step() after each optimizer step (or attachment.sync() yourself)."
+BY_HAND = (
+    "attach(model, None, swarm), then call attachment.step() after each optimizer step (or "
+    "attachment.sync() yourself)."
+)
 
 
 def innermost(optimizer: object) -> Optimizer:
@@ -46,14 +49,20 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
         raise ConfigError(
             f"{type(optimizer).__name__} has no state or no parameter groups",
             key="optimizer",
-            why="It was not made by torch.optim.Optimizer.__init__, or with no parameters, so it has no hooks to count its steps by.",
+            why=(
+                "It was not made by torch.optim.Optimizer.__init__, or with no parameters, so it "
+                "has no hooks to count its steps by."
+            ),
             hint=f"Call super().__init__(params, defaults) in it, or attach by hand: {BY_HAND}",
         )
     if any(group.get("capturable") for group in optimizer.param_groups):
         raise ConfigError(
             f"{type(optimizer).__name__} is capturable",
             key="optimizer.capturable",
-            why="A step replayed from a CUDA graph runs no hooks, so its steps could not be counted.",
+            why=(
+                "A step replayed from a CUDA graph runs no hooks, so its "
+                "steps could not be counted."
+            ),
             hint=f"Use capturable=False, or attach by hand: {BY_HAND}",
         )
     if _is_compiled(optimizer):
@@ -61,7 +70,10 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
             f"the step of {type(optimizer).__name__} is compiled by torch.compile",
             key="optimizer.step",
             why="A compiled step may bypass hooks, so its steps could not be counted.",
-            hint=f"Leave optimizer.step uncompiled (the model may be compiled), or attach by hand: {BY_HAND}",
+            hint=(
+                "Leave optimizer.step uncompiled (the model may be compiled), or "
+                f"attach by hand: {BY_HAND}"
+            ),
         )
     mine = {id(parameter): name for name, parameter in unwrap(model).named_parameters()}
     if any(
@@ -83,7 +95,10 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
         raise ConfigError(
             f"{len(stray)} parameters of the optimizer are not the model's ({stray[0]})",
             key="optimizer",
-            why="The optimizer was made for another model, or before the model's parameters were replaced (a move or a conversion).",
+            why=(
+                "The optimizer was made for another model, or before the model's parameters were "
+                "replaced (a move or a conversion)."
+            ),
             hint="Make the optimizer from model.parameters() of the model that is attached.",
         )
 
@@ -96,7 +111,10 @@ def check_capture(optimizer: Optimizer) -> None:
         raise ConfigError(
             f"a step of {type(optimizer).__name__} is being captured into a CUDA graph",
             key="optimizer.step",
-            why="A step replayed from a CUDA graph runs no hooks, so its steps could not be counted.",
+            why=(
+                "A step replayed from a CUDA graph runs no hooks, so its "
+                "steps could not be counted."
+            ),
             hint=f"Capture forward and backward only, or attach by hand: {BY_HAND}",
         )
 
@@ -108,18 +126,26 @@ def check_method(settings: RunSettings) -> None:
         raise ConfigError(
             "the run has [btard]: what its members contribute follows from public seeds",
             key="$.btard",
-            hint="SeededTraining(model, swarm, work), where work(seed) trains the model, in place of attach()",
+            hint=(
+                "SeededTraining(model, swarm, work), where work(seed) trains the "
+                "model, in place of attach()"
+            ),
         )
     if settings.method == "gradient_averaging":
         raise ConfigError(
             'the run\'s method is "gradient_averaging": it has one optimizer, in the nodes',
             key="$.train.method",
-            hint="opt = GradientAveraging(model.parameters(), swarm=swarm, model=model), in place of your optimizer",
+            hint=(
+                "opt = GradientAveraging(model.parameters(), swarm=swarm, model=model), in "
+                "place of your optimizer"
+            ),
         )
 
 
 def check_site(swarm: Swarm, optimizers: Sequence[Optimizer]) -> None:
-    """Raise ConfigError where the run's federated method cannot have its part of the inner steps."""
+    """Raise ConfigError where the run's federated method cannot have its part of the inner
+    steps.
+    """
     site = swarm.settings.site
     if site is None:
         return
@@ -170,7 +196,9 @@ def check_alone(model: nn.Module, name: str) -> None:
             f"{name} is for a job of one process",
             key="torch.distributed",
             why="In a job of several ranks rank 0 alone has the swarm.",
-            hint="attach(model, optimizer, swarm) in every rank, with swarm None in all but rank 0.",
+            hint=(
+                "attach(model, optimizer, swarm) in every rank, with swarm None in all but rank 0."
+            ),
         )
 
 
@@ -190,7 +218,9 @@ def check_arguments(settings: RunSettings, given: dict[str, Any]) -> None:
 
 
 def check_swarm(swarm: object) -> None:
-    """Raise ConfigError when ``swarm`` is no Swarm, such as an invite string that was not joined."""
+    """Raise ConfigError when ``swarm`` is no Swarm, such as an invite string that was not
+    joined.
+    """
     if not isinstance(swarm, Swarm):
         raise ConfigError(
             f"{type(swarm).__name__} is not a swarm",
@@ -199,7 +229,10 @@ def check_swarm(swarm: object) -> None:
         )
     if swarm.settings.fragments > 1 and not isinstance(swarm, FragmentSwarm):
         raise ConfigError(
-            f"{type(swarm).__name__} has no fragments, and the run's model is cut into {swarm.settings.fragments}",
+            (
+                f"{type(swarm).__name__} has no fragments, and the run's model is cut into "
+                f"{swarm.settings.fragments}"
+            ),
             key="$.exchange.fragments",
             hint="atoll.node.join(INVITE) has; without a network leave fragments out.",
         )

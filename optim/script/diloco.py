@@ -52,9 +52,15 @@ class SwarmOptimizer(Optimizer):
         theirs = {id(parameter) for group in inner.param_groups for parameter in group["params"]}
         if given != theirs:
             raise ConfigError(
-                f"{len(given ^ theirs)} parameters are in one of params and the inner optimizer only",
+                (
+                    f"{len(given ^ theirs)} parameters are in one of params and "
+                    "the inner optimizer only"
+                ),
                 key="params",
-                hint=f"{type(self).__name__}(model.parameters(), inner=AdamW(model.parameters()), swarm=swarm, model=model)",
+                hint=(
+                    f"{type(self).__name__}(model.parameters(), inner=AdamW(model.parameters()), "
+                    "swarm=swarm, model=model)"
+                ),
             )
         if (
             type(inner).state_dict is not Optimizer.state_dict
@@ -67,7 +73,10 @@ class SwarmOptimizer(Optimizer):
             )
         if swarm.settings.method != self.method:
             raise ConfigError(
-                f"the run's method is {swarm.settings.method!r}, {type(self).__name__} is {self.method!r}",
+                (
+                    f"the run's method is {swarm.settings.method!r}, "
+                    f"{type(self).__name__} is {self.method!r}"
+                ),
                 key="$.train.method",
                 why="The run's signed manifest sets it for all members alike.",
                 hint="Use attach(model, inner, swarm), which follows the manifest.",
@@ -99,7 +108,9 @@ class SwarmOptimizer(Optimizer):
         return self._attachment
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """One inner step; synchronises when it ends a round. Returns what the inner step returns."""
+        """One inner step; synchronises when it ends a round. Returns what the inner step
+        returns.
+        """
         return self.inner.step() if closure is None else self.inner.step(closure)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

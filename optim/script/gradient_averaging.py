@@ -46,7 +46,10 @@ class GradientAveraging(Optimizer):
         _check_groups(self.param_groups, model)
         if swarm.settings.method != "gradient_averaging":
             raise ConfigError(
-                f"the run's method is {swarm.settings.method!r}, GradientAveraging is 'gradient_averaging'",
+                (
+                    f"the run's method is {swarm.settings.method!r}, GradientAveraging "
+                    "is 'gradient_averaging'"
+                ),
                 key="$.train.method",
                 why="The run's signed manifest sets it for all members alike.",
                 hint="Use attach(model, optimizer, swarm), which follows the manifest.",
@@ -85,7 +88,10 @@ def _check_groups(groups: list[dict[str, Any]], model: nn.Module) -> None:
             f"{len(stray)} parameters are in one of params and the model only",
             key="params",
             why="A run steps on its whole model.",
-            hint="GradientAveraging(model.parameters(), swarm=swarm, model=model), and freeze what is not to be trained.",
+            hint=(
+                "GradientAveraging(model.parameters(), swarm=swarm, model=model), and freeze "
+                "what is not to be trained."
+            ),
         )
     if options := sorted(
         {name for group in groups for name in group if name not in ("params", "param_names")}

@@ -122,7 +122,8 @@ class PendingLoad:
         if current and replica.feedback is not None and residual is not None:
             if residual.shape != replica.feedback.residual.shape:
                 raise StateError(
-                    f"a residual of {residual.numel()} elements, for {replica.feedback.residual.numel()}"
+                    f"a residual of {residual.numel()} elements, for "
+                    f"{replica.feedback.residual.numel()}"
                 )
             replica.feedback.residual.copy_(residual)
         if exact and own is not None:
@@ -170,5 +171,7 @@ class PendingLoad:
 
 
 def _keeper(swarm: Swarm) -> Any:
-    """The swarm when it has state of its own to save (there is no log to fetch it from), else None."""
+    """The swarm when it has state of its own to save (there is no log to fetch it from), else
+    None.
+    """
     return swarm if hasattr(swarm, "state_dict") and hasattr(swarm, "load_state_dict") else None

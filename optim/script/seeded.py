@@ -137,7 +137,10 @@ class SeededTraining:
             self._work(_number(work.seed), work.interval)
         except Exception as error:
             logger.warning(
-                "atoll: work from a state that another peer says it was in has failed; it is taken for wrong: %r",
+                (
+                    "atoll: work from a state that another peer says it was in has failed; it "
+                    "is taken for wrong: %r"
+                ),
                 error,
             )
             return _wrong

@@ -73,8 +73,8 @@ class SavedAttachment:
 
 
 def unpack(state: Mapping[str, Any], strands: int) -> SavedAttachment:
-    """The inverse of `SavedAttachment.pack`. Raises StateError for anything else, also for another number of
-    strands.
+    """The inverse of `SavedAttachment.pack`. Raises StateError for anything else, also for another
+    number of strands.
     """
     try:
         if int(state["version"]) != VERSION:

@@ -65,7 +65,9 @@ class Arriving:
         self._waiting: dict[int, float] = {}  # since when
 
     def send(self, client: int, steps: int | None = None) -> None:
-        """Give a client the anchor, and so many steps; it comes back when its device has made them."""
+        """Give a client the anchor, and so many steps; it comes back when its device has made
+        them.
+        """
         study, result = self.study, self.study.result
         result.waited_s += self.now - self._waiting.pop(client, self.now)
         served, steps = study.server.served(), study.steps_of(client) if steps is None else steps

@@ -121,7 +121,10 @@ class StudySettings:
                 key="steps",
             )
         if self.rule != "mean" and (self.rule not in RULES or self.name in ARRIVING or self.f < 1):
-            why = f"rules go with synchronous methods and an f of at least 1; they are: mean, {', '.join(RULES)}"
+            why = (
+                "rules go with synchronous methods and an f of at least 1; they are: "
+                f"mean, {', '.join(RULES)}"
+            )
             raise ConfigError(
                 f"rule {self.rule!r} with f = {self.f} for {self.name}", key="rule", why=why
             )

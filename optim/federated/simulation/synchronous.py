@@ -48,7 +48,8 @@ def run_synchronous(study: Study, after_round: Callable[[], None] = lambda: None
         empty = 0 if study.server.version > version else empty + 1
         if empty == MOST_EMPTY:
             raise NotEnoughPeersError(
-                f"{empty} rounds in a row without a step: {len(asked)} clients asked, f = {settings.f}"
+                f"{empty} rounds in a row without a step: {len(asked)} clients "
+                f"asked, f = {settings.f}"
             )
         after_round()
         if study.server.version > version and (
