@@ -91,7 +91,9 @@ class LocalOperating(LocalPending):
 
 
 class LocalMember:
-    """See `collectives.swarm.Swarm`. Beyond it: ``index``, `clock` and `sleep` in virtual seconds."""
+    """See `collectives.swarm.Swarm`. Beyond it: ``index``, `clock` and `sleep` in virtual
+    seconds.
+    """
 
     def __init__(self, place: Place, peer: PeerId, index: int, rng: Random, shelf: Shelf) -> None:
         self.peer, self.index = peer, index

@@ -1,5 +1,5 @@
-"""A run's manifest: what it trains, signed. TOML for people, canonical msgpack for machines; the run id
-is the hash of those bytes.
+"""A run's manifest: what it trains, signed. TOML for people, canonical msgpack for machines; the
+run id is the hash of those bytes.
 
 ``parse_manifest`` reads TOML strictly, ``Manifest.encode`` gives the canonical bytes
 (`manifest_form`), ``SignedManifest`` keeps the organiser's signature beside them. Nothing in a
@@ -339,7 +339,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def branch_after_s(self) -> float | None:
-        """How long no quorum may be in sight before members go on in a branch; None: they never do."""
+        """How long no quorum may be in sight before members go on in a branch; None: they never
+        do.
+        """
         return self.no_quorum.reconfigure_after_s if self.no_quorum.policy == "branch" else None
 
     @property
@@ -388,7 +390,9 @@ def is_run_id(text: str) -> bool:
 
 
 def parse_manifest(text: str, name: str = "manifest") -> Manifest:
-    """The manifest of a TOML text, checked. Raises ConfigError with the path of the offending key."""
+    """The manifest of a TOML text, checked. Raises ConfigError with the path of the offending
+    key.
+    """
     table = parse_toml(text, name)
     check_places(table, name)
     wish = take_wish(table, name)
@@ -408,7 +412,10 @@ def parse_manifest(text: str, name: str = "manifest") -> Manifest:
             f"{name} gives both {ends[0]} and {ends[1]}",
             key=ends[1],
             code="E414",
-            why="A round ends after a number of steps, after a time or after a number of samples, not all of them.",
+            why=(
+                "A round ends after a number of steps, after a time or after a number of "
+                "samples, not all of them."
+            ),
             hint="Remove one of the two.",
         )
     if not ends:
@@ -606,7 +613,10 @@ def save_run(paths: Paths, signed: SignedManifest) -> Path:
     if known is not None and known.organiser != signed.organiser:
         raise ConfigError(
             f"run {signed.run_id} is known here as one of another organiser, {known.organiser}",
-            why="The same settings are the same run; whoever signed them first on this machine is its organiser.",
+            why=(
+                "The same settings are the same run; whoever signed them first on this "
+                "machine is its organiser."
+            ),
             hint="For a run of your own change anything, such as its name or description.",
         )
     write_atomic(folder / "manifest", signed.encode())

@@ -30,9 +30,9 @@ def liars_borne(peers: int) -> int:
 
 
 class BtardTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[btard]``: as `security.btard.AttemptSettings`. The peers are those that ``[join] allow`` names,
-    fewer than half of which may do anything. Up to `liars_borne` of them cannot end the run, nor
-    have one removed that does not lie.
+    """``[btard]``: as `security.btard.AttemptSettings`. The peers are those that ``[join] allow``
+    names, fewer than half of which may do anything. Up to `liars_borne` of them cannot end the run,
+    nor have one removed that does not lie.
 
     ``radius``: about the distance of one peer's vector from the mean of all, in the first step.
     ``validators``: how many peers of a step look into another's last vector instead of computing
@@ -81,8 +81,9 @@ def check_btard(manifest: Manifest, name: str) -> None:
         (
             join.policy != "allow" or not LEAST_PEERS <= len(set(join.allow)) <= MOST_PEERS,
             "$.join.allow",
-            f"The {LEAST_PEERS} to {MOST_PEERS} peers of such a run are those that its manifest names: anybody can check who was removed. "
-            f"Of fewer, the first that is removed would leave less than {LEAST_LEFT}.",
+            f"The {LEAST_PEERS} to {MOST_PEERS} peers of such a run are those that its manifest "
+            "names: anybody can check who was removed. Of fewer, the first that is removed would "
+            f"leave less than {LEAST_LEFT}.",
             'policy = "allow", and the peer ids of all: each prints hers with atoll id',
         ),
         (

@@ -22,8 +22,14 @@ def check_places(table: dict[str, Any], name: str) -> None:
             f"{name} has $.data.factory",
             key="$.data.factory",
             code="E411",
-            why="Where a site's data lie, and what reads them, is that site's to say: a manifest comes from somebody else, and names no code to run.",
-            hint="Leave it out; each site types  atoll config set data.factory /path/site.py:make  or gives it to atoll join --data",
+            why=(
+                "Where a site's data lie, and what reads them, is that site's to say: a manifest "
+                "comes from somebody else, and names no code to run."
+            ),
+            hint=(
+                "Leave it out; each site types  atoll config set data.factory /path/site.py:make  "
+                "or gives it to atoll join --data"
+            ),
         )
 
 
@@ -45,7 +51,10 @@ def check_train(train: TrainTable, no_quorum: NoQuorumTable, name: str) -> None:
         )
     if train.delay is not None and train.sync_every is not None and train.delay >= train.sync_every:
         raise ConfigError(
-            f"{name}: $.train.delay is {train.delay} inner steps, and a round has {train.sync_every}",
+            (
+                f"{name}: $.train.delay is {train.delay} inner steps, and a round "
+                f"has {train.sync_every}"
+            ),
             key="$.train.delay",
             why="A result is adopted before the next contribution is made.",
             hint="Give a smaller delay, or leave it out: then that is when the result is adopted.",
@@ -54,7 +63,10 @@ def check_train(train: TrainTable, no_quorum: NoQuorumTable, name: str) -> None:
         raise ConfigError(
             f"{name}: gradients cannot be averaged with overlap",
             key="$.train.overlap",
-            why="A gradient is one of the anchor it was taken at; training goes on when the step is made.",
+            why=(
+                "A gradient is one of the anchor it was taken at; training goes on "
+                "when the step is made."
+            ),
             hint='overlap = "none", or method = "diloco"',
         )
     check_share(train, name)
@@ -63,7 +75,10 @@ def check_train(train: TrainTable, no_quorum: NoQuorumTable, name: str) -> None:
         raise ConfigError(
             f"{name}: $.train.outer.stretch cannot be combined with the method {train.method!r}",
             key="$.train.outer.stretch",
-            why="It makes an outer step independent of the number of members; the mean itself is what this method is about.",
+            why=(
+                "It makes an outer step independent of the number of members; the mean itself is "
+                "what this method is about."
+            ),
             hint='Leave it out, or method = "diloco".',
         )
     if no_quorum.policy == "branch" and (
@@ -73,7 +88,10 @@ def check_train(train: TrainTable, no_quorum: NoQuorumTable, name: str) -> None:
             f'{name}: a run with $.no_quorum.policy = "branch" cannot have this outer optimizer',
             key="$.train.outer.optimizer",
             why="What a branch hands over is the anchor and one momentum vector.",
-            hint='Use optimizer = "nesterov", "sgd" or "adagrad" without a governor, or policy = "pause".',
+            hint=(
+                'Use optimizer = "nesterov", "sgd" or "adagrad" without a '
+                'governor, or policy = "pause".'
+            ),
         )
 
 
@@ -115,7 +133,10 @@ def check_schedule(train: TrainTable, name: str) -> None:
         raise ConfigError(
             f"{name}: $.train.share cannot be combined with a learning rate that goes by steps",
             key="$.train.inner.samples",
-            why="How many steps a round has is planned again, so rounds do not tell how far the run is.",
+            why=(
+                "How many steps a round has is planned again, so rounds do not "
+                "tell how far the run is."
+            ),
             hint="samples = 100000, of all members together, under [train.inner]",
         )
 
@@ -126,16 +147,25 @@ def check_exchange(exchange: ExchangeTable, name: str) -> None:
     coarse = sorted(codecs & RESULTS.keys())
     if exchange.plan != "butterfly" and coarse:
         raise ConfigError(
-            f'{name}: codec {coarse[0]} cannot be combined with $.exchange.plan = "{exchange.plan}"',
+            (
+                f"{name}: codec {coarse[0]} cannot be combined with "
+                f'$.exchange.plan = "{exchange.plan}"'
+            ),
             key="$.exchange.plan",
-            why="The sum of some contributions is no longer as sparse as each of them, or has more than four values.",
+            why=(
+                "The sum of some contributions is no longer as sparse as each of them, or has "
+                "more than four values."
+            ),
             hint='plan = "butterfly", or codec = "int4"',
         )
     if exchange.check and exchange.plan != "two-level":
         raise ConfigError(
             f'{name}: $.exchange.check cannot be combined with plan = "{exchange.plan}"',
             key="$.exchange.check",
-            why="Only heads of sites are checked: in a butterfly nobody adds up for another member, in a ring everybody does.",
+            why=(
+                "Only heads of sites are checked: in a butterfly nobody adds up for another "
+                "member, in a ring everybody does."
+            ),
             hint='plan = "two-level", or leave it out',
         )
     if exchange.feedback_kept != 1.0 and not (exchange.feedback or coarse):
@@ -150,14 +180,23 @@ def check_fragments(manifest: Manifest, name: str) -> None:
     """What a run in fragments cannot be."""
     if manifest.train.share is not None:
         raise ConfigError(
-            f"{name}: $.train.share cannot be combined with $.exchange.fragments = {manifest.exchange.fragments}",
+            (
+                f"{name}: $.train.share cannot be combined with $.exchange.fragments = "
+                f"{manifest.exchange.fragments}"
+            ),
             key="$.train.share",
-            why="Each fragment would get rounds of its own length, and no longer come at a time of its own.",
+            why=(
+                "Each fragment would get rounds of its own length, and no longer "
+                "come at a time of its own."
+            ),
             hint="Leave one of the two out: fragments = 1.",
         )
     if manifest.no_quorum.policy == "branch":
         raise ConfigError(
-            f'{name}: a run with $.exchange.fragments = {manifest.exchange.fragments} cannot have $.no_quorum.policy = "branch"',
+            (
+                f"{name}: a run with $.exchange.fragments = {manifest.exchange.fragments} cannot "
+                'have $.no_quorum.policy = "branch"'
+            ),
             key="$.no_quorum.policy",
             why="Every fragment would fork for itself, and be taken over or lost for itself.",
             hint='Leave one of the two out: policy = "pause", or fragments = 1.',
@@ -167,7 +206,10 @@ def check_fragments(manifest: Manifest, name: str) -> None:
         and manifest.train.sync_every < manifest.exchange.fragments
     ):
         raise ConfigError(
-            f"{name}: $.exchange.fragments is {manifest.exchange.fragments}, and a round has {manifest.train.sync_every} inner steps",
+            (
+                f"{name}: $.exchange.fragments is {manifest.exchange.fragments}, and a round has "
+                f"{manifest.train.sync_every} inner steps"
+            ),
             key="$.exchange.fragments",
             why="Fragments end their rounds one after another, at different inner steps.",
             hint="Give fewer fragments than sync_every.",

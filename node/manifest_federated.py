@@ -270,7 +270,10 @@ def _check_secure(manifest: Manifest, name: str) -> None:
             manifest.join.policy == "allow"
             and _fewest(manifest, secure) > len(manifest.join.allow) + 1,
             "$.secure.threshold",
-            f"A round needs {_fewest(manifest, secure)} sites, and the organiser and {len(manifest.join.allow)} on the list may enter.",
+            (
+                f"A round needs {_fewest(manifest, secure)} sites, and the organiser and "
+                f"{len(manifest.join.allow)} on the list may enter."
+            ),
             "A smaller threshold, or more sites in [join] allow.",
         ),
         (
@@ -324,15 +327,24 @@ def _bucket_refusals(manifest: Manifest, secure: SecureTable) -> list[Refusal]:
             )
         ]
     single = "A robust rule compares single contributions, and with [secure] nobody can see one."
-    enough = f"f hostile sites spoil f buckets, and {robust.rule} with f = {parsed.f} needs {parsed.least} of them."
+    enough = (
+        f"f hostile sites spoil f buckets, and {robust.rule} with f = {parsed.f} needs "
+        f"{parsed.least} of them."
+    )
     moving = private is not None and private.quantile is not None
     whole = "Buckets' means are compared value by value, the same on every machine."
     return [
         (
             secure.buckets == 1,
             "$.robust.rule",
-            f"{single} It can compare the sums of buckets of sites, at the price that more sums are known, each of fewer sites.",
-            f"buckets = {parsed.least} or more under [secure], for runs of {parsed.least * secure.threshold} sites or more; or leave out [robust].",
+            (
+                f"{single} It can compare the sums of buckets of sites, at the price that more "
+                "sums are known, each of fewer sites."
+            ),
+            (
+                f"buckets = {parsed.least} or more under [secure], for runs of "
+                f"{parsed.least * secure.threshold} sites or more; or leave out [robust]."
+            ),
         ),
         (
             secure.buckets < parsed.least,
@@ -374,7 +386,10 @@ def _check_privacy(manifest: Manifest, name: str) -> None:
         raise ConfigError(
             f"{name}: $.privacy is given, and [secure] is not",
             key="$.privacy",
-            why="Each site adds a part of the noise only, which protects the sum; without [secure] members see single contributions.",
+            why=(
+                "Each site adds a part of the noise only, which protects the sum; without [secure] "
+                "members see single contributions."
+            ),
             hint="Add [secure].",
         )
     refused: list[Refusal] = [
@@ -387,7 +402,10 @@ def _check_privacy(manifest: Manifest, name: str) -> None:
         (
             bool(secure.metrics),
             "$.secure.metrics",
-            "The mean of a metric is of the sites' data as the model is, and would go out without noise.",
+            (
+                "The mean of a metric is of the sites' data as the model is, and "
+                "would go out without noise."
+            ),
             "Leave it out: each site sees its own in atoll status.",
         ),
         (
@@ -399,13 +417,19 @@ def _check_privacy(manifest: Manifest, name: str) -> None:
         (
             privacy.colluding >= secure.threshold,
             "$.privacy.colluding",
-            "The noise of those who are left in the smallest sum must be enough: nobody would be left.",
+            (
+                "The noise of those who are left in the smallest sum must be "
+                "enough: nobody would be left."
+            ),
             "Give less than [secure] threshold, or a larger threshold.",
         ),
         (
             manifest.train.rounds is None,
             "$.train.rounds",
-            "Every round spends of epsilon: a run without end would stop in the middle, at one site after another.",
+            (
+                "Every round spends of epsilon: a run without end would stop in the middle, at "
+                "one site after another."
+            ),
             "rounds = 100, under [train]",
         ),
     ]
@@ -453,7 +477,10 @@ def check_budget(manifest: Manifest, name: str) -> None:
             f"{name}: $.train.rounds is {rounds}, and [privacy] is enough for {most}",
             key="$.train.rounds",
             code="E414",
-            why=f"One more would pass stop_at_epsilon = {manifest.privacy.stop_at_epsilon:g} at every site that takes part in all.",
+            why=(
+                f"One more would pass stop_at_epsilon = {manifest.privacy.stop_at_epsilon:g} at "
+                "every site that takes part in all."
+            ),
             hint=f"rounds = {most}, or a larger noise or stop_at_epsilon",
         )
 
@@ -501,29 +528,53 @@ def rounds_of(manifest: Manifest) -> dict[str, Any]:
 
 def privacy_lines(manifest: Manifest) -> list[str]:
     """Who can see what, in plain words, for whoever is asked to take part."""
-    way = "nobody outside the run can read what travels (a relay, or a router on the way, sees who talks to whom, when and how much)"
+    way = (
+        "nobody outside the run can read what travels (a relay, or a router on the way, sees who "
+        "talks to whom, when and how much)"
+    )
     if not manifest.lanes.encrypt:
         what = "masked updates, their sums" if manifest.secure is not None else "updates"
-        way = f"{PLAIN_LANES}, that is {what} and the model ([lanes] encrypt = false); the rest nobody outside the run can read"
+        way = (
+            f"{PLAIN_LANES}, that is {what} and the model ([lanes] encrypt = false); the rest "
+            "nobody outside the run can read"
+        )
     always = [
-        "everybody in the run sees the model after each round, who is a member and who contributed to a round, and members' IP addresses",
+        (
+            "everybody in the run sees the model after each round, who is a member and who "
+            "contributed to a round, and members' IP addresses"
+        ),
         way,
-        "which nodes, with which addresses, belong to one run is in the DHT, where nodes outside the run may keep it (not of nodes with --no-dht)",
+        (
+            "which nodes, with which addresses, belong to one run is in the DHT, where nodes "
+            "outside the run may keep it (not of nodes with --no-dht)"
+        ),
         "your data are read by your own script only; atoll sends no sample of them",
     ]
     secure = manifest.secure
     if secure is None:
-        what = "each member that adds up a part of the vector sees that part of your update in a round; all see how much you trained"
+        what = (
+            "each member that adds up a part of the vector sees that part of your update in a "
+            "round; all see how much you trained"
+        )
         if manifest.federated.topology == "coordinator":
-            what = "the coordinator, which is the organiser's node or another member's, sees your updates; all see how much you trained"
+            what = (
+                "the coordinator, which is the organiser's node or another member's, sees your "
+                "updates; all see how much you trained"
+            )
         if exact_codecs(manifest.federated):
             always = [
-                "your control variate, a mean gradient of your data, travels beside your update and is seen by the same members",
+                (
+                    "your control variate, a mean gradient of your data, travels beside your "
+                    "update and is seen by the same members"
+                ),
                 *always,
             ]
         if (arrivals := arrivals_of(manifest)) is not None:
             always = [
-                "a round can be of your update alone: then everybody in the run sees it, as the difference of two models",
+                (
+                    "a round can be of your update alone: then everybody in the run sees it, as "
+                    "the difference of two models"
+                ),
                 *(
                     ["all see how long a step takes on your machine"]
                     if arrivals.groups is not None
@@ -542,33 +593,44 @@ def privacy_lines(manifest: Manifest) -> list[str]:
         else "all sites count the same, and how much you trained is not told"
     )
     return [
-        f"nobody sees your update, not even a part of it: it is masked, and the masks come off the sum of at least {secure.threshold} "
-        f"sites {_sums_text(secure, manifest.federated)}; {count}",
+        "nobody sees your update, not even a part of it: it is masked, and the masks come off "
+        f"the sum of at least {secure.threshold} sites "
+        f"{_sums_text(secure, manifest.federated)}; {count}",
         _metrics_line(secure),
         *(
             [
-                "the coordinator, which is the organiser's node or another member's, adds up masked updates: it sees no more than the others"
+                (
+                    "the coordinator, which is the organiser's node or another member's, adds up "
+                    "masked updates: it sees no more than the others"
+                )
             ]
             if manifest.federated.topology == "coordinator"
             else []
         ),
-        "if all others in a sum work together against you, they can subtract their own updates and see yours; so may somebody who has been "
-        "invited under many names",
+        "if all others in a sum work together against you, they can subtract their own updates and "
+        "see yours; so may somebody who has been invited under many names",
         _privacy_line(manifest),
-        "a site can spoil the sum by what it contributes, and nobody can see who did: take in only sites you trust to follow the rules"
+        (
+            "a site can spoil the sum by what it contributes, and nobody can see who did: take in "
+            "only sites you trust to follow the rules"
+        )
         if secure.buckets == 1
-        else f"up to {manifest.robust.f} sites may contribute anything: each spoils the sum of its bucket, which the rule then outvotes, and nobody "
-        "can see who did; those who could work together against you are fewer: the others of your bucket",
+        else f"up to {manifest.robust.f} sites may contribute anything: each spoils the sum of its "
+        "bucket, which the rule then outvotes, and nobody can see who did; those who could "
+        "work together against you are fewer: the others of your bucket",
         *always,
     ]
 
 
 def _sums_text(secure: SecureTable, federated: FederatedTable) -> str:
     if secure.buckets == 1:
-        return f"(more than two thirds of {'the members' if federated.sample is None else 'those drawn for the round'})"
+        return (
+            "(more than two thirds of "
+            f"{'the members' if federated.sample is None else 'those drawn for the round'})"
+        )
     return (
-        f"at a time, up to {secure.buckets} such sums a round, of sites dealt to buckets at random; a robust rule then takes what most of the buckets "
-        "bear out"
+        f"at a time, up to {secure.buckets} such sums a round, of sites dealt to buckets at "
+        "random; a robust rule then takes what most of the buckets bear out"
     )
 
 
@@ -578,26 +640,36 @@ def _metrics_line(secure: SecureTable) -> str:
             "your loss and other metrics are not told to anybody; atoll status shows yours to you"
         )
     names = ", ".join(secure.metrics)
-    return f"of {names} everybody sees the mean over the sites of a sum, never yours: it is masked as your update is; other metrics are not told at all"
+    return (
+        f"of {names} everybody sees the mean over the sites of a sum, never yours: it is masked as "
+        "your update is; other metrics are not told at all"
+    )
 
 
 def _privacy_line(manifest: Manifest) -> str:
     privacy, rounds = manifest.privacy, manifest.train.rounds
     if privacy is None or rounds is None:
-        return "the sum itself, and the model, can still give away something of what they were trained on: there is no [privacy] in this run"
+        return (
+            "the sum itself, and the model, can still give away something of what they were "
+            "trained on: there is no [privacy] in this run"
+        )
     from .secure.budget import epsilon_after
 
     spent = epsilon_after(privacy.settings(), rounds)
     moving = (
         ""
         if privacy.quantile is None
-        else f"; the bound on an update's length follows the quantile {privacy.quantile:g} of all sites', of which only a noisy count is known"
+        else (
+            f"; the bound on an update's length follows the quantile {privacy.quantile:g} of all "
+            "sites', of which only a noisy count is known"
+        )
     )
     return (
-        f"what the sums and the model can give away of all data of one site together is bounded: a site that takes part in all {rounds} rounds spends "
-        f"epsilon {spent:.3g} at delta {privacy.delta:g} (smaller is safer; above 10 it says little), against members too, as long as no more than "
-        f"{privacy.colluding} of those in a sum tell the others their noise; a site stops by itself before {privacy.stop_at_epsilon:g}"
-        + moving
+        "what the sums and the model can give away of all data of one site together is bounded: a "
+        f"site that takes part in all {rounds} rounds spends epsilon {spent:.3g} at delta "
+        f"{privacy.delta:g} (smaller is safer; above 10 it says little), against members too, as "
+        f"long as no more than {privacy.colluding} of those in a sum tell the others their noise; "
+        f"a site stops by itself before {privacy.stop_at_epsilon:g}" + moving
     )
 
 
@@ -616,9 +688,11 @@ def noise_text(manifest: Manifest, peers: int) -> str | None:
     longer = (
         ""
         if manifest.parameters is None
-        else f": it is {deviation * math.sqrt(manifest.parameters) / privacy.clip:.3g} times as long"
+        else (
+            f": it is {deviation * math.sqrt(manifest.parameters) / privacy.clip:.3g} times as long"
+        )
     )
     return (
-        f"about {deviation:.2g} in every value of the mean of {sites} sites, whose updates are {privacy.clip:g} long at most{longer}; "
-        "atoll simulate shows what can be learnt under it"
+        f"about {deviation:.2g} in every value of the mean of {sites} sites, whose updates are "
+        f"{privacy.clip:g} long at most{longer}; atoll simulate shows what can be learnt under it"
     )

@@ -44,15 +44,19 @@ def gpt_config(model: ModelTable, name: str = "manifest") -> GptConfig:
             hint=error.hint.replace(error.key, key),
         ) from None
     if config.width % config.heads:
+        fewer = range(min(config.heads, config.width), 0, -1)
         raise ConfigError(
             f"{name}: $.model.config.heads {config.heads} does not divide width {config.width}",
             key="$.model.config.heads",
             why="Every head takes an equal slice of the width.",
-            hint=f"For example heads = {next(h for h in range(min(config.heads, config.width), 0, -1) if config.width % h == 0)}",
+            hint=f"For example heads = {next(h for h in fewer if config.width % h == 0)}",
         )
     if model.parameters is not None and model.parameters != config.parameters:
         raise ConfigError(
-            f"{name}: $.model.parameters says {model.parameters:,}, the model has {config.parameters:,}",
+            (
+                f"{name}: $.model.parameters says {model.parameters:,}, the model has "
+                f"{config.parameters:,}"
+            ),
             key="$.model.parameters",
             why="The count does not fit the configuration.",
             hint=f"Write parameters = {config.parameters}, or leave it out.",

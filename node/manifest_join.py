@@ -65,10 +65,15 @@ def check_join(manifest: Manifest, name: str) -> None:
     join = manifest.join
     if (join.policy == "allow") != bool(join.allow):
         raise ConfigError(
-            f'{name}: $.join.policy is "{join.policy}", and $.join.allow names {len(join.allow) or "no"} peers',
+            (
+                f'{name}: $.join.policy is "{join.policy}", and $.join.allow names '
+                f"{len(join.allow) or 'no'} peers"
+            ),
             key="$.join.allow",
             why="The list says who may enter a run that only they may enter.",
-            hint='policy = "allow", and the peer ids of all who may: each prints hers with atoll id',
+            hint=(
+                'policy = "allow", and the peer ids of all who may: each prints hers with atoll id'
+            ),
         )
     for peer in join.allow:
         if not is_peer_id(peer):
@@ -96,7 +101,10 @@ def check_join(manifest: Manifest, name: str) -> None:
         (
             (manifest.train.start_with or 1) > 1,
             "$.train.start_with",
-            "A newcomer on probation becomes a member by rounds, and the first round would wait for members.",
+            (
+                "A newcomer on probation becomes a member by rounds, and the first round "
+                "would wait for members."
+            ),
             "Leave one of the two out.",
         ),
         (manifest.secure is not None, "$.secure", apart, "Leave one of the two out."),

@@ -290,20 +290,27 @@ def refusals(manifest: Manifest) -> list[Refusal]:
         (
             manifest.secure is not None,
             "$.secure",
-            f"In {method.name} a site's control variate must be in the sum exactly once. Which sites are in a masked sum is told to those only that "
-            "were there: a site that was killed could not find out, and what the run converges to would be bent for ever.",
+            f"In {method.name} a site's control variate must be in the sum exactly once. Which "
+            "sites are in a masked sum is told to those only that were there: a site that was "
+            "killed could not find out, and what the run converges to would be bent for ever.",
             'Leave [secure] out, or method = "fedavg_m", which sends nothing beside the model.',
         ),
         (
             manifest.robust.rule != "mean",
             "$.robust.rule",
-            "Control variates are added up: a rule in place of the sum would leave it another number than what sites keep.",
+            (
+                "Control variates are added up: a rule in place of the sum would leave it another "
+                "number than what sites keep."
+            ),
             'Leave [robust] out, or method = "fedavg_m".',
         ),
         (
             manifest.no_quorum.policy == "branch",
             "$.no_quorum.policy",
-            "A site could not tell from the log whether its control variate was counted on a branch.",
+            (
+                "A site could not tell from the log whether its control variate "
+                "was counted on a branch."
+            ),
             'policy = "pause"',
         ),
     ]

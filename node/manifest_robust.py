@@ -101,7 +101,10 @@ def check_robust(manifest: Manifest, name: str) -> None:
         raise ConfigError(
             f"{name}: $.robust.rule is {robust.rule!r}, and $.robust.f is missing",
             key="$.robust.f",
-            why="It says how many contributions may be hostile; a round needs 2 f + 1 contributors, with krum and multi_krum 2 f + 3.",
+            why=(
+                "It says how many contributions may be hostile; a round needs 2 f + 1 "
+                "contributors, with krum and multi_krum 2 f + 3."
+            ),
             hint="f = 1, for runs of at least 3 members (krum, multi_krum: 5)",
         )
     for step in robust.before:
@@ -110,7 +113,9 @@ def check_robust(manifest: Manifest, name: str) -> None:
                 f"{name}: $.robust.before has {step!r}",
                 key="$.robust.before",
                 why="It names steps before the rule, each kind once.",
-                hint="one of nnm, arc, bucketing2 (to bucketing16), clipping10 (the greatest length)",
+                hint=(
+                    "one of nnm, arc, bucketing2 (to bucketing16), clipping10 (the greatest length)"
+                ),
             )
     _check_told(manifest, name)
     parsed = parse_reducer(robust.reducer)
@@ -118,8 +123,8 @@ def check_robust(manifest: Manifest, name: str) -> None:
         raise ConfigError(
             f"{name}: $.robust.rule is {robust.reducer}",
             key="$.robust.rule",
-            why=f"mda looks at all ways to leave out f contributions: f is at most {MAX_F_MDA}. A kind of step is taken once. "
-            f"And a round has at most {MAX_MEMBERS} contributors.",
+            why=f"mda looks at all ways to leave out f contributions: f is at most {MAX_F_MDA}. A "
+            f"kind of step is taken once. And a round has at most {MAX_MEMBERS} contributors.",
             hint='before = ["nnm"] and rule = "trimmed_mean"',
         )
     coarse = sorted({exchange.codec, *exchange.codecs.values()} & RESULTS.keys())
@@ -167,7 +172,10 @@ def _check_told(manifest: Manifest, name: str) -> None:
         and manifest.train.outer.momentum > MOST_OUTER
         and manifest.train.method == "diloco"
     )
-    eager = "Members train on from what they expect of the contribution they made; what they send is another, its running mean."
+    eager = (
+        "Members train on from what they expect of the contribution they made; what they send is "
+        "another, its running mean."
+    )
     refused: list[Refusal] = [
         (
             robust.keep is not None and robust.rule != "multi_krum",
@@ -190,7 +198,10 @@ def _check_told(manifest: Manifest, name: str) -> None:
         (
             robust.momentum > 0 and manifest.mode == "federated",
             "$.robust.momentum",
-            "Sites that take part now and then would send old directions again; and methods have momentum of their own.",
+            (
+                "Sites that take part now and then would send old directions again; and methods "
+                "have momentum of their own."
+            ),
             'Leave it out, or [federated] method = "fedavg_m".',
         ),
         (
@@ -202,7 +213,10 @@ def _check_told(manifest: Manifest, name: str) -> None:
         (
             twice,
             "$.train.outer.momentum",
-            "Members send running means already ($.robust.momentum). Two momenta on top of each other swing, and the loss grows without an attack.",
+            (
+                "Members send running means already ($.robust.momentum). Two momenta on top of "
+                "each other swing, and the loss grows without an attack."
+            ),
             '[train.outer] preset = "worker-momentum"',
         ),
     ]

@@ -374,7 +374,10 @@ class BtardRounds(Beforehand):
 
     def _remove(self, gone: PeerId, evidence: bytes) -> None:
         if gone == self.session.me:
-            self._barred = "the other peers have removed this node from the run, with proof: atoll bans, at one of them, says for what"
+            self._barred = (
+                "the other peers have removed this node from the run, with proof: atoll bans, at "
+                "one of them, says for what"
+            )
         self.session.ports.emit(ev.Equivocated(gone, evidence))
 
     # ---- the log

@@ -91,7 +91,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "netcheck": ("reaching", "Say whether others can reach this node, and what that means."),
     "doctor": (
         "doctor",
-        "Check this machine as a node: versions, key, disk, the running node, and whether others reach it.",
+        (
+            "Check this machine as a node: versions, key, disk, the running node, and "
+            "whether others reach it."
+        ),
     ),
     "relay": (
         "reaching",
@@ -301,8 +304,10 @@ def main() -> None:
     hide_invites()  # first of all: until then everybody on this machine can read it
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by whoever started us
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  # open as long as we are
+            # open as long as we are
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
     sys.exit(run(sys.argv[1:]))
 
 
-main.command = cli  # pyright: ignore[reportFunctionMemberAccess]  # for tools that look at the commands
+# for tools that look at the commands
+main.command = cli  # pyright: ignore[reportFunctionMemberAccess]

@@ -111,7 +111,10 @@ def audit_command(
         "recomputed": [_recomputed(found) for found in again],
         "leaning": [_leaning(found) for found in leans if found is not None],
     }
-    head = f"{manifest.name}  {source.signed.run_id}\n  signed   by its organiser, {short_peer(source.signed.organiser)}"
+    head = (
+        f"{manifest.name}  {source.signed.run_id}\n  signed   by its organiser, "
+        f"{short_peer(source.signed.organiser)}"
+    )
     logs = [line for report in reports for line in _lines(terminal, report, len(reports))]
     rest = [*_words(state), *_ban_lines(bans), *_again_lines(again), *_lean_lines(terminal, leans)]
     terminal.data("\n".join([head, *logs, *rest]), machine)
@@ -119,7 +122,8 @@ def audit_command(
         terminal.say(f"{other} says the same, as far as both go")
     if archive is not None and size is not None:
         terminal.say(
-            f"{archive}: {bytes_text(size)}. Whoever has it checks it with  atoll audit {archive.name}"
+            f"{archive}: {bytes_text(size)}. Whoever has it checks it with  "
+            f"atoll audit {archive.name}"
         )
 
 
@@ -150,8 +154,14 @@ def _compare(terminal: Terminal, source: AuditSource, other: Path) -> None:
 
 
 def _two_histories(found: LogFork) -> AtollError:
-    hint = "Keep both files: they prove it to anybody. atoll explain E305 says how a run gets one history again."
-    message = f"the run has two histories: both logs are proven, and they differ from entry {found.entry} of {found.log} on"
+    hint = (
+        "Keep both files: they prove it to anybody. atoll explain E305 says how a run "
+        "gets one history again."
+    )
+    message = (
+        "the run has two histories: both logs are proven, and they differ from entry "
+        f"{found.entry} of {found.log} on"
+    )
     if not found.liars:
         return SecurityError(
             message,
@@ -180,7 +190,10 @@ def _state(source: AuditSource, reports: list[Audited]) -> list[dict[str, Any]]:
         named = root_before(source, report.log, saved.entry + 1)
         if named is not None and named != saved.root:
             raise SecurityError(
-                f"the checkpoint in {place} is not the state that entry {saved.entry + 1} was decided on",
+                (
+                    f"the checkpoint in {place} is not the state that entry "
+                    f"{saved.entry + 1} was decided on"
+                ),
                 code="E204",
                 why="The journal is proven, so it is this machine's model that is not the run's.",
                 hint="Move the run's folder away and join again.",
@@ -221,7 +234,10 @@ def _lines(terminal: Terminal, report: Audited, logs: int) -> list[str]:
     )
     hidden = len(report.changes) - SHOWN
     return [
-        f"  log      {report.log if logs > 1 else 'whole'}: {report.entries:,} entries, {report.rounds:,} rounds, {report.votes:,} votes",
+        (
+            f"  log      {report.log if logs > 1 else 'whole'}: {report.entries:,} entries, "
+            f"{report.rounds:,} rounds, {report.votes:,} votes"
+        ),
         f"  head     entry {report.entries - 1:,}  {report.head.hex()}",
         f"  members  {', '.join(short_peer(peer) for peer in report.members)}",
         *(f"  entry {change.entry:<6} {_change(change)}" for change in report.changes[-SHOWN:]),
@@ -260,8 +276,14 @@ def _recompute(
         raise SecurityError(
             f"round {round_} is not what comes of its contributions: the part of {owners}",
             code="E204",
-            why="Its owner, or with partial sums one of those who added it up, stated something else than what the contributors have signed comes to.",
-            hint="Keep the contributions: they show it to anybody. To keep the owner out: atoll ban PEER",
+            why=(
+                "Its owner, or with partial sums one of those who added it up, stated something "
+                "else than what the contributors have signed comes to."
+            ),
+            hint=(
+                "Keep the contributions: they show it to anybody. To keep the "
+                "owner out: atoll ban PEER"
+            ),
         )
     return found
 
@@ -274,7 +296,10 @@ def _recomputed(found: Recomputed) -> dict[str, Any]:
 
 def _again_lines(again: list[Recomputed]) -> list[str]:
     return [
-        f"  again    round {found.round}, entry {found.entry}: the {found.reducer} of {len(found.contributors)} contributions, bit for bit"
+        (
+            f"  again    round {found.round}, entry {found.entry}: the {found.reducer} of "
+            f"{len(found.contributors)} contributions, bit for bit"
+        )
         for found in again
     ]
 
@@ -322,7 +347,10 @@ def _leaners(terminal: Terminal, found: Leans) -> list[str]:
     who = ", ".join(short_peer(row.peer) for row in named) or "nobody"
     heads = ("contributor", "constancy", "against", "rounds", "leans")
     return [
-        f"  leaning  {who}: {len(found.rounds)} rounds, {found.elements:,} elements of each contribution, f = {found.f}",
+        (
+            f"  leaning  {who}: {len(found.rounds)} rounds, {found.elements:,} elements of each "
+            f"contribution, f = {found.f}"
+        ),
         *(f"  {line}" for line in terminal.table(heads, rows).splitlines()),
         *(
             ["  a drift leans like this, and so does a member whose data are unlike all others'"]

@@ -1,4 +1,6 @@
-"""ban, unban, bans, trust: who is kept out of a run, or of this machine, and who is let in at once."""
+"""ban, unban, bans, trust: who is kept out of a run, or of this machine, and who is let in at
+once.
+"""
 
 from __future__ import annotations
 
@@ -105,8 +107,8 @@ def _revoked_too(
     came = known.get(peer)
     if came is None:
         return (
-            "By which invite it came is not known here. Who holds one comes back under a fresh key: "
-            "atoll invite revoke INVITE"
+            "By which invite it came is not known here. Who holds one comes back under a fresh "
+            "key: atoll invite revoke INVITE"
         )
     name = capability_name(came.nonce)
     if came.nonce in bans.revoked:
@@ -310,7 +312,10 @@ def _change(
     tell_node(terminal, signed.run_id)
     quorum = decode_manifest(signed.manifest).quorum
     where = (
-        f"as a stranger, and as a member here; members evict it once {2 * quorum.lying + 1} of them have banned it"
+        (
+            "as a stranger, and as a member here; members evict it once "
+            f"{2 * quorum.lying + 1} of them have banned it"
+        )
         if of_run and quorum.bans == "quorum"
         else "from the run, for all its members"
         if of_run
@@ -336,7 +341,9 @@ def _change(
 
 
 def tell_node(terminal: Terminal, run: RunId) -> None:
-    """The run's lists on disk have changed: the running node, if there is one, takes them at once."""
+    """The run's lists on disk have changed: the running node, if there is one, takes them at
+    once.
+    """
     client = running(terminal)
     if client is None:
         terminal.say("No node is running here: it counts from the next start on (atoll up).")

@@ -93,7 +93,9 @@ class ChildCommand:
             signal.signal(number, handler)
 
     def wait(self, timeout_s: float | None) -> int | None:
-        """The exit status as a shell would show it once the process has ended, None while it runs."""
+        """The exit status as a shell would show it once the process has ended, None while it
+        runs.
+        """
         return self.exit_status if self._ended.wait(timeout_s) else None
 
     @property

@@ -48,7 +48,8 @@ def target_of(terminal: Terminal, given: str | None, file: Path | None) -> str:
     elif given is not None:
         if not hide_invites():
             terminal.say(
-                "this system keeps the invite in the list of processes: give it with --invite-file, or on stdin (-)"
+                "this system keeps the invite in the list of processes: give it with "
+                "--invite-file, or on stdin (-)"
             )
         return given
     else:
@@ -56,7 +57,8 @@ def target_of(terminal: Terminal, given: str | None, file: Path | None) -> str:
     text = re.sub(r"\s+", "", text)
     if not text and where == INVITE_VARIABLE:
         raise click.UsageError(
-            "no invite is given: as an argument, with --invite-file FILE, on stdin (-), or in ATOLL_INVITE"
+            "no invite is given: as an argument, with --invite-file FILE, on stdin "
+            "(-), or in ATOLL_INVITE"
         )
     if not text:
         raise click.UsageError(f"there is no invite in {where}")
@@ -138,7 +140,10 @@ def _nobody(invite: Invite, seen: Seen) -> NetworkError:
         )
     why = "The machines of the invite are off, unreachable, or their addresses changed."
     if at_home(invite.bootstrap):
-        why = "The invite names addresses of a private network only: on another one they lead nowhere. Or that machine is off."
+        why = (
+            "The invite names addresses of a private network only: on another one they lead "
+            "nowhere. Or that machine is off."
+        )
     return NetworkError(
         f"nobody at the invite's addresses answers ({tried}); this is not a ban",
         code="E110",
@@ -187,7 +192,10 @@ def describe_run(terminal: Terminal, signed: SignedManifest, invite: Invite | No
 def _heading(run_id: str, manifest: Manifest, invite: Invite | None) -> str:
     contact = f" {quoted(manifest.contact)}" if manifest.contact else ""
     by = (
-        f"  by {short_peer(invite.organiser)}{contact}, signature ok, invite ends in {span_text(invite.expires_s - time.time())}"
+        (
+            f"  by {short_peer(invite.organiser)}{contact}, signature ok, invite ends in "
+            f"{span_text(invite.expires_s - time.time())}"
+        )
         if invite
         else ""
     )

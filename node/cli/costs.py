@@ -100,7 +100,8 @@ def _entry_lines(manifest: Manifest) -> list[str]:
     ]
     if join.probation and least > 1:  # nobody's work can be compared before there is a round
         found.append(
-            f"{'':7}  the first round takes {least} members: let {least - 1} in yourself (atoll trust PEER; who is there: atoll peers)"
+            f"{'':7}  the first round takes {least} members: let {least - 1} in yourself (atoll "
+            "trust PEER; who is there: atoll peers)"
         )
     return found
 
@@ -130,7 +131,10 @@ def _steps_text(manifest: Manifest) -> str:
                 *asked,
             ]
         )
-    return f"{settings.method}, outer {settings.outer.kind} lr {settings.outer.lr:g} momentum {settings.outer.momentum:g}"
+    return (
+        f"{settings.method}, outer {settings.outer.kind} lr {settings.outer.lr:g} momentum "
+        f"{settings.outer.momentum:g}"
+    )
 
 
 def _sample_text(sample: float) -> str:
@@ -148,16 +152,19 @@ def explain_rule(manifest: Manifest) -> list[str]:
         keep, near = robust.keep or "n-f", robust.neighbours or "n-f-2"
         source = "the paper's score" if near == "n-f-2" else "byzfl's score"
         said.append(
-            f"the mean of the {keep} of n contributions that lie nearest to their {near} nearest others ({source}); fewer kept are noisier"
+            f"the mean of the {keep} of n contributions that lie nearest to their {near} nearest "
+            f"others ({source}); fewer kept are noisier"
         )
     if robust.rule == "krum" and robust.neighbours:
         said.append(
-            f"the contribution nearest to its {robust.neighbours} nearest others; the paper takes n-f-2, byzfl n-f-1"
+            f"the contribution nearest to its {robust.neighbours} nearest others; the paper "
+            "takes n-f-2, byzfl n-f-1"
         )
     if robust.rule == "centred_clip" and robust.radius != "round":
         said.append(
-            "clips at the median, over up to 50 rounds, of how far contributions lay from the result, as members state it with theirs; until "
-            f"{2 * (robust.f or 0) + 1} of them do, at that of the same round"
+            "clips at the median, over up to 50 rounds, of how far contributions lay from the "
+            f"result, as members state it with theirs; until {2 * (robust.f or 0) + 1} of them do, "
+            "at that of the same round"
         )
     elif robust.rule == "centred_clip":
         said.append(
@@ -165,9 +172,10 @@ def explain_rule(manifest: Manifest) -> list[str]:
         )
     if robust.momentum:
         said.append(
-            f"each member contributes the running mean of its contributions, {robust.momentum:g} of the last and {1 - robust.momentum:.3g} of the "
-            "new: honest ones differ less. Who joins begins at zero, and is at full length after "
-            f"some {3 / (1 - robust.momentum):.0f} rounds; it is in place of momentum in [train.outer]"
+            f"each member contributes the running mean of its contributions, {robust.momentum:g} "
+            f"of the last and {1 - robust.momentum:.3g} of the new: honest ones differ less. Who "
+            "joins begins at zero, and is at full length after some "
+            f"{3 / (1 - robust.momentum):.0f} rounds; it is in place of momentum in [train.outer]"
         )
     return said
 
@@ -192,11 +200,15 @@ def describe_lines(manifest: Manifest) -> list[str]:
         lines.append(f"rule     {rule_text(d['rule'])}")
         if d["worker_momentum"]:
             lines.append(
-                f"{'':7}  of running means: each member's contributions with momentum {d['worker_momentum']:g}"
+                f"{'':7}  of running means: each member's contributions with momentum "
+                f"{d['worker_momentum']:g}"
             )
     if d["btard"]:
         lines.append(
-            f"btard    vectors from public seeds, checked by {d['btard']['validators']} of {len(d['btard']['peers'])} peers a round"
+            (
+                f"btard    vectors from public seeds, checked by {d['btard']['validators']} of "
+                f"{len(d['btard']['peers'])} peers a round"
+            )
             + (
                 f", one of {d['btard']['intervals']} intervals of each"
                 if d["btard"]["intervals"]
@@ -204,7 +216,8 @@ def describe_lines(manifest: Manifest) -> list[str]:
             )
         )
         lines.append(
-            f"{'':7}  {liars_borne(len(d['btard']['peers']))} that lie cannot end the run: who lies is removed on a proof, alone, and 3 must be left"
+            f"{'':7}  {liars_borne(len(d['btard']['peers']))} that lie cannot end the run: who "
+            "lies is removed on a proof, alone, and 3 must be left"
         )
     lines += _entry_lines(manifest)
     if d["lying"]:
@@ -217,7 +230,10 @@ def describe_lines(manifest: Manifest) -> list[str]:
         [d["codec"], *(f"{codec} for {pattern}" for pattern, codec in d["codecs"].items())]
     )
     if d["parameters"]:
-        wire = f"wire     up to {bytes_text(d['bytes_up_per_round'])} up and as much down a round ({codecs})"
+        wire = (
+            f"wire     up to {bytes_text(d['bytes_up_per_round'])} up and as much "
+            f"down a round ({codecs})"
+        )
         lines.append(
             wire
             + (
@@ -227,7 +243,8 @@ def describe_lines(manifest: Manifest) -> list[str]:
             )
         )
         lines.append(
-            f"disk     {bytes_text(d['disk_bytes'])} for the newest state, and two rounds of results"
+            f"disk     {bytes_text(d['disk_bytes'])} for the newest state, "
+            "and two rounds of results"
         )
     else:
         times = (

@@ -204,7 +204,8 @@ def _take_over(terminal: Terminal, client: NodeClient) -> None:
     """
     node = client.node
     terminal.say(
-        f"taking the place of the private node (process {node.pid}) of script {node.parent_pid}, which trains on with the new one"
+        f"taking the place of the private node (process {node.pid}) of script {node.parent_pid}, "
+        "which trains on with the new one"
     )
     with client, suppress(SwarmClosedError):  # it ended before it could answer
         client.down()
@@ -212,7 +213,9 @@ def _take_over(terminal: Terminal, client: NodeClient) -> None:
 
 
 def _start_behind(terminal: Terminal, command: list[str], environment: dict[str, str]) -> int:
-    """Start the node in a session of its own and wait until it says it is ready, or why it is not."""
+    """Start the node in a session of its own and wait until it says it is ready, or why it is
+    not.
+    """
     log = terminal.paths.log_dir / "node.log"
     with (
         tempfile.TemporaryDirectory(prefix="atoll-up-") as folder,
@@ -318,7 +321,8 @@ def down_command(now: bool, scripts: bool) -> int:
                 ended = _end_scripts(terminal, client, training)
             else:
                 terminal.say(
-                    "It trains on alone, and starts a node of its own after 20 s without one. End it, too: atoll down --scripts"
+                    "It trains on alone, and starts a node of its own after 20 s without one. End "
+                    "it, too: atoll down --scripts"
                 )
         if not now:
             terminal.say("draining: the round is finished or handed over")

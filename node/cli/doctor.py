@@ -50,7 +50,8 @@ def doctor_command(fix: bool) -> int:
         if count
     ]
     terminal.say(
-        f"{', '.join(words) or 'all well'}. {'You cannot take part yet.' if failed else 'You can join.'}"
+        f"{', '.join(words) or 'all well'}. "
+        f"{'You cannot take part yet.' if failed else 'You can join.'}"
     )
     return 1 if failed else 0
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from ..run.invite import Invite
 
 _ADDRESS = re.compile(
-    r"/(ip4|ip6|dns|dns4|dns6)/[!-.0-~]+/tcp/[0-9]+/p2p/[1-9A-HJ-NP-Za-km-z]+|/dnsaddr/[!-.0-~]+(/p2p/[1-9A-HJ-NP-Za-km-z]+)?"
+    r"/(ip4|ip6|dns|dns4|dns6)/[!-.0-~]+/tcp/[0-9]+/p2p/[1-9A-HJ-NP-Za-km-z]+|"
+    r"/dnsaddr/[!-.0-~]+(/p2p/[1-9A-HJ-NP-Za-km-z]+)?"
 )
 INVITE_FILE = click.option(
     "--invite-file",
@@ -73,12 +74,19 @@ def addresses_in_use(
     if not found:
         raise ConfigError(
             "there is no address to put into the invite",
-            why="No node of yours is running, and neither the settings nor the manifest name a bootstrap address.",
-            hint="atoll up --background, then again; or give one: --bootstrap /ip4/203.0.113.7/tcp/4150/p2p/12D3KooW…",
+            why=(
+                "No node of yours is running, and neither the settings nor the manifest "
+                "name a bootstrap address."
+            ),
+            hint=(
+                "atoll up --background, then again; or give one: --bootstrap "
+                "/ip4/203.0.113.7/tcp/4150/p2p/12D3KooW…"
+            ),
         )
     if at_home(found):
         terminal.say(
-            "This invite works on your own network only: nobody elsewhere can dial its addresses. What to do: atoll netcheck"
+            "This invite works on your own network only: nobody elsewhere can dial its addresses. "
+            "What to do: atoll netcheck"
         )
     return tuple(found)
 
@@ -211,7 +219,8 @@ def new(
     policy = decode_manifest(signed.manifest).join.policy
     if policy != "invite" and (peer or uses):
         terminal.say(
-            f'Whom this run lets in does not depend on invites ([join] policy = "{policy}"): nobody is kept out by this one\'s limits.'
+            f'Whom this run lets in does not depend on invites ([join] policy = "{policy}"): '
+            "nobody is kept out by this one's limits."
         )
 
 
@@ -238,7 +247,10 @@ def inspect(given: str | None, invite_file: Path | None) -> int:
         f"organiser  {short_peer(found.organiser)}   {found.organiser}",
         f"invite id  {capability_name(found.capability.id)}",
         f"made       {iso_time(found.capability.issued_s)}",
-        f"signature  ok, {'ends in ' + span_text(left_s) if left_s > 0 else 'EXPIRED'} ({iso_time(found.expires_s)})",
+        (
+            f"signature  ok, {'ends in ' + span_text(left_s) if left_s > 0 else 'EXPIRED'} "
+            f"({iso_time(found.expires_s)})"
+        ),
         f"role       {found.capability.role}",
         f"for        {f'{short_peer(only)} only   {only}' if only else 'any peer'}",
         f"uses       {f'the first {uses} that enter by it' if uses else 'any number'}",

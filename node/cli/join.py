@@ -66,7 +66,10 @@ class _JoinCommand(click.Command):
     "--data",
     type=DATA,
     metavar="PATH|FILE.py:NAME",
-    help="What to train on: a function of yours that returns a Dataset; or, for the built-in model, a text file or folder.",
+    help=(
+        "What to train on: a function of yours that returns a Dataset; or, for the built-in model, "
+        "a text file or folder."
+    ),
 )
 @click.option(
     "--steps", type=click.IntRange(1), help="Leave after so many inner steps of your own."
@@ -88,7 +91,9 @@ class _JoinCommand(click.Command):
     "--drain",
     metavar="SECONDS",
     type=click.FloatRange(2, 3600),
-    help="After SIGTERM hand the round over and end within this: less than a spot machine's notice.",
+    help=(
+        "After SIGTERM hand the round over and end within this: less than a spot machine's notice."
+    ),
 )
 @click.option(
     "--begin",
@@ -98,7 +103,9 @@ class _JoinCommand(click.Command):
 @click.option(
     "--fresh-key",
     is_flag=True,
-    help="Take part under a key of this run's own, which nothing ties to this machine's other runs.",
+    help=(
+        "Take part under a key of this run's own, which nothing ties to this machine's other runs."
+    ),
 )
 @click.option(
     "--dry-run",
@@ -206,7 +213,10 @@ def apart(terminal: Terminal, target: str) -> None:
 
     if not is_invite(target):
         raise ConfigError(
-            "--fresh-key needs the invite: a run that is known here is known under this machine's key",
+            (
+                "--fresh-key needs the invite: a run that is known here is known "
+                "under this machine's key"
+            ),
             exit_code=2,
         )
     terminal.home = str(terminal.paths.data_dir / "apart" / inspect_invite(target).run_id)
@@ -246,7 +256,8 @@ def _node(
     if client is not None and given:
         client.close()
         raise click.UsageError(
-            "a node runs already and has its own limits: atoll down, then atoll up --max-up RATE --max-down RATE --hours FROM-TO"
+            "a node runs already and has its own limits: atoll down, then atoll up --max-up RATE "
+            "--max-down RATE --hours FROM-TO"
         )
     if client is not None:
         return stack.enter_context(client), False
@@ -326,7 +337,8 @@ def _train(
             except AtollError as error:
                 if under_way:
                     view.say(
-                        f"{error.code} {error.message}; training goes on alone until there is a node again"
+                        f"{error.code} {error.message}; training goes on alone "
+                        "until there is a node again"
                     )
                 watched.close()
                 watched = None
@@ -337,7 +349,8 @@ def _train(
                     attached = attached or bool(entry.get("script_pid"))
             if not attached and time.monotonic() - started_s > ATTACH_S:
                 view.say(
-                    f"{script} has run for {ATTACH_S:.0f} s and has attached nothing: it must call join() and attach(model, optimizer, swarm)"
+                    f"{script} has run for {ATTACH_S:.0f} s and has attached nothing: it must call "
+                    "join() and attach(model, optimizer, swarm)"
                 )
                 attached = True  # said once
         if watched is not None:
@@ -420,7 +433,10 @@ def _ended(
     }
     if terminal.json:
         print(as_json(machine), flush=True)
-    took = f"{rounds} round{'' if rounds == 1 else 's'} and {span_text(seconds)}; {bytes_text(progress.bytes_sent)} sent"
+    took = (
+        f"{rounds} round{'' if rounds == 1 else 's'} and {span_text(seconds)}; "
+        f"{bytes_text(progress.bytes_sent)} sent"
+    )
     of = info.settings.rounds
     if machine["finished"]:
         terminal.say(

@@ -79,7 +79,10 @@ DEFAULT_RTT_MS = 50.0
 @click.option(
     "--max-steps",
     type=int,
-    help="The longest round, in inner steps, that the model's quality allows (100, from 100M parameters 500).",
+    help=(
+        "The longest round, in inner steps, that the model's quality allows (100, "
+        "from 100M parameters 500)."
+    ),
 )
 @click.option(
     "--parameters", type=int, help="Size of the model, where the manifest does not say it."
@@ -145,7 +148,8 @@ def plan_command(
     lines = _lines(terminal, conditions, decided, explain, settings)
     if now is not None:
         lines.append(
-            f"as {manifest.name} is: {now.share:.1%} training, {bytes_text(now.nbytes)} up and as much down a round"
+            f"as {manifest.name} is: {now.share:.1%} training, {bytes_text(now.nbytes)} up "
+            "and as much down a round"
         )
     terminal.data(
         "\n".join(lines),
@@ -164,7 +168,10 @@ def _size(recipe: Manifest, parameters: int | None) -> int:
             "how many parameters does the model have?",
             key="parameters",
             why="The manifest leaves the model to each member's script.",
-            hint="Say it: atoll plan RUN.toml --parameters 10000000, or [model] parameters in the manifest",
+            hint=(
+                "Say it: atoll plan RUN.toml --parameters 10000000, or [model] "
+                "parameters in the manifest"
+            ),
         )
     return size
 
@@ -261,9 +268,15 @@ def _lines(
     estimate, head = decided.estimate, "plan" if decided.reached else "the best there is"
     lines = [
         terminal.style(f"{head}: {estimate.share:.1%} training", sys.stdout, bold=True),
-        f"  a round  {span_text(estimate.round.seconds)}, {span_text(estimate.round.transfer_s)} of it transfer over {estimate.round.bound}"
+        (
+            f"  a round  {span_text(estimate.round.seconds)}, "
+            f"{span_text(estimate.round.transfer_s)} of it transfer over {estimate.round.bound}"
+        )
         + (f"; {decided.choice.fragments} fragments" if decided.choice.fragments > 1 else ""),
-        f"  bytes    {bytes_text(estimate.nbytes)} up and as much down, every {decided.choice.sync_every} steps ({span_text(estimate.period_s)})",
+        (
+            f"  bytes    {bytes_text(estimate.nbytes)} up and as much down, every "
+            f"{decided.choice.sync_every} steps ({span_text(estimate.period_s)})"
+        ),
         f"  group    {len(decided.group)} of {len(conditions.peers)} peers",
     ]
     if explain or not decided.reached:

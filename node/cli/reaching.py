@@ -24,7 +24,10 @@ from .options import GIVEN, PEER, shared_options
 
 PAUSE_S = 1.0
 UDP = ("ok", "udp", "not needed: peers speak TCP, so a network that blocks UDP changes nothing")
-RELAYED_STILL = "It works, but slowly: the two routers do not let a direct connection through. What would: atoll netcheck, here and there"
+RELAYED_STILL = (
+    "It works, but slowly: the two routers do not let a direct connection through. What would: "
+    "atoll netcheck, here and there"
+)
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 UNIT = """\
@@ -55,7 +58,8 @@ LOW_PORTS = "AmbientCapabilities=CAP_NET_BIND_SERVICE\n"
 
 CONTAINER = """\
 FROM docker.io/library/python:3.11-slim
-RUN apt-get update && apt-get install -y --no-install-recommends build-essential python3-dev libgmp-dev && rm -rf /var/lib/apt/lists/*
+RUN apt-get update && apt-get install -y --no-install-recommends \\
+        build-essential python3-dev libgmp-dev && rm -rf /var/lib/apt/lists/*
 RUN pip install --no-cache-dir atoll
 ENV ATOLL_HOME=/var/lib/atoll OMP_NUM_THREADS=1
 VOLUME /var/lib/atoll
@@ -195,7 +199,9 @@ def ping_command(
         terminal.say(
             RELAYED_STILL
             if until_direct
-            else f"It works, but slowly. Whether it becomes direct: atoll ping {peer} --until-direct"
+            else (
+                f"It works, but slowly. Whether it becomes direct: atoll ping {peer} --until-direct"
+            )
         )
     if terminal.json:
         terminal.data(
@@ -211,7 +217,10 @@ def pong(found: dict[str, Any]) -> str:
         "punched": f"punched {found['address']}",
         "lan": f"lan {found['address']}",
     }
-    return f"pong from {short_peer(found['peer'])}  {found['rtt_ms']:.1f} ms  {ways.get(found['path'], 'direct ' + found['address'])}"
+    return (
+        f"pong from {short_peer(found['peer'])}  {found['rtt_ms']:.1f} ms  "
+        f"{ways.get(found['path'], 'direct ' + found['address'])}"
+    )
 
 
 @click.command("relay")

@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 
     from ..client.commands import NodeClient
 
-DANGER = """Their votes are given up for good. If one of them still runs anywhere, cut off from here, it may go on deciding rounds with others,
-and the run then has two certified histories that never meet. A round that only they knew of is lost. Do this only when their
-disks or machines are gone, or you have stopped their nodes for ever. All other nodes of the run must be reachable: each of
-them is waited for."""
+DANGER = """\
+Their votes are given up for good. If one of them still runs anywhere, cut off from here, it may go
+on deciding rounds with others, and the run then has two certified histories that never meet. A
+round that only they knew of is lost. Do this only when their disks or machines are gone, or you
+have stopped their nodes for ever. All other nodes of the run must be reachable: each of them is
+waited for."""
 
 
 @click.command("recertify")
@@ -55,7 +57,10 @@ def recertify_command(run: str | None, without: tuple[str, ...]) -> None:
         f"; waiting for {', '.join(short_peer(str(peer)) for peer in awaited)}" if awaited else ""
     )
     terminal.data(
-        f"recertifying {info.name} ({info.run_id[:8]}) without {len(lost)} member{'' if len(lost) == 1 else 's'}{waits}",
+        (
+            f"recertifying {info.name} ({info.run_id[:8]}) without {len(lost)} "
+            f"member{'' if len(lost) == 1 else 's'}{waits}"
+        ),
         {"run_id": info.run_id, "name": info.name, **told},
     )
     terminal.say("How far it is: atoll status")

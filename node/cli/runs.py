@@ -91,7 +91,10 @@ reconfigure_after_s = 120.0
 @click.option(
     "--explain",
     is_flag=True,
-    help="Say where the outer optimizer's values come from, what those of [robust] mean, and how large [privacy] noise is, too.",
+    help=(
+        "Say where the outer optimizer's values come from, what those of [robust] mean, and how "
+        "large [privacy] noise is, too."
+    ),
 )
 @click.option(
     "--peers",
@@ -224,8 +227,8 @@ def new_command(
     )
     if known:
         terminal.say(
-            "This machine knows the run already, since the same settings are the same run: nothing begins anew. "
-            "For another run change anything in the file, such as its name."
+            "This machine knows the run already, since the same settings are the same run: nothing "
+            "begins anew. For another run change anything in the file, such as its name."
         )
     if why:
         terminal.say(
@@ -251,7 +254,10 @@ def export_command(run: str, folder: Path, force: bool) -> None:
     terminal = current()
     signed = load_run(terminal.paths, run)
     done = export_run(terminal.paths, signed, folder, force=force)
-    human = f"{folder}  round {done.round}, {done.parameters:,} parameters in {len(done.tensors)} tensors, {bytes_text(done.bytes)}"
+    human = (
+        f"{folder}  round {done.round}, {done.parameters:,} parameters in {len(done.tensors)} "
+        f"tensors, {bytes_text(done.bytes)}"
+    )
     terminal.data(
         human,
         {
@@ -266,7 +272,8 @@ def export_command(run: str, folder: Path, force: bool) -> None:
     every = min(signed.open().checkpoint.every, MOST_REPLAYED)
     if every > 1:
         terminal.say(
-            f"This is the newest checkpoint; the node writes one every {every} rounds ([checkpoint] every), and at the run's last."
+            f"This is the newest checkpoint; the node writes one every {every} rounds "
+            "([checkpoint] every), and at the run's last."
         )
     terminal.say(f"Load it: safetensors.torch.load_file({str(folder / 'model.safetensors')!r})")
 

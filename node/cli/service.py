@@ -248,7 +248,10 @@ def _tell(command: Sequence[str], *, may_fail: bool = False) -> None:
         raise ConfigError(
             f"{' '.join(command)} failed with status {done.returncode}",
             why=done.stderr.strip(),
-            hint="A user without a session has no systemd of its own: sudo loginctl enable-linger USER, or --system",
+            hint=(
+                "A user without a session has no systemd of its own: sudo loginctl "
+                "enable-linger USER, or --system"
+            ),
             exit_code=1,
         )
 

@@ -95,7 +95,9 @@ MAX_CLIENTS = 10_000
 @click.option(
     "--unbiased",
     is_flag=True,
-    help="FedBuff's contributions count by how rare they are, so that slow clients have their share.",
+    help=(
+        "FedBuff's contributions count by how rare they are, so that slow clients have their share."
+    ),
 )
 @click.option(
     "--server-lr", type=float, help="Of the outer step (1; of adaptive ones 0.03, of fedavgm 0.3)."
@@ -117,7 +119,10 @@ MAX_CLIENTS = 10_000
     "--attack",
     type=GIVEN,
     metavar="NAME",
-    help="What hostile clients do: sign_flip, optimised_alie, label_flip, delayed …; with [btard] equivocation, withheld_parts …",
+    help=(
+        "What hostile clients do: sign_flip, optimised_alie, label_flip, delayed …; with [btard] "
+        "equivocation, withheld_parts …"
+    ),
 )
 @click.option(
     "--hostile",
@@ -177,7 +182,8 @@ def simulate_command(manifest: Path, out: Path | None, task: str | None, **given
             else ""
         )
         lines.append(
-            f"{name}: one model for all {_mean(sites['one_for_all']):.3f} at the sites, models of their own {_mean(sites['own']):.3f}{of}"
+            f"{name}: one model for all {_mean(sites['one_for_all']):.3f} at the sites, models of "
+            f"their own {_mean(sites['own']):.3f}{of}"
         )
     lines += [
         f"{name}: a site that takes part in all rounds spends epsilon {found['epsilon']:.3g}"
@@ -411,11 +417,13 @@ def _mean(values: Sequence[float]) -> float:
 
 def _table(table: dict[str, dict[str, Any]]) -> list[str]:
     lines = [
-        f"{'method':14}{'accuracy':>9}{'least at a site':>17}{'rounds':>8}{'bytes':>11}{'waiting':>9}{'time':>11}"
+        f"{'method':14}{'accuracy':>9}{'least at a site':>17}{'rounds':>8}"
+        f"{'bytes':>11}{'waiting':>9}{'time':>11}"
     ]
     for name, row in table.items():
         lines.append(
-            f"{name:14}{row['accuracy']:9.3f}{row['site_accuracy_least']:17.3f}{row['rounds']:8.0f}{bytes_text(round(row['bytes'])):>11}"
+            f"{name:14}{row['accuracy']:9.3f}{row['site_accuracy_least']:17.3f}"
+            f"{row['rounds']:8.0f}{bytes_text(round(row['bytes'])):>11}"
             f"{row['idle_share']:9.1%}{row['seconds']:9.0f} s"
         )
     return lines

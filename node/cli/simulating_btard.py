@@ -64,12 +64,21 @@ def _options(recipe: Manifest, given: dict[str, Any]) -> BtardOptions:
         raise ConfigError(
             f"{attack} is an attack on the messages of BTARD, and {recipe.name} has no [btard]",
             key="attack",
-            why="What its members contribute is neither committed to beforehand nor computed again, so there is nothing to break but the contribution.",
-            hint="An attack on contributions, such as --attack sign_flip; or [btard] in the manifest (docs/operating/hostile.md)",
+            why=(
+                "What its members contribute is neither committed to beforehand nor computed "
+                "again, so there is nothing to break but the contribution."
+            ),
+            hint=(
+                "An attack on contributions, such as --attack sign_flip; or [btard] in the "
+                "manifest (docs/operating/hostile.md)"
+            ),
         )
     if attack not in possible:
         why = (
-            "It is one on the states between intervals of work, and this run has no [btard] intervals."
+            (
+                "It is one on the states between intervals of work, and this run "
+                "has no [btard] intervals."
+            )
             if attack in ATTACKS
             else ""
         )
@@ -81,7 +90,10 @@ def _options(recipe: Manifest, given: dict[str, Any]) -> BtardOptions:
         )
     n = len(terms.peers)
     if not 0 < 2 * hostile < n:
-        why = f"The run has the {n} peers that its manifest names; fewer than half of them may be hostile."
+        why = (
+            f"The run has the {n} peers that its manifest names; fewer than half "
+            "of them may be hostile."
+        )
         raise ConfigError(
             f"{hostile} hostile peers of {n}",
             key="hostile",
@@ -89,7 +101,10 @@ def _options(recipe: Manifest, given: dict[str, Any]) -> BtardOptions:
             hint=f"--hostile {(n - 1) // 2}, or fewer",
         )
     if unfit := [key for key in NOT_WITH if given.get(key) is not None]:
-        why = "The peers of a run with [btard] play the protocol on a small task of its own: no data, no speeds, no federated method."
+        why = (
+            "The peers of a run with [btard] play the protocol on a small task of its own: no "
+            "data, no speeds, no federated method."
+        )
         raise ConfigError(
             f"--{unfit[0]} with an attack on a run with [btard]",
             key=unfit[0],
@@ -136,7 +151,10 @@ def _lines(options: BtardOptions, runs: list[dict[str, Any]]) -> list[str]:
     clean = [run["clean_after"] for run in runs if run["clean_after"] is not None]
     honest = [each["fault"] for each in removed if not each["hostile"]]
     lines = [
-        f"{options.attack} by {options.b} of {options.n} peers in every step, {len(runs)} run{'s' if len(runs) > 1 else ''}"
+        (
+            f"{options.attack} by {options.b} of {options.n} peers in every step, {len(runs)} "
+            f"run{'s' if len(runs) > 1 else ''}"
+        )
     ]
     lines.append(
         f"attackers removed: {sum(faults.values())} of {options.b * len(runs)}"
@@ -160,6 +178,9 @@ def _lines(options: BtardOptions, runs: list[dict[str, Any]]) -> list[str]:
         if problems
         else [
             *lines,
-            "honest peers ended every step with the same bits; each removal is proven to who was not there",
+            (
+                "honest peers ended every step with the same bits; each removal is "
+                "proven to who was not there"
+            ),
         ]
     )

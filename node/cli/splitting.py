@@ -71,7 +71,10 @@ def split_command(
     found = split(source, folders, rounds, count, lambda entry: terminal.say(f"entry {entry} read"))
     if out is not None and not found.stable:
         raise ConfigError(
-            f"the clusters are not stable: those of the older rounds agree with those of the newer ones by {found.agree:.2f}, not by 1",
+            (
+                "the clusters are not stable: those of the older rounds agree with those of the "
+                f"newer ones by {found.agree:.2f}, not by 1"
+            ),
             key="--rounds",
             why="Chance, or rounds too early or too late, decide more than the data do.",
             hint="More rounds (--rounds N), another number (--clusters N), or one model for all",
@@ -139,7 +142,8 @@ def _lines(terminal: Terminal, parent: Manifest, found: Split, files: list[Path]
     for number, group in enumerate(found.clusters, 1):
         if len(group) < parent.least:
             lines.append(
-                f"cluster {number} has fewer members than its rule needs: {parent.least}; edit its manifest"
+                f"cluster {number} has fewer members than its rule needs: "
+                f"{parent.least}; edit its manifest"
             )
     return [
         *lines,

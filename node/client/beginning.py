@@ -41,7 +41,8 @@ def _write(path: Path, layout: Layout, destination: Tensor) -> None:
     specs = [spec for spec in layout.tensors if spec.role != "sum"]
     try:
         with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
-            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118  # it is no dictionary
+            names = list(file.keys())  # it is no dictionary
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
             mine = {spec.name: spec.shape for spec in specs}
             if shapes != mine:
                 wrong = sorted(
@@ -50,7 +51,10 @@ def _write(path: Path, layout: Layout, destination: Tensor) -> None:
                     if mine.get(name) != shapes.get(name)
                 )
                 raise ModelMismatchError(
-                    f"the model to start from is not the script's: {len(wrong)} tensors differ, {', '.join(wrong[:4])}",
+                    (
+                        f"the model to start from is not the script's: {len(wrong)} tensors "
+                        f"differ, {', '.join(wrong[:4])}"
+                    ),
                     hint="atoll new RUN.toml --from DIR, with an export of a run of this model",
                 )
             for spec in specs:

@@ -75,7 +75,9 @@ class Ticket:
         return self.outcome is not None or self.refusal() is not None
 
     def refusal(self) -> AtollError | None:
-        """The error with which the node refused it, if it did; a lost connection is not a refusal."""
+        """The error with which the node refused it, if it did; a lost connection is not a
+        refusal.
+        """
         return self.call.error if self.call is not None and self.call.refused else None
 
     def done(self) -> bool:

@@ -1,4 +1,6 @@
-"""Where a script keeps what is its own in a run: one file in the run's folder, beside the node's."""
+"""Where a script keeps what is its own in a run: one file in the run's folder, beside the
+node's.
+"""
 
 from __future__ import annotations
 

@@ -95,7 +95,9 @@ class RunSwarm(Manners, SeededWork):
         *,
         begin: bool = False,
     ) -> None:
-        """``begin``: the first `open` does not wait for the members that the run is to begin with."""
+        """``begin``: the first `open` does not wait for the members that the run is to begin
+        with.
+        """
         SeededWork.__init__(self)
         self._begin = begin
         self.peer = info.peer
@@ -574,7 +576,10 @@ class RunSwarm(Manners, SeededWork):
             raise SwarmClosedError("this swarm was closed")
         if self._owner != os.getpid():
             raise SwarmClosedError(
-                f"this swarm belongs to process {self._owner}, not to its forked child {os.getpid()}",
+                (
+                    f"this swarm belongs to process {self._owner}, not to its "
+                    f"forked child {os.getpid()}"
+                ),
                 hint="Use it in the process that joined; data loader workers need no swarm.",
             )
 

@@ -4,14 +4,14 @@ neither trio nor torch.
 A frame is a big-endian u32 length and that many bytes of msgpack, at most 1 MiB: one tagged struct
 below. The client speaks first (`Hello`); every request but `Release` and `Report` is answered once,
 by its ``id``, with a reply or a `Failure`. The node handles one connection's requests in order, and
-sends pushes (`Progress`, `Decided`, `Asked`, `ReductionOutcome`, `EventPush`, `Ending`) at any time. Tensors
-never cross: descriptors of shared memory travel beside the first byte of the frame that announces
-them (SCM_RIGHTS).
+sends pushes (`Progress`, `Decided`, `Asked`, `ReductionOutcome`, `EventPush`, `Ending`) at any
+time. Tensors never cross: descriptors of shared memory travel beside the first byte of the frame
+that announces them (SCM_RIGHTS).
 
-Script:  Hello → Welcome · Join | FindRun → Joined · Open → (Progress…) Opened + descriptors · Found
-| Lease → Leased
-         then any of Start, Rest, Release, Contribute, Computed, Resume, Lease, Members, Tallies, Report,
-             Reduce…, Depart.
+Script:  Hello → Welcome · JoinRun | FindRun → Joined
+         · Open → (Progress…) Opened + descriptors · Found | Lease → Leased
+         then any of Start, Rest, Release, Contribute, Computed, Resume, Lease, Members, Tallies,
+             Report, Reduce…, Depart.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class JoinRequest(msgspec.Struct, frozen=True):
 
 
 class RunInfo(msgspec.Struct, frozen=True):
-    """A run this node is in. ``round`` is the number of committed rounds, as far as the node knows."""
+    """A run this node is in. ``round`` is the number of committed rounds, as far as the node
+    knows.
+    """
 
     run_id: RunId
     name: str
@@ -71,11 +73,13 @@ class RunInfo(msgspec.Struct, frozen=True):
 
 
 # ── requests
-# ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """First message. ``versions`` are the protocol versions the client speaks, ``pid`` its process."""
+    """First message. ``versions`` are the protocol versions the client speaks, ``pid`` its
+    process.
+    """
 
     id: Id
     versions: Annotated[tuple[int, ...], msgspec.Meta(min_length=1, max_length=16)]
@@ -404,7 +408,7 @@ Request = (
 )
 
 # ── replies
-# ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
@@ -527,7 +531,7 @@ class ReduceOpened(msgspec.Struct, frozen=True, tag="reduce_opened"):
 
 
 # ── pushes
-# ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
@@ -611,7 +615,7 @@ Push = Progress | Decided | Closing | Asked | ReductionOutcome | EventPush | End
 Answer = Reply | Push
 
 # ── frames
-# ────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -621,7 +625,8 @@ def frame(message: Request | Answer) -> bytes:
     body = _encoder.encode(message)
     if len(body) > MAX_FRAME_BYTES:
         raise LocalProtocolError(
-            f"{type(message).__name__} of {len(body)} bytes; a control frame holds {MAX_FRAME_BYTES}"
+            f"{type(message).__name__} of {len(body)} bytes; a control frame "
+            f"holds {MAX_FRAME_BYTES}"
         )
     return LENGTH.pack(len(body)) + body
 

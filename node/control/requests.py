@@ -85,7 +85,10 @@ class ConnectionRequests:
             )
         if p.VERSION not in message.versions:
             raise VersionMismatchError(
-                f"the node speaks control protocol {p.VERSION}, the client speaks {', '.join(map(str, message.versions))}",
+                (
+                    f"the node speaks control protocol {p.VERSION}, the client speaks "
+                    f"{', '.join(map(str, message.versions))}"
+                ),
                 why="The node and the script or command come from different versions of atoll.",
                 hint="Restart the node: atoll down, then atoll up",
             )

@@ -237,7 +237,8 @@ class ReadOnlyFloats:
             or not destination.is_contiguous()
         ):
             raise LocalProtocolError(
-                f"destination must be float32, contiguous and on the CPU, not {destination.dtype} on {destination.device}"
+                f"destination must be float32, contiguous and on the CPU, not {destination.dtype} "
+                f"on {destination.device}"
             )
         if start < 0 or start + count > self.numel:
             raise LocalProtocolError(

@@ -106,7 +106,9 @@ class Director:
                 row.final["anchor_bits"] = self.stage.anchor_bits(name, int(row.final["round"]))
 
     def measure(self, *, alone: bool) -> None:
-        """Evaluate the anchors that the first peer wrote, and train one machine alone beside that."""
+        """Evaluate the anchors that the first peer wrote, and train one machine alone beside
+        that.
+        """
         self.board.phase = "one machine alone, for comparison" if alone else "measuring"
         tasks = [("anchors", str(self.stage.anchors(next(iter(self.board.rows)))))] + (
             [("alone", str(self.stage.steps))] if alone else []

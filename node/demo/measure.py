@@ -46,7 +46,9 @@ def anchors(manifest_path: Path, folder: Path) -> None:
 
 
 def alone(manifest_path: Path, steps: int) -> None:
-    """Train ``steps`` inner steps from the manifest's own start, with the same recipe and no swarm."""
+    """Train ``steps`` inner steps from the manifest's own start, with the same recipe and no
+    swarm.
+    """
     from ..manifest import gpt_config, load_manifest
     from ..recipes.data import load_corpus, peer_generator
     from ..recipes.gpt import build

@@ -45,7 +45,8 @@ def run(options: DemoOptions) -> int:
     try:
         with _terminated_like_interrupted(), screen:
             screen.say(
-                f"{options.peers} peers, a node and a script each; {stage.rounds} rounds of {SYNC_EVERY} steps; files in {stage.folder}"
+                f"{options.peers} peers, a node and a script each; {stage.rounds} rounds of "
+                f"{SYNC_EVERY} steps; files in {stage.folder}"
             )
             director.begin()
             director.train()

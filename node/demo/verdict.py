@@ -110,7 +110,10 @@ class DemoResult:
             rows.append(
                 (
                     "held-out loss, one machine",
-                    f"{self.loss_solo:.4f} at equal steps; the swarm's is {self.loss_swarm / self.loss_solo:.3f} of it",
+                    (
+                        f"{self.loss_solo:.4f} at equal steps; the swarm's is "
+                        f"{self.loss_swarm / self.loss_solo:.3f} of it"
+                    ),
                 )
             )
         rows.append(
@@ -123,7 +126,10 @@ class DemoResult:
             rows.append(
                 (
                     "recovery",
-                    f"{self.recovery_s:.1f} s from the SIGKILL to the next committed round without that peer",
+                    (
+                        f"{self.recovery_s:.1f} s from the SIGKILL to the next committed "
+                        "round without that peer"
+                    ),
                 )
             )
         late = [
@@ -176,7 +182,8 @@ def judge(
     )
     if not identical:
         failures.append(
-            f"the anchors of {', '.join(row.name for row in rows)} are not the same: {sorted(map(str, digests))}"
+            f"the anchors of {', '.join(row.name for row in rows)} are not the same: "
+            f"{sorted(map(str, digests))}"
         )
     start, end = (
         (board.evaluations[0][1], board.evaluations[-1][1])

@@ -57,7 +57,10 @@ def traffic(board: Board) -> str:
     sent, ddp = board.bytes_sent, board.ddp_equivalent_bytes
     if not ddp:
         return "nothing sent yet"
-    return f"sent {mib(sent)}; DDP would have sent {mib(ddp)} for the same steps ({ddp / max(sent, 1):.0f} times as much)"
+    return (
+        f"sent {mib(sent)}; DDP would have sent {mib(ddp)} for the same steps "
+        f"({ddp / max(sent, 1):.0f} times as much)"
+    )
 
 
 def strip(board: Board, name: str) -> str:
@@ -132,7 +135,10 @@ class LiveScreen:
         """The block as rich renders it."""
         lines = [
             Text(
-                f"atoll demo   {board.phase}   round {board.round}/{board.rounds_total}   {now_s:.0f} s",
+                (
+                    f"atoll demo   {board.phase}   round "
+                    f"{board.round}/{board.rounds_total}   {now_s:.0f} s"
+                ),
                 style="bold",
             )
         ]
@@ -177,7 +183,8 @@ class PlainScreen:
             ]
             loss = f"  loss {sum(losses) / len(losses):.3f}" if losses else ""
             self.say(
-                f"round {row.round:3}/{board.rounds_total}  {row.at_s:5.1f} s  {', '.join(row.contributors)}{loss}"
+                f"round {row.round:3}/{board.rounds_total}  {row.at_s:5.1f} s  "
+                f"{', '.join(row.contributors)}{loss}"
             )
         self._shown = len(board.rounds)
 

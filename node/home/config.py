@@ -115,7 +115,10 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"notify.command cannot be read: {error}",
                 key="$.notify.command",
                 code="E413",
-                why="It is a program and its arguments, with quotes as in a shell; no shell runs it.",
+                why=(
+                    "It is a program and its arguments, with quotes as in a "
+                    "shell; no shell runs it."
+                ),
                 hint="""notify.command = "notify-send atoll" """.strip(),
             ) from None
 

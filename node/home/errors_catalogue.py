@@ -21,16 +21,18 @@ PAGES: dict[str, ErrorPage] = {
         "defect",
         "something failed that atoll did not expect",
         1,
-        """This is a defect of atoll, not of your set-up. Nothing that was committed is lost: anchor, momentum and journal are
-written atomically. Run the same command with -vv to see where it happened, and report that text together with
-`atoll version --json`.""",
+        """\
+This is a defect of atoll, not of your set-up. Nothing that was committed is lost: anchor,
+momentum and journal are written atomically. Run the same command with -vv to see where it
+happened, and report that text together with `atoll version --json`.""",
     ),
     "E001": ErrorPage(
         "preflight",
         "something that must be compiled cannot be compiled here",
         69,
-        """libp2p depends on fastecdsa, which has no ready-made wheel for Linux: a C compiler, the Python headers and libgmp are
-needed while installing, and Python 3.11 or newer with its module venv.
+        """\
+libp2p depends on fastecdsa, which has no ready-made wheel for Linux: a C compiler, the Python
+headers and libgmp are needed while installing, and Python 3.11 or newer with its module venv.
 
     Debian, Ubuntu    sudo apt install build-essential python3-dev python3-venv libgmp-dev
     Fedora            sudo dnf install gcc python3-devel gmp-devel
@@ -40,24 +42,29 @@ needed while installing, and Python 3.11 or newer with its module venv.
         "usage",
         "the command line is not understood",
         2,
-        """The message names the option or argument. `atoll COMMAND --help` shows what a command takes.""",
+        """\
+The message names the option or argument. `atoll COMMAND --help` shows what a command takes.""",
     ),
     "E003": ErrorPage(
         "not-running",
         "no node of yours is running",
         3,
-        """Commands such as status, peers and leave ask the running node through a socket in your runtime folder.
+        """\
+Commands such as status, peers and leave ask the running node through a socket in your runtime
+folder.
 
     atoll up                   run the node here
     atoll up --background      run it behind you
-    atoll config path          show which folders are in use: a node started with another --home or ATOLL_HOME is another node""",
+    atoll config path          which folders are in use: each --home or ATOLL_HOME has its own""",
     ),
     "E100": ErrorPage(
         "network",
         "the network failed",
         69,
-        """A connection could not be made or broke. Training goes on alone; the node tries again by itself. When it lasts, look at
-`atoll peers` to see who is reached and how, and at the firewall of this machine.""",
+        """\
+A connection could not be made or broke. Training goes on alone; the node tries again by itself.
+When it lasts, look at `atoll peers` to see who is reached and how, and at the firewall of this
+machine.""",
     ),
     "E101": ErrorPage(
         "port-in-use",
@@ -73,20 +80,22 @@ needed while installing, and Python 3.11 or newer with its module venv.
         "node-running",
         "this home has its node already",
         73,
-        """One folder is one node with one key. A script that found no running node may have started a private one, which belongs to
-it alone and ends with it.
+        """\
+One folder is one node with one key. A script that found no running node may have started a
+private one, which belongs to it alone and ends with it.
 
     atoll status                     the node that runs
-    atoll up --background            a node that all your scripts and commands share (when the private one has ended)
+    atoll up --background            a node for all your scripts, once the private one has ended
     atoll up --home ./node2          a second node with a key of its own""",
     ),
     "E110": ErrorPage(
         "no-bootstrap",
         "no peer could be reached",
         69,
-        """None of the addresses answered. This is not a ban and your key is fine: do not delete it. The addresses may be old, their
-machines off, or a firewall may be in between. The node goes on trying with growing pauses and remembers every peer it
-ever reached.
+        """\
+None of the addresses answered. This is not a ban and your key is fine: do not delete it. The
+addresses may be old, their machines off, or a firewall may be in between. The node goes on
+trying with growing pauses and remembers every peer it ever reached.
 
     atoll netcheck                       what was tried, how each try ended, and what that means
     atoll peers                          who is reached now
@@ -98,31 +107,38 @@ Any member can print an invite with fresh addresses: atoll invite new""",
         "peer-lost",
         "a peer fell silent",
         69,
-        """Neither we nor two other members got an answer from it. Its contribution to the open round is left out by name, its part
-goes to others, and the round is decided without it. There is nothing to do; it re-enters when it comes back.""",
+        """\
+Neither we nor two other members got an answer from it. Its contribution to the open round is
+left out by name, its part goes to others, and the round is decided without it. There is nothing
+to do; it re-enters when it comes back.""",
     ),
     "E112": ErrorPage(
         "deadline",
         "something took longer than its deadline",
         75,
-        """No wait in atoll is for ever; this one ended. Deadlines follow from measured rates, so a link that suddenly became slow is
-the usual cause. Trying again is safe.""",
+        """\
+No wait in atoll is for ever; this one ended. Deadlines follow from measured rates, so a link
+that suddenly became slow is the usual cause. Trying again is safe.""",
     ),
     "E113": ErrorPage(
         "nobody-home",
         "no member of the run answered",
         69,
-        """The network is reached, but nobody who knows this run is online, so its manifest cannot be fetched. A run lives as long as one
-of its members' nodes does. After `atoll new` a run exists on paper only, until somebody's node serves it.
+        """\
+The network is reached, but nobody who knows this run is online, so its manifest cannot be
+fetched. A run lives as long as one of its members' nodes does. After `atoll new` a run exists
+on paper only, until somebody's node serves it.
 
     atoll up             on the organiser's machine: its node serves the runs it knows
-    atoll join RUN       there, too, where the run has only been made with `atoll new`: the first one who trains founds it""",
+    atoll join RUN       there, too, after `atoll new`: the first one who trains founds the run""",
     ),
     "E120": ErrorPage(
         "clock",
         "this machine's clock is wrong",
         75,
-        """Signed records carry the time and end by themselves; with a wrong clock the others refuse ours and we refuse theirs.
+        """\
+Signed records carry the time and end by themselves; with a wrong clock the others refuse ours
+and we refuse theirs.
 
     sudo timedatectl set-ntp true""",
     ),
@@ -130,18 +146,24 @@ of its members' nodes does. After `atoll new` a run exists on paper only, until 
         "unreachable",
         "nobody can dial this node, and no relay takes it",
         69,
-        """This machine is behind a router that lets nothing in, and none of the public peers it met holds a place for it. It still dials
-others, so it can train with members that can be dialled. Any one of these mends it:
+        """\
+This machine is behind a router that lets nothing in, and none of the public peers it met holds
+a place for it. It still dials others, so it can train with members that can be dialled. Any one
+of these mends it:
 
     forward the TCP port of `atoll status` on the router to this machine, then: atoll netcheck
-    ask somebody with a public address to run: atoll relay      and start with: atoll up --bootstrap ADDRESS
-A relay that answers “relays only for peers of runs it knows” knows this node as soon as it has joined one of its runs.""",
+    ask somebody with a public address to run: atoll relay
+    and start with: atoll up --bootstrap ADDRESS
+A relay that answers “relays only for peers of runs it knows” knows this node as soon as it has
+joined one of its runs.""",
     ),
     "E140": ErrorPage(
         "version",
         "no protocol version in common",
         76,
-        """The other side speaks another version of the protocol. It sits out; the others go on. If it is you:
+        """\
+The other side speaks another version of the protocol. It sits out; the others go on. If it is
+you:
 
     pip install -U atoll
     atoll down && atoll up""",
@@ -150,28 +172,33 @@ A relay that answers “relays only for peers of runs it knows” knows this nod
         "remote-protocol",
         "a peer sent something that breaks the protocol",
         76,
-        """The bytes were refused before they had any effect, and it counts against that peer. An old or foreign program on its side
-is the usual cause. There is nothing to do here.""",
+        """\
+The bytes were refused before they had any effect, and it counts against that peer. An old or
+foreign program on its side is the usual cause. There is nothing to do here.""",
     ),
     "E142": ErrorPage(
         "local-protocol",
         "atoll was used, or behaved, against its own rules",
         70,
-        """From a script: a call out of order, such as a second contribution while one is undecided; the message names it.
-Otherwise a defect of atoll: report it with the text that -vv shows.""",
+        """\
+From a script: a call out of order, such as a second contribution while one is undecided; the
+message names it. Otherwise a defect of atoll: report it with the text that -vv shows.""",
     ),
     "E150": ErrorPage(
         "group",
         "the group for an operation cannot be formed",
         75,
-        """Not enough members agreed to take part in time. Training goes on; the next round tries again.""",
+        """\
+Not enough members agreed to take part in time. Training goes on; the next round tries again.""",
     ),
     "E151": ErrorPage(
         "not-enough-peers",
         "fewer peers than asked for",
         75,
-        """A commit needs more than half of the members of the last committed round, or exactly half with the organiser. In a smaller
-part of a divided network you train on alone and wait; what you learned meanwhile is contributed when the others are back.
+        """\
+A commit needs more than half of the members of the last committed round, or exactly half with
+the organiser. In a smaller part of a divided network you train on alone and wait; what you
+learned meanwhile is contributed when the others are back.
 
     atoll peers          who is there""",
     ),
@@ -179,21 +206,24 @@ part of a divided network you train on alone and wait; what you learned meanwhil
         "group-dissolved",
         "the group ended before the operation did",
         75,
-        """Members left or were lost while it ran. Nothing was committed, nothing is lost; try again.""",
+        """\
+Members left or were lost while it ran. Nothing was committed, nothing is lost; try again.""",
     ),
     "E160": ErrorPage(
         "closed",
         "the connection to the node is closed",
         1,
-        """The script called close(), or its node ended. Training can go on alone. `atoll up` starts the node again; the script
-enters the run again at the next synchronisation.""",
+        """\
+The script called close(), or its node ended. Training can go on alone. `atoll up` starts the
+node again; the script enters the run again at the next synchronisation.""",
     ),
     "E161": ErrorPage(
         "no-node",
         "a node could not be started",
         1,
-        """The node process ended, or was not ready in time. The message quotes its last words and names its log. Often: the disk is
-full, the port is taken, or libp2p is not installed as it should be.
+        """\
+The node process ended, or was not ready in time. The message quotes its last words and names
+its log. Often: the disk is full, the port is taken, or libp2p is not installed as it should be.
 
     atoll up             run it in the foreground and see""",
     ),
@@ -201,8 +231,10 @@ full, the port is taken, or libp2p is not installed as it should be.
         "left",
         "this node has left the run",
         1,
-        """Somebody typed `atoll leave`. It stays left, over restarts of the node too, until somebody joins again. A script that trains in
-it goes on alone; it is back in the run by itself once the node is.
+        """\
+Somebody typed `atoll leave`. It stays left, over restarts of the node too, until somebody joins
+again. A script that trains in it goes on alone; it is back in the run by itself once the node
+is.
 
     atoll join RUN       its id, the beginning of it, or its name""",
     ),
@@ -210,14 +242,18 @@ it goes on alone; it is back in the run by itself once the node is.
         "security",
         "something could not be trusted",
         77,
-        """A check of a key, a signature or a permission failed; the message says which. Nothing was accepted.""",
+        """\
+A check of a key, a signature or a permission failed; the message says which. Nothing was
+accepted.""",
     ),
     "E201": ErrorPage(
         "not-admitted",
         "the invite does not open this run",
         77,
-        """It was cut or mistyped, has expired, was revoked, is for one peer or for so many that have entered already, or belongs to another
-run. Invites end by themselves so that a leaked one does not stay open. Your own key is fine.
+        """\
+It was cut or mistyped, has expired, was revoked, is for one peer or for so many that have
+entered already, or belongs to another run. Invites end by themselves so that a leaked one does
+not stay open. Your own key is fine.
 
     atoll invite inspect INVITE       what it says and when it ends
     atoll invite new                  a member types this to make you a new one""",
@@ -226,123 +262,148 @@ run. Invites end by themselves so that a leaked one does not stay open. Your own
         "bad-signature",
         "a signature does not verify",
         77,
-        """The bytes were changed after signing, or somebody else signed them. An invite: copy it again, character by character. A
-manifest: it is refused; ask the organiser. A record from a peer: it is dropped and counts against that peer.""",
+        """\
+The bytes were changed after signing, or somebody else signed them. An invite: copy it again,
+character by character. A manifest: it is refused; ask the organiser. A record from a peer: it
+is dropped and counts against that peer.""",
     ),
     "E203": ErrorPage(
         "misbehaviour",
         "a peer provably misbehaved",
         77,
-        """It signed two things that cannot both be true. The signed bytes are kept as evidence, the peer is left out. There is nothing
-to do.""",
+        """\
+It signed two things that cannot both be true. The signed bytes are kept as evidence, the peer
+is left out. There is nothing to do.""",
     ),
     "E204": ErrorPage(
         "not-proven",
         "a run's log does not prove itself",
         77,
-        """Every entry of a log is signed by those who decided it and names the hash of the entry before; the first is signed by the run's
-organiser. `atoll audit` found an entry of which that is not true, or two logs that are both proven and differ.
+        """\
+Every entry of a log is signed by those who decided it and names the hash of the entry before;
+the first is signed by the run's organiser. `atoll audit` found an entry of which that is not
+true, or two logs that are both proven and differ.
 
     atoll audit RUN                     check this machine's log
     atoll audit RUN --export FILE       on another member's machine; send the file here
     atoll audit RUN --with FILE         compare
 
-If only this machine's log is wrong, move the run's folder away and join again: the log is fetched from the others and checked.
-If two members have different logs that are both proven, the run has two histories: see atoll explain E305.""",
+If only this machine's log is wrong, move the run's folder away and join again: the log is
+fetched from the others and checked. If two members have different logs that are both proven,
+the run has two histories: see atoll explain E305.""",
     ),
     "E205": ErrorPage(
         "banned",
         "a peer is banned",
         77,
-        """The run's organiser has banned a peer from the run (`atoll ban PEER`), and every member then refuses it; or one member has
-banned it from its own machine. The reason is in the message. What the peer had contributed to decided rounds stays in them.
+        """\
+The run's organiser has banned a peer from the run (`atoll ban PEER`), and every member then
+refuses it; or one member has banned it from its own machine. The reason is in the message. What
+the peer had contributed to decided rounds stays in them.
 
-If it is you: ask the organiser, who alone can lift a ban of the run (`atoll unban PEER`). Other runs are not touched.""",
+If it is you: ask the organiser, who alone can lift a ban of the run (`atoll unban PEER`). Other
+runs are not touched.""",
     ),
     "E206": ErrorPage(
         "role",
         "this node's invite is not one to train",
         77,
-        """An invite is to train, to observe or to aggregate (`atoll invite inspect`). A node that observes has the model and follows
-the run; one that aggregates votes and adds up for the others. Neither contributes, and the other members refuse what it would
-contribute.
+        """\
+An invite is to train, to observe or to aggregate (`atoll invite inspect`). A node that observes
+has the model and follows the run; one that aggregates votes and adds up for the others. Neither
+contributes, and the other members refuse what it would contribute.
 
-To train, ask the organiser for another invite (`atoll invite new --role train`) and join with it: atoll join INVITE""",
+To train, ask the organiser for another invite (`atoll invite new --role train`) and join with
+it: atoll join INVITE""",
     ),
     "E210": ErrorPage(
         "key-file",
         "the key file cannot be used",
         77,
-        """Whoever reads this file can speak in your name, so atoll refuses a file that others may read, as ssh does.
+        """\
+Whoever reads this file can speak in your name, so atoll refuses a file that others may read, as
+ssh does.
 
     chmod 600 ~/.local/share/atoll/identity.key
 
-When the file is damaged: restore it from a backup, or move it away and run `atoll init` for a new key. A new key is a new
-peer; runs that you organise can then no longer be signed for.""",
+When the file is damaged: restore it from a backup, or move it away and run `atoll init` for a
+new key. A new key is a new peer; runs that you organise can then no longer be signed for.""",
     ),
     "E300": ErrorPage(
         "state",
         "local state does not fit",
         74,
-        """What lies on disk does not belong to what the run has committed. The message names the file. Moving the run's folder away
-and joining again fetches a good state from the others.""",
+        """\
+What lies on disk does not belong to what the run has committed. The message names the file.
+Moving the run's folder away and joining again fetches a good state from the others.""",
     ),
     "E301": ErrorPage(
         "model-mismatch",
         "your model is not the run's model",
         76,
-        """All members of a run train the same tensors: same names, same shapes, same order. The message lists those that differ.
-Compare with whoever made the run; for a built-in model leave the model to the manifest.""",
+        """\
+All members of a run train the same tensors: same names, same shapes, same order. The message
+lists those that differ. Compare with whoever made the run; for a built-in model leave the model
+to the manifest.""",
     ),
     "E302": ErrorPage(
         "digest",
         "bytes do not have the hash they must have",
         74,
-        """Received bytes are discarded, their sender is marked, and they are fetched from somebody else; then there is nothing to do.
-If it is a file of this machine, the disk is suspect.""",
+        """\
+Received bytes are discarded, their sender is marked, and they are fetched from somebody else;
+then there is nothing to do. If it is a file of this machine, the disk is suspect.""",
     ),
     "E303": ErrorPage(
         "damaged",
         "a file on this disk is damaged",
         74,
-        """A checkpoint, journal or manifest does not fit its own hash. atoll does not use it. Where the run has other members there is
-nothing to do: the old files are set aside, the state is fetched from the others and checked on arrival. Where nobody else is
-known to have the state, nothing is touched and the run waits: restore the file from a backup and try again, or, if others do
-have the state, move the run's folder away and join again. Your key and your other runs are not touched. If it happens again,
-check the disk.""",
+        """\
+A checkpoint, journal or manifest does not fit its own hash. atoll does not use it. Where the
+run has other members there is nothing to do: the old files are set aside, the state is fetched
+from the others and checked on arrival. Where nobody else is known to have the state, nothing is
+touched and the run waits: restore the file from a backup and try again, or, if others do have
+the state, move the run's folder away and join again. Your key and your other runs are not
+touched. If it happens again, check the disk.""",
     ),
     "E304": ErrorPage(
         "out-of-date",
         "local state is older than the run",
         74,
-        """The run went on without this copy. A log is never rewound: load a newer state, or join again and let the node fetch it.""",
+        """\
+The run went on without this copy. A log is never rewound: load a newer state, or join again and
+let the node fetch it.""",
     ),
     "E305": ErrorPage(
         "founded-twice",
         "the run has two histories",
         74,
-        """The organiser's node had lost the run's state and founded the run again while no other member could be asked. Both
-histories have the same run id and the organiser's signature, and they never meet: members of each ignore those of the
-other. Nothing of either is lost.
+        """\
+The organiser's node had lost the run's state and founded the run again while no other member
+could be asked. Both histories have the same run id and the organiser's signature, and they
+never meet: members of each ignore those of the other. Nothing of either is lost.
 
     atoll export RUN DIR        on a member of each: keep both models
 
-Then choose one. On every machine of the other: atoll down, move the run's folder away (`atoll config path` names the
-folder of runs), atoll up, join again.""",
+Then choose one. On every machine of the other: atoll down, move the run's folder away (`atoll
+config path` names the folder of runs), atoll up, join again.""",
     ),
     "E306": ErrorPage(
         "recertify",
         "that cannot be recertified",
         78,
-        """`atoll recertify` goes on without members that are lost for ever, where those left are too few to decide. It was refused, and
-nothing was done, because one of these holds: this node is not the organiser's, or has not got the run's state; a member that
-you named is alive, or was never a member; those left are enough to decide anyway, and evict the silent by themselves; or the
+        """\
+`atoll recertify` goes on without members that are lost for ever, where those left are too few
+to decide. It was refused, and nothing was done, because one of these holds: this node is not
+the organiser's, or has not got the run's state; a member that you named is alive, or was never
+a member; those left are enough to decide anyway, and evict the silent by themselves; or the
 manifest has `[quorum] lying`, where one member's word, the organiser's too, decides nothing:
 docs/operating/hostile.md says what is left to do there.
 
-A node whose machine lost power goes on with the state on its disk. Where that is damaged, it needs another node that has it, or a
-backup of its folder of the run; `atoll status` shows a round once the state is there. Its own earlier life need not be named, but
-in a run of two, where it is the only one to name.
+A node whose machine lost power goes on with the state on its disk. Where that is damaged, it
+needs another node that has it, or a backup of its folder of the run; `atoll status` shows a
+round once the state is there. Its own earlier life need not be named, but in a run of two,
+where it is the only one to name.
 
     atoll peers RUN              who is there, and who is lost
     atoll status                 how many members the open round waits for""",
@@ -351,22 +412,26 @@ in a run of two, where it is the only one to name.
         "removed",
         "the organiser has removed this node from the run",
         77,
-        """This node was taken to be lost for ever, and the run went on without its votes (`atoll recertify`). Its journal must never vote
-again, so the node takes no part any more. What its script did since its last certified round is in no round of the run.
+        """\
+This node was taken to be lost for ever, and the run went on without its votes (`atoll
+recertify`). Its journal must never vote again, so the node takes no part any more. What its
+script did since its last certified round is in no round of the run.
 
-To come back as a new member: atoll down, move the run's folder away (`atoll config path` names the folder of runs), atoll up,
-and join again. The state is fetched from the others.""",
+To come back as a new member: atoll down, move the run's folder away (`atoll config path` names
+the folder of runs), atoll up, and join again. The state is fetched from the others.""",
     ),
     "E308": ErrorPage(
         "doubled",
         "another process has this node's key and lives",
         77,
-        """Two live processes have one key: a home was copied to another machine, or is part of an image that was started twice.
-Both would vote in one name, and could vote differently. So both take no more part in the run until one of them is gone;
-`atoll peers` of the other members names the peer as doubled.
+        """\
+Two live processes have one key: a home was copied to another machine, or is part of an image
+that was started twice. Both would vote in one name, and could vote differently. So both take no
+more part in the run until one of them is gone; `atoll peers` of the other members names the
+peer as doubled.
 
-Stop one of the two (`atoll down`). On its machine enter again with a key of its own: atoll join INVITE --fresh-key.
-Then start the other again: atoll down, atoll up.""",
+Stop one of the two (`atoll down`). On its machine enter again with a key of its own: atoll join
+INVITE --fresh-key. Then start the other again: atoll down, atoll up.""",
     ),
     "E309": ErrorPage(
         "foreign-state",
@@ -384,8 +449,9 @@ members, and this node is a member in a new life. A run with privacy counts what
         "config",
         "a setting is wrong",
         78,
-        """The message names the key by its path, such as $.train.outer.lr, and what may stand there. Unknown keys are errors, so that
-a typing mistake cannot silently train with a default.
+        """\
+The message names the key by its path, such as $.train.outer.lr, and what may stand there.
+Unknown keys are errors, so that a typing mistake cannot silently train with a default.
 
     atoll validate RUN.toml      check a manifest
     atoll config show            settings in use, and where each comes from""",
@@ -394,8 +460,10 @@ a typing mistake cannot silently train with a default.
         "no-toml",
         "a file of settings is not valid TOML",
         78,
-        """The message names line and column. The usual causes: a text without quotes, a table that is not written like
-[train.outer], the same key twice, true and false with capitals, a comment that does not begin with #.
+        """\
+The message names line and column. The usual causes: a text without quotes, a table that is not
+written like [train.outer], the same key twice, true and false with capitals, a comment that
+does not begin with #.
 
     name = "my-run"              texts have quotes
     rounds = 100                 numbers have none
@@ -406,9 +474,10 @@ a typing mistake cannot silently train with a default.
         "unknown-key",
         "a file of settings has a key that does not exist",
         78,
-        """No setting has this name in this table: a typing mistake, a key that stands under the wrong [table], or one of a newer atoll.
-It is an error, so that a mistake cannot silently train with a default. The message offers the key that is most like
-it, or lists those that exist there.
+        """\
+No setting has this name in this table: a typing mistake, a key that stands under the wrong
+[table], or one of a newer atoll. It is an error, so that a mistake cannot silently train with a
+default. The message offers the key that is most like it, or lists those that exist there.
 
     atoll new --example          a manifest with the usual keys, each in its table
     atoll config show            the settings of this machine, each under its name
@@ -418,7 +487,9 @@ it, or lists those that exist there.
         "missing-key",
         "a file of settings lacks a key that has no default",
         78,
-        """A manifest has at least these two lines; the message names what is missing where a table needs more.
+        """\
+A manifest has at least these two lines; the message names what is missing where a table needs
+more.
 
     schema = 1
     name = "my-run"
@@ -429,8 +500,10 @@ it, or lists those that exist there.
         "bad-value",
         "a setting has a value that it cannot have",
         78,
-        """The key is right and its value is not: a text where a number must stand, a number out of range, or a word that is none of the
-choices, which the message lists. Numbers have no quotes, texts have; 0.5 is no whole number.
+        """\
+The key is right and its value is not: a text where a number must stand, a number out of range,
+or a word that is none of the choices, which the message lists. Numbers have no quotes, texts
+have; 0.5 is no whole number.
 
     atoll validate RUN.toml      says whether it is mended""",
     ),
@@ -438,8 +511,10 @@ choices, which the message lists. Numbers have no quotes, texts have; 0.5 is no 
         "settings-exclude",
         "settings are right one by one and cannot be had together",
         78,
-        """Each of the values may stand in a manifest, and these exclude each other or need one another. The message names the key to
-change, why it cannot work, and a way out. Where several are wrong all are told at once.
+        """\
+Each of the values may stand in a manifest, and these exclude each other or need one another.
+The message names the key to change, why it cannot work, and a way out. Where several are wrong
+all are told at once.
 
     atoll validate RUN.toml --explain      what the settings come to
     atoll new --template federated-hospital      a manifest whose settings fit together""",
@@ -448,9 +523,11 @@ change, why it cannot work, and a way out. Where several are wrong all are told 
         "storage",
         "a file could not be written or read",
         73,
-        """Most often the disk is full or the folder belongs to somebody else. Training goes on where it can; files are replaced
-atomically, so the older version is still there. "Input/output error" is another matter: the medium itself failed, and
-freeing space does not help. Move the state before the disk dies; dmesg and smartctl tell how it stands.
+        """\
+Most often the disk is full or the folder belongs to somebody else. Training goes on where it
+can; files are replaced atomically, so the older version is still there. "Input/output error" is
+another matter: the medium itself failed, and freeing space does not help. Move the state before
+the disk dies; dmesg and smartctl tell how it stands.
 
     df -h ~                       how much is free
     atoll config path             which folders are in use

@@ -1,4 +1,6 @@
-"""Errors of the node as messages: they reach the client with their class, code and texts. Sans-IO."""
+"""Errors of the node as messages: they reach the client with their class, code and texts.
+Sans-IO.
+"""
 
 from __future__ import annotations
 

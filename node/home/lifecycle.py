@@ -99,11 +99,17 @@ def already_running(paths: Paths) -> StateError:
         )
     if node.private:
         return StateError(
-            f"the node of this home (process {node.pid}) belongs to another script, process {node.parent_pid}",
+            (
+                f"the node of this home (process {node.pid}) belongs to another script, "
+                f"process {node.parent_pid}"
+            ),
             code="E102",
             exit_code=73,
             why="A private node ends with its script, so two scripts do not share one.",
-            hint="Start a node for both: atoll up      Or give this one a home of its own: ATOLL_HOME=./node2",
+            hint=(
+                "Start a node for both: atoll up      Or give this one a home of its "
+                "own: ATOLL_HOME=./node2"
+            ),
         )
     return StateError(
         f"a node runs with this home already, process {node.pid}",
@@ -151,7 +157,7 @@ def remove_stale_socket(path: Path) -> None:
 
 
 # ── forks
-# ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class HasFork(Protocol):

@@ -1,4 +1,6 @@
-"""A node's log: one record a line, whatever the record tells of others, in a file that has a bound."""
+"""A node's log: one record a line, whatever the record tells of others, in a file that has a
+bound.
+"""
 
 from __future__ import annotations
 

@@ -136,7 +136,9 @@ class Terminal:
         return "\n".join(lines)
 
     def confirm(self, question: str) -> bool:
-        """Ask yes or no on stderr; ``--yes`` answers. Raises ConfigError where nobody can be asked."""
+        """Ask yes or no on stderr; ``--yes`` answers. Raises ConfigError where nobody can be
+        asked.
+        """
         if self.yes:
             return True
         if not self.interactive:

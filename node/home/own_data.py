@@ -85,11 +85,17 @@ def site_data(
             "this machine's settings name no data",
             key=KEY,
             why="Where data lie is said by the site that has them, not by the run.",
-            hint="atoll config set data.factory /path/site.py:make  (a function that returns a torch Dataset), or atoll join --data site.py:make",
+            hint=(
+                "atoll config set data.factory /path/site.py:make  (a function that returns a "
+                "torch Dataset), or atoll join --data site.py:make"
+            ),
         )
     data: Any = made_in_file(where, KEY, HINT)
     if not isinstance(data, SiteData):
-        why = "It has no length or cannot be indexed. A stream (IterableDataset) has no number of samples to count a site by."
+        why = (
+            "It has no length or cannot be indexed. A stream (IterableDataset) has no number of "
+            "samples to count a site by."
+        )
         raise ConfigError(
             f"{where} returns a {type(data).__name__}, which is no data set",
             key=KEY,

@@ -84,7 +84,9 @@ class Paths:
         return self.state_dir / "runs"
 
     def run_dir(self, run_id: str) -> Path:
-        """Everything this node keeps about a run: the signed manifest, the journal, the checkpoint."""
+        """Everything this node keeps about a run: the signed manifest, the journal, the
+        checkpoint.
+        """
         return self.runs_dir / run_id
 
     def state_dirs(self, run_id: str, fragments: int) -> list[Path]:
@@ -250,7 +252,10 @@ def advice(error: OSError) -> tuple[str, str]:
     if error.errno == errno.EIO:
         return (
             "the medium failed to read or write: this is not about space",
-            "look at the system's log (dmesg) and the disk's health (smartctl), then move the state: ATOLL_HOME=/another/disk",
+            (
+                "look at the system's log (dmesg) and the disk's health (smartctl), then move the "
+                "state: ATOLL_HOME=/another/disk"
+            ),
         )
     if error.errno in (errno.EACCES, errno.EPERM):
         return (
@@ -259,7 +264,10 @@ def advice(error: OSError) -> tuple[str, str]:
         )
     if error.errno == errno.EROFS:
         return (
-            "the file system can only be read: mounted so, or made so by the system after an error of the medium",
+            (
+                "the file system can only be read: mounted so, or made so by the system after "
+                "an error of the medium"
+            ),
             "look at the system's log (dmesg), or move the state: ATOLL_HOME=/another/disk",
         )
     return "", "look at the path; atoll config path shows the folders in use"

@@ -277,7 +277,9 @@ def run_of(file: Path) -> str:
 
 
 def _head(file: Path) -> dict[str, Any]:
-    """What the file says of itself in its first line. Raises ConfigError for a file that is none."""
+    """What the file says of itself in its first line. Raises ConfigError for a file that is
+    none.
+    """
     try:
         with file.open("rb") as lines:
             found = json.loads(lines.readline(diary.MAX_LINE))

@@ -2,8 +2,8 @@
 bounded size, from which the page and the terminal draw. Pure: no I/O, no clock.
 
 Events come as they lie in the files (`node.diary`), which may be damaged, of another version, or
-somebody else's: each is decoded into a struct with bounds, and what does not fit is counted and left
-out.
+somebody else's: each is decoded into a struct with bounds, and what does not fit is counted and
+left out.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ class Reported(msgspec.Struct, frozen=True):
 
 class CodedTrouble(msgspec.Struct, frozen=True):
     """Something that is wrong and has a code: ``run.trouble``, ``storage.trouble``, ``run.failed``,
-    ``engine.trouble``, and ``verdict.raised`` or ``verdict.withdrawn``, which ``said`` something of a
-    ``subject``, a peer.
+    ``engine.trouble``, and ``verdict.raised`` or ``verdict.withdrawn``, which ``said`` something of
+    a ``subject``, a peer.
     """
 
     at: float
@@ -116,8 +116,8 @@ class CodedTrouble(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class RoundPicture:
-    """One committed round of one fragment. Peers are their numbers in `RunPicture.peers`; ``who``: the
-    contributors as bits.
+    """One committed round of one fragment. Peers are their numbers in `RunPicture.peers`; ``who``:
+    the contributors as bits.
     """
 
     round: int

@@ -72,7 +72,10 @@ def price(steps: int, codec: str, overlap: str) -> list[str]:
         "2 %" if steps <= 10 else "3 %" if steps <= 20 else "4 to 5 %" if steps <= 50 else "more"
     )
     told = [
-        f"{steps} steps a round: about {small} of loss on a small model; large ones lose about 3 % from 50 to 1000 steps"
+        (
+            f"{steps} steps a round: about {small} of loss on a small model; large ones lose about "
+            "3 % from 50 to 1000 steps"
+        )
     ]
     told += ["int4: within 0.5 % of fp32"] if codec == "int4" else []
     told += ["overlap: results come late, about 1 %"] if overlap != "none" else []

@@ -32,7 +32,9 @@ CACHED_AT_ONCE = 8
 
 
 class Bootstrap:
-    """Keeps a connection to every bootstrap peer; uses the cache while nobody at all is connected."""
+    """Keeps a connection to every bootstrap peer; uses the cache while nobody at all is
+    connected.
+    """
 
     def __init__(
         self,

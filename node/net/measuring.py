@@ -165,6 +165,9 @@ async def _drain(stream: PeerStream) -> ByteRate:
 
 def _refused(peer: PeerId) -> PeerLostError:
     return PeerLostError(
-        f"{peer} did not answer: it measures with members of its runs only, and a few times a minute",
+        (
+            f"{peer} did not answer: it measures with members of its runs only, "
+            "and a few times a minute"
+        ),
         peer=peer,
     )

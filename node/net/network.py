@@ -464,7 +464,9 @@ class PeerNetwork:
         self._rendezvous.settle(run, free)
 
     def uncertified(self, run: RunId) -> int:
-        """How many announce themselves in ``run`` without showing a certificate, and are not asked."""
+        """How many announce themselves in ``run`` without showing a certificate, and are not
+        asked.
+        """
         return self._rendezvous.uncertified(run)
 
     def withdraw_run(self, run: RunId) -> None:

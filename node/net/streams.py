@@ -319,7 +319,10 @@ class TopicStreams:
         if version != self.version:
             raise RefusedError(
                 "E140",
-                f"you speak version {version} of the atoll protocol, this peer speaks {self.version}",
+                (
+                    f"you speak version {version} of the atoll protocol, this peer "
+                    f"speaks {self.version}"
+                ),
             )
         hello = decode(hello_decoder, greeting, peer)
         topic = self.topics.get(hello.topic)

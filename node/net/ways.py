@@ -285,7 +285,8 @@ class _Drive:
                     self.tried.append(error.message)
                     return None
             self.tried.append(
-                "one router gives every destination another port, and the other one lets in only whom it knows"
+                "one router gives every destination another port, and the other one "
+                "lets in only whom it knows"
             )
         return None
 

@@ -135,7 +135,9 @@ class Wire:
         return b""
 
     def _next(self) -> bytes | None:
-        """The next whole record, opened; None when it has not come yet. Raises RemoteProtocolError."""
+        """The next whole record, opened; None when it has not come yet. Raises
+        RemoteProtocolError.
+        """
         received = self._received
         if len(received) < _LENGTH.size:
             return None

@@ -70,7 +70,10 @@ def load_corpus(source: str, context: int) -> Corpus:
     if min(len(training), len(held_out)) < need:
         raise ConfigError(
             f"{source} holds {len(text):,} bytes of text",
-            why=f"A context of {context} needs at least {HELD_OUT_EVERY * max(need, BLOCK_BYTES):,}.",
+            why=(
+                f"A context of {context} needs at least "
+                f"{HELD_OUT_EVERY * max(need, BLOCK_BYTES):,}."
+            ),
             hint="Give more: --data FILE_OR_FOLDER, or FILE.py:NAME",
         )
     return Corpus(source, _tensor(training), _tensor(held_out))
@@ -108,7 +111,9 @@ def batch(
 
 
 def peer_generator(seed: int, peer: PeerId) -> torch.Generator:
-    """The source of one peer's windows: another one for each peer, the same again after a restart."""
+    """The source of one peer's windows: another one for each peer, the same again after a
+    restart.
+    """
     digest = hashlib.sha256(f"{seed}/{peer}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:6], "big"))
 
@@ -141,7 +146,10 @@ def _records(where: str, data: Any) -> bytes:
             why = (
                 "The built-in model reads text; what a script of your own trains on is up to that."
             )
-            hint = f"Return a Dataset of str, or give a script: atoll join --script train.py --data {where}"
+            hint = (
+                "Return a Dataset of str, or give a script: atoll join --script "
+                f"train.py --data {where}"
+            )
             raise ConfigError(
                 f"sample {index} of {where} is of type {type(record).__name__}, not text",
                 key=KEY,

@@ -16,7 +16,9 @@ VOCABULARY = 256
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward layer, each added to its input: (batch, time, width) → the same."""
+    """Attention and a feed-forward layer, each added to its input: (batch, time, width) → the
+    same.
+    """
 
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
@@ -81,7 +83,10 @@ def build(manifest: Manifest) -> GPT:
     count = sum(p.numel() for p in model.parameters())
     if manifest.model.parameters not in (None, count):
         raise ModelMismatchError(
-            f"the model has {count:,} parameters, the run's manifest says {manifest.model.parameters:,}",
+            (
+                f"the model has {count:,} parameters, the run's manifest says "
+                f"{manifest.model.parameters:,}"
+            ),
             hint="atoll validate RUN.toml",
         )
     return model

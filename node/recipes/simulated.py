@@ -42,7 +42,9 @@ def load_task(manifest: Manifest, where: str | None) -> Task:
 
 
 def _windows(tokens: Tensor, context: int, most: int) -> tuple[Tensor, Tensor]:
-    """Windows one after another: inputs, and the bytes that follow them, both int64 (n, context)."""
+    """Windows one after another: inputs, and the bytes that follow them, both int64 (n,
+    context).
+    """
     count = min(most, len(tokens) // (context + 1))
     windows = tokens[: count * (context + 1)].view(count, context + 1).long()
     return windows[:, :-1], windows[:, 1:]
@@ -52,7 +54,10 @@ def _from_file(where: str) -> Task:
     task = made_in_file(
         where,
         "task",
-        "For example --task digits.py:task, a function that returns a Task (docs/federated-simulation.md)",
+        (
+            "For example --task digits.py:task, a function that returns a Task "
+            "(docs/federated-simulation.md)"
+        ),
     )
     if not isinstance(task, Task):
         raise ConfigError(

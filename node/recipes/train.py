@@ -56,7 +56,10 @@ def load_data(manifest: Manifest, path: str | None, home: str | None = None) -> 
             "this run trains on every member's own text",
             key="$.data.source",
             why='Its manifest says data.source = "local".',
-            hint="Give yours: --data FILE_OR_FOLDER, or FILE.py:NAME, a function that returns a Dataset",
+            hint=(
+                "Give yours: --data FILE_OR_FOLDER, or FILE.py:NAME, a function "
+                "that returns a Dataset"
+            ),
         )
     return load_corpus(path or BUILTIN, gpt_config(manifest.model).context)
 
@@ -243,7 +246,9 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
         "--threads",
         type=int,
         default=None,
-        help="threads of torch; default: 1 for models below 10M parameters, else what torch chooses",
+        help=(
+            "threads of torch; default: 1 for models below 10M parameters, else what torch chooses"
+        ),
     )
     parser.add_argument(
         "--evaluate-every",

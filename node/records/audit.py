@@ -184,9 +184,14 @@ def proven_bans(source: AuditSource) -> list[Proven]:
                 )
         except RemoteProtocolError as error:
             raise SecurityError(
-                f"the ban of {ban.peer} by {ban.by} carries evidence that proves nothing: {error.message}",
+                (
+                    f"the ban of {ban.peer} by {ban.by} carries evidence that proves "
+                    f"nothing: {error.message}"
+                ),
                 code="E204",
-                hint=f"Lift it, if you do not believe it for another reason: atoll unban {ban.peer}",
+                hint=(
+                    f"Lift it, if you do not believe it for another reason: atoll unban {ban.peer}"
+                ),
             ) from None
         found.append(Proven(ban.peer, ban.by, what))
     return found
@@ -233,7 +238,10 @@ def audit(
     if genesis is None:
         raise ConfigError(
             f"there is no log of run {source.signed.run_id} in {source.path}",
-            why="The node has not yet received it from the other members, or the run was never founded.",
+            why=(
+                "The node has not yet received it from the other members, or the "
+                "run was never founded."
+            ),
             hint="atoll status shows how far the run is.",
         )
     manifest = source.signed.open()
@@ -273,7 +281,10 @@ def audit(
         raise SecurityError(
             f"{source.path}: {error.message}",
             code="E204",
-            why="This log was not decided by the members that it names: it was changed, or somebody made it up.",
+            why=(
+                "This log was not decided by the members that it names: it was "
+                "changed, or somebody made it up."
+            ),
             hint="Audit another member's log of the run, and compare: atoll audit RUN --with FILE",
         ) from None
     return report.made()

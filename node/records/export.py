@@ -56,7 +56,10 @@ def read_info(folder: Path) -> CheckpointInfo:
     except FileNotFoundError:
         raise StorageError(
             f"there is no checkpoint in {folder}",
-            why="The node has not committed enough rounds of this run yet, or it never held its state.",
+            why=(
+                "The node has not committed enough rounds of this run yet, or "
+                "it never held its state."
+            ),
             hint="atoll status shows the round.",
         ) from None
     except OSError as error:

@@ -137,9 +137,14 @@ def contributions_of(
     folders = [folder for folder in folders if folder.is_dir()]
     if lost := missing(entry, folders):
         raise ConfigError(
-            f"of {len(entry.contributors)} contributions to entry {entry.round} {len(lost)} are not here: {', '.join(lost)}",
+            (
+                f"of {len(entry.contributors)} contributions to entry {entry.round} {len(lost)} "
+                f"are not here: {', '.join(lost)}"
+            ),
             key="--from",
-            why="Each member keeps its own, where the manifest says so: [audit] keep_contributions.",
+            why=(
+                "Each member keeps its own, where the manifest says so: [audit] keep_contributions."
+            ),
             hint=f"Ask them for their folder {CONTRIBUTIONS}, and name each copy: --from FOLDER",
         )
     kept, vectors = find_kept(folders, entry.round), list[memoryview]()

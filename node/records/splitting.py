@@ -63,13 +63,19 @@ def check_split(manifest: Manifest) -> None:
             manifest.secure is not None,
             "$.secure",
             "Contributions are masked, and clusters are found from contributions in the clear.",
-            'A site can still fine-tune the run\'s model, or train one of its own beside it: personal = "ditto"',
+            (
+                "A site can still fine-tune the run's model, or train one of its own beside "
+                'it: personal = "ditto"'
+            ),
         ),
         (
             not manifest.audit.keep_contributions,
             "$.audit.keep_contributions",
             "Members of this run do not keep what they contribute.",
-            "Another run, of the exported model (atoll new --from), with [audit] keep_contributions = 2, or more",
+            (
+                "Another run, of the exported model (atoll new --from), with [audit] "
+                "keep_contributions = 2, or more"
+            ),
         ),
         (
             manifest.exchange.fragments > 1,
@@ -152,7 +158,9 @@ def manifests(parent: Manifest, found: Split) -> list[Manifest]:
             parent,
             name=f"{parent.name[:MAX_NAME]}-{number}",
             join=JoinTable(policy="allow", allow=tuple(members)),
-            description=f"cluster {number} of {len(found.clusters)} of {parent.name}, {parent.run_id}",
+            description=(
+                f"cluster {number} of {len(found.clusters)} of {parent.name}, {parent.run_id}"
+            ),
         )
         for number, members in enumerate(found.clusters, 1)
     ]
@@ -185,7 +193,10 @@ def newest_rounds(
             why=f"Of the newest rounds those of {', '.join(lost)} are missing."
             if lost
             else f"The run has {len(kept)} rounds that are kept.",
-            hint=f"Ask the members for their folder {CONTRIBUTIONS}, and name each copy: --from FOLDER",
+            hint=(
+                f"Ask the members for their folder {CONTRIBUTIONS}, and name "
+                "each copy: --from FOLDER"
+            ),
         )
     return found, members
 

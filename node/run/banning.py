@@ -342,5 +342,8 @@ def _damaged(path: Path, why: str) -> StorageError:
         code="E303",
         exit_code=74,
         why="The disk, or something else than atoll, changed it: nobody is banned by it.",
-        hint="Remove it. The run's own list comes from the other members; one of this machine only has to be given again: atoll ban PEER",
+        hint=(
+            "Remove it. The run's own list comes from the other members; one of this machine only "
+            "has to be given again: atoll ban PEER"
+        ),
     )

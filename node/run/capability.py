@@ -273,7 +273,10 @@ def check_expiry(capability: Capability, expires_s: int, now_s: float) -> None:
         raise NotAdmittedError(
             f"this invite to run {capability.run_id} expired {span(now_s - expires_s)} ago",
             why="Invites end by themselves, so that a leaked one does not stay open.",
-            hint="Ask any member for a new one (atoll invite new); the organiser's are fresh. Is your clock right?",
+            hint=(
+                "Ask any member for a new one (atoll invite new); the organiser's are "
+                "fresh. Is your clock right?"
+            ),
         )
 
 

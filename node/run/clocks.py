@@ -37,6 +37,9 @@ def wrong_clock(ahead_s: Sequence[float]) -> NetworkError | None:
         f"this machine's clock is {abs(off):,.0f} s {side} {agree} of {len(ahead_s)} peers",
         code="E120",
         exit_code=75,
-        why=f"Signed records carry the time; beyond {LIMIT_S:g} s the others refuse ours and we theirs.",
+        why=(
+            f"Signed records carry the time; beyond {LIMIT_S:g} s the others "
+            "refuse ours and we theirs."
+        ),
         hint="sudo timedatectl set-ntp true      then: atoll netcheck",
     )

@@ -70,7 +70,10 @@ class Entrants:
                 code="E303",
                 exit_code=74,
                 why="The disk, or something else than atoll, changed it.",
-                hint="Remove it. Who has entered by invites that admit only so many is not known here then.",
+                hint=(
+                    "Remove it. Who has entered by invites that admit only so many "
+                    "is not known here then."
+                ),
             ) from None
         for each in found:
             self._set(each.peer, each)
@@ -119,7 +122,8 @@ class Entrants:
             if not restricts:
                 return
             raise NotAdmittedError(
-                f"{len(self.known)} peers have entered by such invites here: no more can be kept in mind"
+                f"{len(self.known)} peers have entered by such invites here: no "
+                "more can be kept in mind"
             )
         self._set(peer, entrant)
         self._write()

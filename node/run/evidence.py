@@ -56,8 +56,12 @@ FAULTS = {
     Fault.REVEAL: "its share of the draw is not the one it committed to",
     Fault.WITHHELD: "it has withheld what it owes, as most of the others testify",
     Fault.RESIDUAL: "it has stated of its vector what is not so, as most of the others have found",
-    Fault.AGGREGATE: "its aggregate is not that of the vectors it was sent, as most of the others have found",
-    Fault.GRADIENT: "its vector is not what follows from its seed, as most of the others have computed",
+    Fault.AGGREGATE: (
+        "its aggregate is not that of the vectors it was sent, as most of the others have found"
+    ),
+    Fault.GRADIENT: (
+        "its vector is not what follows from its seed, as most of the others have computed"
+    ),
     Fault.ACCUSATION: "it has accused a peer falsely, as most of the others have found",
 }
 

@@ -236,7 +236,10 @@ def parse_invite(text: str, *, now_s: float) -> Invite:
     check_expiry(invite.capability, invite.expires_s, now_s)
     if now_s < invite.capability.issued_s - CLOCK_TOLERANCE_S:
         raise NotAdmittedError(
-            f"this machine's clock is {span(invite.capability.issued_s - now_s)} behind: the invite was made after now",
+            (
+                f"this machine's clock is {span(invite.capability.issued_s - now_s)} behind: the "
+                "invite was made after now"
+            ),
             code="E120",
             why="Signed records carry the time; with a wrong clock the others refuse ours.",
             hint="sudo timedatectl set-ntp true",

@@ -217,7 +217,9 @@ class Membership:
         self._heard[peer] = now
 
     def link(self, now: float, peer: PeerId, up: bool) -> None:
-        """The connection to ``peer`` came or went. A lost one is asked for through others at once."""
+        """The connection to ``peer`` came or went. A lost one is asked for through others at
+        once.
+        """
         if up:
             self._forget_loss(peer)
         elif peer in self._watched:
@@ -402,7 +404,8 @@ class Membership:
         self.shows(record.peer, record.certificate)
         if (
             record.peer == self.me
-            # an earlier life of ours spoke with a larger sequence, or another process: speak above it
+            # an earlier life of ours spoke with a larger sequence, or another process: speak above
+            # it
         ):
             self._put(record, signed, hash_, NEVER)
             told = self.is_doubled and self._beside == record.life and record.doubled

@@ -37,7 +37,10 @@ class Standing(msgspec.Struct, frozen=True):
         found = genuine(self.certificate)
         if found is not None and not found.capability.reissuable:
             raise NotAdmittedError(
-                f"this node cannot invite by what it came by, {capability_name(found.capability.id)}",
+                (
+                    "this node cannot invite by what it came by, "
+                    f"{capability_name(found.capability.id)}"
+                ),
                 why="The organiser has made that invite for one peer only.",
                 hint="Ask the organiser.",
             )

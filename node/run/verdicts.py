@@ -45,9 +45,11 @@ PAGES: Mapping[str, VerdictPage] = {
     "V01": VerdictPage(
         "rounds-slow",
         "rounds have become slower",
-        f"""{SLOW} of {SLOW_OF} rounds took more than {SLOWER:g} times the median of the last {KEPT}, and more than chance explains. Where one member
-was the last in most of them, the verdict names it. It is withdrawn after {SLOW_OF} usual rounds, and once {KEPT} rounds
-were as slow, which are then the usual ones.
+        f"""\
+{SLOW} of {SLOW_OF} rounds took more than {SLOWER:g} times the median of the last {KEPT}, and
+more than chance explains. Where one member was the last in most of them, the verdict names it.
+It is withdrawn after {SLOW_OF} usual rounds, and once {KEPT} rounds were as slow, which are
+then the usual ones.
 
     atoll peers                  path, round trip and rate of each member
     atoll ping PEER              the one that is named
@@ -56,8 +58,10 @@ were as slow, which are then the usual ones.
     "V02": VerdictPage(
         "link-fallen",
         "a link has fallen back",
-        f"""A peer that was reached directly goes through a relay for more than {FALLEN_S:g} s, or this machine's link is too slow for it to add
-up a part of the rounds. Bulk data over a relay is slow.
+        f"""\
+A peer that was reached directly goes through a relay for more than {FALLEN_S:g} s, or this
+machine's link is too slow for it to add up a part of the rounds. Bulk data over a relay is
+slow.
 
     atoll netcheck               whether others can reach this machine
     atoll ping PEER""",
@@ -65,9 +69,11 @@ up a part of the rounds. Bulk data over a relay is slow.
     "V03": VerdictPage(
         "loss-apart",
         "a loss stands apart",
-        f"""In {APART} of {APART_OF} rounds the loss of one member was further above the others' than {DEVIATIONS:g} deviations, or that of
-this script above its own before. Losses of others are known in runs with a governor only ([train.outer] governor). The usual causes: other
-data, another preprocessing, a learning rate that is too high, a damaged memory.
+        f"""\
+In {APART} of {APART_OF} rounds the loss of one member was further above the others' than
+{DEVIATIONS:g} deviations, or that of this script above its own before. Losses of others are
+known in runs with a governor only ([train.outer] governor). The usual causes: other data,
+another preprocessing, a learning rate that is too high, a damaged memory.
 
     atoll events RUN             since when
     atoll audit RUN --leaning 200        whose contributions point another way""",
@@ -75,14 +81,17 @@ data, another preprocessing, a learning rate that is too high, a damaged memory.
     "V04": VerdictPage(
         "not-finite",
         "work is thrown away because it is not finite",
-        f"""In {DROPS} of {DROPS_OF} rounds this script's update, or its loss, was NaN or infinite. Such an update is not contributed, so this machine
-trains for nothing. Lower the learning rate, clip gradients, or look for a damaged batch; with float16 use a GradScaler.""",
+        f"""\
+In {DROPS} of {DROPS_OF} rounds this script's update, or its loss, was NaN or infinite. Such an
+update is not contributed, so this machine trains for nothing. Lower the learning rate, clip
+gradients, or look for a damaged batch; with float16 use a GradScaler.""",
     ),
     "V05": VerdictPage(
         "clock-wrong",
         "this machine's clock is wrong",
-        """Most peers that were asked say that this clock is off by more than five minutes. Signed records carry the time: members
-refuse this machine's.
+        """\
+Most peers that were asked say that this clock is off by more than five minutes. Signed records
+carry the time: members refuse this machine's.
 
     sudo timedatectl set-ntp true
     atoll netcheck""",
@@ -90,8 +99,9 @@ refuse this machine's.
     "V06": VerdictPage(
         "disk-refuses",
         "this machine's disk does not take what must be written",
-        """A journal, a vote or a checkpoint could not be written, or a file is damaged. Rounds go on where they can, without this
-machine's vote.
+        """\
+A journal, a vote or a checkpoint could not be written, or a file is damaged. Rounds go on where
+they can, without this machine's vote.
 
     df -h                        is it full?
     atoll ls                     what each run takes; atoll rm RUN forgets an old one
@@ -100,8 +110,9 @@ machine's vote.
     "V07": VerdictPage(
         "quorum-edge",
         "one more loss stops the run",
-        f"""In {EDGE} rounds in a row no more members were reachable than a decision needs. If one more goes, nothing is decided until
-one is back.
+        f"""\
+In {EDGE} rounds in a row no more members were reachable than a decision needs. If one more
+goes, nothing is decided until one is back.
 
     atoll peers                  who is lost: start it again
     atoll recertify RUN --without PEER   the organiser: it is lost for ever""",
@@ -109,14 +120,17 @@ one is back.
     "V08": VerdictPage(
         "key-doubled",
         "another process has this machine's key",
-        """Two live processes have one key: a home was copied, or an image with a key was started twice. Neither votes. Stop one of the
-two; on its machine enter again with a key of its own: atoll join INVITE --fresh-key.""",
+        """\
+Two live processes have one key: a home was copied, or an image with a key was started twice.
+Neither votes. Stop one of the two; on its machine enter again with a key of its own: atoll join
+INVITE --fresh-key.""",
     ),
     "V09": VerdictPage(
         "no-rounds",
         "no round is decided any more",
-        f"""A script is attached, and for ten minutes, or {QUIET_ROUNDS:g} times as long as rounds usually take, none was decided. The verdict says
-what the node waits for, where it has said so.
+        f"""\
+A script is attached, and for ten minutes, or {QUIET_ROUNDS:g} times as long as rounds usually
+take, none was decided. The verdict says what the node waits for, where it has said so.
 
     atoll status                 what is waited for, of whom, and what would end it
     atoll doctor""",
@@ -307,7 +321,10 @@ class Verdicts:
                 "V07",
                 "",
                 at,
-                f"{reach['reachable']} of {reach['members']} members are reachable, and {reach['needed']} are needed",
+                (
+                    f"{reach['reachable']} of {reach['members']} members are reachable, and "
+                    f"{reach['needed']} are needed"
+                ),
             )
 
     def _who(self) -> str:

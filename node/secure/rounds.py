@@ -56,7 +56,8 @@ BEGUN, GIVEN = (
 )  # in what storage remembers: attempts, and vectors that were handed over masked
 MOST_AHEAD = (
     1 << 16
-    # attempts at a round that are followed at once: to the last that can be said, one member could lead
+    # attempts at a round that are followed at once: to the last that can be said, one member could
+    # lead
     # all
 )
 REPEAT_S = 0.4
@@ -84,7 +85,9 @@ class SecureRounds(Beforehand):
         identity: Identity,
         chance: random.Random | None,
     ) -> None:
-        """``chance`` makes secrets and rounds; None, outside simulations: `random.SystemRandom()`."""
+        """``chance`` makes secrets and rounds; None, outside simulations:
+        `random.SystemRandom()`.
+        """
         self.session, self.terms, self.identity = session, terms, identity
         self._operations = operations
         self.chance = chance or random.SystemRandom()
@@ -168,7 +171,10 @@ class SecureRounds(Beforehand):
             budget = self.budget
             if budget is not None and not budget.allows:
                 self.session.offering.take()
-                why = f"this site has spent epsilon {budget.epsilon:.3g}, and one more round would pass {budget.terms.stop_at_epsilon:g}"
+                why = (
+                    f"this site has spent epsilon {budget.epsilon:.3g}, and one more round would "
+                    f"pass {budget.terms.stop_at_epsilon:g}"
+                )
                 return self.session.ports.emit(ev.ContributionRefused(first[0], why, unfit=True))
             self.given = first
         if self.masking is None:
@@ -635,7 +641,10 @@ class SecureRounds(Beforehand):
         ):
             self._fail(
                 now,
-                f"vectors of {len(survivors)} members came together; {masking.binding.threshold} are needed",
+                (
+                    f"vectors of {len(survivors)} members came together; "
+                    f"{masking.binding.threshold} are needed"
+                ),
             )
             return True
         buckets = masking.buckets(self.terms)
@@ -643,7 +652,10 @@ class SecureRounds(Beforehand):
             self._handed = False  # the same
             self._fail(
                 now,
-                f"{len(buckets.open(survivors))} buckets have vectors enough; the rule needs {least_buckets(self.terms)}",
+                (
+                    f"{len(buckets.open(survivors))} buckets have vectors enough; the rule needs "
+                    f"{least_buckets(self.terms)}"
+                ),
             )
             return True
         self._left_out = masking.me in buckets.hidden(survivors)

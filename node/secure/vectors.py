@@ -69,7 +69,9 @@ def length_of(terms: SecureSettings, privacy: PrivacySettings | None, numel: int
 
 
 def apart(words: Words, bucket: int, buckets: int) -> NDArray[np.uint32]:
-    """A masked vector in its bucket's place among the sums of all: (buckets * length,), of 32 bits."""
+    """A masked vector in its bucket's place among the sums of all: (buckets * length,), of 32
+    bits.
+    """
     wide = np.zeros(buckets * len(words), np.uint32)
     wide[bucket * len(words) : (bucket + 1) * len(words)] = words
     return wide

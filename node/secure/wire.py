@@ -30,7 +30,9 @@ class Said(msgspec.Struct, frozen=True, array_like=True, tag="said"):
 
 
 class Fixed(msgspec.Struct, frozen=True, array_like=True, tag="fixed"):
-    """From who leads the attempt: these members' keys (0), or shares (1), are the ones that count."""
+    """From who leads the attempt: these members' keys (0), or shares (1), are the ones that
+    count.
+    """
 
     stage: Literal[0, 1]
     numbers: Numbers

@@ -155,7 +155,9 @@ class Banning:
             run.wake()
 
     async def _expel(self) -> None:
-        """End the streams of who is banned, and of who is no member and came by a revoked invite."""
+        """End the streams of who is banned, and of who is no member and came by a revoked
+        invite.
+        """
         run = self._run
         members = set(run.whole.config_peers()) if run.whole is not None else set[PeerId]()
         gone = {

@@ -37,7 +37,9 @@ class PooledBuffer(SharedBuffer):
 
 
 class FileBuffer:
-    """A file's bytes, lent for reading. A context manager: who takes the descriptor duplicates it."""
+    """A file's bytes, lent for reading. A context manager: who takes the descriptor duplicates
+    it.
+    """
 
     def __init__(self, file: Path, number: int) -> None:
         """``number``: the file's. Raises OSError."""

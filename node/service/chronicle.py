@@ -175,8 +175,8 @@ class Chronicle:
                 run.troubles.tell(doubled_here())
             case ev.Renewed():
                 log.warning(
-                    "run %s: this home is an old copy: the run has votes of it that it does not know; "
-                    "it goes on as a new member, of life %d",
+                    "run %s: this home is an old copy: the run has votes of it that it does not "
+                    "know; it goes on as a new member, of life %d",
                     run.run_id,
                     event.incarnation,
                 )
@@ -221,7 +221,10 @@ class Chronicle:
             self._without_part.discard(fragment)
         else:
             log.warning(
-                "run %s: this node's link is too slow to add up a part for the others; it sends and receives only",
+                (
+                    "run %s: this node's link is too slow to add up a part for the others; it "
+                    "sends and receives only"
+                ),
                 self.run.run_id,
             )
             self._without_part.add(fragment)

@@ -49,7 +49,10 @@ class Idle:
             if pid not in self._named and now - since >= AFTER_S:
                 self._named.add(pid)
                 log.warning(
-                    "run %s: process %d joined %.0f s ago and has attached nothing; does its script call attach(model, optimizer, swarm)?",
+                    (
+                        "run %s: process %d joined %.0f s ago and has attached nothing; does its "
+                        "script call attach(model, optimizer, swarm)?"
+                    ),
                     self._run_id,
                     pid,
                     now - since,
@@ -59,8 +62,8 @@ class Idle:
             return
         self._told = True
         log.warning(
-            "run %s: the script has contributed nothing in the %.0f s since it attached; does its loop call the step() of the"
-            " optimizer that attach() was given?",
+            "run %s: the script has contributed nothing in the %.0f s since it attached; does its "
+            "loop call the step() of the optimizer that attach() was given?",
             self._run_id,
             now - self._since,
         )

@@ -78,12 +78,21 @@ class Links:
         if not self._network.peers():
             return "This node is connected to nobody.", "What was tried: atoll netcheck"
         if not self._network.book.addresses(peer):
-            why = "Nobody has told this node an address of it: it is off, or in no run that this node is in."
+            why = (
+                "Nobody has told this node an address of it: it is off, or in no "
+                "run that this node is in."
+            )
             return (
                 why,
-                "Who is there: atoll peers      Whether that node is connected, its user sees by: atoll netcheck",
+                (
+                    "Who is there: atoll peers      Whether that node is connected, its user "
+                    "sees by: atoll netcheck"
+                ),
             )
-        why = "It is off, its addresses changed, or a firewall is in between. If it is behind a NAT: no relay leads to it."
+        why = (
+            "It is off, its addresses changed, or a firewall is in between. If it is behind a "
+            "NAT: no relay leads to it."
+        )
         return why, "On its side, then on this one: atoll netcheck"
 
     async def check(self, bandwidth: str) -> dict[str, Any]:

@@ -73,7 +73,9 @@ class Node:
     def __init__(
         self, context: NodeContext, *, private: bool, parent_pid: int, drain_s: float = DRAIN_S
     ) -> None:
-        """``drain_s``: how long it may take to end, once told to, before whatever is open is left."""
+        """``drain_s``: how long it may take to end, once told to, before whatever is open is
+        left.
+        """
         self.context, self._drain_s = context, drain_s
         self.links = Links(context.network, context.engine)
         self.peer: PeerId = context.identity.peer
@@ -209,7 +211,10 @@ class Node:
         raise ConfigError(
             what,
             why=f"Runs of this node: {known}",
-            hint="Join one: atoll join INVITE, or ATOLL_INVITE=INVITE for a script      Start one: atoll new RUN.toml      See them: atoll ls",
+            hint=(
+                "Join one: atoll join INVITE, or ATOLL_INVITE=INVITE for a script      Start one: "
+                "atoll new RUN.toml      See them: atoll ls"
+            ),
         )
 
     def _info(self, run: RunService) -> RunInfo:
@@ -333,7 +338,10 @@ class Node:
                 f"nobody knows run {run.run_id}: {tried}",
                 code="E110",
                 why="This is your own run, and nothing of it is stored here.",
-                hint="Start another member first: its node hands over the run. If there never was one: atoll new RUN.toml",
+                hint=(
+                    "Start another member first: its node hands over the run. If there never was "
+                    "one: atoll new RUN.toml"
+                ),
             )
         which = (
             f"none of {len(bootstrap)} bootstrap addresses answered"
@@ -345,10 +353,19 @@ class Node:
             "Ask any member for a fresh one: atoll invite new",
         )
         if at_home(named):
-            why = "The invite names addresses of a private network only: on another one they lead nowhere. Or that machine is off."
-            hint = "On the machine that made it: atoll netcheck says how to be reached from elsewhere. Then a fresh one: atoll invite new"
+            why = (
+                "The invite names addresses of a private network only: on another one they lead "
+                "nowhere. Or that machine is off."
+            )
+            hint = (
+                "On the machine that made it: atoll netcheck says how to be reached from "
+                "elsewhere. Then a fresh one: atoll invite new"
+            )
         return NetworkError(
-            f"{which} in {MANIFEST_PATIENCE_S:g} s ({tried}); this is not a ban and your key is fine",
+            (
+                f"{which} in {MANIFEST_PATIENCE_S:g} s ({tried}); this is not a "
+                "ban and your key is fine"
+            ),
             code="E110",
             why=why,
             hint=hint,
@@ -587,25 +604,42 @@ class Node:
 
 
 def _no_member(run: RunService, network: PeerNetwork) -> NetworkError:
-    """A bootstrap node answers, and no member has handed over the manifest: what is known of why."""
+    """A bootstrap node answers, and no member has handed over the manifest: what is known of
+    why.
+    """
     members = [peer for peer, _ in network.members(run.run_id)]
     strange = network.uncertified(run.run_id)
     said = (
-        f" {strange} peers announce themselves in it without a certificate of its organiser, and were not asked."
+        (
+            f" {strange} peers announce themselves in it without a certificate of its "
+            "organiser, and were not asked."
+        )
         if strange
         else ""
     )
     if members:
         there = sum(map(network.connected, members))
         why = (
-            f"{len(members)} members are announced, of which {there} are connected: none has handed over the manifest yet."
+            (
+                f"{len(members)} members are announced, of which {there} are connected: none has "
+                "handed over the manifest yet."
+            )
             if there
-            else f"{len(members)} members are announced, and none could be reached: they are off, or no way leads to them from here."
+            else (
+                f"{len(members)} members are announced, and none could be reached: they are off, "
+                "or no way leads to them from here."
+            )
         )
         hint = "Try again in a minute. What is in the way: atoll netcheck"
     else:
-        why = "The bootstrap node answers, but knows of no member of the run: its members are off, elsewhere, or nobody has joined it yet."
-        hint = "On the organiser's machine: atoll status, then atoll join RUN (where it was only made: atoll new)"
+        why = (
+            "The bootstrap node answers, but knows of no member of the run: its members are off, "
+            "elsewhere, or nobody has joined it yet."
+        )
+        hint = (
+            "On the organiser's machine: atoll status, then atoll join RUN (where it "
+            "was only made: atoll new)"
+        )
     return NetworkError(
         f"no member of run {run.run_id} answered in {MANIFEST_PATIENCE_S:g} s",
         code="E113",

@@ -1,5 +1,5 @@
-"""Whether a run's script trains at this node: not while its owner has paused it (`atoll pause`), nor
-outside the hours that are set (``node.hours``). The node serves the run's state all the same.
+"""Whether a run's script trains at this node: not while its owner has paused it (`atoll pause`),
+nor outside the hours that are set (``node.hours``). The node serves the run's state all the same.
 
 A word is kept in the run's folder and survives the node. A pause holds until `atoll resume`. A
 resume outside the hours holds until they begin; then the hours count again.

@@ -182,7 +182,10 @@ class _Preview:
                 self._seen.tried[peer] = quoted(answer.reason)
             elif answer.code:
                 self._seen.refusal = NotAdmittedError(
-                    f"{peer[-8:]}, at an address of the invite, does not show the run: {quoted(answer.reason)}",
+                    (
+                        f"{peer[-8:]}, at an address of the invite, does not show the run: "
+                        f"{quoted(answer.reason)}"
+                    ),
                     peer=peer,
                     why="The invite may be too old, used up, revoked, or not of this run's.",
                     hint="Ask a member for a new one: atoll invite new",
@@ -197,7 +200,9 @@ class _Preview:
             self._seen.tried[peer] = escaped(error.message)
 
     def _take(self, data: bytes) -> None:
-        """Raises AtollError for what is not the manifest that the invite names, whole and signed."""
+        """Raises AtollError for what is not the manifest that the invite names, whole and
+        signed.
+        """
         signed = decode_signed(data)
         if (signed.run_id, signed.organiser) != (self._invite.run_id, self._invite.organiser):
             raise ConfigError("it shows another manifest than this run's")

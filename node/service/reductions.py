@@ -172,7 +172,10 @@ class Reductions:
                 self._end(
                     op_id,
                     reduction,
-                    "the tensor holds NaN or infinity, or a value too large for its codec or for the result",
+                    (
+                        "the tensor holds NaN or infinity, or a value too large for its "
+                        "codec or for the result"
+                    ),
                 )
 
     def hopeless(self, event: ev.OperationRefused) -> None:

@@ -1,4 +1,6 @@
-"""One run at a node: it drives the run's Session with the node's network, engine, files and clock."""
+"""One run at a node: it drives the run's Session with the node's network, engine, files and
+clock.
+"""
 
 from __future__ import annotations
 

@@ -35,9 +35,15 @@ def check_size(manifest: Manifest, layout: Layout) -> None:
     """
     if manifest.parameters not in (None, layout.model_numel):
         raise ModelMismatchError(
-            f"your model has {layout.model_numel:,} parameters, the run's manifest promises {manifest.model.entry} with {manifest.parameters:,}",
+            (
+                f"your model has {layout.model_numel:,} parameters, the run's manifest promises "
+                f"{manifest.model.entry} with {manifest.parameters:,}"
+            ),
             why="Whoever joins brings the model that the manifest names.",
-            hint='For a model of your own: [model] entry = "local:NAME" in RUN.toml, then atoll new RUN.toml',
+            hint=(
+                'For a model of your own: [model] entry = "local:NAME" in RUN.toml, '
+                "then atoll new RUN.toml"
+            ),
         )
 
 

@@ -77,8 +77,14 @@ def founded_twice(foreign: Collection[PeerId]) -> StateError | None:
     return StateError(
         f"{who} on another history of this run; it was founded twice",
         code="E305",
-        why="The organiser's node had lost the run's state and founded it again. The two never meet: each trains without the other.",
-        hint="Choose one. On every machine of the other: atoll down, move the run's folder away, atoll up, join again.",
+        why=(
+            "The organiser's node had lost the run's state and founded it again. The two never "
+            "meet: each trains without the other."
+        ),
+        hint=(
+            "Choose one. On every machine of the other: atoll down, move the run's folder "
+            "away, atoll up, join again."
+        ),
     )
 
 
@@ -86,8 +92,14 @@ def removed_here() -> RemovedError:
     """The organiser has removed this node's present life from the run."""
     return RemovedError(
         "the organiser has removed this node from the run",
-        why="It was taken to be lost for ever (`atoll recertify`). What it did since is in no certified round; its votes count no more.",
-        hint="To come back as a new member: atoll down, move the run's folder away, atoll up, join again.",
+        why=(
+            "It was taken to be lost for ever (`atoll recertify`). What it did since is in no "
+            "certified round; its votes count no more."
+        ),
+        hint=(
+            "To come back as a new member: atoll down, move the run's folder "
+            "away, atoll up, join again."
+        ),
     )
 
 
@@ -95,8 +107,14 @@ def doubled_here() -> DoubledError:
     """Another process lives under this node's key."""
     return DoubledError(
         "another process has this node's key and lives; neither votes any more",
-        why="Two with one key could vote twice in one round. This happens when a home is copied to another machine, or is in an image.",
-        hint="Stop one of the two. On its machine enter again with a key of its own: atoll join INVITE --fresh-key. Then start the other again.",
+        why=(
+            "Two with one key could vote twice in one round. This happens when a home is copied to "
+            "another machine, or is in an image."
+        ),
+        hint=(
+            "Stop one of the two. On its machine enter again with a key of its own: atoll join "
+            "INVITE --fresh-key. Then start the other again."
+        ),
     )
 
 
@@ -121,7 +139,10 @@ def coded(error: BaseException, where: str) -> AtollError:
     return LocalProtocolError(
         f"{where} failed: {type(errors[0]).__name__}: {errors[0]}",
         why="This is a defect of atoll.",
-        hint="The node's log has the traceback. What was committed is safe; entering the run again tries again.",
+        hint=(
+            "The node's log has the traceback. What was committed is safe; entering the "
+            "run again tries again."
+        ),
     )
 
 

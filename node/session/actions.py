@@ -235,7 +235,9 @@ class LogActions:
         self.exchange.resend_results(peer, plan_id, spans)
 
     def fetch_result(self, entry: Entry, holders: Sequence[PeerId]) -> None:
-        """Fetch result bytes from any holder; those of the branch that this member is on are here."""
+        """Fetch result bytes from any holder; those of the branch that this member is on are
+        here.
+        """
         state = (
             self.session.branching.state_of(entry.part_digests[0])
             if adopted_rounds(entry)

@@ -336,5 +336,8 @@ def judge(
     if not length < float("inf"):
         return "its values are not finite"
     if bound and not 0 < length <= bound:
-        return f"its values are {'all zero' if length == 0 else f'{length / bound:.3g} times as long as they may be'}"
+        return (
+            "its values are "
+            f"{'all zero' if length == 0 else f'{length / bound:.3g} times as long as they may be'}"
+        )
     return ""

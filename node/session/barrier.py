@@ -30,7 +30,9 @@ class Written(Protocol):
 
 
 class Barrier:
-    """Of one run at one node. ``persist`` runs the sync beside the loop (`SessionPorts.persist`)."""
+    """Of one run at one node. ``persist`` runs the sync beside the loop
+    (`SessionPorts.persist`).
+    """
 
     def __init__(
         self,
@@ -43,7 +45,9 @@ class Barrier:
         self._syncing = False
 
     def hold(self, act: Callable[[float], None]) -> bool:
-        """Do this once everything written so far is on the medium. False: it is, and nothing waits."""
+        """Do this once everything written so far is on the medium. False: it is, and nothing
+        waits.
+        """
         written = self._written()
         if not self._held and written <= self._on_medium:
             return False

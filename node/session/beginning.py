@@ -64,7 +64,10 @@ def check_model(mine: Layout, theirs: Layout) -> None:
     if mine != theirs:
         lines = differences(mine, theirs)
         raise ModelMismatchError(
-            f"your model is not this run's model: {len(lines)} tensors differ (it has {len(theirs.tensors)}).\n  "
+            (
+                f"your model is not this run's model: {len(lines)} tensors differ (it has "
+                f"{len(theirs.tensors)}).\n  "
+            )
             + "\n  ".join(lines[:8]),
             hint="use the model the run was founded with, or found another run: atoll new RUN.toml",
         )

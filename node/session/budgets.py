@@ -186,7 +186,9 @@ class PeerUsage:
                     bucket.give(rate, amount)
 
     def begin_job(self, now: float, peer: PeerId, kind: str) -> bool:
-        """Whether ``peer`` may have one more job in the queue of service; then `end_job` ends it."""
+        """Whether ``peer`` may have one more job in the queue of service; then `end_job` ends
+        it.
+        """
         account = self._account(now, peer)
         if account.jobs >= JOBS_AT_ONCE:
             account.refused[kind] += 1

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 
 class Copies:
-    """The vector of the open round at one member, and the bytes that plans and entries make of it."""
+    """The vector of the open round at one member, and the bytes that plans and entries make of
+    it.
+    """
 
     def __init__(self, session: SessionView) -> None:
         self._session = session

@@ -242,7 +242,9 @@ class Fragments:
 
     @property
     def completed(self) -> int:
-        """Rounds in the anchor of the fragment that is behind; -1 before there is a state of all."""
+        """Rounds in the anchor of the fragment that is behind; -1 before there is a state of
+        all.
+        """
         return min(self.cut.values())
 
     @property
@@ -324,7 +326,9 @@ class Fragments:
             return self.sessions[0]  # which says what is wrong with it
 
     def on_exchange(self, now: float, event: Any) -> None:
-        """See Session. Plans and content are known by their names; a fault of a peer is told once."""
+        """See Session. Plans and content are known by their names; a fault of a peer is told
+        once.
+        """
         match event:
             case x.BlobProgress() | x.BlobComplete() | x.BadChunk():
                 for session, ports in zip(self.sessions, self.ports, strict=True):

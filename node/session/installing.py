@@ -133,7 +133,9 @@ class Installing:
             self._apply(self._replica, entry, data)
 
     def lacks(self, entry: Entry) -> bool:
-        """Whether the state cannot be brought on without this result: a newer state is of use then."""
+        """Whether the state cannot be brought on without this result: a newer state is of use
+        then.
+        """
         return self._replica is not None and entry.round == self._replica.applied + 1
 
     def _apply(self, replica: AnchorReplica, entry: Entry, data: memoryview | None) -> None:

@@ -34,7 +34,9 @@ class Votes(Protocol):
     """
 
     def store(self, log: str, digests: tuple[bytes, ...], data: memoryview) -> None:
-        """Result bytes with these part digests. Heavy, called from any thread. Raises StorageError."""
+        """Result bytes with these part digests. Heavy, called from any thread. Raises
+        StorageError.
+        """
         ...
 
     def record(self, vote: KeptVote) -> None:

@@ -85,7 +85,8 @@ class Spec(NamedTuple):
             f"{'all' if self.everyone else 'any'}{self.tag}{f'@{self.group}' if self.group else ''}"
         )
         members = _named((config, acceptors)) if self.group else config_key(config)
-        return f"{KEPT if self.durable else VOLATILE}/{self.numel}/{self.codec}/{self.reducer}/{kind}/{key}/{members}"
+        life = KEPT if self.durable else VOLATILE
+        return f"{life}/{self.numel}/{self.codec}/{self.reducer}/{kind}/{key}/{members}"
 
     def shape(self, config: Config, topology: TopologyKind = "butterfly") -> Shape:
         """The vector that is reduced, on the run's ways where it has partial sums. A gather's has a
@@ -100,7 +101,10 @@ class Spec(NamedTuple):
         return Shape(len(config) * chunks * chunk, chunk, self.codec, self.reducer)
 
     def __str__(self) -> str:
-        what = f"{self.numel} {'words' if self.codec == 'bits' else 'elements'}, {self.reducer}, {self.codec}"
+        what = (
+            f"{self.numel} {'words' if self.codec == 'bits' else 'elements'}, "
+            f"{self.reducer}, {self.codec}"
+        )
         kind = (", everyone" if self.everyone else "") + (
             f", of kind {self.tag}" if self.tag else ""
         )

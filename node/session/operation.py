@@ -73,7 +73,9 @@ class Operation(BesideRun):
         now: float,
         kept: KeptVote | None = None,
     ) -> None:
-        """``kept``: where an earlier life of the process stood, in an operation with durable votes."""
+        """``kept``: where an earlier life of the process stood, in an operation with durable
+        votes.
+        """
         self.session, self.spec, self.key, self.touched_at = session, spec, key, now
         self._siblings = siblings
         main = session.machine

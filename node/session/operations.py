@@ -46,7 +46,8 @@ UNCALLED_KEPT = 32 << 20  # bytes of results that nobody here has called, kept f
 LIFETIME_S = 120.0  # how long a decided or abandoned operation is remembered for laggards
 KEPT_BYTES = (
     256 << 20
-    # results of decided operations that somebody may still lack; the newest is kept whatever its size
+    # results of decided operations that somebody may still lack; the newest is kept whatever its
+    # size
 )
 # entries whose configurations an operation may be called under: a caller may be that far behind
 RECENT_CONFIGS = 4
@@ -124,7 +125,10 @@ class Operations:
         if known is None:
             raise LocalProtocolError(
                 f"operation {op_id!r} was called already, or long ago without this peer",
-                why="This peer has voted in it, perhaps in an earlier life, and its result is no longer kept.",
+                why=(
+                    "This peer has voted in it, perhaps in an earlier life, and its "
+                    "result is no longer kept."
+                ),
                 hint="give every operation its own op_id",
             )
         if (
@@ -146,9 +150,14 @@ class Operations:
         most = self.limits.operation_elements
         if numel > most:
             raise ConfigError(
-                f"operation {call.op_id!r} is of {numel} elements, this run's are of {most} at most",
+                (
+                    f"operation {call.op_id!r} is of {numel} elements, this run's "
+                    f"are of {most} at most"
+                ),
                 key="$.limits.operation_elements",
-                hint="Call it in pieces, or found the run with a larger [limits] operation_elements.",
+                hint=(
+                    "Call it in pieces, or found the run with a larger [limits] operation_elements."
+                ),
             )
 
     def start(

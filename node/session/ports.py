@@ -144,7 +144,9 @@ class Contributions(Protocol):
     """Contributions that are kept so that rounds can be recomputed."""
 
     def keep(self, statement: Statement, data: memoryview | None = None) -> bool:
-        """Keep what somebody has signed; ``data``: the values, of the own one. Whether it is kept."""
+        """Keep what somebody has signed; ``data``: the values, of the own one. Whether it is
+        kept.
+        """
         ...
 
     def forget(self, entry: int, but: Iterable[PeerId]) -> None:

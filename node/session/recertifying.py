@@ -54,15 +54,24 @@ def recertify(sessions: Sequence[SealableSession], now: float, peers: Collection
     if first.settings.lying:
         raise RecertifyError(
             "this run cannot be recertified",
-            why="Its manifest says that members may lie: the organiser's word, and answers to it, are theirs.",
-            hint="Start the lost machines again with their folders. If they are gone for ever: atoll export RUN DIR at the newest round, "
-            "and a new run whose scripts start from that model",
+            why=(
+                "Its manifest says that members may lie: the organiser's word, and "
+                "answers to it, are theirs."
+            ),
+            hint="Start the lost machines again with their folders. If they are gone for "
+            "ever: atoll export RUN DIR at the newest round, and a new run whose "
+            "scripts start from that model",
         )
     if any(session.machine is None or session.machine.stateless for session in sessions):
         raise RecertifyError(
             "the run's state is not here yet",
-            why="What is recertified goes on from this node's state, and it has none that is whole.",
-            hint="Start a node that has the state, or restore this node's folder of the run from a backup; wait until `atoll status` shows a round.",
+            why=(
+                "What is recertified goes on from this node's state, and it has none that is whole."
+            ),
+            hint=(
+                "Start a node that has the state, or restore this node's folder of the run from a "
+                "backup; wait until `atoll status` shows a round."
+            ),
         )
     lives = [session.recertifying.lives(peers) for session in sessions]
     if not peers or (
@@ -151,7 +160,10 @@ class Recertifying:
         rest = [member for member in machine.config if member not in removed]
         if machine.sealing.leading or not machine.quorum(rest):
             return ""
-        return f"the other {len(rest)} of {len(machine.config)} members are enough to decide: they go on, and evict who is silent"
+        return (
+            f"the other {len(rest)} of {len(machine.config)} members are enough to decide: they go "
+            "on, and evict who is silent"
+        )
 
     def tick(self, now: float) -> None:
         """Tell that this member goes on as a new one. The organiser's gives its own earlier life up

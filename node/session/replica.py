@@ -108,7 +108,9 @@ class ModelReplica:
         self.slots.publish(self._slot, round_, "")
 
     def hashes(self) -> list[bytes]:
-        """blake3 of each chunk of the state: the bytes of the anchor, then those of the momentum."""
+        """blake3 of each chunk of the state: the bytes of the anchor, then those of the
+        momentum.
+        """
         anchor, momentum = bytes_of(self.anchor), bytes_of(self.momentum)
         step, size, length = (
             state_chunk_bytes(self.layout.numel),

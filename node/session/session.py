@@ -610,7 +610,9 @@ class Session:
         self._drain(now)
 
     def misbehaved(self, now: float, peer: PeerId, reason: str) -> None:
-        """A message of a peer broke a rule: after some of those it is not listened to for a while."""
+        """A message of a peer broke a rule: after some of those it is not listened to for a
+        while.
+        """
         self.budgets.breach(now, peer)
         self.ports.emit(ev.PeerMisbehaved(peer, reason))
 

@@ -18,7 +18,9 @@ AT_ONCE = 12  # entries of 256 members are a megabyte, which a control frame hol
 def shares_of(
     contributors: Sequence[Contributor], weights: Sequence[float] = ()
 ) -> tuple[Share, ...]:
-    """Who was counted; ``weights``: what a rule of whole vectors gave to each, where that is known."""
+    """Who was counted; ``weights``: what a rule of whole vectors gave to each, where that is
+    known.
+    """
     known = list(weights) or [None] * len(contributors)
     return tuple(
         Share(c.member.peer, c.weight, weight)

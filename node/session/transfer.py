@@ -367,7 +367,8 @@ class Transfer:
         if entry is None:
             return False
         if round_ == 0 or following is not None:
-            return (entry if round_ == 0 else following).entry.base_state == root  # type: ignore[union-attr]
+            with_base = entry if round_ == 0 else following
+            return with_base is not None and with_base.entry.base_state == root
         config = entry.entry.next_config
         voters: list[Member] = [member for member in config if member.peer in offering]
         return is_quorum(config, voters, self.organiser, self.lying)
@@ -385,7 +386,9 @@ class Transfer:
         self._race.begin(now, self.fetching[self._coming].have)
 
     def _compare(self, now: float, targets: Sequence[PeerId]) -> None:
-        """Try another member's state where the one that comes is slow, and go on with the better."""
+        """Try another member's state where the one that comes is slow, and go on with the
+        better.
+        """
         race, first = self._race, self.fetching.get(self._coming or b"")
         if race is None or first is None:
             return

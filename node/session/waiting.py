@@ -157,7 +157,10 @@ class Waits:
         if machine.unasked:
             return (
                 "waiting for peers",
-                "what the others know, since this member decides alone and may come from an old copy",
+                (
+                    "what the others know, since this member decides alone and "
+                    "may come from an old copy"
+                ),
                 _names(machine.unasked),
                 "they answer; who is not heard is waited for 10 s",
             )
@@ -207,7 +210,9 @@ class Waits:
         return not machine.ended(member) and self._others.there(now, member.peer) is not False
 
     def _holders(self, machine: RoundView) -> tuple[PeerId, ...]:
-        """Who would have the newest state: who voted for the newest entry known, and its members."""
+        """Who would have the newest state: who voted for the newest entry known, and its
+        members.
+        """
         tail = machine.tail
         peers = [vote.member.peer for vote in tail.votes]
         peers += [member.peer for member in tail.entry.next_config]

@@ -142,7 +142,10 @@ class Checker:
         ):
             raise Violation(
                 "honest verdict",
-                f"{who} is told that its earlier contribution is {'' if counted else 'not '}counted",
+                (
+                    f"{who} is told that its earlier contribution is "
+                    f"{'' if counted else 'not '}counted"
+                ),
             )
         if not counted:
             self._given_up.add(cid)
@@ -162,7 +165,10 @@ class Checker:
         if self.lying and ballot > MOST_BALLOTS:
             raise Violation(
                 "turns",
-                f"{who.peer} votes in ballot {ballot} of round {entry.round}, which no honest member has come to",
+                (
+                    f"{who.peer} votes in ballot {ballot} of round {entry.round}, which no "
+                    "honest member has come to"
+                ),
             )
         self._voters.setdefault((entry.round, ballot, entry.hash()), set()).add(who)
         if entry.contributors and not holds_bytes:
@@ -306,7 +312,10 @@ class Checker:
                 names = ", ".join(sorted(member.peer for member in voters - self.retired))
                 raise Violation(
                     "chosen",
-                    f"entry {entry.round} is recertified over a value of ballot {ballot} for which {names} voted",
+                    (
+                        f"entry {entry.round} is recertified over a value of ballot {ballot} "
+                        f"for which {names} voted"
+                    ),
                 )
 
     def _revoke(self, certified: Certified) -> None:
@@ -316,7 +325,10 @@ class Checker:
         if left:
             raise Violation(
                 "agreement",
-                f"round {round_} is recertified; {', '.join(sorted(m.peer for m in left))} applied another value",
+                (
+                    f"round {round_} is recertified; "
+                    f"{', '.join(sorted(m.peer for m in left))} applied another value"
+                ),
             )
         self.revoked += 1
         gone = {member.peer for member in self.retired}
@@ -389,7 +401,10 @@ class Checker:
             names = ", ".join(sorted(member.peer for member in holders))
             raise Violation(
                 "durability",
-                f"entry {entry.round} is applied while only {names or 'nobody'} of {len(config)} holds it",
+                (
+                    f"entry {entry.round} is applied while only {names or 'nobody'} of "
+                    f"{len(config)} holds it"
+                ),
             )
         if adopted_rounds(entry):
             result, (anchor, momentum) = b"", self._adopted(entry)
@@ -448,7 +463,10 @@ class Checker:
         if len(entry.contributors) < least_of(robust or MEAN):
             raise Violation(
                 "honest outcome",
-                f"entry {entry.round} is the {entry.reducer} of {len(entry.contributors)} contributions",
+                (
+                    f"entry {entry.round} is the {entry.reducer} of "
+                    f"{len(entry.contributors)} contributions"
+                ),
             )
         for contributor in entry.contributors:
             frozen = self.frozen.get(contributor.cid)
@@ -459,7 +477,10 @@ class Checker:
             ):
                 raise Violation(
                     "honest outcome",
-                    f"entry {entry.round} names a contribution that {contributor.member.peer} did not freeze",
+                    (
+                        f"entry {entry.round} names a contribution that "
+                        f"{contributor.member.peer} did not freeze"
+                    ),
                 )
         grid = _grid(entry.codec, entry.numel, entry.chunk_elements)
         result = bytearray(grid.results.nbytes)
@@ -478,7 +499,10 @@ class Checker:
             if part.owner not in self.liars or not self._as_stated(grid, entry, part, result):
                 raise Violation(
                     "honest outcome",
-                    f"entry {entry.round}: part of {part.owner} is not the {entry.reducer} over its contributors",
+                    (
+                        f"entry {entry.round}: part of {part.owner} is not the "
+                        f"{entry.reducer} over its contributors"
+                    ),
                 )
         return bytes(result)
 

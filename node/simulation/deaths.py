@@ -58,8 +58,8 @@ class Deaths:
             self._plan_heirs(self.swarm.world.stream("heirs"))
 
     def plan_relay(self, share: float) -> None:
-        """In half of ``share`` of the seeds of four members and more, a `DyingHolders` in place of the
-        others.
+        """In half of ``share`` of the seeds of four members and more, a `DyingHolders` in place of
+        the others.
         """
         rng, names = self.swarm.world.stream("relay"), self.swarm.names
         if rng.random() >= share / 2 or len(names) < 4:

@@ -124,7 +124,9 @@ class _OtherSync(Plant):
     def planted(self) -> Generator[None]:
         """It is done by `sync`."""
         whole = SimJournal.sync
-        SimJournal.sync = lambda journal: self.sync(journal, lambda: whole(journal))  # type: ignore[method-assign]
+        SimJournal.sync = (  # type: ignore[method-assign]
+            lambda journal: self.sync(journal, lambda: whole(journal))
+        )
         try:
             with super().planted():
                 yield

@@ -196,7 +196,9 @@ class _Follower(ByzantineAcceptor):
 
 
 class AnybodyTurns(LyingPlant):
-    """A member follows into any ballot that one member says it is in: the last one there is, say."""
+    """A member follows into any ballot that one member says it is in: the last one there is,
+    say.
+    """
 
     byzantine_acceptor = _Follower
     lies = ("turns",)

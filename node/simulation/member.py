@@ -204,7 +204,9 @@ class SwarmView(Protocol):
 
 
 class Watch:
-    """Of the run's log, or of the log of fragment ``number``. Implements `Scene` for its scripts."""
+    """Of the run's log, or of the log of fragment ``number``. Implements `Scene` for its
+    scripts.
+    """
 
     def __init__(self, swarm: SwarmView, number: int, layout: Layout) -> None:
         self.swarm, self.number, self.layout = swarm, number, layout
@@ -318,7 +320,8 @@ class Watch:
         """How far everybody is: entries, and ! where a member is not in the configuration."""
         of = f"fragment {self.number}: " if len(self.swarm.watches) > 1 else ""
         return f"{of}{self.target} are wanted, " + ", ".join(
-            f"{disk.member.peer}:{len(disk.log)}{'' if disk.me in self.config else '!'}{'+' * disk.member.buried}"
+            f"{disk.member.peer}:{len(disk.log)}"
+            f"{'' if disk.me in self.config else '!'}{'+' * disk.member.buried}"
             for disk in self.disks
         )
 

@@ -10,8 +10,8 @@ hardly ever meet it.
   the convener decides, tells nobody and is cut off again; the rest, who count on the promise,
   decide otherwise.
 
-Drawn from a stream of its own: a seed without them is played as it always was. `deaths.DyingHolders` has
-the third kind, of members that die for good.
+Drawn from a stream of its own: a seed without them is played as it always was.
+`deaths.DyingHolders` has the third kind, of members that die for good.
 """
 
 from __future__ import annotations

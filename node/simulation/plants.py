@@ -55,13 +55,17 @@ class MetaNotForced(Plant):
 
 
 class CheckpointNotForced(Plant):
-    """The sync of a checkpoint does nothing, and it is renamed: it may be empty after a power cut."""
+    """The sync of a checkpoint does nothing, and it is renamed: it may be empty after a power
+    cut.
+    """
 
     power, unforced = 1.0, "safetensors"
 
 
 class FolderNotForced(Plant):
-    """The sync of a folder does nothing: files whose bytes are on the medium have no names there."""
+    """The sync of a folder does nothing: files whose bytes are on the medium have no names
+    there.
+    """
 
     power, unforced = 1.0, "folder"
 
@@ -153,7 +157,9 @@ class _LiveConvener(machine_module.RoundMachine):
 
 
 class _TrustingLiveConvener(_LiveConvener):
-    """Anybody may be the live convener in somebody's opinion, so whoever speaks as one is believed."""
+    """Anybody may be the live convener in somebody's opinion, so whoever speaks as one is
+    believed.
+    """
 
     _speaker: Member | None = None
 

@@ -83,7 +83,9 @@ class Removal:
         self.swarm.crash(peer)
 
     def ask(self) -> None:
-        """Whoever is dead now is lost, and the organiser is told so, if the others are no quorum."""
+        """Whoever is dead now is lost, and the organiser is told so, if the others are no
+        quorum.
+        """
         swarm, process = self.swarm, self._organiser()
         if (
             self.lost

@@ -63,7 +63,9 @@ def _without_value(answer: sealing_module.m.Sealed) -> sealing_module.m.Sealed:
 
 
 class BranchBeforeAccepted(SealPlant):
-    """The organiser signs the adoption of a branch although a sealed member had accepted a value."""
+    """The organiser signs the adoption of a branch although a sealed member had accepted a
+    value.
+    """
 
     sealing = _BranchFirst
 

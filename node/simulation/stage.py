@@ -144,7 +144,8 @@ class Stage:
                     )
                 if self.world.now > limit_s:
                     raise SwarmClosedError(
-                        f"scripts have not ended after {limit_s:g} virtual seconds ({self._waiting()})"
+                        f"scripts have not ended after {limit_s:g} virtual "
+                        f"seconds ({self._waiting()})"
                     )
         finally:
             for actor in self.actors:

@@ -322,8 +322,8 @@ class SimStorage(MemoryStorage):
         return memoryview(bytearray(forced)) if forced is not None else super().kept(entry)
 
     def forget_results(self, before: int) -> None:
-        """Older results may go, but none newer than the older checkpoint (as `RunFiles` has it): the
-        name of the newer one may be gone with the power.
+        """Older results may go, but none newer than the older checkpoint (as `RunFiles` has it):
+        the name of the newer one may be gone with the power.
         """
         oldest = self._before or self._checkpoint
         super().forget_results(min(before, oldest[0] + 1 if oldest else 0))

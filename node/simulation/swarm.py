@@ -327,7 +327,10 @@ class SimSwarm:
 
     def _stuck(self) -> str:
         where = "; ".join(watch.where() for watch in self.watches)
-        return f"not all reached the entries in time after healing that they were to ({where}; ! = not in the configuration)"
+        return (
+            f"not all reached the entries in time after healing that they were to ({where}; ! = "
+            "not in the configuration)"
+        )
 
     def _drawn(self, ways: Random) -> TopologyKind:
         kind = ways.choice(("butterfly", "ring", "two-level"))
@@ -374,7 +377,10 @@ class SimSwarm:
             ):
                 raise Violation(
                     "membership",
-                    f"{', '.join(event.lost)} of which some are honest and there are removed from the run",
+                    (
+                        f"{', '.join(event.lost)} of which some are honest and there "
+                        "are removed from the run"
+                    ),
                 )
         if isinstance(event, ContributionRefused):
             self.count("stale contribution refused")

@@ -198,10 +198,16 @@ class AheadError(StorageError):
         super().__init__(
             f"{path} is of entry {entry}, which the journal does not reach",
             code="E303",
-            why="Power went before the journal was on the medium. No other member is known that has the state, so nothing here was touched."
+            why=(
+                "Power went before the journal was on the medium. No other member is known that "
+                "has the state, so nothing here was touched."
+            )
             if alone
             else "Power went before the journal was on the medium.",
-            hint=f"Restore {path.parent.parent} from a backup and try again; or, if others do have the run's state, move it away and join again."
+            hint=(
+                f"Restore {path.parent.parent} from a backup and try again; or, if others do have "
+                "the run's state, move it away and join again."
+            )
             if alone
             else "The state is fetched from the other members.",
             exit_code=74,
@@ -222,7 +228,10 @@ def damaged(path: Path, why: str, *, alone: bool = False) -> StorageError:
             else ""
         ),
         hint=(
-            f"restore it from a backup and try again; or, if others do have the run's state, move {path.parent} away and join again"
+            (
+                "restore it from a backup and try again; or, if others do have the run's state, "
+                f"move {path.parent} away and join again"
+            )
             if alone
             else "the state is fetched again from the other members; check the disk"
         ),

@@ -45,7 +45,10 @@ def read_frames(file: BinaryIO, path: Path, *, growing: bool = False) -> Iterato
                 code="E303",
                 exit_code=74,
                 why="the file was changed, cut short, or the disk returned other bytes",
-                hint="Ask whoever wrote it for another copy; a node's own journal is fetched from the other members.",
+                hint=(
+                    "Ask whoever wrote it for another copy; a node's own journal is fetched "
+                    "from the other members."
+                ),
             )
         yield body
         number += 1

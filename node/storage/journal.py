@@ -241,7 +241,9 @@ class FileJournal:
         self._save_meta(clean=False)
 
     def renew(self, incarnation: int) -> None:
-        """Record a new life; the entries that are here are as good as before. Raises StorageError."""
+        """Record a new life; the entries that are here are as good as before. Raises
+        StorageError.
+        """
         self.incarnation = incarnation
         self._save_meta(clean=False)
 
@@ -342,7 +344,8 @@ class FileJournal:
                 if not self.damaged and broken is None:
                     if certified is None or not self._continues(certified, before):
                         self._damage(
-                            f"entries: frame {len(self.entries)}, at byte {at}, does not continue the log"
+                            f"entries: frame {len(self.entries)}, at byte {at}, "
+                            "does not continue the log"
                         )
                     else:
                         self._take(certified, at)

@@ -88,7 +88,9 @@ class ResultFiles:
 
     @staticmethod
     def _read_trailer(path: Path) -> _Trailer | None:
-        """What a file says it holds; None where it says nothing, or was cut off while it said so."""
+        """What a file says it holds; None where it says nothing, or was cut off while it said
+        so.
+        """
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - TRAILER_BYTES))
@@ -158,7 +160,9 @@ class ResultFiles:
         raise StorageError(f"all {MAX_FILES} result buffers are in use")
 
     def _blank(self, number: int) -> None:
-        """Its bytes are about to be others: an earlier trailer would say of them what they are not."""
+        """Its bytes are about to be others: an earlier trailer would say of them what they are
+        not.
+        """
         path = self._path(number)
         try:
             size = path.stat().st_size

@@ -185,8 +185,14 @@ class RunFiles:
             f"this run was founded here and its state is missing: {self._folder / 'journal'}",
             code="E303",
             exit_code=74,
-            why="Founded again it would have two histories. No other member answers that has its state.",
-            hint="Start another member's node first: the state comes from there. Or restore the folder from a backup.",
+            why=(
+                "Founded again it would have two histories. No other member "
+                "answers that has its state."
+            ),
+            hint=(
+                "Start another member's node first: the state comes from there. Or restore "
+                "the folder from a backup."
+            ),
         )
 
     def _damaged(self, error: StorageError) -> None:
@@ -200,7 +206,9 @@ class RunFiles:
 
     @property
     def was_founded(self) -> bool:
-        """Whether this member ever held the state of the run: its founder must not found it twice."""
+        """Whether this member ever held the state of the run: its founder must not found it
+        twice.
+        """
         return self._founded.exists() or bool(self._journal.entries)
 
     def layout(self) -> Layout | None:

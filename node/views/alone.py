@@ -21,8 +21,12 @@ _NO_WAY = "no way there: this machine's network does not lead to it (/ip4/ needs
 _MEANINGS = {
     "refused": "refused: that machine is there, but no node listens at that port",
     "no answer in": "no answer: it is off, has moved, or a firewall is in between",
-    "another peer answers": "another peer answers: that machine has a new key, or its address is somebody else's now",
-    "is no node": "what answers is no node: a web server, or the login page or proxy of this network",
+    ("another peer answers"): (
+        "another peer answers: that machine has a new key, or its address is somebody else's now"
+    ),
+    ("is no node"): (
+        "what answers is no node: a web server, or the login page or proxy of this network"
+    ),
     "resolve": _NO_NAME,
     "not known": _NO_NAME,
     "unreachable": _NO_WAY,
@@ -82,12 +86,21 @@ def alone_error(network: Document) -> NetworkError | None:
         if count > 1
         else "the bootstrap address does not answer"
     )
-    why = "Training goes on alone. The node keeps trying, and tells all that was learned when it meets somebody."
-    hint = "Another way in: any member prints an invite with fresh addresses (atoll invite new), then here: atoll join INVITE"
+    why = (
+        "Training goes on alone. The node keeps trying, and tells all that was learned "
+        "when it meets somebody."
+    )
+    hint = (
+        "Another way in: any member prints an invite with fresh addresses (atoll invite new), then "
+        "here: atoll join INVITE"
+    )
     if offline(network):
         why, hint = (
             f"This machine has no network that leads there. {why}",
-            "Connect it (cable, Wi-Fi, VPN), then: atoll netcheck. With IPv6 only, ask for an /ip6/ address",
+            (
+                "Connect it (cable, Wi-Fi, VPN), then: atoll netcheck. With IPv6 only, "
+                "ask for an /ip6/ address"
+            ),
         )
     return NetworkError(
         f"{which}; this is not a ban and your key is fine", code="E110", why=why, hint=hint
@@ -100,13 +113,20 @@ def alone_advice(network: Document) -> str:
         return "Ask again in a few seconds: atoll netcheck"
     reach = _reach(network)
     if reach.get("relay_only"):
-        return f"Name a node that relays, or join by an invite that names one: {RELAY_ONLY_UP}, or atoll join INVITE"
+        return (
+            "Name a node that relays, or join by an invite that names one: "
+            f"{RELAY_ONLY_UP}, or atoll join INVITE"
+        )
     if at_home(network.get("addresses") or ()):
         return (
-            "Alone is fine for the first node of a run whose members are all on its network: they come with its invite (atoll invite new)."
-            " For others name a node with a public address (there: atoll relay): atoll up --bootstrap ADDRESS"
+            "Alone is fine for the first node of a run whose members are all on its network: they "
+            "come with its invite (atoll invite new). For others name a node with a public address "
+            "(there: atoll relay): atoll up --bootstrap ADDRESS"
         )
-    return "Alone is fine for the first node of a run: others come with its invite (atoll invite new). Else: atoll up --bootstrap ADDRESS"
+    return (
+        "Alone is fine for the first node of a run: others come with its invite (atoll invite "
+        "new). Else: atoll up --bootstrap ADDRESS"
+    )
 
 
 def entry_text(state: str) -> str:

@@ -46,7 +46,8 @@ def status_text(terminal: Terminal, status: Document) -> str:
     ]
     if reach := network.get("reach"):
         lines.append(
-            f"  reach    {reach_text(reach)}{'   (atoll netcheck)' if outcome(reach) == 'cut-off' else ''}"
+            "  reach    "
+            f"{reach_text(reach)}{'   (atoll netcheck)' if outcome(reach) == 'cut-off' else ''}"
         )
     runs: Sequence[Document] = status.get("runs") or ()
     for run in runs:
@@ -87,7 +88,8 @@ def run_lines(terminal: Terminal, run: Document) -> list[str]:
         contributors = last.get("contributors") or {}
         where = f" of fragment {last.get('fragment')}" if run.get("fragments") else ""
         lines.append(
-            f"  last     round {last.get('round')}{where}: {len(contributors)} contributed, {sum(contributors.values())} samples"
+            f"  last     round {last.get('round')}{where}: {len(contributors)} contributed, "
+            f"{sum(contributors.values())} samples"
         )
         weights = last.get("weights") or {}
         if weights:
@@ -97,7 +99,8 @@ def run_lines(terminal: Terminal, run: Document) -> list[str]:
             )
     if run.get("part") == 0:
         lines.append(
-            "  part     none: this node's link is too slow to add up for the others; it sends and receives only"
+            "  part     none: this node's link is too slow to add up for the others; it "
+            "sends and receives only"
         )
     metrics = metrics_of(run)
     if metrics:
@@ -107,7 +110,8 @@ def run_lines(terminal: Terminal, run: Document) -> list[str]:
         )
     if "bytes_sent" in run:
         lines.append(
-            f"  traffic  {bytes_text(run['bytes_sent'])} sent, {bytes_text(run.get('bytes_received', 0))} received"
+            f"  traffic  {bytes_text(run['bytes_sent'])} sent, "
+            f"{bytes_text(run.get('bytes_received', 0))} received"
         )
     if run.get("disk_bytes"):
         lines.append(f"  disk     {bytes_text(run['disk_bytes'])}")
@@ -128,7 +132,10 @@ def run_lines(terminal: Terminal, run: Document) -> list[str]:
 def finished_text(run: Document) -> str:
     """What there is to do with a run that has all its rounds."""
     given = str(run.get("run_id", ""))[:8]
-    return f"The model: atoll export {given} DIR    A run that goes on from it: atoll new RUN.toml --from DIR"
+    return (
+        f"The model: atoll export {given} DIR    A run that goes on from it: atoll "
+        "new RUN.toml --from DIR"
+    )
 
 
 def refusal_text(peer: str, told: Sequence[Any]) -> str:
@@ -175,7 +182,10 @@ def rule_text(reducer: str) -> str:
         f"{step.kind}{f' {step.number:g}' if step.number else ''}, " for step in parsed.before
     )
     told = "".join(f", {_TOLD[option]}" for option in parsed.options)
-    return f"{steps}{parsed.rule}{told}, f = {parsed.f}: up to {parsed.f} of a round's contributions may be hostile; it needs {parsed.least} of them"
+    return (
+        f"{steps}{parsed.rule}{told}, f = {parsed.f}: up to {parsed.f} of a round's contributions "
+        f"may be hostile; it needs {parsed.least} of them"
+    )
 
 
 def lying_text(lying: int, members: int) -> str:
@@ -204,11 +214,17 @@ def secure_text(secure: Mapping[str, Any]) -> str:
 
 def privacy_text(privacy: Mapping[str, Any]) -> str:
     """What this site has spent of its privacy."""
-    spent = f"epsilon {privacy.get('epsilon', 0.0):.3g} of {privacy.get('stop_at_epsilon', 0.0):g} spent here at delta {privacy.get('delta', 0.0):g}"
+    spent = (
+        f"epsilon {privacy.get('epsilon', 0.0):.3g} of {privacy.get('stop_at_epsilon', 0.0):g} "
+        f"spent here at delta {privacy.get('delta', 0.0):g}"
+    )
     clip = f"; bound {privacy.get('clip', 0.0):.3g}" + (
         f", by quantile {privacy['quantile']:g}" if privacy.get("quantile") else ""
     )
-    return f"{spent}, in {privacy.get('steps')} contributions; {privacy.get('left')} more are allowed{clip}"
+    return (
+        f"{spent}, in {privacy.get('steps')} contributions; {privacy.get('left')} "
+        f"more are allowed{clip}"
+    )
 
 
 def waiting_lines(run: Document) -> list[str]:
@@ -243,7 +259,10 @@ def trouble_lines(terminal: Terminal, trouble: Any) -> list[str]:
     if not isinstance(trouble, Mapping):
         return []
     told = [
-        f"  trouble  {escaped(trouble.get('code', ''), 16)} {escaped(trouble.get('message', ''), 2000)}",
+        (
+            f"  trouble  {escaped(trouble.get('code', ''), 16)} "
+            f"{escaped(trouble.get('message', ''), 2000)}"
+        ),
         f"           {escaped(trouble.get('hint', ''), 2000)}",
     ]
     return [terminal.style(line, sys.stdout, fg="yellow") for line in told if line.strip()]
@@ -283,7 +302,10 @@ def run_state(run: Document) -> str:
             "training" if run.get("member", True) else "training; not a member of the last round"
         )
     if run.get("script") and (idle_s := run.get("idle_s")):
-        state += f"; its script has contributed nothing in the {span_text(float(idle_s))} since it attached"
+        state += (
+            "; its script has contributed nothing in the "
+            f"{span_text(float(idle_s))} since it attached"
+        )
     elif unattached := run.get("unattached"):
         state += "".join(
             f"; process {int(pid)} joined {span_text(float(seconds))} ago and has attached nothing"

@@ -179,7 +179,8 @@ class TrainingView:
                     lost = event.get("lost")
                     if isinstance(lost, list) and lost:  # peers
                         self.say(
-                            f"lost {', '.join(short_peer(str(peer)) for peer in lost)}; the round was decided without it, nothing to do"
+                            f"lost {', '.join(short_peer(str(peer)) for peer in lost)}; the round "
+                            "was decided without it, nothing to do"
                         )
                     if self._live is None and kind == "round.committed":
                         self.say(self._progress.round_line())
@@ -187,12 +188,14 @@ class TrainingView:
                     self._progress.take_metrics(metrics_of(event))
                 case "peer.misbehaved":
                     self.say(
-                        f"{short_peer(str(event.get('peer', '')))} broke a rule: {escaped(event.get('reason', ''))}"
+                        f"{short_peer(str(event.get('peer', '')))} broke a rule: "
+                        f"{escaped(event.get('reason', ''))}"
                     )
                 case "sum.disputed":
                     wrong = ", ".join(short_peer(str(peer)) for peer in event.get("wrong", ()))
                     self.say(
-                        f"{short_peer(str(event.get('owner', '')))} says that {wrong} stated another sum of its site than its members contributed"
+                        f"{short_peer(str(event.get('owner', '')))} says that {wrong} stated "
+                        "another sum of its site than its members contributed"
                     )
                 case "verdict.raised":
                     of = short_peer(str(event["subject"])) + " " if event.get("subject") else ""
@@ -203,11 +206,13 @@ class TrainingView:
                 case "script.idle":
                     since = span_text(float(event.get("seconds", 0)))
                     self.say(
-                        f"the script has contributed nothing in the {since} since it attached; does its loop call optimizer.step()?"
+                        f"the script has contributed nothing in the {since} since it attached; "
+                        "does its loop call optimizer.step()?"
                     )
                 case "storage.trouble" | "run.trouble":
                     self.say(
-                        f"{event.get('code', '')} {event.get('message', '')}; {event.get('hint', '')}"
+                        f"{event.get('code', '')} {event.get('message', '')}; "
+                        f"{event.get('hint', '')}"
                     )
                 case _:
                     return

@@ -15,7 +15,10 @@ Document = Mapping[str, Any]
 _NATS = {
     "none": "no NAT: this machine has an address of the internet",
     "endpoint-independent": "NAT with one mapping for everybody (hole punching works)",
-    "address-dependent": "NAT with another mapping for every destination (“symmetric”): direct only with peers that can be dialled",
+    "address-dependent": (
+        "NAT with another mapping for every destination (“symmetric”): direct only with "
+        "peers that can be dialled"
+    ),
     "unknown": "not known: fewer than two public peers have been met",
 }
 
@@ -63,7 +66,10 @@ def netcheck_lines(reach: Document) -> list[tuple[str, str, str]]:
             (
                 "ok",
                 "address",
-                f"{hosts} with another port for everybody: no address of this node can be told to others",
+                (
+                    f"{hosts} with another port for everybody: no address of this "
+                    "node can be told to others"
+                ),
             )
         )
     else:
@@ -87,7 +93,10 @@ def netcheck_lines(reach: Document) -> list[tuple[str, str, str]]:
             (
                 "ok",
                 "serves",
-                f"{relaying['reservations']} places, {relaying['circuits']} circuits, {bytes_text(relaying['bytes'])} relayed",
+                (
+                    f"{relaying['reservations']} places, {relaying['circuits']} circuits, "
+                    f"{bytes_text(relaying['bytes'])} relayed"
+                ),
             )
         )
     return rows
@@ -124,7 +133,10 @@ def clock_row(clock: Sequence[Document]) -> tuple[str, str, str]:
     return (
         "fail",
         "clock",
-        f"{side} (limit {LIMIT_S:g} s): they refuse what this node signs, and it what they sign (E120)",
+        (
+            f"{side} (limit {LIMIT_S:g} s): they refuse what this node signs, and "
+            "it what they sign (E120)"
+        ),
     )
 
 
@@ -164,7 +176,10 @@ def _mapping_rows(reach: Document, verdict: str) -> list[tuple[str, str, str]]:
         return [("ok", "mapping", f"{address} by {means}") for means, address in mappings.items()]
     words = {
         "none": "the router opens no port when it is asked (NAT-PMP, UPnP)",
-        "inner": "the router opened a port, but has no address of the internet itself: another router, or the provider's, stands before it",
+        "inner": (
+            "the router opened a port, but has no address of the internet itself: another router, "
+            "or the provider's, stands before it"
+        ),
         "off": "the router is not asked to open a port: network.port_mapping is off",
         "": "the router is being asked to open a port (NAT-PMP, UPnP)",
     }
@@ -200,10 +215,11 @@ def network_error(network: Document, clock: Sequence[Document]) -> NetworkError 
     reasons = ", ".join(
         dict.fromkeys(str(why) for why in (reach.get("relays_refused") or {}).values())
     )
+    said = f"The relays say: “{reasons}”. " if reasons else ""
     return NetworkError(
         "nobody can dial this node, and no relay takes it",
         code="E130",
-        why=f"{f'The relays say: “{reasons}”. ' if reasons else ''}{_STILL[bool(reach.get('relay_only'))]}",
+        why=f"{said}{_STILL[bool(reach.get('relay_only'))]}",
         hint=advice(reach, port_of(network)),
     )
 
@@ -246,16 +262,28 @@ def advice(reach: Document, port: int) -> str:
     strange = any("knows" in str(why) for why in (reach.get("relays_refused") or {}).values())
     join = "Join a run: its relays know this node then. Or " if strange else ""
     if reach.get("relay_only"):
-        name = f"ame a node that relays, as atoll relay does on a machine with a public address: {RELAY_ONLY_UP}"
+        name = (
+            "ame a node that relays, as atoll relay does on a machine with a public "
+            f"address: {RELAY_ONLY_UP}"
+        )
         return "" if verdict == "relayed" else f"{join}{'n' if join else 'N'}{name}"
     if reach.get("port_mapping") == "inner":
-        forward += ", and on the router before it to yours (where that is your provider's, ask for an IPv4 address of your own)"
+        forward += (
+            ", and on the router before it to yours (where that is your provider's, ask for an "
+            "IPv4 address of your own)"
+        )
     if verdict == "cut-off":
-        return f"{join}{forward if join else forward[0].upper() + forward[1:]}, or ask a member with a public address to run: atoll relay"
+        return (
+            f"{join}{forward if join else forward[0].upper() + forward[1:]}, or ask a member with "
+            "a public address to run: atoll relay"
+        )
     if verdict == "relayed":
         symmetric = reach.get("nat") == "address-dependent"
         slow = "Paths to peers behind other NATs stay relayed, which is slow. " if symmetric else ""
         return f"{slow}You can train. Faster: {forward}, then: atoll netcheck"
     if verdict == "unknown":
-        return "The verdict comes within seconds of the first public peer. Without one: atoll up --bootstrap ADDRESS"
+        return (
+            "The verdict comes within seconds of the first public peer. Without one: atoll "
+            "up --bootstrap ADDRESS"
+        )
     return ""

@@ -302,7 +302,7 @@ def test_every_verdict_has_a_page_that_no_error_has() -> None:
     assert not PAGES.keys() & ERRORS.keys()
     assert not {page.slug for page in PAGES.values()} & {page.slug for page in ERRORS.values()}
     for page in PAGES.values():
-        assert max(map(len, page.text.splitlines())) <= 140
+        assert max(map(len, page.text.splitlines())) <= 100
         assert page.title[0].islower()
 
 

@@ -1,7 +1,7 @@
 """What a node does in the DHT, without I/O: put, get, provide, find providers, refresh, republish.
 
-An operation is a generator that yields `DhtWork` for the driver to carry out and returns its result;
-`node` is the driver over sockets, the tests have one in virtual time.
+An operation is a generator that yields `DhtWork` for the driver to carry out and returns its
+result; `node` is the driver over sockets, the tests have one in virtual time.
 """
 
 from __future__ import annotations
@@ -89,7 +89,9 @@ class Engine:
                 del self._dead_until[oldest], self._failures[oldest]
 
     def foreign(self, peer: PeerId) -> None:
-        """``peer`` says that it speaks another protocol: once is enough for its failure to count."""
+        """``peer`` says that it speaks another protocol: once is enough for its failure to
+        count.
+        """
         self._failures[peer] = FAILURES
 
     def link_changed(self, peer: PeerId, up: bool, network: str = "") -> None:

@@ -1,4 +1,6 @@
-"""Answers the requests of others, without I/O: each costs microseconds, so that no queue is needed."""
+"""Answers the requests of others, without I/O: each costs microseconds, so that no queue is
+needed.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from .wire import ADD_PROVIDER, FIND_NODE, GET_PROVIDERS, GET_VALUE, PING, PUT_V
 
 
 class DhtServer:
-    """What this node knows, as it tells others. ``now``: monotonic seconds; ``unix_s``: wall clock."""
+    """What this node knows, as it tells others. ``now``: monotonic seconds; ``unix_s``: wall
+    clock.
+    """
 
     def __init__(
         self,

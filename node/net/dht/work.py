@@ -219,7 +219,9 @@ class Lookup:
         self._requests.settle(peer, _QueryState.FAILED)
 
     def nearest(self, count: int) -> list[PeerId]:
-        """The result: who answered, and whom a path that came to its end has named; nearest first."""
+        """The result: who answered, and whom a path that came to its end has named; nearest
+        first.
+        """
         found = {
             peer
             for path in self._sound or range(PATHS)

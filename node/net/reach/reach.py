@@ -217,7 +217,9 @@ class Reachability:
 
     # ---- our own addresses
     def _update(self) -> None:
-        """Something is known that was not. If others are to be told other addresses now, they are."""
+        """Something is known that was not. If others are to be told other addresses now, they
+        are.
+        """
         self.manager.circuits(self.circuits.addresses())
         told, nat = tuple(self._host.addresses()), self.manager.nat(trio.current_time())
         changed, turned = told != self._told, nat != self._nat
@@ -404,7 +406,7 @@ def _stray(left: str, here: str, there: str) -> bool:
 def known_to_dial(
     addresses: Sequence[str], given: Collection[str], may_dial: Callable[[str], bool]
 ) -> tuple[str, ...]:
-    """Those of a peer's addresses that are dialled: what the user gave, and what `Reachability.may_dial`
-    lets pass.
+    """Those of a peer's addresses that are dialled: what the user gave, and what
+    `Reachability.may_dial` lets pass.
     """
     return usable(address for address in addresses if address in given or may_dial(address))

@@ -26,7 +26,10 @@ _DEVICE = "urn:schemas-upnp-org:device:InternetGatewayDevice:1"
 
 def search() -> bytes:
     """Who is a router here?"""
-    return f'M-SEARCH * HTTP/1.1\r\nHOST: {GROUP}:{PORT}\r\nMAN: "ssdp:discover"\r\nMX: 1\r\nST: {_DEVICE}\r\n\r\n'.encode()
+    return (
+        f'M-SEARCH * HTTP/1.1\r\nHOST: {GROUP}:{PORT}\r\nMAN: "ssdp:discover"\r\nMX: '
+        f"1\r\nST: {_DEVICE}\r\n\r\n"
+    ).encode()
 
 
 def location_in(answer: bytes, sender: str) -> str:
@@ -63,8 +66,9 @@ def call(service: str, control: str, action: str, arguments: dict[str, object]) 
         f'<u:{action} xmlns:u="{service}">{inner}</u:{action}></s:Body></s:Envelope>'
     ).encode()
     head = (
-        f'POST {_target(where)} HTTP/1.1\r\nHost: {where.netloc}\r\nContent-Type: text/xml; charset="utf-8"\r\n'
-        f'SOAPAction: "{service}#{action}"\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n'
+        f"POST {_target(where)} HTTP/1.1\r\nHost: {where.netloc}\r\nContent-Type: text/xml; "
+        f'charset="utf-8"\r\nSOAPAction: "{service}#{action}"\r\nContent-Length: '
+        f"{len(body)}\r\nConnection: close\r\n\r\n"
     )
     return head.encode() + body
 
@@ -72,16 +76,17 @@ def call(service: str, control: str, action: str, arguments: dict[str, object]) 
 def get(location: str) -> bytes:
     """The HTTP request for a description."""
     where = urlsplit(location)
-    return f"GET {_target(where)} HTTP/1.1\r\nHost: {where.netloc}\r\nConnection: close\r\n\r\n".encode()
+    return (
+        f"GET {_target(where)} HTTP/1.1\r\nHost: {where.netloc}\r\nConnection: close\r\n\r\n"
+    ).encode()
 
 
 def body_of(answer: bytes) -> str:
     """What an HTTP answer carries. Raises ValueError when it is no success."""
     head, _, body = answer.partition(b"\r\n\r\n")
     if not re.match(rb"HTTP/1\.[01] 200\b", head):
-        raise ValueError(
-            f"the router refuses: {_element(body.decode(errors='replace'), 'errorDescription') or head[:60].decode(errors='replace')}"
-        )
+        described = _element(body.decode(errors="replace"), "errorDescription")
+        raise ValueError(f"the router refuses: {described or head[:60].decode(errors='replace')}")
     return body.decode(errors="replace")
 
 

@@ -238,7 +238,9 @@ class Helpers:
         self._serving.pop(peer, None)
 
     def observers(self, but: PeerId) -> list[tuple[str, int]]:
-        """Where to ask how we are seen: one address of each machine, IPv4 only, and not this peer."""
+        """Where to ask how we are seen: one address of each machine, IPv4 only, and not this
+        peer.
+        """
         found: dict[str, tuple[str, int]] = {}
         for peer, serving in self._serving.items():
             for host, port in (

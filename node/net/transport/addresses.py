@@ -122,7 +122,9 @@ def without_peer(address: str) -> str:
 
 
 def usable(addresses: Iterable[str]) -> tuple[str, ...]:
-    """The dialable ones among ``addresses``, without duplicates, in order, at most `MAX_ADDRESSES`."""
+    """The dialable ones among ``addresses``, without duplicates, in order, at most
+    `MAX_ADDRESSES`.
+    """
     return tuple(dict.fromkeys(address for address in addresses if is_address(address)))[
         :MAX_ADDRESSES
     ]
@@ -152,7 +154,10 @@ def check_listen(address: str) -> None:
             f"not an address to listen on: {address[:MAX_ADDRESS_CHARS]!r}",
             key="listen",
             why="a node listens on a numeric address of this machine and a TCP port",
-            hint="/ip4/0.0.0.0/tcp/4150 for all addresses of this machine, /ip4/127.0.0.1/tcp/0 for this machine only",
+            hint=(
+                "/ip4/0.0.0.0/tcp/4150 for all addresses of this machine, "
+                "/ip4/127.0.0.1/tcp/0 for this machine only"
+            ),
         ) from None
 
 
@@ -287,7 +292,9 @@ def listening_at(bound: Iterable[tuple[str, int]]) -> list[str]:
 
 
 def everywhere(port: int) -> tuple[str, ...]:
-    """What to listen on for all addresses of this machine: IPv4, and IPv6 where the system has it."""
+    """What to listen on for all addresses of this machine: IPv4, and IPv6 where the system has
+    it.
+    """
     found = [f"/ip4/0.0.0.0/tcp/{port}"]
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as sock:
         sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)

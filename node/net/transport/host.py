@@ -477,7 +477,9 @@ class Host:
         ]
 
     def has_connection(self, peer: PeerId) -> bool:
-        """Whether there is an open connection, as of now: `connected` follows what libp2p has told."""
+        """Whether there is an open connection, as of now: `connected` follows what libp2p has
+        told.
+        """
         return bool(self._open_connections(peer))
 
     async def open_stream(self, peer: PeerId, protocol: str, timeout_s: float = 10.0) -> PeerStream:

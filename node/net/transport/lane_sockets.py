@@ -341,7 +341,9 @@ async def _dial_one(host: str, port: int, token: bytes, secrets: bytes) -> socke
 
 
 async def hello(sock: trio.socket.SocketType, token: bytes, secrets: bytes) -> bool:
-    """Prove ourselves on a socket we have dialled; whether the other end did, too. Raises OSError."""
+    """Prove ourselves on a socket we have dialled; whether the other end did, too. Raises
+    OSError.
+    """
     await send_all(sock, MAGIC + token + proof(secrets, b"dial", token))
     return hmac.compare_digest(
         await receive_exactly(sock, PROOF_BYTES), proof(secrets, b"take", token)

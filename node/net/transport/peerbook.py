@@ -75,7 +75,9 @@ class PeerBook:
                 del shelf[next(iter(shelf))]
 
     def confirm(self, peer: PeerId) -> None:
-        """We were connected to ``peer``: it is the last to be forgotten and the first to be cached."""
+        """We were connected to ``peer``: it is the last to be forgotten and the first to be
+        cached.
+        """
         known = usable((*self._said.pop(peer, ()), *self._heard.pop(peer, ())))
         if known:
             self._said[peer] = known
