@@ -18,13 +18,15 @@ from .templates import TEMPLATES
 PRIVACY_FILE = "privacy"
 
 EXAMPLE = """\
-# A run's manifest. Its hash is the run: whoever changes a value makes another run.   atoll new run.toml
+# A run's manifest. Its hash is the run: whoever changes a value makes another run.
+#     atoll new run.toml
 schema = 1
 name = "my-run"
 description = "a byte-level GPT on the text that ships with Python"
 
 [model]
-entry = "builtin:gpt"              # or "local:NAME": every member brings the same model in her own script, without the next two lines
+entry = "builtin:gpt"              # or "local:NAME": every member brings the same model in her own
+                                   # script, without the next two lines
 config = { width = 128, layers = 4, heads = 4, context = 64 }
 init = "seed:1337"
 
@@ -34,8 +36,10 @@ source = "builtin:stdlib-text"     # or "local": every member's own text, given 
 [train]
 method = "diloco"                  # or "local_sgd"
 sync_every = 20                    # inner steps a round; or round_s = 60.0
-# rounds = 500                     # where the run ends; without, it goes on until everybody has left
-# start_with = 2                   # the first round waits for so many members; Enter, or atoll begin RUN, begins without
+# rounds = 500                     # where the run ends; without, it goes on until everybody has
+#                                  # left
+# start_with = 2                   # the first round waits for so many members; Enter, or atoll
+#                                  # begin RUN, begins without
 
 [train.inner]
 optimizer = "adamw"
@@ -44,44 +48,61 @@ steps = 2000                       # length of the cosine schedule
 batch = 8
 
 [train.outer]
-optimizer = "nesterov"             # or  preset = "auto"  and  peers = 8  (how many you expect) in place of these three
+optimizer = "nesterov"             # or  preset = "auto"  and  peers = 8  (how many you expect) in
+                                   # place of these three
 lr = 0.7
 momentum = 0.9
 
 [exchange]
 codec = "int8"                     # fp32 | fp16 | bf16 | int8 | int8_fp16 | int4 | codebook8
-                                   # | stat2 | sparse32 | sparse64 | sparse128 | sparse256: docs/optimizers.md
+                                   # | stat2 | sparse32 | sparse64 | sparse128 | sparse256:
+                                   # docs/optimizers.md
 # codecs = { "*.norm.*" = "fp16" }  # for tensors whose names match
-# plan = "two-level"               # sums within a site (atoll up --site LABEL) before they cross to others; butterfly | ring | two-level
-# check = true                     # ... and another member of the site adds up what its head does; default: in federated runs
+# plan = "two-level"               # sums within a site (atoll up --site LABEL) before they cross to
+#                                  # others; butterfly | ring | two-level
+# check = true                     # ... and another member of the site adds up what its head does;
+#                                  # default: in federated runs
 
-# [robust]                         # members may be hostile, as far as their contributions go: docs/operating/hostile.md
-# rule = "trimmed_mean"            # mean (of trusted members) | median | trimmed_mean | meamed | krum | multi_krum | mda | geometric_median |
-#                                  # centred_clip | caf | flag
-# f = 1                            # of the contributions of a round, which needs 2 f + 1 contributors (krum, multi_krum: 2 f + 3)
+# [robust]                         # members may be hostile, as far as their contributions go:
+#                                  # docs/operating/hostile.md
+# rule = "trimmed_mean"            # mean (of trusted members) | median | trimmed_mean | meamed |
+#                                  # krum | multi_krum | mda | geometric_median | centred_clip | caf
+#                                  # | flag
+# f = 1                            # of the contributions of a round, which needs 2 f + 1
+#                                  # contributors (krum, multi_krum: 2 f + 3)
 # before = ["nnm"]                 # steps before the rule: nnm | arc | bucketing2 | clipping10
-# momentum = 0.9                   # members contribute running means, so that honest ones differ less
+# momentum = 0.9                   # members contribute running means, so that honest ones differ
+#                                  # less
 
-# [btard]                          # training that anybody can do again from public seeds: who gives another result is found, proven and removed;
-# validators = 1                   # needs [join] policy = "allow" with all peers, and a script with SeededTraining: docs/operating/hostile.md
+# [btard]                          # training that anybody can do again from public seeds: who gives
+#                                  # another result is found, proven and removed;
+# validators = 1                   # needs [join] policy = "allow" with all peers, and a script with
+#                                  # SeededTraining: docs/operating/hostile.md
 
 # [quorum]
-# lying = 1                        # though so many members do anything at all, the log stays one: takes 3 lying + 1 members
-# bans = "organiser"               # with lying, "quorum": a ban by the organiser evicts no member by itself; 2 lying + 1 members that ban it do
+# lying = 1                        # though so many members do anything at all, the log stays one:
+#                                  # takes 3 lying + 1 members
+# bans = "organiser"               # with lying, "quorum": a ban by the organiser evicts no member
+#                                  # by itself; 2 lying + 1 members that ban it do
 
-# mode = "federated"               # at the top of the file: data stay at home, see docs/operating/private.md; [train.outer] is then [federated]
+# mode = "federated"               # at the top of the file: data stay at home, see
+#                                  # docs/operating/private.md; [train.outer] is then [federated]
 # [federated]
-# method = "fedavg"                # fedavg | fedavgm | fedadam | fedyogi | fedadagrad; sites of unlike speed: fedasync | fedbuff | fedfix | fedcompass
-# [secure]                         # nobody sees more than the sum of at least so many contributions; not with [robust]
+# method = "fedavg"                # fedavg | fedavgm | fedadam | fedyogi | fedadagrad; sites of
+#                                  # unlike speed: fedasync | fedbuff | fedfix | fedcompass
+# [secure]                         # nobody sees more than the sum of at least so many
+#                                  # contributions; not with [robust]
 # threshold = 3
-# [privacy]                        # each contribution bounded, with noise; a site stops before it has spent stop_at_epsilon; needs [secure]
+# [privacy]                        # each contribution bounded, with noise; a site stops before it
+#                                  # has spent stop_at_epsilon; needs [secure]
 # noise = 2.0                      # and  clip, delta, stop_at_epsilon, and  rounds  under [train]
 
 [checkpoint]
 every = 10                         # rounds
 
 [no_quorum]
-policy = "pause"                   # or "branch": members that see too few others go on without certainty after a while
+policy = "pause"                   # or "branch": members that see too few others go on without
+                                   # certainty after a while
 reconfigure_after_s = 120.0
 """
 

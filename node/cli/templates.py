@@ -5,8 +5,10 @@ from __future__ import annotations
 FEDERATED_HOSPITAL = """\
 # Several hospitals train one model; patients' data stay where they are.   atoll new run.toml
 # Who can see what of whom, in plain words:   atoll validate run.toml --explain
-# A site takes part with:   atoll join INVITE --script train.py --data site.py:make   (docs/federated.md: "A site's data")
-# Who takes part is in no DHT with:   atoll up --no-dht   and a firewall that lets out web ports only is no hindrance (docs/operating/networks.md)
+# A site takes part with:   atoll join INVITE --script train.py --data site.py:make
+# (docs/federated.md: "A site's data")
+# Who takes part is in no DHT with:   atoll up --no-dht   and a firewall that lets out web ports
+# only is no hindrance (docs/operating/networks.md)
 schema = 1
 name = "hospitals"
 description = "say here what is trained, on what, and who answers for it"
@@ -14,33 +16,41 @@ contact = "somebody@hospital.example"
 mode = "federated"
 
 [model]
-entry = "local:hospitals"          # every site runs the same script, with the same model, on its own data
+entry = "local:hospitals"          # every site runs the same script, with the same model, on its
+                                   # own data
 
 [data]
-source = "local"                   # what a function in a file of each site's own returns; no sample ever leaves the site
+source = "local"                   # what a function in a file of each site's own returns; no sample
+                                   # ever leaves the site
 
 [train]
 sync_every = 50                    # inner steps a round
-rounds = 50                        # each spends of epsilon: atoll validate says how much, and refuses more than the limit
+rounds = 50                        # each spends of epsilon: atoll validate says how much, and
+                                   # refuses more than the limit
 
 [federated]
 method = "fedavg"                  # fedavg | fedavgm | fedadam | fedyogi | fedadagrad
 topology = "serverless"            # or "coordinator": one site adds up (masked) contributions
 
 [secure]
-threshold = 4                      # nobody, the organiser included, sees more than a sum of so many sites; fewer, and the round waits
+threshold = 4                      # nobody, the organiser included, sees more than a sum of so many
+                                   # sites; fewer, and the round waits
 
-[privacy]                          # bounds what all data of one site can show through; with few sites its noise drowns what they learn:
-                                   # atoll validate --explain --peers N says how large it is, and
-                                   # atoll simulate run.toml --task task.py:hospitals --clients 20 what can be learnt under it
-                                   # (scripts/examples/hospital). Without [privacy] contributions are masked all the same
+[privacy]                          # bounds what all data of one site can show through; with few
+                                   # sites its noise drowns what they learn: atoll validate
+                                   # --explain --peers N says how large it is, and atoll simulate
+                                   # run.toml --task task.py:hospitals --clients 20 what can be
+                                   # learnt under it (scripts/examples/hospital). Without [privacy]
+                                   # contributions are masked all the same
 noise = 5.0
-clip = 1.0                         # largest norm of a site's contribution; look at usual norms in a trial on public data
+clip = 1.0                         # largest norm of a site's contribution; look at usual norms in a
+                                   # trial on public data
 delta = 1e-5
 stop_at_epsilon = 12
 
 [join]
-policy = "invite"                  # better, once all have run atoll id:  policy = "allow"  and  allow = ["PEER", "PEER"]
+policy = "invite"                  # better, once all have run atoll id:  policy = "allow"  and
+                                   # allow = ["PEER", "PEER"]
 
 [checkpoint]
 every = 1

@@ -437,13 +437,15 @@ INVITE --fresh-key. Then start the other again: atoll down, atoll up.""",
         "foreign-state",
         "the run's folder belongs to another node",
         74,
-        """The folder says which peer voted from it, and that is not this node: folders of two nodes were exchanged, or the key was.
-With another's votes in place of its own this node could vote twice in one round. Nothing was changed.
+        """\
+The folder says which peer voted from it, and that is not this node: folders of two nodes were
+exchanged, or the key was. With another's votes in place of its own this node could vote twice
+in one round. Nothing was changed.
 
-Find the home whose key the message names, and put each run's folder back beside its key (`atoll config path` names both).
-Where that key is gone: atoll down, move the run's folder away, atoll up, join again. The state is fetched from the other
-members, and this node is a member in a new life. A run with privacy counts what was spent in that folder too (its file
-`privacy`): keep it.""",
+Find the home whose key the message names, and put each run's folder back beside its key (`atoll
+config path` names both). Where that key is gone: atoll down, move the run's folder away, atoll
+up, join again. The state is fetched from the other members, and this node is a member in a new
+life. A run with privacy counts what was spent in that folder too (its file `privacy`): keep it.""",
     ),
     "E400": ErrorPage(
         "config",

@@ -8,8 +8,8 @@ on as the same life. Each frame tells up to which byte the file was on the mediu
 written: what is broken before that byte is damage, not a tail. `../seal`: one frame, replaced at
 once; it outlives the journal, since what an organiser has signed stands whatever else is lost.
 `meta.json`: whose votes these are (``peer``), incarnation, boot id, whether the last life ended
-cleanly, and whether it was ``synced``: without (`[durability] sync = "none"`) votes may be gone after a reboot, so the peer
-takes a new incarnation and may never vote under the old one.
+cleanly, and whether it was ``synced``: without (`[durability] sync = "none"`) votes may be gone
+after a reboot, so the peer takes a new incarnation and may never vote under the old one.
 
 Votes of rounds that are over are left out at a start where they take more than a quarter of what
 the entries take: the file is written anew beside, forced, and renamed, so that a cut leaves the one
@@ -87,10 +87,10 @@ def foreign_state(folder: Path, owner: str, me: str) -> StorageError:
         f"{folder} is the state of peer {owner}, and this node is {me}",
         code="E309",
         exit_code=74,
-        why="Folders of two nodes were exchanged, or the key beside this one was. What this node has"
-        " voted is not in there: going on from it, it could vote twice in one round.",
-        hint="Put each folder back beside the key that it belongs to. Where that cannot be done, move"
-        " it away: this node fetches the state from the other members then, as a new life.",
+        why="Folders of two nodes were exchanged, or the key beside this one was. What this node "
+        "has voted is not in there: going on from it, it could vote twice in one round.",
+        hint="Put each folder back beside the key that it belongs to. Where that cannot be done, "
+        "move it away: this node fetches the state from the other members then, as a new life.",
     )
 
 

@@ -48,8 +48,9 @@ class Words:
         if isinstance(shares, Mapping) and shares:
             mine = "" if event.get("counted") else ", this peer did not"
             yield (
-                f"round {event.get('round')}: {len(shares)} contributed{mine}, {sum(shares.values())} samples,"
-                f" {span_text(float(event.get('elapsed_s') or 0))}, {bytes_text(float(event.get('bytes_sent') or 0))} sent so far"
+                f"round {event.get('round')}: {len(shares)} contributed{mine}, "
+                f"{sum(shares.values())} samples, {span_text(float(event.get('elapsed_s') or 0))}, "
+                f"{bytes_text(float(event.get('bytes_sent') or 0))} sent so far"
             )
 
 
@@ -61,22 +62,28 @@ _WORDS: Mapping[str, Callable[[Event], str]] = {
     "script.attached": lambda e: f"a script trains, process {int(e['pid'])}",
     "script.ended": lambda e: f"the script has let go, process {int(e['pid'])}",
     "script.unattached": lambda e: (
-        f"process {int(e['pid'])} joined {span_text(float(e['seconds']))} ago and has attached nothing"
+        f"process {int(e['pid'])} joined {span_text(float(e['seconds']))} ago "
+        "and has attached nothing"
     ),
     "script.idle": lambda e: (
-        f"the script has contributed nothing in the {span_text(float(e['seconds']))} since it attached"
+        "the script has contributed nothing in the "
+        f"{span_text(float(e['seconds']))} since it attached"
     ),
     "state.ready": lambda e: f"the state of round {int(e['round'])} is here",
     "run.waiting": lambda e: (
         "finished: all rounds are committed"
         if e["state"] == "finished"
-        else f"{escaped(e['state'])}, no round for {float(e['round_open_s']):.0f} s: waits for {escaped(e['what'])}"
+        else (
+            f"{escaped(e['state'])}, no round for {float(e['round_open_s']):.0f} s: waits "
+            f"for {escaped(e['what'])}"
+        )
         + (f" of {', '.join(short_peer(str(peer)) for peer in e['of'])}" if e.get("of") else "")
         + f"; it ends when {escaped(e['ends'])}"
     ),
     "run.goes_on": lambda e: "it goes on",
     "run.starting": lambda e: (
-        f"the script waits with its first step: {int(e['there'])} of {int(e['wanted'])} members are there"
+        f"the script waits with its first step: {int(e['there'])} of "
+        f"{int(e['wanted'])} members are there"
     ),
     "verdict.raised": lambda e: f"verdict {_verdict(e)}",
     "verdict.withdrawn": lambda e: f"verdict holds no more: {_verdict(e)}",
@@ -104,7 +111,8 @@ _WORDS: Mapping[str, Callable[[Event], str]] = {
         f"certain again; {int(e['lost'])} contributions without certainty are lost"
     ),
     "privacy.spent": lambda e: (
-        f"epsilon {float(e['epsilon']):.3g} is spent here; {int(e['left'])} more contributions are allowed"
+        f"epsilon {float(e['epsilon']):.3g} is spent here; {int(e['left'])} more "
+        "contributions are allowed"
     ),
     "masking.failed": lambda e: f"a masked sum failed and is tried again: {escaped(e['reason'])}",
     "entry.recertified": lambda e: f"recertified without {len(e['removed'])} members",
