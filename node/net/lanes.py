@@ -42,6 +42,7 @@ from .lane_talk import (
     Terms,
 )
 from .retry import Retry
+from .transport.allowance import Allowance
 from .transport.backoff import Backoff
 from .transport.faults import Faults
 from .transport.host import Host, PeerStream
@@ -63,6 +64,8 @@ The callee owns the socket. May be called again for the same peer and index: the
 the old one, which the other side has given up.
 """
 
+TALKS, TALKS_PER_S = 256, 20.0
+"""That a peer may begin, of eight lanes that break and are made again."""
 _Key = tuple[PeerId, int]
 
 
@@ -113,6 +116,7 @@ class Lanes:
             _Key, tuple[float, bytes]
         ] = {}  # since when, by which token: also what only the other side wants
         self._busy: set[_Key] = set()
+        self._talks = Allowance(TALKS, TALKS_PER_S)
         self._nursery: trio.Nursery | None = None
         host.handle(PROTOCOL, self._serve)
 
@@ -323,7 +327,8 @@ class Lanes:
 
     async def _serve(self, stream: PeerStream) -> None:
         talk = LaneTalk(stream)
-        if self._faults.shut_out(talk.peer, trio.current_time()):
+        now = trio.current_time()
+        if self._faults.shut_out(talk.peer, now) or not self._talks.allows(talk.peer, now):
             return
         try:
             message = await talk.hear()

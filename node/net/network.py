@@ -34,6 +34,7 @@ from .transport.addresses import (
     check_announce,
     check_listen,
     host_and_port,
+    host_of,
     join_peer,
     split_peer,
     without_peer,
@@ -540,7 +541,11 @@ class PeerNetwork:
             self._lanes.moved()
 
     def _may_dial(self, peer: PeerId, address: str) -> bool:
-        return self.reach.may_dial_peer(peer, address)
+        if not self.reach.may_dial_peer(peer, address):
+            return False
+        ends = self._host.ends(peer)
+        at_home = ends is not None and host_of(address) == ends[1]
+        return at_home or self._ways.errands.allows(peer, trio.current_time())
 
     def _knows(self, run: str, peer: PeerId) -> bool:
         """Whether a peer is announced in a run: then our relay of lanes serves it."""

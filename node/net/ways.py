@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -40,6 +41,7 @@ from .through.observing import ASK_S
 from .through.punch import GUESSES, PUNCH_S, Punch, guesses, targets
 from .through.relaying import Helpers, show
 from .transport.addresses import MAX_ADDRESSES, has_public, host_of, usable
+from .transport.allowance import Allowance
 from .transport.host import Host
 from .transport.lane_sockets import (
     DIAL_S,
@@ -64,6 +66,10 @@ DOUBTFUL_S = 1.0
 """Where one router is symmetric: it works at once, or, mostly, not at all."""
 RELAYS = 3
 """Tried, one after the other."""
+ERRANDS, ERRANDS_PER_S = 128, 1.0
+"""Addresses that are dialled because a peer named them, at machines that it does not come from: who
+lives behind a router names some, and whoever names others' makes us a nuisance to them.
+"""
 
 
 class Made(NamedTuple):
@@ -94,6 +100,7 @@ class Ways:
             may_dial,
             rng,
         )
+        self.errands = Allowance(ERRANDS, ERRANDS_PER_S)
         self.why: dict[PeerId, str] = {}
         """Why the last lane that we drove to a peer is not direct."""
         self.shown: Callable[[], set[str]] | None = None
@@ -329,6 +336,7 @@ class Follower:
         self._arrived: trio.Event | None = None
         self._theirs: tuple[str, ...] = ()
         self._guess = False
+        self._proposed = Counter[type]()  # how often each way was
 
     async def run(self) -> Made | None:
         """Go along until the driver is done; None: the stream is the lane. Raises NetworkError,
@@ -361,6 +369,9 @@ class Follower:
         """Whether it ended with Bridge."""
         while True:
             message = await self._talk.hear(DIAL_S + PUNCH_S + ANSWER_S)
+            self._proposed[type(message)] += 1
+            if self._proposed[type(message)] > (RELAYS if isinstance(message, Relayed) else 1):
+                raise RemoteProtocolError("a way is proposed once", peer=self._talk.peer)
             if isinstance(message, Reverse):
                 self._forget()
                 self._made = await self._ways.dial(self._talk.peer, self._offered, self._terms)
@@ -448,8 +459,10 @@ class Follower:
             address
             for address in self._ways.relays_at(usable(message.addresses))
             if has_public((address,))
-        ]
-        sock = await through_relay(where[:RELAYS], message.voucher, self._terms)
+        ][:RELAYS]
+        now, errands = trio.current_time(), self._ways.errands
+        where = [address for address in where if errands.allows(self._talk.peer, now)]
+        sock = await through_relay(where, message.voucher, self._terms)
         return None if sock is None else Made(sock, "relay")
 
 
@@ -466,10 +479,12 @@ async def meet(
     """A simultaneous open of both sides. ``guess``: one of us has another port for every
     destination. Raises PeerUnreachableError.
     """
-    to = targets(offered, spot.candidates)
+    now, to = trio.current_time(), targets(offered, spot.candidates)
+    hosts = {host for host, _ in to if ways.errands.allows(peer, now)}
+    to = [target for target in to if target[0] in hosts]
     if guess and not spot.symmetric:
         to = guesses(to, ways.rng)
-    punch = Punch(trio.current_time(), to, rtt_s, ways.rng)
+    punch = Punch(now, to, rtt_s, ways.rng)
     ports = GUESSES if guess and spot.symmetric else 1
     sock = await spot.meet(
         peer, punch, terms.token, terms.both, driver=terms.initiator, ports=ports

@@ -9,11 +9,12 @@ import socket
 
 import pytest
 import trio
-from process.test_net import RUN, network, run, wait_for
+from process.test_net import RUN, known_pair, network, run, wait_for
 
-from atoll.collectives.errors import PeerUnreachableError
+from atoll.collectives.errors import PeerLostError, PeerUnreachableError
 from atoll.collectives.identifiers import PeerId
-from atoll.node.net.lane_talk import Terms
+from atoll.node.net.lane_talk import Dialled, LaneOffer, LaneTalk, Reverse, Take, Terms
+from atoll.node.net.lanes import PROTOCOL
 from atoll.node.net.network import PeerNetwork
 from atoll.node.net.through import meeting
 from atoll.node.net.through.meeting import Spot
@@ -23,7 +24,7 @@ from atoll.node.net.through.relaying import show
 from atoll.node.net.through.vouchers import Limits
 from atoll.node.net.transport import lane_sockets
 from atoll.node.net.transport.lane_sockets import LATE_S, MAX_PENDING, dial
-from atoll.node.net.ways import through_relay
+from atoll.node.net.ways import ERRANDS, ERRANDS_PER_S, through_relay
 
 HERE = "127.0.0.1"
 TOKEN, SECRETS = bytes(range(16)), bytes(64)
@@ -218,5 +219,46 @@ def test_lanes_are_announced_where_the_user_said_if_their_port_is_fixed(fixed: b
         await nursery.start(node.run)
         assert ("/ip4/11.0.0.7" in node._ways.addresses()[0]) is fixed
         assert not fixed or node._ways.addresses()[0] == f"/ip4/11.0.0.7/tcp/{port}"
+
+    run(main)
+
+
+def test_who_is_admitted_has_us_dial_few_addresses_of_others() -> None:
+    """Of a lane it says where it is, and to be dialled there: once it was dialled eight times for
+    each word of it, as often as it said so.
+    """
+    dialled = 0
+
+    async def take(stream: trio.SocketStream) -> None:
+        nonlocal dialled
+        dialled += 1
+        await stream.aclose()
+
+    async def main(nursery: trio.Nursery) -> None:
+        a, b, _, _ = await known_pair(nursery)
+        liar, node = (a, b) if a.peer < b.peer else (b, a)
+        others = [(await trio.open_tcp_listeners(0, host="127.0.0.2"))[0] for _ in range(8)]
+        where = tuple(f"/ip4/127.0.0.2/tcp/{it.socket.getsockname()[1]}" for it in others)
+
+        async def offer() -> LaneTalk:
+            talk = LaneTalk(await liar._host.open_stream(node.peer, PROTOCOL))
+            await talk.say(LaneOffer(TOKEN, MINE, where, 0, False))
+            assert isinstance(await talk.hear(), Take)
+            await talk.say(Reverse())
+            assert await talk.hear() == Dialled(False)
+            return talk
+
+        async with trio.open_nursery() as listening:
+            listening.start_soon(trio.serve_listeners, take, others)
+            began = trio.current_time()
+            for _ in range(2 * ERRANDS // len(where)):
+                await (await offer()).stream.aclose()
+            took = trio.current_time() - began
+            assert ERRANDS <= dialled <= ERRANDS + ERRANDS_PER_S * took + 1
+            talk = await offer()
+            await talk.say(Reverse())
+            with pytest.raises(PeerLostError):  # it is proposed once
+                await talk.hear()
+            listening.cancel_scope.cancel()
 
     run(main)

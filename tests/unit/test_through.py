@@ -27,10 +27,22 @@ from atoll.node.net.through.punch import (
 )
 from atoll.node.net.through.splice import CLEAN_SEGMENTS, Leg, Splice
 from atoll.node.net.through.vouchers import VOUCHER_BYTES, Limits, NoVoucherError, Vouchers
+from atoll.node.net.transport.allowance import SWEEP, Allowance
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 SEEN = ("11.0.0.1", 20_001)
 MINE = ("/ip4/11.0.0.9/tcp/20000", "/ip4/192.168.1.2/tcp/20000")
+
+
+def test_an_allowance_is_used_up_and_comes_back_with_time_for_each_peer() -> None:
+    allowance, a, b = Allowance(3, 0.5), PeerId("a"), PeerId("b")
+    assert [allowance.allows(a, 0.0) for _ in range(5)] == [True] * 3 + [False] * 2
+    assert allowance.allows(b, 0.0)
+    assert [allowance.allows(a, 2.0) for _ in range(2)] == [True, False]
+    assert [allowance.allows(a, 1000.0) for _ in range(5)] == [True] * 3 + [False] * 2
+    for number in range(2 * SWEEP):
+        assert allowance.allows(PeerId(f"p{number}"), 2000.0 + 3 * number)
+    assert len(allowance._left) <= SWEEP
 
 
 def test_candidates_are_what_others_see_then_what_a_router_that_keeps_ports_maps_then_the_port_itself() -> (
