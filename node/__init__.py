@@ -8,9 +8,7 @@ loads neither trio nor libp2p nor torch. Rooms, lowest first:
     net/transport/     addresses, the libp2p host, streams: lowest, since settings hold addresses
     home/              a machine: files, settings, processes, the terminal
     run/               who may enter a run, who is kept out, who is there, how it goes
-    manifest, manifest_refusals, manifest_checks, manifest_form, manifest_gpt, manifest_join,
-    manifest_presets, manifest_methods, manifest_federated, manifest_quorum, manifest_btard,
-    manifest_robust, manifest_limits   what a run is
+    manifest/          what a run trains, and by which rules; signed
     net/               libp2p, DHT, relays, lanes
     session/           a run's log at one member: rounds, state, transfer; sans I/O
     btard/             rounds whose contributions follow from public seeds; beside a session

@@ -19,7 +19,7 @@ from atoll.collectives.layout import cut
 from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.local_member import LocalMember, LocalPending
-from atoll.node.manifest_gpt import GptConfig
+from atoll.node.manifest.gpt import GptConfig
 from atoll.node.recipes.data import batch, split, unique_paragraphs
 from atoll.node.recipes.gpt import GPT
 from atoll.optim import DiLoCo, GradientAveraging, LocalSGD

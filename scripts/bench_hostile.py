@@ -39,7 +39,7 @@ from hostile.hostile_node import BREACHES, KINDS, OF_MEMBERS, WITHHELD
 from hostile.kit import hostile_swarm
 
 from atoll.collectives.layout import make_layout
-from atoll.node.manifest_limits import LimitsTable
+from atoll.node.manifest.limits import LimitsTable
 
 __all__ = ["TESTS"]
 

@@ -49,8 +49,8 @@ from atoll.collectives.round.certificate import (
     vote_payload,
 )
 from atoll.node.btard import wire as btard_wire
-from atoll.node.manifest import DOMAIN as MANIFEST
 from atoll.node.manifest import SignedManifest, decode_signed, parse_manifest, sign_manifest
+from atoll.node.manifest.signed import DOMAIN as MANIFEST
 from atoll.node.net import announcements, greeting, lane_talk, look, rendezvous
 from atoll.node.net.dht import records as values
 from atoll.node.net.dht import wire as kad

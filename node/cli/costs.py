@@ -12,9 +12,9 @@ from ...collectives.codec_names import MASKED_BYTES, round_bytes_per_value
 from ...optim.federated.methods import SUMS
 from ..home.output import bytes_text, count_text, span_text
 from ..manifest import Manifest
-from ..manifest_btard import liars_borne
-from ..manifest_federated import PLAIN_LANES, privacy_lines
-from ..manifest_methods import counting, rounds_text
+from ..manifest.federated import PLAIN_LANES, privacy_lines
+from ..manifest.methods import counting, rounds_text
+from ..manifest.optional_tables import liars_borne
 from ..views.documents import lying_text, rule_text
 
 _STATE_BYTES = 8  # float32 anchor and momentum on disk

@@ -12,7 +12,7 @@ import click
 
 from ...collectives.errors import ConfigError
 from ..home.output import Terminal, bytes_text, current, short_peer, span_text
-from ..manifest_presets import AUTO
+from ..manifest.presets import AUTO
 from .daemon import connect
 from .options import GIVEN, GivenPath, shared_options
 from .reaching import find_peer

@@ -128,8 +128,8 @@ reconfigure_after_s = 120.0
 def validate_command(manifest: Path, explain: bool, peers: int) -> None:
     """Check a run's manifest and say what it means."""
     from ..manifest import load_manifest
-    from ..manifest_federated import noise_text, privacy_lines
-    from ..manifest_presets import explain_outer
+    from ..manifest.federated import noise_text, privacy_lines
+    from ..manifest.presets import explain_outer
 
     terminal = current()
     found = load_manifest(manifest)

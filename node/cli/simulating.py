@@ -16,7 +16,8 @@ from msgspec import structs
 
 from ...collectives.errors import ConfigError, StorageError
 from ..home.output import Terminal, bytes_text, current
-from ..manifest_methods import READS, fading_of
+from ..manifest.manifest import fading_of
+from ..manifest.optional_tables import READS
 from .options import GIVEN, GivenPath, shared_options
 from .simulating_btard import attacked, plays
 
@@ -327,7 +328,7 @@ def _settings(recipe: Manifest, name: str, seed: int, given: dict[str, Any]) -> 
 
 
 def _secure_means(recipe: Manifest, settings: StudySettings, clients: int) -> Callable[[], Means]:
-    from ..manifest_federated import check_budget
+    from ..manifest.federated import check_budget
     from ..secure.simulated import SecureMeans
     from ..secure.vectors import threshold_of
 
@@ -352,7 +353,7 @@ def _spent(recipe: Manifest, rounds: float) -> dict[str, float]:
     """What a site has spent that was in all rounds, in a run with [privacy]."""
     if recipe.privacy is None:
         return {}
-    from ..secure.budget import epsilon_after
+    from ...security.privacy.budget import epsilon_after
 
     return {"epsilon": epsilon_after(recipe.privacy.settings(), round(rounds))}
 

@@ -99,7 +99,7 @@ def split_command(
 def _write(terminal: Terminal, run: str, parent: Manifest, found: Split, out: Path) -> list[Path]:
     from ..home.paths import storage_error
     from ..manifest import load_run, parse_manifest
-    from ..manifest_form import as_toml
+    from ..manifest.form import as_toml
     from ..records.export import export_run
     from ..records.splitting import manifests
 

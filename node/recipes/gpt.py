@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...collectives.errors import ModelMismatchError
 from ..manifest import Manifest
-from ..manifest_gpt import GptConfig, gpt_config
+from ..manifest.gpt import GptConfig, gpt_config
 
 VOCABULARY = 256
 

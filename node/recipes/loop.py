@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ..manifest import InnerTable
+from ..manifest.tables import InnerTable
 from .data import batch
 from .gpt import GPT
 

@@ -11,7 +11,7 @@ from ...collectives.errors import ConfigError
 from ...optim.federated.simulation import Task
 from ..home.own_data import made_in_file
 from ..manifest import Manifest
-from ..manifest_gpt import gpt_config
+from ..manifest.gpt import gpt_config
 from .data import BUILTIN, load_corpus
 from .gpt import build
 

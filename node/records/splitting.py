@@ -25,7 +25,7 @@ from ...collectives.layout import Layout
 from ...collectives.round import adopted_rounds
 from ...optim.federated.clusters import adjusted_rand, alike, clusters, same_names
 from ..manifest import Manifest
-from ..manifest_join import JoinTable
+from ..manifest.tables import JoinTable
 from ..storage.contributions import FOLDER as CONTRIBUTIONS
 from .audit import AuditSource
 from .export import read_info

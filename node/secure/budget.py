@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 from ...collectives.swarm import PrivacySettings
 from ...security.privacy import Accountant
+from ...security.privacy.budget import RATE
 
 if TYPE_CHECKING:
     from ..session.ports import Storage
-
-RATE = 1.0
 
 
 class Budget:
@@ -54,13 +53,3 @@ class Budget:
     def spend(self) -> None:
         """One more is on the medium."""
         self._accountant.spend(RATE, self.terms.noise)
-
-
-def most_rounds(terms: PrivacySettings) -> int:
-    """How many rounds a member can take part in."""
-    return Accountant(terms.delta, terms.stop_at_epsilon).room(RATE, terms.noise)
-
-
-def epsilon_after(terms: PrivacySettings, rounds: int) -> float:
-    """What a member has spent that took part in so many."""
-    return Accountant(terms.delta).after(RATE, terms.noise, rounds)

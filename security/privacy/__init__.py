@@ -7,6 +7,7 @@ gradient: the accounting is the same.
 
 rdp         one step of the Poisson-subsampled Gaussian in Rényi terms; (epsilon, delta) from them
 accountant  a run's steps added up; which step would pass epsilon; the noise that a plan needs
+budget      how many rounds what a run allows is enough for
 discrete    exact samples of the discrete Gaussian
 noise       what each member adds, on a grid of whole numbers, so that the sum has the noise that is
             accounted

@@ -41,8 +41,8 @@ from atoll.collectives.exchange import Exchange
 from atoll.collectives.group import Contributor, Entry
 from atoll.collectives.round import RoundMachine, machine, slot_payload
 from atoll.collectives.round.byzantine_acceptor import ByzantineAcceptor
-from atoll.node import manifest
 from atoll.node.__main__ import main
+from atoll.node.manifest import reading
 from atoll.node.net.measuring import Measuring
 from atoll.node.net.network import PeerNetwork
 from atoll.node.service import lanes, scripts
@@ -215,7 +215,7 @@ if __name__ == "__main__":
     if what == "version":
         (PeerNetwork.__init__.__kwdefaults__ or {})["version"] = 1
     elif what == "codec":
-        manifest.CODECS = tuple(codec for codec in manifest.CODECS if codec != "fp32")
+        reading.CODECS = tuple(codec for codec in reading.CODECS if codec != "fp32")
     elif what == "defect":
         fail_in(Session, "tick")
     elif what == "job":

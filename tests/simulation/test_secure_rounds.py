@@ -24,7 +24,6 @@ from atoll.collectives.swarm import OuterSettings, PrivacySettings, RunSettings,
 from atoll.node.local import LocalSwarm
 from atoll.node.local_member import LocalMember
 from atoll.node.run.evidence import MISDEALT
-from atoll.node.secure.budget import epsilon_after, most_rounds
 from atoll.node.secure.rounds import GIVEN, SecureRounds
 from atoll.node.secure.vectors import RingLayout, threshold_of
 from atoll.node.secure.wire import AttemptMessage, Said, encode
@@ -32,6 +31,7 @@ from atoll.node.session import events as ev
 from atoll.node.session.copies import Copies
 from atoll.node.session.memory_storage import MemoryStorage
 from atoll.security.masking import Client, Memory
+from atoll.security.privacy.budget import epsilon_after, most_rounds
 
 PRIVATE = PrivacySettings(noise=3.0, clip=1.0, delta=1e-5, stop_at_epsilon=9.0)
 PHASES = ("Keys", "Deal", "Fixed", "record", "MaskConsent", "MaskReveal")

@@ -19,7 +19,7 @@ from atoll.collectives.errors import ConfigError, SecurityError
 from atoll.collectives.layout import Layout, TensorSpec
 from atoll.collectives.swarm import OuterSettings, RunSettings
 from atoll.node.manifest import parse_manifest
-from atoll.node.manifest_form import as_toml
+from atoll.node.manifest.form import as_toml
 from atoll.node.records import recompute
 from atoll.node.records import splitting as s
 from atoll.node.records.audit import AuditSource

@@ -415,7 +415,7 @@ def test_no_pattern_takes_a_newline_at_its_end() -> None:
 
 @pytest.mark.parametrize("text", ["builtin:gpt\n", "local:x\n"])
 def test_a_model_entry_with_a_newline_is_refused(text: str) -> None:
-    from atoll.node.manifest import ModelTable
+    from atoll.node.manifest.tables import ModelTable
 
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({"entry": text}, ModelTable)

@@ -13,7 +13,7 @@ import torch
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.swarm import OuterSettings
 from atoll.node.manifest import Manifest, decode_manifest, parse_manifest
-from atoll.node.manifest_presets import expected_rounds, explain_outer
+from atoll.node.manifest.presets import expected_rounds, explain_outer
 from atoll.optim import OuterStep, outer_preset
 from atoll.optim.model.momentum import ContributionMomentum
 from atoll.optim.outer.presets import PRESETS, choose

@@ -14,8 +14,9 @@ from tiny_run import TINY
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.swarm import OuterSettings, RunSettings
-from atoll.node.manifest import InnerTable, parse_manifest
-from atoll.node.manifest_gpt import GptConfig
+from atoll.node.manifest import parse_manifest
+from atoll.node.manifest.gpt import GptConfig
+from atoll.node.manifest.tables import InnerTable
 from atoll.node.recipes import data, gpt, loop
 from atoll.node.recipes.train import TrainingMember, load_data
 from atoll.optim import SoloSwarm

@@ -15,7 +15,7 @@ import pytest
 from atoll.collectives.errors import ConfigError
 from atoll.node.cli.costs import describe_lines
 from atoll.node.manifest import parse_manifest
-from atoll.node.manifest_federated import noise_text, privacy_lines
+from atoll.node.manifest.federated import noise_text, privacy_lines
 from atoll.optim.federated.methods import ARRIVING
 
 GOLDEN = Path(__file__).with_name("who_sees_what.txt")

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from ..collectives.errors import ConfigError
-
-if TYPE_CHECKING:
-    from .manifest import Manifest
+from ...collectives.errors import ConfigError
 
 Refusal = tuple[bool, str, str, str]
 """Whether a setting cannot be as it is, its key, why, and what to write instead."""
 
 
-def refuse(refused: Sequence[Refusal], manifest: Manifest, name: str, beside: str) -> None:
+def refuse(refused: Sequence[Refusal], manifest: msgspec.Struct, name: str, beside: str) -> None:
     """Raise ConfigError for the first setting that cannot be as it is. ``name``: of the file;
     ``beside``: what it is at odds with, such as ``[privacy]``.
     """
@@ -28,7 +25,7 @@ def refuse(refused: Sequence[Refusal], manifest: Manifest, name: str, beside: st
             )
 
 
-def _at_odds(manifest: Manifest, key: str, beside: str) -> str:
+def _at_odds(manifest: msgspec.Struct, key: str, beside: str) -> str:
     value = _value_at(manifest, key)
     if value is None:
         return f"{key} is missing, and {beside} needs it"
@@ -37,7 +34,7 @@ def _at_odds(manifest: Manifest, key: str, beside: str) -> str:
     return f"{key} cannot be combined with {beside}"
 
 
-def _value_at(manifest: Manifest, key: str) -> Any:
+def _value_at(manifest: msgspec.Struct, key: str) -> Any:
     value: Any = manifest
     for step in key.removeprefix("$.").split("."):
         names = {field.encode_name: field.name for field in msgspec.structs.fields(type(value))}

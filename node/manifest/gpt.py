@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 
-from ..collectives.errors import ConfigError
-from .home.strict_toml import convert
-
-if TYPE_CHECKING:
-    from .manifest import ModelTable
+from ...collectives.errors import ConfigError
+from ..home.strict_toml import convert
+from .tables import ModelTable
 
 
 class GptConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

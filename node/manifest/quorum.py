@@ -4,40 +4,9 @@ of a manifest.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
-
-import msgspec
-
-from ..collectives.errors import ConfigError
-from ..collectives.group import MAX_MEMBERS
-from .manifest_refusals import refuse
-
-if TYPE_CHECKING:
-    from .manifest import Manifest
-
-
-class NoQuorumTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[no_quorum]``: what members do that see too few others to decide a round.
-
-    ``pause``: train on and wait. ``branch``: after ``reconfigure_after_s`` those who see one
-    another go on together, uncertified, until enough are back.
-    """
-
-    policy: Literal["pause", "branch"] = "pause"
-    reconfigure_after_s: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 120.0
-
-
-class QuorumTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[quorum]``: what decides a round. ``lying``: though so many members do anything at all, the
-    log stays one; it takes 3 ``lying`` + 1 members.
-
-    ``bans``, of such a run: the organiser's signed list bans members (``organiser``), or only
-    strangers (``quorum``): a member is then evicted once 2 ``lying`` + 1 members have banned it,
-    each on its own machine.
-    """
-
-    lying: Annotated[int, msgspec.Meta(ge=0, le=(MAX_MEMBERS - 1) // 3)] = 0
-    bans: Literal["organiser", "quorum"] = "organiser"
+from ...collectives.errors import ConfigError
+from .manifest import Manifest
+from .refusals import refuse
 
 
 def check_quorum(manifest: Manifest, name: str) -> None:

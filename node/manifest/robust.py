@@ -4,77 +4,19 @@ anything; and what such a run must be.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
-
-import msgspec
-
-from ..collectives.codec_names import RESULTS
-from ..collectives.errors import ConfigError
-from ..collectives.foreign import PLAIN
-from ..collectives.group import MAX_MEMBERS
-from ..security.rule_names import (
-    MAX_F,
+from ...collectives.codec_names import RESULTS
+from ...collectives.errors import ConfigError
+from ...collectives.group import MAX_MEMBERS
+from ...security.rule_names import (
     MAX_F_MDA,
-    RUNNING,
-    CoordinateRule,
-    GramRule,
     parse_reducer,
     parse_step,
-    reducer_name,
 )
-from .manifest_refusals import Refusal, refuse
-
-if TYPE_CHECKING:
-    from .manifest import Manifest
-
+from .manifest import Manifest
+from .refusals import Refusal, refuse
 
 # of the outer momentum beside worker momentum: two of 0.9 swing (docs/operating/hostile.md)
 MOST_OUTER = 0.6
-
-
-class RobustTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[robust]``: what a round makes of its contributions, where up to ``f`` of them may be
-    anything. ``mean``: members are trusted.
-
-    A round needs 2 f + 1 contributors (Krum's rules: 2 f + 3), each of which counts once, whatever
-    it trained on. ``before``: steps before the rule, in their order
-    (`security.rule_names.parse_step`). ``keep``: of how many contributions Multi-Krum is the mean;
-    ``neighbours``: by how many others Krum's rules score one, "n-f-1" as byzfl; ``radius``: where
-    centred clipping clips, at the median distance in rounds before, or in the same round.
-    ``momentum``: what a member contributes is the running mean of what it would have, with this
-    share of the last (worker momentum); 0: none.
-    """
-
-    rule: Literal["mean", CoordinateRule, GramRule] = "mean"
-    f: Annotated[int, msgspec.Meta(ge=1, le=MAX_F)] | None = None
-    before: Annotated[
-        tuple[
-            Annotated[
-                str,
-                msgspec.Meta(max_length=24, pattern=PLAIN, description="a step, such as nnm"),
-            ],
-            ...,
-        ],
-        msgspec.Meta(max_length=4),
-    ] = ()
-    keep: Literal["n-f", "n-f-2"] | None = None  # None: "n-f"
-    neighbours: Literal["n-f-2", "n-f-1"] | None = None  # None: "n-f-2"
-    radius: Literal["running", "round"] | None = None  # None: "running"
-    momentum: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
-
-    @property
-    def reducer(self) -> str:
-        """What plans call it."""
-        if self.rule == "mean" or self.f is None:
-            return self.rule
-        told = {
-            "k2": self.keep == "n-f-2",
-            "n1": self.neighbours == "n-f-1",
-            RUNNING: self.rule == "centred_clip" and self.radius != "round",
-        }
-        return reducer_name(
-            self.rule, self.f, self.before, tuple(option for option, given in told.items() if given)
-        )
 
 
 def check_robust(manifest: Manifest, name: str) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from ..collectives.swarm import MOST_OPERATION_ELEMENTS, LimitSettings
+from ...collectives.swarm import MOST_OPERATION_ELEMENTS, LimitSettings
 
 STANDARD = LimitSettings()
 

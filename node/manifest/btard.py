@@ -4,70 +4,10 @@ found, proven and removed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
-
-import msgspec
-
-from ..collectives.codec_names import MASKED_CODEC
-from ..collectives.identifiers import PeerId
-from ..collectives.seeded import MOST_PEERS, BtardSettings
-from .manifest_refusals import refuse
-
-if TYPE_CHECKING:
-    from .manifest import Manifest
-
-LEAST_LEFT = 3  # as `security.btard.AttemptSettings.least`: with fewer nothing goes on
-LEAST_PEERS = LEAST_LEFT + 1  # so that one of them may be removed
-MOST_INTERVALS = 63  # whose states' hashes one message holds
-Times = Annotated[float, msgspec.Meta(ge=0.1, le=86_400)]
-
-
-def liars_borne(peers: int) -> int:
-    """How many of so many peers may lie without ending the run: fewer than half, and three that do
-    not must be left.
-    """
-    return max(0, min((peers - 1) // 2, peers - LEAST_LEFT))
-
-
-class BtardTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[btard]``: as `security.btard.AttemptSettings`. The peers are those that ``[join] allow``
-    names, fewer than half of which may do anything. Up to `liars_borne` of them cannot end the run,
-    nor have one removed that does not lie.
-
-    ``radius``: about the distance of one peer's vector from the mean of all, in the first step.
-    ``validators``: how many peers of a step look into another's last vector instead of computing
-    one. ``tolerance``: relative difference between two machines' vectors of one seed above which
-    one of them lied. ``timeout_s``: a peer that owes a message for more than twice as long is
-    removed; ``compute_s``: where a vector is computed. ``intervals``: into how many parts a peer's
-    work is cut, whose states it commits to: a validator computes one of them again; 0: the whole
-    work.
-    """
-
-    radius: Annotated[float, msgspec.Meta(gt=0, le=1e9)] = 1.0
-    validators: Annotated[int, msgspec.Meta(ge=1, le=MOST_PEERS // 2)] = 1
-    tolerance: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 1e-2
-    timeout_s: Times = 10.0
-    compute_s: Times = 120.0
-    intervals: Annotated[int, msgspec.Meta(ge=0, le=MOST_INTERVALS)] = 0
-
-    def settings(self, manifest: Manifest) -> dict[str, object]:
-        """Fields of RunSettings that follow: vectors are the log's word by word."""
-        peers = tuple(sorted(PeerId(peer) for peer in manifest.join.allow))
-        terms = BtardSettings(
-            peers,
-            self.radius,
-            self.validators,
-            self.tolerance,
-            self.timeout_s,
-            self.compute_s,
-            self.intervals,
-        )
-        return {
-            "codec": MASKED_CODEC,
-            "reducer": "copy",
-            "outer": manifest.train.outer.settings(),
-            "btard": terms,
-        }
+from ...collectives.seeded import MOST_PEERS
+from .manifest import Manifest
+from .optional_tables import LEAST_LEFT, LEAST_PEERS
+from .refusals import refuse
 
 
 def check_btard(manifest: Manifest, name: str) -> None:

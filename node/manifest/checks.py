@@ -4,14 +4,12 @@ ConfigError with the key and a way out.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..collectives.codec_names import RESULTS
-from ..collectives.errors import ConfigError
-
-if TYPE_CHECKING:
-    from .manifest import ExchangeTable, Manifest, TrainTable
-    from .manifest_quorum import NoQuorumTable
+from ...collectives.codec_names import RESULTS
+from ...collectives.errors import ConfigError
+from .manifest import Manifest
+from .tables import ExchangeTable, NoQuorumTable, TrainTable
 
 
 def check_places(table: dict[str, Any], name: str) -> None:

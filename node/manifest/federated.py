@@ -7,161 +7,16 @@ Importing this loads no torch.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import msgspec
-
-from ..collectives.codec_names import MASKED_CODEC
-from ..collectives.errors import ConfigError
-from ..collectives.swarm import OuterSettings, PrivacySettings, SecureSettings
-from ..security.rule_names import parse_reducer
-from .manifest_methods import (
-    OF_A_SERVER,
-    READS,
-    Method,
-    arrival_refusals,
-    arrivals_of,
-    exact_codecs,
-    refusals,
-    sample_of,
-    site_of,
-    unread,
-)
-from .manifest_refusals import Refusal, refuse
-
-if TYPE_CHECKING:
-    from .manifest import Manifest
-
+from ...collectives.errors import ConfigError
+from ...security.rule_names import parse_reducer
+from .manifest import Manifest, arrivals_of, exact_codecs
+from .methods import arrival_refusals, refusals, unread
+from .optional_tables import FederatedTable, PrivacyTable, SecureTable
+from .refusals import Refusal, refuse
 
 PLAIN_LANES = "whoever is on the way between members can read and change what they exchange in bulk"
 """What is said of a run whose lanes are not encrypted."""
-
-
-class FederatedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[federated]``: what becomes of the mean of a round's contributions, on all members alike.
-    ``lr`` 1 takes it as it is.
-
-    ``sample``: who takes part in a round: a share of the members (0.5), or so many of them (10),
-    drawn by the log (`round.sampling`); where not given, all that can. ``topology``: who adds up:
-    each member a part, or one, the coordinator: the organiser's, and another one while that is
-    away.
-    """
-
-    method: Method = "fedavg"
-    lr: Annotated[float, msgspec.Meta(gt=0, le=10)] = 1.0
-    momentum: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.9
-    beta2: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.99  # this and epsilon: arXiv 2003.00295
-    epsilon: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1e-3
-    bias_correction: bool = False
-    mu: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = (
-        0.01  # FedProx' pull to the anchor; usual are 0.001 to 1
-    )
-    beta: Annotated[float, msgspec.Meta(gt=0, le=1)] = (
-        0.1  # share of the own direction in those of fedavg_m and scaffold_m
-    )
-    ahead: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 0.01  # per_fedavg's step ahead
-    personal: Literal["none", "ditto"] = (
-        "none"  # a model of each site's own beside the run's, which never leaves it
-    )
-    pull: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.1  # of that to the run's
-    alpha: Annotated[float, msgspec.Meta(gt=0, le=1)] = (
-        0.9  # fedasync's: how far a fresh contribution moves the anchor to the site's model
-    )
-    staleness: Literal["constant", "polynomial", "hinge"] = (
-        "polynomial"  # how much less a stale one does
-    )
-    staleness_a: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = (
-        None  # polynomial: (1 + u)^-a, 0.5; hinge: 1 / (a (u - b) + 1), 10
-    )
-    staleness_b: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = (
-        4  # hinge: up to so many rounds behind it counts in full
-    )
-    buffer: Annotated[int, msgspec.Meta(ge=1, le=1024)] = (
-        3  # fedbuff's: how many contributions make a round
-    )
-    period_s: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 60.0  # fedfix': how often there is one
-    longest: Annotated[float, msgspec.Meta(ge=1, le=1000)] = (
-        5.0  # fedcompass': a turn is of sync_every steps up to so many times as many
-    )
-    slack: Annotated[float, msgspec.Meta(ge=1, le=100)] = (
-        1.5  # fedcompass': how much longer than it should take a group is waited for
-    )
-    sample: (
-        Annotated[int, msgspec.Meta(ge=1, le=1024)]
-        | Annotated[float, msgspec.Meta(gt=0, lt=1)]
-        | None
-    ) = None  # drawn for each round
-    topology: Literal["serverless", "coordinator"] = "serverless"
-
-    @property
-    def own(self) -> Literal["ditto"] | None:
-        """What sites have for models of their own."""
-        return "ditto" if self.personal == "ditto" else None
-
-    def settings(self) -> OuterSettings:
-        """As the outer step takes it."""
-        from ..optim.federated.methods import server_settings
-
-        numbers = {name: getattr(self, name) for name in READS[self.method] if name in OF_A_SERVER}
-        return server_settings(self.method, **numbers)
-
-
-class SecureTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[secure]``: contributions are masked, and nobody sees more than a sum of at least
-    ``threshold`` of them (`SecureSettings`).
-
-    ``metrics``: what sites report of their training (``attachment.log``) whose mean over a sum
-    everybody may know, such as ``["loss"]``. ``buckets``: sites are dealt to so many sums at most,
-    of at least ``threshold`` each, and ``[robust]`` compares their means.
-    """
-
-    threshold: Annotated[int, msgspec.Meta(ge=3, le=256)] = 3
-    reach: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 16.0
-    max_weight: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
-    metrics: Annotated[
-        tuple[
-            Annotated[
-                str,
-                msgspec.Meta(
-                    pattern=r"\A[A-Za-z][A-Za-z0-9_.-]{0,63}\Z", description="a name, such as loss"
-                ),
-            ],
-            ...,
-        ],
-        msgspec.Meta(max_length=16),
-    ] = ()
-
-    buckets: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
-
-    def settings(self, rule: str) -> SecureSettings:
-        """As a session takes it. ``rule``: of buckets' means."""
-        return SecureSettings(
-            self.threshold, self.reach, self.max_weight, self.metrics, self.buckets, rule
-        )
-
-
-class PrivacyTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[privacy]``: each contribution is bounded and gets noise, and a site stops before it has
-    spent ``stop_at_epsilon`` (`PrivacySettings`).
-
-    ``quantile``: the bound begins at ``clip`` and follows this quantile of the norms, by
-    ``clip_rate``, with ``count_noise`` on the count.
-    """
-
-    noise: Annotated[float, msgspec.Meta(ge=0.1, le=100)]
-    clip: Annotated[float, msgspec.Meta(gt=0, le=1e6)]
-    delta: Annotated[float, msgspec.Meta(gt=0, lt=0.1)]
-    stop_at_epsilon: Annotated[float, msgspec.Meta(gt=0, le=1e6)]
-    colluding: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
-    quantile: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
-    clip_rate: Annotated[float, msgspec.Meta(gt=0, le=1)] = (
-        0.2  # this and quantile 0.5: arXiv 1905.03871
-    )
-    count_noise: Annotated[float, msgspec.Meta(gt=0, le=1000)] | None = None  # None: twice noise
-
-    def settings(self) -> PrivacySettings:
-        """As a session takes it."""
-        return PrivacySettings(*msgspec.structs.astuple(self))
 
 
 def check_federated(manifest: Manifest, name: str) -> None:
@@ -470,7 +325,7 @@ def check_budget(manifest: Manifest, name: str) -> None:
     rounds = manifest.train.rounds
     if manifest.privacy is None or rounds is None:
         return
-    from .secure.budget import most_rounds
+    from ...security.privacy.budget import most_rounds
 
     if rounds > (most := most_rounds(manifest.privacy.settings())):
         raise ConfigError(
@@ -483,47 +338,6 @@ def check_budget(manifest: Manifest, name: str) -> None:
             ),
             hint=f"rounds = {most}, or a larger noise or stop_at_epsilon",
         )
-
-
-def rounds_of(manifest: Manifest) -> dict[str, Any]:
-    """Fields of RunSettings: how contributions travel, what becomes of them, and what becomes of
-    that.
-    """
-    exchange, secure = manifest.exchange, manifest.secure
-    if manifest.btard is not None:
-        return manifest.btard.settings(manifest)
-    outer = (
-        manifest.federated.settings()
-        if manifest.mode == "federated"
-        else manifest.train.outer.settings()
-    )
-    star = manifest.federated.topology == "coordinator"
-    site = site_of(manifest.federated) if manifest.mode == "federated" else None
-    arrivals = arrivals_of(manifest)
-    if secure is not None:
-        privacy = manifest.privacy.settings() if manifest.privacy is not None else None
-        return {
-            "codec": MASKED_CODEC,
-            "reducer": "copy",
-            "outer": outer,
-            "coordinator": star,
-            "secure": secure.settings(manifest.robust.reducer),
-            "privacy": privacy,
-            "site": site,
-            "sample": sample_of(manifest),
-        }
-    return {
-        "codec": exchange.codec,
-        "codecs": {**exchange.codecs, **exact_codecs(manifest.federated)},
-        "reducer": "sum"
-        if arrivals is not None and (arrivals.period_s or arrivals.groups)
-        else manifest.robust.reducer,
-        "outer": outer,
-        "coordinator": star,
-        "site": site,
-        "sample": sample_of(manifest),
-        "arrivals": arrivals,
-    }
 
 
 def privacy_lines(manifest: Manifest) -> list[str]:
@@ -653,7 +467,7 @@ def _privacy_line(manifest: Manifest) -> str:
             "the sum itself, and the model, can still give away something of what they were "
             "trained on: there is no [privacy] in this run"
         )
-    from .secure.budget import epsilon_after
+    from ...security.privacy.budget import epsilon_after
 
     spent = epsilon_after(privacy.settings(), rounds)
     moving = (

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..collectives.errors import ConfigError
+from ...collectives.errors import ConfigError
+from .manifest import Manifest
 
 if TYPE_CHECKING:
-    from ..optim.outer.presets import Overlap, Preset
-    from .manifest import Manifest
+    from ...optim.outer.presets import Overlap, Preset
+
 
 AUTO = "auto"
 PEERS = 4  # where the manifest does not say how many are expected
@@ -57,7 +58,7 @@ def with_preset(manifest: Manifest, wish: Wish, name: str) -> Manifest:
     """The manifest with the values that were asked for. Raises ConfigError for a preset that there
     is not, or where it means nothing.
     """
-    from ..optim.outer.presets import PRESETS  # loads torch
+    from ...optim.outer.presets import PRESETS  # loads torch
 
     wanted, peers = wish
     named = {preset.name: preset for preset in PRESETS}
@@ -111,7 +112,7 @@ def expected_rounds(manifest: Manifest) -> int | None:
 
 def fitting(manifest: Manifest, peers: int) -> Preset:
     """The preset for such a run with so many peers."""
-    from ..optim.outer.presets import choose
+    from ...optim.outer.presets import choose
 
     train = manifest.train
     return choose(
@@ -130,7 +131,7 @@ def explain_outer(manifest: Manifest, peers: int = PEERS) -> str:
     """
     if manifest.mode == "federated":
         return "the federated method's, from [federated]"
-    from ..optim.outer.presets import PRESETS  # loads torch
+    from ...optim.outer.presets import PRESETS  # loads torch
 
     train = manifest.train
     if train.method == "local_sgd":

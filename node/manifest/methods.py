@@ -6,56 +6,9 @@ Importing this loads no torch.
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Literal
-
-from ..collectives.arrivals import ArrivalSettings, Fading, Groups
-from ..collectives.swarm import SampleSettings, SiteSettings
-from .manifest_refusals import Refusal
-
-if TYPE_CHECKING:
-    from .manifest import Manifest
-    from .manifest_federated import FederatedTable
-
-Method = Literal[
-    "fedavg",
-    "fedavgm",
-    "fedadam",
-    "fedyogi",
-    "fedadagrad",
-    "fedprox",
-    "scaffold",
-    "fedavg_m",
-    "scaffold_m",
-    "fedavg_m_vr",
-    "scaffold_m_vr",
-    "per_fedavg",
-    "fedasync",
-    "fedbuff",
-    "fedfix",
-    "fedcompass",
-]
-READS: dict[Method, tuple[str, ...]] = {
-    "fedavg": ("lr",),
-    "fedavgm": ("lr", "momentum"),
-    "fedadam": ("lr", "momentum", "beta2", "epsilon", "bias_correction"),
-    "fedyogi": ("lr", "momentum", "beta2", "epsilon"),
-    "fedadagrad": ("lr", "epsilon"),
-    "fedprox": ("lr", "mu"),
-    "scaffold": ("lr",),
-    "fedavg_m": ("lr", "beta"),
-    "scaffold_m": ("lr", "beta"),
-    "fedavg_m_vr": ("lr", "beta"),
-    "scaffold_m_vr": ("lr", "beta"),
-    "per_fedavg": ("lr", "ahead"),
-    "fedasync": ("alpha", "staleness", "staleness_a", "staleness_b"),
-    "fedbuff": ("lr", "buffer"),
-    "fedfix": ("lr", "period_s"),
-    "fedcompass": ("lr", "alpha", "staleness", "staleness_a", "staleness_b", "longest", "slack"),
-}
-"""Which numbers of ``[federated]`` a method has."""
-
-OF_A_SERVER = ("lr", "momentum", "beta2", "epsilon", "bias_correction")
+from .manifest import Manifest, arrivals_of, sample_of, site_of
+from .optional_tables import READS, FederatedTable
+from .refusals import Refusal
 
 
 def unread(table: FederatedTable) -> list[str]:
@@ -90,74 +43,9 @@ def rounds_text(manifest: Manifest, turn: str) -> str:
     return f"{when[table.method]}, a site's turn being {turn}{longer}"
 
 
-def site_of(table: FederatedTable) -> SiteSettings | None:
-    """What members do beside plain inner steps; None: nothing."""
-    from ..optim.federated.methods import method_of_steps
-
-    pull = table.pull if table.own else None
-    if method_of_steps(table.method).plain and pull is None and table.sample is None:
-        return None
-    return SiteSettings(table.method, table.mu, table.beta, table.ahead, pull)
-
-
-def sample_of(manifest: Manifest) -> SampleSettings | None:
-    """Who takes part in a round; None: all that can."""
-    from ..security.rule_names import parse_reducer
-
-    given, secure, rule = (
-        manifest.federated.sample,
-        manifest.secure,
-        parse_reducer(manifest.robust.reducer),
-    )
-    if given is None or manifest.mode != "federated":
-        return None
-    least = max(
-        secure.threshold if secure is not None else 1, rule.least if rule is not None else 1
-    )
-    return (
-        SampleSettings(count=given, least=least)
-        if isinstance(given, int)
-        else SampleSettings(given, least=least)
-    )
-
-
-def exact_codecs(table: FederatedTable) -> dict[str, str]:
-    """Codecs of what travels beside the model: a control variate that lost something on the way
-    would not be what its member keeps.
-    """
-    from ..optim.federated.methods import SUMS, method_of_steps
-
-    return dict.fromkeys(SUMS, "fp32") if method_of_steps(table.method).control else {}
-
-
-def arrivals_of(manifest: Manifest) -> ArrivalSettings | None:
-    """For whom a round waits; None: for all that can contribute."""
-    table = manifest.federated
-    if manifest.mode != "federated":
-        return None
-    match table.method:
-        case "fedasync":
-            return ArrivalSettings(count=1, fading=fading_of(table))
-        case "fedbuff":
-            return ArrivalSettings(count=table.buffer)
-        case "fedfix":
-            return ArrivalSettings(period_s=table.period_s)
-        case "fedcompass":
-            least = manifest.train.sync_every or 1  # refused where it is not given
-            groups = Groups(least, math.ceil(table.longest * least), least, table.slack)
-            return ArrivalSettings(fading=fading_of(table), groups=groups)
-        case _:
-            return None
-
-
-def fading_of(table: FederatedTable) -> Fading:
-    """How far contributions move the anchor, of a method that has such numbers."""
-    return Fading(table.alpha, table.staleness, table.staleness_a, table.staleness_b)
-
-
 def arrival_refusals(manifest: Manifest) -> list[Refusal]:
     """What a run does not go with whose rounds do not wait for everybody."""
-    from ..optim.model.feedback import has_feedback
+    from ...optim.model.feedback import has_feedback
 
     if arrivals_of(manifest) is None:
         return []
@@ -243,7 +131,7 @@ def arrival_refusals(manifest: Manifest) -> list[Refusal]:
 
 def refusals(manifest: Manifest) -> list[Refusal]:
     """What the method of a federated run, and its members' own models, do not go with."""
-    from ..optim.federated.methods import method_of_steps
+    from ...optim.federated.methods import method_of_steps
 
     table, exchange = manifest.federated, manifest.exchange
     method, site = method_of_steps(table.method), site_of(table)

@@ -4,46 +4,9 @@ what is kept to look into.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
-
-import msgspec
-
-from ..collectives.errors import ConfigError
-from ..collectives.foreign import PLAIN
-from .manifest_refusals import refuse
-
-if TYPE_CHECKING:
-    from .manifest import Manifest
-
-
-class JoinTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[join]``: ``invite``: a newcomer shows a valid invite; ``open``: the run id is enough;
-    ``allow``: only these peers and the organiser.
-
-    ``probation``, of open runs: in how many rounds in a row a newcomer's work must be found to be
-    in order before it counts and the newcomer is a member. ``per_hour``: how many newcomers become
-    members in an hour. Whom the organiser trusts (`atoll trust`) is let in at once.
-    """
-
-    policy: Literal["invite", "open", "allow"] = "invite"
-    allow: Annotated[
-        tuple[
-            Annotated[
-                str, msgspec.Meta(pattern=PLAIN, description="a peer id, as atoll id prints it")
-            ],
-            ...,
-        ],
-        msgspec.Meta(max_length=1024),
-    ] = ()
-    probation: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0
-    per_hour: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0  # 0: no bound
-
-
-class AuditTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[audit]``: ``keep_contributions``: each member signs its contributions and keeps those to
-    so many of the newest entries of each log on its disk, so that rounds can be recomputed."""
-
-    keep_contributions: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
+from ...collectives.errors import ConfigError
+from .manifest import Manifest
+from .refusals import refuse
 
 
 def check_audit(manifest: Manifest, name: str) -> None:
@@ -60,7 +23,7 @@ def check_audit(manifest: Manifest, name: str) -> None:
 
 def check_join(manifest: Manifest, name: str) -> None:
     """Who may enter. Raises ConfigError."""
-    from ..security.identity import is_peer_id
+    from ...security.identity import is_peer_id
 
     join = manifest.join
     if (join.policy == "allow") != bool(join.allow):

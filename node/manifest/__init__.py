@@ -1,0 +1,39 @@
+"""A run's manifest: what it trains, signed. TOML for people, canonical msgpack for machines; the
+run id is the hash of those bytes. Lowest first:
+
+tables           the tables of every run: names, bounds, defaults
+optional_tables  those that few runs have: federated, secure, privacy, btard
+limits           what free-standing operations may take of a member
+form             which bytes stand for a manifest
+gpt              what `[model]` says of the model that ships with atoll
+manifest         Manifest: the run's settings as one value, and what follows for machines
+refusals         settings that exclude each other, as sentences
+checks           what tables mean together: training, exchange, fragments
+join, quorum, robust, btard   likewise: who may enter; what decides a round; robust rules; BTARD
+methods, federated   likewise: federated methods and runs; who can see what, in plain words
+presets          outer values by name
+reading          manifests as text and as bytes: read strictly, checked, refused
+signed           SignedManifest: the organiser's signature; manifests on disk
+"""
+
+from __future__ import annotations
+
+from .gpt import gpt_config
+from .manifest import Manifest, run_id_of
+from .reading import decode_manifest, load_manifest, parse_manifest
+from .signed import SignedManifest, decode_signed, list_runs, load_run, save_run, sign_manifest
+
+__all__ = [
+    "Manifest",
+    "SignedManifest",
+    "decode_manifest",
+    "decode_signed",
+    "gpt_config",
+    "list_runs",
+    "load_manifest",
+    "load_run",
+    "parse_manifest",
+    "run_id_of",
+    "save_run",
+    "sign_manifest",
+]

@@ -1,0 +1,256 @@
+"""A run's settings as one value, and what follows from it for machines (`RunSettings`)."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from ...collectives.arrivals import ArrivalSettings, Fading, Groups
+from ...collectives.codec_names import MASKED_CODEC
+from ...collectives.group import TopologyKind, least_members
+from ...collectives.identifiers import RunId
+from ...collectives.swarm import RunSettings, SampleSettings, SiteSettings
+from ...security.rule_names import parse_reducer
+from .form import canonical
+from .gpt import gpt_config
+from .limits import LimitsTable
+from .optional_tables import BtardTable, FederatedTable, PrivacyTable, SecureTable
+from .tables import (
+    AuditTable,
+    CheckpointTable,
+    DataTable,
+    DurabilityTable,
+    ExchangeTable,
+    JoinTable,
+    LanesTable,
+    Line,
+    ModelTable,
+    NetworkTable,
+    NoQuorumTable,
+    QuorumTable,
+    RobustTable,
+    Text,
+    TrainTable,
+)
+
+RUN_ID_LENGTH = 26
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A run's settings, all of them, defaults filled in. Two manifests with equal `encode` are the
+    same run.
+    """
+
+    schema: int
+    name: Annotated[
+        str,
+        msgspec.Meta(
+            pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z",
+            description="1 to 64 letters, digits, dots, dashes, underscores",
+        ),
+    ]
+    description: Text = ""
+    contact: Line = ""
+    model: ModelTable = ModelTable()
+    data: DataTable = DataTable()
+    train: TrainTable = TrainTable()
+    exchange: ExchangeTable = ExchangeTable()
+    lanes: LanesTable = LanesTable()
+    join: JoinTable = JoinTable()
+    checkpoint: CheckpointTable = CheckpointTable()
+    durability: DurabilityTable = DurabilityTable()
+    no_quorum: NoQuorumTable = NoQuorumTable()
+    quorum: QuorumTable = QuorumTable()
+    network: NetworkTable = NetworkTable()
+    robust: RobustTable = RobustTable()
+    mode: Literal["swarm", "federated"] = "swarm"
+    federated: FederatedTable = FederatedTable()
+    secure: SecureTable | None = None
+    privacy: PrivacyTable | None = None
+    audit: AuditTable = AuditTable()
+    btard: BtardTable | None = None
+    limits: LimitsTable = LimitsTable()
+
+    def encode(self) -> bytes:
+        """Canonical bytes: see `manifest_form`. What was received may be said in others: keep
+        those, their hash is the run's id.
+        """
+        return canonical(self)
+
+    @property
+    def run_id(self) -> RunId:
+        """The id of this run."""
+        return run_id_of(self.encode())
+
+    @property
+    def parameters(self) -> int | None:
+        """Parameters of the run's model, or None when only the members' script knows."""
+        return (
+            gpt_config(self.model).parameters
+            if self.model.entry == "builtin:gpt"
+            else self.model.parameters
+        )
+
+    @property
+    def least(self) -> int:
+        """How many members a round needs, by the rule and by how many may lie."""
+        rule = parse_reducer(self.robust.reducer)
+        return max(least_members(self.quorum.lying), 1 if rule is None else rule.least)
+
+    @property
+    def branch_after_s(self) -> float | None:
+        """How long no quorum may be in sight before members go on in a branch; None: they never
+        do.
+        """
+        return self.no_quorum.reconfigure_after_s if self.no_quorum.policy == "branch" else None
+
+    @property
+    def ways(self) -> TopologyKind:
+        """On which ways contributions are added up, and whether heads of sites are checked."""
+        check = self.mode == "federated" if self.exchange.check is None else self.exchange.check
+        return "checked" if check and self.exchange.plan == "two-level" else self.exchange.plan
+
+    def settings(self) -> RunSettings:
+        """What governs rounds and optimizers."""
+        return RunSettings(
+            method=self.train.method,
+            sync_every=self.train.sync_every,
+            round_s=self.train.round_s,
+            target_samples=self.train.target_samples,
+            local_after=self.train.local_after,
+            overlap=self.train.overlap,
+            delay=self.train.delay,
+            mixing=self.train.mixing,
+            share=self.train.share,
+            max_steps=self.train.max_steps,
+            feedback=self.exchange.feedback,
+            feedback_kept=self.exchange.feedback_kept,
+            worker_momentum=self.robust.momentum,
+            plan=self.ways,
+            fragments=self.exchange.fragments,
+            lying=self.quorum.lying,
+            rounds=self.train.rounds,
+            deadline_s=self.exchange.deadline_s,
+            limits=self.limits.settings(),
+            **rounds_of(self),
+        )
+
+
+def run_id_of(data: bytes) -> RunId:
+    """base32(sha256(canonical manifest bytes))[:26], lower case."""
+    return RunId(base64.b32encode(hashlib.sha256(data).digest()).decode()[:RUN_ID_LENGTH].lower())
+
+
+def rounds_of(manifest: Manifest) -> dict[str, Any]:
+    """Fields of RunSettings: how contributions travel, what becomes of them, and what becomes of
+    that.
+    """
+    exchange, secure = manifest.exchange, manifest.secure
+    if manifest.btard is not None:
+        return {  # vectors are the log's word by word
+            "codec": MASKED_CODEC,
+            "reducer": "copy",
+            "outer": manifest.train.outer.settings(),
+            "btard": manifest.btard.settings(manifest.join.allow),
+        }
+    outer = (
+        manifest.federated.settings()
+        if manifest.mode == "federated"
+        else manifest.train.outer.settings()
+    )
+    star = manifest.federated.topology == "coordinator"
+    site = site_of(manifest.federated) if manifest.mode == "federated" else None
+    arrivals = arrivals_of(manifest)
+    if secure is not None:
+        privacy = manifest.privacy.settings() if manifest.privacy is not None else None
+        return {
+            "codec": MASKED_CODEC,
+            "reducer": "copy",
+            "outer": outer,
+            "coordinator": star,
+            "secure": secure.settings(manifest.robust.reducer),
+            "privacy": privacy,
+            "site": site,
+            "sample": sample_of(manifest),
+        }
+    return {
+        "codec": exchange.codec,
+        "codecs": {**exchange.codecs, **exact_codecs(manifest.federated)},
+        "reducer": "sum"
+        if arrivals is not None and (arrivals.period_s or arrivals.groups)
+        else manifest.robust.reducer,
+        "outer": outer,
+        "coordinator": star,
+        "site": site,
+        "sample": sample_of(manifest),
+        "arrivals": arrivals,
+    }
+
+
+def site_of(table: FederatedTable) -> SiteSettings | None:
+    """What members do beside plain inner steps; None: nothing."""
+    from ...optim.federated.methods import method_of_steps
+
+    pull = table.pull if table.own else None
+    if method_of_steps(table.method).plain and pull is None and table.sample is None:
+        return None
+    return SiteSettings(table.method, table.mu, table.beta, table.ahead, pull)
+
+
+def sample_of(manifest: Manifest) -> SampleSettings | None:
+    """Who takes part in a round; None: all that can."""
+    from ...security.rule_names import parse_reducer
+
+    given, secure, rule = (
+        manifest.federated.sample,
+        manifest.secure,
+        parse_reducer(manifest.robust.reducer),
+    )
+    if given is None or manifest.mode != "federated":
+        return None
+    least = max(
+        secure.threshold if secure is not None else 1, rule.least if rule is not None else 1
+    )
+    return (
+        SampleSettings(count=given, least=least)
+        if isinstance(given, int)
+        else SampleSettings(given, least=least)
+    )
+
+
+def exact_codecs(table: FederatedTable) -> dict[str, str]:
+    """Codecs of what travels beside the model: a control variate that lost something on the way
+    would not be what its member keeps.
+    """
+    from ...optim.federated.methods import SUMS, method_of_steps
+
+    return dict.fromkeys(SUMS, "fp32") if method_of_steps(table.method).control else {}
+
+
+def arrivals_of(manifest: Manifest) -> ArrivalSettings | None:
+    """For whom a round waits; None: for all that can contribute."""
+    table = manifest.federated
+    if manifest.mode != "federated":
+        return None
+    match table.method:
+        case "fedasync":
+            return ArrivalSettings(count=1, fading=fading_of(table))
+        case "fedbuff":
+            return ArrivalSettings(count=table.buffer)
+        case "fedfix":
+            return ArrivalSettings(period_s=table.period_s)
+        case "fedcompass":
+            least = manifest.train.sync_every or 1  # refused where it is not given
+            groups = Groups(least, math.ceil(table.longest * least), least, table.slack)
+            return ArrivalSettings(fading=fading_of(table), groups=groups)
+        case _:
+            return None
+
+
+def fading_of(table: FederatedTable) -> Fading:
+    """How far contributions move the anchor, of a method that has such numbers."""
+    return Fading(table.alpha, table.staleness, table.staleness_a, table.staleness_b)

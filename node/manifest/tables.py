@@ -1,0 +1,336 @@
+"""The tables of every run, as people write them: names, bounds, defaults. What tables mean together
+is said in `checks` and beside it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from ...collectives.foreign import LINES, PLAIN, WORDS
+from ...collectives.group import MAX_MEMBERS
+from ...collectives.layout import MAX_FRAGMENTS
+from ...collectives.swarm import OuterSettings
+from ...security.rule_names import (
+    MAX_F,
+    RUNNING,
+    CoordinateRule,
+    GramRule,
+    reducer_name,
+)
+from ..home.strict_toml import Address
+
+Text = Annotated[
+    str, msgspec.Meta(max_length=2000, pattern=LINES, description="text without control characters")
+]
+Line = Annotated[
+    str,
+    msgspec.Meta(max_length=2000, pattern=WORDS, description="one line without control characters"),
+]
+Scalar = int | float | Line | bool
+Positive = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+Fraction = Annotated[float, msgspec.Meta(ge=0, lt=1)]
+Natural = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
+Whole = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+
+
+class ModelTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[model]``: ``entry`` is ``builtin:gpt`` or ``local:NAME`` (each member brings her own
+    script).
+    """
+
+    entry: Annotated[
+        str,
+        msgspec.Meta(
+            pattern=r"\A(builtin:gpt|local:[A-Za-z0-9_.-]{1,64})\Z",
+            description='"builtin:gpt", or "local:NAME" with a name of your own',
+        ),
+    ] = "builtin:gpt"
+    config: Annotated[
+        dict[Line, Scalar], msgspec.Meta(max_length=64)
+    ] = {}  # for builtin:gpt the fields of GptConfig
+    init: Annotated[
+        str,
+        msgspec.Meta(
+            pattern=r"\Aseed:[0-9]{1,10}\Z", description='"seed:NUMBER", such as "seed:0"'
+        ),
+    ] = "seed:0"
+    parameters: Natural | None = None  # checked after construction
+
+
+class DataTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[data]``: ``builtin:stdlib-text`` (ships with Python), or ``local``: every member's own,
+    which never leaves her machine.
+    """
+
+    source: Literal["builtin:stdlib-text", "local"] = "builtin:stdlib-text"
+    seed: Whole = 0
+
+
+class InnerTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[train.inner]``: the built-in recipe's optimizer; a script of one's own may use another."""
+
+    optimizer: Literal["adamw", "sgd"] = "adamw"  # sgd: plain, of lr, schedule, batch and clip only
+    lr: Positive = 2e-3  # best of the values tried for the 0.87M-parameter byte model
+    steps: Natural | None = 700  # length of the schedule; None: no decay and no end
+    warmup: Whole = 20
+    schedule: Literal["cosine", "constant"] = "cosine"
+    weight_decay: NotNegative = 0.1
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.99
+    clip: Positive = 1.0
+    batch: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 8
+    samples: Natural | None = (
+        None  # of all members together, after which the schedule is over; None: it goes by steps
+    )
+
+
+class OuterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[train.outer]``: applied to the anchor, in the node, the same on all members."""
+
+    optimizer: Literal["nesterov", "sgd", "adam", "yogi", "adagrad", "co2", "adamw"] = "nesterov"
+    lr: Annotated[float, msgspec.Meta(gt=0, le=10)] = (
+        0.7  # DiLoCo's published value (arXiv 2311.08105)
+    )
+    momentum: Fraction = 0.9  # DiLoCo's published value; 0.6 below about 50 rounds
+    beta2: Fraction = 0.99  # of adam, yogi and adamw, published as epsilon is (arXiv 2003.00295)
+    epsilon: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1e-3  # of adam, yogi, adagrad and adamw
+    weight_decay: NotNegative = 0.0  # of adamw
+    clip: Positive = 3.0  # of co2: times the mean norm of the momentum
+    governor: bool = (
+        False  # restart momentum and halve lr for a while when the update's norm or the loss jumps
+    )
+    stretch: bool = (
+        False  # make the mean as long as its contributions are on average, however many they are
+    )
+
+    def settings(self) -> OuterSettings:
+        """As the outer step takes it."""
+        return OuterSettings(
+            self.optimizer,
+            self.lr,
+            self.momentum,
+            self.beta2,
+            self.epsilon,
+            self.weight_decay,
+            self.clip,
+            self.governor,
+            self.stretch,
+        )
+
+
+class TrainTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[train]``: a round ends after ``sync_every`` inner steps, ``round_s`` seconds or
+    ``target_samples`` of all members; give one of them.
+
+    ``overlap``, ``delay`` and ``mixing`` say what members train on while a round is under way
+    (`docs/training.md`). With ``share``, the part of the time to be spent on training,
+    ``sync_every`` and ``delay`` are those of the first rounds: they are planned again as rounds go
+    on.
+    """
+
+    method: Literal["diloco", "local_sgd", "gradient_averaging"] = "diloco"
+    sync_every: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = None
+    round_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = None
+    target_samples: Natural | None = None
+    local_after: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = (
+        0  # rounds of one inner step before those of sync_every
+    )
+    overlap: Literal["none", "late", "eager"] = "none"
+    delay: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] | None = None
+    mixing: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    rounds: Natural | None = (
+        # committed rounds after which the run is done; None: the built-in recipe ends with its
+        # schedule
+        None
+    )
+    inner: InnerTable = InnerTable()
+    outer: OuterTable = OuterTable()
+    share: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
+    max_steps: Annotated[int, msgspec.Meta(ge=2, le=1_000_000)] | None = (
+        None  # the longest round; None: by the size of the model
+    )
+    start_with: Annotated[int, msgspec.Meta(ge=1, le=MAX_MEMBERS)] | None = (
+        None  # members that the first round waits for; None: whoever is there begins
+    )
+
+
+class ExchangeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[exchange]``: how contributions travel. ``codecs``: other codecs for tensors whose names
+    match a shell pattern.
+
+    ``plan``: on which ways they are added up (`collectives/trees.py`). ``fragments``: how many logs
+    the model is cut into, each with rounds of its own (`collectives/layout.py`, `cut`). ``check``:
+    on two levels another member of a site adds up what its head does; None: in federated runs.
+    """
+
+    codec: Line = "int8"
+    codecs: Annotated[
+        dict[
+            Annotated[
+                str,
+                msgspec.Meta(
+                    min_length=1,
+                    max_length=512,
+                    pattern=WORDS,
+                    description="a pattern of tensors' names, without control characters",
+                ),
+            ],
+            Line,
+        ],
+        msgspec.Meta(max_length=64),
+    ] = {}
+    # carry what the codec loses into the next contribution; stat2 and the sparse codecs always do
+    feedback: bool = False
+    feedback_kept: Annotated[float, msgspec.Meta(gt=0, le=1)] = (
+        1.0  # share of that which is still carried a round later
+    )
+    plan: Literal["butterfly", "ring", "two-level"] = "butterfly"
+    check: bool | None = None
+    fragments: Annotated[int, msgspec.Meta(ge=1, le=MAX_FRAGMENTS)] = 1
+    deadline_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = (
+        None  # None: from measured rates
+    )
+
+
+class LanesTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[lanes]``: the connections for bulk bytes. ``encrypt = false``: for a network whose owner
+    may read and alter what is averaged.
+    """
+
+    encrypt: bool = True
+    per_peer: Annotated[int, msgspec.Meta(ge=1, le=8)] = 8  # no more connections than these
+
+
+class CheckpointTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[checkpoint]``: every how many committed rounds each node writes the anchor to its disk;
+    more than `MOST_REPLAYED` are as that.
+    """
+
+    every: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10
+
+
+class DurabilityTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[durability]``: what is on each member's medium before it says anything that depends on it.
+
+    ``all``: promises, votes, entries and the bytes of results: a power cut of all members loses
+    nothing that was decided. ``votes``: not the bytes: a cut of all may lose the newest rounds, and
+    then takes `atoll recertify`. ``none``: nothing is waited for: who loses power comes back as
+    somebody new. It is the run's, not a node's: whether what was decided lasts depends on what the
+    others' media hold.
+    """
+
+    sync: Literal["all", "votes", "none"] = "all"
+
+
+class NetworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[network]``: addresses to put into invites when the organiser's node is not running."""
+
+    bootstrap: Annotated[
+        tuple[
+            Address,
+            ...,
+        ],
+        msgspec.Meta(max_length=16),
+    ] = ()
+
+
+class JoinTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[join]``: ``invite``: a newcomer shows a valid invite; ``open``: the run id is enough;
+    ``allow``: only these peers and the organiser.
+
+    ``probation``, of open runs: in how many rounds in a row a newcomer's work must be found to be
+    in order before it counts and the newcomer is a member. ``per_hour``: how many newcomers become
+    members in an hour. Whom the organiser trusts (`atoll trust`) is let in at once.
+    """
+
+    policy: Literal["invite", "open", "allow"] = "invite"
+    allow: Annotated[
+        tuple[
+            Annotated[
+                str, msgspec.Meta(pattern=PLAIN, description="a peer id, as atoll id prints it")
+            ],
+            ...,
+        ],
+        msgspec.Meta(max_length=1024),
+    ] = ()
+    probation: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0
+    per_hour: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0  # 0: no bound
+
+
+class AuditTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[audit]``: ``keep_contributions``: each member signs its contributions and keeps those to
+    so many of the newest entries of each log on its disk, so that rounds can be recomputed."""
+
+    keep_contributions: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
+
+
+class NoQuorumTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[no_quorum]``: what members do that see too few others to decide a round.
+
+    ``pause``: train on and wait. ``branch``: after ``reconfigure_after_s`` those who see one
+    another go on together, uncertified, until enough are back.
+    """
+
+    policy: Literal["pause", "branch"] = "pause"
+    reconfigure_after_s: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 120.0
+
+
+class QuorumTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[quorum]``: what decides a round. ``lying``: though so many members do anything at all, the
+    log stays one; it takes 3 ``lying`` + 1 members.
+
+    ``bans``, of such a run: the organiser's signed list bans members (``organiser``), or only
+    strangers (``quorum``): a member is then evicted once 2 ``lying`` + 1 members have banned it,
+    each on its own machine.
+    """
+
+    lying: Annotated[int, msgspec.Meta(ge=0, le=(MAX_MEMBERS - 1) // 3)] = 0
+    bans: Literal["organiser", "quorum"] = "organiser"
+
+
+class RobustTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[robust]``: what a round makes of its contributions, where up to ``f`` of them may be
+    anything. ``mean``: members are trusted.
+
+    A round needs 2 f + 1 contributors (Krum's rules: 2 f + 3), each of which counts once, whatever
+    it trained on. ``before``: steps before the rule, in their order
+    (`security.rule_names.parse_step`). ``keep``: of how many contributions Multi-Krum is the mean;
+    ``neighbours``: by how many others Krum's rules score one, "n-f-1" as byzfl; ``radius``: where
+    centred clipping clips, at the median distance in rounds before, or in the same round.
+    ``momentum``: what a member contributes is the running mean of what it would have, with this
+    share of the last (worker momentum); 0: none.
+    """
+
+    rule: Literal["mean", CoordinateRule, GramRule] = "mean"
+    f: Annotated[int, msgspec.Meta(ge=1, le=MAX_F)] | None = None
+    before: Annotated[
+        tuple[
+            Annotated[
+                str,
+                msgspec.Meta(max_length=24, pattern=PLAIN, description="a step, such as nnm"),
+            ],
+            ...,
+        ],
+        msgspec.Meta(max_length=4),
+    ] = ()
+    keep: Literal["n-f", "n-f-2"] | None = None  # None: "n-f"
+    neighbours: Literal["n-f-2", "n-f-1"] | None = None  # None: "n-f-2"
+    radius: Literal["running", "round"] | None = None  # None: "running"
+    momentum: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
+
+    @property
+    def reducer(self) -> str:
+        """What plans call it."""
+        if self.rule == "mean" or self.f is None:
+            return self.rule
+        told = {
+            "k2": self.keep == "n-f-2",
+            "n1": self.neighbours == "n-f-1",
+            RUNNING: self.rule == "centred_clip" and self.radius != "round",
+        }
+        return reducer_name(
+            self.rule, self.f, self.before, tuple(option for option, given in told.items() if given)
+        )
