@@ -1282,12 +1282,16 @@ class RoundMachine:
         spent = self.ballot == 0 and self.journal.restarted and self.convener_of(0) == self.me
         if self.open.decided or self.acceptor.ahead:
             return
-        if not self.engaged:
-            if spent and self.convening.wants_entry(now):
-                self.enter(
-                    now, len(self.config)
-                )  # nobody else has anything to do: the own next one
+        if self.engaged:
+            self.open.wanted_at = None
+        elif not self.convening.wants_entry(now):
+            self.open.wanted_at = None
             return
+        elif spent:
+            # nobody else has anything to do: the own next one
+            return self.enter(now, len(self.config))
+        elif self.open.wanted_at is None:
+            self.open.wanted_at = now
         patience_s = self.timing.takeover_s * min(8.0, 1 + self.ballot / 2) * (
             2 if self.convening.active else 1
         ) + max(4 * patience.rtt_s(self.actions.pace()), self.silence_s(self.others))
@@ -1300,7 +1304,8 @@ class RoundMachine:
         suspected = self.convener_of(self.ballot) != self.me and self.silent(
             self.convener_of(self.ballot)
         )
-        since = max(self.open.progress_at, self.open.ripe_at or self.open.progress_at)
+        began = (self.open.progress_at, self.open.ripe_at, self.open.wanted_at)
+        since = max(at for at in began if at is not None)
         if (
             now - since <= patience_s
             and not suspected
@@ -1309,7 +1314,7 @@ class RoundMachine:
             return
         if self.waits_for_offers and not suspected and not self.convening.wants_entry(now):
             return  # another convener could do no more
-        self.next_ballot(now)
+        return self.next_ballot(now)
 
     def next_ballot(self, now: float, *, aside: bool = False) -> None:
         """Move on to the next ballot whose owner is not suspected. Where the present owner lives

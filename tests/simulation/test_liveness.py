@@ -88,6 +88,40 @@ def test_a_holder_that_was_started_again_does_so_too() -> None:
     table.end()
 
 
+# ---- nobody offers anything
+
+
+@pytest.mark.parametrize("back", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("dies", [None, 0, 1, 2, 3, 4])
+def test_who_lost_its_home_is_let_in_where_nobody_trains(back: int, dies: int | None) -> None:
+    """Whoever owns the first ballot of the open round: the earlier life of who comes back, one that
+    died for good, or one that lives. An entry without contributors lets it in, and no other is
+    decided after it.
+    """
+    if back == dies:
+        return
+    table = Table(5)
+    table.all_in()
+    together(table, table.peers, "first")
+    table.peers[back].kill()
+    if dies is not None:
+        table.peers[dies].kill()
+    new = table.peers[back]
+    new.storage = table.storage(SETTINGS.outer)
+    new.storage.journal().renew(7)
+    new.start().attach()
+    began = table.world.now
+    table.until(lambda: new.inside and new.machine.me.incarnation == 7)
+    assert table.world.now - began < 15.0
+    live = [peer for peer in table.peers if peer.node is not None]
+    table.until(lambda: len({peer.session.round for peer in live}) == 1)
+    rounds = new.session.round
+    table.wait(30.0)
+    assert [peer.session.round for peer in live] == [rounds] * len(live)
+    goes_on(table, live)
+    table.end()
+
+
 # ---- nobody waits in silence
 
 
