@@ -20,6 +20,7 @@ from .view import SessionView
 
 COMPARE_S = 5.0  # a stranger that has not said how its log begins is asked again after this long
 ASKED_AT_ONCE = 3
+MOST_NOTED = 1024  # peers of which it is remembered what they lack
 
 
 class Others:
@@ -28,6 +29,9 @@ class Others:
     def __init__(self, session: SessionView, admission: Admission) -> None:
         self.session, self._admission = session, admission
         self._lives: dict[PeerId, int] = {}  # members: the newest incarnation that spoke
+        self._speaking: dict[PeerId, int] = {}  # members: the incarnation that spoke last
+        self._logless: set[PeerId] = set()  # they ask for the beginning of the log
+        self._lacking: dict[PeerId, int] = {}  # they ask for a state after this entry or later
         self._same: set[PeerId] = set()  # known to be on this history
         self._compared: dict[PeerId, float] = {}  # strangers: when they were asked last
 
@@ -104,12 +108,10 @@ class Others:
 
     def there(self, now: float, peer: PeerId) -> bool | None:
         """Whether a decision can count on a member; None where that is not known yet. Not on one
-        that lost its journal and has not been let in again under its new incarnation."""
+        that speaks as another incarnation than the one that was let in: it lost its journal, or
+        runs from an older one."""
         membership, machine = self.session.membership, self.session.machine
-        if machine is not None and any(
-            member.peer == peer and member.incarnation < self._lives.get(peer, 0)
-            for member in machine.config
-        ):
+        if machine is not None and self.other_life(peer, machine) is not None:
             return False
         return (
             True
@@ -119,12 +121,50 @@ class Others:
             else None
         )
 
-    def lives_on(self, peer: PeerId, machine: RoundView) -> bool:
-        """Whether a peer of the configuration is there, but as a later life than the one that
-        counts.
-        """
-        newest = machine.me.incarnation if peer == self.session.me else self._lives.get(peer, 0)
-        return any(who.peer == peer and who.incarnation < newest for who in machine.config)
+    def other_life(self, peer: PeerId, machine: RoundView) -> str | None:
+        """How a peer of the configuration lives on, where not as the life that counts."""
+        counted = next((who.incarnation for who in machine.config if who.peer == peer), None)
+        if counted is None:
+            return None
+        if peer == self.session.me:
+            newest = speaks = machine.me.incarnation
+        else:
+            newest = self._lives.get(peer, 0)
+            speaks = self._speaking.get(peer, counted)
+        if newest > counted:
+            return "lives on as another member, since it lost what it had voted"
+        if speaks < counted:
+            return "lives on from an older folder than the one that it has voted from"
+        return None
+
+    # ---- who has what
+    def note(self, peer: PeerId, envelope: m.Envelope) -> None:
+        """What a message of the main log tells of what its sender lacks."""
+        match envelope.body:
+            case m.Fetch() if envelope.round == 0 and len(self._logless) < MOST_NOTED:
+                self._logless.add(peer)
+            case m.AskState(least=least) if len(self._lacking) < MOST_NOTED:
+                self._lacking[peer] = least
+            case m.Join() | m.Ready() | m.Promise() | m.Accepted() | m.Catch():
+                self._logless.discard(peer)
+                if not isinstance(envelope.body, m.Catch):
+                    self._lacking.pop(peer, None)
+            case m.Offer() if envelope.body.layout is not None:
+                self._lacking.pop(peer, None)
+            case _:
+                pass
+
+    def lacks_state(self, peer: PeerId, least: int) -> bool:
+        """Whether a peer has said that it has no state after entry ``least`` or later."""
+        return self._lacking.get(peer, least + 1) <= least
+
+    def with_log(self, now: float) -> list[PeerId]:
+        """Who would have the log, where there is none here: the organiser, dead or alive, those who
+        have said that they are in a round, and whoever is there and has not asked for it."""
+        session = self.session
+        inside = [record.peer for record in session.membership.records() if record.round > 0]
+        found = dict.fromkeys([session.organiser, *inside, *self.targets(now)])
+        return [peer for peer in found if peer != session.me and peer not in self._logless]
 
     # ---- histories
     def _compare(self, now: float, targets: Sequence[PeerId]) -> None:
@@ -152,6 +192,7 @@ class Others:
             return False
         if peer in session.config_peers():
             self._lives[peer] = max(envelope.incarnation, self._lives.get(peer, 0))
+            self._speaking[peer] = envelope.incarnation
         if isinstance(body, m.Catch) and body.entries and body.entries[0].entry.round == 0:
             theirs, genesis = body.entries[0], machine.journal.entries[0]
             if theirs.entry.hash() == genesis.entry.hash():

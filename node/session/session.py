@@ -628,6 +628,8 @@ class Session:
 
     def _on_envelope(self, now: float, peer: PeerId, envelope: m.Envelope) -> None:
         body = envelope.body
+        if envelope.log == self.log:
+            self.others.note(peer, envelope)
         if self.membership.is_doubled:
             return  # another process may vote under this key: this one takes no part
         if envelope.log.startswith(BRANCH):

@@ -19,6 +19,11 @@ from .recertifying import Recertifying
 from .view import SessionView
 
 QUIET_ROUNDS = 3.0  # no commit for so many times as long as the last round took is silence
+ALL_SEEK_IT = "every member that would have it seeks it, too"
+RESTORED = (
+    "a member's folder is put back from a backup; if there is none, a new run begins from a model"
+    " that was exported"
+)
 QUIET_S = 5.0  # and for at least so long
 
 
@@ -96,20 +101,30 @@ class Waits:
         if session.removed:
             return "removed", "nothing", (), "this node joins again in a new life"
         if machine is None:
+            holders = self._others.with_log(now)
+            what = "the beginning of the run's log"
+            if not holders:
+                return "waiting for peers", f"{what}; {ALL_SEEK_IT}", (), RESTORED
             return (
                 "waiting for peers",
-                "the beginning of the run's log",
-                _names(self._others.targets(now)),
+                what,
+                _names(holders),
                 "a member that has it is reached",
             )
         if machine.stateless or session.transfer.seeking_state:
-            what = f"the state after entry {session.actions.least_state()} or a later one"
+            least = session.actions.least_state()
+            what = f"the state after entry {least} or a later one"
+            holders = [
+                peer for peer in self._holders(machine) if not self._others.lacks_state(peer, least)
+            ]
+            if not holders:
+                return "lacking state", f"{what}; {ALL_SEEK_IT}", (), RESTORED
             if offering := session.transfer.unbelieved:
                 what += f"; no quorum of the members confirms what {', '.join(offering)} would give"
             return (
                 "lacking state",
                 what,
-                self._holders(machine),
+                tuple(holders),
                 "one of them that holds it is reached",
             )
         if (view := self._recertifying.view()) is not None:
@@ -142,8 +157,9 @@ class Waits:
         gone = [member.peer for member in machine.config if member not in there]
         needed = (len(machine.config) + machine.lying) // 2 + 1
         what = f"{needed} of {len(machine.config)} members; {len(there)} can be counted on"
-        for peer in [who for who in gone if self._others.lives_on(who, machine)]:
-            what += f"; {peer} lives on as another member, since it lost what it had voted"
+        for peer in gone:
+            if (how := self._others.other_life(peer, machine)) is not None:
+                what += f"; {peer} {how}"
         way_out = "the organiser runs atoll recertify"
         if machine.lying:  # the organiser's word is no proof there
             way_out = "atoll export, and a new run from it"

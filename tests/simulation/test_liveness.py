@@ -187,6 +187,102 @@ def test_who_lacks_the_state_says_who_would_have_it() -> None:
     table.end()
 
 
+def lose(peer: Peer, *, incarnation: int | None = None) -> None:
+    """Its home is gone, and it begins as this life (by its clock); or its state only is, where None
+    is given."""
+    if incarnation is None:
+        peer.storage._checkpoint, peer.storage._before, peer.storage._kept = None, None, {}
+    else:
+        peer.storage = peer.table.storage(SETTINGS.outer)
+        peer.storage.journal().renew(incarnation)
+
+
+def three_stopped(rounds: int) -> Table:
+    """Three members after so many rounds; all were killed."""
+    table = Table(3)
+    table.all_in()
+    for number in range(rounds):
+        together(table, table.peers, f"round {number}")
+    for peer in table.peers:
+        peer.kill()
+    return table
+
+
+def test_where_the_organiser_is_dead_newcomers_without_a_log_name_it_and_not_one_another() -> None:
+    table = three_stopped(3)
+    founder, second, third = table.peers
+    for peer in (second, third):
+        lose(peer, incarnation=50)
+        peer.start().attach()
+    table.until(lambda: all(waits_of(peer) for peer in (second, third)))
+    table.wait(20.0)
+    assert waits_of(second)[-1] == waits_of(third)[-1] == ("waiting for peers", ("p0",))
+    founder.start().attach()
+    table.until(lambda: waits_of(second)[-1:] == [("no quorum", ("p1", "p2"))])
+    table.end()
+
+
+@pytest.mark.parametrize("late_s", [0.0025, 0.01, 0.1])
+def test_who_came_half_in_names_the_dead_organiser(late_s: float) -> None:
+    """It died when the newcomers had the beginning of the log, and no state yet."""
+    table = Table(3)
+    founder = table.found()
+    table.wait(1.0)
+    newcomers = [peer.start().attach() for peer in table.peers[1:]]
+    table.wait(late_s)
+    founder.kill()
+    table.until(lambda: all(waits_of(peer) for peer in newcomers))
+    table.wait(20.0)
+    assert [waits_of(peer)[-1] for peer in newcomers] == [("lacking state", ("p0",))] * 2
+    founder.start().attach()
+    goes_on(table, table.peers)
+    table.end()
+
+
+def test_where_every_log_or_state_is_lost_nobody_is_waited_for_in_vain() -> None:
+    """One has the journal, two have nothing; or all three have journals, and no state."""
+    for lost in ((None, 50, 50), (None, None, None), (60, 50, None), (60, 50, 50)):
+        table = three_stopped(6)
+        for peer, incarnation in zip(table.peers, lost, strict=True):
+            lose(peer, incarnation=incarnation)
+            peer.start().attach()
+        table.until(lambda peers=table.peers: all(waits_of(peer) for peer in peers))
+        table.wait(20.0)
+        for peer in table.peers:
+            waiting = peer.session.waits.look(table.world.now)
+            state = "lacking state" if None in lost else "waiting for peers"
+            assert (waiting.state, waiting.of) == (state, ())
+            assert "seeks it, too" in waiting.what
+            assert "backup" in waiting.ends
+        table.end()
+
+
+def test_where_folders_of_two_lives_were_exchanged_all_name_the_lives_that_are_missing() -> None:
+    """(A node refuses such a folder, but for one that names no owner.) The second was in its 51st
+    life and the third in its first. Each is another life now than the configuration says.
+    """
+    table = Table(3)
+    first, second, third = table.all_in()
+    together(table, table.peers, "first")
+    second.kill()
+    lose(second, incarnation=50)
+    second.start().attach()
+    table.until(lambda: second.inside)
+    together(table, table.peers, "second")
+    for peer in table.peers:
+        peer.kill()
+    second.storage, third.storage = third.storage, second.storage
+    for peer in table.peers:
+        peer.start().attach()
+    for peer in table.peers:
+        table.until(lambda peer=peer: waits_of(peer)[-1:] == [("no quorum", ("p1", "p2"))])
+        what = peer.session.waits.look(table.world.now).what
+        assert "p1 lives on from an older folder" in what
+        assert "p2 lives on as another member" in what
+    assert first.session.completed == 2
+    table.end()
+
+
 def test_a_member_that_lost_its_state_but_not_its_journal_goes_on_as_the_same_life() -> None:
     """It takes an older state from the one that is left, and the results of what its own journal
     knows.
