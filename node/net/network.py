@@ -35,17 +35,25 @@ from .transport.addresses import (
     check_listen,
     host_and_port,
     host_of,
+    is_direct,
+    is_internet,
     join_peer,
     split_peer,
     without_peer,
 )
+from .transport.allowance import Allowance
 from .transport.backoff import Backoff
+from .transport.door import machine_of
 from .transport.faults import Faults
 from .transport.host import Host
 from .transport.lane_sockets import LaneListener, refuses
 from .transport.peerbook import PeerBook, save_cache
 from .ways import Ways
 
+DIALS, DIALS_PER_S = 128, 1.0
+"""Addresses at one machine of the internet that others named, at once and from then on: peers that
+do not exist may be said to be at anybody's.
+"""
 SAVE_S = 1.0
 SAVE_LEAST_S = 0.1  # between two writes, however many peers we are told of
 SEARCH_FIRST_S = 0.5
@@ -207,6 +215,7 @@ class PeerNetwork:
         self._learned_at, self._knocking = 0.0, set[PeerId]()
         self._unsaved, self._urgent = trio.Event(), trio.Event()  # the peer book
         self._nursery: trio.Nursery | None = None
+        self._machines = Allowance(DIALS, DIALS_PER_S)
 
     @property
     def on_refused(self) -> Callable[[str, PeerId, str, str], None]:
@@ -298,9 +307,21 @@ class PeerNetwork:
 
     async def connect(self, peer: PeerId) -> None:
         """Make sure of a connection. Raises PeerUnreachableError. `send` does it by itself."""
-        await self._host.connect(
-            peer, await dnsaddr.numeric(self._known_to_dial(peer), self._given)
-        )
+        addresses = await dnsaddr.numeric(self._known_to_dial(peer), self._given)
+        if not self._host.has_connection(peer):
+            addresses = self._spared(addresses)
+        await self._host.connect(peer, addresses)
+
+    def _spared(self, addresses: list[str]) -> list[str]:
+        """Without those at machines of the internet that were dialled too often by now."""
+        now = trio.current_time()
+        return [
+            address
+            for address in addresses
+            if address in self._given
+            or not (is_direct(address) and is_internet(address))
+            or self._machines.allows(machine_of(host_of(address)), now)
+        ]
 
     def _known_to_dial(self, peer: PeerId) -> tuple[str, ...]:
         return known_to_dial(self.book.addresses(peer), self._given, self.reach.may_dial)

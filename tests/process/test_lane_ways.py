@@ -13,9 +13,10 @@ from process.test_net import RUN, known_pair, network, run, wait_for
 
 from atoll.collectives.errors import PeerLostError, PeerUnreachableError
 from atoll.collectives.identifiers import PeerId
+from atoll.node.net import network as networks
 from atoll.node.net.lane_talk import Dialled, LaneOffer, LaneTalk, Reverse, Take, Terms
 from atoll.node.net.lanes import PROTOCOL
-from atoll.node.net.network import PeerNetwork
+from atoll.node.net.network import DIALS, DIALS_PER_S, PeerNetwork
 from atoll.node.net.through import meeting
 from atoll.node.net.through.meeting import Spot
 from atoll.node.net.through.observing import MAX_HELD_OF_ONE
@@ -25,6 +26,7 @@ from atoll.node.net.through.vouchers import Limits
 from atoll.node.net.transport import lane_sockets
 from atoll.node.net.transport.lane_sockets import LATE_S, MAX_PENDING, dial
 from atoll.node.net.ways import ERRANDS, ERRANDS_PER_S, through_relay
+from atoll.security.identity import Identity
 
 HERE = "127.0.0.1"
 TOKEN, SECRETS = bytes(range(16)), bytes(64)
@@ -219,6 +221,38 @@ def test_lanes_are_announced_where_the_user_said_if_their_port_is_fixed(fixed: b
         await nursery.start(node.run)
         assert ("/ip4/11.0.0.7" in node._ways.addresses()[0]) is fixed
         assert not fixed or node._ways.addresses()[0] == f"/ip4/11.0.0.7/tcp/{port}"
+
+    run(main)
+
+
+def test_peers_that_are_said_to_be_at_one_machine_of_the_internet_are_dialled_there_seldom(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As somebody says who has an invite, of peers that do not exist."""
+    monkeypatch.setattr(networks, "is_internet", lambda address: "/127.0.0.2/" in address)
+
+    async def main(nursery: trio.Nursery) -> None:
+        node, dialled = network(), 0
+        await nursery.start(node.run)
+        sink = (await trio.open_tcp_listeners(0, host="127.0.0.2"))[0]
+        where = f"/ip4/127.0.0.2/tcp/{sink.socket.getsockname()[1]}"
+
+        async def take(stream: trio.SocketStream) -> None:
+            nonlocal dialled
+            dialled += 1
+            await stream.aclose()
+
+        async with trio.open_nursery() as listening:
+            listening.start_soon(trio.serve_listeners, take, [sink])
+            began = trio.current_time()
+            for _ in range(2 * DIALS):
+                ghost = Identity.generate().peer
+                node.book.add(ghost, [where])
+                with pytest.raises(PeerUnreachableError):
+                    await node.connect(ghost)
+            took = trio.current_time() - began
+            assert DIALS <= dialled <= DIALS + DIALS_PER_S * took + 1
+            listening.cancel_scope.cancel()
 
     run(main)
 
