@@ -9,7 +9,7 @@ which all sources share, that costs no time; a source that trickles is worked ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ...collectives.identifiers import PeerId
@@ -62,11 +62,6 @@ class ChunkRequests:
             for chunk in [each for each in known.chunks if not _within(each, missing)]:
                 del known.chunks[chunk]
 
-    def release(self, gone: Iterable[PeerId]) -> None:
-        """Nothing comes of these any more: what they were asked for is free to be asked for."""
-        for peer in gone:
-            self._of.pop(peer, None)
-
     def next(self, now: float, missing: Sequence[Span], sources: Sequence[PeerId]) -> list[Get]:
         """Fill the window, each span from the source that has the fewest chunks outstanding."""
         asked = {chunk for known in self._of.values() for chunk in known.chunks}
@@ -107,10 +102,17 @@ class ChunkRequests:
         return gets
 
     def _to_hedge(self, now: float, peer: PeerId, usual_s: float, pull_s: float) -> list[int]:
-        """Chunks that another source should be asked for as well, the last one first."""
+        """Chunks that another source should be asked for as well, the last one first. What was
+        asked of another in vain counts as asked of nobody: any number of sources may bring nothing.
+        """
         known, patience_s = self._of[peer], max(8 * pull_s, SLOW * usual_s)
         each_s = known.busy_s / known.brought if known.brought else usual_s
-        others = {c for who, held in self._of.items() if who != peer for c in held.chunks}
+        others = {
+            chunk
+            for who, held in self._of.items()
+            if who != peer and now - held.moved_at <= patience_s
+            for chunk in held.chunks
+        }
         alone = [chunk for chunk in reversed(known.chunks) if chunk not in others]
         if now - known.moved_at > patience_s:
             return alone[:SPAN_CHUNKS]
