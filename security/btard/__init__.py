@@ -14,11 +14,12 @@ history    radius and Delta max from earlier steps
 table      what is held of an attempt, by slot
 evidence   signed messages that prove a fault to anybody
 waiting    what is lacking: asked for, then testified to be missing
-questions  what others lack: given, handed on, or proven to be withheld
 trail      local steps: states committed to on the way, one interval shown
 finished   a step that is over, as validators need it
+stages     what an attempt waits for
+view       what its parts see of an attempt, and an attempt of its peer
+questions  what others lack: given, handed on, or proven to be withheld
 judging    what is open after the checks, and who is guilty
-stages     what an attempt waits for, and what it asks of its peer
 attempt    one attempt at a step: the algorithm
 peer       one peer over all its steps: removals, attempts, who is behind
 simulation whole swarms from a seed, and what must hold of them

@@ -26,7 +26,7 @@ from ...collectives.identifiers import PeerId
 from . import draw
 from .evidence import kind_of
 from .finished import Finished
-from .judging import Cases, open_cases, sentence, verdicts
+from .judging import open_cases, sentence, verdicts
 from .messages import (
     FLOAT,
     Accusation,
@@ -56,8 +56,9 @@ from .messages import (
 )
 from .questions import Questions
 from .residuals import ACCUSED, Residual, aggregate, differs, readable, residual
-from .stages import BEFORE, HEARD, AttemptStage, Surroundings
+from .stages import BEFORE, HEARD, AttemptStage
 from .table import AttemptVectors, Table
+from .view import Cases, Surroundings
 from .waiting import AttemptTimes
 
 

@@ -8,44 +8,15 @@ accuses all honest ones convict.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import msgspec
 import numpy as np
 
 from .draw import direction
 from .messages import Bundle, Checks, Fault, GuiltyVerdict, Judgement, Kind
 from .residuals import CONVICTED, differs, impossible, off_centre, unbalanced
-
-if TYPE_CHECKING:
-    from .attempt import Attempt
+from .view import AttemptView, Cases
 
 
-class Cases(msgspec.Struct):
-    """By numbers in the roster. ``residuals``, ``gradients``: (accuser, accused); ``columns``:
-    owners whose aggregate is looked into; ``impossible``: who said what no vector has; ``void``:
-    who accused where it had no say."""
-
-    residuals: set[tuple[int, int]] = msgspec.field(default_factory=set)
-    gradients: set[tuple[int, int]] = msgspec.field(default_factory=set)
-    columns: set[int] = msgspec.field(default_factory=set)
-    impossible: set[int] = msgspec.field(default_factory=set)
-    void: set[int] = msgspec.field(default_factory=set)
-    exhibits: set[tuple[int, int]] = msgspec.field(default_factory=set)
-
-    def any(self) -> bool:
-        """Whether something is open."""
-        return bool(
-            self.residuals or self.gradients or self.columns or self.impossible or self.void
-        )
-
-    @property
-    def targets(self) -> set[int]:
-        """Whose last gradient is recomputed."""
-        return {whom for _, whom in self.gradients}
-
-
-def open_cases(attempt: Attempt) -> Cases:
+def open_cases(attempt: AttemptView) -> Cases:
     """Accusations; Verification 2: projections that do not add up to zero; Verification 3: a part
     from which most are too far.
     """
@@ -77,7 +48,7 @@ def open_cases(attempt: Attempt) -> Cases:
     return cases
 
 
-def verdicts(attempt: Attempt) -> tuple[GuiltyVerdict, ...]:
+def verdicts(attempt: AttemptView) -> tuple[GuiltyVerdict, ...]:
     """Whom this peer finds guilty."""
     cases = attempt.cases
     guilty = {GuiltyVerdict(number, Fault.ACCUSATION) for number in cases.void}
@@ -109,7 +80,7 @@ def verdicts(attempt: Attempt) -> tuple[GuiltyVerdict, ...]:
     return tuple(sorted(guilty))
 
 
-def sentence(attempt: Attempt) -> list[Bundle]:
+def sentence(attempt: AttemptView) -> list[Bundle]:
     """Proofs against all whom more than half find guilty, one each."""
     votes: dict[GuiltyVerdict, list[int]] = {}
     for judge, judgement in enumerate(attempt.table.all(Kind.JUDGEMENT, Judgement)):
@@ -129,7 +100,7 @@ def sentence(attempt: Attempt) -> list[Bundle]:
     return list(found.values())
 
 
-def _misstated(attempt: Attempt, whom: int, part: int) -> bool:
+def _misstated(attempt: AttemptView, whom: int, part: int) -> bool:
     """Whether a contributor said of its part what is not so, or sent what is no number."""
     row = attempt.vectors.held[Kind.PART, whom, part]
     found = attempt.residual_of(row, part)

@@ -28,6 +28,7 @@ from .messages import Bundle, CommittedVector, Context, Frame, Kind, Signed, Sig
 from .settings import AttemptSettings
 from .stages import AttemptStage
 from .trail import Trail
+from .view import AttemptView
 from .waiting import Late
 
 EARLY = 32  # messages kept of each peer that is ahead
@@ -115,7 +116,7 @@ class BtardPeer:
         self._state = b""
         self._computed = False
         self._left: list[Attempt] = []  # attempts at the open step whose place another has taken
-        self.closed: Attempt | None = None  # the last step's
+        self.closed: AttemptView | None = None  # the last step's
         self._errors: dict[PeerId, float | None] = {}
         self._early: dict[PeerId, deque[Signed]] = {}
         self._told: set[tuple[PeerId, bytes]] = set()
@@ -232,7 +233,7 @@ class BtardPeer:
             trail.path,
         )
 
-    def finished(self, now: float, attempt: Attempt) -> None:
+    def finished(self, now: float, attempt: AttemptView) -> None:
         """The step is over. One whose place another attempt has taken counts where this peer has
         not yet spoken its last word in that one.
         """

@@ -1,20 +1,10 @@
-"""The stages of an attempt, which message each waits for, and what an attempt asks of its peer."""
+"""The stages of an attempt, and which message each waits for."""
 
 from __future__ import annotations
 
 from enum import IntEnum
-from random import Random
-from typing import TYPE_CHECKING, Protocol
 
-from ...collectives.identifiers import PeerId
-from .finished import Finished
-from .history import ResidualNorms
-from .messages import Bundle, CommittedVector, Frame, Kind, Signer, Vector, Verify
-from .settings import AttemptSettings
-from .waiting import Late
-
-if TYPE_CHECKING:
-    from .attempt import Attempt
+from .messages import Kind
 
 
 class AttemptStage(IntEnum):
@@ -45,40 +35,3 @@ BEFORE = {
     Kind.CHECKS: Kind.RESIDUALS,
     Kind.JUDGEMENT: Kind.CHECKS,
 }
-
-
-class Surroundings(Protocol):
-    """What an attempt asks of its peer."""
-
-    settings: AttemptSettings
-    signer: Signer
-    verify: Verify
-    rng: Random
-    distances: ResidualNorms
-    previous: Finished | None
-    gradient: Vector
-    trail: bytes
-    start: Vector
-    late: Late
-
-    def tell(self, to: PeerId | None, frame: Frame) -> None:
-        """Send a frame to one peer, or to all others."""
-        ...
-
-    def examine(self, target: PeerId) -> float | None:
-        """How far the last gradient of ``target`` is from the right one; None: still computing."""
-        ...
-
-    def shown(self) -> CommittedVector | None:
-        """Both ends of the interval of one's own last trail that is looked at; None where there is
-        none.
-        """
-        ...
-
-    def convict(self, now: float, bundles: list[Bundle]) -> None:
-        """Remove whom these prove to be at fault; the attempt is over."""
-        ...
-
-    def finished(self, now: float, attempt: Attempt) -> None:
-        """The step is over."""
-        ...

@@ -9,7 +9,6 @@ struck, or some time later, when a validator looks.
 from __future__ import annotations
 
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
@@ -39,15 +38,13 @@ from ..messages import (
     sign_bytes,
 )
 from ..peer import BtardPeer
-
-if TYPE_CHECKING:
-    from .swarm import BtardMember
+from .view import Attack, MemberView
 
 
 class Hostile(BtardPeer):
     """A peer that belongs to the attackers."""
 
-    member: BtardMember
+    member: MemberView
 
     def examine(self, target: str) -> float | None:
         """Friends are always right."""
@@ -60,7 +57,7 @@ class Struck(Attempt):
     """Base of attacks."""
 
     @property
-    def member(self) -> BtardMember:
+    def member(self) -> MemberView:
         """Whose attempt it is."""
         assert isinstance(self.around, Hostile)
         return self.around.member
@@ -539,18 +536,6 @@ class HidesStates(Struck):
             if self.roster[self.me] in self.targets.values() and self.strikes()
             else super().own_states()
         )
-
-
-class Attack(NamedTuple):
-    """``attempt``: what it does otherwise; ``vector``: name of an attack on gradients. ``faults``:
-    what attackers are removed for; ``at_once``: in the step in which they struck. ``intervals``: it
-    is one on local steps."""
-
-    attempt: type[Attempt] = Attempt
-    vector: str = ""
-    faults: tuple[Fault, ...] = (Fault.GRADIENT,)
-    at_once: bool = False
-    intervals: int = 0
 
 
 def _protocol(attempt: type[Attempt], *faults: Fault) -> Attack:

@@ -38,7 +38,8 @@ from ..messages import (
     VectorRequest,
 )
 from ..residuals import readable
-from .swarm import BtardOptions, BtardSwarm
+from .swarm import BtardSwarm
+from .view import BtardOptions
 
 
 class BtardPlant(NamedTuple):

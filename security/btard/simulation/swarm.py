@@ -5,7 +5,7 @@ or fast, without one. The machines are the same.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -22,37 +22,15 @@ from ..draw import first_draw, seed_of
 from ..finished import Finished
 from ..messages import Bundle, Frame, Vector, Verify
 from ..peer import BtardPeer, GradientTask
-from ..settings import AttemptSettings
 from ..trail import Trail
 from ..wire import decode, encode
 from .checker import BtardChecker
-from .hostile import ATTACKS, Attack, Hostile
+from .hostile import ATTACKS, Hostile
 from .task import SIZE, Quadratic, computed_with_noise, stepped, walked
+from .view import Attack, BtardOptions
 
 RUN = RunId("simulated")
 QUIET_TICKS = 400  # without a step: it is stuck
-
-
-@dataclass(frozen=True)
-class BtardOptions:
-    """``messages``: through the network, with real signatures; else fast. ``rate``: in which part
-    of the steps an attacker strikes, from ``since`` on. ``noise``: relative, of a gradient that is
-    computed again. ``until_clean``: end when no attacker is left."""
-
-    n: int = 16
-    b: int = 7
-    attack: str = "sign_flip"
-    steps: int = 50
-    messages: bool = False
-    rate: float = 1.0
-    since: int = 1
-    noise: float = 0.0
-    until_clean: bool = True
-    latency_s: float = 0.02
-    jitter_s: float = 0.1
-    settings: AttemptSettings = field(
-        default_factory=lambda: AttemptSettings(radius=8.0, timeout_s=2.0, compute_s=4.0)
-    )
 
 
 class KeyedHash:
