@@ -65,7 +65,7 @@ def test_faults_at_the_moments_at_which_bugs_would_show_break_nothing() -> None:
     [
         ("promise-not-forced", "durability", 0),
         ("promise-forgotten", "agreement", 0),
-        ("newest-state-only", "liveness", 0),
+        ("newest-state-only", "liveness", 43),
         ("old-life-votes", "", 13),
         ("twins-unheard", "", 0),
     ],
