@@ -215,7 +215,7 @@ def replaces_the_copy(peer: Peer) -> None:
     """From now on it gives the log another vector than the mean that all have unmasked: as owner of
     parts, and as convener.
     """
-    rounds: Any = peer.session.beforehand
+    rounds: Any = peer.session.pre_round
     give, told = rounds._give, set[bytes]()
 
     def lie(now: float) -> None:
@@ -232,7 +232,7 @@ def deals_shares_that_do_not_fit(peer: Peer) -> None:
     """From now on each share that it deals fits its own hash, and no other share; and it reveals
     what it has as it should.
     """
-    rounds: Any = peer.session.beforehand
+    rounds: Any = peer.session.pre_round
     join = rounds._join
 
     def lie(now: float) -> None:

@@ -31,9 +31,9 @@ from ...security.btard.trail import Trail
 from ...security.identity import verify
 from ..run.evidence import removal
 from ..session import events as ev
-from ..session.beforehand import Beforehand
+from ..session.contribution_queue import Given
 from ..session.copies import Copies
-from ..session.offering import Given
+from ..session.pre_round import PreRound
 from ..session.view import SessionView
 from .vectors import VectorTransfers
 from .wire import PREFIX, Offered, Taken, decode, encode
@@ -69,7 +69,7 @@ class StepOutcome(NamedTuple):
         return data.update(self.vector.numpy().tobytes()).digest(KIN_BYTES)
 
 
-class BtardRounds(Beforehand):
+class BtardRounds(PreRound):
     """What a session of a run with ``[btard]`` has in place of giving its script's vectors to the
     log. Is the Host of its peer.
     """
@@ -113,7 +113,7 @@ class BtardRounds(Beforehand):
 
     @property
     def active(self) -> bool:
-        """See Beforehand."""
+        """See PreRound."""
         return self.given is not None
 
     def view(self) -> dict[str, Any]:
@@ -135,15 +135,15 @@ class BtardRounds(Beforehand):
 
     # ---- the script
     def offer(self, now: float) -> None:
-        """See Beforehand: begin the step, or give the log what it came to."""
+        """See PreRound: begin the step, or give the log what it came to."""
         session, machine = self.session, self.session.machine
         if machine is None or machine.stateless or machine.open.applying:
             return
-        first = session.offering.first()
+        first = session.queue.first()
         if first is None:
             return
         if self._why_barred():
-            session.offering.take()
+            session.queue.take()
             self.given = None
             return session.ports.emit(ev.ContributionRefused(first[0], self._barred, unfit=True))
         again = self.given is not None and self.given[0] != first[0]
@@ -249,7 +249,7 @@ class BtardRounds(Beforehand):
         return self._peer
 
     def computed(self, now: float, number: int, vector: Tensor, part: int = 0) -> None:
-        """See Beforehand."""
+        """See PreRound."""
         task = self._tasks.get(number)
         if task is None:
             return
@@ -268,7 +268,7 @@ class BtardRounds(Beforehand):
         self._input(lambda peer: peer.computed(now, task, values, trail))
 
     def starts(self, number: int) -> Tensor | None:
-        """See Beforehand."""
+        """See PreRound."""
         task = self._tasks.get(number)
         return None if task is None or task.start is None else torch.from_numpy(task.start)
 
@@ -395,7 +395,7 @@ class BtardRounds(Beforehand):
         machine.contribute(now, self._copies.cid(), 1)
 
     def decided(self, entry: Entry) -> tuple[bytes | None, bool]:
-        """See Beforehand. Where the step is not over here yet, this member's vector is taken for
+        """See PreRound. Where the step is not over here yet, this member's vector is taken for
         counted.
         """
         if entry.contributors:
@@ -403,16 +403,16 @@ class BtardRounds(Beforehand):
         if not entry.contributors or self.given is None:
             return None, False
         given, self.given, found = self.given, None, self.found
-        self.session.offering.take()
+        self.session.queue.take()
         return given[0], found is None or found.step < self.step or found.counted
 
     def execute(self, plan: Plan) -> bool:
-        """See Beforehand: what the plan is about is here already."""
+        """See PreRound: what the plan is about is here already."""
         self._copies.look(plan)
         return True
 
     def may_fetch(self, entry: Entry) -> bool:
-        """See Beforehand: nobody votes for a result that its own step has not come to."""
+        """See PreRound: nobody votes for a result that its own step has not come to."""
         machine = self.session.machine
         if (
             machine is not None
@@ -424,12 +424,12 @@ class BtardRounds(Beforehand):
         return False
 
     def contradicts(self, entry: Entry) -> bool | None:
-        """See Beforehand."""
+        """See PreRound."""
         return self._copies.contradict(entry)
 
     # ---- messages
     def on_message(self, now: float, peer: PeerId, data: bytes) -> None:
-        """See Beforehand."""
+        """See PreRound."""
         said = decode(data, peer)
         if peer not in self.terms.peers or self._made() is None or self._vectors is None:
             return
@@ -442,7 +442,7 @@ class BtardRounds(Beforehand):
                 self._input(lambda machine: machine.receive(now, peer, said), peer, len(data))
 
     def on_blob(self, now: float, event: BlobProgress) -> bool:
-        """See Beforehand."""
+        """See PreRound."""
         if self._vectors is None or not self._vectors.takes(event.name):
             return False
         arrived = self._vectors.on_blob(now, event)
@@ -454,7 +454,7 @@ class BtardRounds(Beforehand):
         return True
 
     def tick(self, now: float) -> None:
-        """See Beforehand."""
+        """See PreRound."""
         self.offer(now)
         if self._vectors is not None:
             self._vectors.tick(now)
@@ -469,6 +469,6 @@ class BtardRounds(Beforehand):
             self._quiet = True
 
     def drop_all(self) -> None:
-        """See Beforehand."""
+        """See PreRound."""
         if self._vectors is not None:
             self._vectors.forget(1 << 62)

@@ -9,7 +9,6 @@ only where tensors are touched.
 * shelf        where a script keeps what is its own in a run
 * seeded       what the node asks for by seed
 * pending      what `contribute` and `all_reduce` return
-* manners      RunSwarm's methods that ask the node nothing
 * beginning    what a run begins with that starts from a model
 * swarm        RunSwarm, the Swarm of a run; survives its node
 * reattach     how it gets a node again

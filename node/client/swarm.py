@@ -30,7 +30,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from ...collectives.api import Handle, all_reduce
@@ -47,7 +48,6 @@ from ..control import protocol as p
 from ..control.shared_memory import AnchorSlot, received
 from .eager import eager
 from .link import Link, closed
-from .manners import Manners
 from .memory import Attached, SlotView, VectorEncoding, WholeView
 from .pending import Hooks, ReduceTicket, Ticket
 from .reattach import Reattach, RunEntry, open_session
@@ -58,6 +58,10 @@ from .starting import await_start
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from ...collectives.swarm import Spent
+    from ...optim import Attachment
+    from ...optim.data.shard import Shard
 
 ANSWER_S = (
     15.0  # a node that does not answer for so long is taken for lost; a busy one may need seconds
@@ -77,14 +81,17 @@ def _as_closed(error: AtollError) -> SwarmClosedError:
     return error if isinstance(error, SwarmClosedError) else closed(error.message)
 
 
-class RunSwarm(Manners, SeededWork):
+class RunSwarm(SeededWork):
     """See `collectives.swarm.Swarm`; made by `join`. Ends with ``close``, ``with``, or the process.
 
     Several threads may call it. In a forked child every call raises SwarmClosedError.
 
     Attributes: ``peer``, ``run_id``, ``settings`` as in Swarm; ``reattached``: how many times a new
-    connection replaced a lost one.
+    connection replaced a lost one; ``spent``: of this member's privacy, as `members` last heard,
+    None in a run without noise.
     """
+
+    spent: Spent | None = None
 
     def __init__(
         self,
@@ -127,6 +134,18 @@ class RunSwarm(Manners, SeededWork):
         atexit.register(self.close)
 
     # ── entering ──
+
+    def attach(self, model: Any, optimizer: Any, **options: Any) -> Attachment:
+        """`atoll.optim.attach(model, optimizer, self, **options)`."""
+        from ...optim import attach
+
+        return attach(model, optimizer, self, **options)
+
+    def shard(self, loader: Any) -> Shard:
+        """See Swarm."""
+        from ...optim.data.shard import Shard
+
+        return Shard(self, loader)
 
     def open(self, layout: Layout, initial: Callable[[Tensor], None]) -> SlotView | WholeView:
         """See Swarm. The first time it waits for the run's state as long as that takes, and for the
@@ -530,6 +549,22 @@ class RunSwarm(Manners, SeededWork):
                 link.close()
         self._gone = SwarmClosedError("closed")
         self._entry.dial.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Leave the run if all went well, and close."""
+        try:
+            if kind is None:
+                self.leave()
+        finally:
+            self.close()
 
     # ── the node comes and goes ──
 

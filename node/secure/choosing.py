@@ -8,15 +8,15 @@ from random import Random
 from ...collectives.swarm import RunSettings
 from ...security.identity import Identity
 from ..btard.rounds import BtardRounds
-from ..session.beforehand import Beforehand
 from ..session.operations import Operations
+from ..session.pre_round import PreRound
 from ..session.view import SessionView
 from .rounds import SecureRounds
 
 
 def pre_round_of(
     settings: RunSettings, identity: Identity | None, secrets: Random | None = None
-) -> Callable[[SessionView, Operations], Beforehand] | None:
+) -> Callable[[SessionView, Operations], PreRound] | None:
     """What a session makes of it; None where the run asks for nothing, or there is no ``identity``
     of this peer's. ``secrets``: what makes their secrets in a simulation.
     """

@@ -33,11 +33,11 @@ from ...security.masking import Binding, DealerError, Memory, Unmasking
 from ...security.masking.binding import LEAST_MEMBERS
 from ...security.masking.keys import Words
 from ..session import events as ev
-from ..session.beforehand import Beforehand
+from ..session.contribution_queue import Given
 from ..session.copies import Copies
 from ..session.naming import MASKED_SUM, config_key
-from ..session.offering import Given
 from ..session.operations import Operations
+from ..session.pre_round import PreRound
 from ..session.view import SessionView
 from .bound import bound_at
 from .budget import Budget
@@ -72,7 +72,7 @@ class Refused(NamedTuple):
     why: str
 
 
-class SecureRounds(Beforehand):
+class SecureRounds(PreRound):
     """What a session of a run with ``[secure]`` has in place of giving its vectors to the log."""
 
     prefix = PREFIX
@@ -165,12 +165,12 @@ class SecureRounds(Beforehand):
         ):
             self._drop()  # only the configuration changed: another roster
         if self.given is None and (self.masking is None or self.masking.step < MaskingStep.MASKED):
-            first = self.session.offering.first()
+            first = self.session.queue.first()
             if first is None:
                 return None
             budget = self.budget
             if budget is not None and not budget.allows:
-                self.session.offering.take()
+                self.session.queue.take()
                 why = (
                     f"this site has spent epsilon {budget.epsilon:.3g}, and one more round would "
                     f"pass {budget.terms.stop_at_epsilon:g}"
@@ -215,19 +215,22 @@ class SecureRounds(Beforehand):
         self.given = None
         if given is None:
             return None, False
-        self.session.offering.take()
+        self.session.queue.take()
         if burnt:
             self._tell_burnt(given)
             return None, False
         return given[0], counted
 
     def _tell_burnt(self, given: Given) -> None:
-        why = "it was given for a sum that came to nothing, and cannot be given again"
+        why = (
+            "its masked sum failed, so this contribution was discarded: a masked "
+            "vector is never used twice"
+        )
         self.session.ports.emit(ev.ContributionRefused(given[0], why, unfit=True))
 
     # ---- the log
     def execute(self, plan: Plan) -> bool:
-        """See Beforehand: who has the mean makes the result itself; it travels only where a member
+        """See PreRound: who has the mean makes the result itself; it travels only where a member
         has none.
         """
         self._copies.look(plan)
@@ -235,7 +238,7 @@ class SecureRounds(Beforehand):
         return self._copies.are(plan) and members <= {c.member.peer for c in plan.contributors}
 
     def may_fetch(self, entry: Entry) -> bool:
-        """See Beforehand: of the mean that is here, nothing but what is made here."""
+        """See PreRound: of the mean that is here, nothing but what is made here."""
         machine = self.session.machine
         if machine is not None and machine.open.decided is not None:
             return True
@@ -245,11 +248,11 @@ class SecureRounds(Beforehand):
         return True
 
     def contradicts(self, entry: Entry) -> bool | None:
-        """See Beforehand."""
+        """See PreRound."""
         return self._copies.contradict(entry)
 
     def may_vote(self, entry: Entry, voters: Collection[PeerId]) -> bool:
-        """See Beforehand: for the mean that is here; who has none (it sat out, or began again) goes
+        """See PreRound: for the mean that is here; who has none (it sat out, or began again) goes
         by members who have, and one may lie. Where nobody else is left who could vote, too, it
         follows a single one after a while: else the round would never end."""
         if self._copies.are(entry):
@@ -261,14 +264,14 @@ class SecureRounds(Beforehand):
         return len(voters) >= ENOUGH_VOTERS or patient
 
     def on_false(self, entry: Entry, convener: PeerId, ballot: int) -> None:
-        """See Beforehand. In a later ballot it may have been made to adopt what another has voted
+        """See PreRound. In a later ballot it may have been made to adopt what another has voted
         for.
         """
         if ballot == 0 and any(convener == c.member.peer for c in entry.contributors):
             self._name(convener, "it proposes another mean than was unmasked")
 
     def on_result(self, plan: Plan, digests: tuple[bytes, ...]) -> bool:
-        """See Beforehand."""
+        """See PreRound."""
         for owner in self._copies.otherwise(plan, digests):
             self._name(owner, "its part of the result is not of the mean that was unmasked")
         return self._copies.are(plan)
@@ -352,7 +355,7 @@ class SecureRounds(Beforehand):
         self._number = number
         if burnt and given is not None:
             self.given = None
-            self.session.offering.take()
+            self.session.queue.take()
             self._tell_burnt(given)
         self.offer(now)
 
@@ -415,7 +418,7 @@ class SecureRounds(Beforehand):
         assert masking is not None
         if session.script is None:
             masking.out.append((masking.leader, Pass()))
-        elif self.given is None and session.offering.first() is None:
+        elif self.given is None and session.queue.first() is None:
             session.ports.emit(ev.RoundClosing(session.completed + 1))
 
     def _flush(self) -> None:
@@ -552,7 +555,7 @@ class SecureRounds(Beforehand):
         if self.masking is not masking or self.given is not given:
             return
         if isinstance(found, str):
-            self.session.offering.take()
+            self.session.queue.take()
             self.given = None
             self.session.ports.emit(ev.ContributionRefused(given[0], found, unfit=True))
             masking.client = None  # the others' sum is without us

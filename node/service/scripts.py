@@ -133,23 +133,23 @@ class AttachedScript:
     def computed(self, number: int, part: int = 0) -> None:
         """Take what the script computed by seed."""
         session = self.whole.sessions[0]
-        if session.beforehand is not None:
-            session.beforehand.computed(
+        if session.pre_round is not None:
+            session.pre_round.computed(
                 trio.current_time(), number, self.contribution.tensor(), part
             )
             self.run.wake()
 
     def begin(self, number: int) -> bool:
         """Give the script what an interval begins at."""
-        beforehand = self.whole.sessions[0].beforehand
-        start = beforehand.starts(number) if beforehand is not None else None
+        pre_round = self.whole.sessions[0].pre_round
+        start = pre_round.starts(number) if pre_round is not None else None
         if start is not None:
             self.contribution.tensor().copy_(start)
         return start is not None
 
     def resume(self, cid: bytes, fragment: int = 0) -> None:
         """Say what became of an earlier contribution."""
-        self.run.guard(lambda: self.whole.sessions[fragment].earlier.ask(trio.current_time(), cid))
+        self.run.guard(lambda: self.whole.sessions[fragment].prior.ask(trio.current_time(), cid))
         self.run.wake()
 
     def rounds(self, entry: int, fragment: int = 0) -> int:
@@ -190,8 +190,8 @@ class AttachedScript:
         """Training metrics."""
         self.run.metrics.update(metrics)
         session = self.run.session
-        if session is not None and isinstance(session.beforehand, SecureRounds):
-            session.beforehand.metrics.update(metrics)
+        if session is not None and isinstance(session.pre_round, SecureRounds):
+            session.pre_round.metrics.update(metrics)
         self.run.node.publish(
             {"event": "script.report", "run": self.run.run_id, "metrics": dict(metrics)}
         )

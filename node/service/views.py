@@ -217,26 +217,26 @@ def _newcomer(run: ShownRun, peer: PeerId) -> dict[str, Any]:
 
 
 def _btard(run: ShownRun) -> dict[str, Any] | None:
-    beforehand = run.session.beforehand if run.session is not None else None
-    return beforehand.view() if isinstance(beforehand, BtardRounds) else None
+    pre_round = run.session.pre_round if run.session is not None else None
+    return pre_round.view() if isinstance(pre_round, BtardRounds) else None
 
 
 def _secure(run: ShownRun) -> dict[str, Any] | None:
     """How many contributions a sum needs with the present members, and whose were in the newest;
     None where they are not masked.
     """
-    beforehand = run.session.beforehand if run.session is not None else None
-    if not isinstance(beforehand, SecureRounds):
+    pre_round = run.session.pre_round if run.session is not None else None
+    if not isinstance(pre_round, SecureRounds):
         return None
-    return {"threshold": beforehand.needed, "last": run.chronicle.unmasked}
+    return {"threshold": pre_round.needed, "last": run.chronicle.unmasked}
 
 
 def spent(run: ShownRun) -> Spent | None:
     """What this site has spent of its privacy; None in a run without noise."""
     budget, session = None, run.session
-    if session is not None and isinstance(session.beforehand, SecureRounds):
+    if session is not None and isinstance(session.pre_round, SecureRounds):
         with contextlib.suppress(StorageError):  # told as a trouble where the run needs it
-            budget = session.beforehand.budget
+            budget = session.pre_round.budget
     if budget is None:
         return None
     terms = budget.terms

@@ -24,20 +24,20 @@ record          what must not be forgotten of branches; what members have signed
 branch          a branch of the log, at one of its members
 branching       without a quorum: forks, the branch, and its end
 retaining       what is kept and signed to recompute a round
-beforehand      the seam to what members do together before anything is given to the log: secure
+pre_round       the seam to what members do together before anything is given to the log: secure
                 rounds, BTARD
 copies          results that members make themselves, where all contributions are copies of one
                 vector
-offering        contributions of the script, in order, until they are taken
+contribution_queue   contributions of the script, in order, until they are taken
 distances       how far contributions lay from results, where the rule goes by it
 recertifying    the organiser's word that members are lost for ever: checked, and how far it is
-earlier         what became of contributions of an earlier life
+prior_contributions  what became of contributions of an earlier life
 installing      a fetched state replaces the own one
 waiting         what a member waits for, and when it says so
 witness         who votes for two values of one ballot: the proof
 budgets         what one peer may ask of this node
 admission       who may contribute, and who may become a member
-others          whom to ask; who is on another history of the run
+peer_selection  whom to ask; who is on another history of the run
 beginning       the genesis; a state brought to the end of the log; whose model it is
 tallies         what the log says of the data, for scripts
 session         Session: all of it tied together

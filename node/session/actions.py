@@ -155,8 +155,8 @@ class LogActions:
             and machine.open.plan is not None
             and machine.open.plan.plan_id == event.plan_id
         ):
-            beforehand = self.session.beforehand
-            if beforehand is not None and beforehand.on_result(machine.open.plan, event.digests):
+            pre_round = self.session.pre_round
+            if pre_round is not None and pre_round.on_result(machine.open.plan, event.digests):
                 return
             self.weights[event.digests] = event.weights
             self.session.distances.weighed(event.digests, event.spread)
@@ -219,7 +219,7 @@ class LogActions:
         assert machine is not None
         self.timeline(plan.round).planned(self.session.clock(), plan)
         self.session.ports.emit(ev.PlanTaken(plan, machine.convener_of(plan.ballot).peer))
-        if self.session.beforehand is None or not self.session.beforehand.execute(plan):
+        if self.session.pre_round is None or not self.session.pre_round.execute(plan):
             self.exchange.execute(plan, audience)
 
     def report(self, plan_id: bytes) -> None:
@@ -245,10 +245,10 @@ class LogActions:
         )
         if state is not None:
             return self.result_arrived(entry, state)
-        machine, beforehand = self.session.machine, self.session.beforehand
+        machine, pre_round = self.session.machine, self.session.pre_round
         if self.storing.get(entry.part_digests) == entry.round:
             return None  # it is here, and waits for the disk only
-        if beforehand is not None and not beforehand.may_fetch(entry):
+        if pre_round is not None and not pre_round.may_fetch(entry):
             return None
         if (
             adopted_rounds(entry)
@@ -378,18 +378,18 @@ class LogActions:
 
     def contradicts(self, entry: Entry) -> bool | None:
         """Whether an entry is not the result that this member has made itself."""
-        beforehand = self.session.beforehand
-        return beforehand is not None and beforehand.contradicts(entry)
+        pre_round = self.session.pre_round
+        return pre_round is not None and pre_round.contradicts(entry)
 
     def may_vote(self, entry: Entry, voters: Collection[PeerId]) -> bool:
         """Whether this member votes for an entry whose bytes are here."""
-        beforehand = self.session.beforehand
-        return beforehand is None or beforehand.may_vote(entry, voters)
+        pre_round = self.session.pre_round
+        return pre_round is None or pre_round.may_vote(entry, voters)
 
     def on_false(self, entry: Entry, convener: PeerId, ballot: int) -> None:
         """A convener proposes what contradicts this member's own result."""
-        if self.session.beforehand is not None:
-            self.session.beforehand.on_false(entry, convener, ballot)
+        if self.session.pre_round is not None:
+            self.session.pre_round.on_false(entry, convener, ballot)
 
     def helps(self, peer: PeerId) -> bool:
         """Whether the peer's invite is to aggregate."""

@@ -22,7 +22,7 @@ from ...collectives.identifiers import PeerId
 from ...collectives.round import BRANCH, adopts, branch_log, tip_entry, vote_payload
 from . import events as ev
 from .branch import Branch
-from .offering import Given
+from .contribution_queue import Given
 from .record import BranchRecord
 from .serving import Serving, matches
 from .tallies import shares_of
@@ -501,7 +501,7 @@ class Branching:
         assert machine is not None
         assert branch is not None
         if self.frozen is None and machine.contribution is not None:
-            cid, samples, vector, reading = session.offering.take()
+            cid, samples, vector, reading = session.queue.take()
             vector = vector.clone()
             session.ports.exchange.freeze(session.log, machine.round, cid, vector)
             self.frozen = self.given = (cid, samples, vector, reading)
@@ -521,7 +521,7 @@ class Branching:
         if branch.machine.contribution or branch.machine.open.applying:
             return
         if self.given is None:
-            self.given = session.offering.take_fresh()
+            self.given = session.queue.take_fresh()
         if self.given is not None:
             cid, samples, vector, reading = self.given
             session.ports.exchange.freeze(branch.log, branch.machine.round, cid, vector)

@@ -35,11 +35,11 @@ from ...collectives.swarm import RunSettings
 from ..run.doors import InnerDoors
 from . import events as ev
 from .actions import main_log
-from .beforehand import Beforehand
 from .beginning import check_model
 from .budgets import PeerUsage
 from .operations import Operations
 from .ports import DataPlane, SessionPorts, Storage
+from .pre_round import PreRound
 from .session import ROUND, Phase, Session
 from .view import SessionView
 
@@ -376,7 +376,7 @@ Whole = Session | Fragments
 
 def whole_of(
     storages: Sequence[Storage],
-    pre_round: Callable[[SessionView, Operations], Beforehand] | None,
+    pre_round: Callable[[SessionView, Operations], PreRound] | None,
     **how: Any,
 ) -> Whole:
     """A session; or where there are ``storages``, one a fragment, the fragments of a run. ``how``:

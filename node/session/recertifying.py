@@ -12,7 +12,7 @@ from ...collectives.errors import RecertifyError
 from ...collectives.group import Certified, Member
 from ...collectives.identifiers import PeerId
 from . import events as ev
-from .others import Others
+from .peer_selection import PeerSelection
 from .view import SessionView
 
 # another process under the same key is heard of sooner: until then an earlier life may still live
@@ -106,7 +106,7 @@ def recertify(sessions: Sequence[SealableSession], now: float, peers: Collection
 class Recertifying:
     """Of one log."""
 
-    def __init__(self, session: SessionView, others: Others) -> None:
+    def __init__(self, session: SessionView, others: PeerSelection) -> None:
         self.session, self._others = session, others
 
     def view(self) -> SealView | None:

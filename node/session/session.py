@@ -50,18 +50,18 @@ from ..run.membership import MembershipTiming as MembershipTiming
 from . import events as ev
 from .actions import LogActions, main_log
 from .admission import Admission
-from .beforehand import Beforehand
 from .beginning import check_model, make_genesis, replay
 from .branching import Branching
 from .budgets import PeerUsage
+from .contribution_queue import ContributionQueue
 from .distances import Distances
-from .earlier import Earlier
 from .installing import Installing
 from .naming import is_operation, shape_of
-from .offering import Offering
 from .operations import Operations
-from .others import Others
+from .peer_selection import PeerSelection
 from .ports import AnchorReplica, SessionPorts
+from .pre_round import PreRound
+from .prior_contributions import PriorContributions
 from .recertifying import Recertifying
 from .retaining import Retaining
 from .serving import Serving
@@ -106,7 +106,7 @@ class Session:
         branch_after_s: float | None = None,
         log: str = "",
         membership: Membership | None = None,
-        pre_round: Callable[[SessionView, Operations], Beforehand] | None = None,
+        pre_round: Callable[[SessionView, Operations], PreRound] | None = None,
         probation: int = 0,
         per_hour: int = 0,
         budgets: PeerUsage | None = None,
@@ -157,17 +157,17 @@ class Session:
         self.transfer = Transfer(self.actions, organiser, self.timing, rng, settings.lying)
         self.serving = Serving(self)
         self.operations = Operations(self, self.serving)
-        self.earlier = Earlier(self)
+        self.prior = PriorContributions(self)
         self.retaining = Retaining(self)
         self.admission = Admission(self, self.retaining, probation, per_hour)
-        self.others = Others(self, self.admission)
+        self.others = PeerSelection(self, self.admission)
         self.distances = Distances(settings.reducer)
         self._unrecorded: Entry | None = None  # applied, but the disk was full
         self.left = self.doubled = False
         self.began_at = now
         self.script: Layout | None = None  # layout of the attached script, if any
         self.loop: deque[m.Envelope] = deque()  # messages to oneself
-        self.offering = Offering(self)
+        self.queue = ContributionQueue(self)
         self.contacts: list[PeerId] = []
         self._config_of: Certified | None = None
         self._config_peers: tuple[PeerId, ...] = ()
@@ -182,7 +182,7 @@ class Session:
             raise LocalProtocolError(
                 "a secure run, or one with BTARD, takes an identity, and is in one piece"
             )
-        self.beforehand: Beforehand | None = pre_round(self, self.operations) if pre_round else None
+        self.pre_round: PreRound | None = pre_round(self, self.operations) if pre_round else None
 
     # ---- views
     @property
@@ -402,7 +402,7 @@ class Session:
             journal=journal,
             shape=replace(
                 shape,
-                kin=self.beforehand is not None,
+                kin=self.pre_round is not None,
                 single=settings.coordinator,
                 sample=settings.sample,
                 arrivals=settings.arrivals,
@@ -425,7 +425,7 @@ class Session:
 
     def drop(self) -> None:
         """The end of this session: the data plane lets go of what it holds for it."""
-        for part in (self.transfer, self.serving, self.operations, self.branching, self.beforehand):
+        for part in (self.transfer, self.serving, self.operations, self.branching, self.pre_round):
             if part is not None:
                 part.drop_all()
         machine = self.machine
@@ -465,7 +465,7 @@ class Session:
         self._now = now
         self.script = None
         self.operations.detach(now)
-        self.earlier.forget(now)
+        self.prior.forget(now)
         if self.machine:
             self.machine.set_idle(now, True)
         self._drain(now)
@@ -494,18 +494,18 @@ class Session:
             raise LocalProtocolError(
                 f"contribution of {vector.numel()} elements to a run of {self.machine.shape.numel}"
             )
-        self.offering.put((cid, samples, vector, reading), base)
+        self.queue.put((cid, samples, vector, reading), base)
         self.offer(now)
         self._drain(now)
 
     def offer(self, now: float) -> None:
         """Freeze the script's first contribution for the open round, if nothing is."""
-        machine, offering = self.machine, self.offering
+        machine, offering = self.machine, self.queue
         if machine is not None and not machine.takes_part:
             offering.first()
             machine.set_waiting(offering.waits)
-        if self.beforehand is not None:
-            return self.beforehand.offer(now)
+        if self.pre_round is not None:
+            return self.pre_round.offer(now)
         if self.branching.active:
             return self.branching.offer(now)
         if (
@@ -534,7 +534,7 @@ class Session:
             and machine.contribution[0] == cid
             and not self.branching.active
         ):
-            machine.contribution, (_, _, flat, _) = None, self.offering.take()
+            machine.contribution, (_, _, flat, _) = None, self.queue.take()
         if flat is not None and machine and replica:
             self.ports.offload(
                 lambda: why_refused(flat, replica.layout, machine.shape.codec),
@@ -548,7 +548,7 @@ class Session:
 
     def tell(self, event: ev.OperationDone | ev.OperationRefused) -> None:
         """What became of a free-standing operation: of a secure round's own, or of the script's."""
-        if self.beforehand is None or not self.beforehand.takes(event):
+        if self.pre_round is None or not self.pre_round.takes(event):
             self.ports.emit(event)
 
     def settle(self, now: float) -> None:
@@ -601,8 +601,8 @@ class Session:
             elif data[:1] == ROUND:
                 if self._affordable(now, peer, m.outline(data[1:], peer)):
                     self._on_envelope(now, peer, m.decode(data[1:], peer))
-            elif self.beforehand is not None and data[:1] == self.beforehand.prefix:
-                self.beforehand.on_message(now, peer, data[1:])
+            elif self.pre_round is not None and data[:1] == self.pre_round.prefix:
+                self.pre_round.on_message(now, peer, data[1:])
             else:
                 raise RemoteProtocolError("unknown kind of control message", peer=peer)
         except (RemoteProtocolError, BadSignatureError) as error:
@@ -711,7 +711,7 @@ class Session:
                         event.disputed,
                     )
             case x.BlobProgress():
-                if self.beforehand is None or not self.beforehand.on_blob(now, event):
+                if self.pre_round is None or not self.pre_round.on_blob(now, event):
                     self.transfer.on_blob(now, event.name, event.have, event.missing, event.source)
             case x.BlobComplete():
                 pass  # told by the last BlobProgress
@@ -746,8 +746,8 @@ class Session:
                 self.machine.tick(now)
                 self.recertifying.tick(now)
                 self.branching.tick(now)
-            if self.beforehand is not None:
-                self.beforehand.tick(now)
+            if self.pre_round is not None:
+                self.pre_round.tick(now)
             self.waits.tick(now)
             if now - self._asked_at >= self.timing.fetch_s:
                 self._asked_at = now
@@ -787,7 +787,7 @@ class Session:
             machine is None or machine.contribution is not None or self.operations.under_way
         ):  # the likeliest, asked for every message
             return False
-        if self.beforehand is not None and self.beforehand.active:
+        if self.pre_round is not None and self.pre_round.active:
             return False
         if self.branching.after_s is not None:  # whether a quorum is in sight must be seen soon
             return False
@@ -927,12 +927,12 @@ class Session:
         branched = self.branching.settled(entry)
         if branched is not None:
             cid, counted = branched
-        elif self.beforehand is not None:
-            cid, counted = self.beforehand.decided(entry)
+        elif self.pre_round is not None:
+            cid, counted = self.pre_round.decided(entry)
         elif (
             cid is not None
         ):  # one that was handed over while this entry was being applied stays, for the next round
-            self.offering.take()
+            self.queue.take()
             self.ports.exchange.release(cid)
         before = {
             member.peer for member in machine.journal.entries[entry.round - 1].entry.next_config
@@ -965,7 +965,7 @@ class Session:
                 losses,
             )
         )
-        self.earlier.decided(entry)
+        self.prior.decided(entry)
         self.admission.decided(now, certified)
         self.retaining.decided(entry)
         self.distances.decided(entry)
@@ -992,7 +992,7 @@ class Session:
         if contribution is not None and machine.takes_part:
             # what was offered to the round before, where that had no contributors, stands: it is
             # signed anew, for this one
-            vector = self.offering.head(contribution[0])
+            vector = self.queue.head(contribution[0])
             if vector is not None:
                 self.retaining.offered(contribution[0], vector)
         self.offer(now)

@@ -18,10 +18,10 @@ from ...collectives.round import RoundActions, RoundMachine, Timing
 from ...collectives.swarm import RunSettings
 from ..run.membership import Membership
 from . import events as ev
-from .beforehand import Beforehand
 from .budgets import PeerUsage
-from .offering import Offering
+from .contribution_queue import ContributionQueue
 from .ports import AnchorReplica, SessionPorts
+from .pre_round import PreRound
 from .transfer import Transfer, TransferActions
 
 
@@ -128,12 +128,12 @@ class SessionView(Protocol):
         ...
 
     @property
-    def offering(self) -> Offering:
+    def queue(self) -> ContributionQueue:
         """Contributions of the script that are in no round yet."""
         ...
 
     @property
-    def beforehand(self) -> Beforehand | None:
+    def pre_round(self) -> PreRound | None:
         """What members do together before the log is given anything; None: nothing."""
         ...
 

@@ -1,5 +1,5 @@
-"""What the rounds of logs beside a run's have instead of the run's: votes that are not kept, and
-perhaps all the time of the world.
+"""Rounds of operation and branch logs: their votes are volatile, and there may be no limit to how
+long they wait for contributions.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from ...collectives.identifiers import PeerId
 from ...collectives.round import RoundView
 from . import events as ev
 from .events import Waiting, WaitState
-from .others import Others
+from .peer_selection import PeerSelection
 from .recertifying import Recertifying
 from .view import SessionView
 
@@ -31,7 +31,7 @@ class Waits:
     """Of one log."""
 
     def __init__(
-        self, session: SessionView, others: Others, recertifying: Recertifying, now: float
+        self, session: SessionView, others: PeerSelection, recertifying: Recertifying, now: float
     ) -> None:
         self.session, self._others, self._recertifying = session, others, recertifying
         self._moved_at = now  # when the log came on last

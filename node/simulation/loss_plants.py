@@ -11,7 +11,7 @@ from ...collectives.errors import StorageError
 from ...collectives.group import Certified, Entry
 from ...collectives.round import machine as machine_module
 from ..run.membership import Membership
-from ..session.earlier import Earlier
+from ..session.prior_contributions import PriorContributions
 from ..session.waiting import Waits
 from .plant import Plant
 from .storage import SimJournal, SimStorage
@@ -30,7 +30,7 @@ class OldLifeVotes(Plant):
     moments, machine = 1.0, _OneLife
 
 
-class _HastyEarlier(Earlier):
+class _HastyPrior(PriorContributions):
     def decided(self, entry: Entry) -> None:
         """Any entry after the question tells, also one that others decided long ago."""
         for cid in list(self._waiting):
@@ -44,7 +44,7 @@ class VerdictOfBackup(Plant):
     that count it.
     """
 
-    losing, earlier = 1.0, _HastyEarlier
+    losing, prior = 1.0, _HastyPrior
 
 
 class BallotZeroAgain(Plant):

@@ -540,7 +540,7 @@ class Disk(Observer):
         if process.runs(lambda: self._ask(process)):
             with process.alive():
                 for cid in list(self.undecided):
-                    process.run.sessions[self.watch.number].earlier.ask(self.swarm.world.now, cid)
+                    process.run.sessions[self.watch.number].prior.ask(self.swarm.world.now, cid)
 
     # ---- Observer: what reaches the disk
     def before_write(self, kind: str) -> None:

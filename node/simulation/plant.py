@@ -21,7 +21,7 @@ from ...collectives.round import sealing as sealing_module
 from ..session import barrier as barrier_module
 from ..session import branch as branch_module
 from ..session import branching as branching_module
-from ..session import earlier as earlier_module
+from ..session import prior_contributions as prior_module
 from ..session import session as session_module
 from ..session import waiting as waiting_module
 from . import process as process_module
@@ -64,7 +64,7 @@ class Plant:
     barrier: type[barrier_module.Barrier] | None = None
     branching: type[branching_module.Branching] | None = None
     waits: type[waiting_module.Waits] | None = None
-    earlier: type[earlier_module.Earlier] | None = None
+    prior: type[prior_module.PriorContributions] | None = None
     branch: type[branch_module.Branch] | None = None
 
     @contextmanager
@@ -81,7 +81,7 @@ class Plant:
             (process_module, "Barrier", self.barrier),
             (session_module, "Branching", self.branching),
             (session_module, "Waits", self.waits),
-            (session_module, "Earlier", self.earlier),
+            (session_module, "PriorContributions", self.prior),
             (branching_module, "Branch", self.branch),
         ]
         whole = [(module, name, getattr(module, name)) for module, name, _ in seams]

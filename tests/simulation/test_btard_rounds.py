@@ -67,15 +67,14 @@ class Seeds:
     def _hear(self, peer: Peer, event: object) -> None:
         match event:
             case ev.WorkAsked() if self.intervals:
-                peer.do(lambda session, now: self._walk(peer, session.beforehand, now, event))
+                peer.do(lambda session, now: self._walk(peer, session.pre_round, now, event))
             case ev.WorkAsked():
                 vector = self.vector(event.round, event.seed)
                 if peer.name in self.liars and event.round == peer.session.completed:
                     vector *= -20
                 peer.do(
                     lambda session, now: (
-                        session.beforehand
-                        and session.beforehand.computed(now, event.number, vector)
+                        session.pre_round and session.pre_round.computed(now, event.number, vector)
                     )
                 )
             case ev.RoundCommitted() if event.contributors:
@@ -226,7 +225,7 @@ def test_nobody_votes_for_another_vector_than_its_own_step_came_to() -> None:
     seeds = Seeds(5)
     liars = {peer.name for peer in seeds.peers[3:]}
     for peer in seeds.peers[3:]:
-        rounds, machine = peer.session.beforehand, peer.machine
+        rounds, machine = peer.session.pre_round, peer.machine
         assert isinstance(rounds, BtardRounds)
         end = rounds._end
 
@@ -289,7 +288,7 @@ def test_who_dies_in_any_stage_of_a_step_is_the_only_one_removed(stage: AttemptS
     gone = honest.pop()
 
     def reached() -> bool:
-        machine = gone.session.beforehand._peer  # type: ignore[union-attr]
+        machine = gone.session.pre_round._peer  # type: ignore[union-attr]
         attempt = machine and machine.attempt
         return (
             attempt is not None
@@ -319,7 +318,7 @@ def test_who_has_lost_its_disk_says_nothing_of_steps_in_which_it_may_have_spoken
     seeds.until(
         lambda: (
             seeds.rounds(rounds)()
-            and all(peer.session.beforehand.step == rounds for peer in seeds.peers)
+            and all(peer.session.pre_round.step == rounds for peer in seeds.peers)
         )
     )  # type: ignore[union-attr]
     gone = seeds.peers[-1]

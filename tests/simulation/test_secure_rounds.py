@@ -319,7 +319,7 @@ def test_the_medium_says_that_a_vector_was_handed_over_before_any_byte_of_it_lea
         sites.until(lambda: bool(struck) and struck[0][0].lives == 2)
         assert not early
         peer, cid = struck[0]
-        rounds: Any = peer.session.beforehand
+        rounds: Any = peer.session.pre_round
         assert rounds.gave(cid)
         sites.until(sites.committed(max(p.session.completed for p in sites.peers) + 2))
     sites.table.end()
@@ -411,7 +411,7 @@ def test_nobody_follows_one_member_to_an_attempt_far_ahead() -> None:
 
     def lie() -> None:
         for peer in honest:
-            rounds = peer.session.beforehand
+            rounds = peer.session.pre_round
             assert isinstance(rounds, SecureRounds)
             if (masking := rounds.masking) is None:
                 continue
@@ -436,7 +436,7 @@ def test_what_a_round_needs_is_of_those_that_were_drawn_for_it() -> None:
         assert {
             rounds.needed
             for peer in table.all_in()
-            if isinstance(rounds := peer.session.beforehand, SecureRounds)
+            if isinstance(rounds := peer.session.pre_round, SecureRounds)
         } == {needed}
         table.end()
 

@@ -203,7 +203,7 @@ def test_all_nodes_die_in_mid_round_and_every_script_hears_what_became_of_its_wo
     for peer in table.peers:
         peer.kill()
     for peer, cid in offered.items():
-        peer.start().attach().do(lambda session, now, cid=cid: session.earlier.ask(now, cid))
+        peer.start().attach().do(lambda session, now, cid=cid: session.prior.ask(now, cid))
     table.until(lambda: all(settled(peer) for peer in table.peers))
     log = table.peers[0].machine.journal.entries
     counted = [c.cid for certified in log for c in certified.entry.contributors]
@@ -373,7 +373,7 @@ def test_one_node_comes_back_while_the_others_train_on() -> None:
     lost = third.contribute("lost")
     third.kill()
     table.network.partition(None)
-    third.start().attach().do(lambda session, now: session.earlier.ask(now, lost))
+    third.start().attach().do(lambda session, now: session.prior.ask(now, lost))
     table.until(lambda: bool(settled(third)))  # although nobody has finished anything
     assert settled(third) == {lost: False}
     assert third.rounds()[-1].contributors == ()
@@ -407,7 +407,7 @@ def test_a_node_that_lost_its_disk_says_nothing_of_its_work_before_it_is_let_in_
     odd.start().attach()
     table.until(lambda: odd.session.phase == "running")
     assert odd.machine.round < first.machine.round
-    odd.do(lambda session, now: session.earlier.ask(now, offered[odd]))
+    odd.do(lambda session, now: session.prior.ask(now, offered[odd]))
     table.until(lambda: odd.machine.round == first.machine.round)
     assert settled(odd) == {}
     table.network.tap = None
@@ -437,7 +437,7 @@ def test_a_home_from_a_backup_says_nothing_by_entries_that_it_was_only_handed() 
     table.until(lambda: all(peer.machine.journal.accepted is not None for peer in table.peers))
     odd.kill()
     odd.storage = backup
-    odd.start().attach().do(lambda session, now: session.earlier.ask(now, offered[odd]))
+    odd.start().attach().do(lambda session, now: session.prior.ask(now, offered[odd]))
     table.until(lambda: odd.machine.round == first.machine.round)
     assert odd.machine.me.incarnation == 0
     table.network.tap = None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from . import events as ev
 
 
-class Beforehand(Protocol):
+class PreRound(Protocol):
     """Methods take `now` in seconds. None of them blocks."""
 
     prefix: bytes

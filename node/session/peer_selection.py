@@ -23,7 +23,7 @@ ASKED_AT_ONCE = 3
 MOST_NOTED = 1024  # peers of which it is remembered what they lack
 
 
-class Others:
+class PeerSelection:
     """The other peers of the run, as far as they can be asked."""
 
     def __init__(self, session: SessionView, admission: Admission) -> None:

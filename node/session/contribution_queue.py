@@ -44,7 +44,7 @@ class SessionProgress(Protocol):
         ...
 
 
-class Offering:
+class ContributionQueue:
     """Contributions of the script, in order; the first may be frozen for the open round."""
 
     def __init__(self, session: SessionProgress) -> None:

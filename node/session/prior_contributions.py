@@ -14,7 +14,7 @@ from .tallies import shares_of
 from .view import SessionView
 
 
-class Earlier:
+class PriorContributions:
     """Contributions of earlier lives that a script asks for."""
 
     def __init__(self, session: SessionView) -> None:
@@ -28,7 +28,7 @@ class Earlier:
         for certified in reversed(machine.journal.entries):
             if certified.entry.counts(session.me, cid):
                 return self._settle(cid, certified.entry)
-        if session.beforehand is not None and session.beforehand.gave(
+        if session.pre_round is not None and session.pre_round.gave(
             cid
         ):  # no entry names it, and it may be in a sum: not to be given again
             return self._settle(cid, machine.journal.entries[-1].entry, counted=True)
