@@ -35,9 +35,9 @@ from .transport.addresses import (
     check_listen,
     host_and_port,
     host_of,
-    is_direct,
     is_internet,
     join_peer,
+    split_circuit,
     split_peer,
     without_peer,
 )
@@ -313,15 +313,19 @@ class PeerNetwork:
         await self._host.connect(peer, addresses)
 
     def _spared(self, addresses: list[str]) -> list[str]:
-        """Without those at machines of the internet that were dialled too often by now."""
+        """Without those at machines of the internet that were dialled too often by now, their own
+        or that of a relay that we have yet to connect with.
+        """
         now = trio.current_time()
-        return [
-            address
-            for address in addresses
-            if address in self._given
-            or not (is_direct(address) and is_internet(address))
-            or self._machines.allows(machine_of(host_of(address)), now)
-        ]
+
+        def spared(address: str) -> bool:
+            circuit = split_circuit(address)
+            free = not is_internet(address) or (circuit and self._host.connected(circuit[0]))
+            if free or address in self._given:
+                return True
+            return self._machines.allows(machine_of(host_of(address)), now)
+
+        return list(filter(spared, addresses))
 
     def _known_to_dial(self, peer: PeerId) -> tuple[str, ...]:
         return known_to_dial(self.book.addresses(peer), self._given, self.reach.may_dial)

@@ -225,8 +225,9 @@ def test_lanes_are_announced_where_the_user_said_if_their_port_is_fixed(fixed: b
     run(main)
 
 
+@pytest.mark.parametrize("circuit", [False, True])
 def test_peers_that_are_said_to_be_at_one_machine_of_the_internet_are_dialled_there_seldom(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, circuit: bool
 ) -> None:
     """As somebody says who has an invite, of peers that do not exist."""
     monkeypatch.setattr(networks, "is_internet", lambda address: "/127.0.0.2/" in address)
@@ -247,7 +248,8 @@ def test_peers_that_are_said_to_be_at_one_machine_of_the_internet_are_dialled_th
             began = trio.current_time()
             for _ in range(2 * DIALS):
                 ghost = Identity.generate().peer
-                node.book.add(ghost, [where])
+                relay = f"{where}/p2p/{Identity.generate().peer}/p2p-circuit"
+                node.book.add(ghost, [relay if circuit else where])
                 with pytest.raises(PeerUnreachableError):
                     await node.connect(ghost)
             took = trio.current_time() - began
