@@ -108,12 +108,12 @@ def completion_command(shell: str) -> None:
     """
     from click.shell_completion import get_completion_class
 
-    from . import cli
-
     kind = get_completion_class(shell)
     if kind is None:
         raise ConfigError(f"no completion for {shell}", exit_code=2)
-    script = kind(cli, {}, "atoll", "_ATOLL_COMPLETE").source()
+    script = kind(
+        click.get_current_context().find_root().command, {}, "atoll", "_ATOLL_COMPLETE"
+    ).source()
     current().data(script, {"shell": shell, "script": script})
 
 

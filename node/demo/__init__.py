@@ -1,6 +1,7 @@
 """The demo: three peers on this machine train together, one is killed, a fourth joins late. Bottom
 up:
 
+options   what `atoll demo` takes
 plot      a curve in a terminal: braille plot, sparkline
 board     what the demo knows at a moment
 view      the board on a terminal, live or as plain lines
@@ -15,26 +16,7 @@ run       `run_demo`: all of it, for the command line
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, slots=True)
-class DemoOptions:
-    """What ``atoll demo`` takes. ``steps``: inner steps of each peer; None: 700, or 400 with
-    ``quick``.
-    """
-
-    peers: int = 3
-    steps: int | None = None
-    seed: int = 0
-    no_kill: bool = False
-    no_baseline: bool = False
-    quick: bool = False
-    out: str = "atoll-demo"
-    json: bool = False
-    live: bool = False
-    colour: bool = False
-    quiet: bool = False
+from .options import DemoOptions
 
 
 def run_demo(options: DemoOptions) -> int:

@@ -17,10 +17,10 @@ from typing import Any
 
 from ..home.ending import end_signals
 from ..home.paths import write_atomic
-from . import DemoOptions
 from .board import Board
 from .director import Cast, Director
 from .figure import draw
+from .options import DemoOptions
 from .stage import PARAMETERS, QUICK_STEPS, STEPS, SYNC_EVERY, DemoStage, prepare
 from .verdict import DemoResult, judge
 from .view import LiveScreen, PlainScreen, Screen

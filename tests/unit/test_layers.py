@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -136,22 +137,48 @@ def test_circles_are_found() -> None:
     assert _circles({"a": {"b"}, "b": {"a", "c"}, "c": set()}) == [["a", "b"], ["b", "a"]]
 
 
-def test_no_two_files_import_each_other() -> None:
-    """Imports for type checks count, too: a class that is cut over files whose parts all hold the
-    whole shows as such a circle. A package's own file stands for none of its files.
+@cache
+def _edges() -> dict[Path, set[Path]]:
+    """What each file of the four folders imports, also inside functions and for type checks only.
+    A name that a package's own file hands on counts as that file.
     """
-    names = {module_name(path): path for path in package_files() if path.name != "__init__.py"}
-    edges: dict[str, set[str]] = {}
-    for module, path in names.items():
-        found: set[str] = set()
+    modules = {module_name(path): path for path in package_files()}
+    edges: dict[Path, set[Path]] = {}
+    for path in package_files():
+        found: set[Path] = set()
         for node in ast.walk(tree(path)):
             if isinstance(node, ast.ImportFrom):
                 above = package_name(path).split(".")[: 1 - node.level or None]
                 base = ".".join([*(above if node.level else []), *filter(None, [node.module])])
-                found |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
-        edges[module] = found & names.keys() - {module}
+                named = [modules.get(f"{base}.{alias.name}") for alias in node.names]
+                found |= {each or modules[base] for each in named if each or base in modules}
+        edges[path] = found - {path}
+    return edges
+
+
+def test_no_two_files_import_each_other() -> None:
+    """A class that is cut over files whose parts all hold the whole shows as such a circle."""
+    edges = {str(path): {str(each) for each in found} for path, found in _edges().items()}
     assert sum(map(len, edges.values())) > 2000
     assert _circles(edges) == []
+
+
+def test_folders_import_only_what_stands_above_them_in_the_map() -> None:
+    """The map is the list of folders in docs/architecture.md."""
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    order = [Path(row) for row in re.findall(r"^([a-z0-9_/]+)/ +\S", text, flags=re.MULTILINE)]
+    assert sorted(order) == sorted({path.parent for path in package_files()})
+    assert [row.parts[0] for row in order] == sorted(
+        (row.parts[0] for row in order), key=LAYERS.index
+    )
+    place = {folder: number for number, folder in enumerate(order)}
+    wrong = [
+        f"{path} imports {each}, whose folder stands below"
+        for path, found in _edges().items()
+        for each in sorted(found)
+        if place[each.parent] > place[path.parent]
+    ]
+    assert wrong == []
 
 
 def _said_twice(classes: list[tuple[str, str]]) -> list[str]:
