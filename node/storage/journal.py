@@ -278,7 +278,9 @@ class FileJournal:
                 self.incarnation, self._was_clean = int(meta["incarnation"]), bool(meta["clean"])
                 self.was_synced, self._was_long = bool(meta["synced"]), int(meta["bytes"])
                 self.rebooted = not self._was_clean and meta["boot_id"] != self._boot
-                self._check_owner(str(meta.get("peer", "")))
+                if not isinstance(owner := meta.get("peer", ""), str):
+                    raise TypeError("peer is no text")
+                self._check_owner(owner)
             except (OSError, ValueError, KeyError, TypeError) as error:
                 self._unknown_life(f"meta.json: {error}")
         elif self._medium.exists(self._path) and self._medium.contents(self._path):

@@ -431,6 +431,9 @@ def test_a_journal_of_another_peer_is_refused_and_an_older_one_takes_its_owner(
     assert json.loads(meta.read_text())["peer"] == "p2"
     with pytest.raises(StorageError, match="p2, and this node is p1"):
         files("p1", "p1")
+    meta.write_text(json.dumps({**old, "peer": None}))  # damage names nobody: a new life begins
+    journal = files("p1", "p1").journal()
+    assert (journal.incarnation > 7, journal.promised, len(journal.entries)) == (True, -1, 0)
 
 
 def test_a_damaged_journal_begins_a_new_incarnation(tmp_path: Path) -> None:
