@@ -20,6 +20,7 @@ from blake3 import blake3
 
 from ...collectives.errors import BadSignatureError, LocalProtocolError, RemoteProtocolError
 from ...collectives.identifiers import PeerId, RunId
+from ..net.transport.allowance import Allowance
 from . import membership_records as wire
 from .membership_records import MAX_RECORDS, RECORDS_PER_MESSAGE, Record, Sign, SignedRecord, Verify
 
@@ -43,6 +44,12 @@ class MembershipTiming(msgspec.Struct, frozen=True):
     gossip_peers: int = 2
     push_peers: int = 4
     probe_peers: int = 2
+
+
+HANDED, HANDED_PER_S = 2 * MAX_RECORDS, 128.0
+"""Records handed to one peer at once, and from then on: a digest of nothing, a few bytes, asks for
+all. As many as there may be are renewed in eight seconds.
+"""
 
 
 class _Held:
@@ -117,6 +124,7 @@ class Membership:
         self._beside = b""  # whose record under this key was seen last
         self._both_know = False  # and that process has said that it knows, too
         self._sign, self._verify, self._rng, self._offset = sign, verify, rng, unix_offset_s
+        self._handed = Allowance(HANDED, HANDED_PER_S)  # records, to each peer that asks
         self._table: dict[PeerId, _Held] = {}
         self._gone: dict[
             PeerId, tuple[int, bytes, float]
@@ -495,6 +503,7 @@ class Membership:
         self, now: float, peer: PeerId, of: Sequence[PeerId], wanted: bytes = b""
     ) -> None:
         ready = [self._table[p].signed for p in of if p in self._table]
+        ready = ready[: self._handed.some(peer, now, len(ready))]
         for start in range(0, max(len(ready), 1 if wanted else 0), RECORDS_PER_MESSAGE):
             self._send(
                 now,

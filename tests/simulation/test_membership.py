@@ -17,7 +17,7 @@ from atoll.collectives.errors import BadSignatureError, LocalProtocolError, Remo
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.simulation import Network, World
 from atoll.node.run import membership_records as wire
-from atoll.node.run.membership import Membership, MembershipTiming
+from atoll.node.run.membership import HANDED, HANDED_PER_S, Membership, MembershipTiming
 from atoll.node.run.membership_records import Record, SignedRecord
 
 RUN = RunId("run")
@@ -614,3 +614,25 @@ def test_by_one_invite_come_three_quarters_of_the_records_at_most(
     assert here.refused["crowded"] == 14
     here.tick(200.0)  # all are over
     assert comes("late", b"i", 200.0)
+
+
+def test_who_asks_for_all_records_again_and_again_is_handed_few() -> None:
+    """An admitted observer says in a few bytes that it knows nobody: each time all were sent to it."""
+    here, observer, other = member("a"), PeerId("observer"), PeerId("b")
+    here.announce(0.0)
+    for number in range(200):
+        here.learn(0.0, [signed(f"m{number}", 1)], PeerId(f"m{number}"))
+    all_of = len(here.records())
+    assert all_of > 200
+    nothing, handed = wire.encode(wire.Digest(b"")), 0
+
+    def sent(to: PeerId) -> int:
+        found = [wire.decode(data, to) for peer, data in here.drain() if peer == to]
+        return sum(len(each.records) for each in found if isinstance(each, wire.Records))
+
+    for number in range(500):
+        here.on_message(number * 0.01, observer, nothing)
+        handed += sent(observer)
+    assert HANDED - all_of <= handed <= HANDED + 5 * HANDED_PER_S
+    here.on_message(5.0, other, nothing)
+    assert sent(other) == all_of

@@ -16,17 +16,22 @@ class Allowance:
 
     def allows(self, who: str, now: float) -> bool:
         """Whether it may be done once more for ``who``; if so it is counted."""
+        return self.some(who, now, 1) == 1
+
+    def some(self, who: str, now: float, most: int) -> int:
+        """How many times, of ``most``, it may be done for ``who``; they are counted."""
         left = self._of(who, now)
-        if left < 1:
-            return False
+        given = min(most, int(left))
+        if given < 1:
+            return 0
         if len(self._left) >= SWEEP:
             self._left = {
                 each: kept
                 for each, kept in self._left.items()
                 if self._of(each, now) < self._at_once
             }
-        self._left[who] = left - 1, now
-        return True
+        self._left[who] = left - given, now
+        return given
 
     def _of(self, who: str, now: float) -> float:
         left, at = self._left.get(who, (self._at_once, now))
