@@ -53,7 +53,7 @@ def rule_of(name: str, f: int, seed: int) -> Rule:
     *before, rule = name.split("+")
     if rule == "mean":
         return lambda rows: combine(rows, uniform(len(rows), list(range(len(rows)))))
-    chance, radius, (called, *told) = random.Random(seed), Radius(), rule.split("/")
+    rng, radius, (called, *told) = random.Random(seed), Radius(), rule.split("/")
 
     def run(rows: Tensor) -> Tensor:
         known = radius() if rule == "centred_clip" else None
@@ -62,7 +62,7 @@ def rule_of(name: str, f: int, seed: int) -> Rule:
             options["neighbours"] = len(rows) - f - 1
         if "k2" in told:
             options["chosen"] = len(rows) - f - 2
-        found = aggregate(rows, called, f, before=before, options=options, chance=chance)
+        found = aggregate(rows, called, f, before=before, options=options, rng=rng)
         if rule == "centred_clip" and found.weights is not None:
             radius.saw(gram(rows), found.weights)
         return found.value
@@ -133,7 +133,7 @@ def cell(rule: str, attack: str, data: str, seed: int, n: int, f: int) -> dict[s
     """Train once; the accuracy at the end. A model that is no number any more has the accuracy of a
     guess.
     """
-    members, aggregated, chance = (
+    members, aggregated, rng = (
         Members(n, f, seed, data),
         rule_of(rule, f, seed),
         rule_of(rule, f, seed),
@@ -147,7 +147,7 @@ def cell(rule: str, attack: str, data: str, seed: int, n: int, f: int) -> dict[s
         elif attack == "label_flip":
             hostile = flipped
         elif attack in BESIDE:
-            hostile = BESIDE[attack](honest, f, chance).expand(f, -1)
+            hostile = BESIDE[attack](honest, f, rng).expand(f, -1)
         else:
             hostile = ATTACKS[attack](honest).expand(f, -1)
         start, value = 0, aggregated(torch.cat([honest, hostile]))

@@ -69,14 +69,14 @@ def rule_of(name: str, f: int, seed: int) -> Rule:
         return History(f)
     reducer = find_reducer("mean" if name == "mean" else f"{name}:{f}")
     assert reducer is not None, name
-    radius, chance = Radius(), np.random.default_rng(seed)
+    radius, rng = Radius(), np.random.default_rng(seed)
 
     def run(rows: Tensor) -> Tensor:
         out = torch.empty(rows.shape[1])
         if reducer.form == "rows":
             reducer.reduce(rows.clone(), [1] * len(rows), out)
         elif reducer.form == "two-phase":
-            cids = [chance.bytes(16) for _ in rows]
+            cids = [rng.bytes(16) for _ in rows]
             weighing = reducer.weigh(reducer.measure(rows), cids, [radius()] * len(rows))
             if weighing.spread is not None:
                 radius.add(weighing.spread)

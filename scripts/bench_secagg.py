@@ -39,10 +39,10 @@ def once(clients: int, elements: int, dropouts: int, threshold: int, bits: Any) 
     people = {identity.peer: identity for identity in (Identity.generate() for _ in range(clients))}
     roster = tuple(sorted(people))
     ring = Ring(elements, clip=1.0, members=clients, bits=bits)
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     rows: dict[PeerId, Words] = {}
     for peer in roster:
-        values = chance.uniform(-1, 1, elements).astype(np.float32)
+        values = rng.uniform(-1, 1, elements).astype(np.float32)
         rows[peer] = ring.encode(ring.quantise(values, random.Random(peer)), 1)
     survivors = roster[dropouts:]
     wanted: Words = np.zeros_like(rows[roster[0]])

@@ -245,7 +245,7 @@ def deals_shares_that_do_not_fit(peer: Peer) -> None:
                 honest = deal(keys)
                 roster, shares = client.binding.roster, []
                 for each in honest.shares:
-                    seed, pair = (rounds.chance.randbytes(64).rjust(66, b"\0") for _ in range(2))
+                    seed, pair = (rounds.rng.randbytes(64).rjust(66, b"\0") for _ in range(2))
                     key = client._sealing(roster[each.to], True)
                     box = seal(key, seed + pair)
                     shares.append(Dealt(each.to, share_hash(seed), share_hash(pair), box))

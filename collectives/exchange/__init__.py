@@ -4,7 +4,7 @@ events      what it reports
 header      the record header
 pool        buffers for encoded chunks
 accounts    what members say of partial sums, by name and chunk
-ways        a member's view of a plan's trees: what it adds up, sends up and hands down
+routes      a member's view of a plan's trees: what it adds up, sends up and hands down
 checking    partial sums that two members add up: whether they agree, and else who is wrong
 statements  what owners say of their parts, where whole vectors are weighed
 slot        one open round and the plan in force: grid, members, received parts, the result

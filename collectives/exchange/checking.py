@@ -19,7 +19,7 @@ from ..digest import chunk_hash
 from ..identifiers import HASH_BYTES, PeerId
 from ..messages import Disputed
 from ..trees import CheckedSum
-from .ways import Job, Parts
+from .routes import Job, Parts
 
 
 def account_of(result: EncodedChunk, terms: Sequence[EncodedChunk]) -> bytes:

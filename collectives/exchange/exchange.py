@@ -37,8 +37,8 @@ from .measuring import NOT_FINITE, FirstPhase
 from .outbox import Outgoing, Sender
 from .pool import Pools
 from .reduction import ChunkReducer
+from .routes import Job
 from .slot import FrozenVector, PlanState, RoundSlot, slot_for, unfold
-from .ways import Job
 
 
 class Exchange:

@@ -11,8 +11,8 @@ from ..codecs.codec import EncodedChunk
 from ..identifiers import PeerId
 from ..reduce import Statistics
 from .pool import Workspace
+from .routes import Job
 from .slot import FrozenVector, PlanState
-from .ways import Job
 
 Source = tuple[PeerId, bytes]
 

@@ -30,8 +30,8 @@ from .checking import Dispute
 from .events import ReductionReport, Spans
 from .header import HALF, PART, Header, slot_id
 from .pool import Pools, WirePool, Workspace
+from .routes import Job, routes_of
 from .statements import PlanStatements
-from .ways import Job, ways_of
 
 EVEN_AHEAD, EVEN_S = 3, 0.01  # chunks; of silence
 LEAST_AHEAD = 3  # chunks: one on its way there, one on its way back, and one between
@@ -357,15 +357,15 @@ class PlanState:
         self.own_cid = next((c.cid for c in plan.contributors if c.member.peer == me), None)
         self.partial_key = wire_header.partial_key(slot.id, self.plan_id)
         self.sums = plan.topology.kind != "butterfly"  # whether partial sums travel
-        self.ways = ways_of(plan, slot, me, reducer)
+        self.routes = routes_of(plan, slot, me, reducer)
         self.below = [
-            way.below(me, self.audience) for way in self.ways
+            route.below(me, self.audience) for route in self.routes
         ]  # by part: to whom I send its result
         self.part_of = [
             index for index, part in enumerate(plan.parts) for _ in range(part.first, part.stop)
         ]  # by chunk
         self.givers: list[PeerId] = [
-            self.ways[index].above for index in self.part_of
+            self.routes[index].above for index in self.part_of
         ]  # by chunk: who sends me the result
         self.measuring = PlanStatements(plan, me, reducer) if reducer.form == "two-phase" else None
         if self.measuring is not None:
@@ -373,7 +373,7 @@ class PlanState:
             self.givers += [part.owner for part in plan.parts]
         self.cids = frozenset(
             [c.cid for c in plan.contributors]
-            + [cid for way in self.ways if way.job for _, cid in way.job.others]
+            + [cid for route in self.routes if route.job for _, cid in route.job.others]
         )
         self.hashes: list[bytes | None] = [None] * len(self.givers)
         self.have = 0
@@ -396,7 +396,7 @@ class PlanState:
         self._due: dict[Source, int] = {}  # chunks still to come
         self._finished: dict[Source, float] = {}
         for index, part in enumerate(plan.parts):
-            job = self.ways[index].job
+            job = self.routes[index].job
             if part.owner == me:
                 self._left[index] = part.stop - part.first
             if job is not None and job.sources:
@@ -475,7 +475,7 @@ class PlanState:
 
     def job(self, chunk: int) -> Job:
         """What I add up for a chunk; it is one of `waiting`."""
-        job = self.ways[self.part_of[chunk]].job
+        job = self.routes[self.part_of[chunk]].job
         assert job is not None
         return job
 
@@ -486,7 +486,7 @@ class PlanState:
         partials, accounts = self.slot.partials, self.slot.accounts.made
         return [
             (upload.cid, upload.to)
-            for upload in self.ways[self.part_of[chunk]].uploads
+            for upload in self.routes[self.part_of[chunk]].uploads
             if not upload.made
             or chunk in partials.get(upload.cid, ())
             or chunk in accounts.get(upload.cid, ())
@@ -494,13 +494,15 @@ class PlanState:
 
     def partials(self) -> set[bytes]:
         """The names of the partial sums I make, and of the accounts that I give and wait for."""
-        jobs = [way.job for way in self.ways if way.job is not None]
+        jobs = [route.job for route in self.routes if route.job is not None]
         given = {account.cid for job in jobs for check in job.checks for account in check.accounts}
-        return given | {upload.cid for way in self.ways for upload in way.uploads if upload.made}
+        return given | {
+            upload.cid for route in self.routes for upload in route.uploads if upload.made
+        }
 
     def expected(self, peer: PeerId, chunk: int) -> bytes | None:
         """The name of what ``peer`` is to send me for a chunk, if anything."""
-        job = self.ways[self.part_of[chunk]].job
+        job = self.routes[self.part_of[chunk]].job
         return (
             next((cid for other, cid, _ in job.sources if other == peer), None)
             if job is not None
@@ -517,7 +519,7 @@ class PlanState:
             raise RemoteProtocolError(
                 f"a partial sum of chunk {record.chunk} over another set than the plan's", peer=peer
             )
-        job = self.ways[self.part_of[record.chunk]].job
+        job = self.routes[self.part_of[record.chunk]].job
         if record.kind == wire_header.ACCOUNT and (
             job is None or (peer, record.sub) not in job.others
         ):
@@ -549,7 +551,7 @@ class PlanState:
 
     def here(self, chunks: Iterable[int], peer: PeerId) -> list[int]:
         """Those of the chunks whose result is here and which ``peer`` gets from me."""
-        mine = [bool(way.below(self.me, (peer,))) for way in self.ways]
+        mine = [bool(route.below(self.me, (peer,))) for route in self.routes]
         return [
             chunk
             for chunk in chunks
@@ -562,7 +564,7 @@ class PlanState:
             peer for peer in dict.fromkeys(peers) if peer != self.me and peer not in self.audience
         )
         self.audience += new
-        self.below = [way.below(self.me, self.audience) for way in self.ways]
+        self.below = [route.below(self.me, self.audience) for route in self.routes]
         return new
 
     def within(self, chunk: int, lead: Lead) -> bool:

@@ -57,15 +57,17 @@ def topology_of(
     kind: TopologyKind,
     offers: Sequence[Contributor],
     ready: Mapping[Member, m.Ready],
-    apart: Set[PeerId],
+    disputed: Set[PeerId],
 ) -> Topology:
     """The run's topology over these contributors, grouped by the sites that they name in ``ready``.
-    A contributor without a site is a group of its own; so is one that is ``apart`` after a dispute.
+    A contributor without a site is a group of its own; so is one that is ``disputed``.
     """
     if kind == "butterfly":
         return BUTTERFLY
     sites = [
-        ready[offer.member].site if offer.member in ready and offer.member.peer not in apart else ""
+        ready[offer.member].site
+        if offer.member in ready and offer.member.peer not in disputed
+        else ""
         for offer in offers
     ]
     keys = [

@@ -81,11 +81,11 @@ class BtardRounds(PreRound):
         session: SessionView,
         terms: BtardSettings,
         identity: Identity,
-        chance: random.Random | None,
+        rng: random.Random | None,
     ) -> None:
-        """``chance`` makes shares of draws; None, outside simulations: `random.SystemRandom()`."""
+        """``rng`` makes shares of draws; None, outside simulations: `random.SystemRandom()`."""
         self.session, self.terms, self.identity = session, terms, identity
-        self.chance = chance or random.SystemRandom()
+        self.rng = rng or random.SystemRandom()
         self.given: Given | None = None  # the script waits for the round
         self.step = -1  # that the peer has begun
         self.found: StepOutcome | None = None  # what the newest step that is over came to
@@ -244,7 +244,7 @@ class BtardRounds(PreRound):
             numel = session.machine.shape.numel
             self._vectors = VectorTransfers(session, numel, min(2.0, terms.timeout_s / LOOKS))
             self._peer = BtardPeer(
-                session.run, self.identity, verify, terms.peers, numel, settings, self, self.chance
+                session.run, self.identity, verify, terms.peers, numel, settings, self, self.rng
             )  # type: ignore[arg-type]
         return self._peer
 

@@ -147,7 +147,7 @@ def join_command(
             "arguments after -- are for your own script: --script train.py -- ARGS"
         )
     if fresh_key:
-        apart(terminal, target)
+        use_separate_home(terminal, target)
     settings = settings_of(terminal, ask=True)
     invite, signed = preview(terminal, target, settings.config, dry_run=dry_run)
     if dry_run and signed is not None:
@@ -206,7 +206,7 @@ def _environment(
     return environment
 
 
-def apart(terminal: Terminal, target: str) -> None:
+def use_separate_home(terminal: Terminal, target: str) -> None:
     """From now on this command is about a home of the run's own, with a key of its own, which the
     same run finds again. Raises NotAdmittedError, or ConfigError where ``target`` is no invite."""
     from ..run.invite import inspect_invite, is_invite

@@ -19,7 +19,7 @@ through/       ways through routers: observers, punching, the relay
 bridge         a libp2p stream that plays the part of a socket
 retry          when a roundabout lane is tried again for a direct one
 lane_talk      what two peers say to each other about a lane
-ways           one lane is made: dialled, punched or relayed
+lane_routes    one lane is made: dialled, punched or relayed
 lanes          direct TCP connections for bulk data, negotiated over libp2p
 measuring      whose clock is right, how fast bytes go: asking a peer
 network        PeerNetwork: all of it behind one object

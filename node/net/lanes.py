@@ -2,11 +2,11 @@
 (protocol ``/atoll/lane/1``).
 
 The peer with the smaller id drives. It offers a token, a fresh 32-byte secret and its addresses,
-and gets a secret and addresses back; then it proposes ways to make a connection (`ways`): a dial, a
-dial by the other side, a simultaneous open through both routers, a relay. If nothing works, the
-libp2p stream itself becomes the lane, bridged to a socket pair, and whoever uses the lane need not
-care. The larger peer asks the smaller one for an offer when it wants a lane. A lane that was lost
-is offered again, with back-off, as long as it is wanted. For one that goes over a relay or the
+and gets a secret and addresses back; then it proposes ways to make a connection (`lane_routes`): a
+dial, a dial by the other side, a simultaneous open through both routers, a relay. If nothing works,
+the libp2p stream itself becomes the lane, bridged to a socket pair, and whoever uses the lane need
+not care. The larger peer asks the smaller one for an offer when it wants a lane. A lane that was
+lost is offered again, with back-off, as long as it is wanted. For one that goes over a relay or the
 stream a direct way is looked for again (`retry`); the new lane then takes the old one's place.
 
 Several lanes to one peer are told apart by an index, and made each by itself. A lane is plain only
@@ -27,6 +27,7 @@ from ...collectives.errors import NetworkError, NotAdmittedError, RemoteProtocol
 from ...collectives.foreign import quoted
 from ...collectives.identifiers import PeerId
 from .bridge import bridge
+from .lane_routes import Follower, LaneRoutes, Made
 from .lane_talk import (
     ANSWER_S,
     MAX_LANES,
@@ -46,7 +47,6 @@ from .transport.allowance import Allowance
 from .transport.backoff import Backoff
 from .transport.faults import Faults
 from .transport.host import Host, PeerStream
-from .ways import Follower, Made, Ways
 
 PROTOCOL = "/atoll/lane/1"
 PATIENCE_S = 0.25
@@ -91,7 +91,7 @@ class Lanes:
     def __init__(
         self,
         host: Host,
-        ways: Ways,
+        routes: LaneRoutes,
         connect: Callable[[PeerId], Awaitable[None]],
         admitted: Callable[[PeerId], Awaitable[bool]],
         faults: Faults,
@@ -100,9 +100,9 @@ class Lanes:
         """``admitted(peer)``: whether a lane with this peer is allowed; it may wait for a greeting
         under way.
         """
-        self._host, self._ways, self._connect, self._admitted, self._faults, self._rng = (
+        self._host, self._routes, self._connect, self._admitted, self._faults, self._rng = (
             host,
-            ways,
+            routes,
             connect,
             admitted,
             faults,
@@ -124,7 +124,7 @@ class Lanes:
         """Keep the wanted lanes up until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            await nursery.start(self._ways.listener.run)
+            await nursery.start(self._routes.listener.run)
             task_status.started()
             await trio.sleep_forever()
 
@@ -151,7 +151,7 @@ class Lanes:
             del self._there[key]
         if not keep:
             self.paths.pop(peer, None)
-            self._ways.why.pop(peer, None)
+            self._routes.why.pop(peer, None)
 
     def lost(self, peer: PeerId, index: int = 0) -> None:
         """The lane's owner says that it broke. If it is still wanted, a new one is offered."""
@@ -288,7 +288,7 @@ class Lanes:
             self.allows_plain(talk.peer),
         )
         said = trio.current_time()
-        await talk.say(LaneOffer(token, mine, self._ways.addresses(), index, plain))
+        await talk.say(LaneOffer(token, mine, self._routes.addresses(), index, plain))
         answer = await talk.hear()
         rtt_s = trio.current_time() - said
         if isinstance(answer, Refuse):
@@ -300,7 +300,7 @@ class Lanes:
         if answer.plain and not plain:
             raise RemoteProtocolError("a plain lane that was not offered", peer=talk.peer)
         terms = Terms(mine, answer.secret, True, token, index, answer.plain)
-        made = await self._ways.drive(talk, terms, answer.addresses, rtt_s, relay=not better)
+        made = await self._routes.drive(talk, terms, answer.addresses, rtt_s, relay=not better)
         if made is None and better:
             return False
         if made is None:
@@ -378,12 +378,12 @@ class Lanes:
             offer.index,
             offer.plain and self.allows_plain(talk.peer),
         )
-        expected = self._ways.listener.expect(offer.token, talk.peer, terms.both)
+        expected = self._routes.listener.expect(offer.token, talk.peer, terms.both)
         try:
-            await talk.say(Take(mine, self._ways.addresses(), terms.plain))
-            made = await Follower(self._ways, talk, terms, offer.addresses, expected).run()
+            await talk.say(Take(mine, self._routes.addresses(), terms.plain))
+            made = await Follower(self._routes, talk, terms, offer.addresses, expected).run()
         finally:
-            self._ways.listener.forget(offer.token)
+            self._routes.listener.forget(offer.token)
         if made is None:
             await self._bridge_here(talk, terms)
         else:

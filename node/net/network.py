@@ -20,6 +20,7 @@ from .dht.node import Dht
 from .dht.records import run_key
 from .greeting import VERSION, Topic
 from .lan.discovery import LanDiscovery
+from .lane_routes import LaneRoutes
 from .lanes import Lanes, OnLane
 from .look import Look, LookAnswer, Looks, ask
 from .measuring import Measuring
@@ -48,7 +49,6 @@ from .transport.faults import Faults
 from .transport.host import Host
 from .transport.lane_sockets import LaneListener, refuses
 from .transport.peerbook import PeerBook, save_cache
-from .ways import Ways
 
 DIALS, DIALS_PER_S = 128, 1.0
 """Addresses at one machine of the internet that others named, at once and from then on: peers that
@@ -173,14 +173,14 @@ class PeerNetwork:
             lambda run, peer: relays.open_to_all or self._knows(run, peer),
             Limits(circuits=relays.circuits),
         )
-        self._ways = Ways(
+        self._routes = LaneRoutes(
             listener, self._helpers, self._streams.common_topic, self._may_dial, self._rng
         )
-        self._ways.guesses = settings.port_guessing
+        self._routes.guesses = settings.port_guessing
         if settings.relay_only:
-            self._ways.hide(self._host)
+            self._routes.hide(self._host)
         self._lanes = Lanes(
-            self._host, self._ways, self.connect, self._streams.greeted, self._faults, self._rng
+            self._host, self._routes, self.connect, self._streams.greeted, self._faults, self._rng
         )
         self.reach = Reachability(
             self._host,
@@ -570,7 +570,7 @@ class PeerNetwork:
             return False
         ends = self._host.ends(peer)
         at_home = ends is not None and host_of(address) == ends[1]
-        return at_home or self._ways.errands.allows(peer, trio.current_time())
+        return at_home or self._routes.errands.allows(peer, trio.current_time())
 
     def _knows(self, run: str, peer: PeerId) -> bool:
         """Whether a peer is announced in a run: then our relay of lanes serves it."""
@@ -705,7 +705,7 @@ class PeerNetwork:
             "runs": {run: [peer for peer, _ in self.members(run)] for run in self._runs},
             "lanes": dict(self._lanes.paths),
             "lanes_outside": self.reach.lanes_outside(),
-            "lanes_why": dict(self._ways.why),
+            "lanes_why": dict(self._routes.why),
             "relayed": {"circuits": self._relay.circuits, "bytes": self._relay.nbytes},
             "wires": self._streams.wires(),
             "lan": self._lan.status(),

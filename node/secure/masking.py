@@ -91,9 +91,9 @@ class Masking:
         """Whether this member's vector can be in the sum, as far as it is known."""
         return self.client is not None and all(self.me in peers for peers in self.fixed)
 
-    def join(self, identity: Identity, memory: Memory, chance: random.Random | None) -> None:
+    def join(self, identity: Identity, memory: Memory, rng: random.Random | None) -> None:
         """Take part. Raises SecurityError where an earlier life began this attempt."""
-        self.client = Client(self.binding, identity, memory, chance)
+        self.client = Client(self.binding, identity, memory, rng)
         self.say(self.client.keys())
 
     def say(self, message: Message) -> None:

@@ -42,7 +42,7 @@ from ..session.view import SessionView
 from .bound import bound_at
 from .budget import Budget
 from .masking import Masking, MaskingStep
-from .vectors import RingLayout, Summed, apart, least_buckets, length_of, threshold_of
+from .vectors import RingLayout, Summed, in_bucket, least_buckets, length_of, threshold_of
 from .wire import PREFIX, AttemptMessage, Fixed, Pass, Said, Want, decode, encode
 
 if TYPE_CHECKING:
@@ -83,14 +83,14 @@ class SecureRounds(PreRound):
         operations: Operations,
         terms: SecureSettings,
         identity: Identity,
-        chance: random.Random | None,
+        rng: random.Random | None,
     ) -> None:
-        """``chance`` makes secrets and rounds; None, outside simulations:
+        """``rng`` makes secrets and rounds; None, outside simulations:
         `random.SystemRandom()`.
         """
         self.session, self.terms, self.identity = session, terms, identity
         self._operations = operations
-        self.chance = chance or random.SystemRandom()
+        self.rng = rng or random.SystemRandom()
         self.masking: Masking | None = None
         self.given: Given | None = None  # the script's vector, in the attempt
         self.vectors: RingLayout | None = None  # how they lie on the ring, in the attempt
@@ -329,7 +329,7 @@ class SecureRounds(PreRound):
             try:
                 if digest not in self.memory.begun:
                     self.session.ports.storage.spend(BEGUN + digest.hex())
-                masking.join(self.identity, self.memory, self.chance)
+                masking.join(self.identity, self.memory, self.rng)
             except SecurityError:  # in an earlier life
                 self._open(now, self._number + 1)
                 masking = self.masking
@@ -531,11 +531,11 @@ class SecureRounds(PreRound):
         self._busy, metrics = True, dict(self.metrics)
 
         def work() -> Words | str | RemoteProtocolError:
-            words = vectors.words(vector, samples, self.chance, metrics)
+            words = vectors.words(vector, samples, self.rng, metrics)
             try:
                 if not isinstance(words, str):
                     client.mask(words, cid, masking.deals, buckets)
-                    words = apart(words, buckets.of(masking.me), len(buckets.members))
+                    words = in_bucket(words, buckets.of(masking.me), len(buckets.members))
             except RemoteProtocolError as error:
                 return error
             return words
@@ -614,9 +614,7 @@ class SecureRounds(PreRound):
             under=masking.config,
         )
         try:
-            self._operations.start(
-                now, call, words.numel(), words, self.chance.randbytes(CID_BYTES)
-            )
+            self._operations.start(now, call, words.numel(), words, self.rng.randbytes(CID_BYTES))
         except (GroupError, LocalProtocolError) as error:
             self._fail(now, str(error))
 

@@ -68,7 +68,7 @@ def length_of(terms: SecureSettings, privacy: PrivacySettings | None, numel: int
     )
 
 
-def apart(words: Words, bucket: int, buckets: int) -> NDArray[np.uint32]:
+def in_bucket(words: Words, bucket: int, buckets: int) -> NDArray[np.uint32]:
     """A masked vector in its bucket's place among the sums of all: (buckets * length,), of 32
     bits.
     """
@@ -142,7 +142,7 @@ class RingLayout:
         self,
         vector: Tensor,
         samples: int,
-        chance: random.Random,
+        rng: random.Random,
         metrics: Mapping[str, float] | None = None,
     ) -> Words | str:
         """What is masked; or why the vector (float32, (numel,), which stays as it is) cannot be."""
@@ -158,13 +158,11 @@ class RingLayout:
             there = np.abs(told) <= self.terms.reach  # neither NaN nor beyond it
             pairs = np.zeros((len(told), 2), np.float32)
             pairs[there, 0] = told[there]
-            multiples = self.ring.quantise(
-                np.concatenate([vector.numpy(), pairs.reshape(-1)]), chance
-            )
+            multiples = self.ring.quantise(np.concatenate([vector.numpy(), pairs.reshape(-1)]), rng)
             multiples[self.numel + 1 :: 2] = self.ring.levels
             words = self.ring.encode(multiples, min(samples, self.heaviest))
             hidden = np.flatnonzero(np.repeat(~there, 2)) + self.numel
-            words[hidden] = np.frombuffer(chance.randbytes(4 * len(hidden)), "<u4")
+            words[hidden] = np.frombuffer(rng.randbytes(4 * len(hidden)), "<u4")
             return words
         bounded = vector.clone()
         try:
@@ -173,12 +171,12 @@ class RingLayout:
             return "it holds NaN or infinity"
         plan = self.count_noise
         multiples = self.ring.quantise(
-            np.append(bounded.numpy(), np.zeros(1 if plan else 0, np.float32)), chance
+            np.append(bounded.numpy(), np.zeros(1 if plan else 0, np.float32)), rng
         )
-        add_noise(multiples[: self.numel], noise, chance)
+        add_noise(multiples[: self.numel], noise, rng)
         if plan is not None:
             multiples[self.numel] = HALF if within else -HALF
-            add_noise(multiples[self.numel :], plan, chance)
+            add_noise(multiples[self.numel :], plan, rng)
         return self.ring.encode(multiples, 1)
 
     def ruled(self, totals: Sequence[Words]) -> Summed:

@@ -297,12 +297,12 @@ class Admission:
 def drawn(entry: Entry, peer: PeerId) -> tuple[int, list[PeerId]]:
     """Which chunk a newcomer is to show once the entry is decided, and to whom."""
     chunks = -(-entry.numel // entry.chunk_elements)
-    chance = blake3(b"atoll/trial/1" + entry.hash() + peer.encode())
+    rng = blake3(b"atoll/trial/1" + entry.hash() + peer.encode())
     wardens = sorted(
         (member.peer for member in entry.next_config),
-        key=lambda other: blake3(chance.digest() + other.encode()).digest(),
+        key=lambda other: blake3(rng.digest() + other.encode()).digest(),
     )
-    return int.from_bytes(chance.digest(8), "big") % chunks, wardens[:WARDENS]
+    return int.from_bytes(rng.digest(8), "big") % chunks, wardens[:WARDENS]
 
 
 def judge(

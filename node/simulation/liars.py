@@ -93,8 +93,8 @@ class LyingProcess(NodeProcess):
         self, *args: Any, lies: tuple[Lie, ...] = LIES, tell: Callable[[str], None], **kwargs: Any
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.chance = Random(self.world.stream(f"lies/{self.peer}").random())
-        self.lies = {lie for lie in lies if lies != LIES or self.chance.random() < 0.5}
+        self.rng = Random(self.world.stream(f"lies/{self.peer}").random())
+        self.lies = {lie for lie in lies if lies != LIES or self.rng.random() < 0.5}
         self.heard: list[bytes] = []
         self.met = Counter[PeerId]()  # how often a peer has come back
         self._tell = tell
@@ -136,9 +136,9 @@ class LyingProcess(NodeProcess):
                 body = self._bend(machine, peer, body)
             with contextlib.suppress(OverflowError):  # no number on the wire
                 super().send(peer, b"R" + m.encode(msgspec.structs.replace(envelope, body=body)))
-        if "replay" in self.lies and self.heard and self.chance.random() < 0.05:
+        if "replay" in self.lies and self.heard and self.rng.random() < 0.05:
             self._tell("lie: replay")
-            super().send(peer, self.chance.choice(self.heard))
+            super().send(peer, self.rng.choice(self.heard))
         return None
 
     def _machine(self, data: bytes) -> BendableRound | None:
@@ -310,12 +310,12 @@ class LyingProcess(NodeProcess):
             "withhold" in self.lies
             and bend is not None
             and self._other_side(machine, peer, "withhold")
-            and self.chance.random() < 0.8
+            and self.rng.random() < 0.8
         ):
             self._tell("lie: nothing said")
             return
         said = bend(machine, peer, body) if bend is not None else [body]
-        if "garble" in self.lies and bend is not None and self.chance.random() < 0.1:
+        if "garble" in self.lies and bend is not None and self.rng.random() < 0.1:
             self._tell("lie: signature")
             said = [
                 msgspec.structs.replace(one, signature=b"?" * 32)
@@ -324,9 +324,9 @@ class LyingProcess(NodeProcess):
                 for one in said
             ]
         yield from said
-        if "turns" in self.lies and self.chance.random() < 0.1:
+        if "turns" in self.lies and self.rng.random() < 0.1:
             self._tell("lie: turn")
-            ballot = self.chance.choice((machine.ballot + 9, LAST_BALLOT))
+            ballot = self.rng.choice((machine.ballot + 9, LAST_BALLOT))
             while machine.convener_of(ballot) != machine.me:
                 ballot -= 1
             yield from (m.Turn(ballot), m.Prepare(ballot))
@@ -505,8 +505,8 @@ class LyingProcess(NodeProcess):
             for at in range(body.ballot)
             for entry in self.place.plot.get((machine.log, machine.round, at), {}).values()
         ]
-        if self.chance.random() < 0.7 and body.ballot > 0 and (plot or machine.open.known):
-            entry = self.chance.choice(plot or list(machine.open.known.values()))
+        if self.rng.random() < 0.7 and body.ballot > 0 and (plot or machine.open.known):
+            entry = self.rng.choice(plot or list(machine.open.known.values()))
             accepted, at, digest = (
                 m.Accepted1(body.ballot - 1, entry),
                 body.ballot - 1,
@@ -540,9 +540,9 @@ class LyingProcess(NodeProcess):
         if "plans" not in self.lies:
             return [body]
         plan = msgspec.structs.replace(
-            body.plan, revision=body.plan.revision + self.chance.randrange(1000)
+            body.plan, revision=body.plan.revision + self.rng.randrange(1000)
         )
         self._tell("lie: plan")
-        if self.chance.random() < 0.5 and len(plan.contributors) > 1:
+        if self.rng.random() < 0.5 and len(plan.contributors) > 1:
             plan = msgspec.structs.replace(plan, contributors=plan.contributors[:-1])
         return [m.PlanMessage(plan)]

@@ -104,7 +104,9 @@ class _OwnerDecides(Exchange):
         """Reduce over what is here, without those that have not come."""
         state = self._plans.get(plan_id)
         for job in (
-            dict.fromkeys(way.job for way in state.ways if way.job) if state is not None else ()
+            dict.fromkeys(route.job for route in state.routes if route.job)
+            if state is not None
+            else ()
         ):
             assert state is not None
             waiting = [chunk for chunk in state.waiting if state.job(chunk) is job]

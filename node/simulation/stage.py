@@ -135,7 +135,7 @@ class Stage:
 
         Raises the first error of a script, or SwarmClosedError after ``limit_s`` virtual seconds.
         """
-        chance = _chance()
+        rng = _chance()
         try:
             while self._turns() or not (until() or self._failed()):
                 if not self.world.step():
@@ -150,7 +150,7 @@ class Stage:
         finally:
             for actor in self.actors:
                 actor.dismiss()
-            _set_chance(chance)
+            _set_chance(rng)
         for actor in self.actors:
             if actor.error is not None:
                 raise actor.error

@@ -198,13 +198,13 @@ class SimSwarm:
         self.members = {peer: SimMember(self, peer) for peer in self.names}
         self.wiped: set[Member] = set()
         self.left = False
-        messages, chance = (
+        messages, rng = (
             LYING_MESSAGES if self.options.lying else ROUND_MESSAGES,
             self.world.stream("plan"),
         )
         plan = (
             random_plan(
-                chance, self.names, horizon_s=self.options.horizon_s, kinds=kinds, messages=messages
+                rng, self.names, horizon_s=self.options.horizon_s, kinds=kinds, messages=messages
             )
             if kinds
             else quiet_plan()

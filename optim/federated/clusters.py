@@ -83,8 +83,8 @@ def adjusted_rand(a: Sequence[int], b: Sequence[int]) -> float:
 
     together = pairs(Counter(zip(a, b, strict=True)))
     of_a, of_b, every = pairs(Counter(a)), pairs(Counter(b)), len(a) * (len(a) - 1) // 2
-    most, chance = (of_a + of_b) / 2, of_a * of_b / every if every else 0.0
-    return 1.0 if most == chance else (together - chance) / (most - chance)
+    most, rng = (of_a + of_b) / 2, of_a * of_b / every if every else 0.0
+    return 1.0 if most == rng else (together - rng) / (most - rng)
 
 
 def _distances(deltas: Tensor) -> np.ndarray:

@@ -35,7 +35,7 @@ class PrivateExamples:
 
     ``rate``: an example's probability of being in a batch. ``noise``: deviation in units of
     ``bound``, the largest norm of an example's gradient. The count of steps, `accountant.steps`, is
-    the caller's to keep over restarts. ``chance``: None, outside tests: `random.SystemRandom()`.
+    the caller's to keep over restarts. ``rng``: None, outside tests: `random.SystemRandom()`.
     Raises ConfigError for values that promise nothing.
     """
 
@@ -49,7 +49,7 @@ class PrivateExamples:
         delta: float,
         stop_at_epsilon: float = math.inf,
         steps: int = 0,
-        chance: random.Random | None = None,
+        rng: random.Random | None = None,
     ) -> None:
         """``steps``: made in earlier lives."""
         if count < 1 or not 0 < rate <= 1 or not noise > 0 or not bound > 0:
@@ -60,7 +60,7 @@ class PrivateExamples:
         self.count, self.rate, self.noise, self.bound = count, rate, noise, bound
         self.accountant = Accountant(delta, stop_at_epsilon)
         self.accountant.spend(rate, noise, steps)
-        self._chance = chance or random.SystemRandom()
+        self._chance = rng or random.SystemRandom()
 
     @property
     def allows(self) -> bool:

@@ -37,7 +37,7 @@ class Client:
     """A member. Steps out of order, or twice, raise LocalProtocolError: secrets are made for one
     masking and die with this object.
 
-    ``chance`` makes secrets: `random.SystemRandom()` (the default), except in a test.
+    ``rng`` makes secrets: `random.SystemRandom()` (the default), except in a test.
     """
 
     def __init__(
@@ -45,13 +45,13 @@ class Client:
         binding: Binding,
         identity: Identity,
         memory: Memory,
-        chance: random.Random | None = None,
+        rng: random.Random | None = None,
     ) -> None:
         """Raises SecurityError where this member was in a masking of this binding before: then it
         must be another attempt.
         """
         self.binding, self._identity, self._memory = binding, identity, memory
-        self._chance = chance or random.SystemRandom()
+        self._chance = rng or random.SystemRandom()
         self._me = binding.number(identity.peer)
         if binding.digest in memory.begun:
             raise SecurityError(

@@ -88,7 +88,7 @@ class Ring:
         """What a mean can be wrong by at most, beside clipping; half of that is usual."""
         return self.clip / self.levels
 
-    def quantise(self, values: NDArray[np.float32], chance: random.Random) -> NDArray[np.int64]:
+    def quantise(self, values: NDArray[np.float32], rng: random.Random) -> NDArray[np.int64]:
         """Multiples of `step`: int64 (numel,). Raises LocalProtocolError for another length and
         values that are not finite.
         """
@@ -97,7 +97,7 @@ class Ring:
                 f"secure aggregation of {values.shape} values: not {self.numel} finite ones"
             )
         exact = np.clip(values.astype(np.float64), -self.clip, self.clip) / self.step
-        drawn = np.frombuffer(chance.randbytes(4 * self.numel), "<u4") * 2.0**-32
+        drawn = np.frombuffer(rng.randbytes(4 * self.numel), "<u4") * 2.0**-32
         return np.clip(np.floor(exact + drawn).astype(np.int64), -self.levels, self.levels)
 
     def encode(self, multiples: NDArray[np.int64], weight: int) -> Words:

@@ -15,12 +15,10 @@ SECRET_BYTES = 32
 SHARE_BYTES = 66
 
 
-def split(
-    secret: bytes, threshold: int, places: Sequence[int], chance: random.Random
-) -> list[bytes]:
+def split(secret: bytes, threshold: int, places: Sequence[int], rng: random.Random) -> list[bytes]:
     """A share of ``secret`` (32 bytes) for each of ``places`` (distinct, above 0): 66 bytes each.
 
-    ``chance`` draws the coefficients: `random.SystemRandom()`, except in a test.
+    ``rng`` draws the coefficients: `random.SystemRandom()`, except in a test.
     """
     if (
         len(secret) != SECRET_BYTES
@@ -33,7 +31,7 @@ def split(
         )
     coefficients = [
         int.from_bytes(secret, "big"),
-        *(chance.randrange(PRIME) for _ in range(threshold - 1)),
+        *(rng.randrange(PRIME) for _ in range(threshold - 1)),
     ]
     return [_value(coefficients, place).to_bytes(SHARE_BYTES, "big") for place in places]
 

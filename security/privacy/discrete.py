@@ -33,10 +33,10 @@ BATCH = 1 << 16  # samples made at once
 _NEAR = 2.0**-46  # far above the rounding errors of what is compared
 
 
-def discrete_gaussian(variance: Fraction | int, count: int, chance: random.Random) -> Integers:
+def discrete_gaussian(variance: Fraction | int, count: int, rng: random.Random) -> Integers:
     """``count`` independent samples of parameter σ² = ``variance``: int64 (count,).
 
-    ``chance``: `random.SystemRandom()`, where privacy depends on it; a seeded one only where the
+    ``rng``: `random.SystemRandom()`, where privacy depends on it; a seeded one only where the
     noise need not be secret. Raises ConfigError for a variance below 0 or above MOST_VARIANCE. A
     variance of 0 gives zeros.
     """
@@ -53,8 +53,8 @@ def discrete_gaussian(variance: Fraction | int, count: int, chance: random.Rando
     for start in range(0, count, BATCH):
         missing = np.arange(start, min(count, start + BATCH))
         while len(missing):
-            tried = _laplace(scale, len(missing), chance)
-            taken = _accepted(tried, variance, scale, chance)
+            tried = _laplace(scale, len(missing), rng)
+            taken = _accepted(tried, variance, scale, rng)
             out[missing[taken]] = tried[taken]
             missing = missing[~taken]
     return out
@@ -65,7 +65,7 @@ def _root(variance: Fraction) -> int:
     return math.isqrt(variance.numerator // variance.denominator)
 
 
-def _accepted(tried: Integers, variance: Fraction, scale: int, chance: random.Random) -> Truth:
+def _accepted(tried: Integers, variance: Fraction, scale: int, rng: random.Random) -> Truth:
     """Heads with probability exp(-(|x| - σ²/t)² / 2σ²): what makes of a Laplace sample one of the
     Gaussian (algorithm 3).
     """
@@ -78,20 +78,20 @@ def _accepted(tried: Integers, variance: Fraction, scale: int, chance: random.Ra
     def exact(index: int) -> Fraction:
         return (abs(int(tried[index])) - centre) ** 2 / (2 * variance) / int(pieces[index])
 
-    return _all_heads(gamma / pieces, exact, pieces.astype(np.int64), chance)
+    return _all_heads(gamma / pieces, exact, pieces.astype(np.int64), rng)
 
 
-def _laplace(scale: int, count: int, chance: random.Random) -> Integers:
+def _laplace(scale: int, count: int, rng: random.Random) -> Integers:
     """Discrete Laplace samples, probability in proportion to exp(-|x| / scale) (algorithm 2)."""
     out = np.zeros(count, np.int64)
     missing = np.arange(count)
     while len(missing):
-        low = _below(scale, len(missing), chance)
+        low = _below(scale, len(missing), rng)
         taken = _all_heads(
             low / scale,
             lambda index: Fraction(int(low[index]), scale),  # noqa: B023
             np.ones(len(low), np.int64),
-            chance,
+            rng,
         )
         low, places = low[taken], missing[taken]
         high = np.zeros(len(low), np.int64)
@@ -102,39 +102,39 @@ def _laplace(scale: int, count: int, chance: random.Random) -> Integers:
                     np.ones(len(going)),
                     lambda _: Fraction(1),
                     np.ones(len(going), np.int64),
-                    chance,
+                    rng,
                 )
             ]
             high[going] += 1
         value = low + scale * high
-        negative = (_bits(len(value), chance) & np.uint64(1)).astype(bool)
+        negative = (_bits(len(value), rng) & np.uint64(1)).astype(bool)
         good = ~(negative & (value == 0))  # zero must not count twice
         out[places[good]] = np.where(negative, -value, value)[good]
         missing = np.concatenate([missing[~taken], places[~good]])
     return out
 
 
-def _all_heads(gamma: Floats, exact: Exact, coins: Integers, chance: random.Random) -> Truth:
+def _all_heads(gamma: Floats, exact: Exact, coins: Integers, rng: random.Random) -> Truth:
     """Whether as many coins of exp(-gamma) as ``coins`` say all fall heads; 0 <= gamma <= 1."""
     heads = np.ones(len(gamma), bool)
     going = np.arange(len(gamma))
     left = coins.copy()
     while len(going):
-        once = _exponential_coin(gamma[going], _at(exact, going), chance)
+        once = _exponential_coin(gamma[going], _at(exact, going), rng)
         heads[going[~once]] = False
         left[going] -= 1
         going = going[once & (left[going] > 0)]
     return heads
 
 
-def _exponential_coin(gamma: Floats, exact: Exact, chance: random.Random) -> Truth:
+def _exponential_coin(gamma: Floats, exact: Exact, rng: random.Random) -> Truth:
     """Heads with probability exp(-gamma): coins of gamma, gamma/2, gamma/3 … until tails; heads if
     that was an odd one (algorithm 1).
     """
     heads = np.zeros(len(gamma), bool)
     going, k = np.arange(len(gamma)), 1
     while len(going):
-        once = _coin(gamma[going] / k, _at(exact, going, k), chance)
+        once = _coin(gamma[going] / k, _at(exact, going, k), rng)
         if k % 2:
             heads[going[~once]] = True
         going, k = going[once], k + 1
@@ -146,37 +146,37 @@ def _at(exact: Exact, going: Integers, divisor: int = 1) -> Exact:
     return lambda index: exact(int(going[index])) / divisor
 
 
-def _coin(p: Floats, exact: Exact, chance: random.Random) -> Truth:
+def _coin(p: Floats, exact: Exact, rng: random.Random) -> Truth:
     """Heads with probability p, which is near enough to ``exact`` for all but a few draws; those
     are decided by it.
     """
-    drawn = (_bits(len(p), chance) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    drawn = (_bits(len(p), rng) >> np.uint64(11)).astype(np.float64) * 2.0**-53
     heads = drawn < p
     for index in np.flatnonzero(np.abs(drawn - p) <= _NEAR).tolist():
-        heads[index] = _decided(Fraction(float(drawn[index])), exact(index), chance)
+        heads[index] = _decided(Fraction(float(drawn[index])), exact(index), rng)
     return heads
 
 
-def _decided(low: Fraction, p: Fraction, chance: random.Random) -> bool:
+def _decided(low: Fraction, p: Fraction, rng: random.Random) -> bool:
     """Whether a uniform number, of which the first 53 bits are ``low``, is below p."""
     width = Fraction(1, 1 << 53)
     while low < p < low + width:
         width /= 1 << 64
-        low += chance.getrandbits(64) * width
+        low += rng.getrandbits(64) * width
     return low + width <= p
 
 
-def _below(limit: int, count: int, chance: random.Random) -> Integers:
+def _below(limit: int, count: int, rng: random.Random) -> Integers:
     """Uniform int64 samples of 0 to limit - 1, by rejection; ``limit`` at most 2^31."""
     if limit & (limit - 1) == 0:
-        return (_bits(count, chance) & np.uint64(limit - 1)).astype(np.int64)
-    drawn = _bits(count, chance)
+        return (_bits(count, rng) & np.uint64(limit - 1)).astype(np.int64)
+    drawn = _bits(count, rng)
     last = np.uint64((1 << 64) - (1 << 64) % limit - 1)
     while len(bad := np.flatnonzero(drawn > last)):
-        drawn[bad] = _bits(len(bad), chance)
+        drawn[bad] = _bits(len(bad), rng)
     return (drawn % np.uint64(limit)).astype(np.int64)
 
 
-def _bits(count: int, chance: random.Random) -> NDArray[np.uint64]:
+def _bits(count: int, rng: random.Random) -> NDArray[np.uint64]:
     """64 random bits each."""
-    return np.frombuffer(chance.randbytes(8 * count), "<u8").astype(np.uint64)
+    return np.frombuffer(rng.randbytes(8 * count), "<u8").astype(np.uint64)

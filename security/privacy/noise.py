@@ -74,9 +74,9 @@ class NoisePlan:
         return Fraction(math.ceil((self.noise * self.sensitivity / self.step) ** 2), self.honest)
 
 
-def add_noise(values: Integers, plan: NoisePlan, chance: random.Random) -> None:
+def add_noise(values: Integers, plan: NoisePlan, rng: random.Random) -> None:
     """Add one member's part to its vector of multiples of the step: int64 (numel,), in place.
-    ``chance``: see `discrete_gaussian`.
+    ``rng``: see `discrete_gaussian`.
 
     Raises ConfigError for a vector of another length.
     """
@@ -85,7 +85,7 @@ def add_noise(values: Integers, plan: NoisePlan, chance: random.Random) -> None:
             f"privacy: {values.shape} values, noise for {plan.numel}",
             why="rounding is accounted by the number of elements",
         )
-    values += discrete_gaussian(plan.share, plan.numel, chance)
+    values += discrete_gaussian(plan.share, plan.numel, rng)
 
 
 def sum_gap(variance: float, members: int) -> float:

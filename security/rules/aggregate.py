@@ -69,7 +69,7 @@ def aggregate(
     mine: int = 0,
     size: int = 2,
     longest: float = 1.0,
-    chance: random.Random | None = None,
+    rng: random.Random | None = None,
 ) -> Aggregate:
     """``rule`` of rows, after the steps ``before`` in their order. rows: float32 (n, d), not
     modified; at most f of them are hostile.
@@ -94,7 +94,7 @@ def aggregate(
         )
     if len(kept) < n:
         rows, f = rows[kept], f - (n - len(kept))
-    mixing, products = _mixed(rows, f, before, size, longest, chance)
+    mixing, products = _mixed(rows, f, before, size, longest, rng)
     dropped = tuple(i for i in range(n) if i not in kept)
     if rule in BY_COORDINATE:
         return Aggregate(_by_coordinate(BY_COORDINATE[rule], rows, f, mixing), dropped, None)
@@ -122,7 +122,7 @@ def _mixed(
     before: Sequence[str],
     size: int,
     longest: float,
-    chance: random.Random | None,
+    rng: random.Random | None,
 ) -> tuple[Matrix | None, Matrix | None]:
     """What all steps together make of the rows, and the Gram matrix of that; None and None without
     steps.
@@ -134,13 +134,13 @@ def _mixed(
     for step in before:
         norms = np.diagonal(products)
         if step == "bucketing":
-            if chance is None:
+            if rng is None:
                 raise ConfigError(
                     "bucketing without common randomness",
-                    key="chance",
+                    key="rng",
                     why="groups that can be foreseen can be filled",
                 )
-            one = bucketing(len(products), size, chance)
+            one = bucketing(len(products), size, rng)
         else:
             one = (
                 nnm(products, f)

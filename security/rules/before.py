@@ -28,11 +28,11 @@ def nnm(products: Matrix, f: int) -> Matrix:
     return np.stack([uniform(n, nearest(row, n - f)) for row in distances(products)])
 
 
-def bucketing(n: int, size: int, chance: random.Random) -> Matrix:
+def bucketing(n: int, size: int, rng: random.Random) -> Matrix:
     """Means of random groups of ``size`` rows, the last perhaps smaller. Karimireddy, He and Jaggi
     2022, arXiv 2006.09365.
 
-    Of the new rows as many may be hostile as of the old: f stays, n shrinks. ``chance`` must be
+    Of the new rows as many may be hostile as of the old: f stays, n shrinks. ``rng`` must be
     common to all members and unknown to them before they have committed to their rows.
     """
     need("bucketing", n, 0, 1)
@@ -41,7 +41,7 @@ def bucketing(n: int, size: int, chance: random.Random) -> Matrix:
             f"bucketing: groups of {size}", key="size", why="a group has at least one row"
         )
     order = list(range(n))
-    chance.shuffle(order)
+    rng.shuffle(order)
     return buckets(order, size)
 
 

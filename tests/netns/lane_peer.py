@@ -24,7 +24,7 @@ import trio
 
 from atoll.collectives.errors import NetworkError
 from atoll.collectives.identifiers import PeerId
-from atoll.node.net import ways
+from atoll.node.net import lane_routes
 from atoll.node.net.lane_talk import LaneTalk, Message, Sync
 from atoll.node.net.lanes import Lanes
 from atoll.node.net.through.relaying import Helpers, LaneRelay
@@ -51,11 +51,11 @@ class LanePeer:
         self.book: dict[PeerId, list[str]] = {}
         self.helpers = Helpers(self.host, lambda peer: self.book.get(peer, ()))
         self.relay = LaneRelay(self.host, self.listener, lambda run, peer: True)
-        self.ways = ways.Ways(
+        self.routes = lane_routes.LaneRoutes(
             self.listener, self.helpers, lambda peer: "a-run", lambda peer, address: True, self.rng
         )
         self.lanes = Lanes(
-            self.host, self.ways, self.connect, lambda peer: True, Faults(), self.rng
+            self.host, self.routes, self.connect, lambda peer: True, Faults(), self.rng
         )
         self.lanes.on_lane = self.on_lane
         self.began: dict[PeerId, float] = {}
@@ -134,7 +134,7 @@ class LanePeer:
             from_sync=from_sync,
             drives=drives,
             right=got == GREETING + bytes([index]),
-            why=self.ways.why.get(peer, ""),
+            why=self.routes.why.get(peer, ""),
             congestion=congestion(sock),
         )
 
@@ -150,7 +150,7 @@ class LanePeer:
             self.began[peer] = trio.current_time()
             self.lanes.ensure(peer, command["count"])
         elif command["do"] == "guess":
-            self.ways.guesses = command["on"]
+            self.routes.guesses = command["on"]
             say("guesses")
         elif command["do"] == "drop":
             self.lanes.release(peer)

@@ -86,7 +86,7 @@ async def live() -> None:
     async with trio.open_nursery() as nursery:
         await nursery.start(network.run)
         if start.get("lies"):
-            network._ways.listener.outside = lambda: start["lies"]
+            network._routes.listener.outside = lambda: start["lies"]
         if start.get("run"):
             network.announce_run(run)
         say(up=network.addresses(), peer=network.peer)

@@ -29,8 +29,8 @@ LR = 0.1
 
 def loss_of(peer: str, numel: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(a, b) of a site's loss, a/2 (w - b)², float32 (numel,)."""
-    chance = torch.Generator().manual_seed(sum(peer.encode()))
-    return torch.rand(numel, generator=chance) * 1.5 + 0.5, torch.randn(numel, generator=chance) * 3
+    rng = torch.Generator().manual_seed(sum(peer.encode()))
+    return torch.rand(numel, generator=rng) * 1.5 + 0.5, torch.randn(numel, generator=rng) * 3
 
 
 def samples_of(outcome: Outcome) -> dict[str, int]:

@@ -14,6 +14,7 @@ from process.test_net import RUN, known_pair, network, run, wait_for
 from atoll.collectives.errors import PeerLostError, PeerUnreachableError
 from atoll.collectives.identifiers import PeerId
 from atoll.node.net import network as networks
+from atoll.node.net.lane_routes import ERRANDS, ERRANDS_PER_S, through_relay
 from atoll.node.net.lane_talk import Dialled, LaneOffer, LaneTalk, Reverse, Take, Terms
 from atoll.node.net.lanes import PROTOCOL
 from atoll.node.net.network import DIALS, DIALS_PER_S, PeerNetwork
@@ -25,7 +26,6 @@ from atoll.node.net.through.relaying import show
 from atoll.node.net.through.vouchers import Limits
 from atoll.node.net.transport import lane_sockets
 from atoll.node.net.transport.lane_sockets import LATE_S, MAX_PENDING, dial
-from atoll.node.net.ways import ERRANDS, ERRANDS_PER_S, through_relay
 from atoll.security.identity import Identity
 
 HERE = "127.0.0.1"
@@ -62,7 +62,7 @@ async def circuit_of(
 
     async def end(initiator: bool, voucher: bytes) -> None:
         ends[initiator] = await through_relay(
-            relay._ways.addresses(), voucher, terms(initiator=initiator)
+            relay._routes.addresses(), voucher, terms(initiator=initiator)
         )
 
     async with trio.open_nursery() as both:
@@ -88,7 +88,7 @@ def test_two_members_have_a_lane_over_a_third_until_one_ends_it() -> None:
         await wait_for(lambda: relay.status()["relayed"]["circuits"] == 0)
         assert relay.status()["relayed"]["bytes"] > len(b"through")
         with pytest.raises(ConnectionError):
-            await show(relay._ways.addresses(), mine)  # once
+            await show(relay._routes.addresses(), mine)  # once
 
     run(main)
 
@@ -120,7 +120,7 @@ def test_a_port_is_seen_by_who_is_asked_and_not_by_too_many_at_once() -> None:
     async def main(nursery: trio.Nursery) -> None:
         node = network()
         await nursery.start(node.run)
-        there = (HERE, int(node._ways.addresses()[0].rpartition("/")[2]))
+        there = (HERE, int(node._routes.addresses()[0].rpartition("/")[2]))
         spots = [Spot(HERE, random.Random(seed)) for seed in range(MAX_HELD_OF_ONE + 1)]
         try:
             for spot in spots[:-1]:
@@ -189,7 +189,7 @@ def test_a_silent_crowd_at_the_lane_port_keeps_nobody_out(monkeypatch: pytest.Mo
     async def main(nursery: trio.Nursery) -> None:
         node = network()
         await nursery.start(node.run)
-        listener, peer = node._ways.listener, PeerId("somebody")
+        listener, peer = node._routes.listener, PeerId("somebody")
         there = (HERE, int(listener.addresses()[0].rpartition("/")[2]))
         crowd: list[trio.SocketStream] = []
         try:
@@ -219,8 +219,8 @@ def test_lanes_are_announced_where_the_user_said_if_their_port_is_fixed(fixed: b
             port = probe.getsockname()[1]
         node = network(announce=["/ip4/11.0.0.7/tcp/4150"], lane_port=port if fixed else 0)
         await nursery.start(node.run)
-        assert ("/ip4/11.0.0.7" in node._ways.addresses()[0]) is fixed
-        assert not fixed or node._ways.addresses()[0] == f"/ip4/11.0.0.7/tcp/{port}"
+        assert ("/ip4/11.0.0.7" in node._routes.addresses()[0]) is fixed
+        assert not fixed or node._routes.addresses()[0] == f"/ip4/11.0.0.7/tcp/{port}"
 
     run(main)
 

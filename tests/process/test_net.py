@@ -301,7 +301,7 @@ def test_a_stream_that_is_used_goes_on_as_a_wire_and_keeps_its_order() -> None:
         assert a._streams.admitted(b.peer)
         await b.close_topic(RUN)
         await wait_for(lambda: not a._streams.admitted(b.peer))
-        assert not a._ways.listener._expected
+        assert not a._routes.listener._expected
 
     run(main)
 
@@ -671,7 +671,7 @@ def test_port_taken_is_said_in_plain_words() -> None:
             await nursery.start(second.run)
         assert caught.value.code == "E101"
         assert str(port) in caught.value.message
-        lane_port = host_and_port(a._ways.listener.addresses()[0])[1]
+        lane_port = host_and_port(a._routes.listener.addresses()[0])[1]
         third = network(lane_port=lane_port)
         with pytest.raises(ConfigError, match=str(lane_port)), sole(ConfigError):
             await nursery.start(third.run)
@@ -823,9 +823,9 @@ def test_lanes_by_every_path(path: str, monkeypatch: pytest.MonkeyPatch) -> None
         a.on_lane, b.on_lane = lane_a, lane_b
         driver, other = (a, b) if a.peer < b.peer else (b, a)
         if path != "direct":
-            monkeypatch.setattr(other._ways.listener, "_announce", ["/ip4/127.0.0.1/tcp/1"])
+            monkeypatch.setattr(other._routes.listener, "_announce", ["/ip4/127.0.0.1/tcp/1"])
         if path == "bridge":
-            monkeypatch.setattr(driver._ways.listener, "_announce", ["/ip4/127.0.0.1/tcp/1"])
+            monkeypatch.setattr(driver._routes.listener, "_announce", ["/ip4/127.0.0.1/tcp/1"])
         a.ensure_lane(b.peer)
         b.ensure_lane(a.peer)
         await wait_for(lambda: bool(lane_a.all and lane_b.all))
@@ -904,7 +904,7 @@ def test_a_lost_lane_is_made_again(bridged: bool, monkeypatch: pytest.MonkeyPatc
         a.on_lane, b.on_lane = lane_a, lane_b
         if bridged:
             for node in (a, b):
-                monkeypatch.setattr(node._ways.listener, "_announce", ["/ip4/127.0.0.1/tcp/1"])
+                monkeypatch.setattr(node._routes.listener, "_announce", ["/ip4/127.0.0.1/tcp/1"])
         a.ensure_lane(b.peer)
         b.ensure_lane(a.peer)
         await wait_for(lambda: bool(lane_a.all and lane_b.all))
@@ -935,7 +935,7 @@ def test_a_lane_over_the_stream_becomes_direct_once_something_has_changed(
         a.on_lane, b.on_lane = lane_a, lane_b
         driver, other = (a, b) if a.peer < b.peer else (b, a)
         for node in (a, b):
-            monkeypatch.setattr(node._ways.listener, "_announce", ["/ip4/127.0.0.1/tcp/1"])
+            monkeypatch.setattr(node._routes.listener, "_announce", ["/ip4/127.0.0.1/tcp/1"])
         a.ensure_lane(b.peer)
         b.ensure_lane(a.peer)
         await wait_for(lambda: bool(lane_a.all and lane_b.all))
@@ -1053,7 +1053,7 @@ def test_garbage_on_every_port_hurts_nobody(capfd: pytest.CaptureFixture[str]) -
         a, b, inbox_a, _ = await known_pair(nursery)
         ports = [
             host_and_port(split_peer(a.addresses()[0])[1])[1],
-            host_and_port(a._ways.listener.addresses()[0])[1],
+            host_and_port(a._routes.listener.addresses()[0])[1],
         ]
         noise = [*HOSTILE, *(random.Random(seed).randbytes(2000) for seed in range(4))]
         async with trio.open_nursery() as throwers:

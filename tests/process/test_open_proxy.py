@@ -82,7 +82,7 @@ def test_the_words_of_other_proxies_lead_nowhere(trap: socket.socket) -> None:
         node = await start(nursery, announce=True)
         doors = [
             host_and_port(split_peer(node.addresses()[0])[1])[1],
-            host_and_port(node._ways.addresses()[0])[1],
+            host_and_port(node._routes.addresses()[0])[1],
         ]
         async with trio.open_nursery() as visitors:  # some are heard out until their time is over
             for door, said in itertools.product(doors, words):
@@ -196,7 +196,7 @@ def test_a_circuit_of_lanes_is_cut_when_its_voucher_is_used_up() -> None:
         await wait_for(lambda: relay.status()["relayed"]["circuits"] == 0)
         assert got <= relay.status()["relayed"]["bytes"] <= allowed + (1 << 18)
         with pytest.raises(ConnectionError):
-            await show(relay._ways.addresses(), mine)  # and nothing more is to be had for it
+            await show(relay._routes.addresses(), mine)  # and nothing more is to be had for it
 
     run_nodes(main)
 
@@ -213,7 +213,7 @@ def test_a_voucher_that_the_relay_did_not_issue_opens_nothing() -> None:
             bytes([mine[0] ^ 1]) + mine[1:],
         ):
             with pytest.raises(ConnectionError):
-                await show(relay._ways.addresses(), forged)
+                await show(relay._routes.addresses(), forged)
         with pytest.raises(PeerUnreachableError, match="known members"):
             await one._helpers.circuit(relay.peer, "no-such-run", other.peer)
         assert relay.status()["relayed"]["bytes"] == 0

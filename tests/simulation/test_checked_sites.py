@@ -49,20 +49,16 @@ class Labs(Table):
         self.vectors: dict[bytes, torch.Tensor] = {}
         self.all_in()
 
-    def forge(self, change: Change, chance: Random | None = None) -> None:
-        """All records go through ``change``. By ``chance`` some messages are lost, and more of the
+    def forge(self, change: Change, rng: Random | None = None) -> None:
+        """All records go through ``change``. By ``rng`` some messages are lost, and more of the
         accounts.
         """
 
         def tap(sender: PeerId, receiver: PeerId, channel: str, payload: Any) -> bool:
             if channel != "record":
-                return chance is not None and chance.random() < 0.1
+                return rng is not None and rng.random() < 0.1
             record = record_header.parse(payload[0], sender)
-            if (
-                chance is not None
-                and record.kind == record_header.ACCOUNT
-                and chance.random() < 0.3
-            ):
+            if rng is not None and record.kind == record_header.ACCOUNT and rng.random() < 0.3:
                 return True
             data = change(sender, record, bytes(payload[1]))
             if data == payload[1]:

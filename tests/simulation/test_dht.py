@@ -17,8 +17,8 @@ OPERATIONS = 40
 
 
 def pairs(swarm: Swarm) -> list[tuple[Node, Node, str]]:
-    chance = swarm.world.stream("pairs")
-    return [(*chance.sample(swarm.living, 2), f"key {number}") for number in range(OPERATIONS)]
+    rng = swarm.world.stream("pairs")
+    return [(*rng.sample(swarm.living, 2), f"key {number}") for number in range(OPERATIONS)]
 
 
 def replaced_values_found(swarm: Swarm) -> int:

@@ -41,10 +41,10 @@ CLASSES = 4
 
 def blobs(seed: int = 0, rows: int = 400, norm: bool = False) -> Task:
     """Four Gaussian clouds in eight dimensions, and a linear model of them."""
-    chance = torch.Generator().manual_seed(seed)
-    centres = torch.randn(CLASSES, 8, generator=chance) * 1.5
+    rng = torch.Generator().manual_seed(seed)
+    centres = torch.randn(CLASSES, 8, generator=rng) * 1.5
     y = torch.arange(rows + 200) % CLASSES
-    x = centres[y] + torch.randn(rows + 200, 8, generator=chance)
+    x = centres[y] + torch.randn(rows + 200, 8, generator=rng)
 
     def model() -> nn.Module:
         layer = nn.Linear(8, CLASSES)

@@ -126,8 +126,8 @@ def test_centred_clipping_clips_at_the_median_distance_of_the_rounds_before() ->
     settings = RunSettings(sync_every=1, outer=STEP, codec="fp32", reducer="centred_clip/running:1")
 
     def row(index: int, round_: int) -> torch.Tensor:
-        chance = torch.Generator().manual_seed(100 * round_ + index)
-        return scales[round_] * torch.randn(NUMEL, generator=chance) * (50.0 if index == 3 else 1.0)
+        rng = torch.Generator().manual_seed(100 * round_ + index)
+        return scales[round_] * torch.randn(NUMEL, generator=rng) * (50.0 if index == 3 else 1.0)
 
     swarm = LocalSwarm(6, settings=settings, chunk_elements=16)
 

@@ -178,12 +178,12 @@ def test_a_convener_that_ignores_what_was_accepted_is_found() -> None:
     in seeds, so here are four in each.
     """
     for seed in range(80):
-        plant, chance = PLANTS["accepted-ignored"](), Random(seed)
+        plant, rng = PLANTS["accepted-ignored"](), Random(seed)
         with plant.planted():
             options = Options(peers=(4, 5), rounds=6, faults=("crash", "partition", "freeze"))
             swarm = SimSwarm(seed, options, plant)
             swarm.faults.plan.traps = [
-                Trap(VOTE, chance.randint(1, 200), "whisper", True, 0.0, 3.0) for _ in range(4)
+                Trap(VOTE, rng.randint(1, 200), "whisper", True, 0.0, 3.0) for _ in range(4)
             ]
             if swarm.run().problem:
                 return

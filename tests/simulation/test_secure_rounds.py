@@ -127,15 +127,15 @@ def test_below_the_threshold_nothing_is_unmasked_until_enough_are_back() -> None
 
 @pytest.mark.parametrize("seed", range(2))
 def test_sums_hold_through_loss_and_deaths(seed: int) -> None:
-    sites, chance = Sites(5), Random(seed)
+    sites, rng = Sites(5), Random(seed)
     sites.table.network.weather.loss = 0.1
     for _ in range(3):
-        peer = chance.choice(sites.peers[1:])
-        sites.table.world.run(until=sites.table.world.now + chance.random())
+        peer = rng.choice(sites.peers[1:])
+        sites.table.world.run(until=sites.table.world.now + rng.random())
         sites.until(lambda: True)
         if peer.node is not None:
             peer.kill()
-            sites.back_after(peer, 2 + 2 * chance.random())
+            sites.back_after(peer, 2 + 2 * rng.random())
         sites.until(lambda: all(peer.node is not None for peer in sites.peers))
     rounds = max(peer.session.completed for peer in sites.peers)
     sites.until(sites.committed(rounds + 3))
@@ -331,11 +331,11 @@ def test_a_masked_vector_is_bounded_and_carries_its_part_of_the_noise() -> None:
     """
     terms, numel = PrivacySettings(noise=2.0, clip=1.0, delta=1e-5, stop_at_epsilon=9.0), 4000
     vectors = RingLayout(TERMS, terms, numel, 5, 4, terms.clip)
-    rows, chance = (
+    rows, rng = (
         [torch.full((numel,), 5.0), torch.zeros(numel), torch.zeros(numel), torch.zeros(numel)],
         Random(1),
     )
-    found = [vectors.words(row, 7, chance) for row in rows]
+    found = [vectors.words(row, 7, rng) for row in rows]
     words = [each for each in found if not isinstance(each, str)]
     assert len(words) == 4
     assert all(int(each[-1]) == 1 for each in words)
@@ -343,26 +343,24 @@ def test_a_masked_vector_is_bounded_and_carries_its_part_of_the_noise() -> None:
     quiet = RingLayout(
         TERMS, msgspec.structs.replace(terms, noise=0.02), numel, 5, 4, terms.clip
     )  # a deviation of the mean's norm of 0.01
-    bounded = quiet.words(rows[0], 7, chance)
+    bounded = quiet.words(rows[0], 7, rng)
     assert not isinstance(bounded, str)
     mean = float((bounded[:-1].view(np.int32) * quiet.ring.step).mean())
     assert mean * numel**0.5 == pytest.approx(1.0, abs=0.1)
     honest = values[1] + values[2] + values[3]
     assert float(honest.std()) == pytest.approx(terms.noise * terms.clip, rel=0.05)
-    assert (
-        vectors.words(torch.full((numel,), float("nan")), 7, chance) == "it holds NaN or infinity"
-    )
+    assert vectors.words(torch.full((numel,), float("nan")), 7, rng) == "it holds NaN or infinity"
 
 
 def test_there_is_room_for_every_members_weight_however_many_there_are() -> None:
     """The seventeenth of a million samples each does not end the others' rounds: all of them count
     a little less.
     """
-    terms, chance = structs.replace(TERMS, max_weight=1_000_000), Random(2)
+    terms, rng = structs.replace(TERMS, max_weight=1_000_000), Random(2)
     for members, heaviest in ((16, 1_000_000), (17, 986_895), (256, 65_535)):
         vectors = RingLayout(terms, None, 3, members, 3)
         words = [
-            vectors.words(torch.tensor([16.0, -16.0, 0.0]), samples, chance)
+            vectors.words(torch.tensor([16.0, -16.0, 0.0]), samples, rng)
             for samples in (2_000_000, 3)
         ]
         total = np.array([words[0]] * (members - 1) + [words[1]], np.uint32).sum(

@@ -61,12 +61,12 @@ def played(
     table.all_in()
     for number in range(1, rounds + 1):
         for index, peer in enumerate(table.peers):
-            chance = torch.Generator().manual_seed(100 * number + index)
+            rng = torch.Generator().manual_seed(100 * number + index)
             vector = (1 + index) * ways[groups(index, number)] + 0.2 * torch.randn(
-                LAYOUT.numel, generator=chance
+                LAYOUT.numel, generator=rng
             )
             vector *= groups(index, number) < 2
-            vector[6:] = 50 * torch.randn(2, generator=chance)
+            vector[6:] = 50 * torch.randn(2, generator=rng)
             give(peer, f"{number}/{index}", vector)
         table.until(
             lambda number=number: all(

@@ -45,11 +45,11 @@ def test_every_actor_has_random_state_of_its_own_and_the_caller_keeps_its() -> N
     assert torch.equal(torch.rand(1), expected)
     mine = [value for _, name, value in log if name == "b"]
     torch.manual_seed(1)
-    chance = random.Random(1)
+    rng = random.Random(1)
     alone = []
     for _ in range(3):
-        alone.append(float(torch.rand(1)) + chance.random())
-        chance.choice([0.25, 0.5])
+        alone.append(float(torch.rand(1)) + rng.random())
+        rng.choice([0.25, 0.5])
     assert mine == alone
 
 

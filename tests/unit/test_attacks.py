@@ -30,9 +30,9 @@ N, F, D = 16, 4, 300
 
 
 def honest(seed: int = 0) -> torch.Tensor:
-    chance = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     return torch.from_numpy(
-        (chance.standard_normal(D) + 0.5 * chance.standard_normal((N - F, D))).astype(np.float32)
+        (rng.standard_normal(D) + 0.5 * rng.standard_normal((N - F, D))).astype(np.float32)
     )
 
 

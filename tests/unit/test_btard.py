@@ -170,11 +170,10 @@ def test_directions_are_exact_and_of_variance_one() -> None:
 
 
 def test_a_fixed_point_balances_and_a_changed_one_does_not() -> None:
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     for seed in range(50):
         rows = [
-            chance.standard_normal(40).astype(np.float32) * (1000 if i > 10 else 1)
-            for i in range(15)
+            rng.standard_normal(40).astype(np.float32) * (1000 if i > 10 else 1) for i in range(15)
         ]
         centre = aggregate(rows, 5.0)
         z = direction(seed.to_bytes(32, "big"), 0, 40)
@@ -195,8 +194,8 @@ def test_a_fixed_point_balances_and_a_changed_one_does_not() -> None:
 def test_no_contribution_makes_an_owner_wrong_who_adds_up_as_it_should(
     scale: float, hostile: str
 ) -> None:
-    chance = np.random.default_rng(3)
-    rows = list(((1 + 0.1 * chance.standard_normal((16, 64))) * scale).astype(np.float32))
+    rng = np.random.default_rng(3)
+    rows = list(((1 + 0.1 * rng.standard_normal((16, 64))) * scale).astype(np.float32))
     for i in range(7):
         size = {"as large as float32 has": 3.4e38, "all sizes": 10.0 ** (5 * i + 3)}.get(
             hostile, -1000 * scale
@@ -239,9 +238,9 @@ def test_whom_one_honest_peer_accuses_all_convict() -> None:
 
 @pytest.mark.parametrize("error", [1e-3, 3e-2])
 def test_a_sketch_tells_how_far_a_gradient_is(error: float) -> None:
-    chance = np.random.default_rng(1)
-    right = chance.standard_normal((16, 50)).astype(np.float32)
-    wrong = (right * (1 + error * chance.standard_normal((16, 50)))).astype(np.float32)
+    rng = np.random.default_rng(1)
+    right = rng.standard_normal((16, 50)).astype(np.float32)
+    wrong = (right * (1 + error * rng.standard_normal((16, 50)))).astype(np.float32)
     centre = np.zeros(50, np.float32)
     pairs = [
         [
@@ -372,10 +371,10 @@ def test_an_honest_owner_finds_the_fixed_point_where_clipping_comes_near_it_slow
     ]
     radius = 0.02067411318421364
     assert not off_centre(rows, aggregate(rows, radius), radius)
-    chance = np.random.default_rng(7)
+    rng = np.random.default_rng(7)
     for _ in range(300):
-        along = chance.standard_normal((chance.integers(3, 9), 1)) * chance.standard_normal(3)
-        near = along + 1e-3 * chance.standard_normal(along.shape)
+        along = rng.standard_normal((rng.integers(3, 9), 1)) * rng.standard_normal(3)
+        near = along + 1e-3 * rng.standard_normal(along.shape)
         found = [row.astype(np.float32) for row in near]
         assert not off_centre(found, aggregate(found, 0.05), 0.05)
 

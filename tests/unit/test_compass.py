@@ -37,7 +37,7 @@ class Swarm:
 
     def __init__(self, seed: int = 0, spread: float = 0.0) -> None:
         self.compass: Compass[str] = Compass()
-        self.chance, self.spread = random.Random(seed), spread
+        self.rng, self.spread = random.Random(seed), spread
         self.due: list[tuple[float, PeerId, str]] = []
         self.sent: list[str] = []
         self.counted: Counter[str] = Counter()
@@ -61,7 +61,7 @@ class Swarm:
             for peer, steps in decision.orders:
                 assert 20 <= steps <= 100
                 self.waited += self.now - self.came.pop(peer, self.now)
-                seconds = steps * SPEEDS[peer] * (1 + self.spread * self.chance.random())
+                seconds = steps * SPEEDS[peer] * (1 + self.spread * self.rng.random())
                 self.worked += seconds
                 work = f"{peer}{len(self.sent)}"
                 self.sent.append(work)

@@ -305,7 +305,7 @@ def test_each_promise_and_each_threat_names_what_shows_it() -> None:
 def test_figures_of_the_threat_model_are_those_of_the_code() -> None:
     from inspect import signature
 
-    from atoll.node.net import announcements, greeting, network, ways
+    from atoll.node.net import announcements, greeting, lane_routes, network
     from atoll.node.net.lan import neighbours
     from atoll.node.net.reach import punch, reach
     from atoll.node.net.transport import faults, lane_sockets, workarounds
@@ -327,11 +327,11 @@ def test_figures_of_the_threat_model_are_those_of_the_code() -> None:
         f"up to {words[2 * reach.SERVERS]} servers",
         f"{words[punch.MAX_ADDRESSES]} addresses an attempt, {words[punch.SERVED_PER_MINUTE]} attempts a minute",
         f"({greeting.HELLO_S:.0f} s for a handshake or greeting, {lane_sockets.HELLO_S:.0f} s at the lane port)",
-        f"{ways.ERRANDS} addresses at once, and one a second",
+        f"{lane_routes.ERRANDS} addresses at once, and one a second",
         f"{network.DIALS} addresses at one machine of the internet at once, and one a second",
     ):
         assert said in text
-    assert (workarounds.OF_ONE_PEER, faults.WINDOW_S, ways.ERRANDS_PER_S) == (6, 60.0, 1.0)
+    assert (workarounds.OF_ONE_PEER, faults.WINDOW_S, lane_routes.ERRANDS_PER_S) == (6, 60.0, 1.0)
     assert network.DIALS_PER_S == 1.0
 
 

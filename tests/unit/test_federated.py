@@ -46,9 +46,9 @@ class Quadratics:
     """
 
     def __init__(self, seed: int = 0) -> None:
-        chance = torch.Generator().manual_seed(seed)
-        self.a = torch.rand(N, D, generator=chance, dtype=torch.float64) * 1.5 + 0.5
-        self.b = torch.randn(N, D, generator=chance, dtype=torch.float64) * 3
+        rng = torch.Generator().manual_seed(seed)
+        self.a = torch.rand(N, D, generator=rng, dtype=torch.float64) * 1.5 + 0.5
+        self.b = torch.randn(N, D, generator=rng, dtype=torch.float64) * 3
         self.optimum = (self.a * self.b).sum(0) / self.a.sum(0)
 
     def gradient(self, members: list[int], y: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ class Run:
         self, name: str, *, mu: float = 0.0, beta: float = 0.3, steps: int = K, seed: int = 0
     ) -> None:
         self.method, self.knobs, self.steps = METHODS[name], Knobs(LR, mu, beta), steps
-        self.task, self.chance = Quadratics(seed), random.Random(seed)
+        self.task, self.rng = Quadratics(seed), random.Random(seed)
         self.server = FederatedServer(
             self.method, OuterSettings("sgd", 1.0), torch.zeros(D, dtype=torch.float64)
         )
@@ -75,7 +75,7 @@ class Run:
 
     def round(self, asked: int = N) -> None:
         served = self.server.served()
-        for site in self.chance.sample(range(N), asked):
+        for site in self.rng.sample(range(N), asked):
             turn, y = (
                 InnerSteps(
                     self.method, self.knobs, served, self.own[site] if self.method.control else None
@@ -161,7 +161,7 @@ def test_variance_reduced_forms_damp_a_batchs_noise_and_move_no_limit() -> None:
 def test_control_variates_add_up_and_are_mean_gradients(name: str) -> None:
     run = Run(name)
     for _ in range(30):
-        run.round(asked=run.chance.randint(1, N))
+        run.round(asked=run.rng.randint(1, N))
         assert (run.own.mean(0) - common(run)).abs().max() < 1e-12
     ended(run, 250)
     at_optimum = run.task.gradient(ALL, run.task.optimum)
@@ -200,8 +200,8 @@ def served(settings: OuterSettings, means: list[Tensor]) -> Tensor:
 
 def test_the_servers_steps_are_the_papers() -> None:
     """Against the formulas in float64: g is minus the papers' Delta, tau is epsilon, v starts at 0."""
-    chance = torch.Generator().manual_seed(1)
-    means = [torch.randn(3, generator=chance) for _ in range(6)]
+    rng = torch.Generator().manual_seed(1)
+    means = [torch.randn(3, generator=rng) for _ in range(6)]
     for name in METHODS:
         x = m = v = torch.zeros(3, dtype=torch.float64)
         kind = METHODS[name].outer
@@ -251,8 +251,8 @@ def test_the_servers_steps_are_flwrs(name: str) -> None:
 
 
 def test_bias_correction_is_adams() -> None:
-    chance = torch.Generator().manual_seed(2)
-    means = [torch.randn(3, generator=chance) for _ in range(6)]
+    rng = torch.Generator().manual_seed(2)
+    means = [torch.randn(3, generator=rng) for _ in range(6)]
     x = m = v = torch.zeros(3, dtype=torch.float64)
     for t, g in enumerate((mean.double() for mean in means), 1):
         m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g * g

@@ -11,7 +11,7 @@ import pytest
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.identifiers import RunId
 from atoll.node.cli.identity import identity_of
-from atoll.node.cli.join import apart
+from atoll.node.cli.join import use_separate_home
 from atoll.node.home.output import Terminal
 from atoll.node.run.invite import make_invite
 from atoll.security.identity import Identity
@@ -27,7 +27,7 @@ def key_in(home: Path, invite: str) -> str:
     """Under which peer id a command joins with --fresh-key."""
     terminal = Terminal(home=str(home), quiet=True)
     assert identity_of(terminal).peer
-    apart(terminal, invite)
+    use_separate_home(terminal, invite)
     assert home in terminal.paths.identity_file.parents
     terminal.paths.ensure()
     return identity_of(terminal).peer
@@ -50,4 +50,4 @@ def test_a_run_that_is_named_without_its_invite_is_known_under_the_usual_key(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(ConfigError, match="needs the invite"):
-        apart(Terminal(home=str(tmp_path), quiet=True), "tide")
+        use_separate_home(Terminal(home=str(tmp_path), quiet=True), "tide")

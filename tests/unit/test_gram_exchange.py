@@ -256,14 +256,14 @@ def test_any_statement_comes_to_weights(rule: str, before: str) -> None:
     """Also of matrices that no vectors have, as far as they pass: finite numbers, the same every
     time.
     """
-    reducer, chance = find_reducer(f"{before}{rule}:1"), np.random.default_rng(5)
+    reducer, rng = find_reducer(f"{before}{rule}:1"), np.random.default_rng(5)
     if reducer is None or reducer.form != "two-phase":
         return
     cids = [cid_of(i) for i in range(9)]
     for scale in (0.0, 1e-300, 1.0, 1e80):
         for _ in range(4):
-            norms = scale * chance.random(9) * 10.0 ** chance.integers(-5, 6, 9)
-            inner = chance.choice([-1.0, 0.0, 1.0, 0.5], (9, 9)) * np.sqrt(np.outer(norms, norms))
+            norms = scale * rng.random(9) * 10.0 ** rng.integers(-5, 6, 9)
+            inner = rng.choice([-1.0, 0.0, 1.0, 0.5], (9, 9)) * np.sqrt(np.outer(norms, norms))
             np.fill_diagonal(inner, norms)
             values = inner[np.triu_indices(9)]
             assert impossible(values, 9) is None

@@ -164,17 +164,17 @@ def test_false_times_of_entries_make_members_late_and_lose_nothing(seed: int) ->
     """Whatever proposers say of the time, some contribution that is there makes a round as soon as
     nobody else is to come.
     """
-    chance, story = random.Random(seed), Story(A, B, C)
+    rng, story = random.Random(seed), Story(A, B, C)
     for _ in range(200):
-        there = {member.peer for member in (A, B, C) if chance.random() < 0.6}
+        there = {member.peer for member in (A, B, C) if rng.random() < 0.6}
         found = story.grouping.ready(
-            there, NAMES - there if chance.random() < 0.5 else set(), story.now
+            there, NAMES - there if rng.random() < 0.5 else set(), story.now
         )
         assert found <= there
         assert story.grouping.ready(there, set(), story.now) or not there
         story.decided(
-            chance.choice([0.0, 1e-6, 7.0, 1e9]),
-            **{str(peer): chance.choice([None, 0.0, 0.1, 3.0, 1e30]) for peer in found},
+            rng.choice([0.0, 1e-6, 7.0, 1e9]),
+            **{str(peer): rng.choice([None, 0.0, 0.1, 3.0, 1e30]) for peer in found},
         )
         assert all(steps == 0 or 10 <= steps <= 50 for steps in story.steps())
 

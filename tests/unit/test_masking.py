@@ -62,8 +62,8 @@ class Meeting:
         }
         self.keys = {peer: client.keys() for peer, client in self.clients.items()}
         self.deals = {peer: self.clients[peer].deal(self.keys) for peer in dealing}
-        chance = np.random.default_rng(attempt)
-        self.plain = {peer: chance.integers(0, 1 << 32, numel, np.uint32) for peer in self.deals}
+        rng = np.random.default_rng(attempt)
+        self.plain = {peer: rng.integers(0, 1 << 32, numel, np.uint32) for peer in self.deals}
         self.masked = {peer: words.copy() for peer, words in self.plain.items()}
         for peer, words in self.masked.items():
             self.clients[peer].mask(words, peer.encode(), self.deals)
@@ -398,11 +398,11 @@ def test_streams_begin_anywhere() -> None:
 
 
 def test_a_sum_on_the_ring_is_the_weighted_mean() -> None:
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     for bits, heaviest in ((32, 1), (32, 500), (64, 1_000_000)):
         ring = Ring(numel=2000, clip=2.0, members=5, weight=heaviest, bits=bits)  # type: ignore[arg-type]
         weights = [1, heaviest, max(1, heaviest // 3), heaviest, 1]
-        values = [chance.uniform(-2, 2, 2000).astype(np.float32) for _ in weights]
+        values = [rng.uniform(-2, 2, 2000).astype(np.float32) for _ in weights]
         rows = [
             ring.encode(ring.quantise(row, random.Random(i)), weights[i])
             for i, row in enumerate(values)

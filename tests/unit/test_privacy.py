@@ -108,24 +108,22 @@ def test_what_promises_nothing_is_refused(wrong: object) -> None:
 
 
 def test_a_thousand_random_schedules_never_pass_their_epsilon() -> None:
-    chance = random.Random(7)
-    kinds = [
-        (chance.choice([0.002, 0.01, 0.05, 0.3, 1.0]), chance.uniform(0.5, 4)) for _ in range(20)
-    ]
+    rng = random.Random(7)
+    kinds = [(rng.choice([0.002, 0.01, 0.05, 0.3, 1.0]), rng.uniform(0.5, 4)) for _ in range(20)]
     stopped = 0
     for _ in range(1000):
         account = Accountant(
-            chance.choice([1e-3, 1e-5, 1e-7]), stop_at_epsilon=10 ** chance.uniform(-0.3, 1.3)
+            rng.choice([1e-3, 1e-5, 1e-7]), stop_at_epsilon=10 ** rng.uniform(-0.3, 1.3)
         )
         made: list[tuple[float, float]] = []
         for _ in range(8):
-            kind = chance.choice(kinds)
+            kind = rng.choice(kinds)
             room = account.room(*kind)
             assert account.allows(*kind) == (room > 0)
             if room == 0:
                 stopped += 1
                 break
-            for _ in range(min(room, chance.choice([1, 3, 8]))):
+            for _ in range(min(room, rng.choice([1, 3, 8]))):
                 assert account.allows(*kind)
                 account.spend(*kind)
                 made.append(kind)
@@ -254,11 +252,11 @@ def test_clipping_ends_at_the_bound_and_leaves_what_is_below() -> None:
 
 def test_the_adaptive_bound_finds_its_quantile() -> None:
     """Norms are uniform in 0 to 10: the bound goes to the quantile's, from above and from below."""
-    chance = random.Random(1)
+    rng = random.Random(1)
     for quantile, start in ((0.5, 0.1), (0.8, 60.0)):
         bound = AdaptiveBound(start, quantile)
         for _ in range(300):
-            within = sum((chance.uniform(0, 10) <= bound.bound) - 0.5 for _ in range(50))
+            within = sum((rng.uniform(0, 10) <= bound.bound) - 0.5 for _ in range(50))
             bound = bound.next(within, 50)
         assert bound.bound == pytest.approx(10 * quantile, rel=0.15)
     assert AdaptiveBound(2.0).next(25, 50).bound == pytest.approx(2 * math.exp(-0.1), rel=1e-15)

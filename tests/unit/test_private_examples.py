@@ -32,7 +32,7 @@ def private(**changes: Any) -> PrivateExamples:
         "noise": 0.01,
         "bound": 1.0,
         "delta": 1e-5,
-        "chance": Random(3),
+        "rng": Random(3),
     }
     return PrivateExamples(100, **{**settings, **changes})
 

@@ -47,14 +47,14 @@ KINDS = ("normal", "ties", "outliers", "scales", "close", "same")
 
 def make(kind: str, n: int, f: int, d: int, seed: int) -> torch.Tensor:
     """n rows of d, of which the first f (a middle one, too) may be wild."""
-    chance = np.random.default_rng(seed)
-    rows = chance.standard_normal((n, d))
+    rng = np.random.default_rng(seed)
+    rows = rng.standard_normal((n, d))
     if kind == "ties":
-        rows = chance.integers(-2, 3, (n, d)).astype(float)
+        rows = rng.integers(-2, 3, (n, d)).astype(float)
     elif kind == "outliers":
-        rows[:f] = rows[:f] * 10.0 ** chance.integers(2, 30, (f, 1))
+        rows[:f] = rows[:f] * 10.0 ** rng.integers(2, 30, (f, 1))
     elif kind == "scales":
-        rows = rows * 10.0 ** chance.integers(-6, 7, d)
+        rows = rows * 10.0 ** rng.integers(-6, 7, d)
     elif kind == "close":
         rows = 1000 + rows  # near each other, far from the origin
     elif kind == "same":
@@ -134,11 +134,11 @@ def test_the_geometric_median_is_the_minimum(chosen: list[Case]) -> None:
         assert weights.min() >= 0
         assert math.isclose(weights.sum(), 1, rel_tol=1e-12)
         mine = aggregate(rows, "geometric_median", f).value.double().numpy()
-        chance = np.random.default_rng(seed)
+        rng = np.random.default_rng(seed)
         honest = x[f:] if kind == "outliers" else x
         far = sum(float(np.linalg.norm(row)) for row in x)
         for step in (1e-3, 1e-2, 0.1, 1.0):
-            other = mine + step * unit * chance.standard_normal(d)
+            other = mine + step * unit * rng.standard_normal(d)
             assert (
                 reference.geometric_loss(x, mine)
                 <= reference.geometric_loss(x, other) + 1e-6 * unit * n + 1e-12 * far
@@ -261,15 +261,15 @@ def test_the_inequality_of_robust_averaging(
     rule: str, n: int, share: float, d: int, seed: int, attack: str, mixed: bool
 ) -> None:
     f = round(share * ((n - 1) // 2))
-    chance = np.random.default_rng(seed)
-    rows = chance.standard_normal((n, d)).astype(np.float32)
+    rng = np.random.default_rng(seed)
+    rows = rng.standard_normal((n, d)).astype(np.float32)
     mean, spread = rows[f:].mean(axis=0), rows[f:].std(axis=0)
     rows[:f] = {
         "far": np.full(d, 1e12),
         "near": mean - 1.5 * spread,
         "mean": -3 * mean,
         "copy": rows[-1],
-        "spread": 10.0 ** chance.integers(-3, 6, (f, 1)) * chance.standard_normal((f, d)),
+        "spread": 10.0 ** rng.integers(-3, 6, (f, 1)) * rng.standard_normal((f, d)),
     }[attack]
     honest = rows[f:].astype(np.float64)
     options = (
@@ -350,7 +350,7 @@ def test_inputs_stay_and_bits_repeat(rule: str, steps: list[str]) -> None:
     rows = make("outliers", 12, 2, 500, 1)
     before = rows.clone()
     results = [
-        aggregate(rows, rule, 1, before=steps, chance=random.Random(1), mine=11).value
+        aggregate(rows, rule, 1, before=steps, rng=random.Random(1), mine=11).value
         for _ in range(2)
     ]
     assert torch.equal(*results)

@@ -47,14 +47,14 @@ AMONG_EQUALS = (
 
 
 def rows_of(kind: str, n: int, d: int, seed: int) -> torch.Tensor:
-    chance = np.random.default_rng(seed)
-    rows = chance.standard_normal((n, d))
+    rng = np.random.default_rng(seed)
+    rows = rng.standard_normal((n, d))
     if kind == "ties":
-        rows = chance.integers(-2, 3, (n, d)).astype(float)
+        rows = rng.integers(-2, 3, (n, d)).astype(float)
     if kind == "outliers":
         rows[0] *= 1e6
     if kind == "scales":
-        rows *= 10.0 ** chance.integers(-3, 4, d)
+        rows *= 10.0 ** rng.integers(-3, 4, d)
     if kind == "close":
         rows += 1000
     return torch.from_numpy(rows.astype(np.float32))

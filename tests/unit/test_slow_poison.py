@@ -27,7 +27,7 @@ def losses(attack: str, preset: str, beta: float, rounds: int = ROUNDS) -> list[
     """The anchor's loss after each round of trimmed means. Half of the directions hardly push back,
     as those of a network.
     """
-    chance = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     reducer, step, running = (
         find_reducer(f"trimmed_mean:{F}"),
         OuterStep(OUTER[preset]),
@@ -39,7 +39,7 @@ def losses(attack: str, preset: str, beta: float, rounds: int = ROUNDS) -> list[
     curved = torch.cat([torch.ones(D // 2), torch.full((D // 2,), 0.02)])
     found = list[float]()
     for _ in range(rounds):
-        noise = NOISE * torch.randn(N, D, generator=chance)
+        noise = NOISE * torch.randn(N, D, generator=rng)
         rows = running(RATE * (curved * anchor + noise)).clone()
         if attack in ("drift", "reverse"):
             honest = rows[: N - F]

@@ -71,7 +71,7 @@ class Arriving:
         study, result = self.study, self.study.result
         result.waited_s += self.now - self._waiting.pop(client, self.now)
         served, steps = study.server.served(), study.steps_of(client) if steps is None else steps
-        dropped = study.fleet.drops(study.chance)
+        dropped = study.fleet.drops(study.rng)
         result.dropped += dropped
         work = None if dropped else study.turn(client, served, steps)
         self._count += 1

@@ -80,9 +80,9 @@ class Fleet:
                 f"a dropout of {self.dropout}", key="dropout", why="it is a probability, below 1"
             )
 
-    def drops(self, chance: random.Random) -> bool:
+    def drops(self, rng: random.Random) -> bool:
         """Whether a client that was asked now does not come back."""
-        return self.dropout > 0 and chance.random() < self.dropout
+        return self.dropout > 0 and rng.random() < self.dropout
 
 
 def fleet(

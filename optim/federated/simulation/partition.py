@@ -29,11 +29,11 @@ def dirichlet(
             why="0.1 is very uneven, 100 is even",
             hint="--alpha 0.1",
         )
-    chance = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     owned: list[list[int]] = [[] for _ in range(clients)]
     for label in np.unique(labels):
-        rows = chance.permutation(np.flatnonzero(labels == label))
-        shares = chance.dirichlet(np.full(clients, alpha))
+        rows = rng.permutation(np.flatnonzero(labels == label))
+        shares = rng.dirichlet(np.full(clients, alpha))
         cuts = np.floor(np.cumsum(shares)[:-1] * len(rows) + 1e-9).astype(np.int64)
         for client, part in enumerate(np.split(rows, cuts)):
             owned[client].extend(part.tolist())

@@ -230,7 +230,7 @@ class Study:
             self.learner.live if start is None else start,
             self.learner.layout,
         )
-        self.chance = random.Random(settings.seed)
+        self.rng = random.Random(settings.seed)
         self.result = StudyResult(settings, self.server.anchor)
         self._sizes = [1 if settings.even else len(part) for part in parts]
         self.shares = [size / sum(self._sizes) for size in self._sizes]

@@ -36,7 +36,7 @@ def run_synchronous(study: Study, after_round: Callable[[], None] = lambda: None
             back = device.finished(now, steps)
             end = max(end, back)
             spent.append(back - now)
-            if study.fleet.drops(study.chance):
+            if study.fleet.drops(study.rng):
                 result.dropped += 1
             else:
                 works.append(study.turn(client, served, steps))

@@ -82,8 +82,8 @@ def endless(rows: int, size: int, key: tuple[int, ...]) -> Iterator[Indices]:
     """Indices of batches of ``size`` of ``rows`` samples: pass after pass in an order drawn from
     ``key``; a smaller set is one batch.
     """
-    chance, size = np.random.default_rng(key), min(size, rows)
+    rng, size = np.random.default_rng(key), min(size, rows)
     while True:
-        order = chance.permutation(rows)
+        order = rng.permutation(rows)
         for start in range(0, rows - size + 1, size):
             yield order[start : start + size]

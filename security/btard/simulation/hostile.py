@@ -63,9 +63,9 @@ class Struck(Attempt):
         return self.around.member
 
     @property
-    def chance(self) -> Random:
+    def rng(self) -> Random:
         """Of this peer's attacks."""
-        return self.member.chance
+        return self.member.rng
 
     def strikes(self, later: bool = False) -> bool:
         """Whether it attacks in this step; then it is noted that it did (``later``: to be found in
@@ -180,7 +180,7 @@ class Moody(Struck):
             super()._tell(to, frame)
             return
         for number in range(len(self.roster)) if to is None else (to,):
-            if number != self.me and (self.is_friend(number) or self.chance.random() < 0.6):
+            if number != self.me and (self.is_friend(number) or self.rng.random() < 0.6):
                 super()._tell(number, frame)
 
 
@@ -216,7 +216,7 @@ class FalseResiduals(Struck):
     def say(self, now: float, body: Body) -> None:
         """One projection changed, of a part that an honest peer owns."""
         if isinstance(body, Residuals) and body.norms and self.strikes():
-            part = self.chance.choice(self.honest())
+            part = self.rng.choice(self.honest())
             projections = np.frombuffer(body.projections, "<f4").copy()
             projections[part] += np.float32(1e-2)
             body = msgspec.structs.replace(body, projections=projections.tobytes())
@@ -231,12 +231,12 @@ class FalseAccusation(Struck):
     def say(self, now: float, body: Body) -> None:
         """An accusation, or the votes for it."""
         if isinstance(body, Checks) and self.strikes():
-            whom = self.chance.choice(self.honest())
+            whom = self.rng.choice(self.honest())
             target = self.targets.get(self.roster[self.me])
             if target is not None and target not in self.member.swarm.hostile:
                 accusation = Accusation(Fault.GRADIENT, self.roster.index(target))
             else:
-                accusation = Accusation(self.chance.choice((Fault.RESIDUAL, Fault.GRADIENT)), whom)
+                accusation = Accusation(self.rng.choice((Fault.RESIDUAL, Fault.GRADIENT)), whom)
             body = msgspec.structs.replace(body, accusations=(accusation,))
         elif isinstance(body, Judgement):
             accused = [(each, Fault.RESIDUAL) for _, each in self.cases.residuals] + [
@@ -290,7 +290,7 @@ class WrongReveal(Struck):
     def say(self, now: float, body: Body) -> None:
         """Another share."""
         if isinstance(body, Reveal) and self.strikes():
-            body = msgspec.structs.replace(body, share=self.chance.randbytes(32))
+            body = msgspec.structs.replace(body, share=self.rng.randbytes(32))
         super().say(now, body)
 
 
@@ -334,9 +334,7 @@ class Nonsense(Struck):
     def say(self, now: float, body: Body) -> None:
         """Garbage in place of its result."""
         if isinstance(body, Result) and self.strikes():
-            self._tell(
-                None, sign_bytes(self.context, self.around.signer, self.chance.randbytes(40))
-            )
+            self._tell(None, sign_bytes(self.context, self.around.signer, self.rng.randbytes(40)))
         else:
             super().say(now, body)
 
@@ -387,8 +385,8 @@ class Floods(Struck):
                 self.context.step,
                 self.context.tag,
                 self.honest()[0],
-                self.chance.randbytes(40),
-                self.chance.randbytes(64),
+                self.rng.randbytes(40),
+                self.rng.randbytes(64),
             )
             self._tell(None, garbage)
 
@@ -399,7 +397,7 @@ class OtherView(Struck):
     def say(self, now: float, body: Body) -> None:
         """Another view in its residuals."""
         if isinstance(body, Residuals) and self.strikes():
-            body = msgspec.structs.replace(body, seen=self.chance.randbytes(32))
+            body = msgspec.structs.replace(body, seen=self.rng.randbytes(32))
         super().say(now, body)
 
 
@@ -461,7 +459,7 @@ class Eliminates(Struck):
     def say(self, now: float, body: Body) -> None:
         """As the last word of a step."""
         if isinstance(body, Checks) and self.strikes():
-            whom = self.chance.choice(self.honest())
+            whom = self.rng.choice(self.honest())
             body = msgspec.structs.replace(body, accusations=(Accusation(ELIMINATION, whom),))
         elif isinstance(body, Judgement) and self.member.acts(self.context.step):
             both = tuple(

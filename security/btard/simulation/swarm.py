@@ -50,8 +50,8 @@ class BtardMember:
     def __init__(self, swarm: BtardSwarm, signer: Any, attack: Attack | None) -> None:
         self.swarm, self.signer, self.attack = swarm, signer, attack
         self.name: PeerId = signer.peer
-        self.chance = Random(f"{swarm.seed}/{self.name}")
-        self.noise = np.random.default_rng(self.chance.getrandbits(64))
+        self.rng = Random(f"{swarm.seed}/{self.name}")
+        self.noise = np.random.default_rng(self.rng.getrandbits(64))
         self.states: dict[int, Vector] = {0: np.zeros(SIZE, np.float32)}
         self.machine = (BtardPeer if attack is None else Hostile)(
             RUN,
@@ -72,7 +72,7 @@ class BtardMember:
         """Whether an attacker strikes in a step."""
         options = self.swarm.options
         return step >= options.since and self._acts.setdefault(
-            step, self.chance.random() < options.rate
+            step, self.rng.random() < options.rate
         )
 
     def begin(self, step: int) -> None:
@@ -98,7 +98,7 @@ class BtardMember:
             return self.walk(task.start, task.seed, task.interval), None
         states = [self.states[task.step]]
         hostile = self.attack is not None and bool(self.attack.vector) and self.acts(task.step)
-        jump = self.chance.randrange(intervals) if hostile else -1
+        jump = self.rng.randrange(intervals) if hostile else -1
         for interval in range(intervals):
             state = self.walk(states[-1], task.seed, interval)
             states.append(

@@ -45,8 +45,8 @@ def stepped(state: Vector, vector: Vector) -> Vector:
     return np.subtract(state, RATE * vector, dtype=np.float32)
 
 
-def computed_with_noise(gradient: Vector, noise: float, chance: np.random.Generator) -> Vector:
+def computed_with_noise(gradient: Vector, noise: float, rng: np.random.Generator) -> Vector:
     """A gradient as another machine computes it."""
     if not noise:
         return gradient
-    return (gradient * (1 + noise * chance.standard_normal(len(gradient)))).astype(np.float32)
+    return (gradient * (1 + noise * rng.standard_normal(len(gradient)))).astype(np.float32)

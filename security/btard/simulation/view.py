@@ -75,7 +75,7 @@ class MemberView(Protocol):
         ...
 
     @property
-    def chance(self) -> Random:
+    def rng(self) -> Random:
         """Of its attacks."""
         ...
 

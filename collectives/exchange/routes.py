@@ -1,4 +1,4 @@
-"""One member's view of a plan's ways: what it adds up, what it sends up, and who gives it the
+"""One member's view of a plan's routes: what it adds up, what it sends up, and who gives it the
 result.
 """
 
@@ -81,7 +81,7 @@ class Upload:
 
 
 @dataclass(slots=True)
-class Way:
+class Route:
     """A part as I see it. ``above``: who gives me its result (for the owner: itself). ``tree``:
     None in a butterfly.
     """
@@ -99,8 +99,8 @@ class Way:
         return tuple(peer for peer in audience if peer != me) if self.owner == me else ()
 
 
-def ways_of(plan: Plan, parts: Parts, me: PeerId, reducer: Reducer) -> list[Way]:
-    """My way of each part. Raises ConfigError where the plan wants partial sums of a reducer or
+def routes_of(plan: Plan, parts: Parts, me: PeerId, reducer: Reducer) -> list[Route]:
+    """My route of each part. Raises ConfigError where the plan wants partial sums of a reducer or
     codec that has none.
     """
     if plan.topology.kind == "butterfly":
@@ -109,13 +109,13 @@ def ways_of(plan: Plan, parts: Parts, me: PeerId, reducer: Reducer) -> list[Way]
         raise ConfigError(
             f"reducer {plan.reducer!r} of {plan.codec} works in a butterfly only", key="topology"
         )
-    ways: list[Way] = []
+    routes: list[Route] = []
     own = {c.cid for c in plan.contributors if c.member.peer == me}
     for part, tree in zip(plan.parts, trees_of(plan, reducer), strict=True):
         above = me if part.owner == me else tree.above(me)
         uploads = tuple(Upload(term.cid, term.cid not in own, to) for term, to in tree.sends(me))
-        ways.append(Way(part.owner, above, _job(parts, me, tree), uploads, tree))
-    return ways
+        routes.append(Route(part.owner, above, _job(parts, me, tree), uploads, tree))
+    return routes
 
 
 def _job(parts: Parts, me: PeerId, tree: Tree) -> Job | None:
@@ -144,7 +144,7 @@ def _job(parts: Parts, me: PeerId, tree: Tree) -> Job | None:
     )
 
 
-def _star(plan: Plan, parts: Parts, me: PeerId, reducer: Reducer) -> list[Way]:
+def _star(plan: Plan, parts: Parts, me: PeerId, reducer: Reducer) -> list[Route]:
     """Everybody sends to the owners; those send to everybody."""
     terms = [
         Term(c.member.peer, c.cid, c.weight)
@@ -162,9 +162,9 @@ def _star(plan: Plan, parts: Parts, me: PeerId, reducer: Reducer) -> list[Way]:
     job = Job(parts, me, terms, factors)
     sends = reducer.form != "own" and job.own_cid is not None
     return [
-        Way(part.owner, part.owner, job, (), None)
+        Route(part.owner, part.owner, job, (), None)
         if part.owner == me
-        else Way(
+        else Route(
             part.owner,
             part.owner,
             None,

@@ -79,7 +79,7 @@ class Made(NamedTuple):
     path: str
 
 
-class Ways:
+class LaneRoutes:
     """Used from the trio thread only."""
 
     def __init__(
@@ -191,19 +191,24 @@ class _Drive:
     """One attempt of the driver."""
 
     def __init__(
-        self, ways: Ways, talk: LaneTalk, terms: Terms, theirs: tuple[str, ...], rtt_s: float
+        self,
+        routes: LaneRoutes,
+        talk: LaneTalk,
+        terms: Terms,
+        theirs: tuple[str, ...],
+        rtt_s: float,
     ) -> None:
-        self._ways, self._talk, self._terms, self._theirs, self._rtt_s = (
-            ways,
+        self._routes, self._talk, self._terms, self._theirs, self._rtt_s = (
+            routes,
             talk,
             terms,
             theirs,
             rtt_s,
         )
         self.tried: list[str] = []
-        observers = ways.helpers.observers(talk.peer)
-        self._observers = observers if ways.may_need_punching(theirs) else []
-        self.spot = ways.spot() if self._observers else None
+        observers = routes.helpers.observers(talk.peer)
+        self._observers = observers if routes.may_need_punching(theirs) else []
+        self.spot = routes.spot() if self._observers else None
 
     def close(self) -> None:
         """Release what is left."""
@@ -225,7 +230,7 @@ class _Drive:
             if self.spot is not None:
                 nursery.start_soon(look, self.spot)
             with trio.move_on_after(self._patience()):
-                found = await self._ways.dial(self._talk.peer, self._theirs, self._terms)
+                found = await self._routes.dial(self._talk.peer, self._theirs, self._terms)
             if found is not None:
                 nursery.cancel_scope.cancel()
         if found is None:
@@ -236,13 +241,13 @@ class _Drive:
         """Who has no public address will hardly answer one who has, and can dial it."""
         return (
             REVERSE_S
-            if has_public(self._ways.addresses()) and not has_public(self._theirs)
+            if has_public(self._routes.addresses()) and not has_public(self._theirs)
             else DIAL_S
         )
 
     async def reverse(self) -> Made | None:
         """Be dialled."""
-        listener, token = self._ways.listener, self._terms.token
+        listener, token = self._routes.listener, self._terms.token
         expected = listener.expect(token, self._talk.peer, self._terms.both)
         try:
             await self._talk.say(Reverse())
@@ -262,7 +267,7 @@ class _Drive:
         """
         if self.spot is None:
             return None
-        await self._talk.say(Meet(self.spot.candidates, self.spot.symmetric, self._ways.guesses))
+        await self._talk.say(Meet(self.spot.candidates, self.spot.symmetric, self._routes.guesses))
         answer = await self._talk.hear(ASK_S + ANSWER_S)
         if not isinstance(answer, Met):
             raise RemoteProtocolError("Meet is answered by Met", peer=self._talk.peer)
@@ -272,7 +277,7 @@ class _Drive:
             self.tried.append("both routers give every destination another port")
         else:
             doubtful = self.spot.symmetric or answer.symmetric
-            guess = doubtful and self._ways.guesses and answer.guesses and not self._terms.place
+            guess = doubtful and self._routes.guesses and answer.guesses and not self._terms.place
             await self._talk.say(Sync(guess))
             await trio.sleep(self._rtt_s / 2)
             with trio.move_on_after(
@@ -280,7 +285,7 @@ class _Drive:
             ):
                 try:
                     return await meet(
-                        self._ways,
+                        self._routes,
                         self.spot,
                         self._talk.peer,
                         self._terms,
@@ -300,17 +305,17 @@ class _Drive:
     async def relay(self, run: str | None) -> Made | None:
         """Through somebody whom both reach."""
         peer = self._talk.peer
-        for relay in self._ways.helpers.relays(peer)[:RELAYS] if run else []:
+        for relay in self._routes.helpers.relays(peer)[:RELAYS] if run else []:
             try:
-                mine, theirs, where = await self._ways.helpers.circuit(relay, run or "", peer)
+                mine, theirs, where = await self._routes.helpers.circuit(relay, run or "", peer)
                 await self._talk.say(Relayed(where, theirs))
-                sock = await through_relay(self._ways.relays_at(where), mine, self._terms)
+                sock = await through_relay(self._routes.relays_at(where), mine, self._terms)
                 if sock is not None:
                     return Made(sock, "relay")
                 self.tried.append(f"the relay {relay} led to somebody else")
             except (PeerUnreachableError, OSError) as error:
                 self.tried.append(getattr(error, "message", str(error)))
-        if not self._ways.helpers.relays(peer):
+        if not self._routes.helpers.relays(peer):
             self.tried.append("no relay is known")
         return None
 
@@ -319,11 +324,16 @@ class Follower:
     """The other side of one attempt."""
 
     def __init__(
-        self, ways: Ways, talk: LaneTalk, terms: Terms, offered: tuple[str, ...], expected: Expected
+        self,
+        routes: LaneRoutes,
+        talk: LaneTalk,
+        terms: Terms,
+        offered: tuple[str, ...],
+        expected: Expected,
     ) -> None:
         """``offered``: the driver's addresses; ``expected``: where its dial arrives."""
-        self._ways, self._talk, self._terms, self._offered, self._expected = (
-            ways,
+        self._routes, self._talk, self._terms, self._offered, self._expected = (
+            routes,
             talk,
             terms,
             offered,
@@ -374,17 +384,19 @@ class Follower:
                 raise RemoteProtocolError("a way is proposed once", peer=self._talk.peer)
             if isinstance(message, Reverse):
                 self._forget()
-                self._made = await self._ways.dial(self._talk.peer, self._offered, self._terms)
+                self._made = await self._routes.dial(self._talk.peer, self._offered, self._terms)
                 await self._talk.say(Dialled(self._made is not None))
             elif isinstance(message, Meet):
                 await self._observed.wait()
                 self._theirs = message.candidates
                 known = self._spot.candidates if self._spot is not None else ()
                 await self._talk.say(
-                    Met(known, self._spot is not None and self._spot.symmetric, self._ways.guesses)
+                    Met(
+                        known, self._spot is not None and self._spot.symmetric, self._routes.guesses
+                    )
                 )
             elif isinstance(message, Sync):
-                self._guess = message.guess and self._ways.guesses and not self._terms.place
+                self._guess = message.guess and self._routes.guesses and not self._terms.place
                 self._propose(nursery, self._punch)
             elif isinstance(message, Relayed):
                 self._propose(nursery, partial(self._relay, message))
@@ -431,11 +443,11 @@ class Follower:
         """Before we are asked: in the time that the driver's dial takes."""
         try:
             observers = (
-                self._ways.helpers.observers(self._talk.peer)
-                if self._ways.may_need_punching(self._offered)
+                self._routes.helpers.observers(self._talk.peer)
+                if self._routes.may_need_punching(self._offered)
                 else []
             )
-            self._spot = self._ways.spot() if observers else None
+            self._spot = self._routes.spot() if observers else None
             if self._spot is not None:
                 await self._spot.observe(observers)
         finally:
@@ -445,7 +457,7 @@ class Follower:
         if self._spot is None or not self._theirs:
             return None
         return await meet(
-            self._ways,
+            self._routes,
             self._spot,
             self._talk.peer,
             self._terms,
@@ -457,17 +469,17 @@ class Follower:
     async def _relay(self, message: Relayed) -> Made | None:
         where = [
             address
-            for address in self._ways.relays_at(usable(message.addresses))
+            for address in self._routes.relays_at(usable(message.addresses))
             if has_public((address,))
         ][:RELAYS]
-        now, errands = trio.current_time(), self._ways.errands
+        now, errands = trio.current_time(), self._routes.errands
         where = [address for address in where if errands.allows(self._talk.peer, now)]
         sock = await through_relay(where, message.voucher, self._terms)
         return None if sock is None else Made(sock, "relay")
 
 
 async def meet(
-    ways: Ways,
+    routes: LaneRoutes,
     spot: Spot,
     peer: PeerId,
     terms: Terms,
@@ -480,11 +492,11 @@ async def meet(
     destination. Raises PeerUnreachableError.
     """
     now, to = trio.current_time(), targets(offered, spot.candidates)
-    hosts = {host for host, _ in to if ways.errands.allows(peer, now)}
+    hosts = {host for host, _ in to if routes.errands.allows(peer, now)}
     to = [target for target in to if target[0] in hosts]
     if guess and not spot.symmetric:
-        to = guesses(to, ways.rng)
-    punch = Punch(now, to, rtt_s, ways.rng)
+        to = guesses(to, routes.rng)
+    punch = Punch(now, to, rtt_s, routes.rng)
     ports = GUESSES if guess and spot.symmetric else 1
     sock = await spot.meet(
         peer, punch, terms.token, terms.both, driver=terms.initiator, ports=ports
