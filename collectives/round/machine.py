@@ -1282,16 +1282,17 @@ class RoundMachine:
         spent = self.ballot == 0 and self.journal.restarted and self.convener_of(0) == self.me
         if self.open.decided or self.acceptor.ahead:
             return
-        if self.engaged:
-            self.open.wanted_at = None
-        elif not self.convening.wants_entry(now):
-            self.open.wanted_at = None
+        owner = self.convener_of(self.ballot)
+        suspected = owner != self.me and self.silent(owner)
+        if not self.engaged:
+            if self.convening.wants_entry(now):
+                if spent:
+                    # nobody else has anything to do: the own next one
+                    self.enter(now, len(self.config))
+                elif suspected:
+                    # one that lives has been asked itself, and may have a reason to refuse
+                    self.next_ballot(now)
             return
-        elif spent:
-            # nobody else has anything to do: the own next one
-            return self.enter(now, len(self.config))
-        elif self.open.wanted_at is None:
-            self.open.wanted_at = now
         patience_s = self.timing.takeover_s * min(8.0, 1 + self.ballot / 2) * (
             2 if self.convening.active else 1
         ) + max(4 * patience.rtt_s(self.actions.pace()), self.silence_s(self.others))
@@ -1301,11 +1302,7 @@ class RoundMachine:
             patience_s += 2 * self.bulk_s + self.stuck_s() - self.timing.revise_s
         elif self.ballot == 0:
             patience_s += self.timing.grace(self.round_s)
-        suspected = self.convener_of(self.ballot) != self.me and self.silent(
-            self.convener_of(self.ballot)
-        )
-        began = (self.open.progress_at, self.open.ripe_at, self.open.wanted_at)
-        since = max(at for at in began if at is not None)
+        since = max(self.open.progress_at, self.open.ripe_at or self.open.progress_at)
         if (
             now - since <= patience_s
             and not suspected
@@ -1314,7 +1311,7 @@ class RoundMachine:
             return
         if self.waits_for_offers and not suspected and not self.convening.wants_entry(now):
             return  # another convener could do no more
-        return self.next_ballot(now)
+        self.next_ballot(now)
 
     def next_ballot(self, now: float, *, aside: bool = False) -> None:
         """Move on to the next ballot whose owner is not suspected. Where the present owner lives

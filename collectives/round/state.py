@@ -217,9 +217,6 @@ class OpenRound:
         # only
         None
     )
-    wanted_at: float | None = (
-        None  # since when nobody offers anything and an entry is wanted to let somebody in or out
-    )
     due: Set[PeerId] = frozenset()  # whose contributions those are, where members come in groups
     plan: Plan | None = None
     plan_sender: PeerId | None = None
