@@ -43,8 +43,8 @@ from atoll.collectives.exchange import header
 from atoll.collectives.group import Certified, Contributor, Entry, Member, Part, Vote
 from atoll.collectives.identifiers import RunId
 from atoll.collectives.round.certificate import (
-    check_chain,
     check_genesis,
+    check_log,
     genesis_payload,
     vote_payload,
 )
@@ -193,7 +193,7 @@ def entries(data: bytes) -> None:
         if entry.round == 0:
             check_genesis(certified, run=RUN, organiser=ME.peer, verify=verify, peer=PEER)
         config = tuple(vote.member for vote in certified.votes)
-        check_chain(
+        check_log(
             [certified],
             run=RUN,
             log=entry.log,

@@ -26,8 +26,8 @@ machine       RoundMachine: the whole life of a round at one member. Start to re
 """
 
 from .certificate import (
-    check_chain,
     check_genesis,
+    check_log,
     genesis_payload,
     seal_payload,
     sealed_payload,
@@ -80,7 +80,7 @@ __all__ = [
     "adopted_rounds",
     "adopts",
     "branch_log",
-    "check_chain",
+    "check_log",
     "claim_payload",
     "check_genesis",
     "drawn",

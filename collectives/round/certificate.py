@@ -71,7 +71,7 @@ def check_genesis(
         raise RemoteProtocolError("genesis entry is not signed by the run's organiser", peer=peer)
 
 
-def check_chain(
+def check_log(
     entries: Sequence[Certified],
     *,
     run: str,

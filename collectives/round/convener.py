@@ -57,7 +57,9 @@ class Convener:
         self.repeated_at = 0.0  # when the plan was last sent to all
         self.trees: tuple[Tree, ...] = ()  # of the plan, where it has partial sums
         self.star = False  # a tree was held up and nobody was to blame: the next plan has none
-        self.dead: set[bytes] = set()  # cids of the plan whose members were silent at the last look
+        self.silent: set[bytes] = (
+            set()
+        )  # cids of the plan whose members were silent at the last look
         self.missing: dict[
             PeerId, set[bytes]
         ] = {}  # owner (or who else adds up) -> cids it reports missing under the present plan
@@ -87,7 +89,7 @@ class Convener:
     def stop(self) -> None:
         """Convene no more; a later ballot may."""
         self.phase, self.plan, self.entry = Phase.OFF, None, None
-        self.lost, self.slow, self.dead, self.missing, self.reported_at = (
+        self.lost, self.slow, self.silent, self.missing, self.reported_at = (
             set(),
             set(),
             set(),
@@ -186,7 +188,7 @@ class Convener:
                 and not self.view.open.decided
                 and self.view.journal.promised <= self.ballot
             )
-            if current and not self.dead.isdisjoint(self.missing[who.peer]):
+            if current and not self.silent.isdisjoint(self.missing[who.peer]):
                 self._consider_revision(now)
 
     def on_disputed(self, now: float, who: Member, body: m.Disputed) -> None:
@@ -398,14 +400,14 @@ class Convener:
         assert plan is not None
         if view.open.reduced and view.open.reduced[0] == plan:
             return
-        self.dead = dead = {c.cid for c in plan.contributors if view.lost(c.member)}
+        self.silent = silent = {c.cid for c in plan.contributors if view.lost(c.member)}
         own = {view.contribution[0]} if view.contribution else set[bytes]()
         refused = {
             c.cid for c in plan.contributors if c.member == view.me
         } - own  # it held NaN, say: it will never come
         gone = {
             cid for cids in held_up_by(plan, self.trees, self._waiting()).values() for cid in cids
-        } & dead
+        } & silent
         cut = broken_by(plan, view.open, view.actions.suspected)
         late = now > self.due_at or now - self.planned_at > (1 + self.stalls) * view.stuck_s()
         if not (gone or refused or cut or late):
@@ -413,8 +415,8 @@ class Convener:
         if (
             (gone or cut) and not self.trees
         ):  # of others that are silent all has come so far: they may be but slow to be heard
-            dead = gone | {c.cid for c in plan.contributors if c.member.peer in cut}
-        self._revise(now, plan, dead | refused, late)
+            silent = gone | {c.cid for c in plan.contributors if c.member.peer in cut}
+        self._revise(now, plan, silent | refused, late)
 
     def _revise(self, now: float, plan: Plan, lost: set[bytes], late: bool) -> None:
         view = self.view
@@ -493,8 +495,9 @@ class Convener:
         return False
 
     def _waiting(self) -> dict[PeerId, set[bytes]]:
-        """What who adds up lacked when it was heard last. What the dead lacked nobody waits for,
-        and may have come to all others; so may what one lacked that is not listened to."""
+        """By owner of parts, the contributions that it lacked by its last report. Nobody waits for
+        what a dead member lacked, nor for what one lacked that is not listened to: it may have
+        come to all others."""
         return {
             peer: cids
             for peer, cids in self.missing.items()

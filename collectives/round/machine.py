@@ -68,7 +68,7 @@ from . import patience
 from .acceptor import Acceptor
 from .blame import Blame
 from .byzantine_convener import byzantine_roles
-from .certificate import check_chain, vote_payload
+from .certificate import check_log, vote_payload
 from .convener import Convener
 from .entering import OPEN, Doors, crowded
 from .gathering import is_ripe
@@ -1407,7 +1407,7 @@ class RoundMachine:
         fresh = [certified for certified in body.entries if certified.entry.round > last.round]
         if not fresh or fresh[0].entry.round != last.round + 1:
             return
-        check_chain(
+        check_log(
             fresh,
             run=self.run,
             log=self.log,

@@ -97,7 +97,7 @@ def replay_command(
 
     terminal = current()
     found = [file / "events.jsonl" if file.is_dir() else file for file in files]
-    source = Replay(found, None if once else speed, _recipe(terminal, found[0]))
+    source = Replay(found, None if once else speed, _manifest_of(terminal, found[0]))
     with source:
         if ui:
             _serve(terminal, source, 0, browser=not no_browser)
@@ -105,8 +105,8 @@ def replay_command(
             watch(terminal, source, once=once or (speed is None and not terminal.live))
 
 
-def _recipe(terminal: Terminal, file: Path) -> Manifest | None:
-    """The recipe of a recorded run: it lies beside the file, or the run is known here."""
+def _manifest_of(terminal: Terminal, file: Path) -> Manifest | None:
+    """The manifest of a recorded run: it lies beside the file, or the run is known here."""
     from ...collectives.errors import AtollError
     from ..look.source import run_of
     from ..manifest import load_manifest, load_run

@@ -111,7 +111,7 @@ def plan_command(
     from ..manifest import load_manifest
 
     terminal = current()
-    recipe = load_manifest(manifest)
+    run = load_manifest(manifest)
     if step_ms is None:
         raise ConfigError(
             "how long does an inner step take?",
@@ -127,15 +127,15 @@ def plan_command(
         with connect(terminal) as client:
             found, measured_s = _measured(terminal, client, node, step_ms / 1000)
         rtt_s = measured_s if rtt_ms is None else rtt_s
-    conditions = Conditions(_size(recipe, parameters), tuple(found), rtt_s, share, max_steps)
+    conditions = Conditions(_size(run, parameters), tuple(found), rtt_s, share, max_steps)
     decided = plan(conditions)
     now = None
-    if recipe.train.sync_every is not None:
-        train, exchange = recipe.train, recipe.exchange
+    if run.train.sync_every is not None:
+        train, exchange = run.train, run.exchange
         now = estimate(
             conditions,
             Choice(
-                recipe.train.sync_every,
+                run.train.sync_every,
                 exchange.codec,
                 train.overlap,
                 train.delay,
@@ -143,7 +143,7 @@ def plan_command(
             ),
         )
     settings = decided.settings()
-    if recipe.train.method == "diloco":
+    if run.train.method == "diloco":
         settings["train.outer"] = {"preset": AUTO}  # outer values depend on what was decided
     lines = _lines(terminal, conditions, decided, explain, settings)
     if now is not None:
@@ -161,8 +161,8 @@ def plan_command(
     )
 
 
-def _size(recipe: Manifest, parameters: int | None) -> int:
-    size = parameters if parameters is not None else recipe.parameters
+def _size(manifest: Manifest, parameters: int | None) -> int:
+    size = parameters if parameters is not None else manifest.parameters
     if size is None:
         raise ConfigError(
             "how many parameters does the model have?",

@@ -170,10 +170,10 @@ def simulate_command(manifest: Path, out: Path | None, task: str | None, **given
     from ..recipes.simulated import load_task
 
     terminal = current()
-    recipe = load_manifest(manifest)
-    if plays(recipe, given["attack"]):
-        return attacked(terminal, recipe, given | {"task": task, "out": out})
-    document = _run(terminal, recipe, load_task(recipe, task), given)
+    run = load_manifest(manifest)
+    if plays(run, given["attack"]):
+        return attacked(terminal, run, given | {"task": task, "out": out})
+    document = _run(terminal, run, load_task(run, task), given)
     lines = _table(document["table"])
     for name, sites in document["sites"].items():
         groups = sorted(Counter(sites["cluster"]).values(), reverse=True)
@@ -196,18 +196,20 @@ def simulate_command(manifest: Path, out: Path | None, task: str | None, **given
     return terminal.data("\n".join(lines), document)
 
 
-def _run(terminal: Terminal, recipe: Manifest, task: Any, given: dict[str, Any]) -> dict[str, Any]:
+def _run(
+    terminal: Terminal, manifest: Manifest, task: Any, given: dict[str, Any]
+) -> dict[str, Any]:
     """All runs of all methods, as one document."""
     from ...optim.federated.simulation import NAMES, dirichlet, label_shards, personalised, simulate
     from ...optim.federated.simulation.report import curve, row
     from ...optim.federated.simulation.study import ARRIVING
 
     wanted: str = given["methods"] or (
-        recipe.federated.method if recipe.mode == "federated" else "fedavg"
+        manifest.federated.method if manifest.mode == "federated" else "fedavg"
     )
     names = list(NAMES) if wanted == "all" else [name.strip() for name in wanted.split(",")]
     devices, clients = _fleet(given), given["clients"]
-    if given["personal"] == "clusters" and recipe.secure is not None:
+    if given["personal"] == "clusters" and manifest.secure is not None:
         raise ConfigError(
             "clusters of sites whose contributions are masked",
             key="personal",
@@ -220,31 +222,31 @@ def _run(terminal: Terminal, recipe: Manifest, task: Any, given: dict[str, Any])
     beside = [
         key
         for key in ("before", "keep", "neighbours", "radius", "momentum")
-        if getattr(recipe.robust, key)
+        if getattr(manifest.robust, key)
     ]
     if beside:
         terminal.say(f"of [robust] the rule and f are simulated, not {', '.join(beside)}")
     for name in names:
         results: list[Any] = []
         for seed in range(given["seeds"]):
-            settings = _settings(recipe, name, seed, given)
+            settings = _settings(manifest, name, seed, given)
             parts = (
                 label_shards(task.labels, clients, given["shards"], seed)
                 if given["shards"]
                 else dirichlet(task.labels, clients, given["alpha"], seed)
             )
             results.append(simulate(task, parts, devices, settings))
-            how = (given["personal"] or recipe.federated.own) if seed == 0 else None
+            how = (given["personal"] or manifest.federated.own) if seed == 0 else None
             if how and name in ARRIVING:
                 terminal.say(f"{name}: no models of one's own, which go with synchronous methods")
             elif how:
                 sites[name] = _sites(
-                    personalised(task, parts, devices, settings, how, pull=recipe.federated.pull)
+                    personalised(task, parts, devices, settings, how, pull=manifest.federated.pull)
                 )
         table[name], curves[name] = row(results), [curve(result) for result in results]
         if results[0].settings.means is not None:
-            table[name] |= _spent(recipe, table[name]["rounds"])
-        elif recipe.secure is not None:
+            table[name] |= _spent(manifest, table[name]["rounds"])
+        elif manifest.secure is not None:
             terminal.say(f"{name}: without [secure] and [privacy], with which it does not go")
         by_site[name] = results[0].by_site
         terminal.say(f"{name}: {table[name]['accuracy']:.3f}")
@@ -252,7 +254,7 @@ def _run(terminal: Terminal, recipe: Manifest, task: Any, given: dict[str, Any])
         "settings": {
             key: str(value) if isinstance(value, Path) else value for key, value in given.items()
         },
-        "run": recipe.name,
+        "run": manifest.name,
         "table": table,
         "curves": curves,
         "by_site": by_site,
@@ -260,11 +262,11 @@ def _run(terminal: Terminal, recipe: Manifest, task: Any, given: dict[str, Any])
     }
 
 
-def _settings(recipe: Manifest, name: str, seed: int, given: dict[str, Any]) -> StudySettings:
+def _settings(manifest: Manifest, name: str, seed: int, given: dict[str, Any]) -> StudySettings:
     from ...optim.federated.simulation import NAMES, StudySettings
     from ...optim.federated.simulation.study import ARRIVING
 
-    rounds, train = given["rounds"] or recipe.train.rounds or 50, recipe.train
+    rounds, train = given["rounds"] or manifest.train.rounds or 50, manifest.train
     steps = given["steps"] or train.sync_every or 10
     server_lr = given["server_lr"] or {
         "fedadam": 0.03,
@@ -277,8 +279,8 @@ def _settings(recipe: Manifest, name: str, seed: int, given: dict[str, Any]) -> 
         rounds=rounds,
         steps=steps,
         batch=train.inner.batch,
-        asked=_asked(recipe, given),
-        knobs=_knobs(recipe, given),
+        asked=_asked(manifest, given),
+        knobs=_knobs(manifest, given),
         server_lr=server_lr,
         least=steps,
         most=5 * steps,
@@ -290,26 +292,28 @@ def _settings(recipe: Manifest, name: str, seed: int, given: dict[str, Any]) -> 
         buffer=given["buffer"] or 5,
         unbiased=given["unbiased"],
     )
-    if recipe.mode == "federated" and name == recipe.federated.method:
+    if manifest.mode == "federated" and name == manifest.federated.method:
         settings = replace(
             settings,
-            buffer=given["buffer"] or recipe.federated.buffer,
-            period=recipe.federated.period_s,
+            buffer=given["buffer"] or manifest.federated.buffer,
+            period=manifest.federated.period_s,
         )
         settings = replace(
-            settings, fading=fading_of(recipe.federated), slack=recipe.federated.slack
+            settings, fading=fading_of(manifest.federated), slack=manifest.federated.slack
         )
-        settings = replace(settings, most=math.ceil(steps * recipe.federated.longest))
+        settings = replace(settings, most=math.ceil(steps * manifest.federated.longest))
     if name not in NAMES:
         settings.check(given["clients"])
-    if recipe.mode == "federated":
+    if manifest.mode == "federated":
         outer = (
-            recipe.federated.settings()
-            if name == recipe.federated.method and given["server_lr"] is None
+            manifest.federated.settings()
+            if name == manifest.federated.method and given["server_lr"] is None
             else None
         )
         settings = replace(
-            settings, outer=outer, even=recipe.secure is not None and recipe.secure.max_weight == 1
+            settings,
+            outer=outer,
+            even=manifest.secure is not None and manifest.secure.max_weight == 1,
         )
     if given["seconds"] is not None:
         settings = replace(settings, seconds=given["seconds"])
@@ -320,24 +324,26 @@ def _settings(recipe: Manifest, name: str, seed: int, given: dict[str, Any]) -> 
         settings = replace(
             settings, rounds=None, seconds=min(settings.seconds, rounds * steps * slowest)
         )
-    elif recipe.secure is not None and not settings.method.control:
-        settings = replace(settings, means=_secure_means(recipe, settings, given["clients"]))
-    elif recipe.robust.rule != "mean" and recipe.robust.f:
-        settings = replace(settings, rule=recipe.robust.rule, f=recipe.robust.f)
+    elif manifest.secure is not None and not settings.method.control:
+        settings = replace(settings, means=_secure_means(manifest, settings, given["clients"]))
+    elif manifest.robust.rule != "mean" and manifest.robust.f:
+        settings = replace(settings, rule=manifest.robust.rule, f=manifest.robust.f)
     return settings
 
 
-def _secure_means(recipe: Manifest, settings: StudySettings, clients: int) -> Callable[[], Means]:
+def _secure_means(manifest: Manifest, settings: StudySettings, clients: int) -> Callable[[], Means]:
     from ..manifest.federated import check_budget
     from ..secure.simulated import SecureMeans
     from ..secure.vectors import threshold_of
 
-    run = recipe.settings()
+    run = manifest.settings()
     assert run.secure is not None
     if settings.asked is None:
         check_budget(
-            structs.replace(recipe, train=structs.replace(recipe.train, rounds=settings.rounds)),
-            recipe.name,
+            structs.replace(
+                manifest, train=structs.replace(manifest.train, rounds=settings.rounds)
+            ),
+            manifest.name,
         )
     members = min(clients, settings.asked or clients)
     if (needed := threshold_of(run.secure, members)) > members:
@@ -349,27 +355,27 @@ def _secure_means(recipe: Manifest, settings: StudySettings, clients: int) -> Ca
     return partial(SecureMeans, run.secure, run.privacy, members, settings.seed)
 
 
-def _spent(recipe: Manifest, rounds: float) -> dict[str, float]:
+def _spent(manifest: Manifest, rounds: float) -> dict[str, float]:
     """What a site has spent that was in all rounds, in a run with [privacy]."""
-    if recipe.privacy is None:
+    if manifest.privacy is None:
         return {}
     from ...security.privacy.budget import epsilon_after
 
-    return {"epsilon": epsilon_after(recipe.privacy.settings(), round(rounds))}
+    return {"epsilon": epsilon_after(manifest.privacy.settings(), round(rounds))}
 
 
-def _asked(recipe: Manifest, given: dict[str, Any]) -> int | None:
-    sample = recipe.settings().sample
+def _asked(manifest: Manifest, given: dict[str, Any]) -> int | None:
+    sample = manifest.settings().sample
     if given["asked"] is not None or sample is None:
         return given["asked"]
     return sample.wanted(given["clients"])
 
 
-def _knobs(recipe: Manifest, given: dict[str, Any]) -> Knobs:
+def _knobs(manifest: Manifest, given: dict[str, Any]) -> Knobs:
     from ...optim.federated.member import Knobs
 
-    table = recipe.federated
-    beta = table.beta if recipe.mode == "federated" and "beta" in READS[table.method] else 0.3
+    table = manifest.federated
+    beta = table.beta if manifest.mode == "federated" and "beta" in READS[table.method] else 0.3
     return Knobs(
         given["lr"], table.mu, beta if given["beta"] is None else given["beta"], table.ahead
     )

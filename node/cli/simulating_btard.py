@@ -18,7 +18,7 @@ STEPS = 200  # unless --rounds or the manifest says how many
 NOT_WITH = ("methods", "task", "shards", "trace", "asked", "seconds", "personal", "out")
 
 
-def plays(recipe: Manifest, attack: str | None) -> bool:
+def plays(manifest: Manifest, attack: str | None) -> bool:
     """Whether an attack is one on this run's protocol: any in a run with [btard]; in others those
     on messages, which are then refused.
     """
@@ -26,21 +26,21 @@ def plays(recipe: Manifest, attack: str | None) -> bool:
         return False
     from ...security.btard.simulation.hostile import ODD_ATTACKS, PROTOCOL_ATTACKS
 
-    return recipe.btard is not None or attack in PROTOCOL_ATTACKS or attack in ODD_ATTACKS
+    return manifest.btard is not None or attack in PROTOCOL_ATTACKS or attack in ODD_ATTACKS
 
 
-def attacked(terminal: Terminal, recipe: Manifest, given: dict[str, Any]) -> None:
+def attacked(terminal: Terminal, manifest: Manifest, given: dict[str, Any]) -> None:
     """Play it, and say who was removed for what. Raises ConfigError for what cannot be played."""
     from ...security.btard.simulation import BtardSwarm
 
-    options, runs = _options(recipe, given), list[dict[str, Any]]()
+    options, runs = _options(manifest, given), list[dict[str, Any]]()
     for seed in range(given["seeds"]):
         runs.append(_found(swarm := BtardSwarm(seed, options), swarm.run()))
         terminal.say(
             f"seed {seed}: {len(runs[-1]['removed'])} removed in {runs[-1]['steps']} steps"
         )
     document = {
-        "run": recipe.name,
+        "run": manifest.name,
         "attack": options.attack,
         "peers": options.n,
         "hostile": options.b,
@@ -49,12 +49,12 @@ def attacked(terminal: Terminal, recipe: Manifest, given: dict[str, Any]) -> Non
     terminal.data("\n".join(_lines(options, runs)), document)
 
 
-def _options(recipe: Manifest, given: dict[str, Any]) -> BtardOptions:
+def _options(manifest: Manifest, given: dict[str, Any]) -> BtardOptions:
     from ...security.btard import AttemptSettings
     from ...security.btard.simulation import BtardOptions
     from ...security.btard.simulation.hostile import ATTACKS
 
-    attack, hostile, terms = given["attack"], given["hostile"], recipe.settings().btard
+    attack, hostile, terms = given["attack"], given["hostile"], manifest.settings().btard
     possible = [
         name
         for name, found in ATTACKS.items()
@@ -62,7 +62,7 @@ def _options(recipe: Manifest, given: dict[str, Any]) -> BtardOptions:
     ]
     if terms is None:
         raise ConfigError(
-            f"{attack} is an attack on the messages of BTARD, and {recipe.name} has no [btard]",
+            f"{attack} is an attack on the messages of BTARD, and {manifest.name} has no [btard]",
             key="attack",
             why=(
                 "What its members contribute is neither committed to beforehand nor computed "
@@ -123,7 +123,7 @@ def _options(recipe: Manifest, given: dict[str, Any]) -> BtardOptions:
         n,
         hostile,
         attack,
-        given["rounds"] or recipe.train.rounds or STEPS,
+        given["rounds"] or manifest.train.rounds or STEPS,
         messages=True,
         settings=settings,
     )

@@ -109,7 +109,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.no_quorum.reconfigure_after_s if self.no_quorum.policy == "branch" else None
 
     @property
-    def ways(self) -> TopologyKind:
+    def topology(self) -> TopologyKind:
         """On which ways contributions are added up, and whether heads of sites are checked."""
         check = self.mode == "federated" if self.exchange.check is None else self.exchange.check
         return "checked" if check and self.exchange.plan == "two-level" else self.exchange.plan
@@ -130,7 +130,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             feedback=self.exchange.feedback,
             feedback_kept=self.exchange.feedback_kept,
             worker_momentum=self.robust.momentum,
-            plan=self.ways,
+            plan=self.topology,
             fragments=self.exchange.fragments,
             lying=self.quorum.lying,
             rounds=self.train.rounds,

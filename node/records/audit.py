@@ -29,7 +29,7 @@ from ...collectives.errors import (
 from ...collectives.foreign import PLAIN, WORDS
 from ...collectives.group import MAX_PEER_ID, Certified, Config, Entry, Member
 from ...collectives.identifiers import PeerId, RunId
-from ...collectives.round.certificate import check_chain, check_genesis, vote_payload
+from ...collectives.round.certificate import check_genesis, check_log, vote_payload
 from ...collectives.round.merging import rounds_in
 from ...collectives.round.sampling import drawn
 from ...security.identity import verify
@@ -258,7 +258,7 @@ def audit(
             raise ProtocolError(f"the genesis entry is of log {genesis.entry.log}, not {name}")
         report.take(genesis, ())
         for certified in entries:
-            check_chain(
+            check_log(
                 [certified],
                 run=source.signed.run_id,
                 log=name,

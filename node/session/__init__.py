@@ -34,7 +34,7 @@ recertifying    the organiser's word that members are lost for ever: checked, an
 prior_contributions  what became of contributions of an earlier life
 installing      a fetched state replaces the own one
 waiting         what a member waits for, and when it says so
-witness         who votes for two values of one ballot: the proof
+equivocation    who votes for two values of one ballot: the proof
 budgets         what one peer may ask of this node
 admission       who may contribute, and who may become a member
 peer_selection  whom to ask; who is on another history of the run

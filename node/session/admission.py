@@ -33,10 +33,10 @@ from ...collectives.errors import NotAdmittedError, RemoteProtocolError
 from ...collectives.group import Certified, Entry, Member
 from ...collectives.identifiers import HASH_BYTES, PeerId
 from . import events as ev
+from .equivocation import EquivocationWatch
 from .retaining import Retaining
 from .serving import grid_of
 from .view import SessionView
-from .witness import Witness
 
 HOUR_S = 3600.0
 WARDENS = 16  # to whom a sample is shown
@@ -64,7 +64,7 @@ class Admission:
     ) -> None:
         self.session, self.probation, self.per_hour = session, probation, per_hour
         self._retaining = retaining
-        self.witness = Witness(session)
+        self.equivocation = EquivocationWatch(session)
         self.good: dict[PeerId, int] = {}
         """Rounds in a row in which a newcomer's work was found to be in order."""
         self._heard: dict[
@@ -116,7 +116,7 @@ class Admission:
             case m.Accepted() as vote if (
                 not self.session.settings.lying
             ):  # there the machine looks itself
-                self.witness.heard(peer, envelope.round, vote)
+                self.equivocation.heard(peer, envelope.round, vote)
             case m.Join():
                 if self._role(peer) == "observe":
                     raise RemoteProtocolError(

@@ -29,7 +29,7 @@ from atoll.collectives.group import (
     reach,
 )
 from atoll.collectives.identifiers import PeerId, RunId
-from atoll.collectives.round import Kind, check_chain, reduced_payload, slot_payload, vote_payload
+from atoll.collectives.round import Kind, check_log, reduced_payload, slot_payload, vote_payload
 from atoll.collectives.round.byzantine_acceptor import FAULTS, ByzantineAcceptor
 from atoll.collectives.round.judge import Judge
 from atoll.node.run.evidence import RELABELLED, Relabelled, Twice, accused, check, twice
@@ -529,7 +529,7 @@ def test_a_chain_takes_the_larger_quorum_and_no_organisers_word(scene: Scene) ->
         return Certified(entry, votes, removed)
 
     def check(what: Certified, lying: int) -> None:
-        check_chain(
+        check_log(
             [what],
             run=machine.run,
             log=machine.log,

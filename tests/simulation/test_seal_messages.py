@@ -15,7 +15,7 @@ from atoll.collectives import messages as m
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.collectives.group import MAX_MEMBERS, Certified, Entry, Member, Vote
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.round import check_chain, seal_payload, sealed_payload
+from atoll.collectives.round import check_log, seal_payload, sealed_payload
 from atoll.collectives.round.certificate import recertified_payload
 from atoll.node.session import Session
 from atoll.node.session.events import PeerMisbehaved
@@ -206,7 +206,7 @@ def test_a_certificate_is_a_quorum_or_the_organisers_word(broken: str) -> None:
     certified = Certified(entry, votes, (Member(P1, 0),) if broken == "removed" else GONE)
 
     def check() -> None:
-        check_chain(
+        check_log(
             [certified],
             run="x",
             log="main/x",

@@ -345,3 +345,12 @@ def test_every_script_says_what_it_does() -> None:
     for name in ("demo", "test"):
         assert (ROOT / "scripts" / name).stat().st_mode & 0o100
         assert (ROOT / "scripts" / name).read_text().splitlines()[1].startswith("# ")
+
+
+def test_classes_that_the_glossary_names_exist() -> None:
+    """A word's class is renamed in both places."""
+    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([A-Z][a-z]+[A-Za-z]*)`", text))
+    code = "\n".join((ROOT / path).read_text(encoding="utf-8") for path in package_files())
+    assert len(named) > 8
+    assert {name for name in named if not re.search(rf"^(class )?{name}\b", code, re.M)} == set()

@@ -18,7 +18,7 @@ from ....collectives.identifiers import PeerId
 from ..arrivals import async_weights, buffer_weights, buffered_factor, faded, fixed_weights, mixed
 from ..member import Served
 from ..server import FederatedServer
-from .study import ClientUpdate, Study, StudyResult
+from .study import ClientDelta, Study, StudyResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Back:
     client: int
     began: float
     served: Served
-    work: ClientUpdate | None
+    work: ClientDelta | None
 
 
 class Scheme:
@@ -130,7 +130,7 @@ class FedBuff(Scheme):
     """An outer step when the buffer is full."""
 
     def __init__(self, study: Study) -> None:
-        self._buffer: list[tuple[ClientUpdate, int]] = []
+        self._buffer: list[tuple[ClientDelta, int]] = []
         self._shares = {PeerId(str(client)): share for client, share in enumerate(study.shares)}
         self._seconds = {
             peer: study.steps_of(int(peer)) * study.fleet.devices[int(peer)].step_s
@@ -221,7 +221,7 @@ class FedCompass(Scheme):
 
     def __init__(self, study: Study) -> None:
         settings = study.settings
-        self._compass: Compass[ClientUpdate] = Compass(
+        self._compass: Compass[ClientDelta] = Compass(
             settings.least, settings.most, settings.slack, first=settings.first
         )
 
@@ -249,7 +249,7 @@ class FedCompass(Scheme):
         """See `Scheme`."""
         self._do(run, self._compass.tick(run.now))
 
-    def _do(self, run: Arriving, decisions: Sequence[Decision[ClientUpdate]]) -> None:
+    def _do(self, run: Arriving, decisions: Sequence[Decision[ClientDelta]]) -> None:
         study, settings = run.study, run.study.settings
         for decision in decisions:
             if decision.parts:
@@ -282,7 +282,7 @@ def run_arriving(study: Study) -> StudyResult:
 
 def _sum(
     server: FederatedServer,
-    works: Sequence[ClientUpdate],
+    works: Sequence[ClientDelta],
     factors: Sequence[float],
     shares: Sequence[float] = (),
 ) -> Tensor:

@@ -183,7 +183,7 @@ class StudyResult:
 
 
 @dataclass(frozen=True, slots=True)
-class ClientUpdate:
+class ClientDelta:
     """What a turn came to: anchor - parameters (numel,), the change of its c_i, and its steps."""
 
     client: int
@@ -264,7 +264,7 @@ class Study:
             else settings.epochs * math.ceil(rows / settings.batch)
         )
 
-    def turn(self, client: int, served: Served, steps: int) -> ClientUpdate:
+    def turn(self, client: int, served: Served, steps: int) -> ClientDelta:
         """A client's inner steps from what it was served, on batches that only it and the number of
         its turn decide.
         """
@@ -290,9 +290,9 @@ class Study:
         if (
             own is None or control is None or not bool(pseudo.isfinite().all())
         ):  # the latter is refused, and its c_i stays as it was
-            return ClientUpdate(client, pseudo, None, steps)
+            return ClientDelta(client, pseudo, None, steps)
         self._own[client] = control
-        return ClientUpdate(client, pseudo, control - own, steps)
+        return ClientDelta(client, pseudo, control - own, steps)
 
     def probe(self, client: int, served: Served) -> Tensor:
         """Which way a turn of this client would go, anchor - parameters; what it keeps is as
@@ -319,7 +319,7 @@ class Study:
 
         return at
 
-    def attacked(self, works: Sequence[ClientUpdate]) -> list[ClientUpdate]:
+    def attacked(self, works: Sequence[ClientDelta]) -> list[ClientDelta]:
         """What comes in of an outer step's contributions: hostile clients see all honest ones of it
         and send something else.
         """
@@ -356,7 +356,7 @@ class Study:
             else aggregate(rows, rule, f).value
         )
 
-    def combined(self, works: Sequence[ClientUpdate]) -> None:
+    def combined(self, works: Sequence[ClientDelta]) -> None:
         """The outer step of a synchronous round: with the mean by shares, or by the rule, where
         each counts once.
 

@@ -11,7 +11,7 @@ from ....collectives.group import Member
 from ....collectives.identifiers import PeerId
 from ....collectives.round.sampling import drawn
 from ....collectives.swarm import SampleSettings
-from .study import ClientUpdate, Study, StudyResult
+from .study import ClientDelta, Study, StudyResult
 
 MOST_EMPTY = 1000
 
@@ -29,7 +29,7 @@ def run_synchronous(study: Study, after_round: Callable[[], None] = lambda: None
     ) and now < settings.seconds:
         now, there = _there(study, now)
         asked = _asked(study, there)
-        served, end, works = study.server.served(), now, list[ClientUpdate]()
+        served, end, works = study.server.served(), now, list[ClientDelta]()
         spent: list[float] = []
         for client in asked:
             steps, device = study.steps_of(client), study.fleet.devices[client]

@@ -14,7 +14,7 @@ from .view import SessionView
 BALLOTS = 4
 
 
-class Witness:
+class EquivocationWatch:
     """Of the open round of one log."""
 
     def __init__(self, session: SessionView) -> None:
