@@ -19,11 +19,12 @@ D - 1) of all values are in a result. The mean of n out of N values errs by sqrt
 
 **Pairs.** Members 2^k in number form a hypercube, a grid of k dimensions of two. Others are paired
 anew at random in every step, and go on with the mean weight, as in gossip: a value may be in a
-result twice. Where N members are split at random into r groups of given sizes, each group taking
-its mean, the squared distance from the mean of all falls by (r - 1) / (N - 1) on average: a group's
-mean over M values drawn without replacement has the variance s^2 / M * (N - M) / (N - 1), and the
-mean of that over all members is s^2 (r - 1) / (N - 1). (Moshpit SGD, arXiv 2103.03239, has (r - 1)
-/ N + r / N^2 for its random splits.)
+result twice. With ``plan="gossip"`` pairs are drawn anew whatever the number of members: what
+`optim/gossip` trains with. Where N members are split at random into r groups of given sizes, each
+group taking its mean, the squared distance from the mean of all falls by (r - 1) / (N - 1) on
+average: a group's mean over M values drawn without replacement has the variance s^2 / M * (N - M) /
+(N - 1), and the mean of that over all members is s^2 (r - 1) / (N - 1). (Moshpit SGD, arXiv
+2103.03239, has (r - 1) / N + r / N^2 for its random splits.)
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from typing import TYPE_CHECKING, Literal
 
 from .api import call_of
 from .errors import AtollError, LocalProtocolError
+from .group import MAX_MEMBERS
 from .groups import MAX_DIMENSIONS, grid_dims, is_cube
 from .plain import DEVICES, flat_of, operate, plainly, whole
 from .swarm import Call, Operating, Outcome, Status, Swarm
@@ -85,7 +87,7 @@ def average(
     tensor: Tensor,
     *,
     op_id: str,
-    plan: Literal["grid", "pairwise"] = "grid",
+    plan: Literal["grid", "pairwise", "gossip"] = "grid",
     dims: int | Sequence[int] | None = None,
     rounds: int | None = None,
     weight: int | None = None,
@@ -97,7 +99,8 @@ def average(
     contiguous, CPU or GPU.
 
     ``dims``: of the grid; a number of dimensions (2) has sizes made for the configuration.
-    ``rounds``: of pairs (as many as make a hypercube). ``weight``: None (each value counts alike;
+    ``rounds``: of pairs (as many as make a hypercube); ``gossip`` draws each of them anew, also
+    where a hypercube could be had. ``weight``: None (each value counts alike;
     `Averaged.exact` can be told) or what the tensor counts; all callers give one or none does.
     Every step has its share of ``deadline_s``. A step after the first begins when the handle is
     looked at. Raises what `Swarm.operate` raises.
@@ -106,19 +109,19 @@ def average(
 
     flat = flat_of(tensor, torch.float32, devices=DEVICES)
     if (
-        plan not in ("grid", "pairwise")
+        plan not in ("grid", "pairwise", "gossip")
         or (rounds is not None and plan == "grid")
         or (dims is not None and plan != "grid")
     ):
         raise LocalProtocolError(
-            f"average knows plan='grid' with dims= and plan='pairwise' with rounds=, not {plan!r} "
-            f"with dims={dims}, rounds={rounds}"
+            "average knows plan='grid' with dims=, plan='pairwise' and 'gossip' with rounds=, not "
+            f"{plan!r} with dims={dims}, rounds={rounds}"
         )
     if weight is not None and not 1 <= whole(weight, "weight") < MAX_WEIGHT:
         raise LocalProtocolError(f"average of weight {weight}: at least 1, below {MAX_WEIGHT}")
     deadline_s = call_of(op_id, "mean", deadline_s, everyone).deadline_s
     members = len(swarm.members())
-    groups = _lines(dims, members) if plan == "grid" else _pairs(rounds, members)
+    groups = _lines(dims, members) if plan == "grid" else _pairs(rounds, members, plan == "gossip")
     tag, own = (
         ("mean" if weight is None else "weighted"),
         (weight or 1) * (1 if plan == "grid" else HALVED),
@@ -156,11 +159,12 @@ def _lines(dims: int | Sequence[int] | None, members: int) -> list[str]:
     return [f"{name}.{axis}" for axis in reversed(range(count))]
 
 
-def _pairs(rounds: int | None, members: int) -> list[str]:
+def _pairs(rounds: int | None, members: int, drawn: bool) -> list[str]:
     count = max(1, ceil(log2(max(1, members)))) if rounds is None else whole(rounds, "rounds")
     if not 1 <= count <= MAX_STEPS:
         raise LocalProtocolError(f"{count} rounds of pairs; 1 to {MAX_STEPS}")
-    return [f"p{number}" for number in range(count)]
+    first = (MAX_MEMBERS - 1).bit_length() if drawn else 0  # beyond any hypercube's dimensions
+    return [f"p{first + number}" for number in range(count)]
 
 
 class Averaging:
@@ -258,7 +262,9 @@ class Averaging:
         """Whether what meets in a step holds different members' values: what it stands for adds
         up.
         """
-        return self._plan == "grid" or (is_cube(members) and 1 << step < members)
+        return self._plan == "grid" or (
+            self._plan == "pairwise" and is_cube(members) and 1 << step < members
+        )
 
     # ---- the result
     def _result(self, status: Status) -> Averaged:

@@ -13,7 +13,9 @@ from typing import Any
 
 import msgspec
 import torch
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from atoll.collectives.api import enter
 from atoll.collectives.codec_names import round_bytes_per_value
 from atoll.collectives.layout import cut
 from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings
@@ -23,6 +25,7 @@ from atoll.node.manifest.gpt import GptConfig
 from atoll.node.recipes.data import batch, split, unique_paragraphs
 from atoll.node.recipes.gpt import GPT
 from atoll.optim import DiLoCo, GradientAveraging, LocalSGD
+from atoll.optim.gossip import NoLoCo, over_swarm
 from atoll.optim.model.flat import FlatVector
 from atoll.optim.outer import presets
 
@@ -97,6 +100,8 @@ METHODS = {
     "co2_round": Method({"overlap": "late", "outer": PRESETS["co2"]}),
     "eager": Method({"overlap": "eager", "delay": DELAY, "outer": PRESETS["short-delay"]}),
     "eager_round": Method({"overlap": "eager", "outer": PRESETS["short-eager"]}),
+    "noloco": Method({"alpha": 0.5, "beta": 0.9, "gamma": 0.9}),
+    "noloco_published": Method({"alpha": 0.5, "beta": 0.7, "gamma": 0.7}),
     "large_batch": Method(),
     "gradient_averaging": Method(
         {
@@ -311,6 +316,8 @@ def cell(name: str, seed: int, size: Size) -> dict[str, Any]:
         return alone(task, method.peers if base == "ddp" else 1)
     if base == "large_batch":
         return large_batch(task)
+    if base.startswith("noloco"):
+        return noloco(task, method)
     steps = size.steps - size.synchronous
     rounds = steps // method.sync_every
     settings = msgspec.structs.replace(
@@ -353,6 +360,65 @@ def cell(name: str, seed: int, size: Size) -> dict[str, Any]:
         / sum(result["seconds"] for result in results),
         "counted": [result["counted"] for result in results],
         "rounds": rounds,
+    }
+
+
+def noloco(task: Task, method: Method) -> dict[str, Any]:
+    """NoLoCo over the public average: peers stay apart, so the loss is the mean of theirs."""
+    size = task.size
+    steps = size.steps - size.synchronous
+    numel = sum(parameter.numel() for parameter in task.model.parameters())
+    constants = {key: float(method.settings[key]) for key in ("alpha", "beta", "gamma")}
+    swarm = LocalSwarm(
+        method.peers,
+        settings=RunSettings(codec="fp32", deadline_s=60.0),
+        seed=task.seed,
+        latency_s=LATENCY_S,
+        bandwidth_bytes_per_s=2
+        * (method.peers - 1)
+        / method.peers
+        * 4
+        * numel
+        / (TRANSFER_SHARE * method.sync_every * STEP_S),
+    )
+
+    def script(member: LocalMember) -> dict[str, Any]:
+        enter(member)
+        while len(member.members()) < method.peers:
+            member.sleep(0.1)
+        model, inner, stream = task.worker(member.index)
+        live = parameters_to_vector(model.parameters()).detach()
+        outer, exchange = NoLoCo(live, **constants), over_swarm(member, "noloco")
+        started, sent, waited = member.clock(), member.traffic()[0], 0.0
+        for step in range(size.synchronous, size.steps):
+            task.step(model, inner, [stream], step)
+            member.sleep(STEP_S)
+            if (step + 1 - size.synchronous) % method.sync_every == 0:
+                live, before = parameters_to_vector(model.parameters()).detach(), member.clock()
+                outer.step(live, exchange)
+                vector_to_parameters(live, model.parameters())
+                waited += member.clock() - before
+        seconds, sent = member.clock() - started, member.traffic()[0] - sent
+        member.sleep(10.0)  # others may still need this node
+        found = {"loss": task.evaluate(model), "slow": outer.slow, "sent": sent}
+        return {**found, "waited": waited, "seconds": seconds}
+
+    results = swarm.run(script)
+    slow = torch.stack([result["slow"] for result in results])
+    mean = copy.deepcopy(task.model)
+    vector_to_parameters(slow.mean(0), mean.parameters())
+    losses = [result["loss"] for result in results]
+    return {
+        "loss": sum(losses) / len(losses),
+        "losses": losses,
+        "loss_of_mean": task.evaluate(mean),
+        "apart": float((slow - slow.mean(0)).norm(dim=1).mean() / slow.mean(0).norm()),
+        "bytes_per_param_step": sum(result["sent"] for result in results)
+        / method.peers
+        / numel
+        / steps,
+        "waiting_share": sum(result["waited"] for result in results)
+        / sum(result["seconds"] for result in results),
     }
 
 

@@ -257,6 +257,30 @@ def test_random_pairs_come_as_near_as_they_say() -> None:
     assert (held - given.mean(0)).square().mean().sqrt() < 0.5 * given.std()
 
 
+def test_gossip_draws_pairs_where_a_hypercube_could_be_had() -> None:
+    """Eight averages of one pair each among four members: the pairs change, the mean stays."""
+
+    def body(member: LocalMember) -> list[tuple[Averaged, float]]:
+        flat, seen = torch.full((3,), float(member.index)), []
+        for step in range(8):
+            averaged = average(member, flat, op_id=f"g{step}", plan="gossip", rounds=1).wait()
+            seen.append((averaged, flat[0].item()))
+        return seen
+
+    results = play(4, body)
+    partners = [callers(seen[0])[0] for seen in results[0]]
+    assert all(len(pair) == 2 and 0 in pair for pair in partners)
+    assert len(set(map(tuple, partners))) > 1
+    for step in range(8):
+        assert sum(result[step][1] for result in results) == 6.0
+        averaged = results[0][step][0]
+        assert (averaged.weight, averaged.exact, averaged.residual) == (
+            None,
+            False,
+            pytest.approx(math.sqrt(1 / 3)),
+        )
+
+
 def test_pairs_that_miss_somebody_do_not_say_how_near_they_come() -> None:
     """Two members, more rounds than a hypercube has: p1 never calls, and what p0 holds is its own."""
 

@@ -1,0 +1,43 @@
+"""Gossip over the public average: peers that only ever meet in pairs come together, and a peer that
+is lost costs its pairs only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from atoll.collectives.api import enter
+from atoll.collectives.swarm import RunSettings
+from atoll.node.local import LocalSwarm
+from atoll.optim.gossip import NoLoCo, over_swarm
+
+
+def test_noloco_comes_together_and_goes_on_without_a_lost_peer() -> None:
+    ended = set[int]()
+
+    def script(member: Any) -> list[torch.Tensor]:
+        enter(member)
+        while len(member.members()) < 4:
+            member.sleep(0.1)
+        peer = NoLoCo(torch.full((3,), float(member.index)))
+        exchange, seen = over_swarm(member, "noloco", deadline_s=20.0), [peer.slow.clone()]
+        for step in range(14):
+            if (member.index, step) == (3, 8):
+                break  # its script is gone, and calls no more
+            peer.step(peer.slow.clone(), exchange)
+            seen.append(peer.slow.clone())
+        ended.add(member.index)
+        while len(ended) < 4:
+            member.sleep(0.5)
+        return seen
+
+    seen = LocalSwarm(4, settings=RunSettings(codec="fp32")).run(script, limit_s=600.0)
+    assert [len(peer) for peer in seen] == [15, 15, 15, 9]
+    together = torch.stack([torch.stack(peer[:9]) for peer in seen])  # [peers, steps, 3]
+    assert torch.allclose(together.mean(0), torch.tensor(1.5))  # what pulls in pairs is kept
+    apart = together.std(0)[:, 0]
+    assert apart[8] < 0.3 * apart[0]
+    rest = torch.stack([peer[-1] for peer in seen[:3]]).std(0)[0]
+    assert rest < apart[8]
