@@ -76,7 +76,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limits: LimitsTable = LimitsTable()
 
     def encode(self) -> bytes:
-        """Canonical bytes: see `manifest_form`. A received manifest may be encoded differently:
+        """Canonical bytes: see `form`. A received manifest may be encoded differently:
         keep its bytes, since their hash is the run's id.
         """
         return canonical(self)
