@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from house import ROOT
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 PATIENCE_S = 60.0  # a hang only
 FLAGS = (
@@ -110,7 +112,7 @@ class Browser:
             assert time.monotonic() < until, (
                 script,
                 self.errors,
-                self.run("document.body.innerText"),
+                self.run("document.body.innerText.slice(0, 2000)"),
             )
             threading.Event().wait(0.05)
         return time.monotonic()
@@ -162,3 +164,13 @@ class Browser:
             with self._news:
                 self._answers[message["id"]] = message
                 self._news.notify_all()
+
+
+def serious(browser: Browser) -> list[Any]:
+    """What axe-core finds on the page that keeps people from using it."""
+    axe = (ROOT / "tests/axe/axe.min.js").read_text(encoding="utf-8")
+    browser.run(f"{axe}\n;1")
+    found = browser.run(
+        "axe.run().then(r => r.violations.map(v => [v.id, v.impact, v.nodes[0].html]))"
+    )
+    return [row for row in found if row[1] in ("serious", "critical")]

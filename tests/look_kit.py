@@ -6,10 +6,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
-from collections.abc import Iterator
+import signal
+import subprocess
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from cli_kit import ATOLL
 
 RUN = "lookrunlookrunlookrunlook"
 NUMEL = 1_000_000
@@ -87,3 +93,21 @@ def write(file: Path, events: Iterator[dict[str, Any]], name: str = "lagoon") ->
         for event in events:
             lines.write(json.dumps(event) + "\n")
     return file
+
+
+@contextmanager
+def page(*argv: str, home: Path) -> Generator[str]:
+    """The address of a page that is served."""
+    with subprocess.Popen(
+        [*ATOLL, *argv, "--no-browser", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "ATOLL_HOME": str(home)},
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield json.loads(process.stdout.readline())["address"]
+        finally:
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 0

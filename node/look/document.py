@@ -220,7 +220,7 @@ def state_words(view: RunPicture) -> str:
     newest = view.rounds[-1].round if view.rounds else 0
     if view.about.rounds is not None and newest >= view.about.rounds:
         return f"finished: all {view.about.rounds} rounds are committed"
-    return "as recorded"
+    return escaped(view.unanswered, 400) or "as recorded"
 
 
 def reach_words(view: RunPicture) -> str:

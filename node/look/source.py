@@ -25,6 +25,8 @@ from .view import About, Event, RunPicture
 STATUS_S = 1.0
 PEERS_S = 10.0  # a question about peers pings them
 FILE_S = 0.2
+NO_NODE, NOT_IN_IT = "no node is up here", "the node here is not in it"
+NOT_RUNNING = "E003"
 WATCHED_S = 15.0
 """For so long after the last look the node is still asked; with nobody looking, nothing is."""
 
@@ -174,11 +176,11 @@ class Live(_Threads):
                 if row and (now - peers_at > PEERS_S or row.get("members") != members):
                     peers, peers_at = self._node().peers(self._run_id), now
                     members = list(row.get("members") or ())
-            except AtollError:
+            except AtollError as error:
                 self._close()
                 peers_at = -PEERS_S
                 with self.lock:
-                    self.view.node_gone()
+                    self.view.node_gone(NO_NODE if error.code == NOT_RUNNING else error.message)
             else:
                 with self.lock:
                     if peers is not None:
@@ -186,7 +188,7 @@ class Live(_Threads):
                     if row is not None:
                         self.view.take_status(row, status)
                     else:
-                        self.view.node_gone()
+                        self.view.node_gone(NOT_IN_IT)
             self._asked.set()
             self._pause(STATUS_S)
 

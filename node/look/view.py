@@ -218,6 +218,7 @@ class RunPicture:
         self.ddp_bytes = 0.0
         self.status: dict[str, Any] = {}
         self.node: dict[str, Any] = {}
+        self.unanswered = ""  # why the node of a run that is looked at as it goes does not answer
         self.script: bool | None = None
         self.waiting: dict[str, Any] | None = None
         self.metrics: dict[str, float] = {}
@@ -281,7 +282,7 @@ class RunPicture:
     def take_status(self, run: Mapping[str, Any], node: Mapping[str, Any]) -> None:
         """The run's entry of a status document, and the document."""
         self.changes += 1
-        self.status, self.node = dict(run), dict(node)
+        self.status, self.node, self.unanswered = dict(run), dict(node), ""
         self.me = str(node.get("peer") or self.me)
         self.script = bool(run.get("script"))
         away = {str(peer) for peer in run.get("unreachable") or ()}
@@ -302,11 +303,12 @@ class RunPicture:
                 row.link, row.you = dict(told), bool(told.get("you"))
                 row.round = told.get("round")
 
-    def node_gone(self) -> None:
+    def node_gone(self, why: str) -> None:
         """The node does not answer: what it said last is not so any more."""
-        if self.status:
+        if self.status or self.unanswered != why:
             self.changes += 1
             self.status, self.node, self.waiting = {}, {}, None
+            self.script, self.unanswered = None, why
             for row in self.peers:
                 row.link = {}
 
@@ -319,6 +321,8 @@ class RunPicture:
         self._traffic(told)
         if not told.contributors:
             return
+        if not self.me and told.counted and len(told.contributors) == 1:
+            (self.me,) = told.contributors  # alone, it reduces with nobody and times nothing
         before, self._before[told.fragment] = self._before.get(told.fragment), told.at
         timed = self._timed.pop((told.fragment, told.entry), None)
         self._timed = {key: row for key, row in self._timed.items() if key[0] != told.fragment}
@@ -384,8 +388,8 @@ class RunPicture:
         mine = not self.me or by in ("", self.me)
         if mine:
             self.metrics = {name: v for name, v in told.metrics.items() if math.isfinite(v)}
-        peer = self._peer(by or "this peer")
-        if peer is None:
+        peer = self._peer(by)
+        if peer is None:  # whose file it is, is not known yet
             return
         loss = told.metrics.get("loss", math.nan)
         last = self.rounds[-1] if self.rounds else None

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from browser_kit import CHROMIUM, Browser
-from cli_kit import ATOLL
+from browser_kit import CHROMIUM, Browser, serious
 from hostile_words import HOSTILE
 from house import ROOT
-from look_kit import made_up, write
+from look_kit import made_up, page, write
 
 pytest.importorskip("starlette", reason="the page needs the extra ui")
 pytestmark = [
@@ -25,24 +18,6 @@ pytestmark = [
 ]
 OUT = ROOT / ".ci/out"
 REDRAW_MS = 200.0
-
-
-@contextmanager
-def page(*argv: str, home: Path) -> Iterator[str]:
-    """The address of a page that is served."""
-    with subprocess.Popen(
-        [*ATOLL, *argv, "--no-browser", "--json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "ATOLL_HOME": str(home)},
-    ) as process:
-        try:
-            assert process.stdout is not None
-            yield json.loads(process.stdout.readline())["address"]
-        finally:
-            process.send_signal(signal.SIGINT)
-            assert process.wait(30) == 0
 
 
 def recorded(folder: Path, *events: dict[str, Any], rounds: int = 120) -> Path:
@@ -65,15 +40,10 @@ def test_a_recorded_run_light_dark_and_on_a_phone(tmp_path: Path) -> None:
             "Round 1,"
         )
         browser.picture(OUT / "page-light.png")
-        axe = (ROOT / "tests/axe/axe.min.js").read_text(encoding="utf-8")
         for dark, width in ((False, 1240), (True, 1240), (True, 390)):
             browser.scheme(dark=dark)
             browser.shape(width, 900)
-            browser.run(f"{axe}\n;1")
-            found = browser.run(
-                "axe.run().then(r => r.violations.map(v => [v.id, v.impact, v.nodes[0].html]))"
-            )
-            assert [row for row in found if row[1] in ("serious", "critical")] == []
+            assert serious(browser) == []
             assert browser.run("document.documentElement.scrollWidth") <= width
             browser.picture(OUT / f"page-{'dark' if dark else 'light'}-{width}.png")
         assert browser.errors == []

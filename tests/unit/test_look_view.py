@@ -176,7 +176,7 @@ def test_the_node_says_who_is_there_and_what_is_wrong() -> None:
     assert found["quick"]["bytes_sent"] == 123
     assert [row["code"] for row in found["verdicts"]] == ["E113"]
     assert "no quorum" in found["waits"]
-    view.node_gone()
+    view.node_gone("no node is up here")
     assert seen(view)["verdicts"] == []
 
 
@@ -292,3 +292,18 @@ def test_no_file_of_events_is_refused(tmp_path: Path) -> None:
     other.write_text(other.read_text().replace(RUN, "another"))
     with pytest.raises(ConfigError, match="several runs"):
         Replay([one, other])
+
+
+def test_a_report_before_the_first_round_makes_nobody_up() -> None:
+    """Alone, a node times no reduction: whose file it is, its first counted round tells."""
+    view, me = RunPicture(), peer_id(0)
+    report = {"event": "script.report", "at": 1.0, "metrics": {"loss": 2.0, "step": 1}}
+    view.take(report)
+    assert view.peers == []
+    alone = {"members": [me], "contributors": {me: SAMPLES}, "counted": True}
+    view.take({"event": "round.committed", "at": 2.0, "round": 1, "entry": 1, **alone})
+    view.take({**report, "at": 3.0})
+    found = seen(view)
+    assert [peer["name"] for peer in found["peers"]] == [name_of(me)]
+    assert found["rounds"]["who"] == ["1"]
+    assert found["peers"][0]["loss"] == 2.0
