@@ -503,7 +503,10 @@ class Membership:
         self, now: float, peer: PeerId, of: Sequence[PeerId], wanted: bytes = b""
     ) -> None:
         ready = [self._table[p].signed for p in of if p in self._table]
-        ready = ready[: self._handed.some(peer, now, len(ready))]
+        if list(of) != [self.me]:  # what others say, and how often, holds back no own word
+            handed = self._handed.some(peer, now, len(ready))
+            if handed < len(ready):  # any of them: always the same would be handed otherwise
+                ready = self._rng.sample(ready, handed)
         for start in range(0, max(len(ready), 1 if wanted else 0), RECORDS_PER_MESSAGE):
             self._send(
                 now,

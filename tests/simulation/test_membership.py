@@ -636,3 +636,33 @@ def test_who_asks_for_all_records_again_and_again_is_handed_few() -> None:
     assert HANDED - all_of <= handed <= HANDED + 5 * HANDED_PER_S
     here.on_message(5.0, other, nothing)
     assert sent(other) == all_of
+
+
+def test_a_flood_of_newer_records_holds_back_nobody_elses() -> None:
+    """Who holds an invite's seed names many peers, and renews their records each second: more than
+    are handed on. Their names are made to come first.
+    """
+    here, honest, other = member("a"), PeerId("honest"), PeerId("b")
+    names = [PeerId(f"fake{number}") for number in range(2000)]
+    fakes = [name for name in names if wire.short(name) < wire.short(honest)][:600]
+    assert len(fakes) == 600
+    told, own = 0, 0
+    for now in range(1, 121):
+        known = [wire.short(fake) + wire.order(now * 1000 - 1, b"\0") for fake in fakes]
+        here.announce(now, round=now)
+        for name in (*fakes, honest):
+            here.learn(now, [signed(name, now * 1000, expires_s=now + 35.0)], name)
+        here.drain()
+        here.on_message(now, other, wire.encode(wire.Digest(b"".join(known))))
+        here.reminded(now, other, wire.pack(signed("a", now, expires_s=now + 35.0)))
+        heard = {
+            record.peer
+            for peer, data in here.drain()
+            if isinstance(message := wire.decode(data, peer), wire.Records)
+            for record in (wire.open_record(each, peer) for each in message.records)
+            if peer == other
+        }
+        told += honest in heard
+        own += here.me in heard
+    assert own == 120
+    assert told > 10, "a record lives for 35 s, and each second it was newer here"
