@@ -48,7 +48,7 @@ from .transport.door import machine_of
 from .transport.faults import Faults
 from .transport.host import Host
 from .transport.lane_sockets import LaneListener, refuses
-from .transport.peerbook import PeerBook, save_cache
+from .transport.peerbook import MAX_PEERS, PeerBook, save_cache
 
 DIALS, DIALS_PER_S = 128, 1.0
 """Addresses at one machine of the internet that others named, at once and from then on: peers that
@@ -216,6 +216,7 @@ class PeerNetwork:
         self._unsaved, self._urgent = trio.Event(), trio.Event()  # the peer book
         self._nursery: trio.Nursery | None = None
         self._machines = Allowance(DIALS, DIALS_PER_S)
+        self._homes: dict[PeerId, str] = {}  # the machine where a peer was met last, newest last
 
     @property
     def on_refused(self) -> Callable[[str, PeerId, str, str], None]:
@@ -309,21 +310,23 @@ class PeerNetwork:
         """Make sure of a connection. Raises PeerUnreachableError. `send` does it by itself."""
         addresses = await dnsaddr.numeric(self._known_to_dial(peer), self._given)
         if not self._host.has_connection(peer):
-            addresses = self._spared(addresses)
+            addresses = self._spared(peer, addresses)
         await self._host.connect(peer, addresses)
 
-    def _spared(self, addresses: list[str]) -> list[str]:
+    def _spared(self, peer: PeerId, addresses: list[str]) -> list[str]:
         """Without those at machines of the internet that were dialled too often by now, their own
-        or that of a relay that we have yet to connect with.
+        or that of a relay that we have yet to connect with. Where ``peer`` was met last it is
+        dialled without limit, whoever else is said to be there.
         """
-        now = trio.current_time()
+        now, home = trio.current_time(), self._homes.get(peer)
 
         def spared(address: str) -> bool:
             circuit = split_circuit(address)
             free = not is_internet(address) or (circuit and self._host.connected(circuit[0]))
             if free or address in self._given:
                 return True
-            return self._machines.allows(machine_of(host_of(address)), now)
+            machine = machine_of(host_of(address))
+            return (machine == home and not circuit) or self._machines.allows(machine, now)
 
         return list(filter(spared, addresses))
 
@@ -547,6 +550,11 @@ class PeerNetwork:
         if up:
             self.book.confirm(peer)
             self._unsaved.set()
+            if host := self.address_of(peer):
+                self._homes.pop(peer, None)
+                self._homes[peer] = machine_of(host)
+                if len(self._homes) > MAX_PEERS:
+                    del self._homes[next(iter(self._homes))]
             self._lanes.arrived(peer)
             if self._nursery is not None:
                 self._nursery.start_soon(self._met, peer)

@@ -259,6 +259,38 @@ def test_peers_that_are_said_to_be_at_one_machine_of_the_internet_are_dialled_th
     run(main)
 
 
+def test_peers_that_are_said_to_be_where_a_member_lives_do_not_part_it_from_us(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its connection breaks; what may be dialled at its machine was spent on peers that do not
+    exist. Where it was met it is dialled still, and at other machines it has no more than others.
+    """
+    monkeypatch.setattr(networks, "is_internet", lambda address: True)
+
+    async def main(nursery: trio.Nursery) -> None:
+        node, friend = network(), network()
+        for each in (node, friend):
+            await nursery.start(each.run)
+        with socket.socket() as closed:
+            closed.bind((HERE, 0))
+            nobody = f"tcp/{closed.getsockname()[1]}"
+        node.add_addresses(friend.peer, friend.addresses())
+        await node.connect(friend.peer)
+        for _ in range(DIALS):
+            for machine in (HERE, "127.0.0.2"):
+                ghost = Identity.generate().peer
+                node.book.add(ghost, [f"/ip4/{machine}/{nobody}"])
+                with pytest.raises(PeerUnreachableError):
+                    await node.connect(ghost)
+        await node._host.disconnect(friend.peer)
+        await wait_for(lambda: not node.connected(friend.peer))
+        await node.connect(friend.peer)
+        elsewhere = f"/ip4/127.0.0.2/{nobody}"
+        assert len(node._spared(friend.peer, [elsewhere] * DIALS)) < DIALS
+
+    run(main)
+
+
 def test_who_is_admitted_has_us_dial_few_addresses_of_others() -> None:
     """Of a lane it says where it is, and to be dialled there: once it was dialled eight times for
     each word of it, as often as it said so.
