@@ -382,7 +382,7 @@ def noloco(task: Task, method: Method) -> dict[str, Any]:
         / (TRANSFER_SHARE * method.sync_every * STEP_S),
     )
 
-    def script(member: LocalMember) -> dict[str, Any]:
+    def script(member: Any) -> dict[str, Any]:
         enter(member)
         while len(member.members()) < method.peers:
             member.sleep(0.1)

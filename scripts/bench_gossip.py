@@ -29,8 +29,9 @@ from typing import Any
 import numpy as np
 import torch
 from _bench import emit, progress
+from torch import Tensor
 
-from atoll.optim.gossip import ContinuousMomentum, dadao, gossip_rates, spread_of
+from atoll.optim.gossip import ContinuousMomentum, Exchange, dadao, gossip_rates, spread_of
 
 APART = (0.1, 0.01, 1e-4)
 PRECISION = 1e-6
@@ -55,6 +56,15 @@ def random_graph(peers: int, chance: float, rng: np.random.Generator) -> Edges:
     return [(j, i) for i in range(peers) for j in range(i) if j == i - 1 or rng.random() < chance]
 
 
+def becomes(mean: Tensor) -> Exchange:
+    """An exchange that leaves this mean."""
+
+    def exchange(tensor: Tensor) -> None:
+        tensor.copy_(mean)
+
+    return exchange
+
+
 def exchanges(peers: int, seed: int, accelerated: bool) -> dict[str, int]:
     """On a ring, until the vectors are so much less apart."""
     rng = np.random.default_rng(seed)
@@ -72,7 +82,7 @@ def exchanges(peers: int, seed: int, accelerated: bool) -> dict[str, int]:
         mean = x[list(pair)].mean(0)
         for peer in pair:
             if accelerated:
-                momenta[peer].exchange(lambda tensor, mean=mean: tensor.copy_(mean), now)
+                momenta[peer].exchange(becomes(mean), now)
             else:
                 x[peer] = mean
         while len(found) < len(APART) and x.std(0).norm().item() <= APART[len(found)] * first:
@@ -100,7 +110,7 @@ def minimised(args: argparse.Namespace, edges: Edges, rates: Any, seed: int) -> 
         smooth=args.condition,
         rng=rng,
         events=5_000_000,
-        until=lambda x: float(np.linalg.norm(x - best)) <= PRECISION * first,
+        until=lambda x: bool(np.linalg.norm(x - best) <= PRECISION * first),
     )
     spread = spread_of(edges, rates)
     graph = math.sqrt(spread.chi1 * spread.chi2)
