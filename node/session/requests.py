@@ -46,13 +46,16 @@ class ChunkRequests:
     def __init__(self, now: float, chunk_bytes: int, most: int = WINDOW_CHUNKS) -> None:
         """``most``: chunks outstanding at once."""
         self.most, self._chunk_bytes = most, chunk_bytes
-        self._began_at = self._moved_at = now
-        self._came = 0
+        self._moved_at = now
+        self._came, self._took_s = 0, 0.0
         self._of: dict[PeerId, ChunkSource] = {}
         self._turn = 0
 
     def came(self, now: float, source: PeerId | None, missing: Sequence[Span]) -> None:
         """``source`` brought a chunk, and these are missing now."""
+        # a stall of all sources, such as a partition, says nothing of how fast they are: counted
+        # whole, it would make each later wait a multiple of it
+        self._took_s += min(now - self._moved_at, SLOW * self._each_s)
         self._came, self._moved_at = self._came + 1, now
         if source is not None and source in self._of:
             known = self._of[source]
@@ -124,9 +127,12 @@ class ChunkRequests:
     @property
     def _usual_s(self) -> float:
         """Between two chunks of one source, if all that were asked for any bring alike."""
-        active = sum(bool(known.chunks) for known in self._of.values())
-        took_s = self._moved_at - self._began_at
-        return active * (took_s / self._came if self._came else self._chunk_bytes / UNMEASURED)
+        return sum(bool(known.chunks) for known in self._of.values()) * self._each_s
+
+    @property
+    def _each_s(self) -> float:
+        """Between two chunks, of whatever source."""
+        return self._took_s / self._came if self._came else self._chunk_bytes / UNMEASURED
 
     def _ask(self, now: float, peer: PeerId, chunks: Sequence[int]) -> None:
         known = self._of.setdefault(peer, ChunkSource())

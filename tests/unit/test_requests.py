@@ -87,6 +87,18 @@ def test_over_one_slow_link_sources_bring_little_twice_and_it_takes_no_longer(co
     assert wire.sent <= 48 * 1.1
 
 
+def test_after_a_stall_of_all_sources_waits_are_as_short_as_before() -> None:
+    """A partition took half a minute: what a dead source was asked for is soon asked of another."""
+    requests = ChunkRequests(0.0, 4096)
+    (living, mine), (dead, its) = requests.next(0.0, [(0, 2)], [A, B])
+    requests.came(30.0, living, its)
+    assert (living, its) in requests.late(30.1, [A, B], PULL_S)
+    requests.came(30.2, living, [])
+    assert requests.next(30.2, mine, [dead]) == [(dead, mine)]
+    assert (living, mine) not in requests.late(30.2 + 8 * PULL_S, [A, B], PULL_S)
+    assert (living, mine) in requests.late(30.3 + 8 * PULL_S, [A, B], PULL_S)
+
+
 @pytest.mark.parametrize("every_s", [0.15, 1.0, 5.0, 1e6])
 def test_a_source_that_trickles_among_others_costs_seconds(every_s: float) -> None:
     wire = Wire(200, {A: every_s, B: 0.05})
