@@ -91,7 +91,7 @@ def replay_command(
     """Show again what happened in a run, from the file of its events.
 
     FILE is events.jsonl of a run's folder, or the folder; several are those of several peers of one
-    run, of which the first is the one who looks. atoll demo --keep-events makes one.
+    run, of which the first is the one who looks.
     """
     from ..look.source import Replay
 

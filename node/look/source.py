@@ -291,7 +291,7 @@ def _head(file: Path) -> dict[str, Any]:
         raise ConfigError(
             f"{file} is no file of events",
             why="Such a file begins with a line that says diary, run and name.",
-            hint="One is events.jsonl in a run's folder; atoll demo --keep-events makes one.",
+            hint="One is events.jsonl in a run's folder.",
         )
     return found
 
