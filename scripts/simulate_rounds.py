@@ -452,6 +452,16 @@ def innocent(seed: int, options: Options, kind: type[Plant]) -> str:
         return f"{type(error).__name__}: {error}"
 
 
+def again(arguments: argparse.Namespace, seed: int) -> str:
+    """The command that plays a seed again: seed and options together make the run."""
+    parts = [f"scripts/simulate_rounds.py --first {seed} --seeds 1 --jobs 1"]
+    parts += [f"--peers {arguments.peers} --rounds {arguments.rounds}"]
+    parts += [f"--faults {arguments.faults}"]
+    parts += [f"--lying {arguments.lying} --lie {arguments.lie}"] if arguments.lying else []
+    parts += [f"--plant {arguments.plant}"] if arguments.plant else []
+    return " ".join(parts)
+
+
 def main(argv: list[str]) -> int:
     """Exit code of the script."""
     arguments = parse(argv)
@@ -464,7 +474,8 @@ def main(argv: list[str]) -> int:
         results.append(result)
         if result["problem"]:
             print(
-                f"seed {result['seed']}: {result['problem']}  [trace {result['trace']}]",
+                f"seed {result['seed']}: {result['problem']}  [trace {result['trace']}]\n"
+                f"    {again(arguments, result['seed'])}",
                 file=sys.stderr,
                 flush=True,
             )
