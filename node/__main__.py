@@ -10,7 +10,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from ..collectives.errors import AtollError
+from ..collectives.errors import AtollError, SwarmClosedError
 from .home.ending import interrupt_when_stdin_ends
 from .home.logs import log_to_stderr
 from .home.notify import notify, notify_failed
@@ -20,6 +20,9 @@ from .home.private_node import ParentLink
 from .net.lean import load_libp2p
 
 if TYPE_CHECKING:
+    from .home.config import Loaded
+    from .home.endpoint import Endpoint
+    from .look.metrics_server import MetricsServer
     from .service.node import Node
     from .service.process import NodeOptions
 
@@ -84,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
         help="do not look for peers in the house (multicast DNS)",
     )
     parser.add_argument("--no-dht", action="store_true", help="take no part in the DHT")
+    parser.add_argument("--metrics", metavar="ADDRESS", help="serve metrics there, such as :9464")
     parser.add_argument("--site", metavar="LABEL", help="label of the place where this machine is")
     parser.add_argument(
         "--json",
@@ -111,7 +115,9 @@ def main(argv: list[str] | None = None) -> int:
     load_libp2p()  # before anything of the service, which would import all of it
     logging.raiseExceptions = False  # a log on a full disk is no reason to write tracebacks into it
     try:
-        options = _options(args)
+        loaded = _settings(args)
+        metrics = None if args.private else _metrics(loaded.config.metrics)
+        options = _options(args, loaded)
     except AtollError as error:
         if args.parent_fd >= 0:
             ParentLink(args.parent_fd).failed(error)
@@ -123,12 +129,51 @@ def main(argv: list[str] | None = None) -> int:
     from .service.process import run_node
 
     try:
-        run_node(options, lambda node, path: _ready(node, args))
+        run_node(options, lambda node, path: _ready(node, args, metrics))
     except AtollError as error:
         return _failed(args, error)
     finally:
         notify("STOPPING=1")
+        if metrics is not None:
+            metrics.close()
     return 0
+
+
+def _metrics(endpoint: Endpoint | None) -> MetricsServer | None:
+    """Listens already, so that a port that is taken is told before anything starts; None, and
+    nothing is loaded, where nobody asked for it.
+    """
+    if endpoint is None:
+        return None
+    from .look.metrics_server import MetricsServer
+
+    return MetricsServer(endpoint)
+
+
+def _serve(metrics: MetricsServer, node: Node) -> None:
+    """Answer with what the node's loop says when it is asked."""
+    import trio
+
+    from .look.allowed import allowed_of
+    from .look.metrics import NodeDocuments
+
+    token = trio.lowlevel.current_trio_token()
+
+    async def documents() -> NodeDocuments:
+        runs = list(node.by_id.values())
+        return NodeDocuments(
+            await node.status(),
+            {run.run_id: run.peers() for run in runs},
+            {run.run_id: allowed_of(run.manifest) for run in runs if run.manifest is not None},
+        )
+
+    def read() -> NodeDocuments:
+        try:
+            return trio.from_thread.run(documents, trio_token=token)
+        except (trio.RunFinishedError, trio.Cancelled):
+            raise SwarmClosedError("the node ended") from None
+
+    metrics.start(read)
 
 
 def _failed(args: argparse.Namespace, error: AtollError) -> int:
@@ -138,8 +183,10 @@ def _failed(args: argparse.Namespace, error: AtollError) -> int:
     return error.exit_code
 
 
-def _ready(node: Node, args: argparse.Namespace) -> None:
+def _ready(node: Node, args: argparse.Namespace, metrics: MetricsServer | None) -> None:
     """Say that the node is up: to its supervisor, and to whoever looks at it."""
+    if metrics is not None:
+        _serve(metrics, node)
     notify("READY=1", "STATUS=ready")
     if args.private:
         return
@@ -154,12 +201,9 @@ def _ready(node: Node, args: argparse.Namespace) -> None:
         )
 
 
-def _options(args: argparse.Namespace) -> NodeOptions:
-    """Flags over environment over files; a private node takes any free port unless its settings
-    name one.
-    """
+def _settings(args: argparse.Namespace) -> Loaded:
+    """Flags over environment over files."""
     from .home.config import load_config
-    from .service.process import NodeOptions
 
     flags = {
         "node.port": args.port,
@@ -170,6 +214,7 @@ def _options(args: argparse.Namespace) -> NodeOptions:
         "node.hours": args.hours,
         "node.drain_s": args.drain,
         "node.site": args.site,
+        "node.metrics": args.metrics,
         "network.port_mapping": False if args.no_port_mapping else None,
         "network.relay_only": args.relay_only or None,
         "network.lan_discovery": False if args.no_lan_discovery else None,
@@ -178,6 +223,13 @@ def _options(args: argparse.Namespace) -> NodeOptions:
     loaded = load_config(find_paths(args.home), flags)
     if loaded.unused:
         logging.getLogger("atoll").warning("%s", loaded.unused)
+    return loaded
+
+
+def _options(args: argparse.Namespace, loaded: Loaded) -> NodeOptions:
+    """A private node takes any free port unless its settings name one."""
+    from .service.process import NodeOptions
+
     listen = loaded.config.listen_addresses
     if args.private and not {"node.port", "node.listen"} & loaded.origins.keys():
         listen = ("/ip4/0.0.0.0/tcp/0",)

@@ -103,7 +103,7 @@ class EngineThread:
         self.losses = Losses()
         self._widths: dict[PeerId, Width] = {}
         self._many: dict[PeerId, bool] = {}  # with bbr: whether several lanes are wanted
-        self._closed_bytes = (0, 0)  # of lanes that are no more
+        self._closed_bytes = dict[str, tuple[int, int]]()  # of lanes that are no more, by path
         self._totals_lock = threading.Lock()
         self._lock = threading.Lock()  # no command may slip in behind the last look at the queue
         self._thread = threading.Thread(
@@ -202,12 +202,17 @@ class EngineThread:
         """Bytes (sent, received) over all lanes there ever were, record layer included. Never
         falls.
         """
+        counts = self.totals_by_path().values()
+        return sum(sent for sent, _ in counts), sum(received for _, received in counts)
+
+    def totals_by_path(self) -> dict[str, tuple[int, int]]:
+        """`totals` of the lanes of each path, such as ``direct``."""
         with self._totals_lock:
-            sent, received = self._closed_bytes
-            lanes = list(self._order)
-            return sent + sum(lane.bytes_sent for lane in lanes), received + sum(
-                lane.bytes_received for lane in lanes
-            )
+            found = dict(self._closed_bytes)
+            for lane in self._order:
+                sent, received = found.get(lane.path, (0, 0))
+                found[lane.path] = sent + lane.bytes_sent, received + lane.bytes_received
+            return found
 
     @property
     def pace(self) -> Pace:
@@ -467,8 +472,11 @@ class EngineThread:
         if self._lanes.get((lane.peer, lane.index)) is lane:
             del self._lanes[lane.peer, lane.index]
         with self._totals_lock:
-            sent, received = self._closed_bytes
-            self._closed_bytes = sent + lane.bytes_sent, received + lane.bytes_received
+            sent, received = self._closed_bytes.get(lane.path, (0, 0))
+            self._closed_bytes[lane.path] = (
+                sent + lane.bytes_sent,
+                received + lane.bytes_received,
+            )
             self._order.remove(lane)
         self._poller.forget(lane.fd)
         lane.close()

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ..client.commands import NodeClient
+    from ..home.config import NodeConfig
 
 GONE_S = 10.0
 SCRIPTS_S = 60.0  # a script that is interrupted hands its round over
@@ -100,6 +101,12 @@ def addresses_of(status: dict[str, Any]) -> tuple[str, ...]:
     type=click.FloatRange(1, 3600),
     help="How long it may take to end, once told to: less than a spot machine's notice.",
 )
+@click.option(
+    "--metrics",
+    metavar="ADDRESS",
+    type=GIVEN,
+    help="Serve metrics to Prometheus there; :9464 is port 9464 of this machine only.",
+)
 @click.option("--site", metavar="LABEL", help="The same label at all nodes of one fast network.")
 @click.option(
     "--no-port-mapping",
@@ -131,6 +138,7 @@ def up_command(
     max_down: str | None,
     hours: str | None,
     drain: float | None,
+    metrics: str | None,
     site: str | None,
     no_port_mapping: bool,
     no_lan_discovery: bool,
@@ -152,6 +160,7 @@ def up_command(
         "node.listen": listen,
         "node.bootstrap": bootstrap,
         "node.site": site,
+        "node.metrics": metrics,
     }
     limits = {
         "node.max_up": max_up,
@@ -160,7 +169,7 @@ def up_command(
         "node.drain_s": drain,
     }
     config = settings_of(terminal, flags | limits, ask=True).config
-    _ = config.limits, config.hours  # a wrong one is told here
+    _ = config.limits, config.hours, config.metrics  # a wrong one is told here
     terminal.paths.ensure()
     identity_of(terminal)
     client = running(terminal)
@@ -169,6 +178,28 @@ def up_command(
         raise already_running(terminal.paths)
     if client is not None:
         _take_over(terminal, client)
+    if config.metrics is not None and not config.metrics.local:
+        terminal.say(
+            f"metrics at {config.metrics.url}: whoever reaches this address can read them, "
+            "without a password"
+        )
+    command = _node_command(config)
+    command += ["--no-port-mapping"] if no_port_mapping else []
+    command += ["--no-lan-discovery"] if no_lan_discovery else []
+    command += ["--relay-only"] if relay_only else []
+    command += ["--no-dht"] if no_dht else []
+    if terminal.home:
+        command += ["--home", str(Path(terminal.home).expanduser().absolute())]
+    if background:
+        return _start_behind(terminal, command, terminal.child_environ())
+    command += ["--json"] if terminal.json else []
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(command[0], command, terminal.child_environ())
+
+
+def _node_command(config: NodeConfig) -> list[str]:
+    """What starts a node with these settings."""
     command = [*PYTHON, "-m", "atoll.node", "--lane-port", str(config.node.lane_port)]
     named = (
         ("--listen", config.listen_addresses),
@@ -182,20 +213,9 @@ def up_command(
         command += [option, rate] if rate else []
     command += ["--hours", config.node.hours] if config.node.hours else []
     command += ["--drain", str(config.node.drain_s)]
-    command += ["--no-port-mapping"] if no_port_mapping else []
-    command += ["--no-lan-discovery"] if no_lan_discovery else []
-    command += ["--relay-only"] if relay_only else []
-    command += ["--no-dht"] if no_dht else []
-    if config.node.site:
-        command += ["--site", config.node.site]
-    if terminal.home:
-        command += ["--home", str(Path(terminal.home).expanduser().absolute())]
-    if background:
-        return _start_behind(terminal, command, terminal.child_environ())
-    command += ["--json"] if terminal.json else []
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execve(command[0], command, terminal.child_environ())
+    command += ["--metrics", config.node.metrics] if config.node.metrics else []
+    command += ["--site", config.node.site] if config.node.site else []
+    return command
 
 
 def _take_over(terminal: Terminal, client: NodeClient) -> None:

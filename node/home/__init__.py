@@ -1,7 +1,9 @@
 """What one node has on its machine: files, settings, processes, a terminal. Knows no run. Lowest
 first:
 
-paths, bandwidth, hours, strict_toml   where files lie; quantities and settings as people write them
+paths, bandwidth, hours, endpoint, strict_toml   where files lie; quantities, addresses and settings
+                   as people write them
+memory_use         how much memory this process has
 local_settings     ./atoll.toml, used only where it is named or trusted
 config             the node's settings
 interpreter        the Python of processes that are started: it imports nothing from the current

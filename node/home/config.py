@@ -17,6 +17,7 @@ import msgspec
 from ...collectives.errors import ConfigError
 from ..net.transport.addresses import everywhere
 from .bandwidth import bytes_per_s
+from .endpoint import Endpoint, endpoint_of
 from .hours import Hours, hours_of
 from .local_settings import local_settings, read_settings, unused_words
 from .paths import Paths, write_atomic
@@ -44,6 +45,8 @@ class NodeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hours: str = ""  # of the day in which scripts of this machine train, such as 22-06; empty: all
     # seconds that it may take to end, once told to: less than what the system gives
     drain_s: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 30.0
+    # where `atoll up` serves metrics to Prometheus, such as :9464 on loopback; empty: nowhere
+    metrics: Annotated[str, msgspec.Meta(max_length=300)] = ""
     # the same label at all nodes of one fast network
     site: Annotated[
         str,
@@ -126,6 +129,11 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def hours(self) -> Hours | None:
         """When scripts may train; None: always. Raises ConfigError."""
         return hours_of(self.node.hours, "node.hours")
+
+    @property
+    def metrics(self) -> Endpoint | None:
+        """Where metrics are served; None: nowhere. Raises ConfigError."""
+        return endpoint_of(self.node.metrics, "node.metrics")
 
     @property
     def limits(self) -> tuple[int, int]:
@@ -223,6 +231,8 @@ def _check(node: NodeTable, key: str) -> None:
             bytes_per_s(getattr(node, key.removeprefix("node.")), key)
         case "node.hours":
             hours_of(node.hours, key)
+        case "node.metrics":
+            endpoint_of(node.metrics, key)
         case "node.listen":
             for address in node.listen:
                 check_listen(address)

@@ -22,6 +22,7 @@ from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
 from ...security.identity import Identity
 from ..control.service import JoinRequest, ProgressSink, RunInfo, ScriptEvents
+from ..home.memory_use import resident_bytes
 from ..home.paths import Paths, write_atomic
 from ..manifest import SignedManifest, decode_signed, list_runs, load_run
 from ..net.network import PeerNetwork
@@ -131,6 +132,11 @@ class Node:
             "parent_pid": self.parent_pid,
             "addresses": self.context.network.addresses(),
             "uptime_s": round(time.time() - self._started, 1),
+            "memory_bytes": resident_bytes(),
+            "lane_bytes": {
+                path: {"sent": sent, "received": received}
+                for path, (sent, received) in self.context.engine.totals_by_path().items()
+            },
             "network": self.context.network.status(),
             "runs": [self._row(run) for run in self.by_id.values()],
             "troubles": [described(error) for error in self.troubles],

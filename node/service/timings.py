@@ -1,18 +1,24 @@
-"""Where the time of each reduction went, for subscribers: `scripts/plot_round.py` draws it."""
+"""Where the time of each reduction went, for subscribers: `scripts/plot_round.py` draws it. And
+of all of them together, for the run's status.
+"""
 
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
 from ...collectives.identifiers import PeerId, RunId
+from ...collectives.telemetry import ReductionTimed
 from ..session import events as ev
 
 KEPT = 128
 """Reductions remembered: as many operations as may be under way, twice."""
+
+SHARED = 20
+"""Rounds of which the training share is the mean."""
 
 Lanes = Mapping[PeerId, tuple[int, int]]
 """Bytes (sent, received) on the present lanes."""
@@ -26,6 +32,9 @@ class Timings:
     ) -> None:
         self._run_id, self._publish, self._lanes = run_id, publish, lanes
         self._before: OrderedDict[tuple[str, int], Lanes] = OrderedDict()
+        self._count, self._transfer_s, self._decision_s = 0, 0.0, 0.0
+        self._over_at = dict[str, float]()  # by log, when its newest reduction was over
+        self._waits: deque[tuple[float, float]] = deque(maxlen=SHARED)  # (waited, whole round)
 
     def planned(self, event: ev.PlanTaken) -> None:
         """A plan is carried out."""
@@ -38,6 +47,8 @@ class Timings:
         reductions at the same time included.
         """
         timing = event.timing
+        if not timing.op_id:  # an operation of the script is no round
+            self._add(now, timing)
         before = self._before.pop((timing.log, timing.round), {})
         lanes = dict[PeerId, dict[str, int]]()
         for peer, (sent, received) in self._lanes().items():
@@ -57,6 +68,31 @@ class Timings:
                 "slowest": dict(zip(("peer", "phase", "behind_s"), slowest, strict=True))
                 if slowest
                 else None,
+            }
+        )
+
+    def _add(self, now: float, timing: ReductionTimed) -> None:
+        self._count += 1
+        self._transfer_s += max(0.0, timing.reduced_s - timing.planned_s)
+        self._decision_s += max(0.0, timing.decided_s - timing.reduced_s)
+        before, self._over_at[timing.log] = self._over_at.get(timing.log), now
+        if before is not None and now > before:
+            waited_s = timing.elapsed_s - timing.phases.get("ready", {}).get(timing.peer, 0.0)
+            self._waits.append((min(max(0.0, waited_s), now - before), now - before))
+
+    def view(self) -> dict[str, Any]:
+        """Seconds of all rounds since the run was entered: ``transfer_s`` from a plan to the last
+        byte of its result, ``decision_s`` from there to the decision. ``training_share``: what the
+        waits for results leave of the newest rounds' time; None before the second.
+        """
+        whole = sum(period_s for _, period_s in self._waits)
+        share = 1.0 - sum(waited_s for waited_s, _ in self._waits) / whole if whole else None
+        return _rounded(
+            {
+                "reductions": self._count,
+                "transfer_s": self._transfer_s,
+                "decision_s": self._decision_s,
+                "training_share": share,
             }
         )
 

@@ -153,6 +153,7 @@ def status_of(run: ShownRun) -> dict[str, Any]:
         "last_round": last,
         "part": run.chronicle.part(run.node.identity.peer),
         "last_operation": run.chronicle.operation,
+        "timings": _timings(run),
         "bytes_sent": run.traffic()[0],
         "bytes_received": run.traffic()[1],
         "disk_bytes": run.disk.used(trio.current_time()),
@@ -161,6 +162,12 @@ def status_of(run: ShownRun) -> dict[str, Any]:
         "trouble": described(trouble) if trouble else None,
         "troubles": run.troubles.past(),
     }
+
+
+def _timings(run: ShownRun) -> dict[str, Any]:
+    """Scripts that train on while a round is under way do not wait: there is no training share."""
+    overlaps = run.manifest is not None and run.manifest.train.overlap != "none"
+    return {**run.timings.view(), **({"training_share": None} if overlaps else {})}
 
 
 def finished(run: ShownRun) -> bool:
