@@ -201,9 +201,8 @@ def test_time_is_told_by_phase_and_drawn(swarm: Peers, tmp_path: Path) -> None:
         moved = {
             way: [lane[way] for lane in event["lanes"].values()] for way in ("sent", "received")
         }
-        assert all(min(bytes_) >= 0 and sum(bytes_) > 0 for bytes_ in moved.values()), (
-            moved
-        )  # to a peer that lags, it may be later
+        assert all(min(bytes_) >= 0 for bytes_ in moved.values()), moved
+        assert sum(moved["sent"]) > 0, moved  # what a peer that lags sends may come later
         assert set(event["phases"]["ready"]) == set(peers_of(swarm))
         assert set(event["phases"]["result"]) == set(peers_of(swarm)) - {me}
         assert event["slowest"]["peer"] in peers_of(swarm)
