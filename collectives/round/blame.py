@@ -40,8 +40,7 @@ class Blame:
 
 
 class Strikes:
-    """By peer: its strikes, the round of the newest, and the first round in which it may own parts
-    again.
+    """By peer: its strikes, the round of the newest, and the first round that they do not count in.
 
     The first costs ``rounds``. A strike is forgotten after as many further rounds without a new one
     as it cost.
