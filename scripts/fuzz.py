@@ -24,6 +24,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
+sys.path.append(str(ROOT / "scripts" / "bench"))  # helpers of the measurements
 
 from _bench import FailedError, emit, progress  # noqa: E402
 from _environment import OUT, Unavailable, set_up  # noqa: E402

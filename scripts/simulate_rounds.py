@@ -43,7 +43,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+
+sys.path.append(str(Path(__file__).resolve().parent / "bench"))  # helpers of the measurements
 
 from _bench import emit
 

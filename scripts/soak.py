@@ -33,6 +33,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parent / "bench"))  # helpers of the measurements
+
 import psutil
 from _bench import emit, progress
 from _kits import PARTS, Peer, Peers

@@ -1,4 +1,4 @@
-"""The plain numpy codecs of scripts/_codec_reference.py, as a module of the tests."""
+"""The plain numpy codecs of scripts/bench/_codec_reference.py, as a module of the tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib.util
 from house import ROOT
 
 _spec = importlib.util.spec_from_file_location(
-    "codec_reference", ROOT / "scripts" / "_codec_reference.py"
+    "codec_reference", ROOT / "scripts" / "bench" / "_codec_reference.py"
 )
 assert _spec is not None
 assert _spec.loader is not None

@@ -25,8 +25,10 @@ def package_files() -> tuple[Path, ...]:
 
 @cache
 def script_files() -> tuple[Path, ...]:
-    """Every Python file of scripts/, relative to the project."""
-    return tuple(sorted(path.relative_to(ROOT) for path in (ROOT / "scripts").glob("*.py")))
+    """Every Python file of scripts/ but for the examples, relative to the project."""
+    scripts = ROOT / "scripts"
+    found = [*scripts.glob("*.py"), *(scripts / "bench").rglob("*.py")]
+    return tuple(sorted(path.relative_to(ROOT) for path in found))
 
 
 @cache

@@ -1,5 +1,5 @@
-"""Where the time of each reduction went, for subscribers: `scripts/plot_round.py` draws it. And
-of all of them together, for the run's status.
+"""Where the time of each reduction went, for subscribers (`scripts/bench/plot_round.py` draws it),
+and of all of them together, for the run's status.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ and where each comes from.
 
 Nesterov's first step moves lr·(1+μ) times the mean, and a constant mean is amplified lr/(1-μ)
 times, 7 times at 0.7/0.9: a short run has no time to damp that. So published values are for long
-runs, and those for short ones were tried (`scripts/bench_methods.py`; the table is in
+runs, and those for short ones were tried (`scripts/bench/bench_methods.py`; the table is in
 docs/benchmarks-training.md). The size of the model hardly matters (scaling laws of DiLoCo, arXiv
 2503.09799).
 """

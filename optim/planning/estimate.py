@@ -25,15 +25,15 @@ from ...collectives.partition import comparable, parts_for
 from .conditions import Conditions
 
 # of the line that payload gets: frames' heads take 4.4 %, records and the rest the others
-# (measured, `scripts/bench_link.py`)
+# (measured, `scripts/bench/bench_link.py`)
 EFFICIENCY = 0.92
 ROUND_TRIPS = 3.0
-WORK_S = 20e-9  # a value, in the node (measured, `scripts/bench_wan.py`)
+WORK_S = 20e-9  # a value, in the node (measured, `scripts/bench/bench_wan.py`)
 SCRIPT_S = 4e-9  # a value, in the script: making the contribution and taking over the anchor
 # a value more with overlap: a snapshot when training goes on, and what was trained since on top of
 # the anchor
 LATE_S = 6e-9
-# a round, in the script: what it asks its node (these three measured, `scripts/bench_wan.py`)
+# a round, in the script: what it asks its node (these three measured, `scripts/bench/bench_wan.py`)
 ASK_S = 4e-3
 LATE_SHARE = 0.5  # of a step by which the others come after the fastest, on the mean
 

@@ -1,7 +1,7 @@
 """Real nodes, one of which floods another with well-formed messages, several types at once: no
 round is lost or held up, and no memory or disk.
 
-`scripts/bench_hostile.py` does the same for a minute each, with every type by itself, and says
+`scripts/bench/bench_hostile.py` does the same for a minute each, with every type by itself, and says
 how much longer a round takes: that is a figure of a machine at rest, and none of a test.
 """
 

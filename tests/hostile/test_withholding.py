@@ -1,5 +1,5 @@
 """Real nodes, one of which is a member and offers what it does not send: rounds go on without its
-contribution, and without waiting for it for long. With figures: `scripts/bench_hostile.py`.
+contribution, and without waiting for it for long. With figures: `scripts/bench/bench_hostile.py`.
 """
 
 from __future__ import annotations

@@ -15,14 +15,22 @@ pytestmark = [
 
 def test_a_link_is_measured() -> None:
     result = printed(
-        "bench_link.py", "--codec", "int8", "--elements", "200000", "--peers", "3", "--reps", "2"
+        "bench/bench_link.py",
+        "--codec",
+        "int8",
+        "--elements",
+        "200000",
+        "--peers",
+        "3",
+        "--reps",
+        "2",
     )
     assert result["name"] == "bench_link"
     assert result["bit_equal"] is True
 
 
 def test_lanes_are_measured() -> None:
-    punched = printed("bench_lanes.py", "--seconds", "1")
+    punched = printed("bench/bench_lanes.py", "--seconds", "1")
     assert (punched["name"], punched["lanes"], punched["path"], punched["relay_cores"]) == (
         "bench_lanes",
         1,
@@ -31,7 +39,7 @@ def test_lanes_are_measured() -> None:
     )
     assert 0 < punched["link_use"] < 1
     relayed = printed(
-        "bench_lanes.py",
+        "bench/bench_lanes.py",
         "--path",
         "relay",
         "--congestion",
@@ -48,7 +56,7 @@ def test_lanes_are_measured() -> None:
 
 
 def test_a_swarm_behind_routers_trains_on_without_its_public_peer() -> None:
-    result = printed("nat_swarm.py")
+    result = printed("bench/nat_swarm.py")
     assert result["anchors_identical"] is True
     assert max(map(int, result["rounds"])) == 8
     assert all(

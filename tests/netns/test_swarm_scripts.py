@@ -39,10 +39,16 @@ def test_a_table_of_faults_is_made_and_goes_on_where_it_was(tmp_path: Path) -> N
     ]
     journal = tmp_path / "journal"
     first = printed(
-        "bench_faults.py", *arguments, "--target", "owner", "--journal", str(journal), right=(0, 1)
+        "bench/bench_faults.py",
+        *arguments,
+        "--target",
+        "owner",
+        "--journal",
+        str(journal),
+        right=(0, 1),
     )
     again = printed(
-        "bench_faults.py",
+        "bench/bench_faults.py",
         *arguments,
         "--journal",
         str(journal),
@@ -63,7 +69,15 @@ def test_a_table_of_faults_is_made_and_goes_on_where_it_was(tmp_path: Path) -> N
 
 def test_a_plan_is_compared_with_what_comes_of_it() -> None:
     result = printed(
-        "bench_wan.py", "--rounds", "1", "--peers", "2", "--parameters", "200000", "--step-ms", "20"
+        "bench/bench_wan.py",
+        "--rounds",
+        "1",
+        "--peers",
+        "2",
+        "--parameters",
+        "200000",
+        "--step-ms",
+        "20",
     )
     assert (result["name"], result["params"], result["choice"]["overlap"]) == (
         "bench_wan",

@@ -19,7 +19,7 @@ def printed(script: str, *arguments: str) -> dict[str, Any]:
     """The JSON object that a script prints as its last line."""
     command = [
         sys.executable,
-        str(ROOT / "scripts" / script),
+        str(ROOT / "scripts" / "bench" / script),
         "--peers",
         "2",
         "--elements",
@@ -80,7 +80,7 @@ def test_what_a_reduction_costs_at_least() -> None:
 def federated(script: str, *arguments: str) -> dict[str, Any]:
     """The JSON object of a script that knows nothing of peers."""
     done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / script), *arguments],
+        [sys.executable, str(ROOT / "scripts" / "bench" / script), *arguments],
         capture_output=True,
         text=True,
         timeout=300,

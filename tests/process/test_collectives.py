@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 LENGTH = 300_001
 SCRIPT = Path(__file__).parent / "collective_peer.py"
-PLOT = Path(__file__).parents[2] / "scripts" / "plot_round.py"
+PLOT = Path(__file__).parents[2] / "scripts" / "bench" / "plot_round.py"
 numbers = itertools.count()
 
 

@@ -18,7 +18,7 @@ def test_no_round_is_lost_to_a_crowd_and_a_fifth_of_a_core_at_most() -> None:
     """Some in each phase. Processor time is compared, which others' load does not change."""
     command = [
         sys.executable,
-        str(ROOT / "scripts" / "bench_crowd.py"),
+        str(ROOT / "scripts" / "bench" / "bench_crowd.py"),
         "--connections",
         "200",
         "--seconds",

@@ -13,7 +13,7 @@ from swarm_kit import Peer, Peers
 from twins import copy_home, double_votes, find, is_named, trouble, votes
 
 pytestmark = pytest.mark.slow
-FOUND_S = 30.0  # ten at rest (`scripts/trial_twins.py`); the machine of a test may be loaded
+FOUND_S = 30.0  # ten at rest (`scripts/bench/trial_twins.py`); the machine of a test may be loaded
 
 
 def test_a_backup_of_a_dead_home_is_no_double_and_of_a_live_one_is(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 """Power is cut on two members at once: real nodes, a real file system in an image, nothing flushed
-(scripts/power_cuts.py).
+(scripts/bench/power_cuts.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "power_cuts.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "bench" / "power_cuts.py"
 CANNOT = 64
 
 

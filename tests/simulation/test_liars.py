@@ -96,7 +96,7 @@ def test_each_lie_alone(lie: Lie, told: str, found: str) -> None:
 
 def costs(*lies: Lie) -> tuple[float, float]:
     """Virtual seconds and contributions left out, an entry, with one liar among 4 to 6 members.
-    `scripts/bench_lies.py` measures more seeds, and each lie.
+    `scripts/bench/bench_lies.py` measures more seeds, and each lie.
     """
     options = Options(peers=(4, 6), rounds=20, faults=(), plan="butterfly", lying=1, lies=lies)
     verdicts = [run_seed(seed, options) for seed in range(4)]

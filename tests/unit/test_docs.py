@@ -342,6 +342,9 @@ def test_every_script_says_what_it_does() -> None:
             or "argparse" in path.read_text()
             or "click" in path.read_text()
         ), path
+    table = (ROOT / "scripts" / "bench" / "README.md").read_text(encoding="utf-8")
+    measuring = [path.name for path in (ROOT / "scripts" / "bench").glob("[a-z]*.py")]
+    assert re.findall(r"(?m)^\| `(\w+\.py)`", table) == sorted(measuring)
     for name in ("demo", "test"):
         assert (ROOT / "scripts" / name).stat().st_mode & 0o100
         assert (ROOT / "scripts" / name).read_text().splitlines()[1].startswith("# ")

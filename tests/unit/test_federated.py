@@ -227,7 +227,7 @@ def test_the_servers_steps_are_the_papers() -> None:
 
 @pytest.mark.parametrize("name", FLWR["anchors"])
 def test_the_servers_steps_are_flwrs(name: str) -> None:
-    """From the same contributions, by what Flower printed (`scripts/_flwr.py`). Its FedAdam is the
+    """From the same contributions, by what Flower printed (`scripts/bench/rivals/_flwr.py`). Its FedAdam is the
     paper's with a learning rate that is corrected anew for every round, and counts rounds from 2.
     """
     options, weights = FLWR["options"][name], FLWR["weights"]

@@ -11,7 +11,7 @@ from house import ROOT
 
 from atoll.node.storage.journal import FileJournal
 
-sys.path.append(str(ROOT / "scripts"))
+sys.path.append(str(ROOT / "scripts" / "bench"))
 from bench_home import EVERY, KEPT_ROUNDS, NUMEL, play
 
 ROUNDS = (100, 300)

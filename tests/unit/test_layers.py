@@ -44,7 +44,7 @@ LONG_FOR_A_REASON = {
     ("node/session/operation.py", "__init__"): "it wires parts together",
     ("node/session/session.py", "__init__"): "it wires parts together",
     ("node/simulation/swarm.py", "__init__"): "it wires parts together",
-    ("scripts/bench_start.py", "main"): "a table of arguments",
+    ("scripts/bench/bench_start.py", "main"): "a table of arguments",
 }
 
 # The few places that wrap libp2p, and the ones that may name trio: everything else stays free of

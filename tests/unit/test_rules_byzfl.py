@@ -18,8 +18,8 @@ from atoll.security.rules.before import arc, clipping, nnm
 from atoll.security.rules.centre import clip_once
 from atoll.security.rules.gram import combine, gram, mix, squares
 
-sys.path.append(str(ROOT / "scripts"))
-from _byzfl import Byzfl, Unavailable
+sys.path.append(str(ROOT / "scripts" / "bench"))
+from rivals._byzfl import Byzfl, Unavailable
 
 pytestmark = pytest.mark.slow
 

@@ -1,7 +1,7 @@
 """Small colluding drifts over 200 rounds: what they come to with an outer momentum, and that worker
 momentum in its place bounds it.
 
-The short version of `scripts/bench_attacks.py --long 200`: a quadratic loss of 1 at best, noisy
+The short version of `scripts/bench/bench_attacks.py --long 200`: a quadratic loss of 1 at best, noisy
 gradients, the reducer and the outer step of a run.
 """
 
