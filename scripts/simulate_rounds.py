@@ -47,12 +47,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 sys.path.append(str(Path(__file__).resolve().parent / "bench"))  # helpers of the measurements
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))  # the harness
 
 from _bench import emit
 
 if TYPE_CHECKING:
-    from atoll.node.simulation.plant import Plant
-    from atoll.node.simulation.swarm import Options
+    from kits.rounds.plant import Plant
+    from kits.rounds.swarm import Options
 
 NOT_WITH_LIARS = (
     "amnesia",
@@ -176,8 +177,7 @@ def settle_down() -> None:
     at it again; nor at each seed's few MB often.
     """
     import torch
-
-    from atoll.node.simulation import plants, swarm
+    from kits.rounds import plants, swarm
 
     del plants, swarm
     torch.set_num_threads(1)
@@ -190,9 +190,10 @@ def options_of(
     peers: tuple[int, int], rounds: int, kinds: tuple[str, ...], lying: int, lie: str
 ) -> Options:
     """What a seed is run with."""
+    from kits.rounds.liars import LIES, Lie
+    from kits.rounds.swarm import Options
+
     from atoll.collectives.simulation.faults import FaultKind
-    from atoll.node.simulation.liars import LIES, Lie
-    from atoll.node.simulation.swarm import Options
 
     return Options(
         peers=peers,
@@ -207,8 +208,8 @@ def play(
     task: tuple[int, tuple[int, int], int, tuple[str, ...], str, int, str],
 ) -> dict[str, Any]:
     """One seed, in a worker process."""
-    from atoll.node.simulation.plants import PLANTS
-    from atoll.node.simulation.swarm import run_seed
+    from kits.rounds.plants import PLANTS
+    from kits.rounds.swarm import run_seed
 
     seed, peers, rounds, kinds, plant, lying, lie = task
     began, options = time.perf_counter(), options_of(peers, rounds, kinds, lying, lie)
@@ -346,7 +347,7 @@ def grids(arguments: argparse.Namespace) -> int:
 def names(arguments: argparse.Namespace) -> int | None:
     """--lie list, --plant list, or a name that there is not: the exit code; else None."""
     if arguments.lie != "all":
-        from atoll.node.simulation.liars import LIES
+        from kits.rounds.liars import LIES
 
         if arguments.lie == "list":
             print(json.dumps(list(LIES)))
@@ -355,7 +356,7 @@ def names(arguments: argparse.Namespace) -> int | None:
             print(f"unknown lie {min(unknown)!r}; there are: {', '.join(LIES)}", file=sys.stderr)
             return 64
     if arguments.plant:
-        from atoll.node.simulation.plants import PLANTS
+        from kits.rounds.plants import PLANTS
 
         if arguments.plant == "list":
             print(
@@ -416,7 +417,7 @@ def counted(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
     """One plant. ``without``: the problem that the first seed which finds it has also where the bug
     is not planted; none, it is hoped.
     """
-    from atoll.node.simulation.plants import PLANTS
+    from kits.rounds.plants import PLANTS
 
     peers, liars = (arguments.fewest, arguments.largest), (arguments.lying, arguments.lie)
     suited = not PLANTS[name].lying  # to losing journals and to branches
@@ -443,8 +444,8 @@ def counted(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
 
 def innocent(seed: int, options: Options, kind: type[Plant]) -> str:
     """What a seed shows that is played as with a plant, but for its bug."""
-    from atoll.node.simulation.plant import DIALS, Plant
-    from atoll.node.simulation.swarm import run_seed
+    from kits.rounds.plant import DIALS, Plant
+    from kits.rounds.swarm import run_seed
 
     plant = Plant()
     for dial in DIALS:

@@ -27,10 +27,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+from kits.rounds.swarm import SimSwarm
+
 from atoll.collectives import messages as m
 from atoll.collectives.exchange import header as record_header
 from atoll.collectives.identifiers import PeerId
-from atoll.node.simulation.swarm import SimSwarm
 
 Kind = Literal["kill", "stop", "blackhole", "reset", "slow", "corrupt", "lie", "leave"]
 Phase = Literal["reduce", "gather", "decide", "measure"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from kits.rounds.swarm import Options, SimSwarm
 
 from atoll.collectives import messages as m
 from atoll.collectives.group import NO_READING, Contributor, Entry, Member, Part, Plan, Vote
@@ -11,7 +12,6 @@ from atoll.collectives.round import claim_payload, pledge_payload, slot_payload
 from atoll.node.session import Session
 from atoll.node.session.events import Equivocated, PeerMisbehaved
 from atoll.node.simulation.process import sign_as
-from atoll.node.simulation.swarm import Options, SimSwarm
 
 
 class Scene:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from kits.rounds.swarm import Options, SeedResult, SimSwarm
+
 from atoll.collectives.identifiers import PeerId
 from atoll.node.session.session import Session
-from atoll.node.simulation.swarm import Options, SeedResult, SimSwarm
 
 QUIET = 3.0
 """Not before this second is anybody struck: until then rounds are certified."""

@@ -1,7 +1,7 @@
 """The file system as the storage of a run uses it: the seam between journal, votes and checkpoints
 and the disk.
 
-`RealMedium` is the operating system's. `atoll.node.simulation.medium` has one that loses, tears and
+`RealMedium` is the operating system's. `kits.rounds.medium` has one that loses, tears and
 reorders what was not synced, as a power cut does. A write or a rename is on the medium once `sync`
 of the file, or `sync_folder` of its folder, has returned; not before.
 """

@@ -27,7 +27,9 @@ import time
 from functools import partial
 from typing import Any
 
-from _bench import emit, progress
+from _bench import ROOT, emit, progress
+
+sys.path.append(str(ROOT / "tests"))
 
 
 def play(task: tuple[str, int, dict[str, Any]]) -> dict[str, Any]:
@@ -102,7 +104,7 @@ def tasks(given: argparse.Namespace) -> list[tuple[str, int, dict[str, Any]]]:
 
 def plant(name: str, runs: int, first: int) -> int:
     """A bug, and the first seed that finds it."""
-    from atoll.security.btard.simulation.plants import PLANTS, find
+    from kits.btard.plants import PLANTS, find
 
     if name == "list":
         print(json.dumps({each: planted.what for each, planted in PLANTS.items()}))

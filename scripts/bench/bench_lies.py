@@ -32,6 +32,7 @@ from typing import Any, cast
 from _bench import ROOT, emit, progress
 
 sys.path.append(str(ROOT / "scripts"))
+sys.path.append(str(ROOT / "tests"))
 
 from simulate_rounds import settle_down
 
@@ -78,11 +79,12 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def play(task: Task) -> dict[str, Any]:
     """One seed with one lie, in a worker process."""
+    from kits.rounds.liars import LIES, Lie
+    from kits.rounds.member import Disk
+    from kits.rounds.swarm import Options, SimSwarm
+
     from atoll.collectives.group import TopologyKind, least_members
     from atoll.node.session.events import RoundCommitted
-    from atoll.node.simulation.liars import LIES, Lie
-    from atoll.node.simulation.member import Disk
-    from atoll.node.simulation.swarm import Options, SimSwarm
 
     seed, peers, rounds, lying, lie, plan, train_s = task
     at_s, left_out = dict[int, float](), Counter[int]()
@@ -164,7 +166,7 @@ def cost(plays: list[dict[str, Any]], usual: list[dict[str, Any]], liars: int) -
 
 def main(argv: list[str]) -> int:
     """Exit code of the script."""
-    from atoll.node.simulation.liars import LIES
+    from kits.rounds.liars import LIES
 
     arguments = parse(argv)
     lies = [lie for name in arguments.lie.split(",") for lie in (LIES if name == EACH else (name,))]

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kits.rounds.swarm import Options, SimSwarm
 
 from atoll.collectives import messages as m
 from atoll.collectives.errors import RemoteProtocolError
@@ -18,7 +19,6 @@ from atoll.collectives.identifiers import PeerId
 from atoll.collectives.round import branch_log
 from atoll.node.session import Session
 from atoll.node.session.events import BranchBegun, PeerMisbehaved
-from atoll.node.simulation.swarm import Options, SimSwarm
 
 P1, P2 = map(PeerId, ("p1", "p2"))
 

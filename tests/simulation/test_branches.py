@@ -5,15 +5,15 @@ random ones are in test_rounds.
 from __future__ import annotations
 
 import pytest
+from kits.rounds.branch_plants import BranchPlant
+from kits.rounds.member import SimMember
+from kits.rounds.swarm import run_seed
 from quiet_stage import QuietStage
 
 from atoll.collectives.group import Entry
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.round import adopted_rounds
 from atoll.node.session.events import BranchAdvanced, BranchEnded, StateProgress, StateReady
-from atoll.node.simulation.branch_plants import BranchPlant
-from atoll.node.simulation.member import SimMember
-from atoll.node.simulation.swarm import run_seed
 
 P0, P1, P2 = map(PeerId, ("p0", "p1", "p2"))
 GONE_ROUNDS = 40  # results of so long ago are kept nowhere: they go back to the older checkpoint

@@ -9,13 +9,13 @@ from functools import partial
 
 import msgspec
 import pytest
+from kits.btard.plants import PLANTS, find
 
 from atoll.collectives.identifiers import PeerId
 from atoll.security.btard import Fault, GradientTask
 from atoll.security.btard.peer import MOST_OFFENCES
 from atoll.security.btard.simulation import BtardOptions, BtardSwarm
 from atoll.security.btard.simulation.hostile import ATTACKS, PROTOCOL_ATTACKS, VECTORS
-from atoll.security.btard.simulation.plants import PLANTS, find
 from atoll.security.btard.simulation.swarm import BtardMember
 
 SMALL = BtardOptions(n=8, b=3, rate=0.5, steps=60)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from kits.rounds.swarm import Options, SimSwarm, run_seed
 from session_table import LAYOUT, Table
 
 from atoll.collectives import messages as m
@@ -26,7 +27,6 @@ from atoll.collectives.swarm import OuterSettings, RunSettings
 from atoll.collectives.trees import CheckedSum, trees_of
 from atoll.node.session import events as ev
 from atoll.node.session.session import ROUND
-from atoll.node.simulation.swarm import Options, SimSwarm, run_seed
 
 SITES = ("lab-0", "lab-0", "lab-0", "lab-1", "lab-1", "lab-1")
 Change = Callable[[PeerId, Any, bytes], bytes]

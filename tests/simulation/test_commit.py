@@ -10,12 +10,12 @@ import pytest
 from faults import Fault, Simulated
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kits.rounds.swarm import Options, SimSwarm
 
 from atoll.collectives import messages as m
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.collectives.exchange import header as record_header
 from atoll.collectives.identifiers import PeerId
-from atoll.node.simulation.swarm import Options, SimSwarm
 
 KINDS = st.sampled_from(("kill", "stop", "blackhole", "reset", "slow", "corrupt"))
 FAULTS = st.builds(

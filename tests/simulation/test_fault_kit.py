@@ -8,8 +8,7 @@ import re
 
 import pytest
 from faults import KINDS, PHASES, TARGETS, Fault, Kind, Simulated, Target, choose, fault
-
-from atoll.node.simulation.swarm import Options, SimSwarm
+from kits.rounds.swarm import Options, SimSwarm
 
 OPTIONS = Options(peers=(5, 6), faults=(), rounds=12)
 

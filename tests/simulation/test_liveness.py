@@ -8,6 +8,7 @@ from random import Random
 
 import msgspec
 import pytest
+from kits.rounds.swarm import Options, SimSwarm
 from seeds import seeds
 from session_table import SETTINGS, Peer, Table
 
@@ -15,7 +16,6 @@ from atoll.collectives.group import Entry, Vote
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.round.machine import CATCH_ENTRIES
 from atoll.node.session import events as ev
-from atoll.node.simulation.swarm import Options, SimSwarm
 
 KEPT = 8  # rounds whose results are kept for laggards
 

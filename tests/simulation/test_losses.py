@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
+from kits.rounds.plants import PLANTS
+from kits.rounds.swarm import Options, run_seed
 
 from atoll.collectives.simulation.faults import FaultKind
-from atoll.node.simulation.plants import PLANTS
-from atoll.node.simulation.swarm import Options, run_seed
 
 
 def played(seeds: Sequence[int], *kinds: FaultKind) -> Counter[str]:

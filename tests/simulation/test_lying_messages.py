@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kits.rounds.lying_plants import DEAR_PLANTS
 from lying_kit import Scene, reasons
 
 from atoll.collectives import messages as m
@@ -36,7 +37,6 @@ from atoll.node.run.evidence import RELABELLED, Relabelled, Twice, accused, chec
 from atoll.node.service.ports import DOMAIN
 from atoll.node.session.events import Equivocated
 from atoll.node.session.serving import grid_of
-from atoll.node.simulation.lying_plants import DEAR_PLANTS
 from atoll.node.simulation.process import sign_as, verify_as
 from atoll.node.storage.journal import FileJournal
 from atoll.security.identity import load_or_create, verify

@@ -12,6 +12,7 @@ from random import Random
 import pytest
 import torch
 from contracts import log_of
+from kits.rounds.medium import SimMedium
 
 from atoll.collectives.digest import merkle_root
 from atoll.collectives.errors import StorageError
@@ -19,7 +20,6 @@ from atoll.collectives.layout import make_layout
 from atoll.collectives.swarm import OuterSettings
 from atoll.node.session.barrier import Barrier
 from atoll.node.session.replica import ModelReplica, PlainSlots
-from atoll.node.simulation.medium import SimMedium
 from atoll.node.storage import checkpoint as cp
 from atoll.node.storage.journal import FileJournal
 from atoll.node.storage.spent import SpentCounter

@@ -8,6 +8,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from kits.rounds.member import Disk
+from kits.rounds.plant import Plant
+from kits.rounds.seal_plants import SEAL_PLANTS
+from kits.rounds.swarm import SeedResult
 from quiet_stage import QuietStage
 
 from atoll.collectives import messages as m
@@ -19,11 +23,7 @@ from atoll.collectives.simulation import ProcessDied
 from atoll.node.run import evidence
 from atoll.node.session.recertifying import recertify
 from atoll.node.session.session import Session
-from atoll.node.simulation.member import Disk
-from atoll.node.simulation.plant import Plant
 from atoll.node.simulation.process import NodeProcess, sign_as
-from atoll.node.simulation.seal_plants import SEAL_PLANTS
-from atoll.node.simulation.swarm import SeedResult
 
 ORGANISER = PeerId("p0")
 P1, P2, P3, P4 = map(PeerId, ("p1", "p2", "p3", "p4"))

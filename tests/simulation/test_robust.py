@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from faults import Simulated, fault
+from kits.rounds.swarm import Options, SimSwarm
 
 from atoll.collectives import api
 from atoll.collectives.codecs.codec import Grid
@@ -19,7 +20,6 @@ from atoll.collectives.exchange.header import MEASURE
 from atoll.collectives.layout import make_layout
 from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings
 from atoll.node.local import LocalSwarm
-from atoll.node.simulation.swarm import Options, SimSwarm
 from atoll.security.rules import aggregate
 from atoll.security.rules.triangle import diagonal
 

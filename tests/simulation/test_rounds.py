@@ -14,6 +14,10 @@ from random import Random
 import msgspec
 import pytest
 import torch
+from house import ROOT
+from kits.rounds.checker import Checker, FrozenContribution, Violation
+from kits.rounds.plants import PLANTS
+from kits.rounds.swarm import Options, SimSwarm, run_seed
 
 from atoll.collectives.codecs.codec import Grid, get_codec
 from atoll.collectives.digest import chunk_hash, part_digest
@@ -23,9 +27,6 @@ from atoll.collectives.identifiers import PeerId
 from atoll.collectives.reduce import MEAN
 from atoll.collectives.simulation.faults import VOTE, Trap
 from atoll.collectives.swarm import OuterSettings
-from atoll.node.simulation.checker import Checker, FrozenContribution, Violation
-from atoll.node.simulation.plants import PLANTS
-from atoll.node.simulation.swarm import Options, SimSwarm, run_seed
 
 FIRST = 5000
 FAULTY_SEEDS = 25
@@ -75,8 +76,9 @@ def test_a_seed_is_the_same_in_every_process() -> None:
     """Also where sets and dictionaries are ordered otherwise: nothing may follow from the order of
     a set.
     """
-    program = f"from atoll.node.simulation.swarm import run_seed; print([run_seed(seed).trace for seed in range({FIRST}, {FIRST + 3})])"
+    program = f"from kits.rounds.swarm import run_seed; print([run_seed(seed).trace for seed in range({FIRST}, {FIRST + 3})])"
     environment = {**os.environ, "PYTHONHASHSEED": "12345", "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = str(ROOT / "tests")
     other = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
     ).stdout

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kits.rounds.swarm import Options, SimSwarm
 
 from atoll.collectives import messages as m
 from atoll.collectives.errors import RemoteProtocolError
@@ -20,7 +21,6 @@ from atoll.collectives.round.certificate import recertified_payload
 from atoll.node.session import Session
 from atoll.node.session.events import PeerMisbehaved
 from atoll.node.simulation.process import sign_as
-from atoll.node.simulation.swarm import Options, SimSwarm
 
 P0, P1, P2 = map(PeerId, ("p0", "p1", "p2"))
 GONE = (Member(P2, 0),)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from exchange_kit import decoded, ref_tree_result
 from faults import PHASES, TARGETS, Kind, Simulated, fault
+from kits.rounds.swarm import Options, SimSwarm
 
 from atoll.collectives import api
 from atoll.collectives import messages as m
@@ -19,7 +20,6 @@ from atoll.collectives.exchange import header as record_header
 from atoll.collectives.group import Plan, TopologyKind
 from atoll.collectives.swarm import RunSettings
 from atoll.node.local import LocalSwarm
-from atoll.node.simulation.swarm import Options, SimSwarm
 
 TREES: tuple[TopologyKind, ...] = ("ring", "two-level", "checked")
 NUMEL = 2_400_000

@@ -271,8 +271,6 @@ OURS = {
     "node.session.events.Waiting": "sentences of a session's own",
     "node.session.kept.KeptVote": "written by this node",
     "node.control.shared_memory.AnchorSlot": "between a script and its node",
-    "node.simulation.swarm._Body": "a simulation",
-    "node.simulation.swarm._EnvelopePeek": "a simulation",
     "node.records.splitting.Split": "a report",
     "optim.ranks.swarm._SwarmHead": "between ranks of one job",
     "optim.ranks.talk._Failed": "between ranks of one job",

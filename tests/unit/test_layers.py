@@ -43,7 +43,6 @@ LONG_FOR_A_REASON = {
     ("node/service/process.py", "_main"): "it wires parts together",
     ("node/session/operation.py", "__init__"): "it wires parts together",
     ("node/session/session.py", "__init__"): "it wires parts together",
-    ("node/simulation/swarm.py", "__init__"): "it wires parts together",
     ("scripts/bench/bench_start.py", "main"): "a table of arguments",
 }
 

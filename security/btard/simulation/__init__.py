@@ -4,7 +4,6 @@ task      what is trained: noisy gradients from public seeds
 view      what is asked for; what attackers and the checker see of the swarm
 hostile   attacks on gradients and on the protocol
 checker   what must hold
-plants    bugs that the checker has to find
 swarm     the peers, a network in virtual time or none
 """
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...collectives.group import Entry
-from ...collectives.identifiers import PeerId
+from atoll.collectives.group import Entry
+from atoll.collectives.identifiers import PeerId
+
 from .member import Disk, SimMember, SwarmView
 
 LIFE = 1000  # of the twin's process: another stream of random numbers

@@ -21,10 +21,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ...collectives.group import Member, is_quorum
-from ...collectives.identifiers import PeerId
-from ...collectives.simulation.faults import FaultKind
-from ...collectives.simulation.network import Weather
+from atoll.collectives.group import Member, is_quorum
+from atoll.collectives.identifiers import PeerId
+from atoll.collectives.simulation.faults import FaultKind
+from atoll.collectives.simulation.network import Weather
+
 from .member import Disk, SwarmView
 
 if TYPE_CHECKING:

@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 import torch
 
-from ...collectives.errors import StorageError
-from ...collectives.exchange import header as record_header
-from ...collectives.group import Member, TopologyKind, least_members
-from ...collectives.identifiers import PeerId, RunId
-from ...collectives.layout import cut, make_layout
-from ...collectives.round import Timing
-from ...collectives.simulation import FaultInjector, Network, World, quiet_plan, random_plan
-from ...collectives.simulation.faults import (
+from atoll.collectives.errors import StorageError
+from atoll.collectives.exchange import header as record_header
+from atoll.collectives.group import Member, TopologyKind, least_members
+from atoll.collectives.identifiers import PeerId, RunId
+from atoll.collectives.layout import cut, make_layout
+from atoll.collectives.round import Timing
+from atoll.collectives.simulation import FaultInjector, Network, World, quiet_plan, random_plan
+from atoll.collectives.simulation.faults import (
     AIMED,
     ALL_FAULTS,
     LYING_MESSAGES,
@@ -25,9 +25,9 @@ from ...collectives.simulation.faults import (
     FaultKind,
     shatter_plan,
 )
-from ...collectives.swarm import OuterSettings, RunSettings
-from ..run.evidence import check
-from ..session.events import (
+from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.node.run.evidence import check
+from atoll.node.session.events import (
     BranchBegun,
     BranchEnded,
     ContributionRefused,
@@ -38,6 +38,8 @@ from ..session.events import (
     StateDiverged,
     StateReady,
 )
+from atoll.node.simulation.process import Place, verify_as
+
 from .checker import Checker, Violation
 from .deaths import Deaths
 from .liars import LIES, Lie
@@ -45,7 +47,6 @@ from .losses import LOSSY_ROUNDS, SHARE, SLOWER, SeedLosses
 from .member import Disk, SimMember, Watch
 from .moments import Moments
 from .plant import Plant
-from .process import Place, verify_as
 from .removal import Removal
 from .twins import Twins
 

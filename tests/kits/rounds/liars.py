@@ -16,10 +16,10 @@ from typing import Any, Literal, Protocol, cast, get_args
 import msgspec
 from blake3 import blake3
 
-from ...collectives import messages as m
-from ...collectives.digest import meaning
-from ...collectives.exchange import header as record_header
-from ...collectives.group import (
+from atoll.collectives import messages as m
+from atoll.collectives.digest import meaning
+from atoll.collectives.exchange import header as record_header
+from atoll.collectives.group import (
     BUTTERFLY,
     LAST_BALLOT,
     Contributor,
@@ -27,8 +27,8 @@ from ...collectives.group import (
     Member,
     least_members,
 )
-from ...collectives.identifiers import PeerId
-from ...collectives.round import (
+from atoll.collectives.identifiers import PeerId
+from atoll.collectives.round import (
     Kind,
     RoundView,
     claim_payload,
@@ -36,11 +36,12 @@ from ...collectives.round import (
     reduced_payload,
     slot_payload,
 )
-from ...collectives.round.acceptor import Acceptor
-from ...collectives.round.byzantine_acceptor import ByzantineAcceptor
-from ..session.serving import part_digests, result_hashes
+from atoll.collectives.round.acceptor import Acceptor
+from atoll.collectives.round.byzantine_acceptor import ByzantineAcceptor
+from atoll.node.session.serving import part_digests, result_hashes
+from atoll.node.simulation.process import NodeProcess, sign_as
+
 from .bending import bent
-from .process import NodeProcess, sign_as
 
 Lie = Literal[
     "equivocate",

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from ...collectives import messages as m
-from ...collectives.group import Certified, Config, Entry, Member, Plan, Vote
-from ...collectives.identifiers import PeerId
-from ...collectives.round import Kind
-from ...collectives.round import machine as machine_module
-from ...collectives.round.blame import Blame, Strikes
-from ...collectives.round.byzantine_acceptor import ByzantineAcceptor
-from ...collectives.round.byzantine_convener import ByzantineConvener
-from ...collectives.round.judge import Judge
+from atoll.collectives import messages as m
+from atoll.collectives.group import Certified, Config, Entry, Member, Plan, Vote
+from atoll.collectives.identifiers import PeerId
+from atoll.collectives.round import Kind
+from atoll.collectives.round import machine as machine_module
+from atoll.collectives.round.blame import Blame, Strikes
+from atoll.collectives.round.byzantine_acceptor import ByzantineAcceptor
+from atoll.collectives.round.byzantine_convener import ByzantineConvener
+from atoll.collectives.round.judge import Judge
+
 from .plant import Plant
 from .storage import SimStorage
 

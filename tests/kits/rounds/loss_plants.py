@@ -7,12 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 
-from ...collectives.errors import StorageError
-from ...collectives.group import Certified, Entry
-from ...collectives.round import machine as machine_module
-from ..run.membership import Membership
-from ..session.prior_contributions import PriorContributions
-from ..session.waiting import Waits
+from atoll.collectives.errors import StorageError
+from atoll.collectives.group import Certified, Entry
+from atoll.collectives.round import machine as machine_module
+from atoll.node.run.membership import Membership
+from atoll.node.session.prior_contributions import PriorContributions
+from atoll.node.session.waiting import Waits
+
 from .plant import Plant
 from .storage import SimJournal, SimStorage
 

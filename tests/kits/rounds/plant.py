@@ -9,22 +9,23 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from ...collectives.exchange import Exchange
-from ...collectives.identifiers import PeerId
-from ...collectives.round import blame as blame_module
-from ...collectives.round import byzantine_acceptor as byzantine_acceptor_module
-from ...collectives.round import byzantine_convener as byzantine_convener_module
-from ...collectives.round import convener as convener_module
-from ...collectives.round import judge as judge_module
-from ...collectives.round import machine as machine_module
-from ...collectives.round import sealing as sealing_module
-from ..session import barrier as barrier_module
-from ..session import branch as branch_module
-from ..session import branching as branching_module
-from ..session import prior_contributions as prior_module
-from ..session import session as session_module
-from ..session import waiting as waiting_module
-from . import process as process_module
+from atoll.collectives.exchange import Exchange
+from atoll.collectives.identifiers import PeerId
+from atoll.collectives.round import blame as blame_module
+from atoll.collectives.round import byzantine_acceptor as byzantine_acceptor_module
+from atoll.collectives.round import byzantine_convener as byzantine_convener_module
+from atoll.collectives.round import convener as convener_module
+from atoll.collectives.round import judge as judge_module
+from atoll.collectives.round import machine as machine_module
+from atoll.collectives.round import sealing as sealing_module
+from atoll.node.session import barrier as barrier_module
+from atoll.node.session import branch as branch_module
+from atoll.node.session import branching as branching_module
+from atoll.node.session import prior_contributions as prior_module
+from atoll.node.session import session as session_module
+from atoll.node.session import waiting as waiting_module
+from atoll.node.simulation import process as process_module
+
 from .storage import SimStorage
 
 DIALS = ("branches", "dying", "losing", "recertified", "power", "moments", "twins", "lying", "lies")

@@ -15,14 +15,15 @@ import msgspec
 from blake3 import blake3
 from torch import Tensor
 
-from ...collectives import messages as m
-from ...collectives.exchange import Exchange
-from ...collectives.group import Certified, Entry, Member, Plan, Vote
-from ...collectives.identifiers import PeerId
-from ...collectives.round import convener as convener_module
-from ...collectives.round import machine as machine_module
-from ...collectives.round import vote_payload
-from ..session.barrier import Barrier
+from atoll.collectives import messages as m
+from atoll.collectives.exchange import Exchange
+from atoll.collectives.group import Certified, Entry, Member, Plan, Vote
+from atoll.collectives.identifiers import PeerId
+from atoll.collectives.round import convener as convener_module
+from atoll.collectives.round import machine as machine_module
+from atoll.collectives.round import vote_payload
+from atoll.node.session.barrier import Barrier
+
 from .branch_plants import BRANCH_PLANTS
 from .loss_plants import LOSS_PLANTS
 from .lying_plants import LYING_PLANTS

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...collectives.codecs.codec import EncodedChunk, Grid
-from ...collectives.digest import chunk_hash, part_digest
-from ...collectives.group import (
+from atoll.collectives.codecs.codec import EncodedChunk, Grid
+from atoll.collectives.digest import chunk_hash, part_digest
+from atoll.collectives.group import (
     Certified,
     Config,
     Contributor,
@@ -29,15 +29,15 @@ from ...collectives.group import (
     is_quorum,
     least_members,
 )
-from ...collectives.identifiers import PeerId
-from ...collectives.messages import Tip as TipMessage
-from ...collectives.reduce import MEAN, TwoPhaseReducer, Weighing, least_of
-from ...collectives.round import adopted_rounds
-from ...collectives.swarm import OuterSettings
-from ...collectives.trees import trees_of
-from ...optim.outer import OuterStep
-from ...security.rule_names import parse_reducer
-from ...security.rules.reducers import find_reducer
+from atoll.collectives.identifiers import PeerId
+from atoll.collectives.messages import Tip as TipMessage
+from atoll.collectives.reduce import MEAN, TwoPhaseReducer, Weighing, least_of
+from atoll.collectives.round import adopted_rounds
+from atoll.collectives.swarm import OuterSettings
+from atoll.collectives.trees import trees_of
+from atoll.optim.outer import OuterStep
+from atoll.security.rule_names import parse_reducer
+from atoll.security.rules.reducers import find_reducer
 
 _grid = lru_cache(16)(Grid)
 

@@ -10,20 +10,21 @@ from typing import Protocol, cast
 
 from torch import Tensor
 
-from ...collectives.group import Certified, Config, Entry, Member
-from ...collectives.identifiers import PeerId
-from ...collectives.layout import Layout
-from ...collectives.simulation import Network, World
-from ...collectives.simulation.faults import FaultInjector
-from ...collectives.swarm import RunSettings
-from ..session.events import BranchEnded, EarlierSettled, InFragment, StateReady
-from ..session.record import BranchRecord
-from ..session.replica import ModelReplica
-from ..session.session import Session
+from atoll.collectives.group import Certified, Config, Entry, Member
+from atoll.collectives.identifiers import PeerId
+from atoll.collectives.layout import Layout
+from atoll.collectives.simulation import Network, World
+from atoll.collectives.simulation.faults import FaultInjector
+from atoll.collectives.swarm import RunSettings
+from atoll.node.session.events import BranchEnded, EarlierSettled, InFragment, StateReady
+from atoll.node.session.record import BranchRecord
+from atoll.node.session.replica import ModelReplica
+from atoll.node.session.session import Session
+from atoll.node.simulation.process import NodeProcess, Place
+
 from .checker import Checker, FrozenContribution, Violation
 from .liars import Lie, LyingProcess
 from .plant import Plant
-from .process import NodeProcess, Place
 from .script import Script, Units
 from .storage import Backup, Observer, SimStorage
 

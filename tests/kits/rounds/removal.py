@@ -8,14 +8,15 @@ import random
 from collections.abc import Sequence
 from functools import partial
 
-from ...collectives.errors import RecertifyError
-from ...collectives.group import is_quorum
-from ...collectives.identifiers import PeerId
-from ...collectives.simulation.faults import FaultKind
-from ..session.recertifying import recertify
+from atoll.collectives.errors import RecertifyError
+from atoll.collectives.group import is_quorum
+from atoll.collectives.identifiers import PeerId
+from atoll.collectives.simulation.faults import FaultKind
+from atoll.node.session.recertifying import recertify
+from atoll.node.simulation.process import NodeProcess
+
 from .deaths import STILL_S
 from .member import SimMember, SwarmView, Watch
-from .process import NodeProcess
 
 AGAIN_S = 0.5
 REBOOTS = 0.25  # in so many of the seeds the organiser's machine loses power, too

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ...collectives import messages as m
-from ...collectives.group import Contributor, Entry, Member
-from ...collectives.identifiers import PeerId
-from ...collectives.round import adopted_rounds, adopts, tip_entry
-from ...collectives.round import machine as machine_module
-from ..session import branch as branch_module
-from ..session import branching as branching_module
-from ..session import events as ev
+from atoll.collectives import messages as m
+from atoll.collectives.group import Contributor, Entry, Member
+from atoll.collectives.identifiers import PeerId
+from atoll.collectives.round import adopted_rounds, adopts, tip_entry
+from atoll.collectives.round import machine as machine_module
+from atoll.node.session import branch as branch_module
+from atoll.node.session import branching as branching_module
+from atoll.node.session import events as ev
+
 from .plant import Plant
 
 

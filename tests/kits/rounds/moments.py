@@ -21,9 +21,10 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 
-from ...collectives.group import Config, is_quorum
-from ...collectives.identifiers import PeerId
-from ...collectives.simulation.network import Weather
+from atoll.collectives.group import Config, is_quorum
+from atoll.collectives.identifiers import PeerId
+from atoll.collectives.simulation.network import Weather
+
 from .member import SimMember, SwarmView
 from .storage import Backup
 

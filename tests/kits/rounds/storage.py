@@ -14,19 +14,20 @@ from pathlib import Path
 from random import Random
 from typing import Any, cast
 
-from ...collectives.digest import merkle_root
-from ...collectives.errors import StorageError
-from ...collectives.group import Certified, Entry, Vote
-from ...collectives.layout import Layout
-from ...collectives.round import SealRecord
-from ...collectives.swarm import OuterSettings
-from ..session.kept import Votes
-from ..session.memory_storage import MemoryStorage, MemoryVotes
-from ..session.ports import AnchorReplica
-from ..session.record import BranchRecord
-from ..session.replica import ModelReplica, PlainSlots, bytes_of
-from ..storage import checkpoint as cp
-from ..storage.journal import FileJournal
+from atoll.collectives.digest import merkle_root
+from atoll.collectives.errors import StorageError
+from atoll.collectives.group import Certified, Entry, Vote
+from atoll.collectives.layout import Layout
+from atoll.collectives.round import SealRecord
+from atoll.collectives.swarm import OuterSettings
+from atoll.node.session.kept import Votes
+from atoll.node.session.memory_storage import MemoryStorage, MemoryVotes
+from atoll.node.session.ports import AnchorReplica
+from atoll.node.session.record import BranchRecord
+from atoll.node.session.replica import ModelReplica, PlainSlots, bytes_of
+from atoll.node.storage import checkpoint as cp
+from atoll.node.storage.journal import FileJournal
+
 from .checker import Violation
 from .medium import SimMedium
 

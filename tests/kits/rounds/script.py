@@ -13,10 +13,10 @@ from typing import Protocol
 
 import torch
 
-from ...collectives.identifiers import PeerId
-from ...collectives.layout import Layout
-from ...collectives.simulation import Timer, World
-from ..session.events import (
+from atoll.collectives.identifiers import PeerId
+from atoll.collectives.layout import Layout
+from atoll.collectives.simulation import Timer, World
+from atoll.node.session.events import (
     BranchAdvanced,
     BranchBegun,
     BranchEnded,
@@ -25,6 +25,7 @@ from ..session.events import (
     RoundCommitted,
     StateReady,
 )
+
 from .checker import FrozenContribution
 from .plant import Plant
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from ...collectives.group import Entry
-from ...collectives.identifiers import PeerId
-from ...collectives.round import sealing as sealing_module
+from atoll.collectives.group import Entry
+from atoll.collectives.identifiers import PeerId
+from atoll.collectives.round import sealing as sealing_module
+
 from .plant import Plant
 
 IMPATIENT_S = 0.6

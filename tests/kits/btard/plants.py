@@ -14,16 +14,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ....collectives.identifiers import PeerId
-from .. import attempt as attempt_module
-from .. import draw as draw_module
-from .. import evidence as evidence_module
-from .. import finished as finished_module
-from .. import judging as judging_module
-from .. import peer as peer_module
-from .. import table as table_module
-from ..attempt import Attempt
-from ..messages import (
+from atoll.collectives.identifiers import PeerId
+from atoll.security.btard import attempt as attempt_module
+from atoll.security.btard import draw as draw_module
+from atoll.security.btard import evidence as evidence_module
+from atoll.security.btard import finished as finished_module
+from atoll.security.btard import judging as judging_module
+from atoll.security.btard import peer as peer_module
+from atoll.security.btard import table as table_module
+from atoll.security.btard.attempt import Attempt
+from atoll.security.btard.messages import (
     Body,
     Bundle,
     Checks,
@@ -37,9 +37,9 @@ from ..messages import (
     Vector,
     VectorRequest,
 )
-from ..residuals import readable
-from .swarm import BtardSwarm
-from .view import BtardOptions
+from atoll.security.btard.residuals import readable
+from atoll.security.btard.simulation.swarm import BtardSwarm
+from atoll.security.btard.simulation.view import BtardOptions
 
 
 class BtardPlant(NamedTuple):

@@ -1,0 +1,1 @@
+"""Bugs planted in BTARD, which its checker has to find."""
