@@ -20,7 +20,7 @@ from ...collectives.errors import NetworkError, SwarmClosedError
 from ..home.interpreter import PYTHON
 from ..home.logs import open_log
 from ..home.output import Terminal, current
-from .options import GIVEN, RUN, shared_options
+from .options import DRAIN, GIVEN, HOURS, RUN, shared_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -92,15 +92,8 @@ def addresses_of(status: dict[str, Any]) -> tuple[str, ...]:
     help="Limit of what it sends, such as 20Mbit/s or 2.5MB/s.",
 )
 @click.option("--max-down", metavar="RATE", type=GIVEN, help="Limit of what it receives.")
-@click.option(
-    "--hours", metavar="FROM-TO", type=GIVEN, help="Train only then, such as 22-06; serve always."
-)
-@click.option(
-    "--drain",
-    metavar="SECONDS",
-    type=click.FloatRange(1, 3600),
-    help="How long it may take to end, once told to: less than a spot machine's notice.",
-)
+@HOURS
+@DRAIN
 @click.option(
     "--metrics",
     metavar="ADDRESS",
@@ -334,7 +327,7 @@ def down_command(now: bool, scripts: bool) -> int:
         ended = list[int]()
         if training:
             for name, process in training:
-                terminal.say(f"{name} is trained here by process {process}")
+                terminal.say(f"process {process} trains {name} here, or has joined it to do so")
             if not scripts and terminal.interactive and not terminal.yes:
                 scripts = click.confirm("End it, too?", default=False, err=True)
             if scripts:
@@ -367,11 +360,13 @@ def down_command(now: bool, scripts: bool) -> int:
 
 
 def _training(client: NodeClient) -> list[tuple[str, int]]:
-    """The name of each run that a script trains on this node, and its process."""
+    """The name of a run and the process of each script that trains it on this node, or has joined
+    it and is to attach.
+    """
     return [
-        (str(run.get("name") or run["run_id"][:8]), int(run["script_pid"]))
+        (str(run.get("name") or run["run_id"][:8]), int(process))
         for run in client.runs()
-        if run.get("script_pid")
+        for process in run.get("script_pids") or ()
     ]
 
 

@@ -22,7 +22,7 @@ from ..home.output import Terminal, as_json, bytes_text, current, span_text
 from ..home.own_data import factory_in, is_factory
 from .consent import INVITE_VARIABLE, agree, describe_run, preview, target_of
 from .daemon import connect, running
-from .options import DATA, GIVEN, RUN, asking_options, shared_options
+from .options import DATA, DRAIN, GIVEN, HOURS, RUN, asking_options, shared_options
 from .settings import settings_of
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ _AFTER = "atoll.join.after"
 STATUS_S = 0.5  # how often the node is asked
 SCRIPTS_SHARE, NODES_SHARE = 0.5, 0.35
 """Of the time that --drain gives, what the script and then a node of its own may take."""
+LEAST_DRAIN_S = 1.0  # that a node may be given
 ATTACH_S = 60.0  # a script of one's own that has not attached by then is told so
 
 
@@ -84,17 +85,8 @@ class _JoinCommand(click.Command):
     help="Limit of what it sends, such as 20Mbit/s; for a node of this run's own.",
 )
 @click.option("--max-down", metavar="RATE", type=GIVEN, help="Limit of what it receives.")
-@click.option(
-    "--hours", metavar="FROM-TO", type=GIVEN, help="Train only then, such as 22-06; serve always."
-)
-@click.option(
-    "--drain",
-    metavar="SECONDS",
-    type=click.FloatRange(2, 3600),
-    help=(
-        "After SIGTERM hand the round over and end within this: less than a spot machine's notice."
-    ),
-)
+@HOURS
+@DRAIN
 @click.option(
     "--begin",
     is_flag=True,
@@ -268,7 +260,7 @@ def _node(
     terminal.say("starting a node for this run (a lasting one: atoll up --background)")
     os.environ.update({f"ATOLL_NODE__{name.upper()}": text for name, text in given.items()})
     if drain is not None:
-        os.environ["ATOLL_NODE__DRAIN_S"] = str(drain * NODES_SHARE)
+        os.environ["ATOLL_NODE__DRAIN_S"] = str(max(LEAST_DRAIN_S, drain * NODES_SHARE))
     os.environ.update(terminal.child_environ())
     os.environ.pop(INVITE_VARIABLE, None)  # the node is told it on its control socket
     node = PrivateNode.start(terminal.paths, home=terminal.home)

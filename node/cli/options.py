@@ -84,6 +84,17 @@ GIVEN = _Given()
 RUN = _Named("runs")
 PEER = _Named("peers")
 DATA = _Data(exists=True)
+HOURS = click.option(
+    "--hours", metavar="FROM-TO", type=GIVEN, help="Train only then, such as 22-06; serve always."
+)
+DRAIN = click.option(
+    "--drain",
+    metavar="SECONDS",
+    type=click.FloatRange(2, 3600),
+    help=(
+        "After SIGTERM hand the round over and end within this: less than a spot machine's notice."
+    ),
+)
 
 
 def _store(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:

@@ -25,6 +25,7 @@ from ...collectives.errors import (
     LocalProtocolError,
     NetworkError,
     SwarmClosedError,
+    VersionMismatchError,
 )
 from ..control import protocol as p
 from ..control.address import check_folder, check_peer
@@ -32,6 +33,7 @@ from ..home.failures import error_of
 from ..home.lifecycle import close_in_children
 from .eager import eager
 
+VERSIONS = tuple(range(p.OLDEST, p.VERSION + 1))
 HELLO_S = 10.0
 NOT_RUNNING = "E003"
 SEND_S = 30.0  # a node that does not read for so long is taken for dead
@@ -113,7 +115,7 @@ class Link:
             _connect(sock, path, timeout_s, give_up)
             check_peer(sock)
             link = cls(sock)
-            call = link.submit(lambda id_: p.Hello(id_, (p.VERSION,), os.getpid()))
+            call = link.submit(lambda id_: p.Hello(id_, VERSIONS, os.getpid()))
             link.welcome = link.finish(call, p.Welcome, timeout_s=timeout_s, give_up=give_up)
         except BaseException:
             sock.close()
@@ -128,12 +130,15 @@ class Link:
         progress: Callable[[str, int, int], None] | None = None,
     ) -> PendingAnswer:
         """Send a request; its answer comes to the returned Call. Raises SwarmClosedError when the
-        link is lost.
+        link is lost, VersionMismatchError where the node is too old for it.
         """
         call = PendingAnswer(progress)
         with self._condition, eager():
             id_, self._next_id = self._next_id, self._next_id + 1
-            data = p.frame(make(id_))
+            request = make(id_)
+            if self.welcome is not None and self.welcome.version < p.SINCE.get(type(request), 0):
+                raise _too_old()
+            data = p.frame(request)
             self._check()
             self._calls[id_] = call
             self._unsent += data
@@ -378,6 +383,13 @@ def closed(reason: str) -> SwarmClosedError:
     return SwarmClosedError(
         f"the connection to the node is gone: {reason}",
         hint="atoll status tells whether a node runs; its log tells why it ended.",
+    )
+
+
+def _too_old() -> VersionMismatchError:
+    return VersionMismatchError(
+        "this machine's node is of an earlier version of atoll, which cannot do that",
+        hint="Restart the node: atoll down, then atoll up",
     )
 
 

@@ -40,6 +40,7 @@ from ...collectives.errors import (
     DeadlineExceededError,
     LocalProtocolError,
     SwarmClosedError,
+    VersionMismatchError,
 )
 from ...collectives.layout import Layout, cut
 from ...collectives.plain import DEVICES, flat_of, placed
@@ -226,7 +227,8 @@ class RunSwarm(SeededWork):
         self._check_open()
         self.take_in()
         if self._at is not None:
-            with contextlib.suppress(SwarmClosedError):  # lost just now
+            # lost just now, or an older one came in its place, which pauses nobody
+            with contextlib.suppress(SwarmClosedError, VersionMismatchError):
                 self._paused = self._ask(self._at, p.Rest, p.Resting).why
         return self._paused
 

@@ -29,7 +29,9 @@ from ..home.failures import Failure, Id
 from .frames import LENGTH, MAX_FRAME_BYTES, Frames
 from .shared_memory import SLOTS
 
-VERSION = 1
+OLDEST, VERSION = 1, 2
+"""What this side speaks. Where the other side is older, both speak its version. A new request
+raises VERSION and has a row in SINCE; a new field has a default."""
 REDUCE_FDS = 1
 
 
@@ -406,6 +408,8 @@ Request = (
     | ReduceCancel
     | ReduceClose
 )
+SINCE: dict[type, int] = {BeginRun: 2, Pause: 2, Start: 2, Rest: 2}
+"""The first version that has a request, where that is not the oldest."""
 
 # ── replies
 # ──────────────────────────────────────────────────────────────────────────────────────────────────

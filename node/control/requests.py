@@ -83,21 +83,24 @@ class ConnectionRequests:
             raise LocalProtocolError(
                 f"the first message must be hello, not {type(message).__name__}"
             )
-        if p.VERSION not in message.versions:
+        spoken = set(message.versions).intersection(range(p.OLDEST, p.VERSION + 1))
+        if not spoken:
             raise VersionMismatchError(
                 (
-                    f"the node speaks control protocol {p.VERSION}, the client speaks "
-                    f"{', '.join(map(str, message.versions))}"
+                    f"the node speaks control protocol {p.OLDEST} to {p.VERSION}, the client "
+                    f"speaks {', '.join(map(str, message.versions))}"
                 ),
                 why="The node and the script or command come from different versions of atoll.",
-                hint="Restart the node: atoll down, then atoll up",
+                hint="Restart the node: atoll down, then atoll up"
+                if max(message.versions) > p.VERSION
+                else "Start the script or command again, with the atoll of the node",
             )
         # The number that a client in a container has there is another process's here, which `atoll
         # down --scripts` would end.
         self._pid = message.pid if pid is None else pid
         service = self._service
         return p.Welcome(
-            message.id, p.VERSION, os.getpid(), service.peer, service.private, service.parent_pid
+            message.id, max(spoken), os.getpid(), service.peer, service.private, service.parent_pid
         )
 
     async def handle(self, request: p.Request) -> None:

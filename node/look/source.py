@@ -27,6 +27,7 @@ PEERS_S = 10.0  # a question about peers pings them
 FILE_S = 0.2
 NO_NODE, NOT_IN_IT = "no node is up here", "the node here is not in it"
 NOT_RUNNING = "E003"
+FIRST_S = 15.0  # for the first answer: a node that is there has one at once, unless it is stopped
 WATCHED_S = 15.0
 """For so long after the last look the node is still asked; with nobody looking, nothing is."""
 
@@ -115,8 +116,8 @@ class _Threads:
 
 
 class Live(_Threads):
-    """The run ``signed`` at the node of a home, whether that is up or not. The events are in the
-    picture when the context is entered.
+    """The run ``signed`` at the node of a home, whether that is up or not. The events, and what the
+    node says, are in the picture when the context is entered.
     """
 
     def __init__(self, paths: Paths, signed: SignedManifest) -> None:
@@ -125,7 +126,7 @@ class Live(_Threads):
         self._seen = time.monotonic()
         self._looked = threading.Event()
         self._caught_up = threading.Event()
-        self._asked = threading.Event()
+        self._answered, self._asked = threading.Event(), threading.Event()
         self._client: NodeClient | None = None
 
     def now(self) -> float:
@@ -141,11 +142,12 @@ class Live(_Threads):
         self._start(self._follow)
         self._caught_up.wait(30)
         self._start(self._ask)
+        self._answered.wait(FIRST_S)
         return self
 
-    def settle(self, seconds: float = 3.0) -> None:
-        """Wait until the node has been asked once."""
-        self._asked.wait(seconds)
+    def settle(self) -> None:
+        """Wait until the members have been asked how they are reached, too."""
+        self._asked.wait(FIRST_S)
 
     def _follow(self) -> None:
         def wait() -> None:
@@ -171,24 +173,24 @@ class Live(_Threads):
                 row = next(
                     (r for r in status.get("runs") or () if r.get("run_id") == self._run_id), None
                 )
-                peers = None
+                with self.lock:
+                    if row is not None:
+                        self.view.take_status(row, status)
+                    else:
+                        self.view.node_gone(NOT_IN_IT)
+                self._answered.set()
                 now = time.monotonic()
                 if row and (now - peers_at > PEERS_S or row.get("members") != members):
                     peers, peers_at = self._node().peers(self._run_id), now
                     members = list(row.get("members") or ())
+                    with self.lock:
+                        self.view.take_peers(peers)
             except AtollError as error:
                 self._close()
                 peers_at = -PEERS_S
                 with self.lock:
                     self.view.node_gone(NO_NODE if error.code == NOT_RUNNING else error.message)
-            else:
-                with self.lock:
-                    if peers is not None:
-                        self.view.take_peers(peers)
-                    if row is not None:
-                        self.view.take_status(row, status)
-                    else:
-                        self.view.node_gone(NOT_IN_IT)
+            self._answered.set()
             self._asked.set()
             self._pause(STATUS_S)
 

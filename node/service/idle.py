@@ -75,6 +75,11 @@ class Idle:
             return None
         return round(now - self._since, 1)
 
+    @property
+    def processes(self) -> list[int]:
+        """Those that have joined and not attached."""
+        return list(self._joined)
+
     def unattached(self, now: float) -> dict[str, float]:
         """By process: seconds since it joined, of those that should have attached by now."""
         return {

@@ -148,7 +148,9 @@ class Node:
         return [self._row(run) for run in self.by_id.values()]
 
     def _row(self, run: RunService) -> dict[str, Any]:
-        return {**run.status(), "script_pid": self._scripts.get(run.run_id)}
+        attached = self._scripts.get(run.run_id)
+        joined = {*run.idle.processes, attached} - {None}
+        return {**run.status(), "script_pid": attached, "script_pids": sorted(joined)}
 
     async def peers(self, run: str) -> list[dict[str, Any]]:
         """One row a member."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_kit import LISTEN, SCRIPT, atoll, nothing_stays, start
@@ -148,6 +149,20 @@ def test_a_script_that_attaches_nothing_is_named(home: Path) -> None:
         assert join.wait(100) == 130
     assert f"process {pid} joined " in words_of(home)
     assert atoll(home, "status")["runs"][0]["unattached"] == {}
+
+
+def test_down_ends_a_script_that_has_joined_and_not_attached(home: Path) -> None:
+    with plain(home, "nothing") as process:
+        ends = time.monotonic() + 120
+        found = list[Any]()
+        while not any(run["script_pids"] for run in found):
+            assert time.monotonic() < ends
+            time.sleep(0.2)
+            found = atoll(home, "status")["runs"]
+        assert [(run["script_pids"], run["script_pid"]) for run in found] == [([process.pid], None)]
+        down = atoll(home, "down", "--scripts")
+        assert (down["scripts"], down["ended"]) == ([process.pid], [process.pid])
+        assert process.wait(60) in (130, -signal.SIGINT)  # perhaps before join() has returned
 
 
 def test_a_paused_script_rests_and_its_node_serves(home: Path) -> None:

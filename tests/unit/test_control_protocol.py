@@ -108,6 +108,17 @@ def test_every_message_is_tried() -> None:
     assert kinds == {type(message) for message in (*REQUESTS, *ANSWERS)}
 
 
+def test_a_request_that_the_first_version_lacks_says_since_when_there_is_one() -> None:
+    """A new request raises VERSION, else nodes that are not restarted refuse it as garbage."""
+    first = {type(request) for request in REQUESTS if type(request) not in p.SINCE}
+    assert " ".join(sorted(str(kind.__struct_config__.tag) for kind in first)) == (
+        "begin buffer_close buffer_open check computed contribute depart down find_run found hello "
+        "join lease leave members open peers ping read_bans recertify reduce_cancel reduce_close "
+        "reduce_open reduce_start release report resume runs status subscribe tallies"
+    )
+    assert max(p.SINCE.values()) == p.VERSION
+
+
 @given(st.lists(st.sampled_from(REQUESTS), max_size=8), st.data())
 def test_requests_survive_any_cut(messages: list[p.Request], data: st.DataObject) -> None:
     wire = b"".join(p.frame(message) for message in messages)

@@ -840,6 +840,49 @@ def test_versions_that_do_not_meet(tmp_path: Path) -> None:
     assert (refused.value.code, refused.value.hint) == ("E140", "Restart the node")
 
 
+def test_a_node_of_the_first_version_is_asked_nothing_that_it_does_not_know(tmp_path: Path) -> None:
+    path = tmp_path / "old.sock"
+    tmp_path.chmod(0o700)
+    asked = list[p.Request]()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def answer() -> None:
+            frames = p.request_frames()
+            with listener.accept()[0] as sock:
+                while data := sock.recv(65536):
+                    for request in frames.feed(data):
+                        asked.append(request)
+                        if isinstance(request, p.Hello):
+                            assert 1 in request.versions  # what such a node looks for
+                            sock.sendall(p.frame(p.Welcome(request.id, 1, os.getpid(), PEER)))
+                        else:
+                            assert isinstance(request, p.Down)
+                            sock.sendall(p.frame(p.Done(request.id)))
+                            return
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with NodeClient(Link.connect(path)) as client:
+            with pytest.raises(VersionMismatchError, match="earlier version of atoll") as refused:
+                client.pause(RUN, True)
+            client.down()  # what its hint says can be done
+        thread.join()
+    assert refused.value.hint == "Restart the node: atoll down, then atoll up"
+    assert [type(request) for request in asked] == [p.Hello, p.Down]
+
+
+def test_a_script_of_the_first_version_goes_on_with_a_new_node(node: Node) -> None:
+    for versions, spoken in (((1,), 1), ((1, 2), 2), ((2, 3), 2)):
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(str(node.paths.control_socket))
+            sock.sendall(p.frame(p.Hello(1, versions, os.getpid())))
+            (welcome,) = p.answer_frames().feed(sock.recv(65536))
+        assert isinstance(welcome, p.Welcome)
+        assert welcome.version == spoken
+
+
 def test_a_client_that_does_not_read_is_dropped(node: Node, swarm: RunSwarm) -> None:
     swarm.open(LAYOUT, fill(0.0)).release()
     deaf = socket.socket(socket.AF_UNIX)
