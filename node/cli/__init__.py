@@ -20,6 +20,7 @@
     bans               ban, unban, bans, trust
     audit              audit
     splitting          split
+    qr                 a text as a QR code
     invites            invite new, inspect, revoke
     templates          manifests to start from
     runs               new, validate, export, rm

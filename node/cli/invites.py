@@ -169,6 +169,11 @@ def invite_command() -> None:
     show_default=True,
     help="What it admits to. Organiser only.",
 )
+@click.option(
+    "--qr",
+    is_flag=True,
+    help="Draw it as a QR code, too. Whoever photographs that has the invite.",
+)
 @shared_options
 def new(
     run: str | None,
@@ -177,6 +182,7 @@ def new(
     peer: str,
     uses: int | None,
     role: Role,
+    qr: bool,
 ) -> None:
     """Print a fresh invite to RUN (id, its beginning, or name; the only one when left out).
 
@@ -216,6 +222,10 @@ def new(
     )
     line = invite.encode()
     terminal.data(line, {"invite": line, **described(invite)})
+    if qr:
+        from .qr import show_qr
+
+        show_qr(terminal, line)
     policy = decode_manifest(signed.manifest).join.policy
     if policy != "invite" and (peer or uses):
         terminal.say(

@@ -26,6 +26,7 @@ DIRECT = {
     "transformers",
     "lightning",
     "prometheus_client",
+    "segno",
 }
 COME_WITH_LIBP2P = {"multiaddr", "base58", "google", "exceptiongroup", "dns"}
 
