@@ -8,6 +8,7 @@ outer step (`outer/`), reconciliation (`model/reconcile`).
     outer/   the outer step on the anchor, with the same bits everywhere; presets
     planning/   from step time, rates and round trips to a run's settings
     coding/  codes against stragglers and liars, for sums that must be exact; no run needs them
+    experts/ models of parts of the data, and a router between them; no run mode
     gossip/  training without a shared anchor, over averages in pairs; no run needs it
     federated/   federated methods as small pieces on this frame, for real runs and for simulations
                  in virtual time

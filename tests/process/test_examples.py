@@ -34,6 +34,7 @@ def test_all_are_here() -> None:
     there = {path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.py")}
     assert there == {
         *EXAMPLES,
+        "experts",
         "hospital/site",
         "hospital/task",
     }  # data of the one beside them, in a run and in a simulation
@@ -64,6 +65,30 @@ def test_example(name: str) -> None:
     assert float(said[3]) < most
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "says", "least", "most"),
+    [
+        ([], "drawn points are ([\\d.]+) from the middle", 0.0, 0.4),  # the data's: 0.16
+        (["classes"], "([\\d.]+) of the points are classified right", 0.9, 1.0),
+    ],
+)
+def test_experts_and_a_router(
+    words: list[str], says: str, least: float, most: float, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, EXAMPLE.format("experts"), *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (found := re.search(says, done.stdout)) is not None, done.stdout
+    assert least <= float(found[1]) <= most
+
+
 RUN = """
 schema = 1
 name = "mine"
@@ -72,6 +97,7 @@ entry = "local:mlp"
 [train]
 round_s = 0.5
 rounds = 30
+start_with = 2
 """
 
 
