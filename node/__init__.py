@@ -21,8 +21,8 @@ loads neither trio nor libp2p nor torch. Rooms, lowest first:
     simulation/        the whole swarm in virtual time
     views/, look/      documents and events as text; a run in one picture, for a terminal and a page
     recipes/, demo/, cli/   built-in training, the demonstration, the command line
-    local, local_member, local_averages   LocalSwarm: whole swarms in one process and virtual time,
-                       for users' own tests; averages of many of its members
+    local, local_member   LocalSwarm: whole swarms in one process and virtual time, for users' own
+                       tests
 """
 
 from __future__ import annotations

@@ -190,10 +190,9 @@ def options_of(
     peers: tuple[int, int], rounds: int, kinds: tuple[str, ...], lying: int, lie: str
 ) -> Options:
     """What a seed is run with."""
+    from kits.rounds.injection import FaultKind
     from kits.rounds.liars import LIES, Lie
     from kits.rounds.swarm import Options
-
-    from atoll.collectives.simulation.faults import FaultKind
 
     return Options(
         peers=peers,
@@ -307,8 +306,7 @@ def report(arguments: argparse.Namespace, results: list[dict[str, Any]], wall_s:
 def play_grid(task: tuple[int, int, float, int]) -> dict[str, Any]:
     """One seed of averages on a grid, in a worker process."""
     import torch
-
-    from atoll.node.local_averages import simulate_grid
+    from kits.rounds.averages import simulate_grid
 
     torch.set_num_threads(1)
     seed, members, churn, rounds = task

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from hashlib import blake2b
 from heapq import heappop, heappush
 
+from ..identifiers import PeerId
+
 Action = Callable[[], None]
 
 
@@ -97,3 +99,14 @@ class World:
     def trace(self) -> str:
         """32 hex digits that name everything noted so far, in order and with its time."""
         return self._trace.hexdigest()
+
+
+class ProcessDied(BaseException):
+    """Raised inside a process that is killed in the middle of a call. Not an Exception: nothing in
+    the process may catch it.
+    """
+
+    def __init__(self, peer: PeerId, back_after_s: float) -> None:
+        super().__init__(peer)
+        self.peer = peer
+        self.back_after_s = back_after_s

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from kits.rounds.averages import simulate_grid
 
 from atoll.collectives import api
 from atoll.collectives.averaging import Averaged, average, drawn_error, expected_error
@@ -17,7 +18,6 @@ from atoll.collectives.errors import LocalProtocolError
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.swarm import RunSettings
 from atoll.node.local import LocalSwarm
-from atoll.node.local_averages import simulate_grid
 from atoll.node.local_member import LocalMember
 
 P = [PeerId(f"p{index}") for index in range(10)]

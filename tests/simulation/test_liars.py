@@ -7,13 +7,13 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+from kits.rounds.injection import FaultKind
 from kits.rounds.liars import Lie
 from kits.rounds.lying_plants import DEAR_PLANTS, LYING_PLANTS
 from kits.rounds.swarm import Options, SimSwarm, run_seed
 from seeds import seeds
 
 from atoll.collectives.errors import LocalProtocolError
-from atoll.collectives.simulation.faults import FaultKind
 
 FAULTS: tuple[FaultKind, ...] = ("crash", "freeze", "partition", "isolate", "cut", "storm", "leave")
 WITHHOLDING: tuple[tuple[Lie, ...], ...] = (

@@ -8,10 +8,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
+from kits.rounds.injection import FaultKind
 from kits.rounds.plants import PLANTS
 from kits.rounds.swarm import Options, run_seed
-
-from atoll.collectives.simulation.faults import FaultKind
 
 
 def played(seeds: Sequence[int], *kinds: FaultKind) -> Counter[str]:

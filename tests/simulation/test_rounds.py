@@ -16,6 +16,7 @@ import pytest
 import torch
 from house import ROOT
 from kits.rounds.checker import Checker, FrozenContribution, Violation
+from kits.rounds.injection import VOTE, Trap
 from kits.rounds.plants import PLANTS
 from kits.rounds.swarm import Options, SimSwarm, run_seed
 
@@ -25,7 +26,6 @@ from atoll.collectives.errors import RemoteProtocolError
 from atoll.collectives.group import Certified, Contributor, Entry, Member, Part, Vote
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.reduce import MEAN
-from atoll.collectives.simulation.faults import VOTE, Trap
 from atoll.collectives.swarm import OuterSettings
 
 FIRST = 5000

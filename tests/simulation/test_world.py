@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import pytest
-
-from atoll.collectives.identifiers import PeerId
-from atoll.collectives.simulation import (
+from kits.rounds.injection import (
     FaultInjector,
-    Network,
-    ProcessDied,
-    Weather,
-    World,
+    FaultPlan,
+    InjectedFault,
+    Trap,
     quiet_plan,
     random_plan,
 )
-from atoll.collectives.simulation.faults import FaultPlan, InjectedFault, Trap
+
+from atoll.collectives.identifiers import PeerId
+from atoll.collectives.simulation import Network, ProcessDied, Weather, World
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 

@@ -5,9 +5,11 @@ swarm     members, world, network, faults and checker: one seed, one run
 member    one peer: its disks, and while it lives a process and its scripts; one log as it is
           watched: its checker, and what its scripts share
 script    a training script reduced to what the round protocol sees of it: units of work
+injection  seeded plans of faults, and traps that strike at the n-th message of a kind
 medium    a disk that loses, tears and reorders what was not synced when power goes
 storage   what a simulated member keeps over the life of its process
 checker   the oracle: predicates that must hold whatever happens
+averages  averages of a large LocalSwarm on a grid, under churn
 
 Faults:
 removal   a quorum is lost for ever, and the organiser recertifies

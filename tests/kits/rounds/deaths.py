@@ -17,9 +17,9 @@ from functools import partial
 from atoll.collectives.group import Certified, Config, is_quorum, least_members
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.reduce import least_of
-from atoll.collectives.simulation.faults import FaultKind
 from atoll.security.rules.reducers import find_reducer
 
+from .injection import FaultKind
 from .member import SwarmView, Watch
 
 LATE_S = 2.0  # the last deaths are so long after the network is mended

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING
 
 from atoll.collectives.group import Member, is_quorum
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.simulation.faults import FaultKind
 from atoll.collectives.simulation.network import Weather
 
+from .injection import FaultKind
 from .member import Disk, SwarmView
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from atoll.collectives.group import Certified, Config, Entry, Member
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.layout import Layout
 from atoll.collectives.simulation import Network, World
-from atoll.collectives.simulation.faults import FaultInjector
 from atoll.collectives.swarm import RunSettings
 from atoll.node.session.events import BranchEnded, EarlierSettled, InFragment, StateReady
 from atoll.node.session.record import BranchRecord
@@ -23,6 +22,7 @@ from atoll.node.session.session import Session
 from atoll.node.simulation.process import NodeProcess, Place
 
 from .checker import Checker, FrozenContribution, Violation
+from .injection import FaultInjector
 from .liars import Lie, LyingProcess
 from .plant import Plant
 from .script import Script, Units

@@ -11,11 +11,11 @@ from functools import partial
 from atoll.collectives.errors import RecertifyError
 from atoll.collectives.group import is_quorum
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.simulation.faults import FaultKind
 from atoll.node.session.recertifying import recertify
 from atoll.node.simulation.process import NodeProcess
 
 from .deaths import STILL_S
+from .injection import FaultKind
 from .member import SimMember, SwarmView, Watch
 
 AGAIN_S = 0.5

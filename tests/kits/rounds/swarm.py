@@ -16,15 +16,7 @@ from atoll.collectives.group import Member, TopologyKind, least_members
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.layout import cut, make_layout
 from atoll.collectives.round import Timing
-from atoll.collectives.simulation import FaultInjector, Network, World, quiet_plan, random_plan
-from atoll.collectives.simulation.faults import (
-    AIMED,
-    ALL_FAULTS,
-    LYING_MESSAGES,
-    ROUND_MESSAGES,
-    FaultKind,
-    shatter_plan,
-)
+from atoll.collectives.simulation import Network, World
 from atoll.collectives.swarm import OuterSettings, RunSettings
 from atoll.node.run.evidence import check
 from atoll.node.session.events import (
@@ -42,6 +34,17 @@ from atoll.node.simulation.process import Place, verify_as
 
 from .checker import Checker, Violation
 from .deaths import Deaths
+from .injection import (
+    AIMED,
+    ALL_FAULTS,
+    LYING_MESSAGES,
+    ROUND_MESSAGES,
+    FaultInjector,
+    FaultKind,
+    quiet_plan,
+    random_plan,
+    shatter_plan,
+)
 from .liars import LIES, Lie
 from .losses import LOSSY_ROUNDS, SHARE, SLOWER, SeedLosses
 from .member import Disk, SimMember, Watch

@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from ..identifiers import PeerId
-from .network import Network, Weather
-from .world import World
+from atoll.collectives.identifiers import PeerId
+from atoll.collectives.simulation import Network, ProcessDied, Weather, World
 
 FaultKind = Literal[
     "crash",
@@ -111,17 +110,6 @@ LYING_MESSAGES = (
     "write",
 )
 """The same where members may lie."""
-
-
-class ProcessDied(BaseException):
-    """Raised inside a process that is killed in the middle of a call. Not an Exception: nothing in
-    the process may catch it.
-    """
-
-    def __init__(self, peer: PeerId, back_after_s: float) -> None:
-        super().__init__(peer)
-        self.peer = peer
-        self.back_after_s = back_after_s
 
 
 class Subject(Protocol):

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..collectives import api
-from ..collectives.averaging import Averaged, average, expected_error
-from ..collectives.groups import grid_dims
-from ..collectives.identifiers import PeerId
-from ..collectives.round import Timing
-from ..collectives.swarm import RunSettings
-from .local import LocalSwarm
+from atoll.collectives import api
+from atoll.collectives.averaging import Averaged, average, expected_error
+from atoll.collectives.groups import grid_dims
+from atoll.collectives.identifiers import PeerId
+from atoll.collectives.round import Timing
+from atoll.collectives.swarm import RunSettings
+from atoll.node.local import LocalSwarm
 
 TIMING = Timing(
     pull_s=0.25, heartbeat_s=1.0, detect_s=3.0, revise_s=3.0, takeover_s=3.5, fetch_s=1.0
