@@ -8,7 +8,7 @@ A user-facing error says what happened (with the values), why it probably is so,
     ├─ NetworkError               PeerUnreachableError, PeerLostError, DeadlineExceededError
     ├─ ProtocolError              RemoteProtocolError, LocalProtocolError, VersionMismatchError
     ├─ SecurityError              BadSignatureError, NotAdmittedError, MisbehaviourError
-    ├─ GroupError                 NotEnoughPeersError, GroupDissolvedError
+    ├─ GroupError                 NotEnoughPeersError
     ├─ StateError                 OutOfDateError, DigestMismatchError, ModelMismatchError,
         RecertifyError, RemovedError, DoubledError, StorageError
     └─ SwarmClosedError
@@ -204,12 +204,6 @@ class NotEnoughPeersError(GroupError):
     """Fewer peers than asked for."""
 
     code = "E151"
-
-
-class GroupDissolvedError(GroupError):
-    """The group ended before the operation did."""
-
-    code = "E152"
 
 
 class StateError(AtollError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from .identifiers import PeerId
@@ -65,20 +66,15 @@ _lock = threading.Lock()
 _sinks: tuple[
     tuple[object, Sink], ...
 ] = ()  # replaced as a whole, so that emit reads it without the lock
-_failures = 0
 
 
 def emit(event: Event) -> None:
     """Hand ``event`` to every sink, in the caller's thread, in order of subscription. Never raises
     for a failing sink.
     """
-    global _failures
     for _, sink in _sinks:
-        try:
+        with suppress(Exception):
             sink(event)
-        except Exception:
-            with _lock:
-                _failures += 1
 
 
 def subscribe(sink: Sink) -> Callable[[], None]:
@@ -96,8 +92,3 @@ def subscribe(sink: Sink) -> Callable[[], None]:
             _sinks = tuple(item for item in _sinks if item[0] is not token)
 
     return unsubscribe
-
-
-def sink_failures() -> int:
-    """How many times a sink has raised in this process."""
-    return _failures

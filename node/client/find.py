@@ -65,11 +65,6 @@ class Dial:
         self._node: PrivateNode | None = None
         self._daemon_seen_s: float | None = None
 
-    @property
-    def node_pid(self) -> int | None:
-        """Process id of the private node, if there is one."""
-        return self._node.pid if self._node else None
-
     def reach(self, give_up: GiveUp | None = None) -> Link:
         """A connection. May start a private node and wait until it is ready; ``give_up`` is asked
         several times a second.

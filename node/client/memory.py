@@ -171,11 +171,6 @@ class SlotView:
             self._digest = self._held().digest()
         return self._digest
 
-    @property
-    def released(self) -> bool:
-        """Whether the lease was given back."""
-        return self._floats is None
-
     def copy_into(self, destination: Tensor, start: int = 0) -> None:
         """See AnchorView. Raises LocalProtocolError after `release`, or when range or destination
         do not fit.

@@ -202,13 +202,6 @@ learned meanwhile is contributed when the others are back.
 
     atoll peers          who is there""",
     ),
-    "E152": ErrorPage(
-        "group-dissolved",
-        "the group ended before the operation did",
-        75,
-        """\
-Members left or were lost while it ran. Nothing was committed, nothing is lost; try again.""",
-    ),
     "E160": ErrorPage(
         "closed",
         "the connection to the node is closed",

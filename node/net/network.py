@@ -510,14 +510,6 @@ class PeerNetwork:
         """Who is known to take part in ``run`` (not we), with addresses. Asks nobody."""
         return [(PeerId(news.peer), news.addresses) for news in self._rendezvous.members(run)]
 
-    async def find_members(self, run: RunId) -> list[tuple[PeerId, tuple[str, ...]]]:
-        """`members`, and whoever the DHT names when asked now. Works for runs we take no part in,
-        too.
-        """
-        found = dict(await self.dht.find_providers(run_key(run)))
-        found.update(self.members(run))
-        return sorted(found.items())
-
     async def find_strangers(
         self, run: RunId, organiser: PeerId
     ) -> list[tuple[PeerId, tuple[str, ...]]]:

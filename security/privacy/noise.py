@@ -6,9 +6,10 @@ Nobody is trusted with all of the noise. Of the members whose vectors are in a s
 learns (its own part) still leaves the noise that is accounted. With secure aggregation ``honest``
 is its threshold less the members that are assumed to collude.
 
-A sum of discrete Gaussians is not one, but as near as `sum_gap` says (Kairouz, Liu and Steinke
-2021, arXiv 2102.06387, theorem 11): nothing at the deviations that are allowed here, so it is
-accounted as one, and that as a Gaussian, which hides no more (arXiv 2004.00010, theorem 7).
+A sum of discrete Gaussians is not one, but so near to one (Kairouz, Liu and Steinke 2021, arXiv
+2102.06387, theorem 11) that nothing is left of the difference at the deviations that are allowed
+here. It is accounted as one, and that as a Gaussian, which hides no more (arXiv 2004.00010,
+theorem 7).
 """
 
 from __future__ import annotations
@@ -86,10 +87,3 @@ def add_noise(values: Integers, plan: NoisePlan, rng: random.Random) -> None:
             why="rounding is accounted by the number of elements",
         )
     values += discrete_gaussian(plan.share, plan.numel, rng)
-
-
-def sum_gap(variance: float, members: int) -> float:
-    """How far, as a logarithm of probabilities, a sum of discrete Gaussians is from one of the
-    summed variance, an element at most.
-    """
-    return 10 * sum(math.exp(-2 * math.pi**2 * variance * k / (k + 1)) for k in range(1, members))

@@ -719,7 +719,7 @@ def test_dht_values_and_providers_are_found_by_asking_the_network() -> None:
         assert await reader.dht.get(writer.peer, "nothing") is None
         assert await nodes[2].dht.provide(run_key(RUN)) >= 1
         assert await nodes[3].dht.provide(run_key(RUN)) >= 1
-        found = dict(await reader.find_members(RUN))
+        found = dict(await reader.dht.find_providers(run_key(RUN)))
         assert set(found) == {nodes[2].peer, nodes[3].peer}
         assert all(addresses for addresses in found.values())
 
@@ -1142,7 +1142,6 @@ def test_without_the_dht_members_meet_by_the_bootstrap_and_nobody_asks_them() ->
             )
         members[0].send(RUN, members[1].peer, b"hello")
         assert await inboxes[1].until(1) == [(members[0].peer, b"hello")]
-        assert await members[0].find_members(RUN) == members[0].members(RUN)
         asker = network(hub)
         await nursery.start(asker.run)
         await wait_for(lambda: asker.connected(hub.peer))
