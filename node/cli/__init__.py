@@ -65,7 +65,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "validate": ("runs", "Check a run's manifest and say what it means."),
     "plan": (
         "planning",
-        "Say which settings keep your machines training, how long a round takes, and why.",
+        "Say which settings reach a loss soonest here, how long a round takes, and why.",
     ),
     "simulate": (
         "simulating",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from .options import GIVEN, GivenPath, shared_options
 from .reaching import find_peer
 
 if TYPE_CHECKING:
-    from ...optim.planning import Conditions, PeerConditions, TrainingPlan
+    from ...optim.planning import Conditions, PeerConditions, Price, TrainingPlan
     from ..client.commands import NodeClient
     from ..manifest import Manifest
 
@@ -54,8 +54,8 @@ DEFAULT_RTT_MS = 50.0
     "rows",
     multiple=True,
     type=GIVEN,
-    metavar="UP/DOWN[/STEP_MS]",
-    help="One peer, instead of --peers; repeatable.",
+    metavar="UP/DOWN[/STEP_MS[/MOST]]",
+    help="One peer, instead of --peers; repeatable. MOST: samples that its memory holds.",
 )
 @click.option(
     "--node",
@@ -72,9 +72,8 @@ DEFAULT_RTT_MS = 50.0
 @click.option(
     "--share",
     type=float,
-    default=0.95,
-    show_default=True,
-    help="Wanted share of the time that is training.",
+    metavar="PART",
+    help="At least this part of the time must be training, such as 0.95, whatever its price.",
 )
 @click.option(
     "--max-steps",
@@ -83,6 +82,12 @@ DEFAULT_RTT_MS = 50.0
         "The longest round, in inner steps, that the model's quality allows (100, "
         "from 100M parameters 500)."
     ),
+)
+@click.option(
+    "--batch",
+    type=int,
+    metavar="SAMPLES",
+    help="Also share a step of so many samples among the peers (with MOST: within their memory).",
 )
 @click.option(
     "--parameters", type=int, help="Size of the model, where the manifest does not say it."
@@ -98,16 +103,17 @@ def plan_command(
     rows: tuple[str, ...],
     node: str | None,
     rtt_ms: float | None,
-    share: float,
+    share: float | None,
     max_steps: int | None,
+    batch: int | None,
     parameters: int | None,
     explain: bool,
 ) -> None:
-    """Say which settings keep your machines training, how long a round takes, and why.
+    """Say which settings reach a loss soonest here, how long a round takes, and why.
 
     Nothing is changed: paste what it prints into RUN.toml. RATE: 20Mbit/s, 2.5MB/s.
     """
-    from ...optim.planning import Choice, Conditions, estimate, plan
+    from ...optim.planning import Choice, Conditions, estimate, plan, price
     from ..manifest import load_manifest
 
     terminal = current()
@@ -119,44 +125,44 @@ def plan_command(
             why="Everything is planned against the time of a step, and only your script knows it.",
             hint="Time a few steps without atoll; then: atoll plan RUN.toml --step-ms 250",
         )
-    found, rtt_s = (
-        _given(rows, peers, up, down or up, step_ms / 1000),
-        (DEFAULT_RTT_MS if rtt_ms is None else rtt_ms) / 1000,
-    )
+    found, most = _given(rows, peers, up, down or up, step_ms / 1000)
+    rtt_s = (DEFAULT_RTT_MS if rtt_ms is None else rtt_ms) / 1000
     if node:
         with connect(terminal) as client:
             found, measured_s = _measured(terminal, client, node, step_ms / 1000)
         rtt_s = measured_s if rtt_ms is None else rtt_s
+        most = [None] * len(found)
+    samples: dict[str, int] | None = None
+    if batch is not None:
+        found, samples = _balanced(found, most, batch)
     conditions = Conditions(_size(run, parameters), tuple(found), rtt_s, share, max_steps)
     decided = plan(conditions)
-    now = None
+    now = choice = None
     if run.train.sync_every is not None:
         train, exchange = run.train, run.exchange
-        now = estimate(
-            conditions,
-            Choice(
-                run.train.sync_every,
-                exchange.codec,
-                train.overlap,
-                train.delay,
-                exchange.fragments,
-            ),
+        choice = Choice(
+            run.train.sync_every, exchange.codec, train.overlap, train.delay, exchange.fragments
         )
+        now = estimate(conditions, choice)
     settings = decided.settings()
     if run.train.method == "diloco":
         settings["train.outer"] = {"preset": AUTO}  # outer values depend on what was decided
-    lines = _lines(terminal, conditions, decided, explain, settings)
-    if now is not None:
+    lines = _lines(terminal, conditions, decided, explain, settings, samples)
+    present = None
+    if now is not None and choice is not None:
+        cost = price(conditions.parameters, choice, len(conditions.peers))
+        present = {**_predicted(now), "price": _price(cost)}
         lines.append(
             f"as {manifest.name} is: {now.share:.1%} training, {bytes_text(now.nbytes)} up "
-            "and as much down a round"
+            f"and as much down a round, {cost.loss - 1:.1%} more loss"
         )
     terminal.data(
         "\n".join(lines),
         {
             **_document(conditions, decided),
+            "samples": samples,
             "settings": settings,
-            "present": _predicted(now) if now is not None else None,
+            "present": present,
         },
     )
 
@@ -178,36 +184,65 @@ def _size(manifest: Manifest, parameters: int | None) -> int:
 
 def _given(
     rows: Sequence[str], count: int, up: str, down: str, step_s: float
-) -> list[PeerConditions]:
-    """Peers as the command line describes them."""
+) -> tuple[list[PeerConditions], list[int | None]]:
+    """Peers as the command line describes them, and how many samples the memory of each holds."""
     from ...collectives.group import MAX_MEMBERS
     from ...optim.planning import PeerConditions
 
     if not rows:
         rates = _rate(up, "up"), _rate(down, "down")
-        return [
+        alike = [
             PeerConditions(f"p{index}", *rates, step_s)
             for index in range(min(count, MAX_MEMBERS + 1))
         ]
+        return alike, [None] * len(alike)
     found: list[PeerConditions] = []
+    most: list[int | None] = []
     for index, row in enumerate(rows):
         fields = _split(row)
-        if len(fields) not in (2, 3):
+        if len(fields) not in (2, 3, 4):
             raise ConfigError(
-                f"--peer {row!r} is not UP/DOWN or UP/DOWN/STEP_MS",
+                f"--peer {row!r} is not UP/DOWN, UP/DOWN/STEP_MS or UP/DOWN/STEP_MS/MOST",
                 key="peer",
                 hint="For example --peer 20Mbit/s/100Mbit/s/250",
             )
         try:
-            own = float(fields[2]) / 1000 if len(fields) == 3 else step_s
+            own = float(fields[2]) / 1000 if len(fields) > 2 else step_s
+            most.append(int(fields[3]) if len(fields) > 3 else None)
         except ValueError:
             raise ConfigError(
-                f"--peer {row!r}: {fields[2]!r} is no time in milliseconds", key="peer"
+                f"--peer {row!r} ends with no time in milliseconds and number of samples",
+                key="peer",
             ) from None
         found.append(
             PeerConditions(f"p{index}", _rate(fields[0], "peer"), _rate(fields[1], "peer"), own)
         )
-    return found
+    return found, most
+
+
+def _balanced(
+    peers: Sequence[PeerConditions], most: Sequence[int | None], batch: int
+) -> tuple[list[PeerConditions], dict[str, int]]:
+    """Those that take part in a step of so many samples, with the time that it takes each, and how
+    many samples it takes. The times that were given are those of equal shares.
+    """
+    from ...optim.planning import Machine, balance
+
+    if batch < 1:
+        raise ConfigError(
+            f"a batch of {batch} samples", key="batch", hint="For example --batch 256"
+        )
+    machines = [
+        Machine(peer.step_s * len(peers) / batch, most=room)
+        for peer, room in zip(peers, most, strict=True)
+    ]
+    counts = balance(machines, batch)
+    taking = [
+        replace(peer, step_s=machine.seconds(count), samples=count)
+        for peer, machine, count in zip(peers, machines, counts, strict=True)
+        if count
+    ]
+    return taking, {peer.name: peer.samples for peer in taking}
 
 
 def _split(row: str) -> list[str]:
@@ -264,6 +299,7 @@ def _lines(
     decided: TrainingPlan,
     explain: bool,
     settings: Mapping[str, Mapping[str, Any]],
+    samples: Mapping[str, int] | None,
 ) -> list[str]:
     estimate, head = decided.estimate, "plan" if decided.reached else "the best there is"
     lines = [
@@ -277,8 +313,14 @@ def _lines(
             f"  bytes    {bytes_text(estimate.nbytes)} up and as much down, every "
             f"{decided.choice.sync_every} steps ({span_text(estimate.period_s)})"
         ),
+        f"  loss     {decided.price.loss - 1:.1%} more than synchronous training, says a table: "
+        f"{decided.price.samples - 1:.0%} more samples to the same loss",
         f"  group    {len(decided.group)} of {len(conditions.peers)} peers",
     ]
+    if samples:
+        shared = ", ".join(f"{name} {count}" for name, count in samples.items())
+        longest_s = max(peer.step_s for peer in conditions.peers)
+        lines.append(f"  samples  {shared} in a step, which takes {span_text(longest_s)}")
     if explain or not decided.reached:
         lines += ["", *(f"  {sentence}" for sentence in decided.why)]
     elif len(decided.group) < len(conditions.peers):
@@ -310,10 +352,23 @@ def _predicted(estimate: Any) -> dict[str, Any]:
     }
 
 
+def _price(cost: Price) -> dict[str, float]:
+    return {
+        name: round(value, 6)
+        for name, value in {
+            "loss": cost.loss,
+            "samples": cost.samples,
+            "steps": cost.steps,
+            "codec": cost.codec,
+            "late": cost.late,
+        }.items()
+    }
+
+
 def _document(conditions: Conditions, decided: TrainingPlan) -> dict[str, Any]:
     return {
         "reached": decided.reached,
-        "predicted": _predicted(decided.estimate),
+        "predicted": {**_predicted(decided.estimate), "price": _price(decided.price)},
         "group": list(decided.group),
         "why": list(decided.why),
         "parameters": conditions.parameters,

@@ -7,10 +7,10 @@ from typing import Any
 
 from ...collectives.codec_names import round_bytes_per_value
 from ...collectives.errors import ConfigError
-from ...optim.planning import Choice, Conditions, PeerConditions, estimate
+from ...optim.planning import Choice, Conditions, PeerConditions, estimate, price
 from .view import RunPicture
 
-CODECS = ("fp32", "fp16", "bf16", "int8", "int4")
+CODECS = ("fp32", "fp16", "bf16", "int8", "int4", "stat2", "sparse256", "sparse128", "sparse64")
 OVERLAPS = ("none", "late", "eager")
 RATE, RTT_S = 12_500_000.0, 0.05  # where nothing was measured: 100 Mbit/s
 
@@ -50,7 +50,8 @@ def what_if(asked: Mapping[str, str]) -> dict[str, Any]:
         tuple(PeerConditions(f"p{number}", rate, rate, step_s) for number in range(peers)),
         _number(asked, "rtt_ms", 0, 1e6) / 1000,
     )
-    found = estimate(conditions, Choice(steps, codec, overlap))
+    choice = Choice(steps, codec, overlap)
+    found, cost = estimate(conditions, choice), price(parameters, choice, peers)
     ddp = steps * 4.0 * (peers - 1) / peers * parameters
     return {
         "training_share": found.share,
@@ -60,26 +61,14 @@ def what_if(asked: Mapping[str, str]) -> dict[str, Any]:
         "bytes_per_value": round_bytes_per_value(codec),
         "ddp_times": ddp / found.nbytes if found.nbytes else None,
         "bound": found.round.bound,
-        "price": price(steps, codec, overlap),
+        "price": [
+            f"{cost.loss - 1:.1%} more loss than synchronous training on as many samples, from a "
+            "table of small models and published figures",
+            f"of that: rounds of {steps} steps {cost.steps - 1:.1%}, {codec} {cost.codec - 1:.1%}, "
+            f"late results {cost.late - 1:.1%}",
+            f"{cost.samples - 1:.0%} more samples to the same loss",
+        ],
     }
-
-
-def price(steps: int, codec: str, overlap: str) -> list[str]:
-    """What the settings cost in loss, in the planner's words (`optim/planning/planner.py`,
-    `conditions.py`: measured on a small model, and published).
-    """
-    small = (
-        "2 %" if steps <= 10 else "3 %" if steps <= 20 else "4 to 5 %" if steps <= 50 else "more"
-    )
-    told = [
-        (
-            f"{steps} steps a round: about {small} of loss on a small model; large ones lose about "
-            "3 % from 50 to 1000 steps"
-        )
-    ]
-    told += ["int4: within 0.5 % of fp32"] if codec == "int4" else []
-    told += ["overlap: results come late, about 1 %"] if overlap != "none" else []
-    return told
 
 
 def _number(asked: Mapping[str, str], key: str, low: float, high: float) -> float:

@@ -149,7 +149,7 @@ class Node:
 
     def _row(self, run: RunService) -> dict[str, Any]:
         attached = self._scripts.get(run.run_id)
-        joined = {*run.idle.processes, attached} - {None}
+        joined = {*run.idle.processes, *(() if attached is None else (attached,))}
         return {**run.status(), "script_pid": attached, "script_pids": sorted(joined)}
 
     async def peers(self, run: str) -> list[dict[str, Any]]:

@@ -21,22 +21,23 @@ MAX_STEPS, MAX_STEPS_SMALL = 500, 100
 
 @dataclass(frozen=True, slots=True)
 class PeerConditions:
-    """One peer: bytes/s that its link carries to and from all others together, and seconds that its
-    inner step takes.
+    """One peer: bytes/s that its link carries to and from all others together, seconds that its
+    inner step takes, and how many samples are in it.
     """
 
     name: str
     up: float
     down: float
     step_s: float
+    samples: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """``rtt_s``: the longest round trip between two peers. ``share``: of wall time to be spent on
-    training. ``max_steps``: the longest round that the model's quality allows, in inner steps
-    (None: by its size). ``links``: bytes/s of single links (from, to), where one carries less than
-    its ends do, such as a relayed one.
+    """``rtt_s``: the longest round trip between two peers. ``share``: of wall time that must be
+    spent on training; None: as it comes. ``max_steps``: the longest round that the model's quality
+    allows, in inner steps (None: by its size). ``links``: bytes/s of single links (from, to), where
+    one carries less than its ends do, such as a relayed one.
 
     Raises ConfigError with the argument's name in ``key``.
     """
@@ -44,7 +45,7 @@ class Conditions:
     parameters: int
     peers: tuple[PeerConditions, ...]
     rtt_s: float = 0.0
-    share: float = 0.95
+    share: float | None = None
     max_steps: int | None = None
     links: Mapping[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
 
@@ -54,7 +55,7 @@ class Conditions:
         )  # in whatever order they were named
         _check("parameters", self.parameters, 1, MAX_PARAMETERS)
         _check("rtt", self.rtt_s, 0, 3600)
-        if not 0 < self.share < 1:
+        if self.share is not None and not 0 < self.share < 1:
             raise ConfigError(
                 f"a training share of {self.share:g}",
                 key="share",
@@ -74,6 +75,7 @@ class Conditions:
             raise ConfigError("two peers have the same name", key="peers")
         for peer in self.peers:
             _check("step", peer.step_s, 1e-9, 86_400)
+            _check("samples", peer.samples, 1, 1 << 40)
             _check("up", peer.up, 1, 1e15)
             _check("down", peer.down, 1, 1e15)
         for (one, other), rate in self.links.items():

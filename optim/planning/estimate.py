@@ -102,9 +102,17 @@ class Estimate:
         return self.round.transfer_s * self.fragments / self.compute_s
 
 
-def estimate(conditions: Conditions, choice: Choice) -> Estimate:
-    """What settings cost under these conditions."""
-    one = round_of(conditions, choice.codec, choice.fragments)
+def estimate(
+    conditions: Conditions,
+    choice: Choice,
+    *,
+    one: RoundCost | None = None,
+    margin: float = 1.0,
+) -> Estimate:
+    """What settings cost under these conditions. ``one``: what `round_of` says of them, where that
+    is known; ``margin``: by what factor a round that must be over in time may be longer than said.
+    """
+    one = one or round_of(conditions, choice.codec, choice.fragments)
     steps = [peer.step_s for peer in conditions.peers]
     passes_s = SCRIPT_S if choice.overlap == "none" else SCRIPT_S + LATE_S
     compute_s, script_s = (
@@ -118,7 +126,7 @@ def estimate(conditions: Conditions, choice: Choice) -> Estimate:
     if choice.overlap != "none":
         waiting_s = max(
             0.0,
-            one.seconds
+            margin * one.seconds
             - (choice.sync_every if choice.delay is None else choice.delay) * min(steps),
         )
     return Estimate(compute_s, one, choice.fragments * waiting_s, script_s, choice.fragments)

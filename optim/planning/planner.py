@@ -1,48 +1,42 @@
-"""Which settings a run should have: the ladder of `plan`, and every step of it in words. Pure:
-equal conditions give equal plans anywhere.
+"""Which settings a run should have: those that reach a loss soonest, and why in words. Pure: equal
+conditions give equal plans anywhere.
 
-Each rung takes the shortest round that keeps training at the wanted share of the time; what is too
-long for the model's quality goes to the next rung, which costs quality in another way:
-
-    1  int8, waiting for each round         free of loss (measured)
-    2  int4, waiting                        within 0.5 % of fp32 (measured)
-    3  int8, training on meanwhile          results come late: 1 % more than waiting, in fragments,
-       too (measured)
-    4  int4, training on meanwhile
-
-Where no rung fits, the one with the largest share at the longest round is taken, and said to fall
-short.
+The time to a loss is the samples that it takes (`price`) over the samples a second (`estimate`).
+Searched are codecs, waiting or training on meanwhile, fragments, steps a round and the delay; then
+which peers are better left out.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ...collectives.layout import MAX_FRAGMENTS
 from .conditions import Conditions
-from .estimate import Choice, Estimate, estimate, round_of
+from .estimate import Choice, Estimate, RoundCost, estimate, round_of
+from .price import Price, price
 
 # shorter rounds did not come closer to synchronous training (5 against 10, measured on 42k
 # parameters)
 LEAST_STEPS = 10
 # results are due this much later than estimated: links are never exactly as fast as they were
 MARGIN = 1.25
-HARMLESS_STEPS = 5  # of delay (arXiv 2501.18512)
 LEAST_VALUES = 1_000_000  # of a fragment: below, round trips cost more than what is saved
-GAIN = 2 / 3  # twice as many fragments must bring the delay down to this part of it
+CODECS = ("int8", "int4", "stat2", "sparse256", "sparse128", "sparse64")
+SPACING = 1.1  # between the lengths of rounds that are tried first
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
     """``group``: who should be in the run; ``why``: the sentences behind it; ``reached``: whether
-    the wanted share is.
+    the wanted share is. ``price``: what the settings cost in loss, from a table.
     """
 
     choice: Choice
     estimate: Estimate
+    price: Price
     group: tuple[str, ...]
     why: tuple[str, ...]
     reached: bool
@@ -58,7 +52,7 @@ class TrainingPlan:
 
 
 def plan(conditions: Conditions) -> TrainingPlan:
-    """The settings for these conditions, and the group of peers that trains most with them."""
+    """The settings for these conditions, and the group of peers that is there soonest with them."""
     order = sorted(
         conditions.peers, key=lambda peer: (-min(peer.up, peer.down), peer.step_s, peer.name)
     )
@@ -71,104 +65,126 @@ def plan(conditions: Conditions) -> TrainingPlan:
             continue  # alike: leaving one of them out gains nothing
         smaller = conditions.only({peer.name for peer in order[:count]})
         found = _plan(smaller)
-        if _speed(smaller, found) > _speed(left, best):
+        if (found.reached, -seconds_a_sample(smaller, found.choice)) > (
+            best.reached,
+            -seconds_a_sample(left, best.choice),
+        ):
             best, left = found, smaller
     return replace(
         best, why=(*_given(left), *best.why, *_group_words(conditions, whole, left, best))
     )
 
 
-def _plan(conditions: Conditions) -> TrainingPlan:
-    if len(conditions.peers) == 1:
-        choice = Choice(min(conditions.longest, 100))
-        return TrainingPlan(
-            choice,
-            estimate(conditions, choice),
-            (conditions.peers[0].name,),
-            ("One peer waits for nobody.",),
-            True,
-        )
-    why: list[str] = []
-    short: list[Choice] = []
-    chosen: Choice | None = None
-    for codec, overlap in (("int8", False), ("int4", False), ("int8", True), ("int4", True)):
-        choice, words = _overlapped(conditions, codec) if overlap else _waiting(conditions, codec)
-        why.append(words)
-        if choice.sync_every <= conditions.longest:
-            chosen = choice
-            break
-        short.append(_cut(choice, conditions.longest))
-    reached = chosen is not None
-    chosen = chosen or max(short, key=lambda choice: estimate(conditions, choice).share)
-    found = estimate(conditions, chosen)
-    why.append(_verdict(conditions, chosen, found, reached))
-    return TrainingPlan(
-        chosen, found, tuple(peer.name for peer in conditions.peers), tuple(why), reached
-    )
-
-
-def _waiting(conditions: Conditions, codec: str) -> tuple[Choice, str]:
-    """The shortest round that keeps the share while scripts wait."""
-    one = estimate(conditions, Choice(1, codec))
-    needed = _steps(conditions, one.waiting_s + one.script_s)
-    words = (
-        f"{codec}, waiting for each round: {_round_words(conditions, codec, 1)}; "
-        f"{conditions.share:.0%} training then needs {needed} steps a round"
-    )
-    return Choice(needed, codec), words + _limit(conditions, needed)
-
-
-def _overlapped(conditions: Conditions, codec: str) -> tuple[Choice, str]:
-    """The shortest round in which results arrive before they are due; in fragments where that makes
-    them come sooner.
+def seconds_a_sample(conditions: Conditions, choice: Choice, one: RoundCost | None = None) -> float:
+    """What the settings are judged by: wall seconds of the whole group for what synchronous
+    training learns from one sample. Results that must be there in time may take MARGIN times as
+    long as estimated.
     """
-    found = _in_fragments(conditions, codec, 1)
-    while (count := 2 * found.fragments) <= MAX_FRAGMENTS and (found.delay or 0) > HARMLESS_STEPS:
-        finer = _in_fragments(conditions, codec, count)
-        if conditions.parameters < count * LEAST_VALUES or finer.sync_every > conditions.longest:
-            break
-        if (finer.delay or 0) > GAIN * (found.delay or 0):
-            break
-        found = finer
-    pieces = f" in {found.fragments} fragments, each" if found.fragments > 1 else ","
-    words = (
-        f"{codec}, training on meanwhile: "
-        f"{_round_words(conditions, codec, found.fragments)}{pieces} due {found.delay} steps later "
-        f"(a quarter to spare), so a round needs {found.sync_every} steps"
-    )
-    return found, words + _limit(conditions, found.sync_every)
+    found = estimate(conditions, choice, one=one, margin=MARGIN)
+    speed = found.share * sum(peer.samples / peer.step_s for peer in conditions.peers)
+    return price(conditions.parameters, choice, len(conditions.peers)).samples / speed
 
 
-def _in_fragments(conditions: Conditions, codec: str, fragments: int) -> Choice:
-    step_s = min(peer.step_s for peer in conditions.peers)
-    delay = max(1, math.ceil(MARGIN * round_of(conditions, codec, fragments).seconds / step_s))
-    one = estimate(conditions, Choice(delay + 1, codec, "late", delay, fragments))
-    steps = max(_steps(conditions, one.script_s), fragments * delay + 1)
-    return Choice(steps, codec, "late", delay, fragments)
-
-
-def _steps(conditions: Conditions, lost_s: float) -> int:
-    """How many inner steps must share the loss of so many seconds a round."""
-    needed = (
-        conditions.share
-        / (1 - conditions.share)
-        * lost_s
-        / min(peer.step_s for peer in conditions.peers)
-    )
-    return max(min(LEAST_STEPS, conditions.longest), math.ceil(needed - 1e-9))
-
-
-def _cut(choice: Choice, longest: int) -> Choice:
-    """The same with a round as long as is allowed."""
-    delay = None if choice.delay is None else max(0, min(choice.delay, longest - 1))
-    return replace(
-        choice, sync_every=longest, delay=delay, fragments=min(choice.fragments, longest)
+def _plan(conditions: Conditions) -> TrainingPlan:
+    names = tuple(peer.name for peer in conditions.peers)
+    if len(names) == 1:
+        choice = Choice(min(conditions.longest, 100))
+        found, cost = estimate(conditions, choice), price(conditions.parameters, choice, 1)
+        return TrainingPlan(
+            choice, found, cost, names, ("One peer waits for nobody.",), reached=True
+        )
+    search = _PlanSearch(conditions)
+    families = [search.best(codec, overlap) for overlap in ("none", "late") for codec in CODECS]
+    families.sort(key=search.key)
+    chosen = families[0]
+    found = estimate(conditions, chosen, one=search.round(chosen))
+    return TrainingPlan(
+        chosen,
+        found,
+        price(conditions.parameters, chosen, len(names)),
+        names,
+        (*_family_words(search, families), _verdict(conditions, found)),
+        reached=search.reaches(chosen),
     )
 
 
-def _speed(conditions: Conditions, found: TrainingPlan) -> float:
-    """Inner steps a second of all peers together."""
-    return found.estimate.share * sum(1 / peer.step_s for peer in conditions.peers)
+class _PlanSearch:
+    """The best settings of each codec, under fixed conditions; rounds are estimated once."""
+
+    def __init__(self, conditions: Conditions) -> None:
+        self.conditions = conditions
+        self.step_s = min(peer.step_s for peer in conditions.peers)
+        self._rounds: dict[tuple[str, int], RoundCost] = {}
+
+    def round(self, choice: Choice) -> RoundCost:
+        """What one fragment's round costs."""
+        key = choice.codec, choice.fragments
+        if key not in self._rounds:
+            self._rounds[key] = round_of(self.conditions, *key)
+        return self._rounds[key]
+
+    def reaches(self, choice: Choice) -> bool:
+        """Whether the wanted share of the time is training."""
+        return self._share(choice) >= (self.conditions.share or 0.0)
+
+    def key(self, choice: Choice) -> tuple[float, float]:
+        """Least first: those that reach the wanted share, the soonest first; then those that come
+        nearest to it."""
+        if self.reaches(choice):
+            return 0.0, seconds_a_sample(self.conditions, choice, self.round(choice))
+        return 1.0, -self._share(choice)
+
+    def best(self, codec: str, overlap: str) -> Choice:
+        """Of the settings with this codec; refined in single steps at the end."""
+        found = min(self._tried(codec, overlap), key=self.key)
+        while True:
+            nearer = min(self._around(found), key=self.key, default=found)
+            if not self.key(nearer) < self.key(found):
+                return found
+            found = nearer
+
+    def _share(self, choice: Choice) -> float:
+        return estimate(self.conditions, choice, one=self.round(choice), margin=MARGIN).share
+
+    def _tried(self, codec: str, overlap: str) -> Iterator[Choice]:
+        longest, steps = self.conditions.longest, float(min(LEAST_STEPS, self.conditions.longest))
+        while steps < longest:
+            yield from self._delayed(codec, overlap, math.ceil(steps))
+            steps *= SPACING
+        yield from self._delayed(codec, overlap, longest)
+
+    def _delayed(self, codec: str, overlap: str, steps: int) -> Iterator[Choice]:
+        if overlap == "none":
+            yield Choice(steps, codec)
+            return
+        fragments = 1
+        while (
+            fragments <= MAX_FRAGMENTS
+            and fragments < steps
+            and (fragments == 1 or self.conditions.parameters >= fragments * LEAST_VALUES)
+        ):
+            one = self.round(Choice(steps, codec, "late", 1, fragments))
+            needed = max(1, math.ceil(MARGIN * one.seconds / self.step_s))
+            room = (steps - 1) // fragments
+            if room:
+                for delay in {min(room, needed), min(room, max(1, needed // 2)), 1}:
+                    yield Choice(steps, codec, "late", delay, fragments)
+            fragments *= 2
+
+    def _around(self, choice: Choice) -> Iterator[Choice]:
+        """Settings that differ by a little in the steps of a round, the delay, or both."""
+        least = min(LEAST_STEPS, self.conditions.longest)
+        for more in (-8, -1, 0, 1, 8):
+            steps = choice.sync_every + more
+            if not least <= steps <= self.conditions.longest:
+                continue
+            if choice.delay is None:
+                yield replace(choice, sync_every=steps)
+                continue
+            for later in (-8, -1, 0, 1, 8):
+                delay = choice.delay + later
+                if delay >= 1 and delay * choice.fragments < steps:
+                    yield replace(choice, sync_every=steps, delay=delay)
 
 
 # ── words
@@ -189,8 +205,33 @@ def _given(conditions: Conditions) -> Sequence[str]:
     ]
 
 
-def _round_words(conditions: Conditions, codec: str, fragments: int) -> str:
-    one = round_of(conditions, codec, fragments)
+def _family_words(search: _PlanSearch, families: Sequence[Choice]) -> Iterator[str]:
+    """The best settings of each codec, the best codec first, and how much longer it would take."""
+    conditions = search.conditions
+    least = search.key(families[0])
+    for choice in families:
+        found = estimate(conditions, choice, one=search.round(choice))
+        cost = price(conditions.parameters, choice, len(conditions.peers))
+        late = choice.overlap != "none"
+        words = (
+            f"{choice.codec}, {'training on meanwhile' if late else 'waiting for each round'}, "
+            f"{choice.sync_every} steps a round"
+        )
+        if late:
+            pieces = f" of {choice.fragments} fragments" if choice.fragments > 1 else ""
+            words += f", results{pieces} {choice.delay} steps late"
+        words += f": {found.share:.1%} training, {cost.loss - 1:.1%} more loss"
+        if choice is families[0]:
+            yield f"Chosen: {words}; {_round_words(found)}."
+        elif search.key(choice)[0] > least[0]:
+            yield f"{words}; less training than you want."
+        elif least[0] == 0:
+            longer = search.key(choice)[1] / least[1] - 1
+            yield f"{words}; {longer:.0%} longer to the same loss."
+
+
+def _round_words(found: Estimate) -> str:
+    one = found.round
     costs = {
         f"transfer over {one.bound}": one.transfer_s,
         "round trips": one.latency_s,
@@ -198,35 +239,26 @@ def _round_words(conditions: Conditions, codec: str, fragments: int) -> str:
     }
     parts = " + ".join(f"{_s(seconds)} {what}" for what, seconds in costs.items())
     return (
-        f"{'a round' if fragments == 1 else 'the round of one fragment'} takes "
+        f"{'a round' if found.fragments == 1 else 'the round of one fragment'} takes "
         f"{_s(one.seconds)} ({parts})"
     )
 
 
-def _limit(conditions: Conditions, steps: int) -> str:
-    if steps <= conditions.longest:
-        return "."
+def _verdict(conditions: Conditions, found: Estimate) -> str:
     source = (
-        "as you say"
-        if conditions.max_steps
-        else f"for a model of {conditions.parameters:,} parameters"
+        "What settings cost in loss is taken from a table: measured on small models, published of "
+        f"large ones (docs/benchmarks-training.md). Rounds have at most {conditions.longest} steps."
     )
-    return f", more than the {conditions.longest} that are allowed {source}."
-
-
-def _verdict(conditions: Conditions, choice: Choice, found: Estimate, reached: bool) -> str:
-    if not reached:
+    if conditions.share is None and found.share < 0.5:
         return (
-            f"Nothing reaches {conditions.share:.0%}: with {conditions.longest} steps a round, "
-            f"{choice.codec} and overlap {choice.overlap!r} {found.share:.1%} of the time is "
-            "training. Faster links, longer rounds or a smaller model would help."
+            f"Only {found.share:.0%} of the time is training: faster links, longer rounds or a "
+            f"smaller model would help. {source}"
         )
-    why = f"the shortest round, {choice.sync_every} steps"
-    if choice.sync_every == LEAST_STEPS:
-        why = f"{LEAST_STEPS} steps, since shorter rounds bring nothing"
+    if conditions.share is None or found.share >= conditions.share:
+        return source
     return (
-        f"Chosen: {choice.codec}, overlap {choice.overlap!r}, {why}: {found.share:.1%} "
-        "of the time is training."
+        f"Nothing reaches {conditions.share:.0%}. Faster links, longer rounds or a smaller model "
+        f"would help. {source}"
     )
 
 
@@ -237,10 +269,10 @@ def _group_words(
     out = [peer.name for peer in conditions.peers if peer.name not in kept]
     if not out:
         return []
-    gain = _speed(left, best) / _speed(conditions, whole) - 1
+    gain = 1 - seconds_a_sample(left, best.choice) / seconds_a_sample(conditions, whole.choice)
     return [
-        f"Without {', '.join(out)} the others make {gain:.0%} more steps than all together would: "
-        "leave them out, or let them join when their links are faster."
+        f"Without {', '.join(out)} the others are at the same loss {gain:.0%} sooner than all "
+        "together would be: leave them out, or let them join when their links are faster."
     ]
 
 

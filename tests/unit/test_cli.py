@@ -824,17 +824,18 @@ def test_a_plan_says_settings_and_why(atoll: Cli, tmp_path: Path) -> None:
     ]
     found = atoll.json(*arguments)
     assert found["settings"] == {
-        "train": {"sync_every": 65, "overlap": "late", "delay": 8},
-        "exchange": {"codec": "int8", "fragments": 8},
+        "train": {"sync_every": 33, "overlap": "late", "delay": 4},
+        "exchange": {"codec": "stat2", "fragments": 8},
         "train.outer": {"preset": "auto"},
     }
     assert found["reached"] is True
     assert found["predicted"]["bound"] == "p0's uplink"
     assert 0.95 < found["predicted"]["training_share"] < 1
     assert found["present"]["training_share"] > 0.5  # of the manifest as it is: 100 steps, waiting
+    assert 1 < found["predicted"]["price"]["loss"] < found["present"]["price"]["loss"] < 1.1
     assert atoll(*arguments) == 0
     tables = atoll.out[atoll.out.index("[train]") :].rpartition("as run.toml is")[0]
-    assert parse_manifest(RUN + tables).train.delay == 8  # what it prints can be pasted
+    assert parse_manifest(RUN + tables).train.delay == 4  # what it prints can be pasted
     assert "int4, waiting for each round" not in atoll.out
     assert atoll(*arguments, "--explain") == 0
     assert "int4, waiting for each round" in atoll.out
@@ -858,6 +859,18 @@ def test_a_plan_of_unequal_peers(atoll: Cli) -> None:
     assert found["group"] == ["p0", "p1"]
 
 
+def test_a_step_is_shared_among_unequal_peers(atoll: Cli) -> None:
+    """p0 takes 100 ms for an equal share and holds 64 samples; p2 is twice as fast as p1."""
+    rows = ["100Mbit/s/100Mbit/s/100/64", "20Mbit/s/100Mbit/s/400", "50Mbit/s/50Mbit/s/200"]
+    words = [word for row in rows for word in ("--peer", row)]
+    given = ["plan", "run.toml", "--step-ms", "200", "--parameters", "1000000", "--batch", "256"]
+    found = atoll.json(*given, *words)
+    assert found["samples"] == {"p0": 64, "p1": 64, "p2": 128}
+    assert [peer["step_s"] for peer in found["peers"]] == pytest.approx([0.075, 0.3, 0.3])
+    assert atoll(*given, *words) == 0
+    assert "p0 64, p1 64, p2 128 in a step" in atoll.out
+
+
 @pytest.mark.parametrize(
     ("options", "key"),
     [
@@ -868,6 +881,9 @@ def test_a_plan_of_unequal_peers(atoll: Cli) -> None:
         (["--step-ms", "9", "--peer", "20Mbit/s"], "peer"),
         (["--step-ms", "9", "--peer", "20Mbit/s/20Mbit/s/soon"], "peer"),
         (["--step-ms", "9", "--share", "1"], "share"),
+        (["--step-ms", "9", "--batch", "0"], "batch"),
+        (["--step-ms", "9", "--batch", "9", "--peer", "1MB/s/1MB/s/9/8"], "batch"),
+        (["--step-ms", "9", "--peer", "1MB/s/1MB/s/9/few"], "peer"),
         (["--step-ms", "9", "--parameters", "-1"], "parameters"),
     ],
 )

@@ -1,0 +1,91 @@
+"""What settings cost in loss: times that of synchronous training on as many samples.
+
+Three factors, multiplied: rounds of many steps, a codec, results that come late. Each is
+interpolated in what was measured on a small model (`scripts/bench/bench_methods.py`; the tables of
+docs/benchmarks-training.md) and, for long rounds, in what is published of large ones (DiLoCo's
+scaling laws, arXiv 2503.09799: 1.2 % for 8 peers at 30 steps and 2.4 billion parameters; DiLoCo,
+2311.08105: about 3 % from 50 steps to 1,000). Between sizes it goes by the logarithm. Another
+model, other data and more rounds change the figures; which of two settings costs more they change
+seldom.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .estimate import Choice
+
+Points = Sequence[tuple[float, float]]
+
+SMALL, LARGE = 43_000, 2_400_000_000  # parameters of the models that were measured
+# rounds of 5 steps came no closer than those of 10 (measured on the small model)
+STEPS_SMALL: Points = ((1, 1.0179), (10, 1.0179), (20, 1.0234), (50, 1.045))
+STEPS_LARGE: Points = ((1, 1.007), (10, 1.007), (30, 1.012), (50, 1.017), (1000, 1.047))
+CODECS = {
+    "fp32": 1.0,
+    "fp16": 1.0,
+    "bf16": 1.0,
+    "int8": 1.0,
+    "int8_fp16": 1.0,
+    "codebook8": 1.0,
+    "int4": 1.0003,
+    "stat2": 1.001,  # 0.9986 was measured, which is no gain but noise
+    "sparse256": 1.008,
+    "sparse128": 1.0198,
+    "sparse64": 1.038,
+    "sparse32": 1.06,  # not measured: as much more as from 128 to 64
+}
+# by delay over steps of a round
+LATE: dict[str, Points] = {
+    "late": ((0.0, 1.0), (0.3, 1.0253 / 1.0179), (1.0, 1.057 / 1.0179)),
+    "eager": ((0.0, 1.0), (0.3, 1.0407 / 1.0179), (1.0, 1.0575 / 1.0179)),
+}
+DATA_EXPONENT = 0.095  # loss falls as samples ** -0.095 (Kaplan et al. 2020, arXiv 2001.08361)
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """The three factors of the loss; ``loss`` is their product."""
+
+    steps: float
+    codec: float
+    late: float
+
+    @property
+    def loss(self) -> float:
+        """Times the loss of synchronous training on as many samples."""
+        return self.steps * self.codec * self.late
+
+    @property
+    def samples(self) -> float:
+        """Times as many samples until the loss is that of synchronous training."""
+        return self.loss ** (1 / DATA_EXPONENT)
+
+
+def price(parameters: int, choice: Choice, peers: int = 8) -> Price:
+    """What settings cost a model of this size. One peer alone pays nothing."""
+    if peers == 1:
+        return Price(1.0, 1.0, 1.0)
+    late = 1.0
+    if choice.overlap != "none":
+        delay = choice.sync_every if choice.delay is None else choice.delay
+        late = _between(LATE[choice.overlap], min(1.0, delay / choice.sync_every))
+    return Price(_steps(parameters, choice.sync_every), CODECS[choice.codec], late)
+
+
+def _steps(parameters: int, steps: int) -> float:
+    small, large = (
+        _between([(math.log(x), y) for x, y in points], math.log(steps))
+        for points in (STEPS_SMALL, STEPS_LARGE)
+    )
+    place = math.log(parameters / SMALL) / math.log(LARGE / SMALL)
+    return small + min(1.0, max(0.0, place)) * (large - small)
+
+
+def _between(points: Points, x: float) -> float:
+    """On the straight line between the two points around x; beyond the last one on its line."""
+    number = next((i for i, (right, _) in enumerate(points) if x <= right), len(points) - 1)
+    (x0, y0), (x1, y1) = points[max(0, number - 1)], points[max(1, number)]
+    return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
