@@ -90,8 +90,9 @@ def replay_command(
 ) -> None:
     """Show again what happened in a run, from the file of its events.
 
-    FILE is events.jsonl of a run's folder, or the folder; several are those of several peers of one
-    run, of which the first is the one who looks.
+    FILE is events.jsonl of a run's folder, or the folder, or what atoll demo --keep-events wrote;
+    also compressed by gzip. Several are those of several peers of one run, of which the first is
+    the one who looks.
     """
     from ..look.source import Replay
 
@@ -208,7 +209,8 @@ def ui_command(run: str | None, port: int, no_browser: bool) -> None:
         _serve(terminal, source, port, browser=not no_browser)
 
 
-def _serve(terminal: Terminal, source: PictureSource, port: int, *, browser: bool) -> None:
+def page_server() -> Callable[[PictureSource, int, Callable[[str], None]], None]:
+    """`look.server.serve`. Raises ConfigError where the packages of the page are not installed."""
     try:
         from ..look.server import serve
     except ImportError as error:
@@ -216,6 +218,11 @@ def _serve(terminal: Terminal, source: PictureSource, port: int, *, browser: boo
             f"the page needs a package that is not installed: {error.name}",
             hint="pip install 'atoll[ui]'      On the terminal: atoll top",
         ) from None
+    return serve
+
+
+def _serve(terminal: Terminal, source: PictureSource, port: int, *, browser: bool) -> None:
+    serve = page_server()
 
     def ready(address: str) -> None:
         terminal.data(address, {"address": address})

@@ -137,6 +137,13 @@ def completion_command(shell: str) -> None:
     show_default=True,
     help="Folder for plot and results.",
 )
+@click.option(
+    "--keep-events",
+    type=GivenPath(dir_okay=False),
+    metavar="FILE",
+    help="Write what happened for atoll replay; compressed if FILE ends in .gz.",
+)
+@click.option("--ui", is_flag=True, help="Show the run as a page in a browser, as atoll ui does.")
 @shared_options
 def demo_command(**options: Any) -> int:
     """Train a small model on this machine with three peers, kill one, let one join.
@@ -147,6 +154,10 @@ def demo_command(**options: Any) -> int:
     from ..demo import DemoOptions, run_demo
 
     terminal = current()
+    if options["ui"]:
+        from .looking import page_server
+
+        page_server()  # before a minute of training, if it is not there
     return run_demo(
         DemoOptions(
             **options,
@@ -154,5 +165,6 @@ def demo_command(**options: Any) -> int:
             live=terminal.live,
             colour=terminal.colour(sys.stderr),
             quiet=terminal.quiet,
+            browser=terminal.live and bool(terminal.environ.get("DISPLAY")),
         )
     )

@@ -9,6 +9,7 @@ figure    the loss plot as PNG
 verdict   the checks that decide the exit status, the table, the JSON object
 processes peers as processes: starting, reading, killing, ending
 stage     files and folders of one demo: homes, manifest, logs, anchors
+recording what happened, as a file for `atoll replay`
 measure   a process: held-out losses of the anchors, and of one machine alone
 director  who is started and killed when
 run       `run_demo`: all of it, for the command line

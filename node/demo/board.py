@@ -101,6 +101,15 @@ class Board:
             )
         )
 
+    @property
+    def identical(self) -> bool:
+        """Whether all peers that are left, and there are several, ended with one anchor, by its
+        bits.
+        """
+        left = [row.final for row in self.rows.values() if row.state != "killed"]
+        bits = {(final.get("round"), final.get("anchor_bits")) for final in left}
+        return len(bits) == 1 < len(left) and all(final.get("anchor_bits") for final in left)
+
     def name_of(self, peer: str) -> str:
         """The name on screen of a peer id."""
         return next((row.name for row in self.rows.values() if row.peer == peer), peer[-8:])

@@ -30,6 +30,7 @@ class Cast:
         self.nodes: dict[str, DemoProcess] = {}
         self.scripts: dict[str, DemoProcess] = {}
         self.others: list[DemoProcess] = []
+        self.page: DemoProcess | None = None
 
     def end_nodes(self) -> None:
         """End the nodes in order."""
@@ -37,13 +38,13 @@ class Cast:
 
     def end(self) -> None:
         """End all of them."""
-        end([*self.scripts.values(), *self.others])
+        end([*self.scripts.values(), *self.others, *([self.page] if self.page else [])])
         self.end_nodes()
 
 
 class Director:
     """Runs one demo on a stage. ``late``: the name of the late peer; ``kill``: whether somebody is
-    killed.
+    killed; ``browse`` is told the address of the page.
     """
 
     def __init__(
@@ -56,14 +57,17 @@ class Director:
         seed: int,
         kill: bool,
         late: str,
+        browse: Callable[[str], object] = bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.stage, self.board, self.screen, self.cast = stage, board, screen, cast
         self._kill, self._late = kill, late
         self._clock, self._started = clock, clock()
+        self.browse = browse
         self._random = random.Random(seed)
         self._kill_due: float | None = None
         self._invite = ""
+        self.run_id = ""
 
     @property
     def now_s(self) -> float:
@@ -71,23 +75,43 @@ class Director:
         return self._clock() - self._started
 
     # ---- the acts
-    def begin(self) -> None:
-        """Start the nodes, found the run on the first, start the scripts."""
+    def begin(self, *, page: bool = False) -> None:
+        """Start the nodes, found the run on the first, open the ``page`` on it, start the
+        scripts.
+        """
         names = [name for name in self.board.rows if name != self._late]
-        self.board.phase = "starting nodes"
+        self.board.phase = "starting a node for each peer"
         for name in names:
-            self.cast.nodes[name] = self.stage.node(name, self.cast.inbox)
+            self._start_node(name)
         self._until(
-            lambda: all(self._listens(name) for name in names), START_S, "the nodes did not start"
+            lambda: not [name for name in names if not self._listens(name)],
+            START_S,
+            "the nodes did not start",
         )
-        self.board.phase = "founding the run"
-        self._invite = self.stage.found(names[0])
+        self.board.phase = f"{names[0]} founds the run"
+        self.cast.others.append(new := self.stage.new(names[0], self.cast.inbox))
+        self._until(lambda: bool(self._invite) or not new.alive, START_S, "the run was not founded")
+        new.wait(5)
+        self._drain()
+        if not self._invite:
+            raise AtollError(
+                f"atoll new failed with status {new.process.returncode}", why=new.last_words()
+            )
+        self.stage.found(names[0], self.run_id)
+        if page:
+            self.cast.page = self.stage.page(names[0], self.run_id, self.cast.inbox)
+        self.board.phase = "starting a script for each peer"
         for name in names:
-            self.cast.scripts[name] = self.stage.script(name, self._invite, self.cast.inbox)
-        self.board.phase = "training"
+            self._start_script(name)
 
     def train(self) -> None:
         """Until every surviving script has ended: the kill and the late join happen on the way."""
+        self._until(
+            lambda: any(row.state == "training" for row in self.board.rows.values()),
+            START_S,
+            "no script trains",
+        )
+        self.board.phase = "training"
         self._until(lambda: bool(self.board.rounds), START_S, "no round was committed")
         self._until(
             self._act,
@@ -148,22 +172,30 @@ class Director:
         at = kill([self.cast.nodes[victim], self.cast.scripts[victim]])
         self.board.killed(victim, at - self._started)
         self.screen.say(f"SIGKILL to {victim}: its node and its script are dead")
-        self.cast.nodes[self._late] = self.stage.node(self._late, self.cast.inbox)
+        self._start_node(self._late)
+
+    def _start_node(self, name: str) -> None:
+        self.cast.nodes[name] = self.stage.node(name, self.cast.inbox)
+        self.board.rows[name].note = "no node yet"
+
+    def _start_script(self, name: str) -> None:
+        self.cast.scripts[name] = self.stage.script(name, self._invite, self.cast.inbox)
+        self.board.rows[name].note = "imports torch"
 
     def _listens(self, name: str) -> bool:
         row = self.board.rows[name]
         if not row.peer and (status := self.stage.status(name)) is not None:
-            row.peer = str(status["peer"])
+            row.peer, row.note = str(status["peer"]), "node is up"
         return bool(row.peer)
 
     def _enter(self) -> None:
         self.screen.say(f"{self._late} starts, with the same invite")
         if self._late not in self.cast.nodes:
-            self.cast.nodes[self._late] = self.stage.node(self._late, self.cast.inbox)
+            self._start_node(self._late)
         self._until(
             lambda: self._listens(self._late), START_S, f"the node of {self._late} did not start"
         )
-        self.cast.scripts[self._late] = self.stage.script(self._late, self._invite, self.cast.inbox)
+        self._start_script(self._late)
 
     # ---- the loop
     def _until(
@@ -219,13 +251,24 @@ class Director:
         }
         with (self.stage.folder / "events.jsonl").open("a", encoding="utf-8") as events:
             print(json.dumps(record), file=events)
-        if line.role == "node":
-            self._node_line(line)
-        elif line.name in self.board.rows:
-            self.board.line(line.name, line.record, line.at - self._started)
-            self._script_exit(line)
-        else:
-            self.board.measured(line.record)
+        match line.role:
+            case "node":
+                self._node_line(line)
+            case "script":
+                self.board.line(line.name, line.record, line.at - self._started)
+                self._script_exit(line)
+            case "new":
+                self.run_id = str(line.record.get("run_id", self.run_id))
+                self._invite = str(line.record.get("invite", self._invite))
+            case "page":
+                self._page_line(line)
+            case _:
+                self.board.measured(line.record)
+
+    def _page_line(self, line: OutputLine) -> None:
+        if address := str(line.record.get("address", "")):
+            self.screen.say(f"the page: {address}")
+            self.browse(address)
 
     def _node_line(self, line: OutputLine) -> None:
         row = self.board.rows[line.name]

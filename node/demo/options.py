@@ -8,7 +8,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
     """What ``atoll demo`` takes. ``steps``: inner steps of each peer; None: 700, or 400 with
-    ``quick``.
+    ``quick``. ``browser``: whether ``ui`` opens the page in one.
     """
 
     peers: int = 3
@@ -22,3 +22,6 @@ class DemoOptions:
     live: bool = False
     colour: bool = False
     quiet: bool = False
+    keep_events: str | None = None
+    ui: bool = False
+    browser: bool = False

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
 import platform
 import signal
+import sys
 import time
+import webbrowser
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -15,12 +18,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from ...collectives.errors import ConfigError
 from ..home.ending import end_signals
 from ..home.paths import write_atomic
 from .board import Board
 from .director import Cast, Director
 from .figure import draw
 from .options import DemoOptions
+from .processes import DemoProcess
+from .recording import record
 from .stage import PARAMETERS, QUICK_STEPS, STEPS, SYNC_EVERY, DemoStage, prepare
 from .verdict import DemoResult, judge
 from .view import LiveScreen, PlainScreen, Screen
@@ -30,6 +36,8 @@ def run(options: DemoOptions) -> int:
     """Run the demo; exit status 0 when every check held, 1 otherwise. Leaves no process behind,
     Ctrl-C included.
     """
+    if options.keep_events and not (folder := Path(options.keep_events).absolute().parent).is_dir():
+        raise ConfigError(f"there is no folder {folder}", key="--keep-events", exit_code=2)
     steps = options.steps or (QUICK_STEPS if options.quick else STEPS)
     stage = prepare(Path(options.out), steps=steps, seed=options.seed)
     names = [f"peer {number}" for number in range(1, options.peers + 2)]
@@ -40,30 +48,63 @@ def run(options: DemoOptions) -> int:
     cast = Cast()
     started = time.monotonic()
     director = Director(
-        stage, board, screen, cast, seed=options.seed, kill=not options.no_kill, late=names[-1]
+        stage,
+        board,
+        screen,
+        cast,
+        seed=options.seed,
+        kill=not options.no_kill,
+        late=names[-1],
+        browse=webbrowser.open if options.browser else bool,
     )
     try:
-        with _terminated_like_interrupted(), screen:
-            screen.say(
-                f"{options.peers} peers, a node and a script each; {stage.rounds} rounds of "
-                f"{SYNC_EVERY} steps; files in {stage.folder}"
-            )
-            director.begin()
-            director.train()
-            _counted_bytes(stage, board)
-            cast.end_nodes()  # the baseline has the machine for itself
-            director.measure(alone=not options.no_baseline)
-            board.phase = "done"
-            screen.show(board, director.now_s)
+        with _terminated_like_interrupted():
+            with screen:
+                screen.say(
+                    f"{options.peers} peers, a node and a script each; {stage.rounds} rounds of "
+                    f"{SYNC_EVERY} steps; files in {stage.folder}"
+                )
+                _play(stage, board, screen, cast, director, options)
+            verdict = _finish(stage, board, options, time.monotonic() - started)
+            if options.json:
+                print(json.dumps({"schema": 1, **verdict.as_json()}), flush=True)
+            elif not options.quiet or not verdict.ok:
+                print(verdict.text(), flush=True)
+            if options.live and cast.page is not None:
+                _until_interrupted(cast.page)
     finally:
         cast.end()
-    verdict = _finish(stage, board, options, time.monotonic() - started)
-    if options.json:
-        print(json.dumps({"schema": 1, **verdict.as_json()}), flush=True)
-    elif not options.quiet or not verdict.ok:
-        print(verdict.text(), flush=True)
     stage.clear_homes()
     return 0 if verdict.ok else 1
+
+
+def _play(
+    stage: DemoStage,
+    board: Board,
+    screen: Screen,
+    cast: Cast,
+    director: Director,
+    options: DemoOptions,
+) -> None:
+    """All that happens before the verdict."""
+    director.begin(page=options.ui)
+    director.train()
+    _counted_bytes(stage, board)
+    board.phase = "ending the nodes"
+    screen.show(board, director.now_s)
+    cast.end_nodes()  # the baseline has the machine for itself
+    if options.keep_events:
+        record(stage, board, director.run_id, Path(options.keep_events))
+        screen.say(f"kept what happened; see it again: atoll replay {options.keep_events}")
+    director.measure(alone=not options.no_baseline)
+    board.phase = "drawing the picture"
+    screen.show(board, director.now_s)
+
+
+def _until_interrupted(page: DemoProcess) -> None:
+    print("The page stays until Ctrl-C.", file=sys.stderr, flush=True)
+    with contextlib.suppress(KeyboardInterrupt):
+        page.process.wait()
 
 
 def _counted_bytes(stage: DemoStage, board: Board) -> None:
@@ -78,16 +119,14 @@ def _counted_bytes(stage: DemoStage, board: Board) -> None:
 
 def _finish(stage: DemoStage, board: Board, options: DemoOptions, seconds: float) -> DemoResult:
     """Judge, draw, and write the result."""
-    files = [str(stage.folder / "result.json")]
-    if draw(board, stage.folder / "loss.png"):
-        files.insert(0, str(stage.folder / "loss.png"))
+    files = [*draw(board, stage.folder), stage.folder / "result.json"]
     verdict = judge(
         board,
         seconds=seconds,
         solo=not options.no_baseline,
         kill=not options.no_kill,
         late=list(board.rows)[-1],
-        files=tuple(files),
+        files=tuple(map(str, files)),
         extra={
             "name": "demo",
             "machine": machine(),

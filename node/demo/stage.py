@@ -4,10 +4,8 @@ output folder.
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from ..control.protocol import JoinRequest
 from ..home.interpreter import PYTHON
 from ..home.paths import find_paths, storage_error
 from ..manifest import load_run
+from ..run import diary
 from .processes import DemoProcess, Inbox
 
 SYNC_EVERY = 20
@@ -105,35 +104,25 @@ class DemoStage:
         except AtollError:
             return None
 
-    def found(self, name: str) -> str:
-        """Make the run on the founder's node, as `atoll new` and `atoll join RUN` do; returns the
-        invite. Raises AtollError.
-        """
-        command = [*PYTHON, "-m", "atoll.node.cli", "new", str(self.manifest), "--json"]
-        environment = {**os.environ, **self.environment(name)}
-        done = subprocess.run(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        try:
-            answer: dict[str, Any] = json.loads(done.stdout)
-        except ValueError:
-            answer = {}
-        if done.returncode or not answer.get("invite"):
-            raise AtollError(
-                f"atoll new failed with status {done.returncode}",
-                why=(done.stderr or done.stdout).strip(),
-            )
+    def new(self, name: str, inbox: Inbox) -> DemoProcess:
+        """Start `atoll new` beside the founder's node; it prints the run's id and an invite."""
+        command = ["atoll.node.cli", "new", str(self.manifest), "--json"]
+        return self._start(name, "new", command, inbox)
+
+    def found(self, name: str, run_id: str) -> None:
+        """Begin the run on the founder's node, as `atoll join RUN` does. Raises AtollError."""
         paths = find_paths(self.home(name))
         with NodeClient.connect(paths) as node:
-            node.join(
-                JoinRequest(manifest=load_run(paths, str(answer["run_id"])).encode(), name=name)
-            )
-        return str(answer["invite"])
+            node.join(JoinRequest(manifest=load_run(paths, run_id).encode(), name=name))
+
+    def page(self, name: str, run_id: str, inbox: Inbox) -> DemoProcess:
+        """Start the page of the run as this peer sees it; it prints its address."""
+        command = ["atoll.node.cli", "ui", run_id, "--no-browser", "--json"]
+        return self._start(name, "page", command, inbox)
+
+    def events(self, name: str, run_id: str) -> Iterator[dict[str, Any]]:
+        """What a peer's node kept of what happened in the run."""
+        return diary.events(find_paths(self.home(name)).run_dir(run_id))
 
     def script(self, name: str, run: str, inbox: Inbox) -> DemoProcess:
         """Start a peer's training script; ``run``: an invite. It writes anchors to its folder."""

@@ -176,11 +176,10 @@ def judge(
         for row in rows
         if row.state != "finished"
     ]
-    digests = {(row.final.get("round"), row.final.get("anchor_bits")) for row in rows if row.final}
-    identical = (
-        len(digests) == 1 and len(rows) > 1 and all(row.final.get("anchor_bits") for row in rows)
-    )
-    if not identical:
+    if not board.identical:
+        digests = {
+            (row.final.get("round"), row.final.get("anchor_bits")) for row in rows if row.final
+        }
         failures.append(
             f"the anchors of {', '.join(row.name for row in rows)} are not the same: "
             f"{sorted(map(str, digests))}"
@@ -209,7 +208,7 @@ def judge(
         start,
         end,
         loss_solo,
-        identical,
+        board.identical,
         joined,
         recovery,
         tuple(failures),

@@ -17,6 +17,8 @@ from rich.text import Text
 from .board import Board, PeerRow
 from .plot import sparkline
 
+SILENCE_S = 4.0
+"""The longest time without a word where nobody looks at a block that redraws itself."""
 _COLOURS = {
     "starting": "dim",
     "joining": "yellow",
@@ -33,6 +35,19 @@ _SIGNS = {
     "finished": "✓",
     "failed": "!",
 }
+
+
+def doing(board: Board) -> str:
+    """What happens now, in one line."""
+    if board.round >= board.rounds_total:
+        steps = f"step {board.solo_step} of {board.rounds_total * board.sync_every}"
+        return f"{board.phase}: {steps}; {len(board.evaluations)} models of the swarm evaluated"
+    peers = [
+        f"{row.name} {peer_words(row)}" + (f", step {row.step}" if row.step else "")
+        for row in board.rows.values()
+        if row.note or row.state not in ("starting", "killed")
+    ]
+    return "; ".join([board.phase, *peers])
 
 
 class Screen(AbstractContextManager["Screen"], Protocol):
@@ -157,10 +172,13 @@ class LiveScreen:
 
 
 class PlainScreen:
-    """One line a committed round."""
+    """A line for each phase and each committed round, and where nothing comes for `SILENCE_S` one
+    that says what is under way.
+    """
 
     def __init__(self, *, quiet: bool = False) -> None:
-        self._quiet, self._shown = quiet, 0
+        self._quiet, self._shown, self._phase = quiet, 0, ""
+        self._said, self._said_s = False, 0.0
 
     def __enter__(self) -> PlainScreen:
         return self
@@ -174,7 +192,10 @@ class PlainScreen:
         return None
 
     def show(self, board: Board, now_s: float) -> None:
-        """Print the rounds committed since the last call."""
+        """Print what is new since the last call."""
+        if board.phase != self._phase:
+            self._phase = board.phase
+            self.say(f"{now_s:5.1f} s  {board.phase}")
         for row in board.rounds[self._shown :]:
             losses = [
                 peer.loss
@@ -187,8 +208,13 @@ class PlainScreen:
                 f"{', '.join(row.contributors)}{loss}"
             )
         self._shown = len(board.rounds)
+        if not self._said and now_s - self._said_s >= SILENCE_S:
+            self.say(f"{now_s:5.1f} s  {doing(board)}")
+        if self._said:
+            self._said, self._said_s = False, now_s
 
     def say(self, text: str) -> None:
         """Print a line."""
+        self._said = True
         if not self._quiet:
             print(text, file=sys.stderr, flush=True)

@@ -285,9 +285,9 @@ def _head(file: Path) -> dict[str, Any]:
     none.
     """
     try:
-        with file.open("rb") as lines:
+        with diary.opened(file) as lines:
             found = json.loads(lines.readline(diary.MAX_LINE))
-    except (OSError, ValueError):
+    except (*diary.UNREADABLE, ValueError):
         found = None
     if not isinstance(found, dict) or found.get("diary") != diary.VERSION:
         raise ConfigError(

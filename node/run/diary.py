@@ -12,19 +12,24 @@ are not forced to the medium: a power cut may take the last ones, and half of on
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import os
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..home.paths import open_private
+from ..home.paths import open_private, write_atomic
 
 VERSION = 1
 MAX_BYTES = 8 << 20
 KEPT = 4
 MAX_LINE = 1 << 20
+GZIP = b"\x1f\x8b"
+UNREADABLE = (OSError, EOFError, zlib.error)
+"""What reading a file may raise, compressed ones included."""
 LEAST_LEFT = 64 << 10
 """A file with less room than this is full."""
 UNKEPT = frozenset({"state.progress"})
@@ -136,10 +141,28 @@ def follow(
         file.close()
 
 
+def record(file: Path, run_id: str, name: str, told: Iterable[Mapping[str, Any]]) -> None:
+    """Write events, oldest first, to a file of their own; compressed where its name ends in
+    ``.gz``. Raises StorageError.
+    """
+    head = {"diary": VERSION, "run": run_id, "name": name, "at": time.time()}
+    text = b"".join(map(_line, [head, *told]))
+    write_atomic(file, gzip.compress(text, mtime=0) if file.suffix == ".gz" else text, 0o644)
+
+
+def opened(file: Path) -> BinaryIO:
+    """A file of events to read, compressed by gzip or not. Raises OSError; reading it may raise
+    whatever is `UNREADABLE`.
+    """
+    with file.open("rb") as plain:
+        packed = plain.read(len(GZIP)) == GZIP
+    return gzip.GzipFile(file) if packed else file.open("rb")  # type: ignore[return-value]
+
+
 def recorded(file: Path, since_s: float = 0.0) -> Iterator[dict[str, Any]]:
-    """The events of one file; none of one that cannot be read."""
-    with contextlib.suppress(OSError), file.open("rb") as lines:
-        for line in lines:
+    """The events of one file, up to where it cannot be read."""
+    with contextlib.suppress(*UNREADABLE), opened(file) as lines:
+        while line := lines.readline(MAX_LINE + 1):
             event = _event(line)
             if event is not None and event["at"] >= since_s:
                 yield event

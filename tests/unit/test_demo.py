@@ -19,12 +19,20 @@ import pytest
 from rich.console import Console
 
 from atoll.node.demo.board import Board, ddp_bytes
-from atoll.node.demo.figure import draw
+from atoll.node.demo.figure import THEMES, Theme, draw, seen_share, story, title
 from atoll.node.demo.plot import Mark, braille_plot, sparkline
 from atoll.node.demo.processes import DemoProcess, Inbox, end, kill
 from atoll.node.demo.stage import MANIFEST, PARAMETERS, prepare
 from atoll.node.demo.verdict import DemoResult, judge
-from atoll.node.demo.view import LiveScreen, PlainScreen, mib, strip, traffic
+from atoll.node.demo.view import (
+    SILENCE_S,
+    LiveScreen,
+    PlainScreen,
+    doing,
+    mib,
+    strip,
+    traffic,
+)
 
 NAMES = ["peer 1", "peer 2", "peer 3", "peer 4"]
 
@@ -216,11 +224,48 @@ def test_plots_survive_odd_numbers() -> None:
     assert sparkline([2, 2]) == "▁▁"
 
 
-def test_figure_is_a_png(tmp_path: Path) -> None:
+def test_figures_are_a_light_and_a_dark_png(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    assert draw(played(), tmp_path / "loss.png")
-    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
-    assert draw(Board(NAMES, rounds_total=6, sync_every=20, params=1), tmp_path / "empty.png")
+    for board in (played(), Board(NAMES, rounds_total=6, sync_every=20, params=1)):
+        files = draw(board, tmp_path)
+        assert [file.name for file in files] == ["loss.png", "loss-dark.png"]
+        light, dark = (file.read_bytes() for file in files)
+        assert light.startswith(b"\x89PNG")
+        assert dark.startswith(b"\x89PNG")
+        assert light != dark
+
+
+def test_the_figure_says_the_two_numbers_that_matter_and_no_more_than_is_so() -> None:
+    board = played()
+    assert title(board) == "Trained together: 10% lower loss than alone, 1100× fewer bytes than DDP"
+    assert story(board) == (
+        "3 peers on one machine  ·  peer 3 was killed, next round 2.2 s later  ·  peer 4 came late"
+    )
+    # six rounds of 160 samples, of the 17 contributions in all rounds
+    assert seen_share(board) == pytest.approx(6 / 17)
+    assert board.identical
+    assert not played(last_digest="ab").identical
+    worse = played(held_out=4.2)
+    assert title(worse).startswith("Trained together: 100% higher loss than alone")
+    worse.solo.clear()
+    assert title(worse) == "Trained together: 1100× fewer bytes than DDP"
+    nothing = Board(NAMES, rounds_total=6, sync_every=20, params=1)
+    assert (title(nothing), seen_share(nothing)) == ("Trained together: 0 rounds", 1.0)
+
+
+def luminance(colour: str) -> float:
+    """As WCAG 2 defines it."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("theme", THEMES.values(), ids=THEMES)
+def test_the_figures_colours_can_be_read(theme: Theme) -> None:
+    ground = luminance(theme.ground)
+    for name in ("ink", "muted", "swarm", "alone", "killed", "joined"):
+        low, high = sorted((luminance(getattr(theme, name)), ground))
+        assert (high + 0.05) / (low + 0.05) >= 4.5, name
 
 
 def test_views_say_who_contributed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -235,12 +280,42 @@ def test_views_say_who_contributed(capsys: pytest.CaptureFixture[str]) -> None:
     screen.show(board, 7.1)  # nothing new: nothing printed
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert len(printed.err.splitlines()) == 6
+    assert len(printed.err.splitlines()) == 7
+    assert printed.err.startswith("  7.0 s  starting\n")
     assert re.search(r"round   4/6    4\.8 s  peer 1, peer 2", printed.err)
     assert "\x1b" not in printed.err
     text = io.StringIO()
     Console(file=text, width=120).print(LiveScreen(colour=False).block(board, 7.0))
     assert "killed (SIGKILL)" in text.getvalue()
+
+
+def test_a_plain_screen_is_never_silent_for_long(capsys: pytest.CaptureFixture[str]) -> None:
+    """A call every fifth of a second, as the director makes them, and nothing happens."""
+    board, screen = played(), PlainScreen()
+    board.rounds.clear()
+    board.phase = "training"
+    at, silent = 0.0, 0.0
+    said: list[str] = []
+    for _ in range(200):
+        at += 0.2
+        screen.show(board, at)
+        told = capsys.readouterr().err
+        silent = 0.0 if told else silent + 0.2
+        said += told.splitlines()
+        assert silent < SILENCE_S + 0.2
+    assert 9 <= len(said) <= 11, "and it does not babble"
+    assert said[1].endswith(
+        "training; peer 1 done, step 120; peer 2 done, step 120; peer 4 done, step 120"
+    )
+
+
+def test_progress_after_the_last_round_counts_the_steps_of_one_machine() -> None:
+    board = played()
+    board.phase = "one machine alone, for comparison"
+    board.measured({"event": "step", "step": 40})
+    assert doing(board) == (
+        "one machine alone, for comparison: step 40 of 120; 2 models of the swarm evaluated"
+    )
 
 
 def test_the_manifest_of_the_demo_is_valid(tmp_path: Path) -> None:

@@ -38,6 +38,34 @@ def test_what_is_written_is_read_and_a_later_life_goes_on_behind_half_a_line(
     assert [event["number"] for event in events(tmp_path, since_s=1.0)] == [1, 2]
 
 
+@pytest.mark.parametrize("name", ["kept.jsonl", "kept.jsonl.gz"])
+def test_a_recording_is_read_back_and_a_spoilt_one_up_to_where_it_is(
+    tmp_path: Path, name: str
+) -> None:
+    told = [{"at": float(number), "event": "e", "number": number} for number in range(3000)]
+    file = tmp_path / name
+    diary.record(file, "run", "tiny", told)
+    assert list(diary.recorded(file)) == told
+    with diary.opened(file) as lines:
+        assert json.loads(lines.readline())["diary"] == diary.VERSION
+    whole = file.read_bytes()
+    assert whole.startswith(diary.GZIP) == name.endswith(".gz")
+    file.write_bytes(whole[: len(whole) // 2])
+    kept = list(diary.recorded(file))
+    assert kept == told[: len(kept)]
+    assert 0 < len(kept) < len(told)
+    file.write_bytes(diary.GZIP + b"nonsense")
+    assert list(diary.recorded(file)) == []
+
+
+def test_a_line_that_is_too_long_is_skipped_and_not_held(tmp_path: Path) -> None:
+    file = tmp_path / "long.jsonl.gz"
+    long = {"at": 1.0, "event": "e", "text": "x" * (5 * diary.MAX_LINE)}
+    short = {"at": 2.0, "event": "e"}
+    diary.record(file, "run", "tiny", [long, short])
+    assert list(diary.recorded(file)) == [short]
+
+
 def test_files_are_rotated_and_the_oldest_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
