@@ -1,0 +1,215 @@
+"""What subscribers and status are told of each event of a session."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+
+from atoll.collectives.group import Part
+from atoll.collectives.identifiers import PeerId, RunId
+from atoll.collectives.swarm import Share
+from atoll.node.service.chronicle import SEEKING, Chronicle
+from atoll.node.service.troubles import Troubles
+from atoll.node.session import events as ev
+
+ME, OTHER = PeerId("me"), PeerId("other")
+
+
+class Run:
+    """What a chronicle sees of its run."""
+
+    def __init__(self) -> None:
+        self.run_id, self.told = RunId("run"), list[dict[str, Any]]()
+        self.node = SimpleNamespace(publish=self.told.append, identity=SimpleNamespace(peer=ME))
+        self.troubles = Troubles(self.run_id, self.told.append)
+        self.whole: Any = None
+        self.foreign = {OTHER}
+        self.failed, self.proofs = list[BaseException](), list[bytes]()
+        self.reach = {"there": 2, "needed": 2}
+
+    def traffic(self) -> tuple[int, int]:
+        return 7, 8
+
+    def guard(self, act: Callable[[], object]) -> None:
+        act()
+
+    def fail(self, error: BaseException) -> None:
+        self.failed.append(error)
+
+    def take_proof(self, evidence: bytes) -> None:
+        self.proofs.append(evidence)
+
+
+def noting(test: Callable[[Run, Chronicle], None]) -> None:
+    """Run a test in trio, whose clock the chronicle reads."""
+
+    async def main() -> None:
+        run = Run()
+        test(run, Chronicle(run))  # type: ignore[arg-type]  # the part of RunView that it reads
+
+    trio.run(main)
+
+
+def committed(entry: int, parts: tuple[Part, ...] = (), *who: Share) -> ev.RoundCommitted:
+    return ev.RoundCommitted(
+        entry, entry, who, (ME, OTHER), (), b"cid", bool(who), bytes(32), 1.5, parts
+    )
+
+
+@pytest.mark.parametrize(
+    ("event", "told"),
+    [
+        (
+            ev.BranchBegun("log", (ME,), 4, moved=False),
+            {"event": "branch.begun", "members": [ME], "round": 4},
+        ),
+        (
+            ev.BranchAdvanced(4, (Share(ME, 3),), b"c", counted=True),
+            {"event": "round.uncertified", "round": 4, "contributors": {ME: 3}},
+        ),
+        (
+            ev.BranchEnded(adopted=False, lost=(b"c",), samples=9),
+            {"event": "branch.ended", "adopted": False, "lost": 1, "lost_samples": 9},
+        ),
+        (
+            ev.PrivacySpent(1.5, 3, 7),
+            {"event": "privacy.spent", "epsilon": 1.5, "steps": 3, "left": 7},
+        ),
+        (
+            ev.MaskingFailed(2, 1, "why"),
+            {"event": "masking.failed", "entry": 2, "attempt": 1, "reason": "why"},
+        ),
+        (
+            ev.Recertified(6, (OTHER,)),
+            {"event": "entry.recertified", "entry": 6, "removed": [OTHER]},
+        ),
+        (ev.StateDiverged(5, b"a", b"b"), {"event": "state.diverged", "entry": 5}),
+        (
+            ev.PeerMisbehaved(OTHER, "said two things"),
+            {"event": "peer.misbehaved", "peer": OTHER, "reason": "said two things"},
+        ),
+        (
+            ev.SumDisputed(OTHER, (ME,)),
+            {"event": "sum.disputed", "owner": OTHER, "wrong": [ME]},
+        ),
+        (
+            ev.WorkJudged(OTHER, 3, 8, "none"),
+            {"event": "work.judged", "peer": OTHER, "entry": 3, "good": 8, "fault": "none"},
+        ),
+        (ev.Renewed(2), {"event": "member.renewed", "life": 2}),
+        (ev.WaitEnded(), {"event": "run.goes_on"}),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, dict) else "",
+)
+def test_an_event_of_the_session_is_published(event: object, told: dict[str, Any]) -> None:
+    def test(run: Run, chronicle: Chronicle) -> None:
+        chronicle.note(0, event)
+        assert run.told == [{"run": "run", **told}]
+        run.told.clear()
+        run.whole = SimpleNamespace(sessions=(1, 2))
+        chronicle.note(1, event)
+        assert run.told == [{"run": "run", "fragment": 1, **told}]  # of several, of which
+
+    noting(test)
+
+
+def test_a_round_is_kept_with_its_state_root_and_ends_a_trouble() -> None:
+    def test(run: Run, chronicle: Chronicle) -> None:
+        chronicle.note(0, ev.AnotherHistory(OTHER))
+        assert run.troubles.current is not None
+        assert run.troubles.current.code == "E305"
+        chronicle.note(0, committed(1, (Part(ME, 0, 3), Part(OTHER, 3, 4)), Share(ME, 5)))
+        assert run.troubles.current is None
+        chronicle.note(0, committed(2))  # an entry that at most changes who is a member
+        assert [told["event"] for told in run.told[1:]] == ["round.committed", "entry.committed"]
+        first = chronicle.rounds[0]
+        assert (first["contributors"], first["parts"], first["bytes_sent"]) == (
+            {ME: 5},
+            {ME: 0.75},
+            7,
+        )
+        chronicle.note(0, ev.StateRoot(1, b"\x01\x02"))
+        assert (first["state_root"], "state_root" in chronicle.rounds[1]) == ("0102", False)
+        assert chronicle.part(ME) == 0.75
+        assert chronicle.part(OTHER) is None
+
+    noting(test)
+
+
+def test_a_node_whose_link_carries_no_part_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    both = (Share(ME, 1), Share(OTHER, 1))
+
+    def test(run: Run, chronicle: Chronicle) -> None:
+        for entry, owner in enumerate((OTHER, OTHER, ME)):
+            chronicle.note(0, committed(entry, (Part(owner, 0, 4),), *both))
+        parts = [told["part"] for told in run.told if told["event"] == "round.part"]
+        assert parts == [0.0, 1.0]
+
+    with caplog.at_level(logging.WARNING):
+        noting(test)
+    assert len([r for r in caplog.records if "too slow to add up" in r.getMessage()]) == 1
+
+
+def test_progress_and_secure_sums_are_kept_for_status() -> None:
+    def test(run: Run, chronicle: Chronicle) -> None:
+        assert chronicle.progress == SEEKING
+        chronicle.note(0, ev.StateProgress(3, 10, (OTHER,)))
+        assert chronicle.progress == ("fetching state", 3, 10)
+        chronicle.note(0, ev.StateReady(7))
+        assert chronicle.progress == ("ready", 1, 1)
+        chronicle.note(
+            0, ev.Unmasked(3, 1, (ME, OTHER), 2, 9, {"loss": 0.5}, 2.5, ((ME,), (OTHER,)))
+        )
+        assert chronicle.unmasked == {
+            "entry": 3,
+            "attempt": 1,
+            "members": [ME, OTHER],
+            "weight": 9,
+            "metrics": {"loss": 0.5},
+            "buckets": [[ME], [OTHER]],
+            "next_clip": 2.5,
+        }
+        chronicle.note_operation({"op": "mean"})
+        assert (chronicle.operation, run.told[-1]["event"]) == (
+            {"op": "mean"},
+            "operation.committed",
+        )
+
+    noting(test)
+
+
+def test_what_ends_the_run_or_needs_its_owner_is_no_mere_event() -> None:
+    def test(run: Run, chronicle: Chronicle) -> None:
+        chronicle.note(0, ev.Removed(4))
+        assert [getattr(error, "code", "") for error in run.failed] == ["E307"]
+        chronicle.note(0, ev.Equivocated(OTHER, b"proof"))
+        assert run.proofs == [b"proof"]
+        chronicle.note(0, ev.Doubled())
+        assert run.troubles.current is not None
+        assert run.troubles.current.code == "E308"
+        run.foreign.clear()
+        chronicle.note(0, ev.AnotherHistory(OTHER))  # nobody is on another one any more
+        assert run.troubles.current.code == "E308"
+
+    noting(test)
+
+
+@pytest.mark.parametrize(("state", "level"), [("training", "INFO"), ("no quorum", "WARNING")])
+def test_a_wait_is_news_in_the_log_unless_it_is_usual(
+    state: Any, level: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def test(run: Run, chronicle: Chronicle) -> None:
+        waiting = ev.Waiting(state, "votes", (), "they come", trio.current_time(), 3.0)
+        chronicle.note(0, ev.StillWaiting(waiting))
+        assert run.told[0].items() >= {"event": "run.waiting", "what": "votes", "of": []}.items()
+
+    with caplog.at_level(logging.INFO):
+        noting(test)
+    assert [(r.levelname, "of nobody" in r.getMessage()) for r in caplog.records] == [(level, True)]
