@@ -144,8 +144,8 @@ def validate_command(manifest: Path, explain: bool, peers: int) -> None:
         )
         if rule := explain_rule(found):
             lines += [
-                f"{'why' if number == 0 else '':7}  {'rule: ' if number == 0 else ''}{said}"
-                for number, said in enumerate(rule)
+                f"{'why' if number == 0 else '':7}  {'rule: ' if number == 0 else ''}{sentence}"
+                for number, sentence in enumerate(rule)
             ]
             described["explained"]["rule"] = rule
         if (noise := noise_text(found, peers)) is not None:
