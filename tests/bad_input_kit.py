@@ -122,7 +122,7 @@ class Member:
     @property
     def pid(self) -> int:
         """Its node's process."""
-        pid = self.swarm._entry.dial.node_pid
+        pid = self.swarm._entry.dial._node.pid
         assert pid is not None
         return pid
 

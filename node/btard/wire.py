@@ -40,17 +40,17 @@ class Taken(msgspec.Struct, frozen=True, array_like=True, tag=5):
     spans: Annotated[tuple[tuple[int, int], ...], msgspec.Meta(min_length=1, max_length=MOST_SPANS)]
 
 
-BtardMessage = Signed | Bundle | Offered | Taken
+Said = Signed | Bundle | Offered | Taken
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(BtardMessage)
+_decoder = msgspec.msgpack.Decoder(Said)
 
 
-def encode(message: BtardMessage) -> bytes:
+def encode(said: Said) -> bytes:
     """Bytes for the wire, `PREFIX` first."""
-    return PREFIX + _encoder.encode(message)
+    return PREFIX + _encoder.encode(said)
 
 
-def decode(data: bytes, peer: PeerId) -> BtardMessage:
+def decode(data: bytes, peer: PeerId) -> Said:
     """Of bytes after `PREFIX`. Raises RemoteProtocolError, naming the peer."""
     if len(data) > MAX_CONTROL_BYTES:
         raise RemoteProtocolError(f"a message of {len(data)} bytes about a step", peer=peer)

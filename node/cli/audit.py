@@ -247,7 +247,7 @@ def _lines(terminal: Terminal, report: Audited, logs: int) -> list[str]:
 
 
 def _change(change: ConfigurationChange) -> str:
-    findings = [
+    said = [
         (what, who)
         for what, who in (
             ("joined", change.joined),
@@ -256,9 +256,7 @@ def _change(change: ConfigurationChange) -> str:
         )
         if who
     ]
-    return "; ".join(
-        f"{what}: {', '.join(short_peer(peer) for peer in who)}" for what, who in findings
-    )
+    return "; ".join(f"{what}: {', '.join(short_peer(peer) for peer in who)}" for what, who in said)
 
 
 def _recompute(

@@ -36,16 +36,11 @@ class Right:
 
 def right_of(certificate: Certificate) -> Right:
     """What a genuine certificate gives."""
-    capability = certificate.capability
+    said = certificate.capability
     admitted = Admitted(
-        certificate.peer,
-        certificate.encode(),
-        capability.id,
-        capability.uses,
-        capability.issued_s,
-        capability.expires_s,
+        certificate.peer, certificate.encode(), said.id, said.uses, said.issued_s, said.expires_s
     )
-    return Right(admitted, certificate.expires_s, capability.role != "observe")
+    return Right(admitted, certificate.expires_s, said.role != "observe")
 
 
 class RunDoors:
@@ -131,8 +126,8 @@ class RunDoors:
             if right is not None and self._now_s() > right.expires_s + SKEW_S:
                 return f"the certificate of {each.peer[-8:]} has expired"
         invites = {each.peer: each.invite for each in admitted}
-        reasons = (self._refuses(peer, invites.get(peer, b"")) for peer in sorted(new))
-        return next(filter(None, reasons), "")
+        told = (self._refuses(peer, invites.get(peer, b"")) for peer in sorted(new))
+        return next(filter(None, told), "")
 
     def _needs(self, peer: PeerId) -> bool:
         return self.policy == "invite" and peer != self.organiser

@@ -270,10 +270,8 @@ class Node:
             raise run.error
         if run.manifest is None:
             error = run.refusal() or await self._wrong_clock() or self._nobody_answered(run, named)
-            if hearsay := run.hearsay():
-                error.why = (
-                    f"{error.why} Who nobody knows to be a member said something: {hearsay}."
-                )
+            if said := run.hearsay():
+                error.why = f"{error.why} Who nobody knows to be a member said something: {said}."
                 error.annotate()
             self._drop(run, error)  # others may wait for it, too
             forget_standing(self.paths, run.run_id, earlier)
@@ -588,12 +586,12 @@ class Node:
 
     def on_path(self, peer: PeerId, path: str) -> None:
         """A peer is connected in another way than before; "": no more."""
-        event = {"event": "peer.path", "peer": peer, "path": path}
+        told = {"event": "peer.path", "peer": peer, "path": path}
         of = [run.run_id for run in self.by_id.values() if peer in run.members]
         for run_id in of:
-            self.publish({**event, "run": run_id})
+            self.publish({**told, "run": run_id})
         if not of:
-            self.publish(event)
+            self.publish(told)
 
     def on_refused(self, topic: str, peer: PeerId, code: str, reason: str) -> None:
         """A peer does not admit us."""
@@ -619,7 +617,7 @@ def _no_member(run: RunService, network: PeerNetwork) -> NetworkError:
     """
     members = [peer for peer, _ in network.members(run.run_id)]
     strange = network.uncertified(run.run_id)
-    strangers = (
+    said = (
         (
             f" {strange} peers announce themselves in it without a certificate of its "
             "organiser, and were not asked."
@@ -653,6 +651,6 @@ def _no_member(run: RunService, network: PeerNetwork) -> NetworkError:
     return NetworkError(
         f"no member of run {run.run_id} answered in {MANIFEST_PATIENCE_S:g} s",
         code="E113",
-        why=why + strangers,
+        why=why + said,
         hint=hint,
     )

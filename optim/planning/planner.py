@@ -94,7 +94,8 @@ def _plan(conditions: Conditions) -> TrainingPlan:
             choice, found, cost, names, ("One peer waits for nobody.",), reached=True
         )
     search = _PlanSearch(conditions)
-    families = [search.best(codec, overlap) for overlap in ("none", "late") for codec in CODECS]
+    overlaps = ("none", "late") if conditions.longest > 1 else ("none",)  # a delay takes a step
+    families = [search.best(codec, overlap) for overlap in overlaps for codec in CODECS]
     families.sort(key=search.key)
     chosen = families[0]
     found = estimate(conditions, chosen, one=search.round(chosen))

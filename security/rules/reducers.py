@@ -130,25 +130,23 @@ class ByGram:
             mixing, products = product(one, mixing), mixed_gram(products, one)
         if rule in BY_COORDINATE:
             return OfMixtures(rule, f, mixing)
-        weights = BY_GRAM[rule](products, f, **_rule_arguments(options, len(products), f, norms))
+        weights = BY_GRAM[rule](products, f, **_told(options, len(products), f, norms))
         of_rows = product(weights[None], mixing)[0].tolist()
         return WeightedSum(of_rows, spread(products, weights) if RUNNING in options else None)
 
 
-def _rule_arguments(
-    options: Sequence[str], n: int, f: int, norms: Sequence[float | None]
-) -> dict[str, Any]:
+def _told(options: Sequence[str], n: int, f: int, norms: Sequence[float | None]) -> dict[str, Any]:
     """A rule's options as its function takes them; ``norms``: what members say that the radius of
     centred clipping is.
     """
-    arguments: dict[str, Any] = {}
+    told: dict[str, Any] = {}
     if "n1" in options:
-        arguments["neighbours"] = n - f - 1
+        told["neighbours"] = n - f - 1
     if "k2" in options:
-        arguments["chosen"] = n - f - 2
+        told["chosen"] = n - f - 2
     if RUNNING in options:
-        arguments["radius"] = common_radius(norms, f)
-    return arguments
+        told["radius"] = common_radius(norms, f)
+    return told
 
 
 def _mixing(step: RuleStep, products: Matrix, f: int, cids: Sequence[bytes]) -> Matrix:

@@ -116,7 +116,7 @@ def nothing_left(home: Path) -> None:
 def test_it_ends_with_the_swarm(atoll_home: Path, script: Callable[[str], Script]) -> None:
     running = script("""
 with enter() as swarm:
-    say(node=swarm._entry.dial.node_pid, peer=swarm.peer)
+    say(node=swarm._entry.dial._node.pid, peer=swarm.peer)
     input()
 say(closed=True)
 input()
@@ -153,7 +153,7 @@ def test_it_ends_with_the_process(
     running = script(f"""
 sys.stderr = open(os.devnull, "w")
 swarm = enter()
-say(node=swarm._entry.dial.node_pid)
+say(node=swarm._entry.dial._node.pid)
 {ending}
 """)
     node = running.hear()["node"]
@@ -175,7 +175,7 @@ if worker == 0:
     os._exit(0)
 link = swarm._entry.dial._node._link
 holder = subprocess.Popen(["sleep", "60"], pass_fds=[link.fileno()])   # as something forked behind Python's back
-say(node=swarm._entry.dial.node_pid, children=[worker, holder.pid])
+say(node=swarm._entry.dial._node.pid, children=[worker, holder.pid])
 time.sleep(60)
 """)
     said = running.hear()
@@ -194,7 +194,7 @@ def test_ctrl_c_is_the_scripts(atoll_home: Path, script: Callable[[str], Script]
     running = script("""
 swarm = enter()
 try:
-    say(node=swarm._entry.dial.node_pid)
+    say(node=swarm._entry.dial._node.pid)
     time.sleep(60)
 except KeyboardInterrupt:
     from atoll.node.client import NodeClient
@@ -225,7 +225,7 @@ first = turn(1.0).wait()
 home = os.environ["ATOLL_HOME"]
 open(home + "/hold", "w").close()
 undecided = turn(5.0)
-old = swarm._entry.dial.node_pid
+old = swarm._entry.dial._node.pid
 until = time.monotonic() + 90
 while not undecided.call.done and time.monotonic() < until:
     undecided.wait(0.05)
@@ -245,7 +245,7 @@ base.copy_into(start)
 say(
     first=first.round, lost=[lost.status, lost.counted], steps=steps > 0, fate=[fate.status, fate.counted],
     again=[again.round, again.counted], anchor=out.tolist(), base=start.tolist(), reattached=swarm.reattached,
-    nodes=[old, swarm._entry.dial.node_pid],
+    nodes=[old, swarm._entry.dial._node.pid],
 )
 swarm.close()
 """)
@@ -280,12 +280,12 @@ from atoll.node.client import find
 find.DAEMON_GRACE_S = 0.5
 swarm = enter()
 swarm.open(make_layout([("w", (3,))]), lambda out: None).release()
-say(private=swarm._entry.dial.node_pid)
+say(private=swarm._entry.dial._node.pid)
 input()
 while not swarm.reattached:
     swarm.take_in()
     time.sleep(0.01)
-say(private=swarm._entry.dial.node_pid, round=swarm.anchor().round)
+say(private=swarm._entry.dial._node.pid, round=swarm.anchor().round)
 swarm.close()
 """)
         assert running.hear() == {"private": None}
@@ -303,7 +303,7 @@ swarm.close()
 
 
 def test_one_node_a_home(atoll_home: Path, script: Callable[[str], Script]) -> None:
-    first = script("swarm = enter()\nsay(node=swarm._entry.dial.node_pid)\ninput()")
+    first = script("swarm = enter()\nsay(node=swarm._entry.dial._node.pid)\ninput()")
     node = first.hear()["node"]
     text = """
 try:

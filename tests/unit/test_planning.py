@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from house import ROOT
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from atoll.collectives.errors import ConfigError
@@ -254,6 +254,7 @@ peers_ = st.lists(st.tuples(rates, rates, st.floats(1e-3, 30)), min_size=1, max_
 
 
 @settings(max_examples=60, deadline=None)
+@example(1000, [(1.0, 1.0, 1.0), (1.0, 1.0, 1.0)], 0.0, None, 1)
 @given(
     st.integers(1_000, 1 << 36),
     peers_,

@@ -92,15 +92,15 @@ class Neighbours:
         """
         self._read += 1
         try:
-            message = read(data)
+            said = read(data)
         except ValueError:
             return []
-        if message.asks and self._addresses:
+        if said.asks and self._addresses:
             soonest = max(now, self._answered_at + PAUSE_S)
             self._answer_at = min(self._answer_at, soonest + self._rng.uniform(*SOON_S))
         found = [
             self._take(text, sender, now)
-            for texts in message.texts
+            for texts in said.texts
             if MARK in texts
             for text in texts
             if text.startswith(ADDRESS)
